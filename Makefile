@@ -1,0 +1,58 @@
+# Every target works in .venv at the project's root. `make demo` and `make test` need nothing but make and Python.
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+SLURM_PACKAGES := slurmctld slurmd slurmdbd slurm-client slurm-wlm-mysql-plugin munge mariadb-server openssh-server iproute2
+
+.PHONY: help venv demo check format test test-lowest chaos bench slurm clean
+
+help:  ## What there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+venv: .venv/installed  ## Make .venv with everything for development
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	# torch first and pinned: a range alone would bring the newest build with its CUDA packages
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0 --editable '.[dev]'
+	@touch $@
+
+demo: venv  ## Train a small GPT on this machine, stop it once, watch it come back
+	$(BIN)/python jobs/demo.py
+
+check: venv  ## ruff, format, mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: venv  ## Let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+slurm:  ## Debian packages of the development cluster (only as root on Debian; elsewhere its tests are skipped)
+	@if command -v slurmctld slurmd slurmdbd munged mariadbd sshd ip >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing: $(SLURM_PACKAGES)"; \
+	  log=$$(mktemp); trap 'rm -f "$$log"' EXIT; \
+	  { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $(SLURM_PACKAGES); } \
+	    >"$$log" 2>&1 || { cat "$$log" >&2; exit 1; }; \
+	else echo "no Slurm here and no way to install it: cluster tests will be skipped" >&2; fi
+
+test: venv slurm  ## All tests, those on a real Slurm included
+	$(BIN)/pytest -n 4 --dist worksteal -m 'not chaos' tests
+
+test-lowest:  ## Unit tests on the lowest versions that pyproject.toml allows
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --upgrade pip uv
+	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct --override constraints.txt --editable '.[dev]'
+	.venv-lowest/bin/pytest -n 4 -m 'not cluster and not chaos' tests
+
+chaos: venv slurm  ## The longest scenarios on a real Slurm
+	$(BIN)/pytest -n 2 -m chaos tests
+
+bench: venv  ## Side-by-side figures
+	for file in benchmarks/*.py; do $(BIN)/python "$$file" || exit 1; done
+
+clean:  ## Remove what the other targets made
+	rm -rf .venv .venv-lowest dist build

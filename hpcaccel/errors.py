@@ -1,0 +1,92 @@
+"""Every exception that hpcaccel raises on purpose.
+
+::
+
+    HpcaccelError                  something hpcaccel can explain; exit code 1
+    ├── UserError                  the user can mend it; exit code 2, no traceback
+    │   ├── SpecError              the spec file, an override, a profile
+    │   ├── RunNotFound            no run of that name, id or job id
+    │   ├── RunDirectoryError      a run directory that cannot be made, read or written
+    │   ├── RunBusy                another attempt is writing to this run
+    │   ├── ClusterError           no Slurm here, or Slurm refused
+    │   ├── RankEnvironmentError   the variables of this process describe no usable group of ranks
+    │   ├── RuntimeMisuse          a call of the runtime's that cannot work
+    │   └── CheckpointError        a checkpoint that cannot be saved or loaded
+    └── SlurmCommandError          a Slurm command failed in a way that nobody expected
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "CheckpointError",
+    "ClusterError",
+    "HpcaccelError",
+    "RankEnvironmentError",
+    "RunBusy",
+    "RunDirectoryError",
+    "RunNotFound",
+    "RuntimeMisuse",
+    "SlurmCommandError",
+    "SpecError",
+    "UserError",
+]
+
+
+class HpcaccelError(Exception):
+    """Something that hpcaccel can explain in a sentence."""
+
+    exit_code = 1
+
+
+class UserError(HpcaccelError):
+    """A mistake that the user can mend: shown as one message, without a traceback."""
+
+    exit_code = 2
+
+
+class SpecError(UserError):
+    """One or more things wrong with a spec; ``problems`` holds one line for each."""
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class RunNotFound(UserError):
+    """No run answers to this name, id, prefix or job id."""
+
+
+class RunDirectoryError(UserError):
+    """A run directory cannot be made, read or written."""
+
+
+class RunBusy(UserError):
+    """Another attempt holds the run's lease."""
+
+
+class ClusterError(UserError):
+    """There is no Slurm here, or Slurm refused what it was asked."""
+
+
+class RankEnvironmentError(UserError):
+    """The environment of this process describes no usable group of ranks."""
+
+
+class RuntimeMisuse(UserError):
+    """A call of the runtime's that cannot work as it was made."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint cannot be saved or loaded; the message names the path inside it."""
+
+
+class SlurmCommandError(HpcaccelError):
+    """A Slurm command failed, and not because of what the user asked for."""
+
+    def __init__(self, command: Sequence[str], returncode: int, stderr: str) -> None:
+        self.command = list(command)
+        self.returncode = returncode
+        self.stderr = stderr
+        super().__init__(f"{command[0]} ended with code {returncode}: {stderr.strip() or 'no message'}")

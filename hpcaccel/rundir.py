@@ -1,0 +1,283 @@
+"""The run directory: the contract between the login node, the batch step and the ranks.
+
+Every path and file name of a run stands here and nowhere else, with the few ways in which its files are written:
+JSON files atomically (temporary name, fsync, rename), JSON-lines files by appending whole lines, so that a reader
+never sees half a file and a torn last line costs only itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcaccel.errors import RunDirectoryError
+
+__all__ = [
+    "RunDir",
+    "append_line",
+    "atomic_write",
+    "fsync_directory",
+    "index_lines",
+    "new_run_id",
+    "read_json",
+    "read_lines",
+    "register",
+    "write_json",
+]
+
+DIRECTORY_MODE = 0o750
+PRIVATE_MODE = 0o600
+FILE_MODE = 0o640
+
+
+def new_run_id(now: float | None = None) -> str:
+    """A sortable id such as ``20261120-153012-4f2a`` (local time and four random hex digits)."""
+    return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-" + secrets.token_hex(2)
+
+
+def fsync_directory(path: Path) -> None:
+    """Make a rename in ``path`` durable. File systems that refuse to sync a directory need no sync."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def atomic_write(path: Path, content: str | bytes, *, mode: int = FILE_MODE) -> None:
+    """Write ``path`` so that a reader sees the old content or the new, after a crash too."""
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_directory(path.parent)
+
+
+def write_json(path: Path, value: Mapping[str, Any], *, mode: int = FILE_MODE) -> None:
+    atomic_write(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", mode=mode)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in ``path``, or None where there is no such file.
+
+    Raises:
+        RunDirectoryError: the file is not a JSON object.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise RunDirectoryError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise RunDirectoryError(f"{path} does not hold a JSON object")
+    return value
+
+
+def append_line(path: Path, value: Mapping[str, Any], *, sync: bool = False) -> None:
+    """Append one JSON line. A torn line that a crash left is closed first, so that it spoils nothing but itself.
+
+    Args:
+        sync: fsync before returning; for lines that must survive what comes next.
+    """
+    line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE_MODE)
+    try:
+        size = os.fstat(fd).st_size
+        if size and os.pread(fd, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        os.write(fd, line)
+        if sync:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def read_lines(path: Path, *, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
+    """The objects of a JSON-lines file, each with the byte offset behind it (where a later reader goes on).
+
+    Lines that are torn or no JSON objects are passed over; an unfinished last line is left for the next reader.
+    """
+    try:
+        file = path.open("rb")
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    with file:
+        file.seek(offset)
+        for raw in file:
+            if not raw.endswith(b"\n"):
+                return
+            offset += len(raw)
+            try:
+                value = json.loads(raw)
+            except ValueError:
+                continue
+            if isinstance(value, dict):
+                yield value, offset
+
+
+class RunDir:
+    """The names inside one run directory. Building one touches no file."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+
+    def __repr__(self) -> str:
+        return f"RunDir({str(self.path)!r})"
+
+    @property
+    def run_id(self) -> str:
+        """The id: the folder's name; for a task of an array ``<array id>_<index>``, as Slurm writes it."""
+        if self.is_task:
+            return f"{self.path.parent.parent.name}_{self.path.name}"
+        return self.path.name
+
+    @property
+    def is_task(self) -> bool:
+        return self.path.parent.name == "tasks"
+
+    @property
+    def spec_yaml(self) -> Path:
+        return self.path / "spec.yaml"
+
+    @property
+    def spec(self) -> Path:
+        return self.path / "spec.json"
+
+    @property
+    def script(self) -> Path:
+        return self.path / "job.sbatch"
+
+    @property
+    def code(self) -> Path:
+        return self.path / "code"
+
+    @property
+    def record(self) -> Path:
+        return self.path / "record.json"
+
+    @property
+    def lease(self) -> Path:
+        return self.path / "lease.json"
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "attempts.jsonl"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def control(self) -> Path:
+        return self.path / "control"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def submitit(self) -> Path:
+        return self.path / "submitit"
+
+    @property
+    def node_program(self) -> Path:
+        """The batch step's program (a zip of base and ``node``), copied here so that an upgrade leaves queued jobs alone."""
+        return self.path / "node.pyz"
+
+    @property
+    def slurm_log(self) -> Path:
+        """What the batch script itself printed (module loads, setup lines, a supervisor that could not start)."""
+        return self.path / "slurm.log"
+
+    @property
+    def journal(self) -> Path:
+        """Only in the parent folder of an array: one line a task, with its overrides."""
+        return self.path / "journal.jsonl"
+
+    @property
+    def tasks(self) -> Path:
+        return self.path / "tasks"
+
+    def task(self, index: int) -> RunDir:
+        return RunDir(self.tasks / str(index))
+
+    def attempt(self, number: int) -> Path:
+        return self.attempts / str(number)
+
+    def outcome(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "outcome.json"
+
+    def stop(self, attempt: int) -> Path:
+        """Why this attempt's ranks are asked to stop; written by the supervisor before it signals them."""
+        return self.attempt(attempt) / "stop.json"
+
+    def progress(self, attempt: int) -> Path:
+        """Where this attempt resumed and how many steps it will take; written by rank 0 when its loop starts."""
+        return self.attempt(attempt) / "progress.json"
+
+    def supervisor_log(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "supervisor.log"
+
+    def rank_log(self, attempt: int, rank: int | str) -> Path:
+        return self.attempt(attempt) / f"{rank}.log"
+
+    def create(self) -> None:
+        """Make the directory and its folders.
+
+        Raises:
+            RunDirectoryError: it exists already or cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True, mode=DIRECTORY_MODE, exist_ok=False)
+            for folder in (self.attempts, self.control, self.checkpoints):
+                folder.mkdir(mode=DIRECTORY_MODE)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"cannot make the run directory {self.path}: {error.strerror}. "
+                "Choose another place with --runs-dir or HPCACCEL_RUNS_DIR"
+            ) from None
+
+
+# -- the index: finds runs from any directory ---------------------------------------------------------------------
+
+
+def _index_path() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return Path(base) / "hpcaccel" / "runs.jsonl"
+
+
+def register(run: RunDir, *, name: str, job_id: str) -> None:
+    """Remember a run in the user's index. A state directory that cannot be written only costs the finding."""
+    path = _index_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        append_line(path, {"run_id": run.run_id, "name": name, "job_id": job_id, "path": str(run.path)})
+    except OSError:
+        return
+
+
+def index_lines() -> list[dict[str, Any]]:
+    """All remembered runs, oldest first; ``run_id``, ``name``, ``job_id`` and ``path`` of each."""
+    return [line for line, _ in read_lines(_index_path())]
