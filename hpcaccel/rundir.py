@@ -203,13 +203,18 @@ class RunDir:
 
     @property
     def node_program(self) -> Path:
-        """The batch step's program (a zip of base and ``node``), copied here so that an upgrade leaves queued jobs alone."""
+        """The batch step's program, a zip of base and ``node``: a copy, so that an upgrade leaves queued jobs alone."""
         return self.path / "node.pyz"
 
     @property
     def slurm_log(self) -> Path:
         """What the batch script itself printed (module loads, setup lines, a supervisor that could not start)."""
         return self.path / "slurm.log"
+
+    @property
+    def local_process(self) -> Path:
+        """Only on the local backend: which process is the job (its id, pid and start time)."""
+        return self.path / "local.json"
 
     @property
     def journal(self) -> Path:

@@ -1,0 +1,42 @@
+"""The program ``node.pyz``: ``supervise DIR``, ``rank DIR`` and ``setup-failed DIR CODE NAME``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from hpcaccel.errors import HpcaccelError
+from hpcaccel.rundir import RunDir
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        sys.exit(_dispatch(words))
+    except HpcaccelError as error:
+        print(f"hpcaccel: {error}", file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)
+
+
+def _dispatch(words: list[str]) -> int:
+    match words:
+        case ["supervise", directory]:
+            from hpcaccel.node.supervisor import supervise
+
+            return supervise(RunDir(directory))
+        case ["rank", directory]:
+            from hpcaccel.node.rank import become_program
+
+            become_program(RunDir(directory))
+        case ["setup-failed", directory, code, name]:
+            from hpcaccel.node.supervisor import record_setup_failure
+
+            return record_setup_failure(RunDir(directory), exit_code=int(code), name=name)
+    print("usage: node.pyz supervise DIR | rank DIR | setup-failed DIR CODE NAME", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    main()

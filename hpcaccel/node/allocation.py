@@ -1,0 +1,127 @@
+"""What the supervisor asks of whatever gave it the nodes: Slurm, or the local backend."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from hpcaccel.errors import ClusterError, HpcaccelError, SlurmCommandError
+from hpcaccel.node.launch import Launch
+from hpcaccel.rundir import RunDir
+from hpcaccel.slurm import hostlist
+from hpcaccel.slurm.commands import Slurm
+
+__all__ = ["TAKEN_DOWN", "Allocation", "LocalAllocation", "Situation", "SlurmAllocation", "current_allocation"]
+
+TAKEN_DOWN = "the job is being taken down"
+REQUEUE_DELAYS_SECONDS = (2, 5, 10, 20, 30, 60, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """How the job stands with its scheduler at this moment. Times are seconds since the epoch."""
+
+    running: bool
+    """False once the job is being taken down: by scancel, or by a preemption without grace."""
+    preempted: bool
+    end_time: float | None
+    known: bool = True
+    """False when the scheduler could not be asked."""
+
+
+class Allocation(Protocol):
+    job_id: str
+    restart_count: int
+    nodes: list[str]
+
+    def situation(self) -> Situation: ...
+
+    def requeue(self) -> str:
+        """Bring the job back through the queue. Where that works it kills the caller: returning is a failure, told
+        in a sentence (empty where the scheduler requeues by itself)."""
+        ...
+
+
+def current_allocation(run: RunDir, launch: Launch) -> Allocation:
+    if launch.local:
+        return LocalAllocation(run, launch)
+    return SlurmAllocation()
+
+
+class SlurmAllocation:
+    """A Slurm job, as seen from its batch step."""
+
+    def __init__(self) -> None:
+        env = os.environ
+        if "SLURM_JOB_ID" not in env:
+            raise HpcaccelError("this program is the batch step of a Slurm job: start it with `hpcaccel submit`")
+        array, task = env.get("SLURM_ARRAY_JOB_ID"), env.get("SLURM_ARRAY_TASK_ID")
+        # One task of an array has the array's own id: requeueing that would restart all tasks.
+        self.job_id = f"{array}_{task}" if array and task else env["SLURM_JOB_ID"]
+        self.restart_count = int(env.get("SLURM_RESTART_COUNT", "0"))
+        self.nodes = hostlist.expand(env.get("SLURM_JOB_NODELIST", ""))
+        self.raw_job_id = env["SLURM_JOB_ID"]
+        self._slurm = Slurm()
+
+    def situation(self) -> Situation:
+        for delay in (1, 2, 4, 0):
+            try:
+                job = self._slurm.job(self.job_id)
+            except SlurmCommandError:
+                time.sleep(delay)
+                continue
+            if job is None:
+                return Situation(running=False, preempted=False, end_time=None)
+            return Situation(
+                running=job.state.is_running, preempted=job.preempt_time is not None, end_time=job.end_time
+            )
+        return Situation(running=False, preempted=False, end_time=None, known=False)
+
+    def requeue(self) -> str:
+        problem = "Slurm's controller does not answer"
+        for delay in REQUEUE_DELAYS_SECONDS:
+            situation = self.situation()
+            if situation.known and not situation.running:
+                # `scontrol requeue` would answer 0 in this state and bring a cancelled job back.
+                return "" if situation.preempted else TAKEN_DOWN
+            if situation.known and signal.SIGTERM not in signal.sigpending():
+                try:
+                    if not self._slurm.requeue(self.job_id):
+                        return ""
+                except (ClusterError, SlurmCommandError) as error:
+                    problem = str(error)
+                else:
+                    time.sleep(60)  # Slurm's SIGKILL is on its way
+                    problem = "Slurm took the requeue but did not end this job within 60 seconds"
+            time.sleep(delay)
+        return problem
+
+
+class LocalAllocation:
+    """This machine: no queue, a time limit that the supervisor keeps itself, a requeue that is a new start."""
+
+    def __init__(self, run: RunDir, launch: Launch) -> None:
+        self.job_id = os.environ.get("HPCACCEL_LOCAL_JOB", f"local-{os.getpid():08x}")
+        self.restart_count = int(os.environ.get("HPCACCEL_RESTART_COUNT", "0"))
+        self.nodes = ["localhost"]
+        self.raw_job_id = self.job_id
+        self._script = run.script
+        self._end_time = None if launch.time_limit_seconds is None else time.time() + launch.time_limit_seconds
+        self._cancelled = False
+
+    def cancelled(self) -> None:
+        """SIGTERM to the supervisor is this backend's scancel."""
+        self._cancelled = True
+
+    def situation(self) -> Situation:
+        return Situation(running=not self._cancelled, preempted=False, end_time=self._end_time)
+
+    def requeue(self) -> str:
+        if self._cancelled or signal.SIGTERM in signal.sigpending():
+            return TAKEN_DOWN
+        environment = dict(os.environ, HPCACCEL_RESTART_COUNT=str(self.restart_count + 1))
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        os.execvpe("bash", ["bash", str(self._script)], environment)

@@ -1,0 +1,84 @@
+"""What the batch step reads from ``spec.json``: how to start the ranks, and how to treat their ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hpcaccel.errors import RunDirectoryError
+from hpcaccel.rundir import RunDir, read_json
+
+__all__ = ["Launch", "Resilience", "read_launch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resilience:
+    """The ``resilience`` section; see its description in the spec."""
+
+    requeue: bool
+    warning_seconds: int
+    stop_timeout_seconds: int
+    max_failures: int
+    max_preemptions: int | None
+    restart_in_place: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How the ranks are started."""
+
+    callable: bool
+    program: list[str]
+    python: str | None
+    pythonpath: list[str]
+    workdir: str
+    local: bool
+    nodes: int
+    ranks_per_node: int
+    cooperative: bool
+    srun: list[str]
+    setup_per_node: list[str]
+    time_limit_seconds: int | None
+    resilience: Resilience
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+def read_launch(run: RunDir) -> Launch:
+    """Read ``spec.json``.
+
+    Raises:
+        RunDirectoryError: it is missing or was written by an incompatible version.
+    """
+    document = read_json(run.spec)
+    if document is None:
+        raise RunDirectoryError(f"{run.spec} is missing: {run.path} is not a run directory that was submitted")
+    try:
+        launch: dict[str, Any] = document["launch"]
+        resilience: dict[str, Any] = document["spec"]["resilience"]
+        return Launch(
+            callable=launch["kind"] == "callable",
+            program=launch["program"],
+            python=launch["python"],
+            pythonpath=launch["pythonpath"],
+            workdir=launch["workdir"],
+            local=launch["backend"] == "local",
+            nodes=launch["nodes"],
+            ranks_per_node=launch["ranks_per_node"],
+            cooperative=launch["stop"] == "cooperative",
+            srun=launch["srun"],
+            setup_per_node=launch["setup_per_node"],
+            time_limit_seconds=launch.get("time_limit_seconds"),
+            resilience=Resilience(
+                requeue=resilience["requeue"],
+                warning_seconds=resilience["warning_seconds"],
+                stop_timeout_seconds=resilience["stop_timeout_seconds"],
+                max_failures=resilience["max_failures"],
+                max_preemptions=resilience["max_preemptions"],
+                restart_in_place=resilience["restart_in_place"],
+            ),
+        )
+    except (KeyError, TypeError) as error:
+        raise RunDirectoryError(f"{run.spec} was written by another version of hpcaccel ({error!r})") from None

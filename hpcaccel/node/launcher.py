@@ -1,0 +1,206 @@
+"""Starting the ranks: through srun, or as local processes. Both hand out the same small handle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from hpcaccel.errors import SlurmCommandError
+from hpcaccel.node.launch import Launch
+from hpcaccel.rundir import RunDir, read_json
+from hpcaccel.slurm.commands import Slurm
+
+__all__ = ["LocalRanks", "Ranks", "SrunRanks", "free_port", "run_on_each_node", "start_ranks"]
+
+AFTER_FIRST_SECONDS = 15
+"""How long the other local ranks have when one has failed, as srun's --kill-on-bad-exit gives them."""
+
+
+class Ranks(Protocol):
+    def poll(self) -> int | None:
+        """None while ranks run, else one exit code for all (128 + n for signal n)."""
+        ...
+
+    def ask(self) -> None:
+        """Tell every rank that a stop is requested."""
+        ...
+
+    def kill(self) -> None:
+        """End every rank at once."""
+        ...
+
+
+def free_port() -> int:
+    """A TCP port that is free on this host at this moment.
+
+    The kernel does not hand the same one out again soon, so two jobs on one node do not meet on it.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def start_ranks(run: RunDir, launch: Launch, *, attempt: int, nodes: Sequence[str], env: Mapping[str, str]) -> Ranks:
+    environment = {
+        **os.environ,
+        **env,
+        "MASTER_ADDR": "127.0.0.1" if launch.local else nodes[0],
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(launch.ranks),
+    }
+    if launch.local:
+        return LocalRanks(run, launch, attempt=attempt, env=environment)
+    return SrunRanks(run, launch, attempt=attempt, env=environment)
+
+
+def run_on_each_node(line: str, *, launch: Launch) -> int:
+    """Run one ``setup_per_node`` line once on every node; the highest exit code."""
+    command = ["bash", "-c", line]
+    if not launch.local:
+        tasks = [f"--nodes={launch.nodes}", f"--ntasks={launch.nodes}", "--ntasks-per-node=1"]
+        command = ["srun", *tasks, "--kill-on-bad-exit=1", "--export=ALL", f"--chdir={launch.workdir}", *command]
+    return subprocess.run(command, cwd=launch.workdir, preexec_fn=_default_signals, check=False).returncode
+
+
+def _rank_command(run: RunDir, launch: Launch) -> list[str]:
+    # The shim runs under the ranks' own interpreter, which is the only one that a container is sure to hold.
+    return [launch.python or "python3", str(run.node_program), "rank", str(run.path)]
+
+
+def _default_signals() -> None:
+    """Between fork and exec: the supervisor blocks the signals that it waits for; its children must not."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+class SrunRanks:
+    """One srun step with a task for every rank."""
+
+    def __init__(self, run: RunDir, launch: Launch, *, attempt: int, env: Mapping[str, str]) -> None:
+        self._cooperative = launch.cooperative
+        self._step_file = run.attempt(attempt) / "step.json"
+        # srun expands %-patterns in file names
+        log = str(run.attempt(attempt)).replace("%", "%%") + "/%t.log"
+        command = [
+            "srun",
+            "--unbuffered",
+            "--kill-on-bad-exit=1",
+            "--wait=60",
+            "--export=ALL",
+            f"--nodes={launch.nodes}",
+            f"--ntasks={launch.ranks}",
+            f"--ntasks-per-node={launch.ranks_per_node}",
+            f"--chdir={launch.workdir}",
+            f"--output={log}",
+            "--open-mode=append",
+            *launch.srun,
+            *_rank_command(run, launch),
+        ]
+        self._srun = subprocess.Popen(
+            command, env=dict(env), stdin=subprocess.DEVNULL, preexec_fn=_default_signals, start_new_session=True
+        )
+        self._kills = 0
+
+    def poll(self) -> int | None:
+        code = self._srun.poll()
+        return None if code is None else _shell_code(code)
+
+    def ask(self) -> None:
+        if self._cooperative:
+            # srun forwards this one to its tasks by itself, without a word to the controller
+            self._srun.send_signal(signal.SIGUSR2)
+        else:
+            self._signal_step("TERM")
+
+    def kill(self) -> None:
+        self._kills += 1
+        self._signal_step("KILL")
+        if self._kills > 1:
+            self._srun.kill()
+
+    def _signal_step(self, name: str) -> None:
+        step = read_json(self._step_file)
+        if step is None:
+            # no rank has started yet: srun itself is all there is, and SIGTERM makes it give up the step
+            self._srun.terminate()
+            return
+        try:
+            Slurm().signal_step(step["job_id"], step["step_id"], name)
+        except SlurmCommandError as error:
+            print(f"hpcaccel: {error}; ending the step through srun", file=sys.stderr, flush=True)
+            self._srun.terminate()
+
+
+class LocalRanks:
+    """A process for every rank on this machine, each in a process group of its own."""
+
+    def __init__(self, run: RunDir, launch: Launch, *, attempt: int, env: Mapping[str, str]) -> None:
+        self._signal = signal.SIGUSR2 if launch.cooperative else signal.SIGTERM
+        self._ranks = [self._start(run, launch, attempt=attempt, env=env, rank=rank) for rank in range(launch.ranks)]
+        self._first_failure: tuple[float, int] | None = None
+
+    @staticmethod
+    def _start(
+        run: RunDir, launch: Launch, *, attempt: int, env: Mapping[str, str], rank: int
+    ) -> subprocess.Popen[bytes]:
+        environment = {
+            **env,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(launch.ranks),
+            "GROUP_RANK": "0",
+        }
+        log: Path = run.rank_log(attempt, rank)
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                _rank_command(run, launch),
+                env=environment,
+                cwd=launch.workdir,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                preexec_fn=_default_signals,
+                start_new_session=True,
+            )
+
+    def poll(self) -> int | None:
+        codes = [rank.poll() for rank in self._ranks]
+        failures = [_shell_code(code) for code in codes if code]
+        if failures and self._first_failure is None:
+            self._first_failure = (time.monotonic(), failures[0])
+            self._send(signal.SIGTERM)
+        if any(code is None for code in codes):
+            if self._first_failure and time.monotonic() > self._first_failure[0] + AFTER_FIRST_SECONDS:
+                self.kill()
+            return None
+        self._send_group(signal.SIGKILL)
+        return self._first_failure[1] if self._first_failure else 0
+
+    def ask(self) -> None:
+        self._send(self._signal)
+
+    def kill(self) -> None:
+        self._send_group(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        for rank in self._ranks:
+            if rank.poll() is None:
+                rank.send_signal(number)
+
+    def _send_group(self, number: signal.Signals) -> None:
+        """To whatever a rank started and left behind, too (data-loader workers)."""
+        for rank in self._ranks:
+            try:
+                os.killpg(rank.pid, number)
+            except ProcessLookupError:
+                pass
+
+
+def _shell_code(code: int) -> int:
+    return 128 - code if code < 0 else code

@@ -1,0 +1,78 @@
+"""Who may write to a run directory: one supervisor at a time."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+from hpcaccel.errors import RunBusy, SlurmCommandError
+from hpcaccel.records import Lease, from_dict, to_dict
+from hpcaccel.rundir import RunDir, read_json, write_json
+from hpcaccel.slurm.commands import Slurm
+
+__all__ = ["acquire", "process_start", "release"]
+
+
+def process_start(pid: int) -> int | None:
+    """Start time of a process of this host in clock ticks since boot, or None when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            # The program's name stands in parentheses and may itself hold spaces and parentheses.
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+def acquire(run: RunDir, *, job_id: str, restart_count: int) -> None:
+    """Take the lease; one of a supervisor that is gone is taken over.
+
+    Raises:
+        RunBusy: another supervisor is alive.
+    """
+    value = read_json(run.lease)
+    if value is not None:
+        holder = from_dict(Lease, value)
+        if _alive(holder, job_id):
+            raise RunBusy(
+                f"run {run.run_id} is being written by job {holder.job_id} on {holder.host} (process {holder.pid}). "
+                f"Wait for it, or end it with: hpcaccel cancel {run.run_id}"
+            )
+    lease = Lease(
+        job_id=job_id,
+        restart_count=restart_count,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        pid_start=process_start(os.getpid()) or 0,
+        time=time.time(),
+    )
+    write_json(run.lease, to_dict(lease))
+
+
+def release(run: RunDir) -> None:
+    run.lease.unlink(missing_ok=True)
+
+
+def _alive(holder: Lease, job_id: str) -> bool:
+    if holder.job_id == job_id:
+        return _same_job_alive(holder)
+    if holder.job_id.startswith("local-"):
+        return _process_alive(holder)
+    try:
+        queued = Slurm().queue([holder.job_id])
+    except SlurmCommandError:
+        # Nobody can say; a job that runs beats a lease that may be stale only if the process is seen to live.
+        return _process_alive(holder)
+    entry = queued.get(holder.job_id)
+    return entry is not None and entry.state.is_running
+
+
+def _same_job_alive(holder: Lease) -> bool:
+    # Slurm never runs a job twice at once, so an earlier incarnation of this very job is gone; only a process that
+    # can be seen on this host, and is not us, speaks against it.
+    return holder.pid != os.getpid() and _process_alive(holder)
+
+
+def _process_alive(holder: Lease) -> bool:
+    return holder.host == socket.gethostname() and process_start(holder.pid) == holder.pid_start

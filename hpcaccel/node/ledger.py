@@ -1,0 +1,141 @@
+"""The ledger of a run: one line when an attempt starts, one when it ends, and the caps that follow from it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcaccel import layout
+from hpcaccel.node.launch import Resilience
+from hpcaccel.records import AttemptEnd, AttemptStart, Outcome, Progress, StopRequest, from_dict, to_dict
+from hpcaccel.rundir import RunDir, append_line, read_json, read_lines
+
+__all__ = ["Ledger", "last_step", "read_outcome", "read_stop"]
+
+STUCK = 2
+"""So many failures, or time limits, without a new checkpoint end a run: trying again would change nothing."""
+
+
+@dataclass
+class Ledger:
+    """All attempts of a run, as read from ``attempts.jsonl``, and the only writer of new ones."""
+
+    path: Path
+    starts: list[AttemptStart]
+    ends: list[AttemptEnd]
+
+    @classmethod
+    def read(cls, run: RunDir) -> Ledger:
+        starts: list[AttemptStart] = []
+        ends: list[AttemptEnd] = []
+        for line, _ in read_lines(run.ledger):
+            if line.get("event") == "start":
+                starts.append(from_dict(AttemptStart, line))
+            elif line.get("event") == "end":
+                ends.append(from_dict(AttemptEnd, line))
+        return cls(run.ledger, starts, ends)
+
+    def start(self, line: AttemptStart) -> None:
+        append_line(self.path, to_dict(line), sync=True)
+        self.starts.append(line)
+
+    def end(self, line: AttemptEnd) -> None:
+        append_line(self.path, to_dict(line), sync=True)
+        self.ends.append(line)
+
+    @property
+    def next_attempt(self) -> int:
+        attempts = [line.attempt for line in self.starts] + [line.attempt for line in self.ends]
+        return 1 + max(attempts, default=0)
+
+    def unfinished(self) -> AttemptStart | None:
+        """The last attempt, if it started and never ended in the ledger: its batch step was killed."""
+        ended = {line.attempt for line in self.ends}
+        if self.starts and self.starts[-1].attempt not in ended:
+            return self.starts[-1]
+        return None
+
+    def ended_by(self, job_id: str) -> AttemptEnd | None:
+        """The line in which this very job wrote that nothing follows, or None."""
+        if not self.ends or self.unfinished() is not None:
+            return None
+        last = self.ends[-1]
+        mine = {line.attempt for line in self.starts if line.job_id == job_id}
+        return last if last.attempt in mine and last.decision in ("end", "pause") else None
+
+    def _ends_of(self, job_id: str) -> list[AttemptEnd]:
+        # `hpcaccel resume` is a new job: a person looked at it, the counts begin anew.
+        mine = {line.attempt for line in self.starts if line.job_id == job_id}
+        return [line for line in self.ends if line.attempt in mine]
+
+    def cap(self, job_id: str, limits: Resilience, *, last: AttemptEnd | None = None) -> str | None:
+        """Why the run must end now by its caps, or None. Preemptions never count as failures.
+
+        Args:
+            last: an end that is about to be written, counted with the others.
+        """
+        ends = [*self._ends_of(job_id), *([last] if last else [])]
+        failures = [line for line in ends if line.reason == "failed"]
+        preemptions = [line for line in ends if line.reason == "preempted"]
+        if ends:
+            newest = ends[-1].checkpoint_step
+            for reason, word in (("failed", "failures"), ("time_limit", "time limits")):
+                if sum(line.reason == reason and line.checkpoint_step == newest for line in ends) >= STUCK:
+                    return f"{STUCK} {word} without a new checkpoint"
+        if len(failures) >= limits.max_failures:
+            return f"{len(failures)} failures (resilience.max_failures: {limits.max_failures})"
+        if limits.max_preemptions is not None and len(preemptions) > limits.max_preemptions:
+            return f"{len(preemptions)} preemptions (resilience.max_preemptions: {limits.max_preemptions})"
+        return None
+
+    def close_lost(self, run: RunDir) -> AttemptEnd | None:
+        """Write the end of an attempt whose batch step was killed before it could, from what it left behind."""
+        start = self.unfinished()
+        if start is None:
+            return None
+        stop, outcome = read_stop(run, start.attempt), read_outcome(run, start.attempt)
+        newest = layout.newest(run.checkpoints)
+        line = AttemptEnd(
+            attempt=start.attempt,
+            time=time.time(),
+            reason=stop.reason if stop else "lost",
+            decision="requeue",
+            detail="the batch step was killed before it could write its end",
+            seconds=max(0.0, _last_sign(run, start.attempt) - start.time),
+            resumed_step=resumed_step(run, start.attempt),
+            last_step=outcome.step if outcome else last_step(run, start.attempt),
+            checkpoint=newest.name if newest else None,
+            checkpoint_step=newest.step if newest else None,
+        )
+        self.end(line)
+        return line
+
+
+def read_stop(run: RunDir, attempt: int) -> StopRequest | None:
+    value = read_json(run.stop(attempt))
+    return from_dict(StopRequest, value) if value else None
+
+
+def read_outcome(run: RunDir, attempt: int) -> Outcome | None:
+    value = read_json(run.outcome(attempt))
+    return from_dict(Outcome, value) if value else None
+
+
+def resumed_step(run: RunDir, attempt: int) -> int:
+    value = read_json(run.progress(attempt))
+    return from_dict(Progress, value).resumed_step if value else 0
+
+
+def last_step(run: RunDir, attempt: int) -> int | None:
+    """The last step that this attempt wrote a metric for, or None."""
+    steps = [line["step"] for line, _ in read_lines(run.metrics) if line.get("attempt") == attempt and "step" in line]
+    return max(steps, default=None)
+
+
+def _last_sign(run: RunDir, attempt: int) -> float:
+    """When the attempt's folder last changed (seconds since the epoch): the best guess at a silent end."""
+    try:
+        return max((entry.stat().st_mtime for entry in run.attempt(attempt).iterdir()), default=0.0)
+    except OSError:
+        return 0.0

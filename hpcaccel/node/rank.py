@@ -1,0 +1,115 @@
+"""The shim of a rank: sets the environment that every launcher agrees on, then becomes the user's program.
+
+It execs, so ``__main__``, the exit code and the memory are the program's own. For a cooperative program SIGTERM and
+SIGUSR2 are blocked first: the mask and what is pending survive exec, so a signal that arrives during ``import torch``
+is delivered once the runtime has installed its handlers and unblocked them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from typing import NoReturn
+
+from hpcaccel.errors import RankEnvironmentError
+from hpcaccel.node.launch import Launch, read_launch
+from hpcaccel.records import PROTOCOL
+from hpcaccel.rundir import RunDir, write_json
+from hpcaccel.slurm import hostlist
+
+__all__ = ["become_program", "rank_environment"]
+
+
+def become_program(run: RunDir) -> NoReturn:
+    """Replace this process by the user's program.
+
+    Raises:
+        RankEnvironmentError: the environment is not a rank's, or the program cannot be started.
+    """
+    launch = read_launch(run)
+    if launch.cooperative:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
+    environment = rank_environment(run, launch, dict(os.environ))
+    if environment["RANK"] == "0" and "SLURM_STEP_ID" in environment:
+        attempt = run.attempt(int(environment["HPCACCEL_ATTEMPT"]))
+        write_json(
+            attempt / "step.json", {"job_id": environment["SLURM_JOB_ID"], "step_id": environment["SLURM_STEP_ID"]}
+        )
+    command = _command(run, launch, environment)
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        raise RankEnvironmentError(
+            f"cannot start {command[0]!r}: {error.strerror}. Is it on every node, and executable?"
+        ) from None
+
+
+def _command(run: RunDir, launch: Launch, environment: dict[str, str]) -> list[str]:
+    if launch.callable:
+        return [_python(launch, environment), "-m", "submitit.core._submit", str(run.submitit)]
+    if launch.program[0] == "{python}":
+        return [_python(launch, environment), *launch.program[1:]]
+    return list(launch.program)
+
+
+def _python(launch: Launch, environment: dict[str, str]) -> str:
+    if launch.python:
+        return launch.python
+    for name in ("python", "python3"):
+        if found := shutil.which(name, path=environment.get("PATH")):
+            return found
+    raise RankEnvironmentError("no python on PATH after the job's setup; set environment.python, venv or conda")
+
+
+def rank_environment(run: RunDir, launch: Launch, env: dict[str, str]) -> dict[str, str]:
+    """torchrun's variables and hpcaccel's own, from what srun or the local launcher set.
+
+    Raises:
+        RankEnvironmentError: srun started another number of tasks than the run has ranks.
+    """
+    if "RANK" not in env:
+        env.update(_from_slurm(launch, env))
+    env["HPCACCEL_RUN_DIR"] = str(run.path)
+    env["HPCACCEL_PROTOCOL"] = str(PROTOCOL)
+    env.setdefault("WORLD_SIZE", str(launch.ranks))
+    if launch.pythonpath:
+        env["PYTHONPATH"] = os.pathsep.join([*launch.pythonpath, *filter(None, [env.get("PYTHONPATH")])])
+    if launch.callable:
+        env.update(_for_submitit(launch, env))
+    return env
+
+
+def _from_slurm(launch: Launch, env: dict[str, str]) -> dict[str, str]:
+    try:
+        rank, world, local, node = (int(env[f"SLURM_{name}"]) for name in ("PROCID", "NTASKS", "LOCALID", "NODEID"))
+    except KeyError as error:
+        raise RankEnvironmentError(f"{error.args[0]} is not set: a rank is started by srun or by hpcaccel") from None
+    if world != launch.ranks:
+        raise RankEnvironmentError(
+            f"srun started {world} tasks, the run has {launch.nodes} nodes x {launch.ranks_per_node} ranks. "
+            "Leave --ntasks out of srun.extra"
+        )
+    per_node = hostlist.tasks_per_node(env["SLURM_STEP_TASKS_PER_NODE"])
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(per_node[node]),
+        "GROUP_RANK": str(node),
+    }
+
+
+def _for_submitit(launch: Launch, env: dict[str, str]) -> dict[str, str]:
+    """What submitit's own process reads to find its pickle and to name its result."""
+    if not launch.local:
+        return {"SUBMITIT_EXECUTOR": "slurm"}
+    return {
+        "SUBMITIT_EXECUTOR": "local",
+        "SUBMITIT_LOCAL_JOB_ID": env.get("HPCACCEL_LOCAL_JOB", "local"),
+        "SUBMITIT_LOCAL_NTASKS": env["WORLD_SIZE"],
+        "SUBMITIT_LOCAL_GLOBALID": env["RANK"],
+        "SUBMITIT_LOCAL_LOCALID": env["LOCAL_RANK"],
+        "SUBMITIT_LOCAL_NODEID": "0",
+        "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+    }

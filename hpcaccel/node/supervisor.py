@@ -1,0 +1,356 @@
+"""The supervisor: starts the ranks, hears the scheduler and the user, writes the ledger, decides what follows.
+
+One thread, no handlers: the signals that matter are blocked and waited for, so nothing ever happens in the middle of
+something else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import time
+
+from hpcaccel import layout
+from hpcaccel.errors import HpcaccelError
+from hpcaccel.node import lease
+from hpcaccel.node.allocation import TAKEN_DOWN, Allocation, LocalAllocation, Situation, current_allocation
+from hpcaccel.node.classify import classify
+from hpcaccel.node.control import cancel_was_asked, honour, pending_requests
+from hpcaccel.node.launch import Launch, read_launch
+from hpcaccel.node.launcher import Ranks, run_on_each_node, start_ranks
+from hpcaccel.node.ledger import Ledger, last_step, read_outcome, resumed_step
+from hpcaccel.node.verdict import Seen, Verdict, judge
+from hpcaccel.records import EXIT_CONTINUED, AttemptEnd, AttemptStart, Reason, StopRequest, to_dict
+from hpcaccel.rundir import RunDir, write_json
+
+__all__ = ["Supervisor", "record_setup_failure", "supervise"]
+
+WATCHED = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGCHLD}
+LOOK_SECONDS = 1.0
+ASK_SCHEDULER_SECONDS = 180.0
+EARLY_SECONDS = 90
+"""Slurm may send its warning up to 60 seconds early; a warning that comes earlier than this speaks of an old limit."""
+KILL_AGAIN_SECONDS = 10.0
+
+
+def supervise(run: RunDir) -> int:
+    """Run the ranks of ``run`` until nothing is left to do in this allocation; the batch step's exit code."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    launch = read_launch(run)
+    allocation = current_allocation(run, launch)
+    lease.acquire(run, job_id=allocation.job_id, restart_count=allocation.restart_count)
+    try:
+        return Supervisor(run, launch, allocation).run_attempts()
+    finally:
+        lease.release(run)
+
+
+def record_setup_failure(run: RunDir, *, exit_code: int, name: str) -> int:
+    """Write the end of an attempt whose ranks never started because a line of the set-up failed."""
+    ledger = Ledger.read(run)
+    ledger.close_lost(run)
+    now = time.time()
+    attempt = ledger.next_attempt
+    allocation = current_allocation(run, read_launch(run))
+    ledger.start(AttemptStart(attempt=attempt, time=now, job_id=allocation.job_id, nodes=allocation.nodes))
+    detail = f"{name} failed with code {exit_code}; see {run.slurm_log}"
+    ledger.end(
+        AttemptEnd(
+            attempt=attempt,
+            time=now,
+            reason="failed",
+            decision="end",
+            error_class="setup",
+            detail=detail,
+            exit_code=exit_code,
+        )
+    )
+    print(f"hpcaccel: {detail}", flush=True)
+    return 1
+
+
+class Supervisor:
+    def __init__(self, run: RunDir, launch: Launch, allocation: Allocation) -> None:
+        self.run = run
+        self.launch = launch
+        self.allocation = allocation
+        self.ledger = Ledger.read(run)
+        self.restarts = 0
+        self.attempt = 0
+        self.end_time: float | None = None
+        self._asked_scheduler = 0.0
+        self._forget_stop()
+
+    def _forget_stop(self) -> None:
+        self.stop: StopRequest | None = None
+        self.cancel_asked = False
+        self._kill_at: float | None = None
+
+    # -- the whole ------------------------------------------------------------------------------------------------
+
+    def run_attempts(self) -> int:
+        if (lost := self.ledger.close_lost(self.run)) is not None:
+            self._say(f"attempt {lost.attempt} ended without a word ({lost.reason}); going on from what it left")
+        if self._is_over():
+            self._say("this job already ended; nothing to do")
+            return 0
+        if (code := self._end_before_start()) is not None:
+            return code
+        for line in self.launch.setup_per_node:
+            if failed := run_on_each_node(line, launch=self.launch):
+                return record_setup_failure(self.run, exit_code=failed, name=f"environment.setup_per_node: {line}")
+        while True:
+            verdict = self._run_one()
+            if verdict.decision == "restart":
+                self.restarts += 1
+                continue
+            if verdict.decision == "requeue":
+                return self._requeue(verdict)
+            return _exit_code(verdict)
+
+    def _is_over(self) -> bool:
+        last = self.ledger.ended_by(self.allocation.job_id)
+        if last is not None and last.reason == "cancelled":
+            # Told by the signals alone, a cancel is a guess; that Slurm started the job again refutes it.
+            return cancel_was_asked(self.run)
+        return last is not None
+
+    def _end_before_start(self) -> int | None:
+        """Honour what was decided while the job waited in the queue."""
+        for name, request in pending_requests(self.run):
+            if request.then in ("cancel", "pause"):
+                honour(self.run, name)
+                verdict = Verdict(
+                    reason=request.reason,
+                    decision="end" if request.then == "cancel" else "pause",
+                    detail="before the ranks started",
+                )
+                self._write_end(verdict, started=time.time())
+                return _exit_code(verdict)
+            if request.then == "requeue":
+                honour(self.run, name)  # nothing runs that could be stopped: it just came back
+        if (cap := self.ledger.cap(self.allocation.job_id, self.launch.resilience)) is not None:
+            verdict = Verdict(reason="failed", decision="end", error_class="cap", detail=cap)
+            self._write_end(verdict, started=time.time())
+            return _exit_code(verdict)
+        return None
+
+    def _requeue(self, verdict: Verdict) -> int:
+        if verdict.by_scheduler:
+            self._say("the scheduler brings this job back by itself")
+            return EXIT_CONTINUED
+        self._say("requeueing")
+        problem = self.allocation.requeue()
+        if problem:
+            cancelled = problem == TAKEN_DOWN
+            self._write_end(
+                Verdict(
+                    reason="cancelled" if cancelled else verdict.reason,
+                    decision="end" if cancelled else "pause",
+                    detail=f"not requeued: {problem}",
+                ),
+                started=time.time(),
+            )
+        return EXIT_CONTINUED
+
+    # -- one attempt ----------------------------------------------------------------------------------------------
+
+    def _run_one(self) -> Verdict:
+        self.attempt = self.ledger.next_attempt
+        self._forget_stop()
+        self.run.attempt(self.attempt).mkdir(parents=True, exist_ok=True, mode=0o750)
+        self._forget_results()
+        self._ask_scheduler()
+        started = time.time()
+        newest = layout.newest(self.run.checkpoints)
+        self.ledger.start(
+            AttemptStart(
+                attempt=self.attempt,
+                time=started,
+                job_id=self.allocation.job_id,
+                restart_count=self.allocation.restart_count,
+                nodes=self.allocation.nodes,
+                ranks=self.launch.ranks,
+                checkpoint=newest.name if newest else None,
+                checkpoint_step=newest.step if newest else None,
+            )
+        )
+        self._say(
+            f"attempt {self.attempt}: {self.launch.ranks} ranks on {len(self.allocation.nodes)} node(s), "
+            f"from {newest.name if newest else 'the beginning'}"
+        )
+        env = {"HPCACCEL_ATTEMPT": str(self.attempt)}
+        if self.end_time is not None:
+            env["HPCACCEL_DEADLINE"] = repr(self.end_time)
+        ranks = start_ranks(self.run, self.launch, attempt=self.attempt, nodes=self.allocation.nodes, env=env)
+        code = self._watch(ranks)
+        verdict = self._conclude(code)
+        self._write_end(verdict, started=started, exit_code=code)
+        return verdict
+
+    def _watch(self, ranks: Ranks) -> int:
+        while (code := ranks.poll()) is None:
+            received = signal.sigtimedwait(WATCHED, LOOK_SECONDS)
+            number = received.si_signo if received else None
+            if number == signal.SIGUSR2:
+                self._hear_warning(ranks)
+            elif number in (signal.SIGTERM, signal.SIGINT):
+                self._hear_end(ranks)
+            self._hear_users(ranks)
+            self._watch_clock(ranks)
+        return code
+
+    def _hear_warning(self, ranks: Ranks) -> None:
+        situation = self._ask_scheduler()
+        if situation.preempted:
+            self._request(ranks, "preempted")
+            return
+        limit = self.launch.resilience.warning_seconds + EARLY_SECONDS
+        if self.end_time is not None and self.end_time - time.time() > limit:
+            self._say("a warning came, but the time limit was extended: going on")
+            return
+        self._request(ranks, "time_limit")
+
+    def _hear_end(self, ranks: Ranks) -> None:
+        """SIGTERM to the batch step: a preemption without grace, a cancel, or somebody's own `kill`."""
+        if isinstance(self.allocation, LocalAllocation):
+            self.allocation.cancelled()
+        situation = self._ask_scheduler()
+        if situation.preempted:
+            # A cancel in the grace time looks the same. Nothing is requeued from here in either case.
+            self._request(ranks, "preempted")
+        elif situation.running or not situation.known:
+            self._request(ranks, "stop")
+        else:
+            self.cancel_asked = True
+            self._request(ranks, "cancelled", then="cancel")
+
+    def _hear_users(self, ranks: Ranks) -> None:
+        for name, request in pending_requests(self.run):
+            honour(self.run, name)
+            if request.then == "cancel":
+                self.cancel_asked = True
+            self._request(ranks, request.reason, then=request.then)
+
+    def _watch_clock(self, ranks: Ranks) -> None:
+        now = time.time()
+        if isinstance(self.allocation, LocalAllocation) or now - self._asked_scheduler > ASK_SCHEDULER_SECONDS:
+            self._ask_scheduler()
+        # Slurm's own warning comes before this; it is for a warning that got lost, and for the local backend.
+        late = self.launch.resilience.warning_seconds * (1.0 if self.launch.local else 0.5)
+        if self.stop is None and self.end_time is not None and now > self.end_time - late:
+            self._request(ranks, "time_limit")
+        if self._kill_at is not None and time.monotonic() > self._kill_at:
+            self._say("the ranks did not leave in time: killing them")
+            ranks.kill()
+            self._kill_at = time.monotonic() + KILL_AGAIN_SECONDS
+
+    def _request(self, ranks: Ranks, reason: Reason, *, then: str = "requeue") -> None:
+        """Ask the ranks to stop: the reason first, then the signal."""
+        request = StopRequest(
+            reason=reason,
+            then=then,  # type: ignore[arg-type]
+            time=time.time(),
+            deadline=self.end_time if reason in ("time_limit", "preempted") else None,
+        )
+        if self.stop is not None and self.stop.then == then:
+            return
+        self.stop = request
+        write_json(self.run.stop(self.attempt), to_dict(request))
+        self._say(f"asking the ranks to stop: {reason} ({then})")
+        if self._kill_at is None and then != "finish":
+            self._kill_at = time.monotonic() + self.launch.resilience.stop_timeout_seconds
+        ranks.ask()
+
+    # -- its end --------------------------------------------------------------------------------------------------
+
+    def _conclude(self, code: int) -> Verdict:
+        for name, request in pending_requests(self.run):
+            if request.then == "cancel":
+                honour(self.run, name)
+                self.cancel_asked = True
+        planned_end = self.end_time
+        if isinstance(self.allocation, LocalAllocation) and signal.SIGTERM in signal.sigpending():
+            self.allocation.cancelled()
+        situation = self._ask_scheduler()
+        kind, sentence = classify(self.run, attempt=self.attempt, exit_code=code) if code else ("", "")
+        verdict = judge(
+            Seen(
+                exit_code=code,
+                outcome=read_outcome(self.run, self.attempt),
+                stop=self.stop,
+                situation=situation,
+                cancel_asked=self.cancel_asked,
+                past_end_time=planned_end is not None and time.time() >= planned_end,
+                can_requeue=self.launch.resilience.requeue,
+                restarts_left=self.launch.resilience.restart_in_place - self.restarts,
+                failure_class=kind,
+                failure_detail=sentence,
+            )
+        )
+        if verdict.decision in ("restart", "requeue"):
+            line = self._end_line(verdict, started=time.time(), exit_code=code)
+            cap = self.ledger.cap(self.allocation.job_id, self.launch.resilience, last=line)
+            if cap is not None:
+                detail = f"{cap}; the last: {verdict.detail}" if verdict.detail else cap
+                verdict = dataclasses.replace(verdict, decision="end", detail=detail)
+        return verdict
+
+    def _end_line(self, verdict: Verdict, *, started: float, exit_code: int | None) -> AttemptEnd:
+        outcome = read_outcome(self.run, self.attempt)
+        newest = layout.newest(self.run.checkpoints)
+        return AttemptEnd(
+            attempt=self.attempt or self.ledger.next_attempt,
+            time=time.time(),
+            reason=verdict.reason,
+            decision=verdict.decision,
+            error_class=verdict.error_class,
+            detail=verdict.detail,
+            exit_code=exit_code,
+            seconds=round(time.time() - started, 3),
+            resumed_step=resumed_step(self.run, self.attempt),
+            last_step=outcome.step if outcome else last_step(self.run, self.attempt),
+            checkpoint=newest.name if newest else None,
+            checkpoint_step=newest.step if newest else None,
+        )
+
+    def _write_end(self, verdict: Verdict, *, started: float, exit_code: int | None = None) -> None:
+        self.ledger.end(self._end_line(verdict, started=started, exit_code=exit_code))
+        what = f"{verdict.reason}: {verdict.detail}" if verdict.detail else verdict.reason
+        self._say(f"attempt {self.ledger.ends[-1].attempt} ended, {what}; then: {verdict.decision}")
+
+    # -- helpers --------------------------------------------------------------------------------------------------
+
+    def _ask_scheduler(self) -> Situation:
+        situation = self.allocation.situation()
+        self._asked_scheduler = time.time()
+        if situation.known and situation.running:
+            self.end_time = situation.end_time
+        return situation
+
+    def _forget_results(self) -> None:
+        """An old result must not pass for this attempt's: submitit takes any that it finds."""
+        if self.launch.callable:
+            for path in self.run.submitit.glob("*_result.pkl"):
+                path.unlink()
+
+    def _say(self, text: str) -> None:
+        line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}"
+        print(f"hpcaccel: {line}", flush=True)
+        if not self.attempt:
+            return
+        try:
+            with self.run.supervisor_log(self.attempt).open("a", encoding="utf-8") as log:
+                log.write(line + "\n")
+        except OSError as error:
+            print(f"hpcaccel: cannot write {log.name}: {error.strerror}", flush=True)
+
+
+def _exit_code(verdict: Verdict) -> int:
+    if verdict.reason == "completed":
+        return 0
+    if verdict.decision == "pause":
+        return EXIT_CONTINUED
+    if verdict.reason == "cancelled":
+        return 130
+    return HpcaccelError.exit_code if verdict.error_class != "user_mistake" else 2

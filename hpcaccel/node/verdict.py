@@ -1,0 +1,101 @@
+"""How an attempt ended and what follows: a pure function of what was seen.
+
+``outcome.json`` is trusted over any exit code: with ``--kill-on-bad-exit`` the first rank to leave makes srun kill
+the rest, and srun's own code is then 137 or 143. Where there is no outcome it is a failure, or a kill that the
+scheduler explains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcaccel.node.allocation import Situation
+from hpcaccel.records import Decision, Outcome, Reason, StopRequest
+
+__all__ = ["Seen", "Verdict", "judge"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """Everything that bears on the verdict, gathered when the last rank had ended."""
+
+    exit_code: int
+    outcome: Outcome | None
+    stop: StopRequest | None
+    situation: Situation
+    cancel_asked: bool
+    """Someone wrote a cancel request, or the job's batch step was told to end with no preemption to explain it."""
+    past_end_time: bool
+    can_requeue: bool
+    restarts_left: int
+    failure_class: str = ""
+    failure_detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    reason: Reason
+    decision: Decision
+    by_scheduler: bool = False
+    """The scheduler brings the job back by itself; asking it to would be refused, or undo a cancel."""
+    error_class: str | None = None
+    detail: str = ""
+
+
+def judge(seen: Seen) -> Verdict:
+    if _completed(seen):
+        return Verdict(reason="completed", decision="end")
+    if seen.cancel_asked:
+        return Verdict(reason="cancelled", decision="end", detail=_saved(seen))
+    if seen.situation.preempted:
+        return _continue(seen, "preempted")
+    if seen.past_end_time:
+        return _continue(seen, "time_limit")
+    if seen.situation.known and not seen.situation.running:
+        return Verdict(reason="cancelled", decision="end", detail=_saved(seen))
+    if seen.stop is not None:
+        return _continue(seen, seen.stop.reason)
+    if seen.outcome is not None and seen.outcome.resume:
+        # A signal that came to the ranks alone, from nobody who said why.
+        return _continue(seen, seen.outcome.reason)
+    return _failed(seen)
+
+
+def _completed(seen: Seen) -> bool:
+    if seen.outcome is None:
+        # A program without the runtime that ends well under a stop has stopped, not finished.
+        return seen.exit_code == 0 and (seen.stop is None or seen.stop.then == "finish")
+    return not seen.outcome.resume and (seen.exit_code == 0 or seen.exit_code > 128)
+
+
+def _continue(seen: Seen, reason: Reason) -> Verdict:
+    detail = _saved(seen)
+    if seen.stop is not None and seen.stop.then in ("pause", "finish"):
+        return Verdict(reason=reason, decision="pause", detail=detail)
+    if not seen.can_requeue:
+        return Verdict(reason=reason, decision="pause", detail=f"{detail}; resilience.requeue is off")
+    return Verdict(
+        reason=reason,
+        decision="requeue",
+        by_scheduler=seen.situation.known and not seen.situation.running,
+        detail=detail,
+    )
+
+
+def _saved(seen: Seen) -> str:
+    if seen.outcome is None:
+        return "the ranks left without a word; the last checkpoint counts"
+    if seen.outcome.checkpoint is None:
+        return f"stopped at step {seen.outcome.step}, nothing saved"
+    return f"stopped at step {seen.outcome.step}, saved {seen.outcome.checkpoint}"
+
+
+def _failed(seen: Seen) -> Verdict:
+    decision: Decision
+    if seen.failure_class == "user_mistake":
+        decision = "end"
+    elif seen.restarts_left > 0:
+        decision = "restart"
+    else:
+        decision = "requeue" if seen.can_requeue else "end"
+    return Verdict(reason="failed", decision=decision, error_class=seen.failure_class, detail=seen.failure_detail)
