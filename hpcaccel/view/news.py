@@ -1,0 +1,66 @@
+"""What has happened to a run between two looks, one line an event."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcaccel.records import AttemptEnd
+from hpcaccel.view.history import Attempt
+from hpcaccel.view.watch import Snapshot
+from hpcaccel.view.words import clean
+
+__all__ = ["describe_end", "news"]
+
+_REASON = {
+    "completed": "completed",
+    "preempted": "preempted",
+    "time_limit": "time limit",
+    "stop": "asked to stop",
+    "cancelled": "cancelled",
+    "failed": "failed",
+    "lost": "lost without a word",
+}
+
+_FOLLOWS = {
+    "end": "",
+    "requeue": "comes back through the queue",
+    "restart": "the ranks start again in the same allocation",
+    "pause": "paused until `hpcaccel resume`",
+}
+
+
+def news(before: Snapshot | None, after: Snapshot) -> Iterator[str]:
+    """Lines for people about everything that ``before`` did not know yet."""
+    known = {attempt.number: attempt for attempt in before.attempts} if before is not None else {}
+    for attempt in after.attempts:
+        old = known.get(attempt.number)
+        if old is None:
+            yield f"attempt {attempt.number} started{_where(attempt)}"
+        if attempt.progress is not None and attempt.progress.resumed_from and (old is None or old.progress is None):
+            yield f"attempt {attempt.number} goes on from step {attempt.progress.resumed_step}"
+        if attempt.end is not None and (old is None or old.end is None):
+            yield f"attempt {attempt.number} {describe_end(attempt.end)}"
+
+
+def describe_end(end: AttemptEnd) -> str:
+    """``asked to stop at step 120, checkpoint at step 120: comes back through the queue``."""
+    text = _REASON.get(end.reason, end.reason)
+    if end.error_class:
+        text += f" ({end.error_class})"
+    if end.last_step is not None:
+        text += f" at step {end.last_step}"
+    if end.checkpoint_step is not None:
+        text += f", checkpoint at step {end.checkpoint_step}"
+    if end.detail and end.reason not in ("completed", "stop"):
+        text += f": {end.detail}"
+    follows = _FOLLOWS.get(end.decision, end.decision)
+    return clean(f"{text}; {follows}" if follows else text)
+
+
+def _where(attempt: Attempt) -> str:
+    if attempt.start is None or not attempt.start.nodes:
+        return ""
+    nodes = attempt.start.nodes
+    shown = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
+    ranks = f"{attempt.start.ranks} rank{'s' if attempt.start.ranks != 1 else ''}"
+    return clean(f": {ranks} on {shown}")

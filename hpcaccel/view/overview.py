@@ -1,0 +1,98 @@
+"""One run as a record: what ``status``, ``list`` and the summary at the end show, for people and as JSON."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hpcaccel.layout import newest
+from hpcaccel.records import RunRecord, from_dict
+from hpcaccel.rundir import RunDir, read_json
+from hpcaccel.submission import RunStatus
+from hpcaccel.view.history import Attempt, read_attempts, steps_lost
+from hpcaccel.view.metrics import Metrics
+
+__all__ = ["Overview", "overview"]
+
+LOSS = "loss"
+"""The metric that is shown as the training's loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """Everything about one run that fits on a screen. Times are seconds since the epoch."""
+
+    run_id: str
+    name: str
+    path: str
+    backend: str
+    cluster: str
+    job_id: str
+    created: float
+    state: str
+    reason: str
+    detail: str
+    attempts: int
+    step: int | None
+    total_steps: int | None
+    steps_lost: int
+    first_loss: float | None
+    last_loss: float | None
+    checkpoint: str | None
+    checkpoint_step: int | None
+    values: dict[str, float] = field(default_factory=dict)
+    history: list[Attempt] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict without NaN or infinity, which JSON does not have: they become None."""
+        plain = _finite(asdict(self))
+        assert isinstance(plain, dict)
+        return plain
+
+
+def overview(run: RunDir, status: RunStatus) -> Overview:
+    """Gather what the run directory says about a run whose ``status`` is known."""
+    record = from_dict(RunRecord, read_json(run.record) or {"run_id": run.run_id, "name": "", "backend": "slurm"})
+    metrics = Metrics(run.metrics)
+    metrics.read()
+    attempts = read_attempts(run)
+    checkpoint = newest(run.checkpoints)
+    return Overview(
+        run_id=run.run_id,
+        name=record.name,
+        path=str(run.path),
+        backend=record.backend,
+        cluster=record.cluster,
+        job_id=record.job_ids[-1] if record.job_ids else "",
+        created=record.created,
+        state=status.state,
+        reason=status.reason or "",
+        detail=status.detail or "",
+        attempts=len(attempts),
+        step=_step(attempts, metrics),
+        total_steps=next((a.progress.total_steps for a in reversed(attempts) if a.progress is not None), None),
+        steps_lost=steps_lost(attempts, metrics.last_step),
+        first_loss=metrics.first[LOSS][1] if LOSS in metrics.first else None,
+        last_loss=metrics.last[LOSS][1] if LOSS in metrics.last else None,
+        checkpoint=checkpoint.name if checkpoint is not None else None,
+        checkpoint_step=checkpoint.step if checkpoint is not None else None,
+        values={name: value for name, (_, value) in metrics.last.items()},
+        history=attempts,
+    )
+
+
+def _step(attempts: list[Attempt], metrics: Metrics) -> int | None:
+    """The last optimizer step that is known: the newest attempt's own word, else the metrics."""
+    known = [metrics.step] if metrics.step is not None else []
+    if attempts and attempts[-1].end is not None and attempts[-1].end.last_step is not None:
+        known.append(attempts[-1].end.last_step)
+    return max(known, default=None)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

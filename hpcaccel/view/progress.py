@@ -1,0 +1,103 @@
+"""The live display of one run: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TextIO
+
+from hpcaccel.view.news import news
+from hpcaccel.view.watch import Snapshot, Watcher
+from hpcaccel.view.words import clean, duration, number, rate, step_of
+
+__all__ = ["Display", "PlainDisplay", "display", "facts", "follow", "state_line"]
+
+LOOK_SECONDS = 0.5
+PLAIN_SECONDS = 5.0
+
+_SHOWN_FIRST = ("loss", "tokens_per_second")
+_SHOWN_VALUES = 5
+"""So many values fit beside the bar."""
+
+
+class Display(Protocol):
+    def show(self, snapshot: Snapshot) -> None: ...
+
+
+def follow(watcher: Watcher, display: Display, *, sleep: Callable[[float], None] = time.sleep) -> Snapshot:
+    """Show a run until it has ended (or is paused), and return what is known then."""
+    while True:
+        snapshot = watcher.look()
+        display.show(snapshot)
+        if snapshot.status.ended:
+            return snapshot
+        sleep(LOOK_SECONDS)
+
+
+@contextmanager
+def display(*, stream: TextIO | None = None) -> Iterator[Display]:
+    """A live display where ``stream`` (stderr) is a terminal, plain lines where it is not."""
+    stream = sys.stderr if stream is None else stream
+    if not stream.isatty():
+        yield PlainDisplay(stream)
+        return
+    from hpcaccel.view.screen import LiveDisplay
+
+    with LiveDisplay(stream) as live:
+        yield live
+
+
+class PlainDisplay:
+    """A line when something happens, and every few seconds a line with the step that was reached."""
+
+    def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._before: Snapshot | None = None
+        self._state = ""
+        self._printed = float("-inf")
+        self._step: int | None = None
+
+    def show(self, snapshot: Snapshot) -> None:
+        for line in news(self._before, snapshot):
+            self._print(line)
+        self._before = snapshot
+        state = state_line(snapshot)
+        if state != self._state and snapshot.status.state != "running":
+            self._print(state)
+        self._state = state
+        now = self._clock()
+        moved = snapshot.step is not None and snapshot.step != self._step
+        if moved and (now - self._printed >= PLAIN_SECONDS or snapshot.status.ended):
+            self._print("  ".join(facts(snapshot)))
+            self._printed, self._step = now, snapshot.step
+
+    def _print(self, line: str) -> None:
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+
+def state_line(snapshot: Snapshot) -> str:
+    """``running``, ``pending: Resources``."""
+    status = snapshot.status
+    return clean(f"{status.state}: {status.detail}" if status.detail else str(status.state))
+
+
+def facts(snapshot: Snapshot) -> list[str]:
+    """``step 120/400``, ``loss 2.413``, ``12.3k tokens/s``, ``1m 20s left``: what is known, in this order."""
+    said = [f"step {step_of(snapshot.step, snapshot.total_steps)}"]
+    names = [name for name in _SHOWN_FIRST if name in snapshot.values]
+    names += [name for name in snapshot.values if name not in names]
+    said += [_value(name, snapshot.values[name]) for name in names[:_SHOWN_VALUES]]
+    if snapshot.seconds_left is not None:
+        said.append(f"{duration(snapshot.seconds_left)} left")
+    return said
+
+
+def _value(name: str, value: float) -> str:
+    name = clean(name)
+    if name.endswith("_per_second"):
+        return f"{rate(value)} {name.removesuffix('_per_second')}/s"
+    return f"{name} {number(value)}"

@@ -1,0 +1,57 @@
+"""The live display on a terminal: the bar stays at the bottom, what happens scrolls by above it."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from hpcaccel.view.news import news
+from hpcaccel.view.progress import facts, state_line
+from hpcaccel.view.watch import Snapshot
+
+__all__ = ["LiveDisplay"]
+
+BAR_WIDTH = 28
+
+
+class LiveDisplay:
+    def __init__(self, stream: TextIO) -> None:
+        self._console = Console(file=stream, highlight=False)
+        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+        self._before: Snapshot | None = None
+
+    def __enter__(self) -> LiveDisplay:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def show(self, snapshot: Snapshot) -> None:
+        for line in news(self._before, snapshot):
+            self._console.print(Text(line, style="dim"))
+        self._before = snapshot
+        self._live.update(_picture(snapshot))
+
+
+def _picture(snapshot: Snapshot) -> Group:
+    head = Text.assemble((f"attempt {snapshot.attempt or '-'}", "bold"), " · ", state_line(snapshot))
+    row = Table.grid(padding=(0, 2))
+    bar = _bar(snapshot)
+    said = [Text(fact) for fact in facts(snapshot)]
+    row.add_row(*([bar, *said] if bar is not None else said))
+    return Group(head, row)
+
+
+def _bar(snapshot: Snapshot) -> ProgressBar | None:
+    if not snapshot.total_steps:
+        return None
+    return ProgressBar(total=snapshot.total_steps, completed=snapshot.step or 0, width=BAR_WIDTH)

@@ -1,0 +1,56 @@
+"""How numbers, times and other people's text are put into words for a terminal."""
+
+from __future__ import annotations
+
+import math
+import time
+
+__all__ = ["ago", "clean", "clock_time", "duration", "number", "rate", "step_of"]
+
+
+def clean(text: str) -> str:
+    """Text of unknown origin on one line, with control characters written out: they could repaint the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def duration(seconds: float) -> str:
+    """``45s``, ``3m 05s``, ``2h 07m``, ``4d 03h``."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d {whole % 86400 // 3600:02d}h"
+
+
+def ago(then: float, now: float | None = None) -> str:
+    return f"{duration((time.time() if now is None else now) - then)} ago"
+
+
+def clock_time(epoch_seconds: float) -> str:
+    """Local time, such as ``2026-11-20 15:30``."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(epoch_seconds))
+
+
+def number(value: float) -> str:
+    """Four significant digits: ``2.413``, ``0.0003``, ``1.2e-07``, ``nan``."""
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+
+
+def rate(per_second: float) -> str:
+    """``950``, ``12.3k``, ``4.1M``."""
+    for limit, divisor, unit in ((1e4, 1, ""), (1e6, 1e3, "k"), (1e9, 1e6, "M"), (math.inf, 1e9, "G")):
+        if abs(per_second) < limit:
+            return f"{per_second / divisor:.0f}" if divisor == 1 else f"{per_second / divisor:.1f}{unit}"
+    return str(per_second)
+
+
+def step_of(step: int | None, total: int | None) -> str:
+    """``120/400``, ``120`` where the end is not known, ``-`` before the first step."""
+    if step is None:
+        return "-"
+    return f"{step}/{total}" if total is not None else str(step)

@@ -1,0 +1,70 @@
+"""Reading metrics a little at a time."""
+
+from __future__ import annotations
+
+import math
+
+from hpcaccel.view.metrics import Metrics
+
+
+def test_only_new_lines_are_read(hand_made):
+    metrics = Metrics(hand_made.run.metrics)
+    assert metrics.read() == []
+    assert metrics.step is None
+
+    hand_made.metric(1, attempt=1, loss=5.5)
+    hand_made.metric(2, attempt=1, loss=5.0)
+    assert [m.step for m in metrics.read()] == [1, 2]
+    assert metrics.read() == []
+
+    hand_made.metric(3, attempt=1, loss=4.5)
+    assert [m.step for m in metrics.read()] == [3]
+    assert metrics.first["loss"] == (1, 5.5)
+    assert metrics.last["loss"] == (3, 4.5)
+
+
+def test_a_line_that_is_being_written_waits_for_its_end(hand_made):
+    metrics = Metrics(hand_made.run.metrics)
+    hand_made.run.metrics.write_text('{"step": 1, "attempt": 1, "time": 1.0, "val')
+    assert metrics.read() == []
+    with hand_made.run.metrics.open("a") as file:
+        file.write('ues": {"loss": 2.0}}\n')
+    assert [m.values for m in metrics.read()] == [{"loss": 2.0}]
+
+
+def test_steps_that_are_done_again_count_as_the_newer_attempt_says(hand_made):
+    for step in (1, 2, 3):
+        hand_made.metric(step, attempt=1, loss=10.0 - step)
+    for step in (2, 3, 4):
+        hand_made.metric(step, attempt=2, loss=20.0 - step)
+    metrics = Metrics(hand_made.run.metrics)
+    metrics.read()
+
+    assert metrics.step == 4
+    assert metrics.last["loss"] == (4, 16.0)
+    assert metrics.first["loss"] == (1, 9.0)
+    assert metrics.last_step == {1: 3, 2: 4}
+
+
+def test_the_pace_is_that_of_the_newest_attempt(hand_made):
+    hand_made.metric(1, attempt=1, time=0.0)
+    hand_made.metric(11, attempt=1, time=10.0)
+    metrics = Metrics(hand_made.run.metrics)
+    metrics.read()
+    assert metrics.seconds_per_step() == 1.0
+
+    hand_made.metric(12, attempt=2, time=5000.0)  # long in the queue
+    metrics.read()
+    assert metrics.seconds_per_step() is None
+    hand_made.metric(14, attempt=2, time=5001.0)
+    metrics.read()
+    assert metrics.seconds_per_step() == 0.5
+
+
+def test_what_is_no_metric_is_passed_over(hand_made):
+    hand_made.run.metrics.write_text(
+        '[1]\n{"step": "one"}\nnonsense\n{"step": 1, "attempt": 1, "time": 0, "values": {"loss": NaN, "note": "x"}}\n'
+    )
+    (metric,) = Metrics(hand_made.run.metrics).read()
+    assert list(metric.values) == ["loss"]
+    assert math.isnan(metric.values["loss"])
