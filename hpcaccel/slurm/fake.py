@@ -1,0 +1,170 @@
+"""A Slurm in memory for unit tests: the methods of :class:`~hpcaccel.slurm.commands.Slurm`, jobs that a test moves."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hpcaccel.errors import ClusterError, SlurmCommandError
+from hpcaccel.slurm.hostlist import array_indices
+from hpcaccel.slurm.states import AccountingEntry, Association, JobInfo, JobState, PartitionInfo, QueueEntry
+
+__all__ = ["FakeSlurm", "Submission"]
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One call of sbatch."""
+
+    job_id: str
+    script: Path
+    text: str
+    args: tuple[str, ...]
+    env: dict[str, str]
+
+
+@dataclass
+class FakeSlurm:
+    """Jobs start PENDING; :meth:`move` them. What was asked for is in ``submissions``, ``cancelled`` and so on.
+
+    ``refuse`` and ``unreachable``, when set, are the words with which sbatch refuses, or every command fails.
+    """
+
+    installed: bool = True
+    refuse: str = ""
+    unreachable: str = ""
+    accounted: bool = True
+    known_partitions: list[PartitionInfo] = field(default_factory=lambda: [PartitionInfo(name="gpu", default=True)])
+    known_associations: list[Association] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
+
+    jobs: dict[str, JobInfo] = field(default_factory=dict)
+    """By address: ``45``, ``46_3``."""
+    submissions: list[Submission] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    requeued: list[str] = field(default_factory=list)
+    signals: list[tuple[str, str, str]] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+
+    def move(self, job_id: str, state: JobState, **changes: object) -> JobInfo:
+        """Give a job another state, and other fields of JobInfo by name."""
+        self.jobs[job_id] = replace(self.jobs[job_id], state=state, **changes)  # type: ignore[arg-type]
+        return self.jobs[job_id]
+
+    def forget(self, job_id: str) -> None:
+        """Let a job vanish, as Slurm does some minutes after its end."""
+        del self.jobs[job_id]
+
+    def available(self) -> bool:
+        return self.installed
+
+    def version(self) -> str:
+        self._called("version")
+        return "22.05.8"
+
+    def sbatch(self, script: Path, args: Sequence[str] = (), env: Mapping[str, str] | None = None) -> str:
+        self._called("sbatch")
+        if self.refuse:
+            raise ClusterError(f"Slurm refused the job: {self.refuse}")
+        text = script.read_text(encoding="utf-8")
+        job_id = str(100 + len(self.submissions))
+        environment = dict(os.environ if env is None else env)
+        self.submissions.append(Submission(job_id, script, text, tuple(args), environment))
+        indices = _array_option(text, args)
+        if indices is None:
+            self.jobs[job_id] = JobInfo(job_id=job_id, state=JobState.PENDING, partition="gpu")
+        for index in indices or []:
+            job = JobInfo(job_id=job_id, array_job_id=job_id, array_task_id=index, state=JobState.PENDING)
+            self.jobs[job.address] = job
+        return job_id
+
+    def job(self, job_id: str) -> JobInfo | None:
+        self._called("job")
+        return self.jobs.get(job_id) or next(iter(self._matching([job_id]).values()), None)
+
+    def queue(self, job_ids: Sequence[str] | None = None, *, include_ended: bool = False) -> dict[str, QueueEntry]:
+        self._called("queue")
+        return {
+            address: QueueEntry(
+                job_id=address,
+                name=job.name,
+                state=job.state,
+                reason=job.reason,
+                partition=job.partition,
+                nodes=job.nodes,
+                start_time=job.start_time,
+                end_time=job.end_time,
+                time_limit_seconds=job.time_limit_seconds,
+            )
+            for address, job in self._matching(job_ids).items()
+            if include_ended or not job.state.is_ended
+        }
+
+    def accounting(self, job_ids: Sequence[str]) -> dict[str, AccountingEntry]:
+        self._called("accounting")
+        if not self.accounted:
+            return {}
+        return {
+            address: AccountingEntry(job_id=address, name=job.name, state=job.state, exit_code=job.exit_code)
+            for address, job in self._matching(job_ids).items()
+        }
+
+    def cancel(self, job_id: str) -> bool:
+        self._called("cancel")
+        live = {one: job for one, job in self._matching([job_id]).items() if not job.state.is_ended}
+        for address in live:
+            self.move(address, JobState.CANCELLED, end_time=time.time())
+        self.cancelled.append(job_id)
+        return bool(live)
+
+    def signal_step(self, job_id: str, step_id: str | int, signal: str) -> bool:
+        self._called("signal_step")
+        self.signals.append((job_id, str(step_id), signal))
+        return any(job.state.is_running for job in self._matching([job_id]).values())
+
+    def requeue(self, job_id: str) -> bool:
+        self._called("requeue")
+        job = self.jobs.get(job_id)
+        if job is None:
+            raise SlurmCommandError(["scontrol", "requeue", job_id], 1, "Invalid job id specified")
+        if job.state.is_pending:
+            return False
+        self.requeued.append(job_id)
+        self.move(job_id, JobState.PENDING, restarts=job.restarts + 1, reason="BeginTime")
+        return True
+
+    def partitions(self) -> list[PartitionInfo]:
+        self._called("partitions")
+        return list(self.known_partitions)
+
+    def associations(self, user: str) -> list[Association]:
+        self._called("associations")
+        return list(self.known_associations)
+
+    def config(self) -> dict[str, str]:
+        self._called("config")
+        return dict(self.settings)
+
+    def _called(self, name: str) -> None:
+        if not self.installed:
+            raise ClusterError(f"there is no Slurm on this machine (asked for {name})")
+        if self.unreachable:
+            raise SlurmCommandError([name], 1, self.unreachable)
+        self.calls.append(name)
+
+    def _matching(self, job_ids: Sequence[str] | None) -> dict[str, JobInfo]:
+        if job_ids is None:
+            return dict(self.jobs)
+        wanted = set(job_ids)
+        return {one: job for one, job in self.jobs.items() if one in wanted or one.partition("_")[0] in wanted}
+
+
+def _array_option(text: str, args: Sequence[str]) -> list[int] | None:
+    options = [*args, *(line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH "))]
+    for option in options:
+        if option.startswith("--array="):
+            return array_indices(option.removeprefix("--array="))
+    return None

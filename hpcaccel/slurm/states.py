@@ -1,0 +1,273 @@
+"""What Slurm says about jobs and partitions, as frozen records; times are seconds since the epoch, or None."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+__all__ = [
+    "AccountingEntry",
+    "Association",
+    "JobInfo",
+    "JobState",
+    "PartitionInfo",
+    "QueueEntry",
+    "parse_duration",
+    "parse_state",
+    "parse_time",
+]
+
+
+class JobState(str, Enum):
+    """Every state that squeue, sacct and scontrol print, and UNKNOWN for what a newer Slurm may add."""
+
+    PENDING = "PENDING"
+    REQUEUED = "REQUEUED"
+    REQUEUE_FED = "REQUEUE_FED"
+    REQUEUE_HOLD = "REQUEUE_HOLD"
+    RESV_DEL_HOLD = "RESV_DEL_HOLD"
+    SPECIAL_EXIT = "SPECIAL_EXIT"
+
+    CONFIGURING = "CONFIGURING"
+    RUNNING = "RUNNING"
+    RESIZING = "RESIZING"
+    SIGNALING = "SIGNALING"
+    STOPPED = "STOPPED"
+    SUSPENDED = "SUSPENDED"
+
+    COMPLETING = "COMPLETING"
+    STAGE_OUT = "STAGE_OUT"
+
+    BOOT_FAIL = "BOOT_FAIL"
+    CANCELLED = "CANCELLED"
+    COMPLETED = "COMPLETED"
+    DEADLINE = "DEADLINE"
+    FAILED = "FAILED"
+    LAUNCH_FAILED = "LAUNCH_FAILED"
+    NODE_FAIL = "NODE_FAIL"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    PREEMPTED = "PREEMPTED"
+    RECONFIG_FAIL = "RECONFIG_FAIL"
+    REVOKED = "REVOKED"
+    TIMEOUT = "TIMEOUT"
+
+    UNKNOWN = "UNKNOWN"
+
+    @property
+    def is_pending(self) -> bool:
+        """In the queue, held ones too. REQUEUED counts: the job that sacct calls so is on its way back."""
+        return self in _PENDING
+
+    @property
+    def is_running(self) -> bool:
+        """Holds its nodes and may use them again (SUSPENDED and STOPPED come back)."""
+        return self in _RUNNING
+
+    @property
+    def is_ending(self) -> bool:
+        """Its processes are being ended; whether it comes back is not yet said."""
+        return self in _ENDING
+
+    @property
+    def is_ended(self) -> bool:
+        """Over, as far as this record goes. A PREEMPTED job may have a newer record that is PENDING."""
+        return self in _ENDED
+
+
+_PENDING = frozenset(
+    {
+        JobState.PENDING,
+        JobState.REQUEUED,
+        JobState.REQUEUE_FED,
+        JobState.REQUEUE_HOLD,
+        JobState.RESV_DEL_HOLD,
+        JobState.SPECIAL_EXIT,
+    }
+)
+_RUNNING = frozenset(
+    {
+        JobState.CONFIGURING,
+        JobState.RUNNING,
+        JobState.RESIZING,
+        JobState.SIGNALING,
+        JobState.STOPPED,
+        JobState.SUSPENDED,
+    }
+)
+_ENDING = frozenset({JobState.COMPLETING, JobState.STAGE_OUT})
+_ENDED = frozenset(JobState) - _PENDING - _RUNNING - _ENDING - {JobState.UNKNOWN}
+
+
+def parse_state(text: str) -> JobState:
+    """The state in texts such as ``RUNNING``, ``CANCELLED by 0``, ``CANCELLED+`` (cut short), ``FAILED+COMPLETING``.
+
+    Where a base state comes with flags, what is going on now decides: COMPLETING before anything else, then the flags
+    that put a job back into the queue, then the base state.
+    """
+    words = [word for word in re.split(r"[+, ]", text.strip().upper()) if word]
+    states = [state for word in words if (state := _state_of(word)) is not JobState.UNKNOWN]
+    for wanted in (_ENDING, _PENDING - {JobState.PENDING}):
+        for state in states:
+            if state in wanted:
+                return state
+    return states[0] if states else JobState.UNKNOWN
+
+
+def _state_of(word: str) -> JobState:
+    try:
+        return JobState(word)
+    except ValueError:
+        pass
+    # sacct cuts a long state to the width of its column: CANCELLED+, OUT_OF_ME+
+    matches = [state for state in JobState if len(word) >= 6 and state.value.startswith(word)]
+    return matches[0] if len(matches) == 1 else JobState.UNKNOWN
+
+
+def parse_time(text: str) -> float | None:
+    """Slurm's ``2026-11-20T22:58:21`` (local time) as seconds since the epoch; None for Unknown, None and N/A."""
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except ValueError:
+        return None
+
+
+_DURATION = re.compile(r"(?:(?P<days>\d+)-)?(?P<clock>\d+(?::\d+){0,2})(?:\.\d+)?")
+
+
+def parse_duration(text: str) -> int | None:
+    """Seconds in a duration as Slurm prints it (``5:00``, ``1-02:00:00``); None for UNLIMITED and the like."""
+    match = _DURATION.fullmatch(text.strip())
+    if not match:
+        return None
+    parts = [int(part) for part in match["clock"].split(":")]
+    if match["days"] is not None:
+        parts += [0] * (3 - len(parts))  # 1-12 is a day and twelve hours
+    elif len(parts) == 1:
+        parts = [*parts, 0]  # a bare number is minutes, as everywhere in Slurm
+    seconds = 0
+    for part in parts:
+        seconds = seconds * 60 + part
+    return int(match["days"] or 0) * 86400 + seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobInfo:
+    """One job, or one task of an array, from ``scontrol show job``."""
+
+    job_id: str
+    """Slurm's own number, e.g. 48 for task ``46_0``."""
+    array_job_id: str | None = None
+    array_task_id: int | None = None
+    name: str = ""
+    state: JobState
+    reason: str = ""
+    preempt_time: float | None = None
+    """When Slurm decided to preempt the job; None while nobody has."""
+    start_time: float | None = None
+    """Of this start; for a pending job what the scheduler expects."""
+    end_time: float | None = None
+    """When Slurm will kill the job, or when it ended. A preemption or a changed limit moves it."""
+    time_limit_seconds: int | None = None
+    restarts: int = 0
+    nodes: str = ""
+    """A host list such as ``n[1-2]``; empty before the start."""
+    partition: str = ""
+    requeue: bool = False
+    """Whether Slurm requeues the job by itself after a node failure or a preemption."""
+    exit_code: str = ""
+    """``code:signal``"""
+    comment: str = ""
+
+    @property
+    def address(self) -> str:
+        """How to name this job, and only this one, to Slurm's commands."""
+        if self.array_job_id is not None and self.array_task_id is not None:
+            return f"{self.array_job_id}_{self.array_task_id}"
+        return self.job_id
+
+    @property
+    def is_held(self) -> bool:
+        return is_held(self.state, self.reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueEntry:
+    """One line of squeue; tasks of an array each have their own."""
+
+    job_id: str
+    """``45`` or ``46_3``."""
+    name: str = ""
+    state: JobState
+    reason: str = ""
+    partition: str = ""
+    user: str = ""
+    nodes: str = ""
+    node_count: int = 0
+    start_time: float | None = None
+    end_time: float | None = None
+    submit_time: float | None = None
+    time_limit_seconds: int | None = None
+
+    @property
+    def is_held(self) -> bool:
+        return is_held(self.state, self.reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccountingEntry:
+    """The newest record that sacct has of a job."""
+
+    job_id: str
+    name: str = ""
+    state: JobState
+    cancelled_by: str | None = None
+    """The user id in ``CANCELLED by 1000``."""
+    exit_code: str = ""
+    reason: str = ""
+    partition: str = ""
+    nodes: str = ""
+    submit_time: float | None = None
+    start_time: float | None = None
+    end_time: float | None = None
+    elapsed_seconds: int = 0
+    records: int = 1
+    """How many records there are: a requeue begins a new one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionInfo:
+    """One partition from sinfo. Where its nodes differ, the numbers are of the smallest."""
+
+    name: str
+    default: bool = False
+    available: bool = True
+    nodes: int = 0
+    cpus_per_node: int = 0
+    memory_mb_per_node: int = 0
+    gpus_per_node: int = 0
+    gpu_types: tuple[str, ...] = ()
+    time_limit_seconds: int | None = None
+    """None: no limit."""
+    default_time_seconds: int | None = None
+    preempt_mode: str = ""
+    priority_tier: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Association:
+    """One account that a user may charge, from sacctmgr."""
+
+    account: str
+    default: bool = False
+    partition: str | None = None
+    qos: tuple[str, ...] = ()
+    default_qos: str | None = None
+
+
+def is_held(state: JobState, reason: str) -> bool:
+    """Whether a job waits for somebody to release it, which no amount of free nodes will do."""
+    if state in (JobState.REQUEUE_HOLD, JobState.RESV_DEL_HOLD, JobState.SPECIAL_EXIT):
+        return True
+    return state is JobState.PENDING and ("held" in reason.lower() or reason == "ReservationDeleted")

@@ -1,0 +1,213 @@
+"""How Slurm's commands are started, and what becomes of their failures."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcaccel.errors import ClusterError, SlurmCommandError
+from hpcaccel.slurm import JobState, Slurm
+from hpcaccel.slurm.environment import submission_environment
+
+RECORDED = Path(__file__).parents[1] / "data" / "slurm"
+
+
+class Terminal:
+    """Stands in for subprocess.run: answers in order, and remembers how it was called."""
+
+    def __init__(self, *answers: tuple[int, str, str]) -> None:
+        self.answers = list(answers)
+        self.commands: list[list[str]] = []
+        self.options: list[dict[str, Any]] = []
+
+    def __call__(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        self.commands.append(command)
+        self.options.append(options)
+        code, stdout, stderr = self.answers.pop(0)
+        return subprocess.CompletedProcess(command, code, stdout, stderr)
+
+
+def failing(stderr: str) -> tuple[Terminal, Slurm]:
+    terminal = Terminal((1, "", stderr))
+    return terminal, Slurm(terminal)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "job.sbatch"
+    path.write_text("#!/bin/bash\n#SBATCH --partition=gpu\n#SBATCH --time=01:00:00\n")
+    return path
+
+
+def test_commands_speak_english_have_a_time_limit_and_no_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SQUEUE_FORMAT", "%i")
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
+    terminal = Terminal((0, "", ""))
+    Slurm(terminal, timeout_seconds=7).queue(["46_3", "45"])
+    (command,), (options,) = terminal.commands, terminal.options
+    assert isinstance(command, list)
+    assert "--jobs=45,46_3" in command
+    assert options["timeout"] == 7
+    assert not options.get("shell")
+    assert options["env"]["LC_ALL"] == "C"
+    assert options["env"]["SLURM_TIME_FORMAT"] == "standard"
+    assert "SQUEUE_FORMAT" not in options["env"]
+
+
+def test_sbatch_returns_the_job_id(script: Path) -> None:
+    for answer in ("123\n", "123;alps\n", "a site's greeting\n123\n"):
+        assert Slurm(Terminal((0, answer, ""))).sbatch(script) == "123"
+
+
+@pytest.mark.parametrize("version", ["22.05", "26.11"])
+def test_a_refused_partition_names_those_that_exist(script: Path, version: str) -> None:
+    refusal = (RECORDED / version / "sbatch-bad-partition.txt").read_text().replace("nope", "gpuu")
+    sinfo = "gpu*|up|4|8|20000|1-00:00:00|n/a|REQUEUE|1|gpu:2\nurgent|up|4|8|20000|1-00:00:00|n/a|OFF|10|gpu:2\n"
+    with pytest.raises(ClusterError) as error:
+        Slurm(Terminal((1, "", refusal), (0, sinfo, ""))).sbatch(script)
+    message = str(error.value)
+    assert "Invalid partition name specified" in message
+    assert "has: gpu, urgent" in message
+    assert "Did you mean 'gpu'?" in message
+
+
+def test_a_hint_that_cannot_be_had_does_not_hide_the_refusal(script: Path) -> None:
+    refusal = "sbatch: error: invalid partition specified: nope\n"
+    with pytest.raises(ClusterError, match="invalid partition specified: nope"):
+        Slurm(Terminal((1, "", refusal), (1, "", "slurm_load_partitions: no"))).sbatch(script)
+
+
+@pytest.mark.parametrize(
+    "stderr",
+    [
+        "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
+        "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
+    ],
+)
+def test_a_silent_controller_is_not_the_users_mistake(script: Path, stderr: str) -> None:
+    _, slurm = failing(stderr)
+    with pytest.raises(SlurmCommandError):
+        slurm.sbatch(script)
+
+
+def test_a_job_that_slurm_does_not_know() -> None:
+    _, slurm = failing("slurm_load_jobs error: Invalid job id specified")
+    assert slurm.job("99") is None
+
+
+def test_a_silent_controller_is_not_an_unknown_job() -> None:
+    words = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    for method, argument in [("job", "99"), ("queue", ["99"]), ("cancel", "99"), ("requeue", "99")]:
+        _, slurm = failing(words)
+        with pytest.raises(SlurmCommandError, match="Unable to contact"):
+            getattr(slurm, method)(argument)
+
+
+def test_no_slurm_at_all(script: Path) -> None:
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        raise FileNotFoundError(command[0])
+
+    with pytest.raises(ClusterError, match="no sbatch on this machine"):
+        Slurm(run).sbatch(script)
+
+
+def test_no_answer_in_time() -> None:
+    def run(command: list[str], *, timeout: float, **_: Any) -> subprocess.CompletedProcess[str]:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    with pytest.raises(SlurmCommandError, match="no answer within 3 s"):
+        Slurm(run, timeout_seconds=3).job("1")
+
+
+def test_one_task_of_an_array_among_all() -> None:
+    text = (RECORDED / "22.05" / "scontrol-show-job-array.txt").read_text()
+    job = Slurm(Terminal((0, text, ""))).job("46_0")
+    assert job is not None
+    assert (job.job_id, job.state) == ("48", JobState.RUNNING)
+
+
+def test_the_queue_holds_what_is_not_over() -> None:
+    lines = "".join(
+        f"{job_id}|{state}|gpu|ann||1|N/A|N/A|N/A|5:00|None|x\n"
+        for job_id, state in [("1", "RUNNING"), ("2", "COMPLETED"), ("3_0", "COMPLETING"), ("3_1", "PENDING")]
+    )
+    assert list(Slurm(Terminal((0, lines, ""))).queue()) == ["1", "3_0", "3_1"]
+    assert list(Slurm(Terminal((0, lines, ""))).queue(["2", "3"], include_ended=True)) == ["2", "3_0", "3_1"]
+
+
+def test_a_query_for_no_job_starts_nothing() -> None:
+    terminal = Terminal()
+    assert Slurm(terminal).queue([]) == {}
+    assert Slurm(terminal).accounting([]) == {}
+    assert terminal.commands == []
+
+
+def test_more_job_ids_than_an_argument_can_hold() -> None:
+    terminal = Terminal((0, "70000|RUNNING|gpu|ann||1|N/A|N/A|N/A|5:00|None|x\n9|RUNNING|||||||||||\n", ""))
+    found = Slurm(terminal).queue([str(number) for number in range(60_000, 90_000)])
+    assert list(found) == ["70000"]
+    assert max(len(argument) for argument in terminal.commands[0]) < 1000
+
+
+def test_without_accounting_nothing_is_known() -> None:
+    _, slurm = failing("Slurm accounting storage is disabled")
+    assert slurm.accounting(["1"]) == {}
+
+
+def test_an_accounting_that_does_not_answer_is_an_error() -> None:
+    _, slurm = failing("sacct: error: slurm_persist_conn_open_without_init: failed to open persistent connection")
+    with pytest.raises(SlurmCommandError):
+        slurm.accounting(["1"])
+
+
+def test_requeue_addresses_one_task() -> None:
+    terminal = Terminal((0, "", ""))
+    assert Slurm(terminal).requeue("46_0")
+    assert terminal.commands == [["scontrol", "requeue", "46_0"]]
+
+
+def test_requeue_of_a_job_that_is_back_already() -> None:
+    _, slurm = failing("Requested operation is presently disabled: Job is pending execution for job 46")
+    assert slurm.requeue("46") is False
+
+
+def test_signals_go_to_a_step() -> None:
+    terminal = Terminal((0, "", ""))
+    Slurm(terminal).signal_step("46_0", 0, "TERM")
+    assert terminal.commands == [["scancel", "--signal=TERM", "46_0.0"]]
+
+
+@pytest.mark.parametrize("job_id", ["", "--help", "1;rm", "1 2", "46_[0-3]", "n1"])
+def test_only_job_ids_reach_a_command(job_id: str) -> None:
+    terminal = Terminal()
+    with pytest.raises(ValueError, match="job id"):
+        Slurm(terminal).cancel(job_id)
+    assert terminal.commands == []
+
+
+def test_a_job_submitted_from_inside_another_inherits_nothing_of_its_shape() -> None:
+    base = {
+        "PATH": "/bin",
+        "SLURM_CONF": "/etc/slurm/slurm.conf",
+        "SLURM_JOB_ID": "7",
+        "SLURM_NTASKS": "8",
+        "SLURM_CPU_BIND": "x",
+        "SBATCH_ACCOUNT": "phys",
+    }
+    kept = submission_environment(base, script="#SBATCH --partition=gpu\n")
+    assert kept == {"PATH": "/bin", "SLURM_CONF": "/etc/slurm/slurm.conf"}
+
+
+def test_a_users_defaults_fill_in_but_do_not_overrule() -> None:
+    base = {
+        "SBATCH_ACCOUNT": "phys",
+        "SBATCH_PARTITION": "debug",
+        "SBATCH_TIMELIMIT": "1",
+        "SBATCH_ARRAY_INX": "0-9",
+        "SBATCH_NO_REQUEUE": "1",
+    }
+    script = "#SBATCH --partition=gpu\n#SBATCH --time=01:00:00\n#SBATCH --requeue\n"
+    assert submission_environment(base, script=script) == {"SBATCH_ACCOUNT": "phys"}
