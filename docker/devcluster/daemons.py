@@ -1,0 +1,137 @@
+"""The five kinds of daemons: how each is started, and how one knows that it is ready."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from . import processes, requirements, setup
+from .errors import DevClusterError
+from .state import State
+
+READY_PATIENCE_SECONDS = 60.0
+UP_STATES = ("idle", "mixed", "allocated", "completing")
+
+
+def start_munged(state: State) -> None:
+    run = state.root / "run"
+    # As root, like the other daemons: the root directory may lie where no other user may go.
+    options = ["--foreground", f"--socket={run}/munge.socket", f"--key-file={state.root}/etc/munge.key"]
+    files = [f"--pid-file={run}/munged.pid", f"--seed-file={run}/munged.seed", f"--log-file={run}/munged.log"]
+    _start(state, "munged", [_program("munged"), *options, *files])
+    _wait(state, "munged", lambda: (run / "munge.socket").is_socket())
+
+
+def start_mariadbd(state: State) -> None:
+    root = state.root
+    common = ["--no-defaults", f"--datadir={root}/mysql", "--user=root"]
+    install = [_program("mariadb-install-db"), *common, "--auth-root-authentication-method=socket", "--skip-test-db"]
+    with (root / "log" / "mariadb-install-db.log").open("wb") as log:
+        answer = subprocess.run(install, stdout=log, stderr=log, env=requirements.environment(), check=False, cwd="/")
+    if answer.returncode:
+        raise DevClusterError(f"mariadb-install-db failed ({answer.returncode}); see {log.name}{_tail(Path(log.name))}")
+    files = [f"--socket={root}/run/mariadb.socket", f"--pid-file={root}/run/mariadbd.pid", f"--tmpdir={root}/tmp"]
+    # A throw-away database: small, and it need not survive a power cut.
+    lean = ["--skip-networking", "--skip-log-bin", "--innodb-buffer-pool-size=128M", "--innodb-flush-log-at-trx-commit=0"]
+    # slurmdbd's own check wants a patient lock wait.
+    _start(state, "mariadbd", [_program("mariadbd"), *common, *files, *lean, "--innodb-lock-wait-timeout=900"])
+    ping = [_program("mariadb-admin"), "--no-defaults", "--user=root", f"--socket={root}/run/mariadb.socket", "ping"]
+    _wait(state, "mariadbd", lambda: _succeeds(ping))
+
+
+def start_slurmdbd(state: State) -> None:
+    _start(state, "slurmdbd", [_program("slurmdbd"), "-D"], hostname=state.controller)
+    _wait(state, "slurmdbd", lambda: _listens(state.ports.slurmdbd))
+    add_cluster = ["sacctmgr", "-i", "add", "cluster", state.options.name]
+    _wait(state, "slurmdbd", lambda: _succeeds(add_cluster, state))
+
+
+def start_slurmctld(state: State) -> None:
+    _start(state, "slurmctld", [_program("slurmctld"), "-D"], hostname=state.controller)
+
+
+def start_slurmd(state: State, node: str) -> None:
+    _start(state, node, [_program("slurmd"), "-D", "-N", node], hostname=node)
+
+
+def wait_for_nodes(state: State, nodes: Sequence[str]) -> None:
+    """Until Slurm would give work to each of them."""
+
+    def all_up() -> bool:
+        states = node_states(state)
+        return all(states.get(node) in UP_STATES for node in nodes)
+
+    _wait(state, "slurmctld", all_up)
+
+
+def node_states(state: State) -> dict[str, str]:
+    """sinfo's long state by node, such as `idle`, `down*`; empty when the controller does not answer."""
+    answer = client(state, ["sinfo", "-h", "-N", "-o", "%N %T"])
+    if answer.returncode:
+        return {}
+    return dict(line.split() for line in answer.stdout.splitlines())
+
+
+def client(state: State, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Runs one of Slurm's own commands against this cluster."""
+    env = {**requirements.environment(), "SLURM_CONF": str(setup.login_conf(state))}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+def _start(state: State, role: str, command: Sequence[str], *, hostname: str | None = None) -> None:
+    env = {
+        **requirements.environment(),
+        "SLURM_CONF": str(state.slurm_conf),
+        # libmariadb, inside slurmdbd, has no other way to be told about a socket.
+        "MYSQL_UNIX_PORT": f"{state.root}/run/mariadb.socket",
+    }
+    log = _log(state, role)
+    state.processes[role] = processes.start(role, command, log=log, env=env, hostname=hostname)
+    state.save()
+
+
+def _log(state: State, role: str) -> Path:
+    """What a daemon prints. Slurm's daemons, while in the foreground, also write to a log of their own: same lines."""
+    return state.root / "log" / f"{role}.out"
+
+
+def _wait(state: State, role: str, ready: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + READY_PATIENCE_SECONDS
+    while not ready():
+        log = _log(state, role)
+        if not processes.is_alive(state.processes[role]):
+            raise DevClusterError(f"{role} ended at once; see {log}{_tail(log)}")
+        if time.monotonic() > deadline:
+            raise DevClusterError(f"{role} was not ready after {READY_PATIENCE_SECONDS:.0f} s; see {log}{_tail(log)}")
+        time.sleep(0.1)
+
+
+def _succeeds(command: Sequence[str], state: State | None = None) -> bool:
+    if state is not None:
+        return client(state, command).returncode == 0
+    answer = subprocess.run(command, env=requirements.environment(), capture_output=True, check=False)
+    return answer.returncode == 0
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _program(name: str) -> str:
+    path = shutil.which(name, path=requirements.SEARCH_PATH)
+    if path is None:
+        raise DevClusterError(f"{name} is not installed")
+    return path
+
+
+def _tail(log: Path, lines: int = 15) -> str:
+    text = log.read_text(errors="replace").splitlines()[-lines:]
+    return "".join(f"\n  | {line}" for line in text)

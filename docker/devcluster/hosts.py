@@ -1,0 +1,61 @@
+"""The node names in /etc/hosts: the only thing of a cluster outside its root, and so also the list of all clusters.
+
+One line a cluster, marked with the root that it belongs to. All names mean 127.0.0.1: Slurm's programs answer to the
+address that a message came from, and on the loopback device that is 127.0.0.1 whichever 127.x was called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+HOSTS = Path("/etc/hosts")
+_MARK = "# hpcaccel-cluster "
+
+
+@contextlib.contextmanager
+def locked() -> Iterator[None]:
+    """Keeps other clusters from choosing names and ports at the same moment."""
+    with HOSTS.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def add(names: Sequence[str], root: Path) -> None:
+    """Call with the lock held."""
+    content = HOSTS.read_bytes()
+    line = f"127.0.0.1 {' '.join(names)} {_MARK}{root}\n".encode()
+    with HOSTS.open("ab") as file:  # appended by one write: a reader sees all of it or nothing
+        file.write(line if not content or content.endswith(b"\n") else b"\n" + line)
+
+
+def remove(root: Path) -> None:
+    """Call with the lock held. Removing what is not there does nothing."""
+    old = HOSTS.read_bytes()
+    mark = f"{_MARK}{root}\n".encode()
+    new = b"".join(line for line in old.splitlines(keepends=True) if not line.endswith(mark))
+    if new == old:
+        return
+    # In place, since in a container the file is a mount that cannot be replaced; the shorter text first and the cut
+    # after it, so that no reader ever finds the file empty.
+    fd = os.open(HOSTS, os.O_WRONLY)
+    try:
+        os.pwrite(fd, new, 0)
+        os.ftruncate(fd, len(new))
+    finally:
+        os.close(fd)
+
+
+def marked_roots() -> list[Path]:
+    """The roots of all clusters with a line in the file."""
+    lines = HOSTS.read_text().splitlines()
+    return [Path(line.partition(_MARK)[2]) for line in lines if _MARK in line]
+
+
+def taken_names() -> set[str]:
+    """Every name that the file gives to some address."""
+    lines = (line.partition("#")[0] for line in HOSTS.read_text().splitlines())
+    return {name for line in lines for name in line.split()[1:]}

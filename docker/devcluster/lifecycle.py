@@ -1,0 +1,138 @@
+"""Up, down, and one node down and up again."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from . import daemons, hosts, processes, requirements, setup
+from .errors import DevClusterError
+from .state import Options, State, load, locked
+
+Report = Callable[[str], None]
+
+# Time for a daemon to leave by itself. What it would still have to write is thrown away at the next `up` anyway.
+LEAVE_PATIENCE_SECONDS = 5
+
+
+def up(root: Path, asked: Mapping[str, object], report: Report) -> State:
+    """A running cluster: the one that runs already, or a new one. `asked` holds the options that were given."""
+    if (problem := requirements.problem()) is not None:
+        raise DevClusterError(problem)
+    setup.check_root(root)
+    with locked(root):
+        old = load(root)
+        if old is not None and _is_up(old):
+            _check_same(old, asked)
+            report(f"already up: {root}")
+            return old
+        if old is not None:
+            report("cleaning up what a crash left")
+            _stop(old)
+        state = setup.create(root, Options(**asked))  # type: ignore[arg-type]  # argparse has checked the types
+        try:
+            _start(state, report)
+        except BaseException:  # Ctrl-C too: nothing half-made stays
+            _stop(state)
+            raise
+        return state
+
+
+def down(root: Path, report: Report) -> bool:
+    """Ends what `up` started; False if there was nothing. The logs stay until the next `up`."""
+    if not root.is_dir():
+        return False
+    with locked(root):
+        state = load(root)
+        if state is None:
+            return False
+        report(f"ending {sum(map(processes.is_alive, state.processes.values()))} daemons and their jobs")
+        _stop(state)
+        return True
+
+
+def fail(root: Path, node: str, *, slurmd_only: bool) -> None:
+    """A power cut: the node's slurmd, job step daemons and tasks are killed at once."""
+    with locked(root):
+        state = _running(root, node)
+        slurmd = state.processes[node]
+        state.failed_nodes = sorted({*state.failed_nodes, node})
+        state.save()
+        processes.end([slurmd], signal.SIGKILL, patience_seconds=10)
+        if not slurmd_only:
+            _end_jobs(state, [node])
+
+
+def restore(root: Path, node: str) -> None:
+    """The node comes back: its slurmd is started again and registers."""
+    with locked(root):
+        state = _running(root, node)
+        if processes.is_alive(state.processes[node]):
+            raise DevClusterError(f"node {node} is running; `fail {node}` comes first")
+        _end_jobs(state, [node])
+        state.failed_nodes = [name for name in state.failed_nodes if name != node]
+        daemons.start_slurmd(state, node)
+        daemons.wait_for_nodes(state, [node])
+
+
+def _start(state: State, report: Report) -> None:
+    report("starting munge and MariaDB")
+    daemons.start_munged(state)
+    daemons.start_mariadbd(state)
+    report("starting slurmdbd")
+    daemons.start_slurmdbd(state)
+    report(f"starting slurmctld and {len(state.nodes)} slurmd")
+    daemons.start_slurmctld(state)
+    for node in state.nodes:
+        daemons.start_slurmd(state, node)
+    daemons.wait_for_nodes(state, state.nodes)
+    state.ready = True
+    state.save()
+
+
+def _stop(state: State) -> None:
+    if state.ready:
+        state.ready = False
+        state.save()
+    # Those who start jobs go first, then the jobs; the database last, since the others talk to it to the end.
+    order = [["slurmctld", *state.nodes], ["slurmdbd"], ["mariadbd", "munged"]]
+    for roles in order:
+        group = [state.processes[role] for role in roles if role in state.processes]
+        processes.end(group, signal.SIGTERM, patience_seconds=LEAVE_PATIENCE_SECONDS)
+        _end_jobs(state, [*state.nodes, state.controller])
+    with hosts.locked():
+        hosts.remove(state.root)
+    setup.clear(state.root, keep_logs=True)
+    state.forget()
+
+
+def _end_jobs(state: State, nodes: list[str]) -> None:
+    """Kills until none is left: one that forks while it is looked for shows up in the next round."""
+    slurmds = [state.processes[node] for node in nodes if node in state.processes]
+    while left := processes.descendants(slurmds, nodes):
+        processes.end(left, signal.SIGKILL, patience_seconds=10)
+
+
+def _is_up(state: State) -> bool:
+    roles = {"munged", "mariadbd", "slurmdbd", "slurmctld", *state.nodes} - set(state.failed_nodes)
+    return state.ready and all(role in state.processes and processes.is_alive(state.processes[role]) for role in roles)
+
+
+def _check_same(state: State, asked: Mapping[str, object]) -> None:
+    for name, value in asked.items():
+        running = getattr(state.options, name)
+        if value != running:
+            raise DevClusterError(
+                f"the cluster in {state.root} is up with {name}={running}, not {value}: take it `down` first, or start "
+                "another one beside it with --root"
+            )
+
+
+def _running(root: Path, node: str) -> State:
+    state = load(root)
+    if state is None:
+        raise DevClusterError(f"no cluster in {root}: start it with `up --root {root}`")
+    if node not in state.nodes:
+        raise DevClusterError(f"no node {node!r} in {root} (has: {', '.join(state.nodes)})")
+    return state

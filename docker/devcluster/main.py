@@ -1,0 +1,139 @@
+"""The command line of docker/cluster."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from . import daemons, lifecycle, processes, setup
+from .errors import DevClusterError
+from .state import Options, State, load
+
+DEFAULT_ROOT = Path("/var/tmp/hpcaccel-cluster")
+
+
+def main(argv: Sequence[str]) -> int:
+    args = _parser().parse_args(argv)
+    args.root = Path(args.root).absolute()
+    try:
+        return int(args.command(args))
+    except DevClusterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _up(args: argparse.Namespace) -> int:
+    asked = {f.name: getattr(args, f.name) for f in fields(Options) if getattr(args, f.name) is not None}
+    started = time.monotonic()
+
+    def report(line: str) -> None:
+        print(f"[{time.monotonic() - started:4.1f} s] {line}", file=sys.stderr, flush=True)
+
+    state = lifecycle.up(args.root, asked, report)
+    report(f"{len(state.nodes)} nodes: {', '.join(state.nodes)}. To use them:")
+    print(_exports(state), flush=True)
+    return 0
+
+
+def _down(args: argparse.Namespace) -> int:
+    if not lifecycle.down(args.root, lambda line: print(line, file=sys.stderr)):
+        print(f"no cluster in {args.root}", file=sys.stderr)
+    return 0
+
+
+def _status(args: argparse.Namespace) -> int:
+    state = load(args.root)
+    if state is None:
+        print(f"no cluster in {args.root}")
+        return 1
+    dead = [role for role, process in state.processes.items() if not processes.is_alive(process)]
+    states = daemons.node_states(state)
+    for node in state.nodes:
+        print(f"{node:8} {states.get(node, 'unknown')}{'  (failed on purpose)' if node in state.failed_nodes else ''}")
+    for role in dead:
+        print(f"{role} is not running")
+    print(_exports(state))
+    return 0 if state.ready and set(dead) <= set(state.failed_nodes) else 1
+
+
+def _env(args: argparse.Namespace) -> int:
+    state = load(args.root)
+    if state is None:
+        raise DevClusterError(f"no cluster in {args.root}: start it with `up --root {args.root}`")
+    print(_exports(state))
+    return 0
+
+
+def _fail(args: argparse.Namespace) -> int:
+    lifecycle.fail(args.root, args.node, slurmd_only=args.slurmd_only)
+    return 0
+
+
+def _restore(args: argparse.Namespace) -> int:
+    lifecycle.restore(args.root, args.node)
+    return 0
+
+
+def _exports(state: State) -> str:
+    return f"export SLURM_CONF={shlex.quote(str(setup.login_conf(state)))}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="docker/cluster", description="A real Slurm cluster on this machine.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    root = argparse.ArgumentParser(add_help=False)
+    root.add_argument("--root", default=DEFAULT_ROOT, help="the directory that holds all of it (%(default)s)")
+
+    up = commands.add_parser("up", parents=[root], help="start it, or say that it runs")
+    default = Options()
+    up.add_argument("--nodes", type=_count(1, 64), help=f"nodes, 1 to 64 ({default.nodes})")
+    up.add_argument("--gpus", type=_count(0, 8), help=f"simulated GPUs a node, 0 to 8 ({default.gpus})")
+    up.add_argument("--cpus", type=_count(1, 256), help=f"CPUs that a node claims to have ({default.cpus})")
+    up.add_argument("--memory-mb", type=_count(1, 10**7), help=f"memory that a node claims ({default.memory_mb})")
+    up.add_argument("--name", type=_name, help=f"Slurm's name for the cluster ({default.name})")
+    up.add_argument("--prefix", type=_name, help="nodes are called prefix1, prefix2, … (n, if nobody else has it)")
+    up.add_argument("--grace-seconds", type=_count(1, 3600), help=f"GraceTime of `gpu` ({default.grace_seconds})")
+    up.add_argument("--kill-wait-seconds", type=_count(1, 600), help=f"KillWait ({default.kill_wait_seconds})")
+    up.add_argument(
+        "--slurmd-timeout-seconds",
+        type=_count(1, 3600),
+        help=f"SlurmdTimeout: a silent node is down after that ({default.slurmd_timeout_seconds})",
+    )
+    up.set_defaults(command=_up)
+
+    commands.add_parser("down", parents=[root], help="end exactly what `up` started").set_defaults(command=_down)
+    commands.add_parser("status", parents=[root], help="nodes, missing daemons, environment").set_defaults(
+        command=_status
+    )
+    commands.add_parser("env", parents=[root], help="the exports, for eval").set_defaults(command=_env)
+
+    fail = commands.add_parser("fail", parents=[root], help="cut the power of one node")
+    fail.add_argument("node")
+    fail.add_argument("--slurmd-only", action="store_true", help="the node's jobs go on, only its slurmd dies")
+    fail.set_defaults(command=_fail)
+    restore = commands.add_parser("restore", parents=[root], help="bring a failed node back")
+    restore.add_argument("node")
+    restore.set_defaults(command=_restore)
+    return parser
+
+
+def _count(low: int, high: int):  # type: ignore[no-untyped-def]  # argparse wants a callable with a readable name
+    def integer(text: str) -> int:
+        value = int(text)
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{value} is not between {low} and {high}")
+        return value
+
+    return integer
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9]{0,30}", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: small letters and digits, beginning with a letter")
+    return text

@@ -1,0 +1,175 @@
+"""Processes that we started: how they are recorded, recognised after a crash, and ended.
+
+A pid alone names whoever has it today. A pid with its start time and the machine's boot names one process for ever,
+and a pidfd taken before that check cannot slip to another process afterwards.
+
+Every Slurm daemon lives in a UTS namespace of its own, whose host name is the node's. Its job step daemons and their
+tasks inherit that namespace whatever they do to their parents, sessions or environment: this is how they are found.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process, for ever: `start_ticks` is its start in clock ticks since the boot `boot_id`."""
+
+    role: str
+    pid: int
+    start_ticks: int
+    boot_id: str
+    uts: str
+    """The UTS namespace, as in /proc/<pid>/ns/uts."""
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def start(
+    role: str, command: Sequence[str], *, log: Path, env: Mapping[str, str], hostname: str | None = None
+) -> Process:
+    """Starts `command` in a session of its own, in a new UTS namespace called `hostname` if one is given."""
+    argv = list(command)
+    if hostname is not None:
+        set_name = 'echo "$0" >/proc/sys/kernel/hostname && exec "$@"'
+        argv = ["unshare", "--uts", "sh", "-c", set_name, hostname, *argv]
+    with log.open("ab") as out:
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=dict(env),
+            cwd="/",
+            start_new_session=True,
+            umask=0o022,
+        )
+    if hostname is not None:
+        _wait_for_namespace(child)
+    return Process(
+        role=role,
+        pid=child.pid,
+        start_ticks=_start_ticks(child.pid) or 0,
+        boot_id=boot_id(),
+        uts=_uts(child.pid) or "",
+    )
+
+
+def _wait_for_namespace(child: subprocess.Popen[bytes]) -> None:
+    """`unshare` needs a moment; until then the child still shows our own namespace."""
+    own = _uts(os.getpid())
+    deadline = time.monotonic() + 5
+    while _uts(child.pid) == own and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def is_alive(process: Process) -> bool:
+    """True while it runs; a zombie that nobody has reaped does not."""
+    return process.boot_id == boot_id() and _start_ticks(process.pid) == process.start_ticks
+
+
+def end(processes: Sequence[Process], sig: signal.Signals, *, patience_seconds: float) -> None:
+    """Sends `sig` to each, waits for all of them together, and kills whoever is left after the patience."""
+    handles = [fd for fd in map(_open, processes) if fd is not None]
+    try:
+        for fd in handles:
+            _send(fd, sig)
+        left = _wait(handles, patience_seconds)
+        for fd in left:
+            _send(fd, signal.SIGKILL)
+        if stuck := _wait(left, 10):
+            raise TimeoutError(f"{len(stuck)} of {len(handles)} processes outlived SIGKILL by 10 s")
+    finally:
+        for fd in handles:
+            os.close(fd)
+
+
+def descendants(daemons: Iterable[Process], hostnames: Iterable[str]) -> list[Process]:
+    """Every other process in the namespaces of `daemons`: job step daemons, tasks, and whatever those left behind.
+
+    The kernel reuses a namespace's number once the namespace is gone, so its host name has to be one of ours too.
+    """
+    this_boot = boot_id()
+    records = [daemon for daemon in daemons if daemon.boot_id == this_boot]
+    known = {daemon.uts: daemon.start_ticks for daemon in records}
+    known.pop(_uts(os.getpid()) or "", None)
+    own_pids = {daemon.pid for daemon in records if is_alive(daemon)}
+    names = set(hostnames)
+    hostname_of: dict[str, str] = {}
+    found = []
+    for pid in _all_pids():
+        uts, ticks = _uts(pid), _start_ticks(pid)
+        if uts not in known or ticks is None or pid in own_pids or ticks < known[uts]:
+            continue
+        if hostname_of.setdefault(uts, hostname_of.get(uts) or _hostname_in(pid)) in names:
+            found.append(Process(role="job", pid=pid, start_ticks=ticks, boot_id=this_boot, uts=uts))
+    return found
+
+
+def _hostname_in(pid: int) -> str:
+    """The host name in a process's UTS namespace; empty when the process has just gone."""
+    answer = subprocess.run(["nsenter", "-t", str(pid), "-u", "hostname"], capture_output=True, text=True, check=False)
+    return answer.stdout.strip()
+
+
+def _all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _uts(pid: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/uts")
+    except OSError:  # gone, or a zombie
+        return None
+
+
+def _start_ticks(pid: int) -> int | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The name, in brackets, may hold spaces and brackets itself; state is field 3 and starttime field 22, proc(5).
+    match = re.fullmatch(r"\d+ \(.*\) (.*)", stat.strip(), re.DOTALL)
+    if match is None:
+        return None
+    fields = match[1].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _open(process: Process) -> int | None:
+    try:
+        fd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    if is_alive(process):
+        return fd
+    os.close(fd)
+    return None
+
+
+def _send(fd: int, sig: signal.Signals) -> None:
+    try:
+        signal.pidfd_send_signal(fd, sig)
+    except ProcessLookupError:
+        return  # it ended in the meantime, which is what we want
+
+
+def _wait(handles: Sequence[int], patience_seconds: float) -> list[int]:
+    """Waits until all have ended or the patience is over; returns those that have not. A pidfd reads as ready at the end."""
+    left = list(handles)
+    deadline = time.monotonic() + patience_seconds
+    while left and (remaining := deadline - time.monotonic()) > 0:
+        ended, _, _ = select.select(left, [], [], remaining)
+        left = [fd for fd in left if fd not in ended]
+    return left

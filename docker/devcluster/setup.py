@@ -1,0 +1,146 @@
+"""Everything of a new cluster that is a file: directories, keys, devices, configuration, host names, chosen ports."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import random
+import shutil
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from . import config, hosts
+from .errors import DevClusterError
+from .state import LOCK_FILE, Options, Ports, State, load
+
+# Below the range that the kernel gives to outgoing connections, which may take a port between choosing and binding.
+PORTS = range(20000, 32000)
+# A job's sockets are called <root>/spool/<node>/<node>_<job>.<step>, and a socket's name holds 107 bytes at most.
+MAX_ROOT_BYTES = 60
+NULL_DEVICE = os.makedev(1, 3)
+
+
+def check_root(root: Path) -> None:
+    """A root is ours to empty only if it is new, empty or was a root before."""
+    if len(os.fsencode(root)) > MAX_ROOT_BYTES or any(c.isspace() or c in "#%" for c in str(root)):
+        raise DevClusterError(
+            f"--root {str(root)!r}: at most {MAX_ROOT_BYTES} bytes (the names of Unix sockets are short), without "
+            "spaces, # and %"
+        )
+    if root.is_dir() and any(root.iterdir()) and not (root / LOCK_FILE).exists():
+        raise DevClusterError(f"--root {root} holds other files. `up` empties its root: name a new or empty directory")
+
+
+def create(root: Path, options: Options) -> State:
+    """A new state, saved, with names and ports that no other cluster of this machine has."""
+    clear(root, keep_logs=False)
+    for name in ("etc", "run", "spool/slurmctld", "log", "dev", "tmp"):
+        (root / name).mkdir(parents=True)
+    with hosts.locked():
+        _drop_lost_hosts()
+        options = dataclasses.replace(options, prefix=options.prefix or _free_prefix(options))
+        state = State(root=root, options=options, ports=_free_ports(options.nodes))
+        if taken := {*state.nodes, state.controller} & hosts.taken_names():
+            raise DevClusterError(
+                f"--prefix {options.prefix!r}: {', '.join(sorted(taken))} is in {hosts.HOSTS} already, by another "
+                "cluster or for another machine. Choose another prefix, or leave it out to have a free one chosen"
+            )
+        state.save()
+        hosts.add([*state.nodes, state.controller], root)
+    for node in state.nodes:
+        (root / "spool" / node).mkdir()
+    _write_files(state)
+    return state
+
+
+def clear(root: Path, *, keep_logs: bool) -> None:
+    """Removes what a cluster put into its root."""
+    for name in ("etc", "run", "spool", "dev", "tmp", "mysql", *([] if keep_logs else ["log"])):
+        if (root / name).exists():
+            shutil.rmtree(root / name)
+
+
+def login_conf(state: State) -> Path:
+    """The SLURM_CONF for people and their programs, outside the nodes."""
+    own = state.root / "etc" / "login.conf"
+    return own if own.exists() else state.slurm_conf
+
+
+def _write_files(state: State) -> None:
+    etc = state.root / "etc"
+    _write(state.slurm_conf, config.slurm_conf(state, loopback_only=True))
+    if not _this_host_is_loopback():
+        # An srun that binds to this machine's own name would not be reached from the nodes, who answer to 127.0.0.1.
+        _write(etc / "login.conf", config.slurm_conf(state, loopback_only=False))
+    _write(etc / "slurmdbd.conf", config.slurmdbd_conf(state), mode=0o600)
+    if state.options.gpus:
+        _write(etc / "gres.conf", config.gres_conf(state))
+    _write(etc / "munge.key", os.urandom(128), mode=0o600)
+    for i in range(state.options.gpus):
+        # A second /dev/null: Slurm only wants a character device, and nobody reaches a real GPU through it.
+        os.mknod(state.root / "dev" / f"nvidia{i}", stat.S_IFCHR | 0o666, NULL_DEVICE)
+
+
+def _write(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
+    data = content.encode() if isinstance(content, str) else content
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+
+
+def _this_host_is_loopback() -> bool:
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
+    except socket.gaierror:
+        return False
+    return found[0][4][0] == "127.0.0.1"
+
+
+def _drop_lost_hosts() -> None:
+    """Lines of clusters whose root has been deleted under them."""
+    for root in hosts.marked_roots():
+        if load(root) is None:
+            hosts.remove(root)
+
+
+def _free_prefix(options: Options) -> str:
+    taken = hosts.taken_names()
+    for prefix in _prefixes():
+        state = State(Path(), dataclasses.replace(options, prefix=prefix), Ports(0, 0, ()))
+        if not {*state.nodes, state.controller} & taken:
+            return prefix
+    raise DevClusterError(f"every prefix from n to nzz has names in {hosts.HOSTS}: name another with --prefix")
+
+
+def _prefixes() -> Iterator[str]:
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    for length in range(3):
+        for rest in itertools.product(letters, repeat=length):
+            yield "n" + "".join(rest)
+
+
+def _free_ports(nodes: int) -> Ports:
+    reserved: set[int] = set()
+    for root in hosts.marked_roots():
+        if (other := load(root)) is not None:
+            reserved |= other.ports.all()
+    wanted = nodes + 2
+    found = []
+    for port in random.sample(PORTS, k=len(PORTS)):
+        if port not in reserved and _can_bind(port):
+            found.append(port)
+        if len(found) == wanted:
+            return Ports(slurmctld=found[0], slurmdbd=found[1], slurmd=tuple(found[2:]))
+    raise DevClusterError(f"only {len(found)} free ports of {wanted} from {PORTS.start} to {PORTS.stop - 1}")
+
+
+def _can_bind(port: int) -> bool:
+    with socket.socket() as candidate:
+        try:
+            candidate.bind(("", port))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,115 @@
+"""What a cluster is (Options), what of it is running (State), and the one file in its root that says so."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import DevClusterError
+from .processes import Process
+
+STATE_FILE = "cluster.json"
+LOCK_FILE = "cluster.lock"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What can be asked for. Times in seconds, memory in MB."""
+
+    name: str = "dev"
+    nodes: int = 4
+    prefix: str = ""
+    """Node names are prefix + number; empty: chosen so that no other cluster on this machine has it."""
+    gpus: int = 2
+    cpus: int = 16
+    memory_mb: int = 20000
+    grace_seconds: int = 30
+    kill_wait_seconds: int = 10
+    slurmd_timeout_seconds: int = 30
+
+
+@dataclass(frozen=True)
+class Ports:
+    slurmctld: int
+    slurmdbd: int
+    slurmd: tuple[int, ...]
+
+    def all(self) -> set[int]:
+        return {self.slurmctld, self.slurmdbd, *self.slurmd}
+
+
+@dataclass
+class State:
+    root: Path
+    options: Options
+    ports: Ports
+    processes: dict[str, Process] = dataclasses.field(default_factory=dict)
+    """By role: munged, mariadbd, slurmdbd, slurmctld, and each node by its name."""
+    failed_nodes: list[str] = dataclasses.field(default_factory=list)
+    """Nodes taken down on purpose by `fail`."""
+    ready: bool = False
+    """False from the first process to the last idle node, and again while going down."""
+
+    @property
+    def nodes(self) -> list[str]:
+        return [f"{self.options.prefix}{i}" for i in range(1, self.options.nodes + 1)]
+
+    @property
+    def controller(self) -> str:
+        return f"{self.options.prefix}ctl"
+
+    @property
+    def slurm_conf(self) -> Path:
+        return self.root / "etc" / "slurm.conf"
+
+    def save(self) -> None:
+        path = self.root / STATE_FILE
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("w") as file:
+            json.dump({**dataclasses.asdict(self), "root": str(self.root)}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+
+    def forget(self) -> None:
+        (self.root / STATE_FILE).unlink(missing_ok=True)
+
+
+def load(root: Path) -> State | None:
+    """The recorded state; None where there is no cluster."""
+    path = root / STATE_FILE
+    try:
+        data = json.loads(path.read_text())
+        return State(
+            root=root,
+            options=Options(**data["options"]),
+            ports=Ports(**{**data["ports"], "slurmd": tuple(data["ports"]["slurmd"])}),
+            processes={role: Process(**process) for role, process in data["processes"].items()},
+            failed_nodes=data["failed_nodes"],
+            ready=data["ready"],
+        )
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DevClusterError(
+            f"{path} cannot be read: {error!r}. It names the processes of a cluster, so nothing can be ended without "
+            f"it. Once none of them is left, delete {root}"
+        ) from error
+
+
+@contextlib.contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """One `up`, `down`, `fail` or `restore` at a time for a root. The lock ends with its process, however that ends."""
+    root.mkdir(parents=True, exist_ok=True)
+    fd = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
