@@ -54,22 +54,25 @@ def choose_account(associations: Sequence[Association], partition: str) -> Assoc
 
 def _where(partition: PartitionInfo, partitions: Sequence[PartitionInfo], associations: Sequence[Association]) -> str:
     """The lines of the ``slurm`` section that depend on the cluster."""
-    lines = [f"  partition: {_scalar(partition.name):<24}# {_partitions(partitions)}"]
+    lines = [_line(f"partition: {_scalar(partition.name)}", _partitions(partitions))]
     account = choose_account(associations, partition.name)
     if account is not None:
         accounts = ", ".join(sorted({one.account for one in associations}))
-        lines.append(f"  account: {_scalar(account.account):<26}# yours: {accounts}")
+        lines.append(_line(f"account: {_scalar(account.account)}", f"yours: {accounts}"))
     lines.append("  nodes: 1")
     if partition.gpus_per_node:
         kinds = f" ({', '.join(partition.gpu_types)})" if partition.gpu_types else ""
-        lines.append(f"  gpus_per_node: {partition.gpus_per_node:<20}# one rank for each{kinds}")
+        lines.append(_line(f"gpus_per_node: {partition.gpus_per_node}", f"one rank for each{kinds}"))
     else:
-        lines.append("  ntasks_per_node: 1                # ranks of a node; this partition has no GPUs")
-    ranks = partition.gpus_per_node or 1
-    cpus = max(1, partition.cpus_per_node // ranks)
-    lines.append(f"  cpus_per_task: {cpus:<20}# for each rank; a node has {partition.cpus_per_node}")
+        lines.append(_line("ntasks_per_node: 1", "ranks of a node; this partition has no GPUs"))
+    cpus = max(1, partition.cpus_per_node // (partition.gpus_per_node or 1))
+    lines.append(_line(f"cpus_per_task: {cpus}", f"for each rank; a node has {partition.cpus_per_node}"))
     lines.append(f'  time: "{_time(partition)}"')
     return "\n".join(lines)
+
+
+def _line(setting: str, comment: str) -> str:
+    return f"  {setting:<34}# {comment}"
 
 
 def _partitions(partitions: Sequence[PartitionInfo]) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcaccel.records import AttemptEnd, AttemptStart, Progress, from_dict
+from hpcaccel.records import AttemptEnd, AttemptStart, Progress, StopRequest, from_dict
 from hpcaccel.rundir import RunDir, read_json, read_lines
 
-__all__ = ["Attempt", "read_attempts", "read_progress", "steps_lost"]
+__all__ = ["Attempt", "read_attempts", "read_progress", "read_requests", "steps_lost"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,12 @@ def read_attempts(run: RunDir) -> list[Attempt]:
 def read_progress(run: RunDir, attempt: int) -> Progress | None:
     value: dict[str, Any] | None = read_json(run.progress(attempt))
     return None if value is None else from_dict(Progress, value)
+
+
+def read_requests(run: RunDir) -> list[StopRequest]:
+    """What people asked of the run (``control/``), oldest first, honoured or not."""
+    found = [read_json(path) for path in run.control.glob("[!.]*.json")]
+    return sorted((from_dict(StopRequest, value) for value in found if value), key=lambda request: request.time)
 
 
 def steps_lost(attempts: Sequence[Attempt], last_logged: Mapping[int, int] | None = None) -> int:

@@ -21,6 +21,13 @@ _REASON = {
     "lost": "lost without a word",
 }
 
+_ASKED = {
+    "requeue": "hpcaccel stop --requeue",
+    "pause": "hpcaccel stop",
+    "finish": "hpcaccel stop --finish",
+    "cancel": "hpcaccel cancel",
+}
+
 _FOLLOWS = {
     "end": "",
     "requeue": "comes back through the queue",
@@ -31,6 +38,8 @@ _FOLLOWS = {
 
 def news(before: Snapshot | None, after: Snapshot) -> Iterator[str]:
     """Lines for people about everything that ``before`` did not know yet."""
+    for request in after.requests[len(before.requests) if before is not None else 0 :]:
+        yield f"somebody asked: {_ASKED.get(request.then, clean(request.then))}"
     known = {attempt.number: attempt for attempt in before.attempts} if before is not None else {}
     for attempt in after.attempts:
         old = known.get(attempt.number)
@@ -43,16 +52,14 @@ def news(before: Snapshot | None, after: Snapshot) -> Iterator[str]:
 
 
 def describe_end(end: AttemptEnd) -> str:
-    """``asked to stop at step 120, checkpoint at step 120: comes back through the queue``."""
+    """``asked to stop: stopped at step 120, saved step_00000120; comes back through the queue``."""
     text = _REASON.get(end.reason, end.reason)
     if end.error_class:
         text += f" ({end.error_class})"
-    if end.last_step is not None:
-        text += f" at step {end.last_step}"
-    if end.checkpoint_step is not None:
-        text += f", checkpoint at step {end.checkpoint_step}"
-    if end.detail and end.reason not in ("completed", "stop"):
+    if end.detail:
         text += f": {end.detail}"
+    elif end.last_step is not None:
+        text += f" at step {end.last_step}"
     follows = _FOLLOWS.get(end.decision, end.decision)
     return clean(f"{text}; {follows}" if follows else text)
 

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hpcaccel.records import StopRequest
 from hpcaccel.rundir import RunDir
 from hpcaccel.submission import RunStatus
-from hpcaccel.view.history import Attempt, read_attempts
+from hpcaccel.view.history import Attempt, read_attempts, read_requests
 from hpcaccel.view.metrics import Metrics
 
 __all__ = ["QUEUE_SECONDS", "Snapshot", "Watcher"]
@@ -27,6 +28,8 @@ class Snapshot:
 
     status: RunStatus
     attempts: list[Attempt]
+    requests: list[StopRequest]
+    """What people asked for (stop, cancel), oldest first, honoured or not."""
     step: int | None
     total_steps: int | None
     values: dict[str, float]
@@ -77,6 +80,7 @@ class Watcher:
         return Snapshot(
             status=status,
             attempts=attempts,
+            requests=read_requests(self.run),
             step=step,
             total_steps=total,
             values={name: value for name, (_, value) in self.metrics.last.items()},

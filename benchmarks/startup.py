@@ -1,0 +1,66 @@
+"""How long the command line takes to start, as a multiple of ``python -c pass`` in the same run.
+
+The commands take turns, so that a machine that slows down in between slows all of them, and the median of the turns
+counts. Ends with code 1 when a limit is passed.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+TURNS = 21
+
+SPEC = """\
+name: startup
+entrypoint: {command: ["true"]}
+slurm: {nodes: 2, ntasks_per_node: 2, time: "10:00"}
+"""
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        spec = Path(folder) / "job.yaml"
+        spec.write_text(SPEC)
+        commands = {
+            "python -c pass": ([sys.executable, "-c", "pass"], None),
+            "hpcaccel --help": ([sys.executable, "-m", "hpcaccel", "--help"], 8.0),
+            "hpcaccel render job.yaml": ([sys.executable, "-m", "hpcaccel", "render", str(spec)], 20.0),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in commands}
+        for turn in range(TURNS + 1):
+            for name, (command, _) in commands.items():
+                took = _timed(command, folder)
+                if turn:  # the first turn fills the caches
+                    seconds[name].append(took)
+    return _report(seconds, {name: limit for name, (_, limit) in commands.items()})
+
+
+def _timed(command: list[str], folder: str) -> float:
+    environment = {**os.environ, "XDG_STATE_HOME": folder, "XDG_CONFIG_HOME": folder}
+    begin = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+    return time.perf_counter() - begin
+
+
+def _report(seconds: dict[str, list[float]], limits: dict[str, float | None]) -> int:
+    baseline = statistics.median(seconds["python -c pass"])
+    passed = True
+    print(f"{'':26}{'median':>10}{'multiple':>11}{'limit':>8}")
+    for name, measured in seconds.items():
+        median = statistics.median(measured)
+        limit = limits[name]
+        within = limit is None or median <= limit * baseline
+        passed = passed and within
+        shown = "" if limit is None else f"{limit:.0f} ×"
+        print(f"{name:26}{median * 1000:7.1f} ms{median / baseline:9.1f} ×{shown:>8}{'' if within else '  too slow'}")
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""What is shown about runs: the record of one, tables, and the last words."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from hpcaccel.submission.status import RunStatus
+from hpcaccel.view.overview import overview
+from hpcaccel.view.summary import summary
+from hpcaccel.view.tables import print_runs, print_status
+
+
+def status_of(hand_made, state="completed", **facts):
+    return RunStatus(run_id=hand_made.run.run_id, name="gpt", state=state, **facts)
+
+
+@pytest.fixture
+def came_back(hand_made):
+    """A run that was stopped at step 120 of 400 and came back."""
+    hand_made.start(1)
+    hand_made.progress(1)
+    for step in (1, 60, 120):
+        hand_made.metric(step, attempt=1, loss=6.0 - step / 100)
+    hand_made.end(1, reason="stop", decision="requeue", last_step=120, seconds=65.0)
+    hand_made.start(2)
+    hand_made.progress(2, resumed_step=120)
+    for step in (180, 400):
+        hand_made.metric(step, attempt=2, loss=6.0 - step / 100)
+    hand_made.end(2, last_step=400, resumed_step=120, seconds=200.0)
+    checkpoint = hand_made.run.checkpoints / "step_00000400"
+    checkpoint.mkdir()
+    (checkpoint / "COMMITTED").write_text("{}")
+    return hand_made
+
+
+def test_the_record_of_a_run(came_back):
+    run = overview(came_back.run, status_of(came_back))
+
+    assert (run.name, run.job_id, run.state) == ("gpt", "local-1", "completed")
+    assert (run.attempts, run.step, run.total_steps, run.steps_lost) == (2, 400, 400, 0)
+    assert (run.first_loss, run.last_loss) == (5.99, 2.0)
+    assert (run.checkpoint, run.checkpoint_step) == ("step_00000400", 400)
+
+
+def test_the_record_becomes_json_whatever_the_loss(came_back):
+    came_back.metric(401, attempt=2, loss=float("nan"))
+    plain = overview(came_back.run, status_of(came_back)).to_json()
+
+    again = json.loads(json.dumps(plain, allow_nan=False))
+    assert again["last_loss"] is None
+    assert again["history"][0]["end"]["reason"] == "stop"
+
+
+def test_the_summary(came_back):
+    said = summary(overview(came_back.run, status_of(came_back)))
+
+    assert said.splitlines() == [
+        f"gpt {came_back.run.run_id}: completed",
+        "  attempts: 2",
+        "  steps: 400/400",
+        "  steps lost: 0",
+        "  loss: first 5.99, last 2",
+        "  checkpoint: step_00000400",
+        f"  run directory: {came_back.run.path}",
+    ]
+
+
+def test_the_summary_of_a_failure_says_why(hand_made):
+    hand_made.start(1)
+    hand_made.end(1, reason="failed", error_class="oom", detail="rank 0 ran out of memory")
+
+    said = summary(overview(hand_made.run, status_of(hand_made, "failed", reason="failed")))
+    assert "  reason: attempt 1 failed (oom): rank 0 ran out of memory\n" in said
+
+
+def test_the_summary_of_a_run_that_never_started_says_what_slurm_says(hand_made):
+    said = summary(overview(hand_made.run, status_of(hand_made, "cancelled", detail="Slurm says CANCELLED")))
+    assert "  reason: Slurm says CANCELLED\n" in said
+    assert "  steps: -\n" in said
+
+
+def test_the_table_of_runs(came_back):
+    out = io.StringIO()
+    print_runs([overview(came_back.run, status_of(came_back))], stream=out)
+    head, row = out.getvalue().splitlines()
+
+    assert head.split() == ["RUN", "NAME", "JOB", "STATE", "ATTEMPTS", "STEP", "LOSS", "CREATED"]
+    assert row.split()[:7] == [came_back.run.run_id, "gpt", "local-1", "completed", "2", "400/400", "2"]
+
+
+def test_the_status_of_one_run(came_back):
+    out = io.StringIO()
+    print_status(overview(came_back.run, status_of(came_back, "running", detail="[b]x[/b]\x07")), stream=out)
+    text = out.getvalue()
+
+    assert "[b]x[/b]\\x07" in text
+    assert "asked to stop at step 120; comes back through the queue" in text
+    assert str(came_back.run.path) in text

@@ -1,0 +1,171 @@
+"""The live display of one run."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+
+from hpcaccel.records import StopRequest, to_dict
+from hpcaccel.rundir import write_json
+from hpcaccel.submission.status import RunStatus
+from hpcaccel.view.progress import PlainDisplay, display, facts, follow
+from hpcaccel.view.watch import Watcher
+
+RUNNING = RunStatus(run_id="r", name="gpt", state="running")
+COMPLETED = replace(RUNNING, state="completed", reason="completed")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def watcher(hand_made, *answers, clock=None, queue_seconds=10.0):
+    """A watcher whose status query gives ``answers`` one after the other, the last one for ever."""
+    asked = []
+
+    def status():
+        asked.append(answers[min(len(asked), len(answers) - 1)])
+        return asked[-1]
+
+    made = Watcher(hand_made.run, status, queue_seconds=queue_seconds, clock=clock or Clock())
+    made.asked = asked
+    return made
+
+
+def test_a_look_takes_in_the_attempt_the_step_and_the_values(hand_made):
+    hand_made.start(1)
+    hand_made.progress(1, total_steps=400)
+    hand_made.metric(1, attempt=1, time=10.0, loss=5.5)
+    hand_made.metric(101, attempt=1, time=20.0, loss=2.41349, tokens_per_second=12345.0)
+
+    snapshot = watcher(hand_made, RUNNING).look()
+
+    assert (snapshot.attempt, snapshot.step, snapshot.total_steps) == (1, 101, 400)
+    assert snapshot.seconds_left == pytest.approx(29.9)
+    assert facts(snapshot) == ["step 101/400", "loss 2.413", "12.3k tokens/s", "30s left"]
+
+
+def test_an_attempt_that_has_logged_nothing_stands_where_it_resumed(hand_made):
+    hand_made.start(1)
+    hand_made.progress(1)
+    hand_made.metric(150, attempt=1)
+    hand_made.end(1, reason="failed", decision="restart", last_step=150)
+    hand_made.start(2)
+    hand_made.progress(2, resumed_step=120)
+
+    snapshot = watcher(hand_made, RUNNING).look()
+    assert snapshot.step == 120
+
+
+def test_the_queue_is_asked_seldom(hand_made, clock):
+    watching = watcher(hand_made, RUNNING, clock=clock)
+    for clock.now in (0.0, 1.0, 5.0, 9.9):
+        watching.look()
+    assert len(watching.asked) == 1
+    clock.now = 10.0
+    watching.look()
+    assert len(watching.asked) == 2
+
+
+def test_a_new_line_in_the_ledger_is_a_reason_to_ask_at_once(hand_made, clock):
+    watching = watcher(hand_made, RUNNING, COMPLETED, clock=clock)
+    hand_made.start(1)
+    assert watching.look().status.state == "running"
+    hand_made.end(1)
+    assert watching.look().status.state == "completed"
+
+
+def test_following_ends_with_the_run(hand_made):
+    shown = []
+
+    class Keep:
+        def show(self, snapshot):
+            shown.append(snapshot.status.state)
+
+    watching = watcher(hand_made, RUNNING, RUNNING, COMPLETED, queue_seconds=0.0)
+    last = follow(watching, Keep(), sleep=lambda _: None)
+
+    assert last.status.state == "completed"
+    assert shown == ["running", "running", "completed"]
+
+
+def test_plain_lines_tell_what_happens_and_now_and_then_the_step(hand_made, clock):
+    out = io.StringIO()
+    plain = PlainDisplay(out, clock=clock)
+    pending = replace(RUNNING, state="pending", detail="Priority")
+    requeued = replace(RUNNING, state="requeued")
+    watching = watcher(hand_made, pending, RUNNING, requeued, RUNNING, COMPLETED, clock=clock)
+
+    plain.show(watching.look())
+    hand_made.start(1)
+    hand_made.progress(1)
+    hand_made.metric(1, attempt=1, loss=5.5)
+    plain.show(watching.look())
+    hand_made.metric(2, attempt=1, loss=5.4)
+    clock.now = 1.0
+    plain.show(watching.look())  # too soon for another line
+    clock.now = 6.0
+    plain.show(watching.look())
+    write_json(hand_made.run.control / "stop-1.json", to_dict(StopRequest(reason="stop", then="requeue", time=1.0)))
+    hand_made.end(1, reason="stop", decision="requeue", detail="stopped at step 2, saved step_00000002")
+    plain.show(watching.look())
+    hand_made.start(2)
+    hand_made.progress(2, resumed_step=2)
+    plain.show(watching.look())
+    hand_made.metric(3, attempt=2, loss=5.3)
+    hand_made.end(2)
+    plain.show(watching.look())
+
+    assert out.getvalue().splitlines() == [
+        "pending: Priority",
+        "attempt 1 started: 2 ranks on n1",
+        "step 1/400  loss 5.5",
+        "step 2/400  loss 5.4  6m 38s left",
+        "somebody asked: hpcaccel stop --requeue",
+        "attempt 1 asked to stop: stopped at step 2, saved step_00000002; comes back through the queue",
+        "requeued",
+        "attempt 2 started: 2 ranks on n1",
+        "attempt 2 goes on from step 2",
+        "attempt 2 completed",
+        "completed",
+        "step 3/400  loss 5.3",
+    ]
+
+
+def test_what_is_no_terminal_gets_plain_lines():
+    with display(stream=io.StringIO()) as chosen:
+        assert isinstance(chosen, PlainDisplay)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_gets_a_bar_and_names_are_no_markup(hand_made, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    hand_made.start(1)
+    hand_made.progress(1)
+    hand_made.metric(200, attempt=1, **{"loss": 2.5, "[red]odd[/red]\x1b[2J": 1.0})
+    out = Terminal()
+    with display(stream=out) as live:
+        live.show(watcher(hand_made, replace(RUNNING, detail="[bold]why[/bold]")).look())
+    text = out.getvalue()
+
+    assert "━" in text
+    assert "200/400" in text
+    assert "[red]odd[/red]\\x1b[2J" in text
+    assert "[bold]why[/bold]" in text
+    assert "\x1b[2J" not in text
