@@ -75,9 +75,8 @@ class SlurmAllocation:
                 continue
             if job is None:
                 return Situation(running=False, preempted=False, end_time=None)
-            return Situation(
-                running=job.state.is_running, preempted=job.preempt_time is not None, end_time=job.end_time
-            )
+            preempted = job.preempt_time is not None
+            return Situation(running=job.state.is_running, preempted=preempted, end_time=job.end_time)
         return Situation(running=False, preempted=False, end_time=None, known=False)
 
     def requeue(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -18,6 +19,9 @@ from hpcaccel.rundir import RunDir, read_json
 from hpcaccel.slurm.commands import Slurm
 
 __all__ = ["LocalRanks", "Ranks", "SrunRanks", "free_port", "run_on_each_node", "start_ranks"]
+
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 
 AFTER_FIRST_SECONDS = 15
 """How long the other local ranks have when one has failed, as srun's --kill-on-bad-exit gives them."""
@@ -77,6 +81,12 @@ def _rank_command(run: RunDir, launch: Launch) -> list[str]:
 def _default_signals() -> None:
     """Between fork and exec: the supervisor blocks the signals that it waits for; its children must not."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _die_with_the_supervisor() -> None:
+    """As above; and no rank outlives a supervisor that is killed, as Slurm sees to on a cluster (prctl(2))."""
+    _default_signals()
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class SrunRanks:
@@ -165,7 +175,7 @@ class LocalRanks:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                preexec_fn=_default_signals,
+                preexec_fn=_die_with_the_supervisor,
                 start_new_session=True,
             )
 

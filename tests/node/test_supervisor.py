@@ -1,0 +1,245 @@
+"""The supervisor on the local backend, with real processes and real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hpcaccel.layout import MANIFEST, checkpoint_name
+from hpcaccel.node.lease import process_start
+
+from .conftest import LocalRun, outcome
+
+Make = Callable[..., LocalRun]
+
+HEAD = """
+import os, signal, sys, time
+rank, attempt = int(os.environ["RANK"]), int(os.environ["HPCACCEL_ATTEMPT"])
+folder = os.environ["HPCACCEL_RUN_DIR"] + f"/attempts/{attempt}"
+asked = []
+signal.signal(signal.SIGUSR2, lambda *_: asked.append("USR2"))
+signal.signal(signal.SIGTERM, lambda *_: asked.append("TERM"))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGUSR2})
+print("ready", flush=True)
+"""
+
+STOPS_WHEN_ASKED = (
+    HEAD
+    + f"""
+if attempt == 1:
+    end = time.monotonic() + 30
+    while not asked and time.monotonic() < end:
+        time.sleep(0.01)
+    if rank == 0:
+        {outcome(step=7, resume=True)}
+    sys.exit(85)
+"""
+)
+
+
+def test_a_program_that_ends_well_is_completed(local_run: Make) -> None:
+    run = local_run("print('hello')", ranks=2)
+    assert run.run() == 0
+    assert run.ends == [("completed", "end")]
+    assert run.dir.rank_log(1, 1).read_text() == "hello\n"
+    assert not run.dir.lease.exists()
+
+
+def test_ranks_get_torchruns_environment(local_run: Make) -> None:
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+    run = local_run(f"import os, json; print(json.dumps([os.environ[n] for n in {names!r}]))", ranks=2)
+    assert run.run() == 0
+    values = [json.loads(run.dir.rank_log(1, rank).read_text()) for rank in (0, 1)]
+    assert [value[:5] for value in values] == [["0", "2", "0", "2", "127.0.0.1"], ["1", "2", "1", "2", "127.0.0.1"]]
+    assert values[0][5] == values[1][5]
+
+
+def test_stop_with_requeue_comes_back(local_run: Make) -> None:
+    run = local_run(STOPS_WHEN_ASKED, ranks=2)
+    run.start()
+    for rank in (0, 1):
+        run.wait_for("ready", rank=rank)
+    run.ask("requeue")
+    assert run.wait() == 0
+    assert run.ends == [("stop", "requeue"), ("completed", "end")]
+    assert [line["last_step"] for line in run.lines("end")] == [7, None]
+    assert [line["restart_count"] for line in run.lines("start")] == [0, 1]
+    assert [path.name for path in run.dir.control.iterdir()] == ["honoured-stop-1.json"]
+
+
+def test_stop_pauses_until_a_new_job(local_run: Make) -> None:
+    run = local_run(STOPS_WHEN_ASKED)
+    run.start()
+    run.wait_for("ready")
+    run.ask("pause")
+    assert run.wait() == 85
+    assert run.ends == [("stop", "pause")]
+    run.start(job_id="local-00000002")
+    assert run.wait() == 0
+    assert run.ends[1:] == [("completed", "end")]
+
+
+def test_a_signal_before_the_handlers_is_not_lost(local_run: Make) -> None:
+    slow_start = "import time\nprint('starting', flush=True)\ntime.sleep(1.5)\n" + STOPS_WHEN_ASKED
+    run = local_run(slow_start)
+    run.start()
+    run.wait_for("starting")
+    run.ask("requeue")
+    assert run.wait() == 0
+    assert run.ends == [("stop", "requeue"), ("completed", "end")]
+
+
+def test_cancel_stays_cancelled(local_run: Make) -> None:
+    run = local_run(STOPS_WHEN_ASKED, ranks=2)
+    run.start()
+    run.wait_for("ready", rank=1)
+    assert run.process is not None
+    os.kill(run.process.pid, signal.SIGTERM)
+    assert run.wait() == 130
+    assert run.ends == [("cancelled", "end")]
+
+
+def test_a_cancel_that_waits_ends_the_job_before_its_ranks_start(local_run: Make) -> None:
+    run = local_run("print('ran')")
+    run.ask("cancel", reason="cancelled", name="cancel-1")
+    assert run.run() == 130
+    assert run.ends == [("cancelled", "end")]
+    assert not run.dir.attempt(1).exists()
+
+
+def test_a_failure_restarts_in_place_and_goes_on(local_run: Make) -> None:
+    run = local_run(HEAD + "if attempt == 1 and rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n", ranks=2)
+    assert run.run() == 0
+    assert run.ends == [("failed", "restart"), ("completed", "end")]
+    assert [line["restart_count"] for line in run.lines("start")] == [0, 0]
+    assert run.lines("end")[0]["error_class"] == "killed"
+
+
+def test_two_failures_without_a_new_checkpoint_end_the_run(local_run: Make) -> None:
+    run = local_run("raise ValueError('no such column: lr')", max_failures=10, restart_in_place=10)
+    assert run.run() == 1
+    assert run.ends == [("failed", "restart"), ("failed", "end")]
+    last = run.lines("end")[-1]
+    assert last["error_class"] == "exception"
+    assert last["detail"].startswith("2 failures without a new checkpoint")
+    assert "ValueError: no such column: lr" in last["detail"]
+
+
+def test_failures_with_progress_are_allowed_up_to_max_failures(local_run: Make) -> None:
+    commit = f"""
+        import json, os, sys
+        attempt = int(os.environ["HPCACCEL_ATTEMPT"])
+        folder = os.environ["HPCACCEL_RUN_DIR"] + f"/checkpoints/{checkpoint_name(0)[:-1]}{{attempt}}"
+        os.makedirs(folder)
+        open(folder + "/{MANIFEST}", "w").write(json.dumps({{}}))
+        sys.exit(1)
+    """
+    run = local_run(textwrap.dedent(commit), max_failures=3, restart_in_place=10)
+    assert run.run() == 1
+    assert run.ends == [("failed", "restart"), ("failed", "restart"), ("failed", "end")]
+    assert "max_failures: 3" in run.lines("end")[-1]["detail"]
+
+
+def test_two_time_limits_without_a_new_checkpoint_end_the_run(local_run: Make) -> None:
+    program = STOPS_WHEN_ASKED.replace("if attempt == 1:", "if True:")
+    run = local_run(program, launch={"time_limit_seconds": 2}, warning_seconds=1)
+    assert run.run() == 1
+    assert run.ends == [("time_limit", "requeue"), ("time_limit", "end")]
+    assert "2 time limits without a new checkpoint" in run.lines("end")[-1]["detail"]
+
+
+def test_a_users_mistake_is_not_tried_again(local_run: Make) -> None:
+    run = local_run("import argparse; argparse.ArgumentParser().parse_args(['--nope'])")
+    assert run.run() == 2
+    assert run.ends == [("failed", "end")]
+
+
+def test_ranks_that_do_not_leave_are_killed(local_run: Make) -> None:
+    run = local_run(HEAD + "time.sleep(600)\n", stop_timeout_seconds=1)
+    run.start()
+    run.wait_for("ready")
+    run.ask("pause")
+    assert run.wait() == 85
+    assert run.ends == [("stop", "pause")]
+    assert run.lines("end")[0]["exit_code"] == 128 + signal.SIGKILL
+
+
+def test_a_rank_that_fails_takes_the_others_along(local_run: Make) -> None:
+    program = HEAD + "if rank == 1: sys.exit(3)\nwhile 'TERM' not in asked: time.sleep(0.01)\n"
+    run = local_run(program, ranks=2, restart_in_place=0, requeue=False)
+    assert run.run() == 1
+    assert run.ends == [("failed", "end")]
+    assert run.lines("end")[0]["exit_code"] == 3
+
+
+def test_a_killed_supervisor_leaves_a_run_that_goes_on(local_run: Make) -> None:
+    run = local_run(STOPS_WHEN_ASKED.replace('"ready"', '"ready", os.getpid()'))
+    run.start()
+    run.wait_for("ready")
+    assert run.process is not None
+    run.process.kill()
+    run.process.wait()
+    assert run.dir.lease.exists()
+    rank = int(run.dir.rank_log(1, 0).read_text().split()[-1])
+    run.start()
+    assert run.wait() == 0
+    assert process_start(rank) is None
+    assert run.ends == [("lost", "requeue"), ("completed", "end")]
+
+
+def test_a_second_supervisor_is_refused(local_run: Make) -> None:
+    run = local_run(STOPS_WHEN_ASKED)
+    run.start()
+    run.wait_for("ready")
+    first = run.process
+    run.start(job_id="local-00000002")
+    assert run.wait() == 2
+    assert "is being written by job local-00000001" in run.log
+    run.process = first
+    run.ask("pause")
+    assert run.wait() == 85
+
+
+@pytest.mark.parametrize(("then", "code"), [("requeue", 0), ("pause", 85)])
+def test_a_plain_program_is_stopped_by_sigterm(local_run: Make, then: str, code: int) -> None:
+    command = ["bash", "-c", 'echo ready; [ "$HPCACCEL_ATTEMPT" = 1 ] && sleep 60; exit 0']
+    run = local_run("", launch={"stop": "signals", "program": command})
+    run.start()
+    run.wait_for("ready")
+    run.ask(then)
+    assert run.wait() == code
+    assert run.ends[0] == ("stop", then)
+
+
+def test_setup_that_fails_on_a_node_is_named(local_run: Make) -> None:
+    run = local_run("print('ran')", launch={"setup_per_node": ["true", "exit 7"]})
+    assert run.run() == 1
+    end = run.lines("end")[0]
+    assert (end["reason"], end["error_class"], end["exit_code"]) == ("failed", "setup", 7)
+    assert "environment.setup_per_node: exit 7 failed with code 7" in end["detail"]
+
+
+def test_a_callable_starts_submitits_process(local_run: Make) -> None:
+    fake = "import os, sys; print(sys.argv, os.environ['SUBMITIT_EXECUTOR'], os.environ['SUBMITIT_LOCAL_GLOBALID'])"
+    run = local_run("", launch={"kind": "callable", "program": []})
+    package = run.dir.path / "fake" / "submitit" / "core"
+    package.mkdir(parents=True)
+    for name, text in (("../__init__", ""), ("__init__", ""), ("_submit", fake)):
+        (package / f"{name}.py").write_text(text)
+    document: dict[str, Any] = json.loads(run.dir.spec.read_text())
+    document["launch"]["pythonpath"] = [str(run.dir.path / "fake")]
+    run.dir.spec.write_text(json.dumps(document))
+    stale = run.dir.submitit / "1_0_result.pkl"
+    stale.parent.mkdir()
+    stale.write_bytes(b"old")
+    assert run.run() == 0
+    printed = run.dir.rank_log(1, 0).read_text()
+    assert str(run.dir.submitit) in printed
+    assert printed.endswith("local 0\n")
+    assert not stale.exists()

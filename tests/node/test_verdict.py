@@ -1,0 +1,72 @@
+"""The table of ends: what was seen, and what follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpcaccel.node.allocation import Situation
+from hpcaccel.node.verdict import Seen, judge
+from hpcaccel.records import Outcome, StopRequest
+
+RUNNING = Situation(running=True, preempted=False, end_time=None)
+IN_GRACE = Situation(running=True, preempted=True, end_time=None)
+NO_GRACE = Situation(running=False, preempted=True, end_time=None)
+TAKEN_DOWN = Situation(running=False, preempted=False, end_time=None)
+UNKNOWN = Situation(running=False, preempted=False, end_time=None, known=False)
+
+DONE = Outcome(reason="completed", step=10)
+SAVED = Outcome(reason="stop", step=7, checkpoint="step_00000007", resume=True)
+
+
+def stop(then: str, reason: str = "stop") -> StopRequest:
+    return StopRequest(reason=reason, then=then, time=0.0)  # type: ignore[arg-type]
+
+
+def seen(**changes: Any) -> Seen:
+    defaults: dict[str, Any] = {
+        "exit_code": 0,
+        "outcome": None,
+        "stop": None,
+        "situation": RUNNING,
+        "cancel_asked": False,
+        "past_end_time": False,
+        "can_requeue": True,
+        "restarts_left": 1,
+    }
+    return Seen(**{**defaults, **changes})
+
+
+@pytest.mark.parametrize(
+    ("what", "reason", "decision", "by_scheduler"),
+    [
+        (seen(), "completed", "end", False),
+        (seen(outcome=DONE), "completed", "end", False),
+        (seen(outcome=DONE, exit_code=143, situation=TAKEN_DOWN), "completed", "end", False),
+        (seen(outcome=DONE, exit_code=1), "failed", "restart", False),
+        (seen(outcome=SAVED, exit_code=137, situation=IN_GRACE), "preempted", "requeue", False),
+        (seen(outcome=SAVED, exit_code=143, situation=NO_GRACE), "preempted", "requeue", True),
+        (seen(exit_code=143, situation=NO_GRACE), "preempted", "requeue", True),
+        (seen(outcome=SAVED, exit_code=143, situation=TAKEN_DOWN), "cancelled", "end", False),
+        (seen(outcome=SAVED, situation=IN_GRACE, cancel_asked=True), "cancelled", "end", False),
+        (seen(outcome=SAVED, situation=TAKEN_DOWN, past_end_time=True), "time_limit", "requeue", True),
+        (seen(outcome=SAVED, stop=stop("requeue", "time_limit")), "time_limit", "requeue", False),
+        (seen(outcome=SAVED, stop=stop("requeue")), "stop", "requeue", False),
+        (seen(outcome=SAVED, stop=stop("pause")), "stop", "pause", False),
+        (seen(outcome=SAVED, stop=stop("requeue"), can_requeue=False), "stop", "pause", False),
+        (seen(outcome=SAVED, exit_code=85), "stop", "requeue", False),
+        (seen(outcome=SAVED, stop=stop("requeue"), situation=UNKNOWN), "stop", "requeue", False),
+        (seen(stop=stop("requeue"), exit_code=143), "stop", "requeue", False),
+        (seen(stop=stop("requeue"), exit_code=0), "stop", "requeue", False),
+        (seen(stop=stop("finish"), exit_code=0), "completed", "end", False),
+        (seen(exit_code=1), "failed", "restart", False),
+        (seen(exit_code=1, restarts_left=0), "failed", "requeue", False),
+        (seen(exit_code=1, restarts_left=0, can_requeue=False), "failed", "end", False),
+        (seen(exit_code=2, failure_class="user_mistake"), "failed", "end", False),
+        (seen(exit_code=1, situation=UNKNOWN), "failed", "restart", False),
+    ],
+)
+def test_judge(what: Seen, reason: str, decision: str, by_scheduler: bool) -> None:
+    verdict = judge(what)
+    assert (verdict.reason, verdict.decision, verdict.by_scheduler) == (reason, decision, by_scheduler)

@@ -1,0 +1,99 @@
+"""Who may import whom: rooms stand in rows, and a room looks only to the left in its own row and to the base."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "hpcaccel"
+
+BASE = ["errors", "rundir", "records", "layout", "slurm"]
+ROWS = {
+    "login": ["spec", "render", "submission", "sweeps", "view", "service", "cli"],
+    "batch step": ["node"],
+    "rank": ["checkpoint", "runtime"],
+}
+LIBRARIES = {
+    **dict.fromkeys(BASE, frozenset[str]()),
+    "node": frozenset[str](),
+    "checkpoint": frozenset({"torch", "numpy"}),
+    "runtime": frozenset({"torch", "numpy"}),
+    "spec": frozenset({"pydantic", "pydantic_core", "yaml"}),
+    "render": frozenset({"pydantic", "jinja2", "yaml"}),
+    "submission": frozenset({"pydantic", "jinja2", "yaml", "submitit", "cloudpickle", "rich"}),
+    "view": frozenset({"pydantic", "rich"}),
+    "cli": frozenset({"pydantic", "yaml", "typer", "click", "rich"}),
+}
+ALLOWED_ELSEWHERE = {("submission", "remote"): {"fabric"}}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if parts[0] not in ("__init__", "__main__"):
+            yield parts[0], path
+
+
+def imports(path: Path) -> set[str]:
+    """Full names of all modules that a file imports, inside functions too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write imports in full"
+            assert node.module is not None
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names if node.module == "hpcaccel")
+    return found
+
+
+def may_import(room: str) -> set[str]:
+    if room in BASE:
+        return {*BASE[: BASE.index(room) + 1]}
+    row = next(row for row in ROWS.values() if room in row)
+    return {*BASE, *row[: row.index(room) + 1]}
+
+
+@pytest.mark.parametrize(("room", "path"), [pytest.param(r, p, id=str(p.relative_to(PACKAGE))) for r, p in modules()])
+def test_arrows(room: str, path: Path) -> None:
+    for name in imports(path):
+        top, _, rest = name.partition(".")
+        if top == "hpcaccel":
+            target = rest.partition(".")[0]
+            assert not target or target == "__version__" or target in may_import(room), f"{path} imports {name}"
+        elif top not in sys.stdlib_module_names:
+            allowed = LIBRARIES.get(room, frozenset()) | ALLOWED_ELSEWHERE.get((room, path.stem), set())
+            optional = room == "runtime" and path.stem == "tracking"
+            assert top in allowed or optional, f"{path} imports {name}"
+
+
+def test_every_room_has_its_row() -> None:
+    rooms = {room for room, _ in modules()}
+    assert rooms <= {*BASE, *(room for row in ROWS.values() for room in row)}
+
+
+def loaded_by(statement: str) -> set[str]:
+    code = f"import sys\n{statement}\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(result.stdout.split())
+
+
+def test_importing_the_package_brings_nothing_along() -> None:
+    assert loaded_by("import hpcaccel") & {"torch", "numpy", "pydantic", "submitit", "jinja2", "fabric"} == set()
+
+
+def test_the_batch_step_needs_the_standard_library_only() -> None:
+    loaded = loaded_by("import hpcaccel.node.supervisor, hpcaccel.node.rank")
+    assert {name for name in loaded if not name.startswith("_")} - sys.stdlib_module_names - {"hpcaccel"} <= {
+        "sitecustomize"
+    }
+
+
+def test_the_ranks_bring_no_login_side_library() -> None:
+    assert loaded_by("import hpcaccel.runtime.accelerator") & {"pydantic", "submitit", "optuna", "fabric"} == set()
