@@ -35,10 +35,10 @@ def start_mariadbd(state: State) -> None:
     if answer.returncode:
         raise DevClusterError(f"mariadb-install-db failed ({answer.returncode}); see {log.name}{_tail(Path(log.name))}")
     files = [f"--socket={root}/run/mariadb.socket", f"--pid-file={root}/run/mariadbd.pid", f"--tmpdir={root}/tmp"]
-    # A throw-away database: small, and it need not survive a power cut.
-    lean = ["--skip-networking", "--skip-log-bin", "--innodb-buffer-pool-size=128M", "--innodb-flush-log-at-trx-commit=0"]
-    # slurmdbd's own check wants a patient lock wait.
-    _start(state, "mariadbd", [_program("mariadbd"), *common, *files, *lean, "--innodb-lock-wait-timeout=900"])
+    # A throw-away database, which need not survive a power cut. slurmdbd's own check wants a patient lock wait.
+    settings = ["--skip-networking", "--skip-log-bin", "--innodb-buffer-pool-size=128M"]
+    settings += ["--innodb-flush-log-at-trx-commit=0", "--innodb-lock-wait-timeout=900"]
+    _start(state, "mariadbd", [_program("mariadbd"), *common, *files, *settings])
     ping = [_program("mariadb-admin"), "--no-defaults", "--user=root", f"--socket={root}/run/mariadb.socket", "ping"]
     _wait(state, "mariadbd", lambda: _succeeds(ping))
 
@@ -46,16 +46,26 @@ def start_mariadbd(state: State) -> None:
 def start_slurmdbd(state: State) -> None:
     _start(state, "slurmdbd", [_program("slurmdbd"), "-D"], hostname=state.controller)
     _wait(state, "slurmdbd", lambda: _listens(state.ports.slurmdbd))
+
+
+def register_cluster(state: State) -> None:
+    """slurmdbd has to know a cluster, once, before its slurmctld may speak to it."""
     add_cluster = ["sacctmgr", "-i", "add", "cluster", state.options.name]
     _wait(state, "slurmdbd", lambda: _succeeds(add_cluster, state))
 
 
 def start_slurmctld(state: State) -> None:
     _start(state, "slurmctld", [_program("slurmctld"), "-D"], hostname=state.controller)
+    _wait(state, "slurmctld", lambda: _listens(state.ports.slurmctld))
 
 
 def start_slurmd(state: State, node: str) -> None:
     _start(state, node, [_program("slurmd"), "-D", "-N", node], hostname=node)
+
+
+def wait_for_slurmd(state: State, node: str) -> None:
+    port = state.ports.slurmd[state.nodes.index(node)]
+    _wait(state, node, lambda: _listens(port))
 
 
 def wait_for_nodes(state: State, nodes: Sequence[str]) -> None:
@@ -89,9 +99,12 @@ def _start(state: State, role: str, command: Sequence[str], *, hostname: str | N
         # libmariadb, inside slurmdbd, has no other way to be told about a socket.
         "MYSQL_UNIX_PORT": f"{state.root}/run/mariadb.socket",
     }
-    log = _log(state, role)
-    state.processes[role] = processes.start(role, command, log=log, env=env, hostname=hostname)
-    state.save()
+
+    def record(process: processes.Process) -> None:
+        state.processes[role] = process
+        state.save()
+
+    processes.start(role, command, log=_log(state, role), env=env, record=record, hostname=hostname)
 
 
 def _log(state: State, role: str) -> Path:

@@ -52,28 +52,34 @@ def down(root: Path, report: Report) -> bool:
         return True
 
 
-def fail(root: Path, node: str, *, slurmd_only: bool) -> None:
-    """A power cut: the node's slurmd, job step daemons and tasks are killed at once."""
+def fail(root: Path, role: str, *, slurmd_only: bool) -> None:
+    """A power cut: a node's slurmd, job step daemons and tasks are killed at once. Or slurmctld or slurmdbd is."""
     with locked(root):
-        state = _running(root, node)
-        slurmd = state.processes[node]
-        state.failed_nodes = sorted({*state.failed_nodes, node})
+        state = _running(root, role)
+        state.failed = sorted({*state.failed, role})
         state.save()
-        processes.end([slurmd], signal.SIGKILL, patience_seconds=10)
-        if not slurmd_only:
-            _end_jobs(state, [node])
+        processes.end([state.processes[role]], signal.SIGKILL, patience_seconds=10)
+        if role in state.nodes and not slurmd_only:
+            _end_jobs(state, [role])
 
 
-def restore(root: Path, node: str) -> None:
-    """The node comes back: its slurmd is started again and registers."""
+def restore(root: Path, role: str) -> None:
+    """What `fail` took away is started again, and registers."""
     with locked(root):
-        state = _running(root, node)
-        if processes.is_alive(state.processes[node]):
-            raise DevClusterError(f"node {node} is running; `fail {node}` comes first")
-        _end_jobs(state, [node])
-        state.failed_nodes = [name for name in state.failed_nodes if name != node]
-        daemons.start_slurmd(state, node)
-        daemons.wait_for_nodes(state, [node])
+        state = _running(root, role)
+        if processes.is_alive(state.processes[role]):
+            raise DevClusterError(f"{role} is running; `fail {role}` comes first")
+        state.failed = [name for name in state.failed if name != role]
+        if role == "slurmdbd":
+            daemons.start_slurmdbd(state)
+        elif role == "slurmctld":
+            daemons.start_slurmctld(state)
+            daemons.wait_for_nodes(state, [node for node in state.nodes if node not in state.failed])
+        else:
+            _end_jobs(state, [role])  # the reboot ends what --slurmd-only had left
+            daemons.start_slurmd(state, role)
+            daemons.wait_for_slurmd(state, role)
+            daemons.wait_for_nodes(state, [role])
 
 
 def _start(state: State, report: Report) -> None:
@@ -82,6 +88,7 @@ def _start(state: State, report: Report) -> None:
     daemons.start_mariadbd(state)
     report("starting slurmdbd")
     daemons.start_slurmdbd(state)
+    daemons.register_cluster(state)
     report(f"starting slurmctld and {len(state.nodes)} slurmd")
     daemons.start_slurmctld(state)
     for node in state.nodes:
@@ -115,7 +122,7 @@ def _end_jobs(state: State, nodes: list[str]) -> None:
 
 
 def _is_up(state: State) -> bool:
-    roles = {"munged", "mariadbd", "slurmdbd", "slurmctld", *state.nodes} - set(state.failed_nodes)
+    roles = {"munged", "mariadbd", "slurmdbd", "slurmctld", *state.nodes} - set(state.failed)
     return state.ready and all(role in state.processes and processes.is_alive(state.processes[role]) for role in roles)
 
 
@@ -129,10 +136,10 @@ def _check_same(state: State, asked: Mapping[str, object]) -> None:
             )
 
 
-def _running(root: Path, node: str) -> State:
+def _running(root: Path, role: str) -> State:
     state = load(root)
     if state is None:
         raise DevClusterError(f"no cluster in {root}: start it with `up --root {root}`")
-    if node not in state.nodes:
-        raise DevClusterError(f"no node {node!r} in {root} (has: {', '.join(state.nodes)})")
+    if role not in (allowed := [*state.nodes, "slurmctld", "slurmdbd"]):
+        raise DevClusterError(f"{role!r} is not in {root} (has: {', '.join(allowed)})")
     return state

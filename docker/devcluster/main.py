@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -55,11 +55,11 @@ def _status(args: argparse.Namespace) -> int:
     dead = [role for role, process in state.processes.items() if not processes.is_alive(process)]
     states = daemons.node_states(state)
     for node in state.nodes:
-        print(f"{node:8} {states.get(node, 'unknown')}{'  (failed on purpose)' if node in state.failed_nodes else ''}")
+        print(f"{node:8} {states.get(node, 'unknown')}")
     for role in dead:
-        print(f"{role} is not running")
+        print(f"{role} is not running{' (failed on purpose)' if role in state.failed else ''}")
     print(_exports(state))
-    return 0 if state.ready and set(dead) <= set(state.failed_nodes) else 1
+    return 0 if state.ready and set(dead) <= set(state.failed) else 1
 
 
 def _env(args: argparse.Namespace) -> int:
@@ -71,12 +71,12 @@ def _env(args: argparse.Namespace) -> int:
 
 
 def _fail(args: argparse.Namespace) -> int:
-    lifecycle.fail(args.root, args.node, slurmd_only=args.slurmd_only)
+    lifecycle.fail(args.root, args.role, slurmd_only=args.slurmd_only)
     return 0
 
 
 def _restore(args: argparse.Namespace) -> int:
-    lifecycle.restore(args.root, args.node)
+    lifecycle.restore(args.root, args.role)
     return 0
 
 
@@ -114,16 +114,16 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("env", parents=[root], help="the exports, for eval").set_defaults(command=_env)
 
     fail = commands.add_parser("fail", parents=[root], help="cut the power of one node")
-    fail.add_argument("node")
+    fail.add_argument("role", metavar="NODE", help="a node, or slurmctld or slurmdbd")
     fail.add_argument("--slurmd-only", action="store_true", help="the node's jobs go on, only its slurmd dies")
     fail.set_defaults(command=_fail)
     restore = commands.add_parser("restore", parents=[root], help="bring a failed node back")
-    restore.add_argument("node")
+    restore.add_argument("role", metavar="NODE", help="what `fail` took away")
     restore.set_defaults(command=_restore)
     return parser
 
 
-def _count(low: int, high: int):  # type: ignore[no-untyped-def]  # argparse wants a callable with a readable name
+def _count(low: int, high: int) -> Callable[[str], int]:
     def integer(text: str) -> int:
         value = int(text)
         if not low <= value <= high:

@@ -15,7 +15,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,17 +37,28 @@ def boot_id() -> str:
 
 
 def start(
-    role: str, command: Sequence[str], *, log: Path, env: Mapping[str, str], hostname: str | None = None
-) -> Process:
-    """Starts `command` in a session of its own, in a new UTS namespace called `hostname` if one is given."""
-    argv = list(command)
+    role: str,
+    command: Sequence[str],
+    *,
+    log: Path,
+    env: Mapping[str, str],
+    record: Callable[[Process], None],
+    hostname: str | None = None,
+) -> None:
+    """Starts `command` in a session of its own, in a new UTS namespace called `hostname` if one is given.
+
+    The child becomes the command only after `record` has returned. Should we be killed before that, it reads the end
+    of the file and leaves: no process is ever left that nobody has written down.
+    """
+    wait_for_go = 'read -r go && exec "$@" </dev/null'
+    argv = ["sh", "-c", wait_for_go, "sh", *command]
     if hostname is not None:
         set_name = 'echo "$0" >/proc/sys/kernel/hostname && exec "$@"'
         argv = ["unshare", "--uts", "sh", "-c", set_name, hostname, *argv]
     with log.open("ab") as out:
         child = subprocess.Popen(
             argv,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=out,
             stderr=out,
             env=dict(env),
@@ -55,15 +66,12 @@ def start(
             start_new_session=True,
             umask=0o022,
         )
+    assert child.stdin is not None
     if hostname is not None:
         _wait_for_namespace(child)
-    return Process(
-        role=role,
-        pid=child.pid,
-        start_ticks=_start_ticks(child.pid) or 0,
-        boot_id=boot_id(),
-        uts=_uts(child.pid) or "",
-    )
+    record(Process(role, child.pid, _start_ticks(child.pid) or 0, boot_id(), _uts(child.pid) or ""))
+    with child.stdin as go:
+        go.write(b"\n")
 
 
 def _wait_for_namespace(child: subprocess.Popen[bytes]) -> None:
@@ -166,7 +174,7 @@ def _send(fd: int, sig: signal.Signals) -> None:
 
 
 def _wait(handles: Sequence[int], patience_seconds: float) -> list[int]:
-    """Waits until all have ended or the patience is over; returns those that have not. A pidfd reads as ready at the end."""
+    """Those that have not ended when the patience is over. A pidfd becomes readable when its process ends."""
     left = list(handles)
     deadline = time.monotonic() + patience_seconds
     while left and (remaining := deadline - time.monotonic()) > 0:

@@ -51,8 +51,8 @@ class State:
     ports: Ports
     processes: dict[str, Process] = dataclasses.field(default_factory=dict)
     """By role: munged, mariadbd, slurmdbd, slurmctld, and each node by its name."""
-    failed_nodes: list[str] = dataclasses.field(default_factory=list)
-    """Nodes taken down on purpose by `fail`."""
+    failed: list[str] = dataclasses.field(default_factory=list)
+    """Roles ended on purpose by `fail`."""
     ready: bool = False
     """False from the first process to the last idle node, and again while going down."""
 
@@ -91,7 +91,7 @@ def load(root: Path) -> State | None:
             options=Options(**data["options"]),
             ports=Ports(**{**data["ports"], "slurmd": tuple(data["ports"]["slurmd"])}),
             processes={role: Process(**process) for role, process in data["processes"].items()},
-            failed_nodes=data["failed_nodes"],
+            failed=data["failed"],
             ready=data["ready"],
         )
     except FileNotFoundError:
