@@ -1,0 +1,126 @@
+"""The moves that make a checkpoint appear and disappear whole; rank 0 makes them.
+
+A checkpoint is written to a temporary directory and renamed when it is complete. One that is removed is renamed to a
+temporary name first. So whatever is killed when, a directory with a final name is complete.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+
+from hpcaccel import layout
+from hpcaccel.checkpoint import manifest
+from hpcaccel.checkpoint.ranks import Damaged
+from hpcaccel.errors import CheckpointError
+from hpcaccel.rundir import DIRECTORY_MODE, fsync_directory
+
+__all__ = ["begin", "clean", "damaged", "newest_good", "prune", "publish", "set_aside", "step_directories"]
+
+log = logging.getLogger(__name__)
+
+_TEMPORARY = re.compile(r"\.step_\d{8,}\..+\.tmp")
+_FINAL = re.compile(r"step_(\d{8,})")
+QUARANTINED = "quarantined"
+SUPERSEDED = "superseded"
+
+
+def clean(directory: Path) -> None:
+    """Remove what attempts left behind that were killed while they saved."""
+    if not directory.is_dir():
+        return
+    for path in sorted(directory.iterdir()):
+        if _TEMPORARY.fullmatch(path.name):
+            shutil.rmtree(path)
+
+
+def begin(temporary: Path) -> None:
+    """Make the directory that a save writes to."""
+    temporary.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+    temporary.mkdir(mode=DIRECTORY_MODE)
+
+
+def publish(temporary: Path, final: Path) -> None:
+    """The commit: rename, made durable before and after.
+
+    Raises:
+        CheckpointError: there is a checkpoint of that name already.
+    """
+    if final.exists():  # rename() would replace an empty directory
+        raise CheckpointError(f"{final} exists already; a committed checkpoint is never overwritten")
+    fsync_directory(temporary)
+    os.rename(temporary, final)
+    fsync_directory(final.parent)
+
+
+def step_directories(directory: Path) -> list[tuple[int, Path]]:
+    """All directories with a checkpoint's name, committed or damaged, newest step first."""
+    if not directory.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in directory.iterdir() if (match := _FINAL.fullmatch(path.name))]
+    return sorted(found, reverse=True)
+
+
+def newest_good(directory: Path) -> Path | None:
+    """The newest checkpoint whose manifest and file sizes are right. Damaged ones before it are quarantined."""
+    for _, path in step_directories(directory):
+        try:
+            manifest.read(path)
+        except Damaged as error:
+            quarantine(path, str(error))
+        else:
+            return path
+    return None
+
+
+def damaged(directory: Path) -> list[Path]:
+    """What has been quarantined here."""
+    return sorted(directory.glob(f"{QUARANTINED}_*"))
+
+
+def quarantine(path: Path, why: str) -> Path:
+    """Rename a damaged checkpoint so that nobody takes it for a good one. It is kept for whoever wants to look."""
+    kept = set_aside(path, QUARANTINED)
+    log.warning("checkpoint %s is damaged and now called %s: %s", path.name, kept.name, why)
+    return kept
+
+
+def set_aside(path: Path, word: str) -> Path:
+    """Rename ``step_N`` to ``<word>_step_N``, with a number behind it if that is taken."""
+    target, count = path.with_name(f"{word}_{path.name}"), 1
+    while target.exists():
+        count += 1
+        target = path.with_name(f"{word}_{path.name}.{count}")
+    os.rename(path, target)
+    fsync_directory(path.parent)
+    return target
+
+
+def prune(directory: Path, *, keep: int) -> None:
+    """Delete all but the newest ``keep`` good checkpoints. A damaged one does not count, and is not deleted.
+
+    What cannot be deleted is logged: the newer one is committed, and training goes on.
+    """
+    good = 0
+    for step, path in step_directories(directory):
+        if good >= keep:
+            _delete(path, step)
+            continue
+        try:
+            manifest.read(path)
+        except CheckpointError as error:
+            log.warning("checkpoint %s does not count as good: %s", path.name, error)
+        else:
+            good += 1
+
+
+def _delete(path: Path, step: int) -> None:
+    doomed = path.with_name(layout.temporary_name(step, "deleted"))
+    try:
+        os.rename(path, doomed)
+        shutil.rmtree(doomed)
+    except OSError as error:
+        log.warning("cannot delete the old checkpoint %s: %s", path, error)

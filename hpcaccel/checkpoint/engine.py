@@ -1,0 +1,275 @@
+"""Saving and loading as one move of all ranks: a checkpoint is there whole, or it is not there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from hpcaccel import layout
+from hpcaccel.checkpoint import commit, manifest
+from hpcaccel.checkpoint.planning import read_tensors, write_tensors
+from hpcaccel.checkpoint.ranks import Damaged, Ranks
+from hpcaccel.checkpoint.state import SHARED_TREE, Restorer, TrainingState, collect, rank_tree
+from hpcaccel.checkpoint.storage import ShardReader, ShardWriter
+from hpcaccel.errors import CheckpointError
+
+__all__ = ["CheckpointEngine", "Guarantee", "LoadedCheckpoint"]
+
+log = logging.getLogger(__name__)
+
+Guarantee = Literal["bit-exact", "state-exact"]
+"""bit-exact: goes on as if it had never stopped. state-exact: the same state, but sums may be made in another order."""
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """What was restored.
+
+    Args:
+        path: the checkpoint; an older one than was asked for when that one was damaged.
+        manifest: its COMMITTED manifest: ``step``, ``epoch``, ``reason``, ``world_size`` …
+        per_rank: what this rank had of its own, None when the checkpoint has nothing for a rank of this number.
+        guarantee: what this continuation can promise.
+        differences: why that is less than the checkpoint promised; empty when it is not.
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+    per_rank: dict[str, Any] | None
+    guarantee: Guarantee
+    differences: tuple[str, ...]
+
+    @property
+    def step(self) -> int:
+        return int(self.manifest["step"])
+
+    @property
+    def epoch(self) -> int:
+        return int(self.manifest["epoch"])
+
+
+class CheckpointEngine:
+    """Saves, finds, loads and prunes the checkpoints in one directory. Every method is called by all ranks together.
+
+    Args:
+        directory: a run's ``checkpoints/``; made at the first save. All ranks must see the same file system.
+        rank: this process's number among ``world_size``.
+        group: the process group to talk through, one of gloo; None means the default group. Neither is needed when
+            ``world_size`` is 1.
+        attempt: names the temporary directory of a save.
+        keep: how many committed checkpoints stay, at least 1; None keeps all.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        group: dist.ProcessGroup | None = None,
+        attempt: int | str = 0,
+        keep: int | None = 2,
+    ) -> None:
+        if keep is not None and keep < 1:
+            raise CheckpointError(f"keep is {keep}: at least 1 checkpoint must stay, or None to keep all")
+        self.directory = Path(directory).absolute()
+        self._ranks = Ranks(rank=rank, world_size=world_size, group=group)
+        self._attempt = attempt
+        self._keep = keep
+        self._base_step = 0
+        """Checkpoints of later steps that this engine has not written belong to a course that was given up."""
+
+    def save(
+        self, state: TrainingState, *, step: int, epoch: int = 0, reason: str = "", guarantee: Guarantee = "state-exact"
+    ) -> Path:
+        """Write and commit ``state``, then delete checkpoints that are too many.
+
+        When this step is committed already, its path is returned and nothing is written.
+
+        Args:
+            step: optimizer steps done.
+            reason: why now: ``due``, ``preempted``, ``time_limit`` …; for people.
+            guarantee: what the training promises when it goes on from here on the same machines.
+
+        Returns:
+            The directory of the committed checkpoint.
+
+        Raises:
+            CheckpointError: on all ranks, when anything failed on any of them. Nothing is left of the attempt.
+        """
+        what = f"the checkpoint of step {step} cannot be saved"
+        final = self.directory / layout.checkpoint_name(step)
+        if self._ranks.first(what, lambda: self._make_way(step, final)):
+            return final
+        temporary = self.directory / layout.temporary_name(step, self._attempt)
+        facts = {
+            "step": step,
+            "epoch": epoch,
+            "reason": reason,
+            "guarantee": guarantee,
+            "world_size": self._ranks.world_size,
+            "attempt": self._attempt,
+        }
+        try:
+            write_tensors(
+                self._ranks,
+                ShardWriter(temporary, rank=self._ranks.rank, facts=facts),
+                what=what,
+                collect=lambda: collect(state, rank=self._ranks.rank),
+                begin=lambda: commit.begin(temporary),
+                commit=lambda: commit.publish(temporary, final),
+            )
+        except CheckpointError:
+            if self._ranks.is_first:
+                shutil.rmtree(temporary, ignore_errors=True)  # what stays is removed before the next save
+            raise
+        self._base_step = step
+        if self._ranks.is_first and self._keep is not None:
+            commit.prune(self.directory, keep=self._keep)
+        return final
+
+    def find(self, resume: str | Path | None = "auto") -> Path | None:
+        """The checkpoint to go on from; rank 0 looks, all ranks get its answer.
+
+        Args:
+            resume: ``"auto"``: the newest good one of this directory. None: none. Else the name of a checkpoint here,
+                or the path of a checkpoint, of a directory of them or of a run, whose newest good one is taken.
+
+        Returns:
+            The checkpoint's directory, or None where there is nothing to go on from.
+
+        Raises:
+            CheckpointError: there are only damaged ones, or what was named is not there.
+        """
+        if resume is None:
+            return None
+        return self._ranks.first(f"cannot resume from {resume}", lambda: self._find(resume))
+
+    def load(self, path: Path, state: TrainingState, *, fall_back: bool = True) -> LoadedCheckpoint:
+        """Restore ``state`` in place, every byte checked.
+
+        When it fails, ``state`` may be restored in part.
+
+        Args:
+            path: a checkpoint's directory, the same on all ranks.
+            fall_back: when the checkpoint is damaged and one of this engine's directory, rename it to
+                ``quarantined_…`` and load the newest good one that is left.
+
+        Raises:
+            CheckpointError: on all ranks: the checkpoint is damaged and no good one is left, it is of another model, or
+                it could not be read.
+        """
+        path = Path(path).absolute()
+        while True:
+            try:
+                loaded = self._load(path, state)
+            except Damaged as error:
+                if not fall_back or path.parent != self.directory:
+                    raise
+                path = self._quarantine(path, error)
+            else:
+                break
+        if path.parent == self.directory:
+            self._base_step = loaded.step
+        return loaded
+
+    # -- saving
+
+    def _make_way(self, step: int, final: Path) -> bool:
+        """On rank 0, before a save. True when this step is committed already and stays as it is."""
+        commit.clean(self.directory)
+        for other, path in commit.step_directories(self.directory):
+            if other > self._base_step:
+                kept = commit.set_aside(path, commit.SUPERSEDED)
+                log.warning("training went on from step %d: %s is now called %s", self._base_step, path.name, kept.name)
+        if not final.exists():
+            return False
+        try:
+            manifest.read(final)
+        except Damaged as error:
+            commit.quarantine(final, str(error))
+            return False
+        return True
+
+    # -- loading
+
+    def _find(self, resume: str | Path) -> Path | None:
+        if resume == "auto":
+            return self._newest_good(self.directory)
+        for path in (self.directory / resume, Path(resume).absolute()):
+            for place in (path, path / "checkpoints"):
+                if (place / layout.MANIFEST).exists():
+                    return place
+                if commit.step_directories(place):
+                    return self._newest_good(place)
+        here = ", ".join(checkpoint.name for checkpoint in layout.committed(self.directory)) or "none"
+        raise CheckpointError(f"no checkpoint is there (in {self.directory}: {here})")
+
+    def _newest_good(self, directory: Path) -> Path | None:
+        """
+        Raises:
+            CheckpointError: there have been checkpoints, but none is good: starting anew would lose the training.
+        """
+        path = commit.newest_good(directory)
+        if path is None and (bad := commit.damaged(directory)):
+            names = ", ".join(item.name for item in bad)
+            raise CheckpointError(
+                f"no good checkpoint is left in {directory}, only damaged ones: {names}. "
+                "To start from step 0 all the same, move them away or set checkpoint.resume to null"
+            )
+        return path
+
+    def _quarantine(self, path: Path, error: Damaged) -> Path:
+        def next_one() -> Path | None:
+            if path.exists():
+                commit.quarantine(path, str(error))
+            return self._newest_good(self.directory)
+
+        found = self._ranks.first("cannot resume", next_one)
+        if found is None:
+            raise error
+        return found
+
+    def _load(self, path: Path, state: TrainingState) -> LoadedCheckpoint:
+        what = f"the checkpoint {path} cannot be loaded"
+        content, index_text, tree_text = self._ranks.first(what, lambda: _open(path))
+        index = manifest.Index.from_json(index_text)
+        reader = ShardReader(path, index)
+        restorer: Restorer | None = None
+
+        def targets() -> dict[str, torch.Tensor]:
+            nonlocal restorer
+            key = rank_tree(self._ranks.rank)
+            own = json.loads(reader.read_bytes(key)) if key in index else None
+            restorer = Restorer(state, tree=json.loads(tree_text), own=own, index=index)
+            return restorer.targets()
+
+        def apply() -> dict[str, Any] | None:
+            assert restorer is not None
+            return restorer.apply()
+
+        read_tensors(self._ranks, reader, what=what, collect=targets)
+        per_rank = self._ranks.run(what, apply)
+        differences = _differences(content, world_size=self._ranks.world_size)
+        exact = content["guarantee"] == "bit-exact" and not differences
+        return LoadedCheckpoint(path, content, per_rank, "bit-exact" if exact else "state-exact", differences)
+
+
+def _open(path: Path) -> tuple[dict[str, Any], bytes, bytes]:
+    """Manifest, index and shared tree of a checkpoint, checked; read once, by rank 0."""
+    content = manifest.read(path)
+    text = manifest.read_index(path, content)
+    return content, text, ShardReader(path, manifest.Index.from_json(text)).read_bytes(SHARED_TREE)
+
+
+def _differences(content: dict[str, Any], *, world_size: int) -> tuple[str, ...]:
+    """What is not as it was when the checkpoint was saved and may make sums come out otherwise."""
+    now = {"world_size": world_size, "torch": torch.__version__, "processor": manifest.processor()}
+    return tuple(f"{key}: {content[key]} then, {value} now" for key, value in now.items() if content[key] != value)

@@ -1,0 +1,150 @@
+"""All ranks of a run, agreeing: whatever fails on one of them becomes the same error on all, and nobody waits for ever.
+
+Errors travel as text. An exception object may not survive the way between processes, and a rank that fails to send
+leaves the others waiting.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import torch.distributed as dist
+
+from hpcaccel.errors import CheckpointError
+
+__all__ = ["Damaged", "Ranks"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Damaged(CheckpointError):
+    """A committed checkpoint is not what was committed: an older one may do."""
+
+
+class Ranks:
+    """The ranks that save and load together.
+
+    Args:
+        rank: this process among them.
+        world_size: how many they are; with 1 no process group is needed or touched.
+        group: the (gloo) process group to talk through; None means the default group.
+    """
+
+    def __init__(self, *, rank: int, world_size: int, group: dist.ProcessGroup | None = None) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._group = group
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def broadcast(self, value: T | None) -> T:
+        """Rank 0's value on all ranks; what the others pass in counts for nothing."""
+        if self.world_size == 1:
+            return cast(T, value)
+        box = [value]
+        dist.broadcast_object_list(box, src=self._first(), group=self._group)
+        return cast(T, box[0])
+
+    def run(self, what: str, work: Callable[[], T]) -> T:
+        """Do ``work`` on every rank; this rank's own value.
+
+        Raises:
+            CheckpointError: on all ranks, when it failed on any of them.
+        """
+        value, problem = _attempt(work)
+        problems = self._gather(problem)
+        failed = {rank: item for rank, item in enumerate(problems or []) if item is not None}
+        if failed := self.broadcast(failed):
+            raise _error(what, failed)
+        return cast(T, value)
+
+    def first(self, what: str, work: Callable[[], T]) -> T:
+        """Do ``work`` on rank 0 and give its value to all ranks.
+
+        Raises:
+            CheckpointError: on all ranks, when it failed.
+        """
+        value, problem = _attempt(work) if self.is_first else (None, None)
+        value, problem = self.broadcast((value, problem))
+        if problem is not None:
+            raise _error(what, {0: problem})
+        return cast(T, value)
+
+    def reduce(self, what: str, work: Callable[[], T], merge: Callable[[list[T]], R]) -> R:
+        """Do ``work`` on every rank, ``merge`` the values on rank 0, give what came out of it to all ranks.
+
+        Raises:
+            CheckpointError: on all ranks, when anything failed on any of them; then ``merge`` has not run, or has
+                failed.
+        """
+        merged, problems = self.broadcast(self._merged(work, merge))
+        if problems:
+            raise _error(what, problems)
+        return cast(R, merged)
+
+    def reduce_scatter(self, what: str, work: Callable[[], T], merge: Callable[[list[T]], Sequence[R]]) -> R:
+        """Like ``reduce``, but rank ``i`` gets item ``i`` of what ``merge`` returned."""
+        merged, problems = self._merged(work, merge)
+        if self.world_size > 1:
+            parts = None
+            if self.is_first:
+                parts = [(None if problems else cast(Any, merged)[i], problems) for i in range(self.world_size)]
+            box: list[Any] = [None]
+            dist.scatter_object_list(box, parts, src=self._first(), group=self._group)
+            part, problems = box[0]
+        else:
+            part = None if problems else cast(Any, merged)[0]
+        if problems:
+            raise _error(what, problems)
+        return cast(R, part)
+
+    def _merged(self, work: Callable[[], T], merge: Callable[[list[T]], R]) -> tuple[R | None, dict[int, Problem]]:
+        outcomes = self._gather(_attempt(work))
+        if outcomes is None:
+            return None, {}
+        problems = {rank: problem for rank, (_, problem) in enumerate(outcomes) if problem is not None}
+        if problems:
+            return None, problems
+        merged, problem = _attempt(lambda: merge([cast(T, value) for value, _ in outcomes]))
+        return merged, {} if problem is None else {0: problem}
+
+    def _gather(self, value: T) -> list[T] | None:
+        """Every rank's value, on rank 0; None elsewhere."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] | None = [None] * self.world_size if self.is_first else None
+        dist.gather_object(value, values, dst=self._first(), group=self._group)
+        return values
+
+    def _first(self) -> int:
+        return 0 if self._group is None else dist.get_global_rank(self._group, 0)
+
+
+Problem = tuple[str, str, bool]
+"""What went wrong, on which host, and whether it means that the checkpoint is damaged."""
+
+
+def _attempt(work: Callable[[], T]) -> tuple[T | None, Problem | None]:
+    try:
+        return work(), None
+    except Exception as error:  # the others must hear of it, whatever it is
+        text = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+        return None, (text, socket.gethostname(), isinstance(error, Damaged))
+
+
+def _error(what: str, problems: dict[int, Problem]) -> CheckpointError:
+    """One error for all ranks. The same words from several ranks are said once."""
+    by_text: dict[str, list[str]] = {}
+    for rank, (text, host, _) in sorted(problems.items()):
+        by_text.setdefault(text, []).append(f"rank {rank} on {host}")
+    said = []
+    for text, where in by_text.items():
+        more = f" and {len(where) - 1} more" if len(where) > 1 else ""
+        said.append(f"{text} ({where[0]}{more})")
+    kind = Damaged if any(damaged for _, _, damaged in problems.values()) else CheckpointError
+    return kind(f"{what}: " + "; ".join(said))

@@ -1,0 +1,256 @@
+"""The bytes of a checkpoint, behind DCP's public interfaces: its planners say who writes and reads what.
+
+Each rank writes one file, ``rank_00003.bin``: its chunks one behind the other as raw bytes (row-major, the machine's
+byte order), each padded to a multiple of 64 bytes. Nothing but tensors is stored; whatever else belongs to a
+checkpoint has been made one (see ``tree``).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItemType
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from hpcaccel import layout
+from hpcaccel.checkpoint import manifest
+from hpcaccel.checkpoint.manifest import FileRecord, Index, Piece
+from hpcaccel.checkpoint.ranks import Damaged
+from hpcaccel.errors import CheckpointError
+from hpcaccel.rundir import FILE_MODE, atomic_write
+
+__all__ = ["ShardReader", "ShardWriter", "rank_file"]
+
+ALIGNMENT_BYTES = 64
+BUFFER_BYTES = 16 << 20
+"""Small chunks reach the file system together, in writes and reads of this size."""
+
+
+def rank_file(rank: int) -> str:
+    return f"rank_{rank:05d}.bin"
+
+
+class ShardWriter(StorageWriter):
+    """Writes a checkpoint into ``directory``, which is there and empty.
+
+    Args:
+        rank: names this process's file.
+        facts: what the manifest says besides files and versions (step, epoch, world size …); used on rank 0.
+    """
+
+    def __init__(self, directory: Path, *, rank: int, facts: dict[str, Any]) -> None:
+        self._directory = Path(directory)
+        self._rank = rank
+        self._facts = facts
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        if checkpoint_id is not None:
+            self._directory = Path(checkpoint_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write and fsync this rank's file.
+
+        The results are one for each chunk, with its ``Piece``, and a last one for the file, with its ``FileRecord``.
+        """
+        try:
+            results = self._write_file(plan, planner) if plan.items else []
+        except OSError as error:
+            path = self._directory / rank_file(self._rank)
+            raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from None
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def _write_file(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
+        name, offset, file_crc = rank_file(self._rank), 0, 0
+        results = []
+        with _new_file(self._directory / name) as file:
+            for item in plan.items:
+                if item.type is WriteItemType.BYTE_IO:
+                    raise CheckpointError(f"{item.index.fqn} is not a tensor: make it one with tree.pack()")
+                data = raw_bytes(planner.resolve_data(item))  # type: ignore[arg-type]  # tensors only
+                padding = bytes(-len(data) % ALIGNMENT_BYTES)
+                crc = zlib.crc32(padding, zlib.crc32(data))
+                file_crc = zlib.crc32(padding, zlib.crc32(data, file_crc))
+                file.write(data)
+                file.write(padding)
+                piece = Piece(name, offset, len(data), len(data) + len(padding), crc)
+                results.append(WriteResult(item.index, len(data), piece))
+                offset += piece.stored
+        results.append(WriteResult(MetadataIndex(name), offset, FileRecord(name, offset, file_crc)))
+        return results
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """On rank 0, when all files are written: check coverage, write the index, then the manifest as the last file.
+
+        Raises:
+            CheckpointError: a tensor is not covered by what the ranks wrote.
+        """
+        flat = [result for of_rank in results for result in of_rank]
+        files = [result.storage_data for result in flat if isinstance(result.storage_data, FileRecord)]
+        pieces = {result.index: result.storage_data for result in flat if isinstance(result.storage_data, Piece)}
+        text = Index(metadata, pieces).to_json()
+        atomic_write(self._directory / manifest.INDEX, text)
+        files.append(FileRecord(manifest.INDEX, len(text), zlib.crc32(text)))
+        content = manifest.build(files=files, **self._facts)
+        atomic_write(self._directory / layout.MANIFEST, manifest.seal(content))
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return Path(checkpoint_id).parent.is_dir()
+
+
+class ShardReader(StorageReader):
+    """Reads the checkpoint in ``directory``, every byte that it uses checked against its CRC.
+
+    Args:
+        index: where everything lies; read from the directory when it is not given.
+    """
+
+    def __init__(self, directory: Path, index: Index | None = None) -> None:
+        self._directory = Path(directory)
+        self._index = index
+
+    @property
+    def index(self) -> Index:
+        if self._index is None:
+            text = manifest.read_index(self._directory, manifest.read(self._directory))
+            self._index = Index.from_json(text)
+        return self._index
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        if checkpoint_id is not None:
+            self._directory, self._index = Path(checkpoint_id), None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return self.index.metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what the plan asks for, file by file and front to back.
+
+        Raises:
+            Damaged: a file is missing, too short, or not what was committed.
+        """
+        work = sorted(((self.index.pieces[item.storage_index], item) for item in plan.items), key=_place)
+        with self._files() as open_file, torch.no_grad():
+            for piece, item in work:
+                target = planner.resolve_tensor(item).detach()
+                self._read_item(open_file(piece.file), piece, item, target)
+                planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def read_bytes(self, key: str) -> bytes:
+        """All bytes of a tensor that was written in one chunk.
+
+        Raises:
+            Damaged: they are not what was committed.
+        """
+        piece = self.index.pieces[MetadataIndex(key, self.index.tensor(key).chunks[0].offsets)]
+        data = bytearray(piece.length)
+        with self._files() as open_file:
+            self._read(open_file(piece.file), piece, key, memoryview(data))
+        return bytes(data)
+
+    def _read_item(self, file: BinaryIO, piece: Piece, item: ReadItem, target: torch.Tensor) -> None:
+        """Straight into the tensor where its memory allows, else through a buffer of one chunk."""
+        key = item.storage_index.fqn
+        tensor = self.index.tensor(key)
+        whole = piece.length == target.numel() * target.element_size()
+        if whole and target.device.type == "cpu" and target.is_contiguous() and target.dtype == tensor.properties.dtype:
+            self._read(file, piece, key, raw_bytes(target))
+            return
+        data = bytearray(piece.length)
+        self._read(file, piece, key, memoryview(data))
+        sizes = next(chunk.sizes for chunk in tensor.chunks if chunk.offsets == item.storage_index.offset)
+        source = torch.frombuffer(data, dtype=torch.uint8).view(tensor.properties.dtype).reshape(sizes)
+        for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+            source = source.narrow(dimension, start, length)
+        target.copy_(source)
+
+    def _read(self, file: BinaryIO, piece: Piece, key: str, target: memoryview) -> None:
+        padding = bytearray(piece.stored - piece.length)
+        try:
+            file.seek(piece.offset)
+            complete = file.readinto(target) == piece.length  # type: ignore[attr-defined]
+            complete = complete and file.readinto(padding) == len(padding)  # type: ignore[attr-defined]
+        except OSError as error:
+            if error.errno == errno.EIO:
+                raise Damaged(f"{file.name} cannot be read at byte {piece.offset}: {error.strerror}") from None
+            raise
+        if not complete:
+            raise Damaged(f"{file.name} ends before byte {piece.offset + piece.stored}, inside {key}")
+        if zlib.crc32(padding, zlib.crc32(target)) != piece.crc32:
+            raise Damaged(
+                f"{file.name} is damaged: {key}, {piece.stored} bytes from byte {piece.offset} on, has another CRC "
+                "than when it was committed"
+            )
+
+    @contextmanager
+    def _files(self) -> Iterator[Any]:
+        """A function that opens a file of the checkpoint, each one once."""
+        with ExitStack() as stack:
+            opened: dict[str, BinaryIO] = {}
+
+            def open_file(name: str) -> BinaryIO:
+                if name not in opened:
+                    path = self._directory / name
+                    try:
+                        opened[name] = stack.enter_context(path.open("rb", buffering=BUFFER_BYTES))
+                    except FileNotFoundError:
+                        raise Damaged(f"{path} is missing") from None
+                return opened[name]
+
+            yield open_file
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return layout.read_manifest(Path(checkpoint_id)) is not None
+
+
+def raw_bytes(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor in row-major order: its own memory where that is what it holds, else a copy."""
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return memoryview(plain.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # a buffer since PEP 688
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that must not be there yet, and is on the disk when the block ends."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
+    with os.fdopen(fd, "wb", buffering=BUFFER_BYTES) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _place(work: tuple[Piece, ReadItem]) -> tuple[str, int]:
+    return work[0].file, work[0].offset

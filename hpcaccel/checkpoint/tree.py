@@ -1,0 +1,299 @@
+"""Nested Python state as typed JSON, with tensors and arrays taken out.
+
+``pack`` turns a value into a tree that is plain JSON and a dict of the tensors that it held, by key; ``unpack`` turns
+both back into an equal value of the same types. No code runs when a tree is read, as it would with pickle: what the
+tree does not know is refused when it is saved, with the path to it.
+
+Written as they are: None, bool, str, int, finite float, list, dict with str keys. Everything else is an object whose
+key ``"$"`` names the type.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import math
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from hpcaccel.errors import CheckpointError
+
+__all__ = ["Packed", "pack", "tensor_nodes", "unpack"]
+
+TYPE = "$"
+MAX_INLINE_BYTES = 1024
+"""Longer bytes are stored beside the tensors instead of inside the JSON."""
+MAX_INLINE_INT_BITS = 4096
+"""Longer ints are written in hexadecimal: Python limits the decimal digits that it converts."""
+
+_DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+_FACTORIES: dict[str, type] = {"int": int, "float": float, "str": str, "list": list, "dict": dict, "set": set}
+_MAPPINGS: dict[type, str] = {
+    dict: "dict",
+    collections.OrderedDict: "ordered_dict",
+    collections.Counter: "counter",
+    collections.defaultdict: "default_dict",
+}
+_SEQUENCES: dict[type, str] = {
+    tuple: "tuple",
+    set: "set",
+    frozenset: "frozenset",
+    collections.deque: "deque",
+    torch.Size: "size",
+}
+
+
+@dataclass
+class Packed:
+    """A value taken apart: ``tree`` is plain JSON, ``tensors`` are what its tensor nodes point to."""
+
+    tree: Any
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype of that name.
+
+    Raises:
+        CheckpointError: this version of torch has no such dtype.
+    """
+    try:
+        return _DTYPES[name]
+    except KeyError:
+        raise CheckpointError(f"torch {torch.__version__} has no dtype {name!r}, which this checkpoint holds") from None
+
+
+def pack(value: Any, path: str) -> Packed:
+    """Take ``value`` apart. ``path`` names it in errors and begins the keys of its tensors.
+
+    Tensors are not copied.
+
+    Raises:
+        CheckpointError: something in it is of a type that a tree does not know, or contains itself.
+    """
+    packer = _Packer()
+    tree = packer.pack(value, path)
+    return Packed(tree, packer.tensors)
+
+
+def unpack(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
+    """Put a value together again; ``tensor`` gives the tensor of a key."""
+    if isinstance(tree, list):
+        return [unpack(item, tensor) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if TYPE not in tree:
+        return {key: unpack(item, tensor) for key, item in tree.items()}
+    return _unpack_typed(tree, tensor)
+
+
+def tensor_nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    """All nodes of a tree that point to a stored tensor; each has ``key`` and, for tensors, ``device``."""
+    if isinstance(tree, list):
+        for item in tree:
+            yield from tensor_nodes(item)
+    elif isinstance(tree, dict):
+        if TYPE in tree and "key" in tree:
+            yield tree
+        else:
+            for item in tree.values():
+                yield from tensor_nodes(item)
+
+
+class _Packer:
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._open: set[int] = set()
+
+    def pack(self, value: Any, path: str) -> Any:
+        kind = type(value)
+        if value is None or kind is bool or kind is str:
+            return value
+        if kind is int:
+            return value if value.bit_length() <= MAX_INLINE_INT_BITS else {TYPE: "int", "hex": hex(value)}
+        if kind is float:
+            return value if math.isfinite(value) else {TYPE: "float", "hex": struct.pack(">d", value).hex()}
+        if kind is complex:
+            return {TYPE: "complex", "hex": struct.pack(">dd", value.real, value.imag).hex()}
+        if kind in (bytes, bytearray):
+            return self._bytes(kind.__name__, bytes(value), path)
+        if kind is torch.dtype:
+            return {TYPE: "dtype", "name": dtype_name(value)}
+        if kind is torch.device:
+            return {TYPE: "device", "name": str(value)}
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, path)
+        if kind is list or kind in _SEQUENCES or kind in _MAPPINGS:
+            return self._container(value, path)
+        if kind.__module__ == "numpy":
+            return self._numpy(value, path)
+        raise _unsupported(value, path)
+
+    def _container(self, value: Any, path: str) -> Any:
+        if id(value) in self._open:
+            raise CheckpointError(f"{path} contains itself: a checkpoint holds trees only")
+        self._open.add(id(value))
+        try:
+            if type(value) in _MAPPINGS:
+                return self._mapping(value, path)
+            items = [self.pack(item, f"{path}[{index}]") for index, item in enumerate(value)]
+        finally:
+            self._open.discard(id(value))
+        if type(value) is list:
+            return items
+        node: dict[str, Any] = {TYPE: _SEQUENCES[type(value)], "items": items}
+        if type(value) is collections.deque:
+            node["maxlen"] = value.maxlen
+        return node
+
+    def _mapping(self, value: Any, path: str) -> Any:
+        packed = [(key, self.pack(item, f"{path}[{key!r}]")) for key, item in value.items()]
+        if type(value) is dict and TYPE not in value and all(type(key) is str for key in value):
+            return dict(packed)
+        node: dict[str, Any] = {
+            TYPE: _MAPPINGS[type(value)],
+            "items": [[self.pack(key, f"{path}.keys()[{key!r}]"), item] for key, item in packed],
+        }
+        if type(value) is collections.defaultdict and value.default_factory is not None:
+            name = getattr(value.default_factory, "__name__", "")
+            if _FACTORIES.get(name) is not value.default_factory:
+                raise _unsupported(value.default_factory, f"{path}.default_factory")
+            node["factory"] = name
+        return node
+
+    def _bytes(self, kind: str, value: bytes, path: str) -> Any:
+        if len(value) <= MAX_INLINE_BYTES:
+            return {TYPE: kind, "base64": base64.b64encode(value).decode()}
+        return {TYPE: kind, "key": self._store(torch.frombuffer(bytearray(value), dtype=torch.uint8), path)}
+
+    def _tensor(self, value: torch.Tensor, path: str) -> Any:
+        if type(value) not in (torch.Tensor, torch.nn.Parameter, DTensor):
+            raise _unsupported(value, path)
+        if value.layout is not torch.strided or value.is_quantized:
+            raise CheckpointError(
+                f"{path} is a {'quantized' if value.is_quantized else value.layout} tensor; "
+                "a checkpoint holds dense tensors only: convert it before saving"
+            )
+        if value.device.type == "meta":
+            raise CheckpointError(f"{path} is on the meta device and has no data to save")
+        return {TYPE: "tensor", "key": self._store(value.detach(), path), "device": value.device.type}
+
+    def _numpy(self, value: Any, path: str) -> Any:
+        import numpy as np
+
+        if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "biufcmMSU":
+            if isinstance(value, np.generic):
+                return {
+                    TYPE: "numpy_scalar",
+                    "dtype": value.dtype.str,
+                    "base64": base64.b64encode(value.tobytes()).decode(),
+                }
+            if type(value) is np.ndarray:
+                data = torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8) if value.nbytes else _EMPTY
+                return {
+                    TYPE: "array",
+                    "dtype": value.dtype.str,
+                    "shape": list(value.shape),
+                    "key": self._store(data, path),
+                }
+        raise _unsupported(value, path)
+
+    def _store(self, tensor: torch.Tensor, path: str) -> str:
+        """Remember a tensor under a key of its own: two paths may read the same where names hold dots or brackets."""
+        key, count = path, 1
+        while key in self.tensors:
+            count += 1
+            key = f"{path}~{count}"
+        self.tensors[key] = tensor
+        return key
+
+
+_EMPTY = torch.empty(0, dtype=torch.uint8)
+
+
+def _unsupported(value: Any, path: str) -> CheckpointError:
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return CheckpointError(
+        f"{path} is a {name}, which a checkpoint cannot hold. It holds None, bool, int, float, complex, str, bytes, "
+        "list, tuple, set, dict, deque, tensors, numpy arrays and scalars: "
+        "save one of these in its state_dict(), or leave it out and build it anew after loading"
+    )
+
+
+def _raw(node: dict[str, Any], tensor: Callable[[str], torch.Tensor]) -> bytes:
+    if "base64" in node:
+        return base64.b64decode(node["base64"])
+    data = tensor(node["key"])
+    return data.cpu().numpy().tobytes()
+
+
+def _items(node: dict[str, Any], tensor: Callable[[str], torch.Tensor]) -> list[Any]:
+    return [unpack(item, tensor) for item in node["items"]]
+
+
+def _deque(node: dict[str, Any], tensor: Callable[[str], torch.Tensor]) -> collections.deque[Any]:
+    return collections.deque(_items(node, tensor), maxlen=node["maxlen"])
+
+
+def _default_dict(node: dict[str, Any], tensor: Callable[[str], torch.Tensor]) -> collections.defaultdict[Any, Any]:
+    factory = _FACTORIES[node["factory"]] if "factory" in node else None
+    return collections.defaultdict(factory, _items(node, tensor))
+
+
+def _array(node: dict[str, Any], tensor: Callable[[str], torch.Tensor]) -> Any:
+    import numpy as np
+
+    data = bytearray(_raw(node, tensor))
+    dtype = np.dtype(node["dtype"])
+    return np.frombuffer(data, dtype=dtype).reshape(node["shape"]) if data else np.empty(node["shape"], dtype=dtype)
+
+
+def _numpy_scalar(node: dict[str, Any], tensor: Callable[[str], torch.Tensor]) -> Any:
+    import numpy as np
+
+    dtype = np.dtype(node["dtype"])
+    raw = _raw(node, tensor)
+    return np.frombuffer(raw, dtype=dtype)[0] if raw else dtype.type()
+
+
+_UNPACK: dict[str, Callable[[dict[str, Any], Callable[[str], torch.Tensor]], Any]] = {
+    "int": lambda node, _: int(node["hex"], 16),
+    "float": lambda node, _: struct.unpack(">d", bytes.fromhex(node["hex"]))[0],
+    "complex": lambda node, _: complex(*struct.unpack(">dd", bytes.fromhex(node["hex"]))),
+    "bytes": _raw,
+    "bytearray": lambda node, tensor: bytearray(_raw(node, tensor)),
+    "dtype": lambda node, _: dtype_of(node["name"]),
+    "device": lambda node, _: torch.device(node["name"]),
+    "tensor": lambda node, tensor: tensor(node["key"]),
+    "array": _array,
+    "numpy_scalar": _numpy_scalar,
+    "tuple": lambda node, tensor: tuple(_items(node, tensor)),
+    "set": lambda node, tensor: set(_items(node, tensor)),
+    "frozenset": lambda node, tensor: frozenset(_items(node, tensor)),
+    "size": lambda node, tensor: torch.Size(_items(node, tensor)),
+    "deque": _deque,
+    "dict": lambda node, tensor: dict(_items(node, tensor)),
+    "ordered_dict": lambda node, tensor: collections.OrderedDict(_items(node, tensor)),
+    "counter": lambda node, tensor: collections.Counter(dict(_items(node, tensor))),
+    "default_dict": _default_dict,
+}
+
+
+def _unpack_typed(node: dict[str, Any], tensor: Callable[[str], torch.Tensor]) -> Any:
+    try:
+        build = _UNPACK[node[TYPE]]
+    except KeyError:
+        raise CheckpointError(
+            f"this checkpoint holds a value of type {node[TYPE]!r}, which this version of hpcaccel does not know"
+        ) from None
+    return build(node, tensor)
