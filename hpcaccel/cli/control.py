@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from hpcaccel.cli.options import RunName
+from hpcaccel.cli.options import Json, RunName
+from hpcaccel.cli.output import print_json
+from hpcaccel.cli.which import find
+from hpcaccel.errors import UserError
 
 __all__ = ["cancel", "resume", "stop"]
 
@@ -23,12 +26,33 @@ def stop(
     The ranks agree on one step, save a checkpoint and leave. Without an option the run is then paused.
     """
     if requeue and finish:
-        raise typer.BadParameter("--requeue and --finish exclude each other")
+        raise UserError("--requeue and --finish exclude each other: a run either comes back or is done")
+    found = find(run)
+    then: Literal["requeue", "finish", "pause"] = "requeue" if requeue else "finish" if finish else "pause"
+    found.stop(then=then)
+    typer.echo(f"asked {found.run_id} to stop: {_FOLLOWS[then].format(run=found.run_id)}")
 
 
-def resume(run: RunName) -> None:
+def resume(run: RunName, json: Json = False) -> None:
     """Go on with a run that was stopped or has failed, from its newest checkpoint."""
+    found = find(run)
+    found.resume()
+    job_id = found.job_id
+    if json:
+        print_json({"run_id": found.run_id, "job_id": job_id, "path": str(found.path)})
+    else:
+        typer.echo(f"{found.run_id} goes on as job {job_id}; follow it: hpcaccel wait {found.run_id}")
 
 
 def cancel(run: RunName) -> None:
     """End a run for good, now and without saving."""
+    found = find(run)
+    found.cancel()
+    typer.echo(f"cancelled {found.run_id}")
+
+
+_FOLLOWS = {
+    "requeue": "it saves, leaves and comes back through the queue",
+    "finish": "it leaves its training loop, and the code behind the loop runs",
+    "pause": "it saves and leaves; go on later with hpcaccel resume {run}",
+}

@@ -6,21 +6,51 @@ from typing import Annotated
 
 import typer
 
+from hpcaccel.cli.following import follow_to_the_end
 from hpcaccel.cli.options import Json, RunName
+from hpcaccel.cli.output import note, print_json
+from hpcaccel.cli.which import find
 
 __all__ = ["list_", "status", "wait"]
 
 
 def status(run: RunName, json: Json = False) -> None:
     """Show where a run stands: state, attempts, step, losses."""
+    from hpcaccel.view.overview import overview
+
+    found = find(run)
+    now = overview(found.dir, found.status())
+    if json:
+        print_json(now.to_json())
+        return
+    from hpcaccel.view.tables import print_status
+
+    print_status(now)
 
 
 def list_(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="All runs; without it the newest 20.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="All runs, not only the newest.")] = False,
     count: Annotated[int, typer.Option("-n", metavar="N", min=1, help="So many of the newest runs.")] = 20,
     json: Json = False,
 ) -> None:
-    """List the runs that were submitted from this account."""
+    """List the runs that were submitted from this account, newest first."""
+    from hpcaccel.submission import all_runs, statuses
+    from hpcaccel.view.overview import overview
+
+    runs = [run.dir for run in reversed(all_runs())]
+    chosen = runs if everything else runs[:count]
+    shown = [overview(run, now) for run, now in zip(chosen, statuses(chosen), strict=True)]
+    if json:
+        print_json([run.to_json() for run in shown])
+        return
+    from hpcaccel.view.tables import print_runs
+
+    if not shown:
+        note("there are no runs yet; start one with hpcaccel submit job.yaml")
+        return
+    print_runs(shown)
+    if len(chosen) < len(runs):
+        note(f"{len(runs) - len(chosen)} older runs are not shown; --all shows them")
 
 
 def wait(run: RunName, json: Json = False) -> None:
@@ -28,3 +58,4 @@ def wait(run: RunName, json: Json = False) -> None:
 
     0 done, 1 failed, 85 paused, 130 cancelled. Ctrl-C leaves the run running.
     """
+    follow_to_the_end(find(run).dir, json=json)

@@ -9,7 +9,7 @@ from typing import Any
 from hpcaccel.records import AttemptEnd, AttemptStart, Progress, StopRequest, from_dict
 from hpcaccel.rundir import RunDir, read_json, read_lines
 
-__all__ = ["Attempt", "read_attempts", "read_progress", "read_requests", "steps_lost"]
+__all__ = ["Attempt", "read_attempts", "read_progress", "read_requests", "steps_lost", "total_steps"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,11 @@ def read_requests(run: RunDir) -> list[StopRequest]:
     """What people asked of the run (``control/``), oldest first, honoured or not."""
     found = [read_json(path) for path in run.control.glob("[!.]*.json")]
     return sorted((from_dict(StopRequest, value) for value in found if value), key=lambda request: request.time)
+
+
+def total_steps(attempts: Sequence[Attempt]) -> int | None:
+    """How many steps the newest attempt that knows it is going to take."""
+    return next((a.progress.total_steps for a in reversed(attempts) if a.progress is not None), None)
 
 
 def steps_lost(attempts: Sequence[Attempt], last_logged: Mapping[int, int] | None = None) -> int:

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hpcaccel.layout import newest
-from hpcaccel.records import RunRecord, from_dict
-from hpcaccel.rundir import RunDir, read_json
-from hpcaccel.submission import RunStatus
-from hpcaccel.view.history import Attempt, read_attempts, steps_lost
+from hpcaccel.rundir import RunDir
+from hpcaccel.submission.facts import read_record
+from hpcaccel.submission.status import RunStatus
+from hpcaccel.view.history import Attempt, read_attempts, steps_lost, total_steps
 from hpcaccel.view.metrics import Metrics
 
 __all__ = ["Overview", "overview"]
@@ -43,6 +43,10 @@ class Overview:
     checkpoint_step: int | None
     values: dict[str, float] = field(default_factory=dict)
     history: list[Attempt] = field(default_factory=list)
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """What this task of an array has of its own."""
+    tasks: list[Overview] = field(default_factory=list)
+    """Of an array."""
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict without NaN or infinity, which JSON does not have: they become None."""
@@ -53,7 +57,7 @@ class Overview:
 
 def overview(run: RunDir, status: RunStatus) -> Overview:
     """Gather what the run directory says about a run whose ``status`` is known."""
-    record = from_dict(RunRecord, read_json(run.record) or {"run_id": run.run_id, "name": "", "backend": "slurm"})
+    record = read_record(run)
     metrics = Metrics(run.metrics)
     metrics.read()
     attempts = read_attempts(run)
@@ -69,9 +73,9 @@ def overview(run: RunDir, status: RunStatus) -> Overview:
         state=status.state,
         reason=status.reason or "",
         detail=status.detail or "",
-        attempts=len(attempts),
+        attempts=status.attempts,
         step=_step(attempts, metrics),
-        total_steps=next((a.progress.total_steps for a in reversed(attempts) if a.progress is not None), None),
+        total_steps=total_steps(attempts),
         steps_lost=steps_lost(attempts, metrics.last_step),
         first_loss=metrics.first[LOSS][1] if LOSS in metrics.first else None,
         last_loss=metrics.last[LOSS][1] if LOSS in metrics.last else None,
@@ -79,6 +83,8 @@ def overview(run: RunDir, status: RunStatus) -> Overview:
         checkpoint_step=checkpoint.step if checkpoint is not None else None,
         values={name: value for name, (_, value) in metrics.last.items()},
         history=attempts,
+        overrides=record.overrides,
+        tasks=[overview(run.task(index), task) for index, task in enumerate(status.tasks)],
     )
 
 

@@ -16,6 +16,8 @@ __all__ = ["Display", "PlainDisplay", "display", "facts", "follow", "state_line"
 
 LOOK_SECONDS = 0.5
 PLAIN_SECONDS = 5.0
+SURE_SECONDS = 15.0
+"""A run that looks lost is looked at again so much later: file systems and queues may lag behind each other."""
 
 _SHOWN_FIRST = ("loss", "tokens_per_second")
 _SHOWN_VALUES = 5
@@ -28,12 +30,17 @@ class Display(Protocol):
 
 def follow(watcher: Watcher, display: Display, *, sleep: Callable[[float], None] = time.sleep) -> Snapshot:
     """Show a run until it has ended (or is paused), and return what is known then."""
+    looked_again = False
     while True:
         snapshot = watcher.look()
         display.show(snapshot)
-        if snapshot.status.ended:
+        if not snapshot.status.ended:
+            sleep(LOOK_SECONDS)
+        elif snapshot.status.state == "lost" and not looked_again:
+            looked_again = True
+            sleep(SURE_SECONDS)
+        else:
             return snapshot
-        sleep(LOOK_SECONDS)
 
 
 @contextmanager
@@ -87,7 +94,7 @@ def state_line(snapshot: Snapshot) -> str:
 
 def facts(snapshot: Snapshot) -> list[str]:
     """``step 120/400``, ``loss 2.413``, ``12.3k tokens/s``, ``1m 20s left``: what is known, in this order."""
-    said = [f"step {step_of(snapshot.step, snapshot.total_steps)}"]
+    said = [] if snapshot.step is None else [f"step {step_of(snapshot.step, snapshot.total_steps)}"]
     names = [name for name in _SHOWN_FIRST if name in snapshot.values]
     names += [name for name in snapshot.values if name not in names]
     said += [_value(name, snapshot.values[name]) for name in names[:_SHOWN_VALUES]]

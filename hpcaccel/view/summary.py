@@ -14,6 +14,8 @@ def summary(run: Overview) -> str:
     lines = [f"{clean(run.name)} {run.run_id}: {run.state}"]
     if run.state not in ("completed", "running", "pending"):
         lines.append(f"reason: {_reason(run)}")
+    if run.tasks:
+        return "\n  ".join([*lines, *map(_task, run.tasks), f"run directory: {clean(run.path)}"])
     lines.append(f"attempts: {run.attempts}")
     lines.append(f"steps: {step_of(run.step, run.total_steps)}")
     lines.append(f"steps lost: {run.steps_lost}")
@@ -23,6 +25,12 @@ def summary(run: Overview) -> str:
         lines.append(f"checkpoint: {run.checkpoint}")
     lines.append(f"run directory: {clean(run.path)}")
     return "\n  ".join(lines)
+
+
+def _task(task: Overview) -> str:
+    changed = ", ".join(f"{key}={value}" for key, value in task.overrides.items())
+    loss = "" if task.last_loss is None else f", loss {number(task.last_loss)}"
+    return clean(f"{task.run_id} ({changed}): {task.state} at step {step_of(task.step, task.total_steps)}{loss}")
 
 
 def _reason(run: Overview) -> str:

@@ -33,14 +33,18 @@ PIPE_WIDTH = 200
 
 def print_runs(runs: Sequence[Overview], *, stream: TextIO | None = None) -> None:
     """One line a run, in the order given."""
+    _console(stream).print(_runs(runs, called="NAME"))
+
+
+def _runs(runs: Sequence[Overview], *, called: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("RUN", "NAME", "JOB", "STATE", "ATTEMPTS", "STEP", "LOSS", "CREATED"):
+    for title in ("RUN", called, "JOB", "STATE", "ATTEMPTS", "STEP", "LOSS", "CREATED"):
         right = title in ("ATTEMPTS", "STEP", "LOSS")
         table.add_column(title, justify="right" if right else "left", no_wrap=title in ("RUN", "STATE", "CREATED"))
     for run in runs:
         table.add_row(
             Text(run.run_id),
-            Text(clean(run.name)),
+            Text(clean(run.name) if called == "NAME" else _changed(run)),
             Text(run.job_id),
             _state(run),
             Text(str(run.attempts)),
@@ -48,7 +52,7 @@ def print_runs(runs: Sequence[Overview], *, stream: TextIO | None = None) -> Non
             Text("-" if run.last_loss is None else number(run.last_loss)),
             Text(clock_time(run.created) if run.created else "-"),
         )
-    _console(stream).print(table)
+    return table
 
 
 def print_status(run: Overview, *, stream: TextIO | None = None) -> None:
@@ -61,6 +65,13 @@ def print_status(run: Overview, *, stream: TextIO | None = None) -> None:
     if run.history:
         console.print()
         console.print(_attempts(run))
+    if run.tasks:
+        console.print()
+        console.print(_runs(run.tasks, called="WITH"))
+
+
+def _changed(run: Overview) -> str:
+    return clean(" ".join(f"{key}={value}" for key, value in run.overrides.items()))
 
 
 def _facts(run: Overview) -> list[tuple[str, str | Text]]:

@@ -7,16 +7,17 @@ tool, and all that it knows better than the files is why a job waits and whether
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hpcaccel.records import StopRequest
 from hpcaccel.rundir import RunDir
-from hpcaccel.submission import RunStatus
-from hpcaccel.view.history import Attempt, read_attempts, read_requests
+from hpcaccel.submission.facts import read_record
+from hpcaccel.submission.status import RunStatus, status
+from hpcaccel.view.history import Attempt, read_attempts, read_requests, total_steps
 from hpcaccel.view.metrics import Metrics
 
-__all__ = ["QUEUE_SECONDS", "Snapshot", "Watcher"]
+__all__ = ["QUEUE_SECONDS", "Asking", "Snapshot", "Watcher"]
 
 QUEUE_SECONDS = {"slurm": 15.0, "local": 1.0}
 """How long the answer of a status query is used, for each backend."""
@@ -43,40 +44,53 @@ class Snapshot:
         return self.attempts[-1].number if self.attempts else 0
 
 
-class Watcher:
-    """Reads what is new in a run directory, and asks ``status`` from time to time.
+class Asking:
+    """A status query that answers from memory while its answer is fresh.
 
     Args:
-        status: asks the queue and the run directory for the state of the run.
+        ask: asks the queue and the run directory for the state of the run.
+        seconds: how long an answer stays fresh.
         clock: monotonic seconds.
     """
 
     def __init__(
-        self,
-        run: RunDir,
-        status: Callable[[], RunStatus],
-        *,
-        queue_seconds: float,
-        clock: Callable[[], float] = time.monotonic,
+        self, ask: Callable[[], RunStatus], *, seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.run = run
-        self.metrics = Metrics(run.metrics)
-        self._status = status
-        self._queue_seconds = queue_seconds
+        self._ask = ask
+        self._seconds = seconds
         self._clock = clock
         self._asked = float("-inf")
         self._answer: RunStatus | None = None
-        self._ledger_size = -1
+
+    @classmethod
+    def about(cls, run: RunDir) -> Asking:
+        """Asks about ``run`` as often as its backend likes."""
+        return cls(lambda: status(run), seconds=QUEUE_SECONDS[read_record(run).backend])
+
+    def now(self, *, afresh: bool = False) -> RunStatus:
+        """The answer; ``afresh``: something happened, so that the last one does not count."""
+        now = self._clock()
+        if self._answer is None or afresh or now - self._asked >= self._seconds:
+            self._answer, self._asked = self._ask(), now
+        return self._answer
+
+
+class Watcher:
+    """Reads what is new in a run directory, and asks for its status from time to time."""
+
+    def __init__(self, run: RunDir, asking: Asking) -> None:
+        self.run = run
+        self.metrics = Metrics(run.metrics)
+        self._asking = asking
+        self._ledger_lines = 0
 
     def look(self) -> Snapshot:
-        self.metrics.read()
         attempts = read_attempts(self.run)
-        status = self._current_status(attempts)
-        progress = attempts[-1].progress if attempts else None
-        total = next((a.progress.total_steps for a in reversed(attempts) if a.progress is not None), None)
-        step = self.metrics.step
-        if progress is not None and (step is None or self.metrics.recent[-1].attempt != attempts[-1].number):
-            step = progress.resumed_step
+        ledger_lines = sum(1 + (attempt.end is not None) for attempt in attempts)
+        status = self._asking.now(afresh=ledger_lines != self._ledger_lines)
+        self._ledger_lines = ledger_lines
+        self.metrics.read()
+        step, total = self._step(attempts), total_steps(attempts)
         return Snapshot(
             status=status,
             attempts=attempts,
@@ -87,13 +101,12 @@ class Watcher:
             seconds_left=self._seconds_left(step, total) if status.state == "running" else None,
         )
 
-    def _current_status(self, attempts: list[Attempt]) -> RunStatus:
-        """The last answer, while it is fresh and the ledger says nothing new."""
-        size = sum(1 + (attempt.end is not None) for attempt in attempts)
-        now = self._clock()
-        if self._answer is None or size != self._ledger_size or now - self._asked >= self._queue_seconds:
-            self._answer, self._asked, self._ledger_size = self._status(), now, size
-        return self._answer
+    def _step(self, attempts: Sequence[Attempt]) -> int | None:
+        """The last step that was logged; where the newest attempt logged nothing yet, the one it goes on from."""
+        newest = attempts[-1] if attempts else None
+        if newest is not None and newest.progress is not None and newest.number not in self.metrics.last_step:
+            return newest.progress.resumed_step
+        return self.metrics.step
 
     def _seconds_left(self, step: int | None, total: int | None) -> float | None:
         pace = self.metrics.seconds_per_step()

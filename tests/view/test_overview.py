@@ -8,12 +8,14 @@ import json
 import pytest
 
 from hpcaccel.submission.status import RunStatus
+from hpcaccel.view.history import read_attempts
 from hpcaccel.view.overview import overview
 from hpcaccel.view.summary import summary
 from hpcaccel.view.tables import print_runs, print_status
 
 
 def status_of(hand_made, state="completed", **facts):
+    facts.setdefault("attempts", len(read_attempts(hand_made.run)))
     return RunStatus(run_id=hand_made.run.run_id, name="gpt", state=state, **facts)
 
 

@@ -11,7 +11,7 @@ from hpcaccel.records import StopRequest, to_dict
 from hpcaccel.rundir import write_json
 from hpcaccel.submission.status import RunStatus
 from hpcaccel.view.progress import PlainDisplay, display, facts, follow
-from hpcaccel.view.watch import Watcher
+from hpcaccel.view.watch import Asking, Watcher
 
 RUNNING = RunStatus(run_id="r", name="gpt", state="running")
 COMPLETED = replace(RUNNING, state="completed", reason="completed")
@@ -38,7 +38,7 @@ def watcher(hand_made, *answers, clock=None, queue_seconds=10.0):
         asked.append(answers[min(len(asked), len(answers) - 1)])
         return asked[-1]
 
-    made = Watcher(hand_made.run, status, queue_seconds=queue_seconds, clock=clock or Clock())
+    made = Watcher(hand_made.run, Asking(status, seconds=queue_seconds, clock=clock or Clock()))
     made.asked = asked
     return made
 
