@@ -130,9 +130,13 @@ class Slurm:
             return {}
         raise SlurmCommandError(command, result.returncode, result.stderr)
 
-    def cancel(self, job_id: str) -> bool:
-        """Cancel a job, an array or one of its tasks. False: it was over already, or Slurm does not know it."""
-        command = ["scancel", _address(job_id)]
+    def cancel(self, job_id: str, *, only_pending: bool = False) -> bool:
+        """Cancel a job, an array or one of its tasks. False: it was over already, or Slurm does not know it.
+
+        Args:
+            only_pending: leave it alone if it has started; the answer then says nothing about what was cancelled.
+        """
+        command = ["scancel", *(["--state=PENDING"] if only_pending else []), _address(job_id)]
         result = self._start(command)
         # scancel ends with 0 for a job that is over, and says so on stderr only when it is asked to be verbose
         if result.returncode == 0:
@@ -168,6 +172,16 @@ class Slurm:
         if "pending execution" in result.stderr:
             return False
         raise self._refused(command, result)
+
+    def shell_command(self, job_id: str, *, node: str | None = None) -> list[str]:
+        """The command that opens a shell in a running job, beside its ranks; for exec, since it needs the terminal.
+
+        Args:
+            node: name of one of the job's nodes; None: its first.
+        """
+        where = [] if node is None else [f"--nodelist={node}"]
+        one_task = ["--nodes=1", "--ntasks=1", *where]
+        return ["srun", f"--jobid={_address(job_id)}", "--overlap", *one_task, "--pty", "bash"]
 
     # -- the cluster -----------------------------------------------------------------------------------------------
 
