@@ -26,8 +26,11 @@ class Situation:
 
     running: bool
     """False once the job is being taken down: by scancel, or by a preemption without grace."""
-    preempted: bool
-    end_time: float | None
+    preempted: bool = False
+    """Chosen for preemption, and in its grace time if it still runs."""
+    comes_back: bool = False
+    """Being taken down, and the scheduler starts it again by itself."""
+    end_time: float | None = None
     known: bool = True
     """False when the scheduler could not be asked."""
 
@@ -74,10 +77,16 @@ class SlurmAllocation:
                 time.sleep(delay)
                 continue
             if job is None:
-                return Situation(running=False, preempted=False, end_time=None)
-            preempted = job.preempt_time is not None
-            return Situation(running=job.state.is_running, preempted=preempted, end_time=job.end_time)
-        return Situation(running=False, preempted=False, end_time=None, known=False)
+                return Situation(running=False)
+            return Situation(
+                running=job.state.is_running,
+                preempted=job.preempt_time is not None,
+                # While it takes a job down to requeue it, Slurm has already counted the new start; a cancelled job
+                # looks the same but for this (seen on 22.05, where PreemptTime is gone by then).
+                comes_back=job.restarts > self.restart_count,
+                end_time=job.end_time,
+            )
+        return Situation(running=False, known=False)
 
     def requeue(self) -> str:
         problem = "Slurm's controller does not answer"
@@ -85,7 +94,7 @@ class SlurmAllocation:
             situation = self.situation()
             if situation.known and not situation.running:
                 # `scontrol requeue` would answer 0 in this state and bring a cancelled job back.
-                return "" if situation.preempted else TAKEN_DOWN
+                return "" if situation.comes_back else TAKEN_DOWN
             if situation.known and signal.SIGTERM not in signal.sigpending():
                 try:
                     if not self._slurm.requeue(self.job_id):
@@ -116,7 +125,7 @@ class LocalAllocation:
         self._cancelled = True
 
     def situation(self) -> Situation:
-        return Situation(running=not self._cancelled, preempted=False, end_time=self._end_time)
+        return Situation(running=not self._cancelled, end_time=self._end_time)
 
     def requeue(self) -> str:
         if self._cancelled or signal.SIGTERM in signal.sigpending():

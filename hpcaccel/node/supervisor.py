@@ -30,6 +30,7 @@ LOOK_SECONDS = 1.0
 ASK_SCHEDULER_SECONDS = 180.0
 EARLY_SECONDS = 90
 """Slurm may send its warning up to 60 seconds early; a warning that comes earlier than this speaks of an old limit."""
+LEAVE_BEFORE_END_SECONDS = 15
 KILL_AGAIN_SECONDS = 10.0
 
 
@@ -216,11 +217,10 @@ class Supervisor:
         if isinstance(self.allocation, LocalAllocation):
             self.allocation.cancelled()
         situation = self._ask_scheduler()
-        if situation.preempted:
-            # A cancel in the grace time looks the same. Nothing is requeued from here in either case.
+        if situation.running or not situation.known:
+            self._request(ranks, "preempted" if situation.preempted else "stop")
+        elif situation.comes_back:
             self._request(ranks, "preempted")
-        elif situation.running or not situation.known:
-            self._request(ranks, "stop")
         else:
             self.cancel_asked = True
             self._request(ranks, "cancelled", then="cancel")
@@ -259,8 +259,16 @@ class Supervisor:
         write_json(self.run.stop(self.attempt), to_dict(request))
         self._say(f"asking the ranks to stop: {reason} ({then})")
         if self._kill_at is None and then != "finish":
-            self._kill_at = time.monotonic() + self.launch.resilience.stop_timeout_seconds
+            self._kill_at = time.monotonic() + self._patience(reason)
         ranks.ask()
+
+    def _patience(self, reason: Reason) -> float:
+        """How long the ranks may take to leave, in seconds."""
+        patience = float(self.launch.resilience.stop_timeout_seconds)
+        if reason == "time_limit" and self.end_time is not None:
+            # A job that Slurm ends for its time cannot be requeued any more: better to lose the ranks' last words.
+            patience = min(patience, max(1.0, self.end_time - LEAVE_BEFORE_END_SECONDS - time.time()))
+        return patience
 
     # -- its end --------------------------------------------------------------------------------------------------
 
@@ -269,7 +277,6 @@ class Supervisor:
             if request.then == "cancel":
                 honour(self.run, name)
                 self.cancel_asked = True
-        planned_end = self.end_time
         if isinstance(self.allocation, LocalAllocation) and signal.SIGTERM in signal.sigpending():
             self.allocation.cancelled()
         situation = self._ask_scheduler()
@@ -281,7 +288,6 @@ class Supervisor:
                 stop=self.stop,
                 situation=situation,
                 cancel_asked=self.cancel_asked,
-                past_end_time=planned_end is not None and time.time() >= planned_end,
                 can_requeue=self.launch.resilience.requeue,
                 restarts_left=self.launch.resilience.restart_in_place - self.restarts,
                 failure_class=kind,

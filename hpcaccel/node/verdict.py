@@ -25,7 +25,6 @@ class Seen:
     situation: Situation
     cancel_asked: bool
     """Someone wrote a cancel request, or the job's batch step was told to end with no preemption to explain it."""
-    past_end_time: bool
     can_requeue: bool
     restarts_left: int
     failure_class: str = ""
@@ -47,12 +46,12 @@ def judge(seen: Seen) -> Verdict:
         return Verdict(reason="completed", decision="end")
     if seen.cancel_asked:
         return Verdict(reason="cancelled", decision="end", detail=_saved(seen))
+    if seen.situation.known and not seen.situation.running:
+        if seen.situation.comes_back:
+            return Verdict(reason="preempted", decision="requeue", by_scheduler=True, detail=_saved(seen))
+        return Verdict(reason="cancelled", decision="end", detail=_saved(seen))
     if seen.situation.preempted:
         return _continue(seen, "preempted")
-    if seen.past_end_time:
-        return _continue(seen, "time_limit")
-    if seen.situation.known and not seen.situation.running:
-        return Verdict(reason="cancelled", decision="end", detail=_saved(seen))
     if seen.stop is not None:
         return _continue(seen, seen.stop.reason)
     if seen.outcome is not None and seen.outcome.resume:
@@ -74,12 +73,7 @@ def _continue(seen: Seen, reason: Reason) -> Verdict:
         return Verdict(reason=reason, decision="pause", detail=detail)
     if not seen.can_requeue:
         return Verdict(reason=reason, decision="pause", detail=f"{detail}; resilience.requeue is off")
-    return Verdict(
-        reason=reason,
-        decision="requeue",
-        by_scheduler=seen.situation.known and not seen.situation.running,
-        detail=detail,
-    )
+    return Verdict(reason=reason, decision="requeue", detail=detail)
 
 
 def _saved(seen: Seen) -> str:

@@ -10,11 +10,12 @@ from hpcaccel.node.allocation import Situation
 from hpcaccel.node.verdict import Seen, judge
 from hpcaccel.records import Outcome, StopRequest
 
-RUNNING = Situation(running=True, preempted=False, end_time=None)
-IN_GRACE = Situation(running=True, preempted=True, end_time=None)
-NO_GRACE = Situation(running=False, preempted=True, end_time=None)
-TAKEN_DOWN = Situation(running=False, preempted=False, end_time=None)
-UNKNOWN = Situation(running=False, preempted=False, end_time=None, known=False)
+RUNNING = Situation(running=True)
+IN_GRACE = Situation(running=True, preempted=True)
+NO_GRACE = Situation(running=False, comes_back=True)
+CANCELLED_IN_GRACE = Situation(running=False, preempted=True)
+TAKEN_DOWN = Situation(running=False)
+UNKNOWN = Situation(running=False, known=False)
 
 DONE = Outcome(reason="completed", step=10)
 SAVED = Outcome(reason="stop", step=7, checkpoint="step_00000007", resume=True)
@@ -31,7 +32,6 @@ def seen(**changes: Any) -> Seen:
         "stop": None,
         "situation": RUNNING,
         "cancel_asked": False,
-        "past_end_time": False,
         "can_requeue": True,
         "restarts_left": 1,
     }
@@ -50,7 +50,7 @@ def seen(**changes: Any) -> Seen:
         (seen(exit_code=143, situation=NO_GRACE), "preempted", "requeue", True),
         (seen(outcome=SAVED, exit_code=143, situation=TAKEN_DOWN), "cancelled", "end", False),
         (seen(outcome=SAVED, situation=IN_GRACE, cancel_asked=True), "cancelled", "end", False),
-        (seen(outcome=SAVED, situation=TAKEN_DOWN, past_end_time=True), "time_limit", "requeue", True),
+        (seen(outcome=SAVED, situation=CANCELLED_IN_GRACE), "cancelled", "end", False),
         (seen(outcome=SAVED, stop=stop("requeue", "time_limit")), "time_limit", "requeue", False),
         (seen(outcome=SAVED, stop=stop("requeue")), "stop", "requeue", False),
         (seen(outcome=SAVED, stop=stop("pause")), "stop", "pause", False),
