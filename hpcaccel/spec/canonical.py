@@ -1,0 +1,81 @@
+"""A spec as text: canonical JSON for machines, with a hash, and YAML for people."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from hpcaccel.errors import SpecError
+from hpcaccel.spec.expand import escape
+from hpcaccel.spec.job import JobSpec
+from hpcaccel.spec.layers import Layer
+from hpcaccel.spec.overrides import section_of
+from hpcaccel.spec.problems import describe
+from hpcaccel.spec.yaml12 import NUMBERS
+
+__all__ = ["from_json", "spec_hash", "to_json", "to_yaml"]
+
+
+def to_json(spec: JobSpec) -> str:
+    """One line of JSON with every default written out: equal specs give equal text.
+
+    Keys stand in the order of the model and of the user's own mappings, because the order of arguments counts.
+    """
+    return json.dumps(spec.model_dump(mode="json"), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def from_json(text: str) -> JobSpec:
+    """The spec that ``to_json`` wrote.
+
+    Raises:
+        SpecError: it is no JSON, or no spec.
+    """
+    try:
+        return JobSpec.model_validate(json.loads(text))
+    except ValidationError as error:
+        raise SpecError(describe(error, JobSpec, Layer({}), "spec.json")) from None
+    except ValueError as error:
+        raise SpecError(f"spec.json is not valid JSON: {error}") from None
+
+
+def spec_hash(spec: JobSpec) -> str:
+    """SHA-256 of the canonical JSON, in hex."""
+    return hashlib.sha256(to_json(spec).encode()).hexdigest()
+
+
+def to_yaml(spec: JobSpec) -> str:
+    """The whole spec for people; loading it gives the same spec. Settings that ask for nothing are left out."""
+    values = spec.model_dump(mode="json")
+    written = {name: _written(values[name], field) for name, field in JobSpec.model_fields.items()}
+    shown = {name: value for name, value in written.items() if value not in (None, {})}
+    return yaml.dump(escape(shown), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100_000)
+
+
+def _written(value: Any, field: FieldInfo) -> Any:
+    """A section without the settings that are empty by default and were left so."""
+    section = section_of(field.annotation)
+    if section is None:
+        return value
+    fields = {item.alias or name: item for name, item in section.model_fields.items()}
+    kept = {key: _written(item, fields[key]) for key, item in value.items()}
+    return {key: item for key, item in kept.items() if item not in (None, [], {}) or item != _default(fields[key])}
+
+
+def _default(field: FieldInfo) -> Any:
+    return field.get_default(call_default_factory=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes no aliases, and quotes every text that YAML 1.1 or 1.2 could take for something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _tag, _pattern in NUMBERS.items():
+    _Dumper.add_implicit_resolver(_tag, _pattern, None)

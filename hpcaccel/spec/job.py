@@ -1,0 +1,83 @@
+"""The job spec: all that a user may ask for, in one frozen model. The field descriptions are the documentation."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, PrivateAttr, WithJsonSchema
+
+from hpcaccel.spec.entrypoint import Entrypoint
+from hpcaccel.spec.environment import Code, Environment
+from hpcaccel.spec.fields import PathText, Section
+from hpcaccel.spec.slurm import Slurm, Srun
+from hpcaccel.spec.training import Checkpoint, Resilience, Runtime
+from hpcaccel.spec.yaml12 import Plain
+
+__all__ = ["JobSpec"]
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+
+
+def _name(value: Any) -> str:
+    text = value.text if isinstance(value, Plain) else value
+    if not isinstance(text, str) or not re.fullmatch(_NAME, text):
+        raise ValueError(
+            "is not a name (letters, digits, '.', '_' and '-', a letter or digit first, at most 64): it names a folder"
+        )
+    return text
+
+
+class JobSpec(Section):
+    """One training: what runs, where, with which resources, and what happens when the machines go away."""
+
+    moved: ClassVar[dict[str, str]] = {
+        "sweep": "belongs to sweeps, which this command does not start: remove it, or use "
+        "`hpcaccel submit --grid key=a,b`",
+        "extends": "is read from files only",
+    }
+
+    name: Annotated[
+        str, BeforeValidator(_name), WithJsonSchema({"type": ["string", "integer"], "pattern": f"^{_NAME}$"})
+    ] = Field(description="A short name: of the Slurm job and of the folder that holds the runs.", examples=["gpt"])
+    entrypoint: Entrypoint = Field(description="What the ranks run.")
+    slurm: Slurm = Field(default_factory=Slurm, description="Resources and queue, in sbatch's own words.")
+    srun: Srun = Field(default_factory=Srun, description="More flags for srun.")
+    environment: Environment = Field(
+        default_factory=Environment, description="What has to be there before the ranks start."
+    )
+    code: Code = Field(default_factory=Code, description="The copy of the code that the run keeps.")
+    workdir: PathText | None = Field(
+        default=None, description="Where the ranks start. Default: the directory where submit was called."
+    )
+    runtime: Runtime = Field(default_factory=Runtime, description="Settings of hpcaccel.Accelerator.")
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="When to save and what to start from.")
+    resilience: Resilience = Field(default_factory=Resilience, description="What happens when nodes are lost.")
+
+    _source: Path | None = PrivateAttr(default=None)
+
+    @property
+    def source(self) -> Path | None:
+        """The file that this spec was loaded from; no part of the spec itself."""
+        return self._source
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.slurm.ranks_per_node
+
+    @property
+    def stop_mode(self) -> Literal["cooperative", "signals"]:
+        """How the ranks are asked to stop: as ``runtime.stop`` says, otherwise by the kind of the entrypoint."""
+        return self.runtime.stop or ("signals" if self.entrypoint.kind == "command" else "cooperative")
+
+    def arguments(self) -> list[str]:
+        """The words that follow the program on every rank."""
+        return self.entrypoint.arguments()
+
+    def __eq__(self, other: object) -> bool:
+        """Equal when they ask for the same, wherever they were loaded from."""
+        return isinstance(other, JobSpec) and self.model_dump() == other.model_dump()
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())

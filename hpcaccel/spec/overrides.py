@@ -1,0 +1,192 @@
+"""``key.sub=value`` on the command line: one setting laid over the file's.
+
+The path may leave out its leading section where that is unique: ``nodes=4`` is ``slurm.nodes``, ``args.lr=1e-3`` is
+``entrypoint.args.lr``. The value is a plain scalar as it stands, or a list, mapping or quoted text as in YAML.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from hpcaccel.errors import SpecError
+from hpcaccel.spec.job import JobSpec
+from hpcaccel.spec.layers import Layer
+from hpcaccel.spec.yaml12 import KeyPath, Place, parse_value
+
+__all__ = ["full_path", "grid", "parse_override", "section_of", "sections"]
+
+FREE_MAPPINGS: tuple[KeyPath, ...] = (("entrypoint", "args"), ("slurm", "extra"), ("environment", "env"))
+"""Mappings whose keys are the user's own: a path goes on below them."""
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The model class of a field that is a section of its own."""
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def sections() -> dict[str, list[str]]:
+    """Every section that a file may have and its keys; "" stands for the top."""
+    result = {"": list(JobSpec.model_fields)}
+    for name, field in JobSpec.model_fields.items():
+        if section := section_of(field.annotation):
+            result[name] = [item.alias or key for key, item in section.model_fields.items() if key != "function"]
+    return result
+
+
+def full_path(dotted: str) -> KeyPath:
+    """The whole path of a setting whose leading section may be missing.
+
+    Raises:
+        SpecError: nothing answers to it (with the closest match), or more than one thing does.
+    """
+    parts = tuple(dotted.split("."))
+    known = sections()
+    if parts[0] in known:
+        _check_key(parts, known)
+        return _joined(parts)
+    if parts[0] in known[""]:
+        return parts
+    places = [name for name, keys in known.items() if name and parts[0] in keys]
+    if len(places) > 1:
+        candidates = " or ".join(f"{name}.{dotted}" for name in places)
+        raise SpecError(f"{dotted} is ambiguous: write {candidates}")
+    if places:
+        return _joined((places[0], *parts))
+    if advice := _moved(parts[0]):
+        raise SpecError(f"{dotted} {advice}")
+    every = [*known, *(f"{name}.{key}" for name, keys in known.items() if name for key in keys)]
+    raise SpecError(f"{dotted} is not a known key.{_closest(dotted, every)}")
+
+
+def _check_key(parts: KeyPath, known: Mapping[str, list[str]]) -> None:
+    section, *rest = (str(part) for part in parts)
+    if not rest:
+        raise SpecError(f"{section} is a section: set one of its keys ({', '.join(known[section])})")
+    if rest[0] in known[section]:
+        return
+    if advice := getattr(section_of(JobSpec.model_fields[section].annotation), "moved", {}).get(rest[0]):
+        raise SpecError(f"{section}.{rest[0]} {advice}")
+    raise SpecError(
+        f"{section}.{rest[0]} is not a known key (has: {', '.join(known[section])}).{_closest(rest[0], known[section])}"
+    )
+
+
+def _moved(key: str) -> str | None:
+    for model in (JobSpec, *(section_of(field.annotation) for field in JobSpec.model_fields.values())):
+        if advice := getattr(model, "moved", {}).get(key):
+            return str(advice)
+    return None
+
+
+def _closest(word: str, known: Sequence[str]) -> str:
+    match = difflib.get_close_matches(word, [item for item in known if item], n=1)
+    if not match:
+        last = {item.rpartition(".")[2]: item for item in known if item}
+        match = [last[item] for item in difflib.get_close_matches(word, list(last), n=1)]
+    return f" Did you mean {match[0]!r}?" if match else ""
+
+
+def _joined(parts: tuple[str, ...]) -> KeyPath:
+    """Below a mapping with free keys, what follows is one key; a dot may be part of it."""
+    for free in FREE_MAPPINGS:
+        if parts[:2] == free and len(parts) > 2:
+            return (*free, ".".join(parts[2:]))
+    return parts
+
+
+def parse_override(text: str, layer: Layer) -> tuple[KeyPath, Any, dict[KeyPath, Place]]:
+    """The path, the value and its places of ``key.sub=value``, to be put over ``layer``.
+
+    Raises:
+        SpecError: no ``=``, no such key, or a value that is not YAML.
+    """
+    place = Place(f"command line: {text if len(text) <= 80 else text[:77] + '...'}")
+    dotted, equals, value = text.partition("=")
+    if not equals or not dotted:
+        raise SpecError(f"{place}: an override is written key=value, such as nodes=4")
+    try:
+        path = _levels(full_path(dotted), layer)
+    except SpecError as error:
+        raise SpecError(f"{place}: {error}") from None
+    _check_levels(path, layer, place)
+    document = parse_value(value, place)
+    if document.problems:
+        raise SpecError([f"{problem}. Put text that begins like this in quotes" for problem in document.problems])
+    return path, document.value, {(*path, *below): place for below in document.places}
+
+
+def _levels(path: KeyPath, layer: Layer) -> KeyPath:
+    """``args.model.depth``: one key with a dot, or a level below where the file has one."""
+    if path[:2] != ("entrypoint", "args") or len(path) < 3:
+        return path
+    section = layer.values.get("entrypoint")
+    args = section.get("args") if isinstance(section, Mapping) else None
+    key = str(path[2])
+    levels: list[str] = []
+    while isinstance(args, Mapping) and key not in args:
+        first = next((name for name in args if key.startswith(f"{name}.") and isinstance(args[name], Mapping)), None)
+        if first is None:
+            break
+        levels.append(first)
+        key, args = key[len(first) + 1 :], args[first]
+    return (*path[:2], *levels, key)
+
+
+def _check_levels(path: KeyPath, layer: Layer, place: Place) -> None:
+    """A list has no keys below it."""
+    value: Any = layer.values
+    for index, key in enumerate(path[:-1]):
+        value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, list):
+            dotted = ".".join(str(part) for part in path[: index + 1])
+            raise SpecError(f"{place}: {dotted} is a list here: give all of it, {dotted}=[a, b]")
+
+
+# -- grids ----------------------------------------------------------------------------------------------------------
+
+
+def grid(axes: Sequence[str]) -> list[list[str]]:
+    """All combinations of ``key=a,b,c`` axes, each a list of overrides; the last axis varies fastest.
+
+    A comma inside brackets or quotes does not separate.
+
+    Raises:
+        SpecError: an axis has no ``=``, an empty value, or a key that another axis has.
+    """
+    keys: dict[KeyPath, str] = {}
+    choices = []
+    for axis in axes:
+        key, equals, values = axis.partition("=")
+        if not equals or not key:
+            raise SpecError(f"command line: --grid {axis}: write key=a,b,c, such as args.lr=1e-3,3e-4")
+        path = full_path(key)
+        if path in keys:
+            raise SpecError(f"command line: --grid {axis}: {keys[path]} is an axis already")
+        keys[path] = key
+        parts = _split(values)
+        if "" in parts:
+            raise SpecError(f"command line: --grid {axis}: a value is empty (write '' for an empty text)")
+        choices.append([f"{key}={part}" for part in parts])
+    return [list(combination) for combination in itertools.product(*choices)]
+
+
+def _split(values: str) -> list[str]:
+    parts, start, depth, quote = [], 0, 0, ""
+    for index, character in enumerate(values):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character in "[{":
+            depth += 1
+        elif character in "]}":
+            depth -= 1
+        elif character == "," and depth == 0:
+            parts.append(values[start:index])
+            start = index + 1
+    return [*parts, values[start:]]

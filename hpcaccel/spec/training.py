@@ -1,0 +1,104 @@
+"""How the ranks train, save and survive."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from hpcaccel.spec.fields import Count, Flag, Natural, PathText, Positive, Section, Word, words
+
+__all__ = ["Checkpoint", "Fsdp", "Resilience", "Runtime"]
+
+MAX_SEED = 2**32 - 1
+"""numpy takes no larger seed."""
+
+
+class Fsdp(Section):
+    """Settings of strategy fsdp (torch's fully_shard)."""
+
+    wrap: list[Word] = words(
+        "Class names of the modules that are sharded one by one, such as [Block]. Default: the largest repeated module."
+    )
+    reshard_after_forward: Flag = Field(
+        default=True,
+        description="Free the gathered parameters after the forward pass: less memory, more communication.",
+    )
+
+
+def _seed(value: Any) -> Any:
+    if value is not None and isinstance(value, int) and value > MAX_SEED:
+        raise ValueError(f"must be at most {MAX_SEED}")
+    return value
+
+
+class Runtime(Section):
+    """Settings of hpcaccel.Accelerator. Programs that do not use it are not touched by them, ``stop`` excepted."""
+
+    strategy: Literal["ddp", "fsdp"] = Field(
+        default="ddp",
+        description="ddp: every rank has the whole model. fsdp: the model is sharded over the ranks (FSDP2).",
+    )
+    mixed_precision: Literal["no", "fp16", "bf16"] = Field(default="no", description="Precision of the forward pass.")
+    gradient_accumulation_steps: Count = Field(default=1, description="Micro-batches for one optimizer step.")
+    seed: Annotated[Natural | None, BeforeValidator(_seed)] = Field(
+        default=None, description="Seed of Python, numpy and torch on every rank. Default: none is set."
+    )
+    deterministic: Flag = Field(
+        default=False,
+        description="The same bits in every run and after every resume (same world size, torch and processor); slower.",
+    )
+    stop: Literal["cooperative", "signals"] | None = Field(
+        default=None,
+        description="How the program is stopped. cooperative: it uses hpcaccel.Accelerator, which saves and leaves at "
+        "a step boundary. signals: it gets SIGTERM, as from Slurm. Default: signals for command, otherwise cooperative.",
+    )
+    fsdp: Fsdp = Field(default_factory=Fsdp, description="Settings of strategy fsdp.")
+
+
+def _resume(value: Any) -> Any:
+    if value is None:
+        raise ValueError("must be auto, never or the path of a checkpoint")
+    return value
+
+
+class Checkpoint(Section):
+    """When to save, what to keep, and what to start from. A job that is asked to stop saves in any case."""
+
+    every_steps: Count | None = Field(
+        default=500, description="Save after so many optimizer steps; null: not by steps."
+    )
+    every_minutes: Positive | None = Field(default=None, description="Save after so many minutes; null: not by time.")
+    keep: Count | None = Field(default=2, description="How many of the newest checkpoints to keep; null: all.")
+    resume: Annotated[PathText, BeforeValidator(_resume)] = Field(
+        default="auto",
+        description="auto: from the run's newest checkpoint, or from the start. never: always from the start. A path: "
+        "the first attempt starts from that checkpoint, later ones from the run's own.",
+        examples=["auto", "never", "runs/gpt/20261120-153012-4f2a/checkpoints/step_00001200"],
+    )
+
+
+class Resilience(Section):
+    """What happens when the cluster takes the nodes back, and when something breaks."""
+
+    requeue: Flag = Field(
+        default=True, description="Come back through the queue after a preemption or at the time limit."
+    )
+    warning_seconds: Count = Field(
+        default=120,
+        description="How long before the time limit the ranks are asked to save and leave: at least twice the time of "
+        "a save. Slurm may ask up to 60 s earlier.",
+    )
+    max_failures: Natural = Field(
+        default=3,
+        description="Failures after which the run ends. Two failures without a new checkpoint between them end it too.",
+    )
+    max_preemptions: Natural | None = Field(
+        default=None, description="Preemptions after which the run ends; null: no limit."
+    )
+    restart_in_place: Natural = Field(
+        default=2, description="How often the ranks are started again inside the same allocation after a failure."
+    )
+    stop_timeout_seconds: Count = Field(
+        default=90, description="How long a rank that was asked to stop may take before it is killed."
+    )
