@@ -154,7 +154,7 @@ def _parse(text: str, place_of: Any) -> Document:
             document.value = _Builder(document, place_of).build(node, ())
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        document.problems.append(f"{place_of(line)}: the character U+{ord(error.character):04X} may not stand in YAML")
+        document.problems.append(f"{place_of(line)}: the character U+{int(error.character):04X} may not stand in YAML")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         words = ", ".join(part for part in (error.context, error.problem) if part)
