@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,7 +39,7 @@ def init(
     script = _found(script, output)
     partitions, associations = _ask_slurm()
     text = starter_spec(
-        name=script.stem if script is not None else output.stem,
+        name=_name(script if script is not None else output),
         script=_relative(script, output) if script is not None else None,
         schema=SCHEMA.as_posix(),
         partitions=partitions,
@@ -57,6 +58,11 @@ def _found(script: Path | None, output: Path) -> Path | None:
     if not script.is_file():
         raise UserError(f"there is no script {script}")
     return script
+
+
+def _name(path: Path) -> str:
+    """A name for runs, from the name of a file."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._")[:64] or "job"
 
 
 def _relative(script: Path, output: Path) -> str:

@@ -2,17 +2,48 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import typer
+
 from hpcaccel.cli.options import Cluster, Json, Overrides, RunsDir, SpecFile
+from hpcaccel.cli.output import print_json
+from hpcaccel.errors import SpecError
+
+if TYPE_CHECKING:
+    from hpcaccel.spec import JobSpec
 
 __all__ = ["render", "schema", "validate"]
 
 
 def schema() -> None:
     """Print the JSON Schema of spec files, for editors."""
+    from hpcaccel.spec import schema as job_schema
+
+    print_json(job_schema())
 
 
 def validate(file: SpecFile, overrides: Overrides = None, cluster: Cluster = None, json: Json = False) -> None:
     """Check a spec file; all mistakes are named at once."""
+    from hpcaccel.spec import load_profile, load_spec, spec_hash
+
+    try:
+        spec = load_spec(file, overrides=overrides or [], profile=load_profile(cluster))
+    except SpecError as error:
+        if not json:
+            raise
+        print_json({"valid": False, "problems": error.problems})
+        raise typer.Exit(error.exit_code) from None
+    if json:
+        print_json({"valid": True, "hash": spec_hash(spec), "spec": spec.model_dump(mode="json")})
+    else:
+        typer.echo(f"{file} is valid: {_size(spec)}")
+
+
+def _size(spec: JobSpec) -> str:
+    """``gpt, 2 nodes × 2 ranks``."""
+    nodes, ranks = spec.slurm.nodes or "1", spec.ranks_per_node
+    return f"{spec.name}, {nodes} node{'' if str(nodes) == '1' else 's'} × {ranks} rank{'' if ranks == 1 else 's'}"
 
 
 def render(file: SpecFile, overrides: Overrides = None, cluster: Cluster = None, runs_dir: RunsDir = None) -> None:

@@ -1,0 +1,168 @@
+"""Whatever the user gets wrong: one clear message, exit code 2, no traceback, nothing half-made left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+GOOD = """\
+name: hello
+entrypoint:
+  command: [echo, hello]
+slurm:
+  nodes: 1
+  ntasks_per_node: 1
+  time: "10:00"
+"""
+
+SBATCH_REFUSES = """\
+echo "sbatch: error: invalid partition specified: gpuu" >&2
+echo "sbatch: error: Batch job submission failed: Invalid partition name specified" >&2
+exit 1
+"""
+
+SPECS = {
+    "missing": (None, "job.yaml"),
+    "empty": ("", "job.yaml"),
+    "only a comment": ("# later\n", "job.yaml"),
+    "a list": ("- name: hello\n", "mapping"),
+    "a word": ("hello\n", "mapping"),
+    "duplicate keys": (GOOD + "name: again\n", "name"),
+    "a wrong type": (GOOD.replace("nodes: 1", "nodes: [1, 2]"), "slurm.nodes"),
+    "an unknown key": (GOOD.replace("  nodes: 1", "  nods: 1"), "Did you mean"),
+    "no YAML": ("name: [unclosed\n", "job.yaml"),
+    "a tab": ("name:\n\thello\n", "job.yaml"),
+    "not UTF-8": (b"name: \xff\xfe\n", "UTF-8"),
+    "a NUL": ("name: a\0b\n", "job.yaml"),
+    "a signal of one's own": (GOOD + "  signal: USR1@60\n", "resilience"),
+}
+
+
+@pytest.fixture(params=SPECS, ids=lambda name: name.replace(" ", "-"))
+def bad_spec(request, shell):
+    """The words that the message must hold, for a bad job.yaml that now lies in the work folder."""
+    text, words = SPECS[request.param]
+    if text is not None:
+        (shell.folder / "job.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    return words
+
+
+@pytest.mark.parametrize("command", [["validate"], ["render"], ["submit", "--cluster", "local"]], ids=lambda c: c[0])
+def test_a_bad_spec_is_refused(shell, refused, bad_spec, command):
+    before = shell.files()
+    assert bad_spec in refused(shell(*command, "job.yaml"))
+    assert shell.files() == before
+
+
+def test_all_mistakes_are_named_at_once(shell, refused):
+    shell.write("job.yaml", GOOD.replace("nodes: 1", "nodes: many").replace('"10:00"', "soon") + "colour: red\n")
+    message = refused(shell("validate", "job.yaml"))
+    for key in ("slurm.nodes", "slurm.time", "colour"):
+        assert key in message
+    assert "job.yaml:6" in message
+
+
+@pytest.mark.parametrize("override", ["nodes", "=4", "slurm.nodes=many", "colour=red", "nodes=4=5"])
+def test_a_bad_override_is_refused(shell, spec, refused, override):
+    before = shell.files()
+    assert override.partition("=")[0] in refused(shell("submit", "job.yaml", override, "--cluster", "local"))
+    assert shell.files() == before
+
+
+@pytest.mark.parametrize("grid", ["args.lr", "slurm.nodes=", "colour=red,blue"])
+def test_a_bad_grid_is_refused(shell, spec, refused, grid):
+    before = shell.files()
+    refused(shell("submit", "job.yaml", "--grid", grid, "--cluster", "local"))
+    assert shell.files() == before
+
+
+def test_a_folder_is_no_spec(shell, refused):
+    (shell.folder / "job.yaml").mkdir()
+    assert "job.yaml" in refused(shell("validate", "job.yaml"))
+
+
+def test_without_slurm_the_local_backend_is_offered(shell, spec, refused):
+    before = shell.files()
+    message = refused(shell("submit", "job.yaml"))
+    assert "sbatch" in message
+    assert "--cluster local" in message
+    assert shell.files() == before
+
+
+def test_a_cluster_that_is_not_known(shell, spec, refused):
+    before = shell.files()
+    assert "alps" in refused(shell("submit", "job.yaml", "--cluster", "alps"))
+    assert shell.files() == before
+
+
+def test_a_job_that_slurm_refuses_leaves_nothing_behind(shell, spec, refused):
+    shell.program("sbatch", SBATCH_REFUSES)
+    before = shell.files()
+    assert "invalid partition" in refused(shell("submit", "job.yaml", "slurm.partition=gpuu")).lower()
+    assert shell.files() == before
+    assert shell("list", "--json").stdout.strip() == "[]"
+
+
+def test_a_run_directory_below_a_file(shell, spec, refused):
+    shell.write("occupied", "")
+    before = shell.files()
+    assert "occupied" in refused(shell("submit", "job.yaml", "--cluster", "local", "--runs-dir", "occupied/runs"))
+    assert shell.files() == before
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[object]:
+    """Mounts a tmpfs with given options; skips where that is not allowed."""
+    places: list[Path] = []
+
+    def mount(options: str) -> Path:
+        place = tmp_path / f"mount-{len(places)}"
+        place.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            pytest.skip("there is no mount program")
+        if done.returncode != 0:
+            pytest.skip(f"cannot mount a tmpfs here: {done.stderr.strip()}")
+        places.append(place)
+        return place
+
+    yield mount
+    for place in places:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize("size_kb", [0, 16, 64, 128])
+def test_a_full_disk_leaves_nothing_behind(shell, spec, refused, mounted, size_kb):
+    """The disk is full at once, or after a part of the run directory was written."""
+    runs = mounted("size=1m")
+    free = os.statvfs(runs).f_bavail * os.statvfs(runs).f_frsize
+    ballast = runs / "ballast"
+    ballast.write_bytes(bytes(free - size_kb * 1024))
+    message = refused(shell("submit", "job.yaml", "--cluster", "local", "--runs-dir", str(runs)))
+    assert "No space left" in message
+    assert [path for path in runs.rglob("*") if path != ballast] == []
+
+
+def test_a_read_only_disk(shell, spec, refused, mounted):
+    runs = mounted("ro")
+    message = refused(shell("submit", "job.yaml", "--cluster", "local", "--runs-dir", str(runs)))
+    assert "Read-only" in message
+
+
+@pytest.mark.parametrize("command", ["status", "wait", "stop", "resume", "cancel", "shell", "logs"])
+def test_a_run_that_nobody_knows(shell, refused, command):
+    assert "20991231" in refused(shell(command, "20991231"))
+
+
+def test_logs_without_any_run(shell, refused):
+    assert "no runs yet" in refused(shell("logs"))
+
+
+def test_an_option_that_is_none(shell, refused):
+    assert "--colour" in refused(shell("list", "--colour"))

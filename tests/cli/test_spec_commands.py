@@ -1,0 +1,134 @@
+"""``schema``, ``validate``, ``render`` and ``init``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+TRAIN = """\
+name: gpt
+entrypoint:
+  script: train.py
+  args: {lr: 3.0e-4}
+slurm: {partition: gpu, nodes: 2, gpus_per_node: 2, time: "1-00:00:00"}
+"""
+
+
+@pytest.fixture
+def job(shell):
+    shell.write("train.py", "")
+    return shell.write("job.yaml", TRAIN)
+
+
+def test_validate_says_what_the_job_is(shell, job):
+    result = shell("validate", "job.yaml")
+    assert (result.returncode, result.stdout) == (0, "job.yaml is valid: gpt, 2 nodes × 2 ranks\n")
+
+
+def test_validate_takes_overrides(shell, job):
+    result = shell("validate", "job.yaml", "nodes=1", "args.lr=1e-3", "--json")
+    said = json.loads(result.stdout)
+    assert said["valid"] is True
+    assert said["spec"]["slurm"]["nodes"] in (1, "1")
+    assert len(said["hash"]) == 64
+
+
+def test_validate_tells_programs_what_is_wrong(shell, job):
+    result = shell("validate", "job.yaml", "slurm.nodes=many", "slurm.time=soon", "--json")
+    said = json.loads(result.stdout)
+    assert result.returncode == 2
+    assert said["valid"] is False
+    assert len(said["problems"]) == 2
+
+
+def test_the_schema_is_json_and_knows_the_sections(shell):
+    schema = json.loads(shell("schema").stdout)
+    assert {"entrypoint", "slurm", "resilience"} <= set(schema["properties"])
+
+
+def test_render_prints_the_script_and_touches_nothing(shell, job):
+    before = shell.files()
+    result = shell("render", "job.yaml", "slurm.partition=debug")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("#!/bin/bash\n")
+    assert "--partition=debug" in result.stdout
+    assert "--nodes=2" in result.stdout
+    assert shell.files() == before
+    assert not (shell.folder.parent / "state").exists()
+
+
+def test_the_rendered_script_is_one_that_bash_reads(shell, job):
+    script = shell("render", "job.yaml").stdout
+    shell.program("check", "bash -n")
+    import subprocess
+
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+SINFO = """\
+case "$*" in
+*--version*) echo "slurm 22.05.8" ;;
+*) cat <<'LINES'
+{lines}
+LINES
+esac
+"""
+
+
+def header(path):
+    """The schema that the editor's header of a file names."""
+    first = path.read_text().splitlines()[0]
+    return path.parent / first.removeprefix("# yaml-language-server: $schema=")
+
+
+@pytest.mark.parametrize("script", [None, "train.py", "src/my train.py"])
+def test_init_writes_a_spec_that_is_valid(shell, script):
+    if script is not None:
+        shell.write(script, "")
+    result = shell("init", *([script] if script else []))
+    assert result.returncode == 0, result.stderr
+
+    checked = shell("validate", "job.yaml")
+    assert checked.returncode == 0, checked.stderr
+    written = yaml.safe_load((shell.folder / "job.yaml").read_text())
+    assert written["entrypoint"].get("script") == script
+
+
+def test_init_names_a_schema_for_editors_that_is_there_and_fits(shell):
+    jsonschema = pytest.importorskip("jsonschema")
+    shell("init")
+    job = shell.folder / "job.yaml"
+    schema = json.loads(header(job).read_text())
+
+    jsonschema.validate(yaml.safe_load(job.read_text()), schema)
+    assert schema == json.loads(shell("schema").stdout)
+
+
+def test_init_finds_the_script_beside_the_file(shell):
+    shell.write("sub/train.py", "")
+    assert shell("init", "-o", "sub/job.yaml").returncode == 0
+    written = yaml.safe_load((shell.folder / "sub" / "job.yaml").read_text())
+    assert written["entrypoint"]["script"] == "train.py"
+    assert shell("validate", "sub/job.yaml").returncode == 0
+
+
+def test_init_writes_over_nothing(shell, refused):
+    job = shell.write("job.yaml", "mine\n")
+    assert "--force" in refused(shell("init"))
+    assert job.read_text() == "mine\n"
+    assert shell.files() == {"job.yaml"}
+
+    assert shell("init", "--force").returncode == 0
+    assert job.read_text() != "mine\n"
+
+
+def test_init_refuses_a_script_that_is_not_there(shell, refused):
+    assert "nowhere.py" in refused(shell("init", "nowhere.py"))
+    assert shell.files() == set()
+
+
+def test_init_into_a_folder_that_is_not_there(shell, refused):
+    assert "nowhere" in refused(shell("init", "-o", "nowhere/job.yaml"))
+    assert shell.files() == set()
