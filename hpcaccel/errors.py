@@ -12,6 +12,7 @@
     │   ├── RankEnvironmentError   the variables of this process describe no usable group of ranks
     │   ├── RuntimeMisuse          a call of the runtime's that cannot work
     │   └── CheckpointError        a checkpoint that cannot be saved or loaded
+    ├── RunFailed                  a run ended without the result that was waited for
     └── SlurmCommandError          a Slurm command failed in a way that nobody expected
 """
 
@@ -26,6 +27,7 @@ __all__ = [
     "RankEnvironmentError",
     "RunBusy",
     "RunDirectoryError",
+    "RunFailed",
     "RunNotFound",
     "RuntimeMisuse",
     "SlurmCommandError",
@@ -80,6 +82,10 @@ class RuntimeMisuse(UserError):
 
 class CheckpointError(UserError):
     """A checkpoint cannot be saved or loaded; the message names the path inside it."""
+
+
+class RunFailed(HpcaccelError):
+    """A run ended without the result that was waited for; the message says how, with the function's own traceback."""
 
 
 class SlurmCommandError(HpcaccelError):

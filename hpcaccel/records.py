@@ -163,6 +163,8 @@ class RunRecord:
     backend: Literal["slurm", "local"]
     cluster: str = ""
     job_ids: list[str] = field(default_factory=list)
+    ledger_offset: int = 0
+    """Size of ``attempts.jsonl`` when the newest job was submitted: what stands before it is about earlier jobs."""
     created: float = 0.0
     spec_hash: str = ""
     hpcaccel_version: str = ""

@@ -217,6 +217,11 @@ class RunDir:
         return self.path / "local.json"
 
     @property
+    def local_driver(self) -> Path:
+        """Only in the parent folder of an array on the local backend: the script that starts its tasks in turn."""
+        return self.path / "local-array.sh"
+
+    @property
     def journal(self) -> Path:
         """Only in the parent folder of an array: one line a task, with its overrides."""
         return self.path / "journal.jsonl"

@@ -130,20 +130,16 @@ class Slurm:
             return {}
         raise SlurmCommandError(command, result.returncode, result.stderr)
 
-    def cancel(self, job_id: str, *, only_pending: bool = False) -> bool:
-        """Cancel a job, an array or one of its tasks. False: it was over already, or Slurm does not know it.
+    def cancel(self, job_id: str, *, only_pending: bool = False) -> None:
+        """Cancel a job, an array or one of its tasks. One that is over, or unknown to Slurm, is no error.
 
         Args:
-            only_pending: leave it alone if it has started; the answer then says nothing about what was cancelled.
+            only_pending: leave alone what has started.
         """
         command = ["scancel", *(["--state=PENDING"] if only_pending else []), _address(job_id)]
         result = self._start(command)
-        # scancel ends with 0 for a job that is over, and says so on stderr only when it is asked to be verbose
-        if result.returncode == 0:
-            return True
-        if _is_unknown_job(result.stderr) or "already completing or completed" in result.stderr:
-            return False
-        raise self._refused(command, result)
+        if result.returncode != 0 and not _is_over(result.stderr):
+            raise self._refused(command, result)
 
     def signal_step(self, job_id: str, step_id: str | int, signal: str) -> bool:
         """Send a signal (``TERM``, ``USR1``) to all processes of a step. False: the step is over."""
@@ -153,7 +149,7 @@ class Slurm:
         result = self._start(command)
         if result.returncode == 0:
             return True
-        if _is_unknown_job(result.stderr) or "already completing or completed" in result.stderr:
+        if _is_over(result.stderr):
             return False
         raise self._refused(command, result)
 
@@ -256,6 +252,10 @@ def _address(job_id: str) -> str:
 
 def _is_unknown_job(stderr: str) -> bool:
     return "Invalid job id" in stderr or "Invalid job array specification" in stderr
+
+
+def _is_over(stderr: str) -> bool:
+    return _is_unknown_job(stderr) or "already completing or completed" in stderr
 
 
 def _is_transient(stderr: str) -> bool:

@@ -112,13 +112,16 @@ class FakeSlurm:
             for address, job in self._matching(job_ids).items()
         }
 
-    def cancel(self, job_id: str) -> bool:
+    def cancel(self, job_id: str, *, only_pending: bool = False) -> None:
         self._called("cancel")
-        live = {one: job for one, job in self._matching([job_id]).items() if not job.state.is_ended}
+        live = {
+            one: job
+            for one, job in self._matching([job_id]).items()
+            if not job.state.is_ended and (job.state.is_pending or not only_pending)
+        }
         for address in live:
             self.move(address, JobState.CANCELLED, end_time=time.time())
         self.cancelled.append(job_id)
-        return bool(live)
 
     def signal_step(self, job_id: str, step_id: str | int, signal: str) -> bool:
         self._called("signal_step")

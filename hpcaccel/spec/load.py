@@ -11,12 +11,12 @@ from pydantic import ValidationError
 
 from hpcaccel.errors import SpecError
 from hpcaccel.spec.expand import expand
-from hpcaccel.spec.files import read_document
+from hpcaccel.spec.extends import read_layers
 from hpcaccel.spec.job import JobSpec
 from hpcaccel.spec.layers import Layer, merge, put
-from hpcaccel.spec.overrides import parse_override
-from hpcaccel.spec.problems import conflicts, describe
-from hpcaccel.spec.yaml12 import KeyPath, Place
+from hpcaccel.spec.overrides import override_place, parse_override
+from hpcaccel.spec.problems import conflicts, describe, report
+from hpcaccel.spec.yaml12 import KeyPath, Place, Problem
 
 if TYPE_CHECKING:
     from hpcaccel.spec.cluster import ClusterProfile
@@ -30,6 +30,7 @@ def load_spec(
     overrides: Sequence[str] = (),
     profile: ClusterProfile | None = None,
     check_files: bool = True,
+    function: str | None = None,
 ) -> JobSpec:
     """Load a spec file.
 
@@ -38,13 +39,16 @@ def load_spec(
         overrides: ``key.sub=value``, over everything else.
         profile: a cluster whose defaults lie under everything else.
         check_files: the script, or a program named by a path, must exist.
+        function: the name of a Python function that stands in for the file's own entrypoint, if it has one.
 
     Raises:
         SpecError: with a line for each thing that is wrong.
     """
     source = Path(path)
-    problems: list[str] = []
-    layer = _with_bases(source, str(path), (), problems)
+    problems: list[Problem] = []
+    layer = read_layers(source, str(path), problems)
+    if function is not None:
+        layer = Layer({**layer.values, "entrypoint": {"function": function}}, layer.places)
     spec = _build(layer, source.parent, str(path), overrides=overrides, profile=profile, problems=problems)
     if check_files:
         _check_files(spec, layer, str(path))
@@ -67,8 +71,9 @@ def spec_from_values(
     Raises:
         SpecError: with a line for each thing that is wrong.
     """
-    problems: list[str] = []
-    layer = _expanded(Layer(dict(values)), Path(base), problems)
+    problems: list[Problem] = []
+    layer, found = expand(Layer(dict(values)), Path(base).absolute())
+    problems += found
     return _build(layer, Path(base), "spec", overrides=overrides, profile=profile, problems=problems)
 
 
@@ -79,7 +84,7 @@ def _build(
     *,
     overrides: Sequence[str],
     profile: ClusterProfile | None,
-    problems: list[str],
+    problems: list[Problem],
 ) -> JobSpec:
     if profile is not None:
         layer = merge(profile.defaults(), layer)
@@ -90,68 +95,24 @@ def _build(
         problems += describe(error, JobSpec, layer, source)
         problems += conflicts(JobSpec, layer, source)
     if problems:
-        raise SpecError(list(dict.fromkeys(problems)))
+        raise SpecError(report(problems))
     return spec
 
 
-def _with_bases(path: Path, shown: str, chain: tuple[Path, ...], problems: list[str]) -> Layer:
-    """The file's settings over those of the file that it extends, and so on."""
-    document = read_document(path, shown)
-    problems += document.problems
-    layer = Layer(dict(document.value or {}), document.places)
-    if "extends" not in layer.values:
-        return _from_file(layer, path, problems)
-    base = layer.values.pop("extends")
-    place = layer.places.pop(("extends",))
-    layer = _from_file(layer, path, problems)
-    if not isinstance(base, str) or not base:
-        problems.append(f"{place}: extends must be the path of one file, such as base.yaml")
-        return layer
-    return merge(_base(base, place, path, (*chain, path.resolve()), problems), layer)
-
-
-def _from_file(layer: Layer, path: Path, problems: list[str]) -> Layer:
-    entrypoint = layer.values.get("entrypoint")
-    if isinstance(entrypoint, dict) and entrypoint.pop("function", None) is not None:
-        place = layer.place(("entrypoint", "function"))
-        problems.append(
-            f"{place}: entrypoint.function is set by hpcaccel.submit() in Python only: use script, module or command"
-        )
-    return _expanded(layer, path.parent, problems)
-
-
-def _base(reference: str, place: Place, path: Path, chain: tuple[Path, ...], problems: list[str]) -> Layer:
-    named, found = expand(Layer({"extends": reference}, {("extends",): place}), path.parent)
-    problems += found
-    target = path.parent / os.path.expanduser(named.values["extends"])
-    if target.resolve() in chain:
-        files = " → ".join(file.name for file in (*chain, target))
-        problems.append(f"{place}: extends {reference!r} comes back to where it started: {files}")
-        return Layer({})
-    try:
-        return _with_bases(target, str(target), chain, problems)
-    except SpecError as error:
-        problems += [f"{place}: extends {reference!r}: {problem}" for problem in error.problems]
-        return Layer({})
-
-
-def _expanded(layer: Layer, base: Path, problems: list[str]) -> Layer:
-    expanded, found = expand(layer, base.absolute())
-    problems += found
-    return expanded
-
-
-def _overridden(layer: Layer, overrides: Sequence[str], base: Path, problems: list[str]) -> Layer:
+def _overridden(layer: Layer, overrides: Sequence[str], base: Path, problems: list[Problem]) -> Layer:
     settings: list[tuple[KeyPath, Any]] = []
     places: dict[KeyPath, Place] = {}
     for text in overrides:
         try:
-            path, value, where = parse_override(text, layer)
+            path, document = parse_override(text, layer)
         except SpecError as error:
-            problems += error.problems
+            problems += [Problem(override_place(text), line) for line in error.problems]
             continue
-        setting = Layer(put(Layer({}), [(path, value)]).values, where)
-        settings.append((path, _at(_expanded(setting, base, problems).values, path)))
+        where = {(*path, *below): place for below, place in document.places.items()}
+        setting = Layer(put(Layer({}), [(path, document.value)]).values, where)
+        expanded, found = expand(setting, base.absolute())
+        problems += found
+        settings.append((path, _at(expanded.values, path)))
         places.update(where)
     result = put(layer, settings)
     result.places.update(places)

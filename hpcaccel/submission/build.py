@@ -1,0 +1,135 @@
+"""Writing a run directory: under a temporary name, so that nobody ever sees half a run, then renamed.
+
+Whatever fails on the way, nothing is left behind, the folders included that were made above it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import hpcaccel
+from hpcaccel.errors import RunDirectoryError
+from hpcaccel.records import RunRecord, to_dict
+from hpcaccel.rundir import RunDir, append_line, atomic_write, fsync_directory, write_json
+from hpcaccel.spec import JobSpec, spec_hash, to_yaml
+from hpcaccel.submission.calls import FUNCTION_FILE
+from hpcaccel.submission.codecopy import copy_code
+from hpcaccel.submission.package import write_node_program
+from hpcaccel.submission.prepare import Prepared, Task
+from hpcaccel.submission.provenance import packages, submitted_from
+
+__all__ = ["all_or_nothing", "build"]
+
+
+@contextmanager
+def all_or_nothing(run: RunDir) -> Iterator[None]:
+    """Remove the run directory, and the folders that were made for it, when the block fails.
+
+    Raises:
+        RunDirectoryError: in place of an error of the operating system's, such as a full disk.
+    """
+    made = [folder for folder in (run.path.parent, *run.path.parent.parents) if not folder.exists()]
+    try:
+        yield
+    except BaseException as error:
+        for path in (run.path, _temporary(run).path):
+            shutil.rmtree(path, ignore_errors=True)
+        for folder in made:
+            try:
+                folder.rmdir()
+            except OSError:
+                break  # not there, or somebody else's run is in it by now
+        if isinstance(error, OSError):
+            raise RunDirectoryError(
+                f"cannot write the run directory {run.path}: {error.strerror or error}. Nothing was submitted. "
+                "Choose another place with --runs-dir or HPCACCEL_RUNS_DIR"
+            ) from error
+        raise
+
+
+def build(prepared: Prepared) -> None:
+    """Make the run directory of ``prepared``, complete but for its script and its job.
+
+    Raises:
+        RunDirectoryError, OSError: it cannot be made.
+    """
+    temporary = _temporary(prepared.run)
+    temporary.create()
+    if prepared.code is not None:
+        copy_code(prepared.code, temporary.code)
+    write_node_program(temporary.node_program)
+    temporary.submitit.mkdir(mode=0o750)
+    if prepared.function is not None:
+        atomic_write(temporary.submitit / FUNCTION_FILE, prepared.function, mode=0o600)
+    record = _record(prepared)
+    _write_spec(temporary, prepared.tasks[0])
+    if prepared.is_array:
+        write_json(temporary.record, to_dict(replace(record, array_size=len(prepared.tasks))))
+        for index, task in enumerate(prepared.tasks):
+            _build_task(temporary.task(index), task, index=index, prepared=prepared, record=record)
+    else:
+        write_json(temporary.record, to_dict(record))
+    os.rename(temporary.path, prepared.run.path)
+    fsync_directory(prepared.run.path.parent)
+
+
+def _build_task(place: RunDir, task: Task, *, index: int, prepared: Prepared, record: RunRecord) -> None:
+    place.create()
+    run_id = prepared.run.task(index).run_id
+    _write_spec(place, task)
+    own = replace(record, run_id=run_id, spec_hash=spec_hash(task.spec), overrides=dict(task.overrides), packages={})
+    write_json(place.record, to_dict(own))
+    parent = Path("..", "..")
+    place.node_program.symlink_to(parent / place.node_program.name)
+    place.script.symlink_to(parent / place.script.name)
+    if prepared.code is not None:
+        place.code.symlink_to(parent / place.code.name)
+    place.submitit.mkdir(mode=0o750)
+    if prepared.function is not None:
+        (place.submitit / FUNCTION_FILE).symlink_to(Path("..", parent, place.submitit.name, FUNCTION_FILE))
+    journal = place.path.parent.parent / place.journal.name
+    append_line(journal, {"index": index, "overrides": task.overrides, "run_id": run_id})
+
+
+def _write_spec(place: RunDir, task: Task) -> None:
+    atomic_write(place.spec_yaml, _yaml(task.spec))
+    document = {
+        "version": 1,
+        "hash": spec_hash(task.spec),
+        "spec": task.spec.model_dump(mode="json"),
+        "launch": task.launch,
+    }
+    atomic_write(place.spec, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
+def _yaml(spec: JobSpec) -> str:
+    came_from = f" of {spec.source}" if spec.source is not None else ""
+    return f"# The resolved spec{came_from}, with all defaults.\n{to_yaml(spec)}"
+
+
+def _record(prepared: Prepared) -> RunRecord:
+    return RunRecord(
+        run_id=prepared.run.run_id,
+        name=prepared.name,
+        backend=prepared.backend.name,
+        cluster=prepared.cluster,
+        created=prepared.created,
+        spec_hash=spec_hash(prepared.tasks[0].spec),
+        hpcaccel_version=hpcaccel.__version__,
+        python=f"{sys.version.split()[0]} {sys.executable}",
+        packages=packages(),
+        git_commit=None if prepared.git is None else prepared.git.commit,
+        git_dirty=None if prepared.git is None else prepared.git.dirty,
+        submitted_from=submitted_from(),
+    )
+
+
+def _temporary(run: RunDir) -> RunDir:
+    return RunDir(run.path.with_name(f".{run.path.name}.tmp"))

@@ -1,0 +1,99 @@
+"""Requests from outside: a file in ``control/`` first, so that no supervisor brings back what somebody ended."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+from hpcaccel.errors import RunDirectoryError, UserError
+from hpcaccel.records import Reason, StopRequest, to_dict
+from hpcaccel.rundir import RunDir, write_json
+from hpcaccel.slurm.commands import Slurm
+from hpcaccel.submission import local
+from hpcaccel.submission.facts import read_record
+from hpcaccel.submission.status import RunStatus, status
+
+__all__ = ["Then", "request_cancel", "request_stop"]
+
+Then = Literal["pause", "requeue", "finish"]
+
+_WAITING = ("pending", "requeued")
+
+
+def request_stop(run: RunDir, *, then: Then, slurm: Slurm | None = None) -> None:
+    """Ask a run (or all tasks of an array) to save and leave.
+
+    Args:
+        then: what follows: nothing until somebody resumes it (``pause``), it comes back through the queue
+            (``requeue``), or the code behind the training loop runs and that is the end (``finish``).
+
+    Raises:
+        UserError: the run has ended, or it waits in the queue, where there is nothing to requeue or to finish.
+    """
+    slurm = slurm or Slurm()
+    now = status(run, slurm)
+    if now.ended:
+        raise UserError(f"run {now.run_id} is {now.state}: there is nothing to stop")
+    if now.state in _WAITING and then == "requeue":
+        raise UserError(f"run {now.run_id} is {now.state}: it waits in the queue already")
+    if now.state in _WAITING and then == "finish":
+        raise UserError(
+            f"run {now.run_id} is {now.state}: it has no training loop to leave. "
+            f"Take it out of the queue with `hpcaccel stop {now.run_id}` or `hpcaccel cancel {now.run_id}`"
+        )
+    active = _active(run, now)
+    for one in active:
+        _write(one, reason="stop", then=then)
+    if then == "pause" and read_record(run).backend == "slurm":
+        # What has not started gives its place in the queue back. What starts at this moment reads the request.
+        for job_id in _job_ids(active, whole=run):
+            slurm.cancel(job_id, only_pending=True)
+
+
+def request_cancel(run: RunDir, *, slurm: Slurm | None = None) -> None:
+    """End a run (or all tasks of an array) for good.
+
+    Raises:
+        UserError: it has ended already.
+        ClusterError: it is a local run of another host.
+    """
+    slurm = slurm or Slurm()
+    now = status(run, slurm)
+    if now.ended:
+        raise UserError(f"run {now.run_id} is {now.state}: there is nothing to cancel")
+    active = _active(run, now)
+    for one in active:
+        _write(one, reason="cancelled", then="cancel")
+    if read_record(run).backend == "local":
+        for one in active:
+            local.terminate(one)
+        return
+    for job_id in _job_ids(active, whole=run):
+        slurm.cancel(job_id)
+
+
+def _active(run: RunDir, now: RunStatus) -> list[RunDir]:
+    if not now.tasks:
+        return [run]
+    return [run.task(index) for index, task in enumerate(now.tasks) if not task.ended]
+
+
+def _job_ids(active: Sequence[RunDir], *, whole: RunDir) -> list[str]:
+    """The newest jobs of ``active``; of a whole array the job that holds its tasks, once."""
+    job_ids = [read_record(run).job_ids[-1] for run in active]
+    if not whole.is_task and whole not in active:
+        job_ids = [job_id.partition("_")[0] for job_id in job_ids]
+    return list(dict.fromkeys(job_ids))
+
+
+def _write(run: RunDir, *, reason: Reason, then: Literal["pause", "requeue", "finish", "cancel"]) -> None:
+    request = StopRequest(reason=reason, then=then, time=time.time())
+    path = run.control / f"stop-{time.time_ns()}-{secrets.token_hex(2)}.json"
+    try:
+        write_json(path, to_dict(request))
+    except OSError as error:
+        raise RunDirectoryError(
+            f"cannot leave a request for run {run.run_id} in {run.control}: {error.strerror}"
+        ) from None

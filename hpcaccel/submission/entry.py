@@ -1,0 +1,157 @@
+"""Where the program of a spec lies, what of its surroundings is copied, and how the ranks start it."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hpcaccel.errors import SpecError
+from hpcaccel.submission.codecopy import CodePlan, plan_code
+
+if TYPE_CHECKING:
+    from hpcaccel.spec import JobSpec
+
+__all__ = ["Entry", "check_secrets", "find_entry", "launch_section", "plan_copy"]
+
+PYTHON = "{python}"
+"""Stands for the interpreter of the ranks, which may be known only on the node."""
+
+_RUN_MODULE = (
+    "import runpy, sys; sys.path[0] = {root!r}; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+)
+"""What ``python -m`` does, with the copy in front where that has the working directory: the code that one submits from
+is often there, and may have changed by the time a job is requeued."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The program's own file and the folder of its code; None where it is installed rather than lying around."""
+
+    file: Path | None
+    root: Path | None
+
+
+def find_entry(spec: JobSpec, *, base: Path, workdir: Path, function: Callable[..., Any] | None = None) -> Entry:
+    """Args:
+    base: the directory of the spec file.
+    workdir: where the ranks will start.
+    """
+    entrypoint = spec.entrypoint
+    if function is not None:
+        return _function_entry(function)
+    if entrypoint.script is not None:
+        return _file_entry(Path(os.path.abspath(base / entrypoint.script)), base)
+    if entrypoint.module is not None:
+        return _module_entry(entrypoint.module, [base, workdir])
+    word = (entrypoint.command or [""])[0]
+    program = Path(os.path.abspath(base / word))
+    if "/" in word and program.is_relative_to(base):
+        return Entry(program, base)
+    return Entry(None, None)
+
+
+def _file_entry(file: Path, base: Path) -> Entry:
+    return Entry(file, base if file.is_relative_to(base) else file.parent)
+
+
+def _module_entry(module: str, places: list[Path]) -> Entry:
+    relative = Path(*module.split("."))
+    for place in places:
+        for file in (place / relative.with_suffix(".py"), place / relative / "__main__.py"):
+            if file.is_file():
+                return Entry(file, place)
+    return Entry(None, None)
+
+
+def _function_entry(function: Callable[..., Any]) -> Entry:
+    module = inspect.getmodule(function)
+    file = getattr(module, "__file__", None)
+    if module is None or file is None:
+        return Entry(None, None)  # typed into a prompt or notebook: it travels inside of the pickle
+    path = Path(file).absolute()
+    if {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(sys.prefix):
+        return Entry(None, None)
+    name = module.__spec__.name if module.__spec__ is not None else module.__name__
+    depth = 0 if name == "__main__" else name.count(".") + (path.name == "__init__.py")
+    return Entry(path, path.parents[depth])
+
+
+def plan_copy(spec: JobSpec, entry: Entry, *, runs_dir: Path) -> CodePlan | None:
+    """What to copy; None where nothing is. Raises SpecError when it is too much."""
+    if not spec.code.copy_ or entry.root is None:
+        return None
+    return plan_code(
+        entry.root, entrypoint=entry.file, include=spec.code.include, exclude=spec.code.exclude, runs_dir=runs_dir
+    )
+
+
+def launch_section(
+    spec: JobSpec, *, entry: Entry, plan: CodePlan | None, code: Path, workdir: Path, backend: Literal["slurm", "local"]
+) -> dict[str, Any]:
+    """The ``launch`` part of ``spec.json``: what the batch step needs to start the ranks.
+
+    Args:
+        code: where the copy that ``plan`` describes will lie.
+    """
+    root = entry.root if plan is None else code
+    return {
+        "kind": "callable" if spec.entrypoint.kind == "function" else "program",
+        "program": _program(spec, entry, plan, code),
+        "python": _python(spec),
+        "pythonpath": [] if root is None else [str(root)],
+        "workdir": str(workdir),
+        "backend": backend,
+        "nodes": spec.slurm.min_nodes,
+        "ranks_per_node": spec.ranks_per_node,
+        "stop": spec.stop_mode,
+        "srun": spec.srun.extra,
+        "setup_per_node": spec.environment.setup_per_node,
+        "time_limit_seconds": spec.slurm.time_seconds,
+    }
+
+
+def _program(spec: JobSpec, entry: Entry, plan: CodePlan | None, code: Path) -> list[str]:
+    entrypoint = spec.entrypoint
+    copied = plan.in_copy(entry.file, code) if plan is not None and entry.file is not None else None
+    file = str(copied or entry.file)
+    if entrypoint.kind == "function":
+        return []
+    if entrypoint.kind == "script":
+        return [PYTHON, file, *spec.arguments()]
+    if entrypoint.kind == "module":
+        module = str(entrypoint.module)
+        if copied is None:
+            return [PYTHON, "-m", module, *spec.arguments()]
+        return [PYTHON, "-c", _RUN_MODULE.format(root=str(code), module=module), *spec.arguments()]
+    words = list(entrypoint.command or [])
+    return [*([file] if entry.file is not None else words[:1]), *words[1:], *spec.arguments()]
+
+
+def _python(spec: JobSpec) -> str | None:
+    """The ranks' Python; None leaves it to the node: the first on PATH after modules, conda and venv."""
+    environment = spec.environment
+    if environment.python is not None:
+        return environment.python
+    if environment.conda is not None or environment.venv is not None:
+        return None
+    if (environment.modules or environment.setup) and importlib.util.find_spec("torch") is None:
+        return None  # hpcaccel lives in an environment of its own; what trains is loaded by the job
+    return sys.executable
+
+
+def check_secrets(spec: JobSpec) -> None:
+    """Raises SpecError for every secret that has no value here."""
+    missing = [name for name in spec.environment.secrets if name not in os.environ]
+    if missing:
+        raise SpecError(
+            [
+                f"environment.secrets: {name} is not set where you submit. Export it first, or take it out of the list"
+                for name in missing
+            ]
+        )

@@ -1,0 +1,248 @@
+"""Everything that can be wrong with a submission is found here, before anything is made."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import hpcaccel
+from hpcaccel.errors import SpecError, UserError
+from hpcaccel.render import render
+from hpcaccel.rundir import RunDir, new_run_id
+from hpcaccel.slurm.commands import Slurm
+from hpcaccel.spec import (
+    ClusterProfile,
+    JobSpec,
+    load_profile,
+    load_spec,
+    profile_names,
+    spec_from_values,
+    spec_hash,
+)
+from hpcaccel.spec import grid as combinations
+from hpcaccel.spec.expand import escape
+from hpcaccel.submission.backend import Backend, backend_named
+from hpcaccel.submission.calls import pickle_function
+from hpcaccel.submission.codecopy import CodePlan
+from hpcaccel.submission.entry import Entry, check_secrets, find_entry, launch_section, plan_copy
+from hpcaccel.submission.find import default_runs_dir
+from hpcaccel.submission.provenance import GitState, git_state
+
+__all__ = ["Prepared", "Task", "prepare"]
+
+Target = str | os.PathLike[str] | JobSpec | Callable[..., Any]
+SpecSource = str | os.PathLike[str] | JobSpec | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run: its spec, the launch part of its ``spec.json``, and how it differs from its neighbours in an array."""
+
+    spec: JobSpec
+    launch: dict[str, Any]
+    overrides: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A submission that is known to be sound; nothing has been written yet."""
+
+    run: RunDir
+    """Where it will lie."""
+    name: str
+    cluster: str
+    backend: Backend
+    script: str
+    tasks: tuple[Task, ...]
+    is_array: bool
+    code: CodePlan | None
+    function: bytes | None
+    """The pickled call, of a Python function."""
+    git: GitState | None
+    created: float
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What submit was asked for, before it is looked at."""
+
+    target: Target
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    spec: SpecSource | None
+
+    @property
+    def function(self) -> Callable[..., Any] | None:
+        return self.target if callable(self.target) and not isinstance(self.target, JobSpec) else None
+
+    @property
+    def source(self) -> SpecSource:
+        if self.function is None:
+            if self.args or self.kwargs or self.spec is not None:
+                raise UserError("arguments and spec= belong to a Python function; a spec file has entrypoint.args")
+            assert not callable(self.target)
+            return self.target
+        if self.spec is None:
+            raise UserError("a Python function needs a spec: hpcaccel.submit(function, …, spec='job.yaml')")
+        return self.spec
+
+    @property
+    def base(self) -> Path:
+        """The directory that relative paths of the spec start from."""
+        source = self.source
+        if isinstance(source, JobSpec):
+            return Path.cwd() if source.source is None else source.source.parent
+        if isinstance(source, Mapping):
+            return Path.cwd()
+        return Path(os.path.abspath(source)).parent
+
+
+def prepare(
+    target: Target,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    spec: SpecSource | None = None,
+    cluster: str | None = None,
+    runs_dir: str | os.PathLike[str] | None = None,
+    overrides: Sequence[str] = (),
+    grid: Sequence[str] | None = None,
+    name: str | None = None,
+    slurm: Slurm | None = None,
+) -> Prepared:
+    """Check a submission completely; the arguments are those of :func:`hpcaccel.submit`.
+
+    Raises:
+        SpecError, ClusterError, UserError: with what is wrong.
+    """
+    request = _Request(target, tuple(args), dict(kwargs or {}), spec)
+    profile, backend_name = _cluster(cluster)
+    changes = [*overrides, *([] if name is None else [f"name={name}"])]
+    chosen = combinations(grid) if grid else [[]]
+    specs = [_load(request, [*changes, *own], profile) for own in chosen]
+    _refuse_twins(specs, chosen)
+    check_secrets(specs[0])
+    backend = backend_named(backend_name, slurm)
+    backend.check()
+    folder = _runs_dir(runs_dir, profile)
+    run = _new_run(folder, specs[0].name)
+    base, workdir = request.base, _workdir(specs[0])
+    entries = [find_entry(one, base=base, workdir=workdir, function=request.function) for one in specs]
+    _refuse_folders_of_their_own(entries, chosen)
+    code = plan_copy(specs[0], entries[0], runs_dir=folder)
+    git = git_state(entries[0].root or base)
+    return Prepared(
+        run=run,
+        name=specs[0].name,
+        cluster=profile.name if profile is not None else backend_name,
+        backend=backend,
+        script=_script(specs, chosen, run=run, profile=profile, backend=backend_name, is_array=bool(grid), git=git),
+        tasks=tuple(
+            Task(
+                one,
+                launch_section(one, entry=entry, plan=code, code=run.code, workdir=workdir, backend=backend_name),
+                dict(text.split("=", 1) for text in own),
+            )
+            for one, entry, own in zip(specs, entries, chosen, strict=True)
+        ),
+        is_array=bool(grid),
+        code=code,
+        function=None if request.function is None else pickle_function(request.function, request.args, request.kwargs),
+        git=git,
+        created=time.time(),
+    )
+
+
+def _cluster(name: str | None) -> tuple[ClusterProfile | None, Literal["slurm", "local"]]:
+    """The profile, if any, and the backend: without one it is Slurm, and whether that is there is asked later."""
+    if name == "slurm" and name not in profile_names():
+        return None, "slurm"
+    profile = load_profile(name)
+    return profile, "slurm" if profile is None else profile.backend
+
+
+def _load(request: _Request, overrides: Sequence[str], profile: ClusterProfile | None) -> JobSpec:
+    source, function = request.source, request.function
+    name = None if function is None else f"{function.__module__}.{getattr(function, '__qualname__', 'call')}"
+    if isinstance(source, JobSpec):
+        # what it leaves open is filled in anew, so that the profile's defaults reach it
+        source = escape(source.model_dump(mode="json", exclude_unset=True))
+    if isinstance(source, Mapping):
+        values = dict(source) if name is None else {**source, "entrypoint": {"function": name}}
+        return spec_from_values(values, base=request.base, overrides=overrides, profile=profile)
+    return load_spec(source, overrides=overrides, profile=profile, function=name)
+
+
+def _runs_dir(given: str | os.PathLike[str] | None, profile: ClusterProfile | None) -> Path:
+    if given is not None:
+        return Path(os.path.abspath(os.path.expanduser(given)))
+    return default_runs_dir(profile.runs_dir if profile is not None else None)
+
+
+def _new_run(folder: Path, name: str) -> RunDir:
+    while True:
+        run = RunDir(folder / name / new_run_id())
+        if not os.path.lexists(run.path):
+            return run
+
+
+def _workdir(spec: JobSpec) -> Path:
+    workdir = Path(spec.workdir or os.getcwd())
+    if not workdir.is_dir():
+        raise SpecError(f"workdir {str(workdir)!r} is not a directory")
+    return workdir
+
+
+def _script(
+    specs: Sequence[JobSpec],
+    chosen: Sequence[Sequence[str]],
+    *,
+    run: RunDir,
+    profile: ClusterProfile | None,
+    backend: Literal["slurm", "local"],
+    is_array: bool,
+    git: GitState | None,
+) -> str:
+    """The batch script, which the tasks of an array share."""
+    header = {
+        "run": run.run_id,
+        "spec": spec_hash(specs[0])[:12],
+        "commit": "none" if git is None else git.commit + (" and changes" if git.dirty else ""),
+        "hpcaccel": hpcaccel.__version__,
+    }
+    size = len(specs) if is_array else None
+    scripts = [
+        render(
+            spec, run_dir=run, python=sys.executable, profile=profile, array_size=size, backend=backend, header=header
+        )
+        for spec in specs
+    ]
+    for own, script in zip(chosen, scripts, strict=True):
+        if script != scripts[0]:
+            raise SpecError(
+                f"--grid: {' '.join(own)} needs another batch script than {' '.join(chosen[0])}, and all tasks of an "
+                "array share one. Resources and environment cannot differ between tasks: submit such runs one by one"
+            )
+    return scripts[0]
+
+
+def _refuse_twins(specs: Sequence[JobSpec], chosen: Sequence[Sequence[str]]) -> None:
+    seen: dict[str, Sequence[str]] = {}
+    for spec, own in zip(specs, chosen, strict=True):
+        twin = seen.setdefault(spec_hash(spec), own)
+        if twin is not own:
+            raise SpecError(f"--grid: {' '.join(twin)} and {' '.join(own)} ask for the same run")
+
+
+def _refuse_folders_of_their_own(entries: Sequence[Entry], chosen: Sequence[Sequence[str]]) -> None:
+    for entry, own in zip(entries, chosen, strict=True):
+        if entry.root != entries[0].root:
+            raise SpecError(
+                f"--grid: {' '.join(own)} has its code in {entry.root}, {' '.join(chosen[0])} in {entries[0].root}, "
+                "and the tasks of an array share one copy. Submit them one by one"
+            )

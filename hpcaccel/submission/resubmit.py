@@ -1,0 +1,81 @@
+"""Going on with a run: a new job with the same script in the same directory, from the newest checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from hpcaccel.errors import RunBusy, UserError
+from hpcaccel.rundir import RunDir, register
+from hpcaccel.slurm.commands import Slurm
+from hpcaccel.submission.backend import backend_named
+from hpcaccel.submission.facts import honoured_name, open_requests, read_record, write_record
+from hpcaccel.submission.handin import hand_in
+from hpcaccel.submission.status import RunStatus, status
+
+__all__ = ["resume"]
+
+
+def resume(run: RunDir, *, slurm: Slurm | None = None) -> str:
+    """Submit a new job for a run that is paused, failed, cancelled or lost; of an array, for all such tasks.
+
+    Returns:
+        The new job id.
+
+    Raises:
+        RunBusy: something is still going to happen to it by itself.
+        UserError: it is completed.
+    """
+    record = read_record(run)
+    backend = backend_named(record.backend, slurm)
+    indices = _resumable(status(run, slurm), run)
+    backend.check()
+    tasks = [run] if indices is None else [_parent(run).task(index) for index in indices]
+    stale = [(task, name) for task in tasks for name, _ in open_requests(task)]
+    offsets = [task.ledger.stat().st_size if task.ledger.exists() else 0 for task in tasks]
+    for task, name in stale:
+        (task.control / name).rename(task.control / honoured_name(name))
+    try:
+        job_id = hand_in(_parent(run), backend=backend, indices=indices, after=_recorder(run, tasks, offsets, indices))
+    except BaseException:
+        for task, name in stale:
+            (task.control / honoured_name(name)).rename(task.control / name)
+        raise
+    register(_parent(run), name=record.name, job_id=job_id)
+    return job_id
+
+
+def _resumable(now: RunStatus, run: RunDir) -> list[int] | None:
+    """The tasks to go on with; None for a run that is no part of an array."""
+    if not now.ended:
+        raise RunBusy(
+            f"run {now.run_id} is {now.state}: it goes on by itself. Stop it first with `hpcaccel stop {now.run_id}`"
+        )
+    if now.state == "completed":
+        raise UserError(f"run {now.run_id} is completed: there is nothing to go on with")
+    if now.tasks:
+        return [index for index, task in enumerate(now.tasks) if task.state != "completed"]
+    return [int(run.path.name)] if run.is_task else None
+
+
+def _parent(run: RunDir) -> RunDir:
+    """Where the batch script lies: of a task the array's folder."""
+    return RunDir(run.path.parent.parent) if run.is_task else run
+
+
+def _recorder(
+    run: RunDir, tasks: Sequence[RunDir], offsets: Sequence[int], indices: Sequence[int] | None
+) -> Callable[[str], None]:
+    def record_job(job_id: str) -> None:
+        for place, task in enumerate(tasks):
+            own = job_id if indices is None else f"{job_id}_{indices[place]}"
+            _append_job(task, own, ledger_offset=offsets[place])
+        if indices is not None:
+            _append_job(_parent(run), job_id, ledger_offset=0)
+
+    return record_job
+
+
+def _append_job(run: RunDir, job_id: str, *, ledger_offset: int) -> None:
+    record = read_record(run)
+    write_record(run, replace(record, job_ids=[*record.job_ids, job_id], ledger_offset=ledger_offset))

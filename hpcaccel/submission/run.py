@@ -1,0 +1,201 @@
+"""The hold on a run that was submitted: where it stands, waiting for it, its result, stopping it, going on with it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcaccel.errors import RunFailed
+from hpcaccel.records import RunRecord
+from hpcaccel.rundir import RunDir, read_json
+from hpcaccel.slurm.commands import Slurm
+from hpcaccel.submission import control
+from hpcaccel.submission.facts import read_facts, read_record
+from hpcaccel.submission.status import RunStatus, status
+
+if TYPE_CHECKING:
+    from submitit import Job
+
+__all__ = ["Run", "RunArray", "open_run"]
+
+ASK_SECONDS = {"slurm": 30.0, "local": 1.0}
+"""How often a wait asks the scheduler. The run directory, which knows most ends first, is read every second."""
+LOOK_SECONDS = 1.0
+SURE_SECONDS = 10.0
+"""A run that looks lost is looked at again so much later: file systems and queues may lag behind each other."""
+
+
+class _Handle:
+    """What a run and an array of runs have in common."""
+
+    def __init__(self, path: str | os.PathLike[str], *, slurm: Slurm | None = None) -> None:
+        self.dir = RunDir(path)
+        self._slurm = slurm
+        self.record  # noqa: B018 - an error now rather than later when this is no run directory
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r})"
+
+    @property
+    def path(self) -> Path:
+        return self.dir.path
+
+    @property
+    def run_id(self) -> str:
+        return self.dir.run_id
+
+    @property
+    def record(self) -> RunRecord:
+        return read_record(self.dir)
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def job_id(self) -> str:
+        """The newest job of the run."""
+        job_ids = self.record.job_ids
+        return job_ids[-1] if job_ids else ""
+
+    def status(self) -> RunStatus:
+        """Where it stands now. Asks the scheduler only when the run directory does not know."""
+        return status(self.dir, self._slurm)
+
+    def wait(self, timeout_seconds: float | None = None) -> RunStatus:
+        """Wait until nothing follows by itself: it has ended, or is paused.
+
+        Raises:
+            TimeoutError: that took longer than ``timeout_seconds``; the run goes on.
+        """
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        ask_seconds = ASK_SECONDS[self.record.backend]
+        asked = float("-inf")
+        looked_lost: float | None = None
+        while True:
+            now = time.monotonic()
+            if self._settled() or now - asked >= ask_seconds or looked_lost is not None:
+                current, asked = self.status(), now
+                if current.ended and (current.state != "lost" or looked_lost is not None):
+                    return current
+                looked_lost = now if current.ended else None
+            if deadline is not None and now >= deadline:
+                raise TimeoutError(f"run {self.run_id} has not ended within {timeout_seconds:g} s; it goes on")
+            pause = SURE_SECONDS if looked_lost is not None else LOOK_SECONDS
+            time.sleep(pause if deadline is None else max(0.0, min(pause, deadline - now)))
+
+    def _settled(self) -> bool:
+        return read_facts(self.dir).settled is not None
+
+    def stop(self, then: control.Then = "pause") -> None:
+        """Ask it to save and leave; see :func:`hpcaccel.submission.control.request_stop`."""
+        control.request_stop(self.dir, then=then, slurm=self._slurm)
+
+    def cancel(self) -> None:
+        """End it for good, now."""
+        control.request_cancel(self.dir, slurm=self._slurm)
+
+    def resume(self) -> None:
+        """Go on from the newest checkpoint with a new job, after a pause, a failure, a cancel or a loss."""
+        from hpcaccel.submission.resubmit import resume
+
+        resume(self.dir, slurm=self._slurm)
+
+
+class Run(_Handle):
+    """One training, through however many jobs."""
+
+    @property
+    def job(self) -> Job[Any]:
+        """submitit's job object of the newest job."""
+        from hpcaccel.submission.executor import RunJob
+
+        return RunJob(folder=self.dir.submitit, job_id=self.job_id, tasks=list(range(self.ranks)))
+
+    @property
+    def ranks(self) -> int:
+        launch = self._launch
+        return int(launch["nodes"]) * int(launch["ranks_per_node"])
+
+    @property
+    def _launch(self) -> dict[str, Any]:
+        launch: dict[str, Any] = (read_json(self.dir.spec) or {})["launch"]
+        return launch
+
+    def log(self, rank: int = 0, *, attempt: int | None = None) -> Path:
+        """The file that holds what a rank printed in the newest attempt, or in another."""
+        return self.dir.rank_log(attempt or max(1, read_facts(self.dir).attempts), rank)
+
+    def result(self, timeout_seconds: float | None = None) -> Any:
+        """Wait, then return what the function returned on rank 0; None for scripts and commands.
+
+        Raises:
+            RunFailed: the run ended in another way than completed; with the function's traceback where there is one.
+            TimeoutError: it has not ended within ``timeout_seconds``.
+        """
+        ended = self.wait(timeout_seconds)
+        if self._launch["kind"] != "callable":
+            outcome, value = "success", None
+        else:
+            outcome, value = self._read_result()
+        if ended.state == "completed" and outcome == "success":
+            return value
+        why = f": {ended.detail}" if ended.detail else ""
+        trace = f"\nOn the rank:\n{value}" if outcome == "error" else ""
+        raise RunFailed(f"run {self.run_id} is {ended.state}{why}. Its log: {self.log()}{trace}")
+
+    def _read_result(self) -> tuple[str, Any]:
+        path = self.job.task(0).paths.result_pickle
+        os.scandir(path.parent).close()  # NFS: look at the folder, so that a file which is new there is seen
+        try:
+            outcome, value = pickle.loads(path.read_bytes())  # noqa: S301 - our own file
+        except FileNotFoundError:
+            return "missing", None
+        return str(outcome), value
+
+
+class RunArray(_Handle):
+    """The tasks of one array, each a run of its own."""
+
+    def __len__(self) -> int:
+        return self.record.array_size or 0
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self.runs)
+
+    def __getitem__(self, index: int) -> Run:
+        return self.runs[index]
+
+    @property
+    def runs(self) -> Sequence[Run]:
+        """The tasks by index."""
+        return [Run(self.dir.task(index).path, slurm=self._slurm) for index in range(len(self))]
+
+    @property
+    def jobs(self) -> list[Job[Any]]:
+        """submitit's job objects, by index."""
+        return [run.job for run in self.runs]
+
+    def results(self, timeout_seconds: float | None = None) -> list[Any]:
+        """Wait for all tasks, then return what each function returned on its rank 0. Raises as ``Run.result``."""
+        self.wait(timeout_seconds)
+        return [run.result() for run in self.runs]
+
+    def _settled(self) -> bool:
+        return all(read_facts(self.dir.task(index)).settled is not None for index in range(len(self)))
+
+
+def open_run(path: str | os.PathLike[str], *, slurm: Slurm | None = None) -> Run | RunArray:
+    """The run in the directory ``path``.
+
+    Raises:
+        RunDirectoryError: it is none.
+    """
+    record = read_record(RunDir(path))
+    if record.array_size is not None:
+        return RunArray(path, slurm=slurm)
+    return Run(path, slurm=slurm)

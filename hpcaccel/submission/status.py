@@ -1,0 +1,291 @@
+"""Where a run stands: its own directory first, then squeue, then sacct, then its directory again.
+
+A run whose ledger says that nothing follows is never asked about. For all others together there is one squeue, and
+one sacct for those that squeue does not know: a queue that prints nothing is no proof that a job is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hpcaccel.errors import HpcaccelError
+from hpcaccel.rundir import RunDir
+from hpcaccel.slurm.commands import Slurm
+from hpcaccel.slurm.states import AccountingEntry, JobState, QueueEntry
+from hpcaccel.submission import local
+from hpcaccel.submission.facts import Facts, read_facts
+
+__all__ = ["ACTIVE", "RunStatus", "State", "array_status", "status", "statuses"]
+
+State = Literal[
+    "pending",  # in the queue, never started
+    "starting",  # has its nodes; modules, setup, imports
+    "running",
+    "stopping",  # asked to save and leave, or being taken down
+    "requeued",  # in the queue again, after at least one attempt
+    "completed",
+    "failed",
+    "cancelled",
+    "paused",  # goes on with `hpcaccel resume`
+    "lost",  # ended without a word
+]
+
+ACTIVE: frozenset[State] = frozenset({"pending", "starting", "running", "stopping", "requeued"})
+"""States of a run that something is still going to happen to by itself."""
+
+_EXIT_CODES: dict[State, int] = {"completed": 0, "paused": 85, "cancelled": 130}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """Where one run, or one array of runs, stands."""
+
+    run_id: str
+    name: str
+    state: State
+    job_id: str = ""
+    reason: str = ""
+    """Why the newest attempt ended (a ``records.Reason``), or why Slurm keeps the job waiting."""
+    detail: str = ""
+    """One sentence for people."""
+    attempts: int = 0
+    restarts: int = 0
+    """How many attempts followed another inside the same allocation."""
+    tasks: tuple[RunStatus, ...] = ()
+    """Of an array, by index."""
+
+    @property
+    def ended(self) -> bool:
+        """True when nothing follows by itself: completed, failed, cancelled, lost, or paused."""
+        return self.state not in ACTIVE
+
+    @property
+    def exit_code(self) -> int:
+        """0 completed, 85 paused, 130 cancelled, 1 anything else that has ended."""
+        return _EXIT_CODES.get(self.state, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What the scheduler says about a run's newest job."""
+
+    phase: Literal["pending", "running", "ending", "ended", "gone", "unknown"]
+    state: JobState = JobState.UNKNOWN
+    words: str = ""
+
+
+def status(run: RunDir, slurm: Slurm | None = None) -> RunStatus:
+    """Where ``run`` stands; for the parent folder of an array its tasks taken together.
+
+    Raises:
+        RunDirectoryError: it is no run directory.
+    """
+    return statuses([run], slurm)[0]
+
+
+def statuses(runs: Sequence[RunDir], slurm: Slurm | None = None) -> list[RunStatus]:
+    """Where each of ``runs`` stands, with one squeue and one sacct for all of them.
+
+    Raises:
+        RunDirectoryError: one of them is no run directory.
+    """
+    facts = [read_facts(run) for run in runs]
+    tasks = [_task_facts(fact) for fact in facts]
+    found = _judge_all([one for fact, own in zip(facts, tasks, strict=True) for one in (own or [fact])], slurm)
+    return [
+        array_status(fact, [found[task.run.path] for task in own]) if own else found[fact.run.path]
+        for fact, own in zip(facts, tasks, strict=True)
+    ]
+
+
+def array_status(parent: Facts, tasks: Sequence[RunStatus]) -> RunStatus:
+    """One status for an array: what it still does if anything, else the worst of its ends."""
+    counts: dict[State, int] = {}
+    for task in tasks:
+        counts[task.state] = counts.get(task.state, 0) + 1
+    order: tuple[State, ...] = (
+        "running", "stopping", "starting", "requeued", "pending", "failed", "lost", "cancelled", "paused", "completed",
+    )  # fmt: skip
+    state = next(one for one in order if one in counts)
+    return RunStatus(
+        run_id=parent.run.run_id,
+        name=parent.record.name,
+        state=state,
+        job_id=parent.job_id,
+        reason=next((task.reason for task in tasks if task.state == state), ""),
+        detail=", ".join(f"{counts[one]} {one}" for one in order if one in counts),
+        attempts=sum(task.attempts for task in tasks),
+        restarts=sum(task.restarts for task in tasks),
+        tasks=tuple(tasks),
+    )
+
+
+def _task_facts(fact: Facts) -> list[Facts]:
+    size = fact.record.array_size
+    return [] if size is None else [read_facts(fact.run.task(index)) for index in range(size)]
+
+
+def _judge_all(facts: Sequence[Facts], slurm: Slurm | None) -> dict[Path, RunStatus]:
+    open_ones = [fact for fact in facts if fact.settled is None]
+    queued = _ask_slurm([fact for fact in open_ones if fact.record.backend == "slurm"], slurm)
+    found = {}
+    for fact in facts:
+        if fact.settled is not None:
+            found[fact.run.path] = _settled(fact)
+            continue
+        job = queued.get(fact.job_id) or _Job(phase="gone")
+        if fact.record.backend == "local":
+            job = _ask_processes(fact)
+        if job.phase in ("ended", "gone"):
+            # The ledger's last line may have come between our reading it and the scheduler's answer.
+            fact = read_facts(fact.run)
+        found[fact.run.path] = _settled(fact) if fact.settled is not None else _judge(fact, job)
+    return found
+
+
+# -- the scheduler's word -------------------------------------------------------------------------------------------
+
+
+def _ask_slurm(facts: Sequence[Facts], slurm: Slurm | None) -> dict[str, _Job]:
+    job_ids = [fact.job_id for fact in facts if fact.job_id]
+    if not job_ids:
+        return {}
+    slurm = slurm or Slurm()
+    try:
+        queue = slurm.queue(job_ids, include_ended=True)
+        found = {job_id: _from_entry(queue[job_id]) for job_id in job_ids if job_id in queue}
+        missing = [job_id for job_id in job_ids if job_id not in found]
+        if missing:
+            accounting = slurm.accounting(missing)
+            found |= {job_id: _from_entry(accounting[job_id]) for job_id in missing if job_id in accounting}
+    except HpcaccelError as error:
+        # A controller that restarts must not make runs look lost, nor end a wait for them.
+        unknown = _Job(phase="unknown", words=f"Slurm does not answer: {error}")
+        return dict.fromkeys(job_ids, unknown)
+    return found
+
+
+def _from_entry(entry: QueueEntry | AccountingEntry) -> _Job:
+    state = entry.state
+    if state.is_pending:
+        return _Job(phase="pending", state=state, words=entry.reason)
+    if state.is_running:
+        return _Job(phase="running", state=state)
+    if state.is_ending:
+        return _Job(phase="ending", state=state)
+    if state is JobState.UNKNOWN:
+        return _Job(phase="unknown", state=state, words="Slurm names a state that is not known here")
+    return _Job(phase="ended", state=state, words=entry.reason)
+
+
+def _ask_processes(fact: Facts) -> _Job:
+    process = local.local_process(fact.run)
+    if process is None:
+        return _Job(phase="gone")
+    if not process.is_here:
+        return _Job(phase="unknown", words=f"it was started on {process.host}; ask there")
+    if not process.is_alive:
+        return _Job(phase="gone")
+    if fact.run.is_task and not fact.run.slurm_log.exists():
+        return _Job(phase="pending", state=JobState.PENDING, words="waits for the tasks before it")
+    return _Job(phase="running", state=JobState.RUNNING)
+
+
+# -- the verdict ----------------------------------------------------------------------------------------------------
+
+
+def _settled(fact: Facts) -> RunStatus:
+    end = fact.settled
+    assert end is not None
+    if end.decision == "pause":
+        return _status(fact, "paused", end.reason, end.detail)
+    states: dict[str, State] = {"completed": "completed", "cancelled": "cancelled", "lost": "lost"}
+    return _status(fact, states.get(end.reason, "failed"), end.reason, end.detail)
+
+
+def _judge(fact: Facts, job: _Job) -> RunStatus:
+    if job.phase == "unknown":
+        return _status(fact, _by_directory(fact), "", job.words)
+    if job.phase == "pending":
+        return _status(fact, "requeued" if fact.attempts else "pending", job.words, _explain(job))
+    if job.phase == "ending":
+        return _status(fact, "stopping", "", "Slurm is taking the job down")
+    if job.phase == "running":
+        return _running(fact, job)
+    return _ended_without_a_word(fact, job)
+
+
+def _by_directory(fact: Facts) -> State:
+    if fact.started is not None:
+        return "stopping" if fact.stopping else "running"
+    return "requeued" if fact.attempts else "pending"
+
+
+def _running(fact: Facts, job: _Job) -> RunStatus:
+    if fact.stopping or fact.asked is not None:
+        reason = fact.asked.reason if fact.asked is not None else ""
+        return _status(fact, "stopping", reason, "saving, then leaving")
+    if job.state is JobState.SUSPENDED:
+        return _status(fact, "running", "", "suspended by Slurm")
+    return _status(fact, "starting" if fact.started is None else "running", "", "")
+
+
+def _ended_without_a_word(fact: Facts, job: _Job) -> RunStatus:
+    """No job any more, and a ledger that does not say why."""
+    said = "" if job.phase == "gone" else f"Slurm says {job.state.value}"
+    cancelled = job.state is JobState.CANCELLED
+    if fact.asked is not None and fact.asked.then == "cancel":
+        return _status(fact, "cancelled", "cancelled", said)
+    if fact.asked is not None and fact.asked.then == "pause" and fact.started is None:
+        return _status(fact, "paused", "stop", "stopped while it waited in the queue")
+    if cancelled:
+        return _status(fact, "cancelled", "cancelled", said)
+    if fact.started is not None or fact.attempts:
+        detail = "the batch step ended without a word" + (f"; {said}" if said else "")
+        return _status(fact, "lost", "lost", detail)
+    state: State = "lost" if job.phase == "gone" and fact.record.backend == "slurm" else "failed"
+    detail = f"the job ended before its first attempt; see {fact.run.slurm_log}" + (f"; {said}" if said else "")
+    return _status(fact, state, "lost" if state == "lost" else "failed", detail)
+
+
+def _status(fact: Facts, state: State, reason: str, detail: str) -> RunStatus:
+    return RunStatus(
+        run_id=fact.run.run_id,
+        name=fact.record.name,
+        state=state,
+        job_id=fact.job_id,
+        reason=reason,
+        detail=detail,
+        attempts=fact.attempts,
+        restarts=fact.restarts,
+    )
+
+
+_WHY_PENDING = {
+    "Priority": "jobs of a higher priority are before it",
+    "Resources": "it is next, and waits for free nodes",
+    "BeginTime": "it may start in a moment",
+    "Dependency": "it waits for another job",
+    "JobHeldUser": "it is held; release it with scontrol release",
+    "JobHeldAdmin": "it is held by an administrator",
+    "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved",
+    "PartitionTimeLimit": "its time is more than the partition allows: it will never start",
+    "PartitionNodeLimit": "it asks for more nodes than the partition has: it will never start",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition is inactive",
+    "Reservation": "its reservation has not begun",
+    "BadConstraints": "no node fulfils its constraints: it will never start",
+    "launch failed requeued held": "its last start failed, and Slurm holds it",
+}
+
+
+def _explain(job: _Job) -> str:
+    first = job.words.partition(",")[0].strip()
+    if first in _WHY_PENDING:
+        return f"{first}: {_WHY_PENDING[first]}"
+    if "Limit" in first or "Max" in first:
+        return f"{first}: a limit of the account, the user or the QOS is reached"
+    return job.words

@@ -1,0 +1,84 @@
+"""Submitting: check everything, make the run directory, hand the job in, remember it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hpcaccel.rundir import register
+from hpcaccel.spec import JobSpec
+from hpcaccel.submission.backend import SlurmBackend
+from hpcaccel.submission.build import all_or_nothing, build
+from hpcaccel.submission.facts import read_record, write_record
+from hpcaccel.submission.handin import hand_in
+from hpcaccel.submission.prepare import Prepared, prepare
+from hpcaccel.submission.run import Run, RunArray, open_run
+
+__all__ = ["submit", "submit_prepared"]
+
+
+def submit(
+    target: str | os.PathLike[str] | JobSpec | Callable[..., Any],
+    *args: Any,
+    spec: str | os.PathLike[str] | JobSpec | Mapping[str, Any] | None = None,
+    cluster: str | None = None,
+    runs_dir: str | os.PathLike[str] | None = None,
+    overrides: Sequence[str] = (),
+    grid: Sequence[str] | None = None,
+    name: str | None = None,
+    **kwargs: Any,
+) -> Run | RunArray:
+    """Submit a spec file, a ``JobSpec``, or a Python function as a job.
+
+    When anything fails, nothing is left behind: no run directory, no job.
+
+    Args:
+        target: the path of a spec file, a spec, or a function that every rank calls with ``args`` and ``kwargs``; the
+            function's module and arguments must be importable and picklable on the nodes.
+        spec: for a function: resources and environment, as a path, a spec or a mapping. An entrypoint in it is passed
+            over.
+        cluster: a profile, ``local`` or ``slurm``. Default: the default profile, else Slurm.
+        runs_dir: where the run directory is made. Default: ``HPCACCEL_RUNS_DIR``, the profile's, or ``./runs``.
+        overrides: ``key.sub=value``, as on the command line.
+        grid: ``key=a,b,c`` axes. The result is then an array with one task for each combination.
+        name: in place of the spec's name.
+
+    Raises:
+        SpecError: something in the spec is wrong.
+        ClusterError: there is no Slurm here, or it refused the job.
+        RunDirectoryError: the run directory cannot be written.
+    """
+    return submit_prepared(
+        prepare(
+            target,
+            args,
+            kwargs,
+            spec=spec,
+            cluster=cluster,
+            runs_dir=runs_dir,
+            overrides=overrides,
+            grid=grid,
+            name=name,
+        )
+    )
+
+
+def submit_prepared(prepared: Prepared) -> Run | RunArray:
+    """Submit what :func:`prepare` found sound; raises as :func:`submit`."""
+    run = prepared.run
+    indices = list(range(len(prepared.tasks))) if prepared.is_array else None
+
+    def record_job(job_id: str) -> None:
+        for index in indices or []:
+            task = run.task(index)
+            write_record(task, replace(read_record(task), job_ids=[f"{job_id}_{index}"]))
+        write_record(run, replace(read_record(run), job_ids=[job_id]))
+
+    with all_or_nothing(run):
+        build(prepared)
+        job_id = hand_in(run, text=prepared.script, backend=prepared.backend, indices=indices, after=record_job)
+    register(run, name=prepared.name, job_id=job_id)
+    slurm = prepared.backend.slurm if isinstance(prepared.backend, SlurmBackend) else None
+    return open_run(run.path, slurm=slurm)
