@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpcaccel.errors import ClusterError, SlurmCommandError
+from hpcaccel.slurm.commands import Slurm
 from hpcaccel.slurm.hostlist import array_indices
 from hpcaccel.slurm.states import AccountingEntry, Association, JobInfo, JobState, PartitionInfo, QueueEntry
 
@@ -138,6 +139,9 @@ class FakeSlurm:
         self.requeued.append(job_id)
         self.move(job_id, JobState.PENDING, restarts=job.restarts + 1, reason="BeginTime")
         return True
+
+    def shell_command(self, job_id: str, *, node: str | None = None) -> list[str]:
+        return Slurm().shell_command(job_id, node=node)
 
     def partitions(self) -> list[PartitionInfo]:
         self._called("partitions")

@@ -22,6 +22,7 @@ _HINTS = {
     r"invalid node name": "slurm.nodelist or slurm.exclude: see the nodes with `sinfo -N`",
     r"reservation": "slurm.reservation: see `scontrol show reservation`",
     r"policy|submit ?limit": "a limit of your account or QOS is reached; jobs that end make room",
+    r"parameter too long": "name, slurm.comment: Slurm takes at most 1024 bytes of each",
     r"invalid job array specification": "more tasks than MaxArraySize allows (`scontrol show config`)",
 }
 

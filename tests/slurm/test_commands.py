@@ -174,6 +174,21 @@ def test_requeue_of_a_job_that_is_back_already() -> None:
     assert slurm.requeue("46") is False
 
 
+def test_cancel() -> None:
+    terminal = Terminal((0, "", ""), (0, "", ""), (1, "", "scancel: error: Kill job error on job id 9: Invalid job id"))
+    slurm = Slurm(terminal)
+    slurm.cancel("46_0")
+    slurm.cancel("46", only_pending=True)
+    slurm.cancel("9")
+    assert terminal.commands == [["scancel", "46_0"], ["scancel", "--state=PENDING", "46"], ["scancel", "9"]]
+
+
+def test_a_shell_in_a_running_job() -> None:
+    command = Slurm().shell_command("46_0", node="n2")
+    assert command[0] == "srun"
+    assert {"--jobid=46_0", "--overlap", "--nodelist=n2", "--pty"} <= set(command)
+
+
 def test_signals_go_to_a_step() -> None:
     terminal = Terminal((0, "", ""))
     Slurm(terminal).signal_step("46_0", 0, "TERM")

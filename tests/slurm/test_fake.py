@@ -36,7 +36,10 @@ def test_an_array_lives_task_by_task(script: Path) -> None:
     assert slurm.requeue(tasks[1])
     assert not slurm.requeue(tasks[1])
     assert slurm.jobs[tasks[1]].restarts == 1
-    assert slurm.cancel(array)
+    slurm.move(tasks[1], JobState.RUNNING)
+    slurm.cancel(array, only_pending=True)
+    assert list(slurm.queue([array])) == [tasks[1]]
+    slurm.cancel(array)
     assert {state.state for state in slurm.accounting([array]).values()} == {JobState.COMPLETED, JobState.CANCELLED}
     slurm.forget(tasks[0])
     assert slurm.job(tasks[0]) is None
