@@ -1,0 +1,86 @@
+"""The names that a template may use, and what they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hpcaccel.errors import SpecError
+from hpcaccel.render.quoting import pattern
+from hpcaccel.rundir import RunDir
+
+if TYPE_CHECKING:
+    from hpcaccel.spec.cluster import ClusterProfile
+    from hpcaccel.spec.job import JobSpec
+
+__all__ = ["template_names"]
+
+_OF_BASH = frozenset(
+    "BASHOPTS BASHPID BASH_ALIASES BASH_ARGC BASH_ARGV BASH_ARGV0 BASH_CMDS BASH_COMMAND BASH_LINENO BASH_REMATCH BASH_SOURCE BASH_SUBSHELL BASH_VERSINFO "
+    "DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME GROUPS HISTCMD LINENO OLDPWD PIPESTATUS PPID PWD RANDOM SECONDS "
+    "SHELLOPTS SHLVL SRANDOM UID _".split()
+)
+"""Variables that bash sets by itself or does not let anybody set."""
+
+
+def template_names(
+    spec: JobSpec,
+    *,
+    run_dir: RunDir,
+    python: str,
+    workdir: str,
+    profile: ClusterProfile | None,
+    array_size: int | None,
+    backend: str,
+    header: Mapping[str, object],
+) -> dict[str, Any]:
+    """Every name that a template sees.
+
+    Raises:
+        SpecError: a value that bash or Slurm could not be given.
+    """
+    slurm = backend == "slurm"
+    environment = spec.environment
+    _refuse_variables_of_bash([*environment.env, *environment.secrets, *(profile.env if profile else {})])
+    return {
+        "spec": spec,
+        "profile": profile,
+        "slurm": slurm,  # False on the local backend
+        "array": array_size is not None,
+        "header": [f"hpcaccel job {spec.name}", *(f"{key}: {value}" for key, value in header.items())],
+        "directives": _directives(spec, run_dir, array_size) if slurm else [],
+        "run_dir": str(run_dir.path),  # of an array: the parent folder
+        "python": python,
+        "workdir": workdir,
+        "modules": environment.modules,
+        "conda": environment.conda,
+        "venv": environment.venv,
+        "setup": environment.setup,
+        "env": list(environment.env.items()),
+        "site_env": list(profile.env.items()) if profile else [],
+        "secrets": environment.secrets,
+        "cpus_per_task": spec.slurm.cpus_per_task,
+        "threads": spec.slurm.cpus_per_task or 1,
+    }
+
+
+def _directives(spec: JobSpec, run_dir: RunDir, array_size: int | None) -> list[tuple[str, str | None]]:
+    """sbatch's long options and their values; None for an option without one."""
+    log = run_dir.slurm_log if array_size is None else run_dir.tasks / "ARRAY" / run_dir.slurm_log.name
+    output = pattern(str(log)) if array_size is None else pattern(str(log.parent.parent)) + f"/%a/{log.name}"
+    options: list[tuple[str, str | None]] = [("job-name", spec.name), *spec.slurm.flags()]
+    options.append(("requeue" if spec.resilience.requeue else "no-requeue", None))
+    options.append(("signal", f"B:USR2@{spec.resilience.warning_seconds}"))
+    options.append(("open-mode", "append"))
+    options.append(("output", output))
+    if array_size is not None:
+        options.append(("array", f"0-{array_size - 1}"))
+    options.append(("export", ",".join(spec.environment.secrets) or "NONE"))
+    return options
+
+
+def _refuse_variables_of_bash(names: list[str]) -> None:
+    problems = [f"environment.env.{name}: bash sets {name} itself: use another name" for name in names if name in _OF_BASH]
+    problems += [f"environment.env.{name}: is used by the batch script" for name in names if name.startswith("hpcaccel_")]
+    if problems:
+        raise SpecError(problems)

@@ -1,0 +1,119 @@
+"""Where templates are found, and how they become text: every value that they print is quoted for the shell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from hpcaccel.errors import SpecError
+from hpcaccel.render import quoting
+
+__all__ = ["NAME", "fill", "own_template", "our_folder"]
+
+NAME = "sbatch.j2"
+
+
+def our_folder() -> Path:
+    """The templates that come with hpcaccel: inside the package when installed, beside it in a working tree."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "templates"
+    return inside if inside.is_dir() else package.parent / "templates"
+
+
+def own_template(place: Path) -> Path | None:
+    """The user's own template: ``place`` itself, or the ``sbatch.j2`` in this folder, or None if it has none.
+
+    Raises:
+        SpecError: there is no such file or folder.
+    """
+    if not place.exists():
+        raise SpecError(f"templates: there is no file or folder {place}")
+    if place.is_dir():
+        return place / NAME if (place / NAME).is_file() else None
+    return place
+
+
+def fill(names: Mapping[str, Any], *, own: Path | None) -> str:
+    """The text of the user's own template, or of ours.
+
+    Raises:
+        SpecError: a template cannot be read or filled; the message names its file and line.
+    """
+    environment = _environment(own)
+    template = NAME if own is None else f"own:{own.name}"
+    try:
+        text = environment.get_template(template).render(names)
+    except jinja2.TemplateSyntaxError as error:
+        raise SpecError(f"{error.filename or own or NAME}:{error.lineno}: {error.message}") from None
+    except jinja2.TemplateNotFound as error:
+        raise SpecError(f"{own or NAME}: there is no template {error.message!r}") from None
+    except jinja2.TemplateError as error:
+        raise SpecError(f"{_place(error, own)}: {error.message or error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{own or NAME}: the template cannot be read: {error}") from None
+    return text
+
+
+def _environment(own: Path | None) -> jinja2.Environment:
+    """An environment in which ``{{ value }}`` quotes for the shell.
+
+    Markup marks text as quoted already. ``autoescape`` makes Jinja mark what ``super()`` and macros return; everything
+    else goes through ``finalize`` before Jinja's own escaping (which is for HTML) could see it.
+    """
+    environment = jinja2.Environment(
+        loader=_loader(own),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["quote"] = lambda value: Markup(quoting.shell(value))
+    environment.filters["directive"] = lambda value: Markup(quoting.directive(value))
+    environment.filters["comment"] = lambda value: Markup(quoting.comment(value))
+    environment.filters["verbatim"] = lambda value: Markup(quoting.checked(value))
+    return environment
+
+
+def _finalize(value: object) -> object:
+    if isinstance(value, Markup | jinja2.Undefined):
+        return value
+    return Markup(quoting.shell(value))
+
+
+def _loader(own: Path | None) -> jinja2.BaseLoader:
+    ours = jinja2.FileSystemLoader(our_folder())
+    if own is None:
+        return ours
+    # `{% extends "sbatch.j2" %}` in a file of the same name means ours; other names are looked for beside it.
+    beside = jinja2.FileSystemLoader(own.parent)
+    return jinja2.ChoiceLoader([_Renamed(f"own:{own.name}", own.name, beside), ours, beside])
+
+
+class _Renamed(jinja2.BaseLoader):
+    """One template of another loader, under a name that no file has."""
+
+    def __init__(self, name: str, real: str, loader: jinja2.BaseLoader) -> None:
+        self._name, self._real, self._loader = name, real, loader
+
+    def get_source(self, environment: jinja2.Environment, template: str) -> Any:
+        if template != self._name:
+            raise jinja2.TemplateNotFound(template)
+        return self._loader.get_source(environment, self._real)
+
+
+def _place(error: BaseException, own: Path | None) -> str:
+    """File and line of the innermost template in a traceback."""
+    place = str(own or NAME)
+    trace = error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if name.endswith(".j2") or (own is not None and name == str(own)):
+            place = f"{name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
