@@ -1,0 +1,113 @@
+"""Between the training loop and the checkpoint engine: what is saved, where, and under which guarantee."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from hpcaccel.checkpoint.engine import CheckpointEngine, LoadedCheckpoint
+from hpcaccel.checkpoint.state import Stateful, TrainingState, capture_rng, restore_rng
+from hpcaccel.runtime.process_group import Group
+from hpcaccel.runtime.settings import Place, Settings
+
+__all__ = ["Prepared", "Saver"]
+
+
+@dataclass
+class Prepared:
+    """What the script has prepared, in order: wrapped models, the user's own optimizers and schedulers, loaders."""
+
+    models: list[nn.Module] = field(default_factory=list)
+    optimizers: list[Optimizer] = field(default_factory=list)
+    schedulers: list[Stateful] = field(default_factory=list)
+    loaders: list[Stateful] = field(default_factory=list)
+    registered: list[Stateful] = field(default_factory=list)
+    scaler: Stateful | None = None
+
+    def as_state(self, counters: Stateful, per_rank: dict[str, Any]) -> TrainingState:
+        objects: dict[str, Stateful] = {"loop": counters}
+        objects |= {f"loader.{index}": loader for index, loader in enumerate(self.loaders)}
+        objects |= {f"registered.{index}": item for index, item in enumerate(self.registered)}
+        return TrainingState(
+            models=self.models,
+            optimizers=self.optimizers,
+            schedulers=self.schedulers,
+            scaler=self.scaler,
+            objects=objects,
+            per_rank=per_rank,
+        )
+
+
+class Saver:
+    """Saves and loads everything that was prepared, with the counters of the loop. All ranks call together."""
+
+    def __init__(self, place: Place, group: Group, settings: Settings, prepared: Prepared) -> None:
+        self._group = group
+        self._settings = settings
+        self._prepared = prepared
+        self._attempt = place.attempt
+        self._engine = None if place.checkpoints is None else self._make_engine(place.checkpoints, settings.keep)
+
+    @property
+    def has_place(self) -> bool:
+        return self._engine is not None
+
+    def save(self, counters: Stateful, *, step: int, epoch: int, reason: str, directory: Path | None = None) -> Path:
+        """Save into ``directory``, or where this run's checkpoints are.
+
+        Raises:
+            CheckpointError: on all ranks, when it could not be saved on any.
+        """
+        return self._in(directory).save(
+            self._prepared.as_state(counters, {"rng": capture_rng(self._group.device)}),
+            step=step,
+            epoch=epoch,
+            reason=reason,
+            guarantee="bit-exact" if self._settings.deterministic else "state-exact",
+        )
+
+    def find(self) -> Path | None:
+        """The checkpoint to start from, the same on every rank, by the setting ``checkpoint.resume``: a named one
+        counts only until the run has one of its own."""
+        wish = self._settings.resume
+        if self._engine is None or wish == "never":
+            return None
+        own = self._engine.find("auto")
+        return own if own is not None or wish == "auto" else self._engine.find(wish)
+
+    def find_in(self, directory: Path) -> Path | None:
+        """The checkpoint ``directory``, or the newest good one in it."""
+        return self._in(directory).find(directory)
+
+    def load(self, path: Path, counters: Stateful) -> LoadedCheckpoint:
+        """
+        Raises:
+            CheckpointError: on all ranks, when it is damaged or belongs to something else.
+        """
+        loaded = self._in(path.parent).load(path, self._prepared.as_state(counters, {}))
+        if self._settings.deterministic or loaded.guarantee == "state-exact":
+            return loaded
+        return replace(loaded, guarantee="state-exact", differences=("runtime.deterministic is off now",))
+
+    def restore_rng(self, rng: Any) -> None:
+        restore_rng(rng, self._group.device)
+
+    def _in(self, directory: Path | None) -> CheckpointEngine:
+        if self._engine is not None and directory in (None, self._engine.directory):
+            return self._engine
+        assert directory is not None, "the caller has checked that there is a place to save"
+        return self._make_engine(directory, None)
+
+    def _make_engine(self, directory: Path, keep: int | None) -> CheckpointEngine:
+        return CheckpointEngine(
+            directory,
+            rank=self._group.rank,
+            world_size=self._group.world_size,
+            group=self._group.control,
+            attempt=self._attempt,
+            keep=keep,
+        )

@@ -1,0 +1,100 @@
+"""What this process was asked for: the run directory's ``spec.json``, overridden by the script's own words.
+
+What the script says in ``Accelerator(...)`` wins, then the spec, then the defaults below.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.rundir import RunDir, read_json
+
+__all__ = ["Place", "Settings", "load", "locate"]
+
+_ALLOWED = {
+    "strategy": ("ddp", "fsdp"),
+    "mixed_precision": ("no", "fp16", "bf16"),
+    "stop": ("cooperative", "signals"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Of the spec's ``runtime`` and ``checkpoint`` sections what a rank needs."""
+
+    strategy: str = "ddp"
+    mixed_precision: str = "no"
+    gradient_accumulation_steps: int = 1
+    seed: int | None = None
+    deterministic: bool = False
+    stop: str = "cooperative"
+    fsdp_wrap: tuple[str, ...] = ()
+    """Class names of the blocks that FSDP2 shards one by one; empty: repeated blocks are found."""
+    reshard_after_forward: bool = True
+    every_steps: int | None = None
+    every_minutes: float | None = None
+    keep: int | None = 2
+    resume: str = "auto"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process writes. Without a run directory there may still be a directory for checkpoints."""
+
+    run: RunDir | None = None
+    attempt: int = 0
+    project: Path | None = None
+
+    @property
+    def checkpoints(self) -> Path | None:
+        if self.run is not None:
+            return self.run.checkpoints
+        return None if self.project is None else self.project / "checkpoints"
+
+    @property
+    def metrics(self) -> Path | None:
+        if self.run is not None:
+            return self.run.metrics
+        return None if self.project is None else self.project / "metrics.jsonl"
+
+
+def locate(project_dir: str | os.PathLike[str] | None, environ: Mapping[str, str] = os.environ) -> Place:
+    """The run directory that the launcher named, else the script's own ``project_dir``."""
+    path = environ.get("HPCACCEL_RUN_DIR")
+    project = None if project_dir is None else Path(project_dir).absolute()
+    if not path:
+        return Place(project=project)
+    return Place(run=RunDir(path), attempt=int(environ.get("HPCACCEL_ATTEMPT", "1")), project=project)
+
+
+def load(place: Place, **given: Any) -> Settings:
+    """Settings of this process; those of ``given`` that are None were not given.
+
+    Raises:
+        RuntimeMisuse: a value that is not allowed.
+    """
+    settings = Settings() if place.run is None else _from_spec(read_json(place.run.spec) or {})
+    settings = replace(settings, **{name: value for name, value in given.items() if value is not None})
+    for name, allowed in _ALLOWED.items():
+        if getattr(settings, name) not in allowed:
+            raise RuntimeMisuse(f"{name}={getattr(settings, name)!r} is not known (one of: {', '.join(allowed)})")
+    if settings.gradient_accumulation_steps < 1:
+        raise RuntimeMisuse(f"gradient_accumulation_steps={settings.gradient_accumulation_steps} must be at least 1")
+    return settings
+
+
+def _from_spec(document: Mapping[str, Any]) -> Settings:
+    spec = document.get("spec", {})
+    sections = {**spec.get("checkpoint", {}), **spec.get("runtime", {})}
+    values = {key: value for key, value in sections.items() if key in {field.name for field in fields(Settings)}}
+    # The spec may leave open how ranks are stopped; the launcher has decided.
+    values["stop"] = document.get("launch", {}).get("stop") or values.get("stop") or "cooperative"
+    fsdp = sections.get("fsdp") or {}
+    values["fsdp_wrap"] = tuple(fsdp.get("wrap") or ())
+    values["reshard_after_forward"] = fsdp.get("reshard_after_forward", True)
+    return Settings(**values)
