@@ -15,7 +15,7 @@ from hpcaccel.spec.expand import escape
 from hpcaccel.spec.job import JobSpec
 from hpcaccel.spec.layers import Layer
 from hpcaccel.spec.overrides import section_of
-from hpcaccel.spec.problems import describe
+from hpcaccel.spec.problems import describe, report
 from hpcaccel.spec.yaml12 import NUMBERS
 
 __all__ = ["from_json", "spec_hash", "to_json", "to_yaml"]
@@ -38,7 +38,7 @@ def from_json(text: str) -> JobSpec:
     try:
         return JobSpec.model_validate(json.loads(text))
     except ValidationError as error:
-        raise SpecError(describe(error, JobSpec, Layer({}), "spec.json")) from None
+        raise SpecError(report(describe(error, JobSpec, Layer({}), "spec.json"))) from None
     except ValueError as error:
         raise SpecError(f"spec.json is not valid JSON: {error}") from None
 

@@ -10,19 +10,19 @@ import difflib
 import os
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, PrivateAttr, ValidationError
 
 from hpcaccel.errors import SpecError
 from hpcaccel.spec.environment import Environment
 from hpcaccel.spec.expand import expand
-from hpcaccel.spec.fields import Flag, PathText, Section, Text, Variable
+from hpcaccel.spec.fields import Flag, PathText, Section, Text, Variable, Word
 from hpcaccel.spec.files import read_document
 from hpcaccel.spec.layers import Layer
-from hpcaccel.spec.problems import conflicts, describe
+from hpcaccel.spec.problems import conflicts, describe, report
 from hpcaccel.spec.slurm import Slurm
-from hpcaccel.spec.yaml12 import KeyPath, Place
+from hpcaccel.spec.yaml12 import KeyPath, Place, Problem
 
 __all__ = ["ClusterProfile", "load_profile", "profile_names", "profiles_directory"]
 
@@ -32,7 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 class ClusterProfile(Section):
     """Defaults of one cluster. They lie under the job spec: what a spec sets wins."""
 
-    name: str = Field(description="The profile's name: that of its file.")
+    name: Word = Field(description="The profile's name: that of its file.")
     backend: Literal["slurm", "local"] = Field(
         default="slurm", description="slurm: jobs go to Slurm. local: they run on this machine, without a queue."
     )
@@ -118,17 +118,17 @@ def _files() -> list[Path]:
 
 def _load(path: Path) -> ClusterProfile:
     document = read_document(path, str(path))
-    layer, problems = expand(Layer(document.value, document.places), path.parent)
-    problems = [*document.problems, *problems]
-    values: dict[str, Any] = {"name": path.stem, **layer.values}
-    if values["name"] != path.stem:
-        problems.append(f"{layer.place(('name',))}: name {values['name']!r} is not that of the file ({path.stem})")
+    layer, found = expand(Layer(document.value, document.places), path.parent)
+    problems = [*document.problems, *found]
+    name = layer.values.setdefault("name", path.stem)
+    if str(name) != path.stem:
+        problems.append(Problem(layer.places[("name",)], f"name {str(name)!r} is not that of the file ({path.stem})"))
     try:
-        profile = ClusterProfile.model_validate(values)
+        profile = ClusterProfile.model_validate(layer.values)
     except ValidationError as error:
         problems += describe(error, ClusterProfile, layer, str(path))
         problems += conflicts(ClusterProfile, layer, str(path))
     if problems:
-        raise SpecError(list(dict.fromkeys(problems)))
+        raise SpecError(report(problems))
     profile._source = path
     return profile

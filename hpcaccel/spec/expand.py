@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcaccel.spec.layers import Layer
-from hpcaccel.spec.yaml12 import KeyPath, Plain
+from hpcaccel.spec.yaml12 import KeyPath, Place, Plain, Problem
 
 __all__ = ["escape", "expand"]
 
@@ -36,7 +36,7 @@ _PATHS_WITH_SLASH: set[KeyPath] = {
 _RESUME: KeyPath = ("checkpoint", "resume")
 
 
-def expand(layer: Layer, base: Path) -> tuple[Layer, list[str]]:
+def expand(layer: Layer, base: Path) -> tuple[Layer, list[Problem]]:
     """The layer with every value expanded and every path resolved against the directory ``base``, and the problems."""
     walker = _Walker(layer, base)
     values = walker.walk(layer.values, ())
@@ -56,7 +56,7 @@ class _Walker:
     def __init__(self, layer: Layer, base: Path) -> None:
         self.layer = layer
         self.base = base
-        self.problems: list[str] = []
+        self.problems: list[Problem] = []
 
     def walk(self, value: Any, path: KeyPath) -> Any:
         if isinstance(value, Mapping):
@@ -102,7 +102,7 @@ class _Walker:
 
     def problem(self, path: KeyPath, message: str) -> None:
         dotted = ".".join(str(part) for part in path)
-        self.problems.append(f"{self.layer.place(path)}: {dotted} {message}")
+        self.problems.append(Problem(self.layer.place(path) or Place("spec"), f"{dotted} {message}"))
 
 
 def _is_path(path: KeyPath, text: str) -> bool:

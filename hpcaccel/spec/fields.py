@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
@@ -72,10 +72,22 @@ class Section(BaseModel):
         found = []
         for group in cls.rivals:
             present = [key for key in group if values.get(key) is not None]
-            found += [
-                Conflict(key, f"cannot stand beside {present[0]}: set one of {', '.join(group)}") for key in present[1:]
-            ]
+            choice = ", ".join(key for key in group if key != "function")
+            found += [Conflict(key, f"cannot stand beside {present[0]}: set one of {choice}") for key in present[1:]]
         return found
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_collections(cls, values: Any) -> Any:
+        """``env:`` with nothing behind it (all lines commented out) is an empty one."""
+        if not isinstance(values, Mapping):
+            return values
+        fields = {field.alias or name: field for name, field in cls.model_fields.items()}
+        return {
+            key: value
+            for key, value in values.items()
+            if value is not None or key not in fields or fields[key].default_factory is None
+        }
 
     @model_validator(mode="after")
     def _refuse_conflicts(self) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 
 from hpcaccel.errors import SpecError
@@ -22,7 +23,7 @@ def read_document(path: Path, shown: str) -> Document:
     if document.value is None and not document.problems:
         raise SpecError(f"{shown}: the file is empty. `hpcaccel init` writes one to start from")
     if document.problems and not isinstance(document.value, dict):
-        raise SpecError(document.problems)
+        raise SpecError(list(map(str, document.problems)))
     if not isinstance(document.value, dict):
         kind = "a list" if isinstance(document.value, list) else "a single value"
         raise SpecError(f"{shown}: the file must hold a mapping (name: …, entrypoint: …), not {kind}")
@@ -50,8 +51,6 @@ def _text(path: Path, shown: str) -> str:
 
 def _similar(path: Path) -> str:
     """The YAML files beside a file that does not exist, the closest first."""
-    import difflib
-
     try:
         names = sorted(item.name for item in path.parent.iterdir() if item.suffix in (".yaml", ".yml"))
     except OSError:

@@ -12,6 +12,8 @@ __all__ = ["schema"]
 def schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a job spec file, with a description for every key."""
     result = JobSpec.model_json_schema(by_alias=True)
+    for section in (result, *result["$defs"].values()):
+        _allow_empty(section)
     del result["$defs"]["Entrypoint"]["properties"]["function"]
     properties = {
         "extends": {
@@ -31,3 +33,11 @@ def schema() -> dict[str, Any]:
         "properties": properties,
         "anyOf": [{"required": required}, {"required": ["extends"]}],
     }
+
+
+def _allow_empty(section: dict[str, Any]) -> None:
+    """A list, mapping or section may have nothing behind its key."""
+    for key, value in section["properties"].items():
+        if "default" not in value and key not in section.get("required", []):
+            about = {name: value.pop(name) for name in ("title", "description", "examples") if name in value}
+            section["properties"][key] = {"anyOf": [value, {"type": "null"}], **about}

@@ -16,9 +16,9 @@ from pydantic import BaseModel
 from hpcaccel.errors import SpecError
 from hpcaccel.spec.job import JobSpec
 from hpcaccel.spec.layers import Layer
-from hpcaccel.spec.yaml12 import KeyPath, Place, parse_value
+from hpcaccel.spec.yaml12 import Document, KeyPath, Place, parse_value
 
-__all__ = ["full_path", "grid", "parse_override", "section_of", "sections"]
+__all__ = ["full_path", "grid", "override_place", "parse_override", "section_of", "sections"]
 
 FREE_MAPPINGS: tuple[KeyPath, ...] = (("entrypoint", "args"), ("slurm", "extra"), ("environment", "env"))
 """Mappings whose keys are the user's own: a path goes on below them."""
@@ -99,25 +99,27 @@ def _joined(parts: tuple[str, ...]) -> KeyPath:
     return parts
 
 
-def parse_override(text: str, layer: Layer) -> tuple[KeyPath, Any, dict[KeyPath, Place]]:
-    """The path, the value and its places of ``key.sub=value``, to be put over ``layer``.
+def override_place(text: str) -> Place:
+    """How messages name an override."""
+    return Place(f"command line: {text if len(text) <= 80 else text[:77] + '...'}")
+
+
+def parse_override(text: str, layer: Layer) -> tuple[KeyPath, Document]:
+    """The path and the value of ``key.sub=value``, to be put over ``layer``.
 
     Raises:
         SpecError: no ``=``, no such key, or a value that is not YAML.
     """
-    place = Place(f"command line: {text if len(text) <= 80 else text[:77] + '...'}")
     dotted, equals, value = text.partition("=")
     if not equals or not dotted:
-        raise SpecError(f"{place}: an override is written key=value, such as nodes=4")
-    try:
-        path = _levels(full_path(dotted), layer)
-    except SpecError as error:
-        raise SpecError(f"{place}: {error}") from None
-    _check_levels(path, layer, place)
-    document = parse_value(value, place)
+        raise SpecError("an override is written key=value, such as nodes=4")
+    path = _levels(full_path(dotted), layer)
+    _check_levels(path, layer)
+    document = parse_value(value, override_place(text))
     if document.problems:
-        raise SpecError([f"{problem}. Put text that begins like this in quotes" for problem in document.problems])
-    return path, document.value, {(*path, *below): place for below in document.places}
+        words = "; ".join(problem.message for problem in document.problems)
+        raise SpecError(f"{words}. Text that begins with a bracket or a quote is read as YAML: put all of it in quotes")
+    return path, document
 
 
 def _levels(path: KeyPath, layer: Layer) -> KeyPath:
@@ -137,14 +139,14 @@ def _levels(path: KeyPath, layer: Layer) -> KeyPath:
     return (*path[:2], *levels, key)
 
 
-def _check_levels(path: KeyPath, layer: Layer, place: Place) -> None:
+def _check_levels(path: KeyPath, layer: Layer) -> None:
     """A list has no keys below it."""
     value: Any = layer.values
     for index, key in enumerate(path[:-1]):
         value = value.get(key) if isinstance(value, Mapping) else None
         if isinstance(value, list):
             dotted = ".".join(str(part) for part in path[: index + 1])
-            raise SpecError(f"{place}: {dotted} is a list here: give all of it, {dotted}=[a, b]")
+            raise SpecError(f"{dotted} is a list here: give all of it, {dotted}=[a, b]")
 
 
 # -- grids ----------------------------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ValidationError
 from hpcaccel.spec.fields import Section
 from hpcaccel.spec.layers import Layer
 from hpcaccel.spec.overrides import section_of, sections
-from hpcaccel.spec.yaml12 import KeyPath, Place, Plain
+from hpcaccel.spec.yaml12 import KeyPath, Place, Plain, Problem
 
-__all__ = ["conflicts", "describe", "did_you_mean"]
+__all__ = ["conflicts", "describe", "did_you_mean", "report"]
 
 _SHOWN = 80
 _EXPECTED = re.compile(r"'([^']*)'")
@@ -26,12 +26,12 @@ _MUST_BE = {
 }
 
 
-def describe(error: ValidationError, model: type[BaseModel], layer: Layer, source: str) -> list[str]:
+def describe(error: ValidationError, model: type[BaseModel], layer: Layer, source: str) -> list[Problem]:
     """One line for each thing that is wrong; ``source`` is named where nothing in ``layer`` has a place."""
     return [_line(details, model, layer, source) for details in error.errors(include_url=False)]
 
 
-def conflicts(model: type[Section], layer: Layer, source: str, path: KeyPath = ()) -> list[str]:
+def conflicts(model: type[Section], layer: Layer, source: str, path: KeyPath = ()) -> list[Problem]:
     """Settings that cannot stand together, found in values that may be wrong otherwise: all errors at once."""
     value: Any = layer.values
     for key in path:
@@ -49,12 +49,19 @@ def conflicts(model: type[Section], layer: Layer, source: str, path: KeyPath = (
     return found
 
 
+def report(problems: Sequence[Problem]) -> list[str]:
+    """The problems as lines for people, each once: file by file, in the order of their lines."""
+    sources = list(dict.fromkeys(problem.place.source for problem in problems))
+    ordered = sorted(problems, key=lambda problem: (sources.index(problem.place.source), problem.place.line or 0))
+    return list(dict.fromkeys(map(str, ordered)))
+
+
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f". Did you mean {match[0]!r}?" if match else ""
 
 
-def _line(details: Any, model: type[BaseModel], layer: Layer, source: str) -> str:
+def _line(details: Any, model: type[BaseModel], layer: Layer, source: str) -> Problem:
     kind: str = details["type"]
     path = _path(details["loc"], layer, missing=kind == "missing")
     if kind == "conflict":
@@ -131,8 +138,8 @@ def _keys(dotted: str) -> KeyPath:
     return (head, int(rest) if rest.isdigit() else rest)
 
 
-def _located(layer: Layer, source: str, path: KeyPath, message: str) -> str:
-    return f"{layer.place(path) or Place(source)}: {message}"
+def _located(layer: Layer, source: str, path: KeyPath, message: str) -> Problem:
+    return Problem(layer.place(path) or Place(source), message)
 
 
 def _dotted(path: KeyPath) -> str:

@@ -51,7 +51,7 @@ class Runtime(Section):
     stop: Literal["cooperative", "signals"] | None = Field(
         default=None,
         description="How the program is stopped. cooperative: it uses hpcaccel.Accelerator, which saves and leaves at "
-        "a step boundary. signals: it gets SIGTERM, as from Slurm. Default: signals for command, otherwise cooperative.",
+        "a step boundary. signals: it gets SIGTERM, as from Slurm. Default: signals for command, else cooperative.",
     )
     fsdp: Fsdp = Field(default_factory=Fsdp, description="Settings of strategy fsdp.")
 

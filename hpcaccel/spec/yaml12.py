@@ -8,9 +8,9 @@ boolean keeps its spelling beside its value: a field that wants text gets the te
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from yaml.composer import Composer
@@ -20,7 +20,7 @@ from yaml.reader import Reader, ReaderError
 from yaml.resolver import BaseResolver
 from yaml.scanner import Scanner
 
-__all__ = ["Document", "KeyPath", "Place", "Plain", "parse_value", "parse_yaml", "resolve_plain"]
+__all__ = ["Document", "KeyPath", "Place", "Plain", "Problem", "parse_value", "parse_yaml", "resolve_plain"]
 
 KeyPath = tuple[str | int, ...]
 """Keys and list indices from the root of a document to one value."""
@@ -55,6 +55,16 @@ class Place:
         return self.source if self.line is None else f"{self.source}:{self.line}"
 
 
+class Problem(NamedTuple):
+    """One thing that is wrong, and where."""
+
+    place: Place
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.message}"
+
+
 @dataclass(frozen=True)
 class Plain:
     """A number or a boolean together with its spelling in the file."""
@@ -68,11 +78,11 @@ class Plain:
 
 @dataclass
 class Document:
-    """A parsed text: its value, the place of every key, and what was wrong (one line each)."""
+    """A parsed text: its value, the place of every key, and what was wrong."""
 
     value: Any
     places: dict[KeyPath, Place] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
 
 class _Resolver(BaseResolver):
@@ -108,7 +118,7 @@ def parse_yaml(text: str, source: str) -> Document:
         code = f"U+{ord(match[0]):04X}"
         escape = {"\x85": "\\x85", "\u2028": "\\u2028", "\u2029": "\\u2029"}[match[0]]
         message = f'{code} is a line break to some YAML readers and none to others: write "{escape}" in double quotes'
-        return Document(None, problems=[f"{source}:{line}: {message}"])
+        return Document(None, problems=[Problem(Place(source, line), message)])
     return _parse(text, lambda line: Place(source, line))
 
 
@@ -146,7 +156,7 @@ def _float(text: str) -> float:
     return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
 
 
-def _parse(text: str, place_of: Any) -> Document:
+def _parse(text: str, place_of: Callable[[int], Place]) -> Document:
     document = Document(None)
     try:
         node = _Loader(text).get_single_node()
@@ -154,30 +164,31 @@ def _parse(text: str, place_of: Any) -> Document:
             document.value = _Builder(document, place_of).build(node, ())
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        document.problems.append(f"{place_of(line)}: the character U+{int(error.character):04X} may not stand in YAML")
+        message = f"the character U+{ord(error.character):04X} may not stand in YAML"
+        document.problems.append(Problem(place_of(line), message))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         words = ", ".join(part for part in (error.context, error.problem) if part)
-        document.problems.append(f"{place_of(mark.line + 1 if mark else 1)}: not valid YAML: {words}")
+        document.problems.append(Problem(place_of(mark.line + 1 if mark else 1), f"not valid YAML: {words}"))
     except RecursionError:
-        document.problems.append(f"{place_of(1)}: nested too deeply to be read")
+        document.problems.append(Problem(place_of(1), "nested too deeply to be read"))
     return document
 
 
 class _Builder:
     """Turns PyYAML's nodes into values, noting the place of each key and what is wrong on the way."""
 
-    def __init__(self, document: Document, place_of: Any) -> None:
+    def __init__(self, document: Document, place_of: Callable[[int], Place]) -> None:
         self.document = document
         self.place_of = place_of
         self.open: set[int] = set()
         self.count = 0
 
     def place(self, node: Node) -> Place:
-        return self.place_of(node.start_mark.line + 1)  # type: ignore[no-any-return]
+        return self.place_of(node.start_mark.line + 1)
 
     def problem(self, node: Node, message: str) -> None:
-        self.document.problems.append(f"{self.place(node)}: {message}")
+        self.document.problems.append(Problem(self.place(node), message))
 
     def build(self, node: Node, path: KeyPath) -> Any:
         self.count += 1
