@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from hpcaccel.cli.cluster import chosen_profile
 from hpcaccel.cli.options import Cluster, Json, Overrides, RunsDir, SpecFile
 from hpcaccel.cli.output import print_json
 from hpcaccel.errors import SpecError
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from hpcaccel.spec import JobSpec
 
 __all__ = ["render", "schema", "validate"]
+
+RUN_ID = "RUN_ID"
+"""Stands for the id that submit would choose: the same file gives the same text, so that two can be compared."""
 
 
 def schema() -> None:
@@ -25,10 +29,10 @@ def schema() -> None:
 
 def validate(file: SpecFile, overrides: Overrides = None, cluster: Cluster = None, json: Json = False) -> None:
     """Check a spec file; all mistakes are named at once."""
-    from hpcaccel.spec import load_profile, load_spec, spec_hash
+    from hpcaccel.spec import load_spec, spec_hash
 
     try:
-        spec = load_spec(file, overrides=overrides or [], profile=load_profile(cluster))
+        spec = load_spec(file, overrides=overrides or [], profile=chosen_profile(cluster))
     except SpecError as error:
         if not json:
             raise
@@ -48,3 +52,23 @@ def _size(spec: JobSpec) -> str:
 
 def render(file: SpecFile, overrides: Overrides = None, cluster: Cluster = None, runs_dir: RunsDir = None) -> None:
     """Print the batch script that `submit` would submit; nothing is touched."""
+    import sys
+
+    import hpcaccel
+    from hpcaccel.render import render as render_script
+    from hpcaccel.rundir import RunDir
+    from hpcaccel.spec import load_spec, spec_hash
+    from hpcaccel.submission.find import default_runs_dir
+
+    profile = chosen_profile(cluster)
+    spec = load_spec(file, overrides=overrides or [], profile=profile)
+    base = runs_dir.absolute() if runs_dir is not None else default_runs_dir(profile.runs_dir if profile else None)
+    text = render_script(
+        spec,
+        run_dir=RunDir(base / spec.name / RUN_ID),
+        python=sys.executable,
+        profile=profile,
+        backend=profile.backend if profile is not None else "slurm",
+        header={"spec": spec_hash(spec), "hpcaccel": hpcaccel.__version__},
+    )
+    typer.echo(text, nl=False)

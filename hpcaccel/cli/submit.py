@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpcaccel.cli.following import follow_to_the_end
 from hpcaccel.cli.options import Cluster, Json, Overrides, RunsDir, SpecFile
+from hpcaccel.cli.output import print_json
+
+if TYPE_CHECKING:
+    from hpcaccel.submission import Run, RunArray
+    from hpcaccel.submission.prepare import Prepared
 
 __all__ = ["submit"]
 
@@ -25,3 +31,42 @@ def submit(
     json: Json = False,
 ) -> None:
     """Submit a spec file as a job, or as an array with --grid."""
+    from hpcaccel.submission.prepare import prepare
+    from hpcaccel.submission.submit import submit_prepared
+
+    prepared = prepare(str(file), cluster=cluster, runs_dir=runs_dir, overrides=overrides or [], grid=grid or None)
+    if dry_run:
+        _tell_what_would_be(prepared, json=json)
+        return
+    run = submit_prepared(prepared)
+    if not (wait and json):  # a program that waits reads one document: the end
+        _tell_what_is(run, json=json)
+    if wait:
+        follow_to_the_end(run.dir, json=json)
+
+
+def _tell_what_is(run: Run | RunArray, *, json: bool) -> None:
+    """The run id, the job id, the directory, and the commands that follow the run and cancel it."""
+    if json:
+        print_json({"run_id": run.run_id, "name": run.name, "job_id": run.job_id, "path": str(run.path)})
+        return
+    tasks = run.record.array_size
+    typer.echo(f"submitted {run.name}{'' if tasks is None else f' ({tasks} tasks)'}")
+    typer.echo(f"  run:        {run.run_id}")
+    typer.echo(f"  job:        {run.job_id}")
+    typer.echo(f"  directory:  {run.path}")
+    typer.echo(f"  follow it:  hpcaccel wait {run.run_id}")
+    typer.echo(f"  read it:    hpcaccel logs -f {run.run_id}{'' if tasks is None else '_0'}")
+    typer.echo(f"  cancel it:  hpcaccel cancel {run.run_id}")
+
+
+def _tell_what_would_be(prepared: Prepared, *, json: bool) -> None:
+    tasks = [task.overrides for task in prepared.tasks] if prepared.is_array else []
+    if json:
+        said = {"name": prepared.name, "cluster": prepared.cluster, "path": str(prepared.run.path), "tasks": tasks}
+        print_json({**said, "script": prepared.script})
+        return
+    typer.echo(f"{prepared.name} can be submitted to {prepared.cluster}; nothing was (--dry-run)")
+    typer.echo(f"  directory:  {prepared.run.path}")
+    for index, overrides in enumerate(tasks):
+        typer.echo(f"  task {index}:     {' '.join(f'{key}={value}' for key, value in overrides.items())}")

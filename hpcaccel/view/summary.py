@@ -17,8 +17,9 @@ def summary(run: Overview) -> str:
     if run.tasks:
         return "\n  ".join([*lines, *map(_task, run.tasks), f"run directory: {clean(run.path)}"])
     lines.append(f"attempts: {run.attempts}")
-    lines.append(f"steps: {step_of(run.step, run.total_steps)}")
-    lines.append(f"steps lost: {run.steps_lost}")
+    if run.step is not None:
+        lines.append(f"steps: {step_of(run.step, run.total_steps)}")
+        lines.append(f"steps lost: {run.steps_lost}")
     if run.first_loss is not None and run.last_loss is not None:
         lines.append(f"loss: first {number(run.first_loss)}, last {number(run.last_loss)}")
     if run.checkpoint is not None:

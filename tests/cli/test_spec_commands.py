@@ -52,7 +52,7 @@ def test_render_prints_the_script_and_touches_nothing(shell, job):
     before = shell.files()
     result = shell("render", "job.yaml", "slurm.partition=debug")
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("#!/bin/bash\n")
+    assert result.stdout.startswith("#!/bin/bash")
     assert "--partition=debug" in result.stdout
     assert "--nodes=2" in result.stdout
     assert shell.files() == before
