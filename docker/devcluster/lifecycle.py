@@ -8,7 +8,7 @@ from pathlib import Path
 
 from . import daemons, hosts, processes, requirements, setup
 from .errors import DevClusterError
-from .state import Options, State, load, locked
+from .state import Options, State, is_root, load, locked
 
 Report = Callable[[str], None]
 
@@ -20,7 +20,7 @@ def up(root: Path, asked: Mapping[str, object], report: Report) -> State:
     """A running cluster: the one that runs already, or a new one. `asked` holds the options that were given."""
     if (problem := requirements.problem()) is not None:
         raise DevClusterError(problem)
-    setup.check_root(root)
+    setup.claim(root)
     with locked(root):
         old = load(root)
         if old is not None and _is_up(old):
@@ -41,7 +41,7 @@ def up(root: Path, asked: Mapping[str, object], report: Report) -> State:
 
 def down(root: Path, report: Report) -> bool:
     """Ends what `up` started; False if there was nothing. The logs stay until the next `up`."""
-    if not root.is_dir():
+    if not is_root(root):
         return False
     with locked(root):
         state = load(root)
@@ -54,6 +54,7 @@ def down(root: Path, report: Report) -> bool:
 
 def fail(root: Path, role: str, *, slurmd_only: bool) -> None:
     """A power cut: a node's slurmd, job step daemons and tasks are killed at once. Or slurmctld or slurmdbd is."""
+    _require(root)
     with locked(root):
         state = _running(root, role)
         state.failed = sorted({*state.failed, role})
@@ -65,6 +66,7 @@ def fail(root: Path, role: str, *, slurmd_only: bool) -> None:
 
 def restore(root: Path, role: str) -> None:
     """What `fail` took away is started again, and registers."""
+    _require(root)
     with locked(root):
         state = _running(root, role)
         if processes.is_alive(state.processes[role]):
@@ -136,10 +138,15 @@ def _check_same(state: State, asked: Mapping[str, object]) -> None:
             )
 
 
-def _running(root: Path, role: str) -> State:
+def _require(root: Path) -> State:
     state = load(root)
     if state is None:
         raise DevClusterError(f"no cluster in {root}: start it with `up --root {root}`")
+    return state
+
+
+def _running(root: Path, role: str) -> State:
+    state = _require(root)
     if role not in (allowed := [*state.nodes, "slurmctld", "slurmdbd"]):
         raise DevClusterError(f"{role!r} is not in {root} (has: {', '.join(allowed)})")
     return state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from . import daemons, lifecycle, processes, setup
+from . import daemons, lifecycle, processes, requirements, setup
 from .errors import DevClusterError
 from .state import Options, State, load
 
@@ -19,6 +20,7 @@ DEFAULT_ROOT = Path("/var/tmp/hpcaccel-cluster")
 
 
 def main(argv: Sequence[str]) -> int:
+    os.umask(0o022)  # whatever the caller's: munge wants its socket to be within everybody's reach
     args = _parser().parse_args(argv)
     args.root = Path(args.root).absolute()
     try:
@@ -70,6 +72,12 @@ def _env(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check(args: argparse.Namespace) -> int:
+    problem = requirements.problem()
+    print(problem or "a cluster can be started here")
+    return 0 if problem is None else 2
+
+
 def _fail(args: argparse.Namespace) -> int:
     lifecycle.fail(args.root, args.role, slurmd_only=args.slurmd_only)
     return 0
@@ -113,6 +121,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands.add_parser("env", parents=[root], help="the exports, for eval").set_defaults(command=_env)
 
+    check = commands.add_parser("check", parents=[root], help="whether a cluster can be started here, or why not")
+    check.set_defaults(command=_check)
     fail = commands.add_parser("fail", parents=[root], help="cut the power of one node")
     fail.add_argument("role", metavar="NODE", help="a node, or slurmctld or slurmdbd")
     fail.add_argument("--slurmd-only", action="store_true", help="the node's jobs go on, only its slurmd dies")

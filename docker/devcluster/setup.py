@@ -14,7 +14,7 @@ from pathlib import Path
 
 from . import config, hosts
 from .errors import DevClusterError
-from .state import LOCK_FILE, Options, Ports, State, load
+from .state import Options, Ports, State, is_root, load
 
 # Below the range that the kernel gives to outgoing connections, which may take a port between choosing and binding.
 PORTS = range(20000, 32000)
@@ -23,20 +23,22 @@ MAX_ROOT_BYTES = 60
 NULL_DEVICE = os.makedev(1, 3)
 
 
-def check_root(root: Path) -> None:
-    """A root is ours to empty only if it is new, empty or was a root before."""
+def claim(root: Path) -> None:
+    """Makes sure that the root is a directory which is ours to empty: new, empty, or a root before."""
     if len(os.fsencode(root)) > MAX_ROOT_BYTES or any(c.isspace() or c in "#%" for c in str(root)):
         raise DevClusterError(
             f"--root {str(root)!r}: at most {MAX_ROOT_BYTES} bytes (the names of Unix sockets are short), without "
             "spaces, # and %"
         )
-    if root.is_dir() and any(root.iterdir()) and not (root / LOCK_FILE).exists():
+    root.mkdir(parents=True, exist_ok=True)
+    if any(root.iterdir()) and not is_root(root):
         raise DevClusterError(f"--root {root} holds other files. `up` empties its root: name a new or empty directory")
 
 
 def create(root: Path, options: Options) -> State:
     """A new state, saved, with names and ports that no other cluster of this machine has."""
     clear(root, keep_logs=False)
+    root.chmod(0o755)  # munge wants its socket to be within everybody's reach
     for name in ("etc", "run", "spool/slurmctld", "log", "dev", "tmp"):
         (root / name).mkdir(parents=True)
     with hosts.locked():
@@ -58,6 +60,7 @@ def create(root: Path, options: Options) -> State:
 
 def clear(root: Path, *, keep_logs: bool) -> None:
     """Removes what a cluster put into its root."""
+    root.chmod(0o755)  # munge wants its socket to be within everybody's reach
     for name in ("etc", "run", "spool", "dev", "tmp", "mysql", *([] if keep_logs else ["log"])):
         if (root / name).exists():
             shutil.rmtree(root / name)

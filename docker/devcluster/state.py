@@ -103,10 +103,14 @@ def load(root: Path) -> State | None:
         ) from error
 
 
+def is_root(root: Path) -> bool:
+    """Whether `up` has ever made this directory a cluster's root: nothing else may be emptied."""
+    return (root / LOCK_FILE).is_file()
+
+
 @contextlib.contextmanager
 def locked(root: Path) -> Iterator[None]:
     """One `up`, `down`, `fail` or `restore` at a time for a root. The lock ends with its process, however that ends."""
-    root.mkdir(parents=True, exist_ok=True)
     fd = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
