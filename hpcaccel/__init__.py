@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hpcaccel.spec import load_spec as load_spec
     from hpcaccel.submission import Run as Run
     from hpcaccel.submission import find_run as find_run
-    from hpcaccel.submission import submit as submit
+    from hpcaccel.submission.submit import submit as submit
 
 __version__ = "0.1.0"
 
@@ -27,7 +27,7 @@ _HOME = {
     "Run": "hpcaccel.submission",
     "find_run": "hpcaccel.submission",
     "load_spec": "hpcaccel.spec",
-    "submit": "hpcaccel.submission",
+    "submit": "hpcaccel.submission.submit",
 }
 
 __all__ = ["Accelerator", "HpcaccelError", "JobSpec", "Run", "find_run", "load_spec", "submit"]

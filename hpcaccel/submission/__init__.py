@@ -1,4 +1,7 @@
-"""From a spec to a job, and the hold on a run afterwards: its state, its result, stopping it, going on with it."""
+"""From a spec to a job, and the hold on a run afterwards: its state, its result, stopping it, going on with it.
+
+``submit`` itself is in the module of that name, and is ``hpcaccel.submit`` for users.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ if TYPE_CHECKING:
     from hpcaccel.submission.run import RunArray as RunArray
     from hpcaccel.submission.status import RunStatus as RunStatus
     from hpcaccel.submission.status import statuses as statuses
-    from hpcaccel.submission.submit import submit as submit
 
 _HOME = {
     "Run": "run",
@@ -21,10 +23,9 @@ _HOME = {
     "all_runs": "find",
     "find_run": "find",
     "statuses": "status",
-    "submit": "submit",
 }
 
-__all__ = ["Run", "RunArray", "RunStatus", "all_runs", "find_run", "statuses", "submit"]
+__all__ = ["Run", "RunArray", "RunStatus", "all_runs", "find_run", "statuses"]
 
 
 def __getattr__(name: str) -> Any:

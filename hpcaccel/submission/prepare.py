@@ -135,7 +135,7 @@ def prepare(
     entries = [find_entry(one, base=base, workdir=workdir, function=request.function) for one in specs]
     _refuse_folders_of_their_own(entries, chosen)
     code = plan_copy(specs[0], entries[0], runs_dir=folder)
-    git = git_state(entries[0].root or base)
+    git = git_state(entries[0].root or base, runs_dir=folder)
     return Prepared(
         run=run,
         name=specs[0].name,

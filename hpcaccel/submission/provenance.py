@@ -20,12 +20,15 @@ class GitState:
     """Whether tracked files differ from the commit, or untracked ones lie beside them."""
 
 
-def git_state(folder: Path) -> GitState | None:
-    """The commit that ``folder`` is at; None outside of git, or before a first commit."""
+def git_state(folder: Path, *, runs_dir: Path | None = None) -> GitState | None:
+    """The commit that ``folder`` is at, ``runs_dir`` disregarded; None outside of git, or before a first commit."""
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
-    return GitState(commit.strip(), bool(_git(folder, "status", "--porcelain", "--", ".")))
+    places = ["."]
+    if runs_dir is not None and runs_dir != folder and runs_dir.is_relative_to(folder):
+        places.append(f":(exclude){runs_dir.relative_to(folder).as_posix()}")
+    return GitState(commit.strip(), bool(_git(folder, "status", "--porcelain", "--", *places)))
 
 
 def _git(folder: Path, *words: str) -> str | None:

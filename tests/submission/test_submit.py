@@ -1,0 +1,288 @@
+"""What a submission makes, and that a failed one makes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcaccel.errors import ClusterError, RunDirectoryError, SlurmCommandError, SpecError, UserError
+from hpcaccel.rundir import index_lines, read_json
+from hpcaccel.slurm.fake import FakeSlurm
+from hpcaccel.spec import JobSpec, from_json, load_spec, spec_hash
+from hpcaccel.submission import Run
+from hpcaccel.submission.prepare import prepare
+from hpcaccel.submission.submit import submit, submit_prepared
+from tests.submission.conftest import ROOT, Project
+
+
+def launch_of(run: Run) -> dict[str, Any]:
+    document = read_json(run.dir.spec)
+    assert document is not None
+    launch: dict[str, Any] = document["launch"]
+    return launch
+
+
+def submitted(project: Project, *overrides: str, **options: object) -> Run:
+    run = project.queue(*overrides, **options)
+    assert isinstance(run, Run)
+    return run
+
+
+def test_slurm_gets_the_script_that_lies_in_the_run_directory(project: Project) -> None:
+    run = submitted(project)
+    (submission,) = project.slurm.submissions
+    assert submission.script == run.dir.script
+    assert submission.text == run.dir.script.read_text()
+    assert f"{run.path}" in submission.text
+    assert run.job_id == submission.job_id
+    assert run.path.parent == project.runs / "demo"
+
+
+def test_the_run_directory_is_complete(project: Project) -> None:
+    run = submitted(project, "args.depth=4")
+    document = read_json(run.dir.spec)
+    assert document is not None
+    spec = from_json(json.dumps(document["spec"]))
+    assert document["hash"] == spec_hash(spec) == run.record.spec_hash
+    assert load_spec(run.dir.spec_yaml) == spec
+    assert spec.arguments() == ["--lr", "3e-4", "--depth", "4"]
+    assert (run.dir.code / "train.py").exists()
+    assert run.dir.node_program.exists()
+    assert run.dir.control.is_dir()
+    assert [path.name for path in run.path.parent.iterdir()] == [run.run_id]
+
+
+def test_the_record_tells_where_it_came_from(project: Project) -> None:
+    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=b", "commit", "-qm", "c"]):
+        subprocess.run(["git", *words], check=True)
+    submitted(project)
+    record = submitted(project).record
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert (record.git_commit, record.git_dirty) == (commit, False)  # earlier runs beside the code do not count
+    project.write("new.py", "")
+    assert submitted(project).record.git_dirty
+    assert record.packages["pydantic"]
+    assert record.submitted_from.endswith(f":{project.path}")
+    assert record.job_ids == ["101"]
+
+
+def test_a_run_is_remembered(project: Project) -> None:
+    run = submitted(project)
+    assert [line["path"] for line in index_lines()] == [str(run.path)]
+
+
+def test_a_jobspec_is_submitted_as_its_file_is(project: Project) -> None:
+    from_file = submitted(project)
+    prepared = prepare(load_spec("job.yaml"), cluster="slurm", slurm=project.slurm)
+    from_spec = submit_prepared(prepared)
+    assert from_spec.record.spec_hash == from_file.record.spec_hash
+
+
+def test_profile_defaults_lie_under_the_spec(project: Project, home: Path) -> None:
+    folder = home / "config" / "hpcaccel" / "clusters"
+    folder.mkdir(parents=True)
+    (folder / "alps.yaml").write_text("default: true\nruns_dir: /nowhere\nslurm: {partition: big, time: 5}\n")
+    run = submit_prepared(prepare("job.yaml", runs_dir=project.runs, slurm=project.slurm))
+    text = project.slurm.submissions[0].text
+    assert "--partition=big" in text
+    assert "--time=00:10:00" in text
+    assert run.record.cluster == "alps"
+
+
+# -- what the ranks start -------------------------------------------------------------------------------------------
+
+
+def test_a_script_runs_from_its_copy(project: Project) -> None:
+    run = submitted(project)
+    assert launch_of(run)["program"] == ["{python}", str(run.dir.code / "train.py"), "--lr", "3e-4"]
+    assert launch_of(run)["pythonpath"] == [str(run.dir.code)]
+    assert launch_of(run)["workdir"] == str(project.path)
+    assert launch_of(run)["python"] == sys.executable
+
+
+def test_without_a_copy_the_script_itself_runs(project: Project) -> None:
+    run = submitted(project, "code.copy=false")
+    assert launch_of(run)["program"][1] == str(project.path / "train.py")
+    assert not run.dir.code.exists()
+
+
+def test_a_module_runs_from_its_copy_though_the_original_is_nearer(project: Project) -> None:
+    project.write("pkg/__init__.py", "")
+    project.write("pkg/go.py", "import sys, __main__; print(__name__, __main__.__file__, sys.argv[1:])")
+    project.write("job.yaml", "name: m\nentrypoint: {module: pkg.go, args: {a: 1}}\n")
+    run = submitted(project)
+    program = launch_of(run)["program"]
+    done = subprocess.run([sys.executable, *program[1:]], capture_output=True, text=True, check=True)
+    assert done.stdout.split(maxsplit=2) == ["__main__", str(run.dir.code / "pkg" / "go.py"), "['--a', '1']\n"]
+
+
+def test_an_installed_module_is_started_by_its_name(project: Project) -> None:
+    project.write("job.yaml", "name: m\nentrypoint: {module: json.tool}\n")
+    run = submitted(project)
+    assert launch_of(run)["program"] == ["{python}", "-m", "json.tool"]
+    assert not run.dir.code.exists()
+
+
+def test_a_program_beside_the_spec_runs_from_its_copy(project: Project) -> None:
+    project.write("tools/go.sh", "#!/bin/sh\n").chmod(0o755)
+    project.write("job.yaml", "name: c\nentrypoint: {command: [./tools/go.sh, -x], args: [y]}\n")
+    run = submitted(project)
+    copy = run.dir.code / "tools" / "go.sh"
+    assert launch_of(run)["program"] == [str(copy), "-x", "y"]
+    assert os.access(copy, os.X_OK)
+    assert launch_of(run)["stop"] == "signals"
+
+
+def test_a_program_on_path_copies_nothing(project: Project) -> None:
+    project.write("job.yaml", "name: c\nentrypoint: {command: [echo, a]}\n")
+    run = submitted(project)
+    assert launch_of(run)["program"] == ["echo", "a"]
+    assert not run.dir.code.exists()
+
+
+def test_the_python_of_a_virtual_environment_is_found_on_the_node(project: Project) -> None:
+    assert launch_of(submitted(project, "environment.venv=/opt/env"))["python"] is None
+
+
+# -- refusals -------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_slurm_refuses_leaves_nothing(project: Project) -> None:
+    project.slurm.refuse = "invalid partition"
+    with pytest.raises(ClusterError, match="invalid partition"):
+        project.queue()
+    assert not project.runs.exists()
+    assert index_lines() == []
+
+
+def test_folders_of_others_stay(project: Project) -> None:
+    kept = submitted(project)
+    project.slurm.refuse = "no"
+    with pytest.raises(ClusterError):
+        project.queue()
+    assert [path.name for path in (project.runs / "demo").iterdir()] == [kept.run_id]
+
+
+def test_a_controller_that_does_not_answer_leaves_nothing(project: Project) -> None:
+    project.slurm.unreachable = "Unable to contact slurm controller"
+    with pytest.raises(SlurmCommandError):
+        project.queue()
+    assert not project.runs.exists()
+
+
+def test_an_interrupted_submission_leaves_nothing(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hpcaccel.submission.build.copy_code", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        project.queue()
+    assert not project.runs.exists()
+
+
+def test_ctrl_c_while_slurm_takes_the_job_takes_it_back(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = FakeSlurm.sbatch
+
+    def slowly(slurm: FakeSlurm, script: Path, args: Any = (), env: Any = None) -> str:
+        os.kill(os.getpid(), 2)
+        return taken(slurm, script, args, env)
+
+    monkeypatch.setattr(FakeSlurm, "sbatch", slowly)
+    with pytest.raises(KeyboardInterrupt):
+        project.queue()
+    assert project.slurm.cancelled == ["100"]
+    assert not project.runs.exists()
+
+
+def test_a_job_that_cannot_be_written_down_is_taken_back(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hpcaccel.submission.submit.write_record", full)
+    with pytest.raises(RunDirectoryError, match="No space left on device"):
+        project.queue()
+    assert project.slurm.cancelled == ["100"]
+    assert not project.runs.exists()
+
+
+def test_a_disk_that_fills_up_leaves_nothing(project: Project) -> None:
+    code = (
+        "import resource, hpcaccel\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"  # node.pyz is larger
+        "try: hpcaccel.submit('job.yaml', cluster='local')\n"
+        "except hpcaccel.HpcaccelError as error: print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("RunDirectoryError cannot write the run directory")
+    assert not project.runs.exists()
+
+
+def test_a_folder_of_runs_that_cannot_be_made(project: Project) -> None:
+    project.write("file", "")
+    with pytest.raises(RunDirectoryError, match="--runs-dir"):
+        project.queue(runs_dir="file/runs")
+    assert project.slurm.submissions == []
+
+
+def test_no_slurm_here(project: Project) -> None:
+    project.slurm.installed = False
+    with pytest.raises(ClusterError, match="--cluster local"):
+        project.queue()
+    assert not project.runs.exists()
+
+
+def test_a_secret_is_never_written_down(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SpecError, match=r"environment\.secrets: THE_KEY is not set"):
+        project.queue("environment.secrets=[THE_KEY]")
+    monkeypatch.setenv("THE_KEY", "hunter2secret")
+    run = submitted(project, "environment.secrets=[THE_KEY]")
+    for path in run.path.rglob("*"):
+        assert not path.is_file() or b"hunter2secret" not in path.read_bytes(), path
+
+
+def test_arguments_without_a_function(project: Project) -> None:
+    with pytest.raises(UserError, match="belong to a Python function"):
+        submit("job.yaml", 1, cluster="local")
+
+
+def test_a_function_without_a_spec(project: Project) -> None:
+    with pytest.raises(UserError, match="needs a spec"):
+        submit(print, cluster="local")
+
+
+def test_a_working_directory_that_is_not_there(project: Project) -> None:
+    with pytest.raises(SpecError, match="workdir"):
+        project.queue("workdir=/no/such/place")
+
+
+def test_a_name_of_ones_own(project: Project) -> None:
+    run = submitted(project, name="other")
+    assert (run.name, run.path.parent.name) == ("other", "other")
+
+
+def test_looking_at_runs_loads_no_heavy_library() -> None:
+    code = (
+        "import sys, hpcaccel.submission as s; s.find_run, s.Run, s.statuses\n"
+        "print(*{'pydantic', 'submitit', 'jinja2', 'torch', 'yaml'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout.split() == []
+
+
+def test_a_spec_built_in_python(project: Project) -> None:
+    spec = JobSpec.model_validate({"name": "py", "entrypoint": {"script": str(project.path / "train.py")}})
+    run = submit_prepared(prepare(spec, cluster="slurm", slurm=project.slurm))
+    assert isinstance(run, Run)
+    assert launch_of(run)["program"] == ["{python}", str(run.dir.code / "train.py")]
