@@ -16,7 +16,7 @@ from hpcaccel import layout
 from hpcaccel.checkpoint import commit, manifest
 from hpcaccel.checkpoint.planning import read_tensors, write_tensors
 from hpcaccel.checkpoint.ranks import Damaged, Ranks
-from hpcaccel.checkpoint.state import SHARED_TREE, Restorer, TrainingState, collect, rank_tree
+from hpcaccel.checkpoint.state import SHARED_TREE, FirstRank, Restorer, TrainingState, collect, rank_tree
 from hpcaccel.checkpoint.storage import ShardReader, ShardWriter
 from hpcaccel.errors import CheckpointError
 
@@ -108,6 +108,7 @@ class CheckpointEngine:
         final = self.directory / layout.checkpoint_name(step)
         if self._ranks.first(what, lambda: self._make_way(step, final)):
             return final
+        first = self._ranks.first(what, lambda: FirstRank.of(state)) if self._ranks.world_size > 1 else None
         temporary = self.directory / layout.temporary_name(step, self._attempt)
         facts = {
             "step": step,
@@ -122,7 +123,7 @@ class CheckpointEngine:
                 self._ranks,
                 ShardWriter(temporary, rank=self._ranks.rank, facts=facts),
                 what=what,
-                collect=lambda: collect(state, rank=self._ranks.rank),
+                collect=lambda: collect(state, rank=self._ranks.rank, first=first),
                 begin=lambda: commit.begin(temporary),
                 commit=lambda: commit.publish(temporary, final),
             )
@@ -248,7 +249,8 @@ class CheckpointEngine:
             nonlocal restorer
             key = rank_tree(self._ranks.rank)
             own = json.loads(reader.read_bytes(key)) if key in index else None
-            restorer = Restorer(state, tree=json.loads(tree_text), own=own, index=index)
+            same_size = content["world_size"] == self._ranks.world_size
+            restorer = Restorer(state, tree=json.loads(tree_text), own=own, own_buffers=same_size, index=index)
             return restorer.targets()
 
         def apply() -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ Keys are ``models.0.layers.0.weight``, ``optimizers.0.0.layers.0.weight['exp_avg
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from dataclasses import dataclass, field
@@ -20,10 +21,20 @@ from hpcaccel.checkpoint.manifest import Index
 from hpcaccel.checkpoint.names import parameter_names, public_name
 from hpcaccel.checkpoint.optimizer import pack_optimizer, restore_optimizer, targets
 from hpcaccel.checkpoint.rng import capture_rng, restore_rng
+from hpcaccel.checkpoint.storage import raw_bytes
 from hpcaccel.checkpoint.tree import Packed, pack, tensor_nodes, unpack
 from hpcaccel.errors import CheckpointError
 
-__all__ = ["SHARED_TREE", "Restorer", "Stateful", "TrainingState", "capture_rng", "collect", "rank_tree", "restore_rng"]
+__all__ = [
+    "SHARED_TREE",
+    "Restorer",
+    "Stateful",
+    "TrainingState",
+    "capture_rng",
+    "collect",
+    "rank_tree",
+    "restore_rng",
+]
 
 log = logging.getLogger(__name__)
 
@@ -68,20 +79,46 @@ def rank_tree(rank: int) -> str:
 # -- saving ---------------------------------------------------------------------------------------------------------
 
 
-def collect(state: TrainingState, *, rank: int) -> dict[str, torch.Tensor]:
+@dataclass(frozen=True)
+class FirstRank:
+    """What the other ranks must know of rank 0 before they collect.
+
+    Args:
+        parameters: the names of its parameters. All ranks must have the same.
+        buffers: a digest of each of its buffers that is not sharded, by key. They may differ between ranks.
+    """
+
+    parameters: frozenset[str]
+    buffers: dict[str, str]
+
+    @classmethod
+    def of(cls, state: TrainingState) -> FirstRank:
+        digests = {key: _digest(tensor) for key, tensor in _buffers(state).items()}
+        return cls(frozenset(parameter_names(state.models).values()), digests)
+
+
+def collect(state: TrainingState, *, rank: int, first: FirstRank | None) -> dict[str, torch.Tensor]:
     """This rank's tensors by key; nothing is copied.
 
     Parameters and optimizer states come from every rank, so that the planner can share out the writing. Whatever else
-    is not sharded comes from rank 0 alone: copies may differ, as the running statistics of batch norm do under DDP,
-    and rank 0's is the one that counts.
+    is not sharded comes from rank 0 alone. Buffers that differ from rank 0's (the running statistics of batch norm,
+    say) are kept for this rank too.
+
+    Args:
+        first: what rank 0 holds; None on a rank that is alone.
 
     Raises:
-        CheckpointError: something is of a type that a checkpoint cannot hold.
+        CheckpointError: something is of a type that a checkpoint cannot hold, or this rank has another model.
     """
     shared = _Collected(is_first=rank == 0)
     # First the models: asking for their state makes FSDP2 show the sharded parameters.
     models = [_pack_model(model, f"models.{position}", shared) for position, model in enumerate(state.models)]
     names = parameter_names(state.models)
+    if first is not None and (other := first.parameters.symmetric_difference(names.values())):
+        raise CheckpointError(
+            f"this rank and rank 0 do not hold the same parameters, {min(other)} for one: "
+            "models that are split by layers (pipeline parallel) cannot be saved yet"
+        )
     optimizers = []
     for position, optimizer in enumerate(state.optimizers):
         packed, from_all = pack_optimizer(optimizer, names, f"optimizers.{position}")
@@ -99,7 +136,17 @@ def collect(state: TrainingState, *, rank: int) -> dict[str, torch.Tensor]:
         },
     }
     own = pack(state.per_rank, f"rank.{rank}")
-    tensors = {**shared.tensors, **own.tensors, rank_tree(rank): _to_bytes(own.tree)}
+    known = first.buffers if first is not None else None
+    differing = {
+        key: tensor
+        for key, tensor in _buffers(state).items()
+        if known is not None and known.get(key) != _digest(tensor)
+    }
+    buffers = {key: pack(tensor, f"rank.{rank}.{key}") for key, tensor in differing.items()}
+    own_tree = {"state": own.tree, "buffers": {key: packed.tree for key, packed in buffers.items()}}
+    tensors = {**shared.tensors, **own.tensors, rank_tree(rank): _to_bytes(own_tree)}
+    for packed in buffers.values():
+        tensors.update(packed.tensors)
     if rank == 0:
         tensors[SHARED_TREE] = _to_bytes(tree)
     return tensors
@@ -140,6 +187,20 @@ def _pack_model(model: nn.Module, path: str, shared: _Collected) -> dict[str, An
     return tree
 
 
+def _buffers(state: TrainingState) -> dict[str, torch.Tensor]:
+    """The models' buffers that are not sharded, by key."""
+    found: dict[str, torch.Tensor] = {}
+    for position, model in enumerate(state.models):
+        for key, value in model.state_dict(keep_vars=True).items():
+            if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter | DTensor):
+                found[f"models.{position}.{public_name(model, key)}"] = value
+    return found
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    return hashlib.blake2b(raw_bytes(tensor), digest_size=16).hexdigest()
+
+
 def _refuse_partial(tensor: DTensor, key: str) -> None:
     if any(placement.is_partial() for placement in tensor.placements):
         raise CheckpointError(f"{key} is a partial DTensor {tensor.placements}: reduce it before saving")
@@ -159,13 +220,16 @@ class Restorer:
     Args:
         tree: the shared tree.
         own: this rank's own tree, None where the checkpoint has none for this rank.
+        own_buffers: whether this rank takes its own buffers back. Only at the same world size: at another, some ranks
+            would have none, so all take rank 0's.
         index: dtypes and shapes of the stored tensors.
     """
 
-    def __init__(self, state: TrainingState, *, tree: Any, own: Any, index: Index) -> None:
+    def __init__(self, state: TrainingState, *, tree: Any, own: Any, own_buffers: bool, index: Index) -> None:
         self._state = state
         self._tree = tree
-        self._own = own
+        self._own = None if own is None else own["state"]
+        self._own_buffers: dict[str, Any] = own["buffers"] if own is not None and own_buffers else {}
         self._index = index
         self._tensors: dict[str, torch.Tensor] = {}
         self._models = [model.state_dict() for model in state.models]
@@ -190,7 +254,7 @@ class Restorer:
             if any("sharded" in node for node in tensor_nodes(saved)):
                 templates = pack(item.state_dict(), path).tensors
             self._target_plain(saved, templates)
-        self._target_plain([self._tree["optimizers"], self._own], {})
+        self._target_plain([self._tree["optimizers"], self._own, self._own_buffers], {})
         return self._tensors
 
     def apply(self) -> dict[str, Any] | None:
@@ -200,6 +264,9 @@ class Restorer:
                 model.load_state_dict(
                     {key: self._model_entry(model, key, value, saved) for key, value in current.items()}
                 )
+            buffers = _buffers(self._state) if self._own_buffers else {}
+            for key, node in self._own_buffers.items():
+                buffers[key].copy_(unpack(node, self._tensor))
         for optimizer, saved in zip(self._state.optimizers, self._tree["optimizers"], strict=True):
             restore_optimizer(optimizer, saved, self._names, self._tensor)
         for item, saved, _ in self._stateful():

@@ -1,0 +1,195 @@
+"""Whatever fails while saving: the same error on all ranks, nothing half-made, the older checkpoints as they were."""
+
+import os
+import shutil
+import signal
+import subprocess
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from hpcaccel import layout
+from hpcaccel.checkpoint import CheckpointEngine, TrainingState, commit, storage
+from hpcaccel.errors import CheckpointError
+from tests.checkpoint.training import Training
+from tests.checkpoint.world import Killed, run_ranks
+
+
+class Holder:
+    """A registered object."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return self.value
+
+    def load_state_dict(self, value):
+        self.value = value
+
+
+def contents(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def _message(engine, state, step):
+    with pytest.raises(CheckpointError) as caught:
+        engine.save(state, step=step)
+    return str(caught.value)
+
+
+def _fail_in_turn(rank, directory, small):
+    """The errors of rank 1's failures, and what a save after them leaves."""
+    engine = CheckpointEngine(directory, rank=rank, world_size=2)
+    training = Training("ddp", rank=rank)
+    training.steps(1)
+    engine.save(training.state(), step=1)
+    messages = []
+
+    state = training.state()
+    if rank == 1:
+        state.per_rank["hook"] = print
+    messages.append(_message(engine, state, 2))
+
+    state = training.state()
+    state.objects["sampler"] = Holder({"fn": lambda: None})
+    messages.append(_message(engine, state, 2))
+
+    full = CheckpointEngine(small, rank=rank, world_size=2)
+    state = training.state()
+    if rank == 1:
+        state.per_rank["large"] = torch.zeros(1 << 20)
+    messages.append(_message(full, state, 2))
+
+    if rank == 1:
+        storage.ALIGNMENT_BYTES = 0  # a mistake of ours while writing: nothing divides by it
+    messages.append(_message(engine, training.state(), 2))
+    storage.ALIGNMENT_BYTES = 64
+
+    if rank == 0:
+        commit.os.rename, rename = _refuse, commit.os.rename
+    messages.append(_message(engine, training.state(), 2))
+    if rank == 0:
+        commit.os.rename = rename
+    left = contents(directory)
+    engine.save(training.state(), step=2)
+    return messages, left, training.digest()
+
+
+def _refuse(*_):
+    raise PermissionError(13, "Permission denied")
+
+
+@contextmanager
+def full_disk(path, size):
+    """A file system of that size at ``path``, or a test that is skipped."""
+    path.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"cannot mount a small file system here: {made.stderr.strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", path], check=True)
+
+
+def test_a_failure_on_one_rank_is_an_error_on_all_and_leaves_nothing(tmp_path):
+    directory = tmp_path / "checkpoints"
+    with full_disk(tmp_path / "small", "1m") as small:
+        results = run_ranks(_fail_in_turn, directory, small)
+        assert contents(small) == []
+    (messages, left, digest), (other_messages, _, _) = results
+    assert messages == other_messages
+    unsupported, both, no_space, mistake, no_rename = messages
+    assert "rank.1['hook'] is a builtin_function_or_method" in unsupported
+    assert "(rank 1 on " in unsupported
+    assert "objects.sampler['fn'] is a function" in both
+    assert "and 1 more)" in both
+    assert "rank_00001.bin: No space left on device" in no_space
+    assert "ZeroDivisionError" in mistake
+    assert "(rank 1 on " in mistake
+    assert "Permission denied" in no_rename
+    assert left == ["step_00000001"]
+    assert contents(directory) == ["step_00000001", "step_00000002"]
+    again = Training("plain", seed=9)
+    again.load(CheckpointEngine(directory))
+    assert again.digest(buffers=False) != digest  # of DDP with its buffers
+    assert again.steps(1)
+
+
+KILLS = {
+    "while planning": ("rank 1", "collect"),
+    "between two chunks": ("rank 1", "raw_bytes"),
+    "between the files and the manifest": ("rank 0", "finish"),
+    "between the manifest and the rename": ("rank 0", "publish"),
+    "between the rename and the end": ("rank 0", "prune"),
+}
+
+
+def _killed(rank, directory, who, where):
+    engine = CheckpointEngine(directory, rank=rank, world_size=2, attempt=1)
+    training = Training("ddp", rank=rank)
+    training.steps(1)
+    engine.save(training.state(), step=1)
+    training.steps(1)
+    if who == f"rank {rank}":
+        from hpcaccel.checkpoint import engine as engine_module
+
+        place = {
+            "collect": engine_module,
+            "raw_bytes": storage,
+            "finish": storage.ShardWriter,
+            "publish": commit,
+            "prune": commit,
+        }[where]
+        setattr(place, where, _die)
+    engine.save(training.state(), step=2)
+
+
+def _die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("when", KILLS)
+def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(tmp_path, when):
+    results = run_ranks(_killed, tmp_path, *KILLS[when], world_size=2)
+    assert any(isinstance(result, Killed) for result in results)
+    committed = [checkpoint.step for checkpoint in layout.committed(tmp_path)]
+    assert committed == ([1, 2] if when == "between the rename and the end" else [1])
+    again = Training("plain", seed=9)
+    engine = CheckpointEngine(tmp_path, attempt=2)
+    assert again.load(engine).step == committed[-1]
+    engine.save(again.state(), step=committed[-1] + 1)
+    assert not [name for name in contents(tmp_path) if name.endswith(".tmp")]
+
+
+def test_an_error_before_anything_is_written_leaves_no_directory(tmp_path):
+    directory = tmp_path / "checkpoints"
+    with pytest.raises(CheckpointError, match=r"per_rank|rank\.0\['f'\]"):
+        CheckpointEngine(directory).save(TrainingState(per_rank={"f": print}), step=1)
+    assert not directory.exists()
+
+
+def test_a_directory_that_cannot_be_made_is_an_error(tmp_path):
+    (tmp_path / "checkpoints").write_text("a file")
+    with pytest.raises(CheckpointError, match="checkpoint of step 1 cannot be saved"):
+        CheckpointEngine(tmp_path / "checkpoints").save(TrainingState(), step=1)
+
+
+def test_uncovered_tensors_are_refused(tmp_path, monkeypatch):
+    write = storage.ShardWriter._write_file
+    monkeypatch.setattr(storage.ShardWriter, "_write_file", lambda *args: write(*args)[1:])
+    training = Training("plain")
+    with pytest.raises(CheckpointError, match=r"chunk of models\.0\.embed\.weight at \[0, 0\] was not written"):
+        CheckpointEngine(tmp_path).save(training.state(), step=1)
+    assert contents(tmp_path) == []
+
+
+def test_leftovers_of_former_attempts_are_removed(tmp_path):
+    left = tmp_path / layout.temporary_name(7, 3)
+    left.mkdir()
+    (left / "rank_00000.bin").write_bytes(b"half")
+    shutil.copytree(left, tmp_path / "mine")
+    CheckpointEngine(tmp_path).save(TrainingState(), step=1)
+    assert contents(tmp_path) == ["mine", "step_00000001"]

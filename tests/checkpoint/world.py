@@ -1,0 +1,86 @@
+"""Real ranks for tests: processes with a gloo group, started from a server that has torch imported already."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+import traceback
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["tests.checkpoint.training"])
+
+TIMEOUT_SECONDS = 90
+
+
+class Killed(Exception):
+    """A rank ended without a word; its exit code is in ``args``."""
+
+
+def run_ranks(function, *args, world_size=2):
+    """Call ``function(rank, *args)`` in ``world_size`` processes with a default process group; what each returned.
+
+    A rank that raised makes this raise. One that was killed has ``Killed`` as its result; the others, whose result may
+    then be the text of an error, are given five seconds to end.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = []
+        for rank in range(world_size):
+            here, there = context.Pipe(duplex=False)
+            process = context.Process(target=_main, args=(there, function, rank, world_size, folder, args))
+            process.start()
+            there.close()
+            ranks.append((process, here))
+        return _collect(ranks)
+
+
+def _collect(ranks):
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    results = []
+    for process, pipe in ranks:
+        try:
+            if not pipe.poll(max(0.0, deadline - time.monotonic())):
+                raise AssertionError(f"rank {len(results)} hangs")
+            results.append(pipe.recv())
+        except EOFError:
+            process.join(5)
+            results.append(Killed(process.exitcode))
+            deadline = min(deadline, time.monotonic() + 5)
+        except AssertionError:
+            process.kill()
+            if not any(isinstance(item, Killed) for item in results):
+                for other, _ in ranks:
+                    other.kill()
+                raise
+            results.append(Killed(None))
+    for process, _ in ranks:
+        process.join(10)
+        process.kill()
+        process.join()
+    for result in results:
+        if isinstance(result, str) and not any(isinstance(other, Killed) for other in results):
+            raise AssertionError(result)
+    return [result[0] if isinstance(result, tuple) else result for result in results]
+
+
+def _main(pipe: Connection, function, rank, world_size, folder, args):
+    import torch
+    import torch.distributed as dist
+
+    os.environ["LOCAL_RANK"] = str(rank)
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(Path(folder) / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
+    try:
+        result = (function(rank, *args),)
+    except BaseException:
+        result = f"rank {rank}:\n{traceback.format_exc()}"
+    pipe.send(result)
+    pipe.close()
+    if not isinstance(result, str):
+        dist.barrier()
+    dist.destroy_process_group()
