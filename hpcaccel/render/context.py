@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from hpcaccel.spec.cluster import ClusterProfile
     from hpcaccel.spec.job import JobSpec
 
-__all__ = ["template_names"]
+__all__ = ["VARIABLES_OF_BASH", "template_names"]
 
-_OF_BASH = frozenset(
-    "BASHOPTS BASHPID BASH_ALIASES BASH_ARGC BASH_ARGV BASH_ARGV0 BASH_CMDS BASH_COMMAND BASH_LINENO BASH_REMATCH BASH_SOURCE BASH_SUBSHELL BASH_VERSINFO "
-    "DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME GROUPS HISTCMD LINENO OLDPWD PIPESTATUS PPID PWD RANDOM SECONDS "
-    "SHELLOPTS SHLVL SRANDOM UID _".split()
+VARIABLES_OF_BASH = frozenset(
+    """
+    BASHOPTS BASHPID BASH_ALIASES BASH_ARGC BASH_ARGV BASH_ARGV0 BASH_CMDS BASH_COMMAND BASH_LINENO BASH_REMATCH
+    BASH_SOURCE BASH_SUBSHELL BASH_VERSINFO DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME GROUPS HISTCMD LINENO
+    OLDPWD OPTIND PIPESTATUS PPID PWD RANDOM SECONDS SHELLOPTS SHLVL SRANDOM UID _
+    """.split()  # noqa: SIM905
 )
 """Variables that bash sets by itself or does not let anybody set."""
 
@@ -80,7 +82,13 @@ def _directives(spec: JobSpec, run_dir: RunDir, array_size: int | None) -> list[
 
 
 def _refuse_variables_of_bash(names: list[str]) -> None:
-    problems = [f"environment.env.{name}: bash sets {name} itself: use another name" for name in names if name in _OF_BASH]
-    problems += [f"environment.env.{name}: is used by the batch script" for name in names if name.startswith("hpcaccel_")]
+    problems = [
+        f"environment.env.{name}: bash sets {name} itself: use another name"
+        for name in names
+        if name in VARIABLES_OF_BASH
+    ]
+    problems += [
+        f"environment.env.{name}: is used by the batch script" for name in names if name.startswith("hpcaccel_")
+    ]
     if problems:
         raise SpecError(problems)

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from hpcaccel.errors import SpecError
 from hpcaccel.render import quoting
 
-__all__ = ["NAME", "fill", "own_template", "our_folder"]
+__all__ = ["NAME", "fill", "our_folder", "own_template"]
 
 NAME = "sbatch.j2"
 
@@ -55,19 +55,24 @@ def fill(names: Mapping[str, Any], *, own: Path | None) -> str:
         raise SpecError(f"{_place(error, own)}: {error.message or error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"{own or NAME}: the template cannot be read: {error}") from None
-    return text
+    return str(text)
+
+
+class _ShellEnvironment(jinja2.Environment):
+    """An environment in which ``{{ value }}`` quotes for the shell.
+
+    Markup marks text that is quoted already: what a filter or, joined by ``concat``, a block or a macro returned.
+    Jinja's own autoescape is for HTML and stays off.
+    """
+
+    concat = staticmethod(lambda parts: Markup("".join(parts)))
 
 
 def _environment(own: Path | None) -> jinja2.Environment:
-    """An environment in which ``{{ value }}`` quotes for the shell.
-
-    Markup marks text as quoted already. ``autoescape`` makes Jinja mark what ``super()`` and macros return; everything
-    else goes through ``finalize`` before Jinja's own escaping (which is for HTML) could see it.
-    """
-    environment = jinja2.Environment(
+    environment = _ShellEnvironment(
         loader=_loader(own),
         undefined=jinja2.StrictUndefined,
-        autoescape=True,
+        autoescape=False,
         finalize=_finalize,
         trim_blocks=True,
         lstrip_blocks=True,

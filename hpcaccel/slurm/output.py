@@ -69,7 +69,7 @@ def _with_task(job: JobInfo, task: int) -> JobInfo:
 
 
 def _job(block: str) -> JobInfo:
-    head, *lines = block.splitlines()
+    head, *lines = block.split("\n")
     fields: dict[str, str] = {}
     for line in lines:
         for key, value in _fields(line):
@@ -171,7 +171,7 @@ _JOB_ID = re.compile(r"\d+(?:_(?:\d+|\[[^\]|]*\]|\*)|\+\d+)?")
 
 def _rows(text: str, *, columns: int) -> Iterator[list[str]]:
     """Lines cut into columns, the last of which may hold the separator. Other lines (warnings) are passed over."""
-    for line in text.splitlines():
+    for line in text.split("\n"):
         cells = line.split("|", columns - 1)
         if len(cells) == columns and _JOB_ID.fullmatch(cells[0]):
             yield cells
@@ -199,7 +199,7 @@ def _cancelled_by(state: str) -> str | None:
 def partitions(text: str) -> list[PartitionInfo]:
     """The lines of ``sinfo --exact --noheader --format=PARTITION_FORMAT``, one record a partition."""
     merged: dict[str, PartitionInfo] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         cells = line.split("|", 9)
         if len(cells) == 10:
             one = _partition(cells)
@@ -255,7 +255,7 @@ def _gpus(gres: str) -> tuple[int, tuple[str, ...]]:
 def associations(text: str) -> list[Association]:
     """The lines of ``sacctmgr --parsable2 --noheader show user … withassoc format=ASSOCIATION_FORMAT``."""
     found = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         cells = line.split("|")
         if len(cells) != 5 or not cells[1]:
             continue
@@ -274,7 +274,7 @@ def associations(text: str) -> list[Association]:
 
 def config_values(text: str) -> dict[str, str]:
     """``Key = value`` lines of ``scontrol show config``; (null) becomes the empty text."""
-    pairs = (line.split("=", 1) for line in text.splitlines() if re.match(r"\w+\s*=", line))
+    pairs = (line.split("=", 1) for line in text.split("\n") if re.match(r"\w+\s*=", line))
     return {key.strip(): "" if value.strip() == "(null)" else value.strip() for key, value in pairs}
 
 

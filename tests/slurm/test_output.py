@@ -59,6 +59,8 @@ HOSTILE = [
     "a\tJobState=FAILED",
     "Comment=no   JobState=COMPLETED EndTime=2000-01-01T00:00:00",
     "=",
+    "x\u2028   JobState=FAILED",
+    "x\x0c   JobState=FAILED\x85   JobState=FAILED\x1c",
     "Ünï ☃ | '\"",
 ]
 

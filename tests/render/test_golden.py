@@ -1,0 +1,87 @@
+"""The whole text of typical scripts. HPCACCEL_UPDATE_GOLDEN=1 rewrites the golden files: read the difference then."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.render import render
+from hpcaccel.rundir import RunDir
+from hpcaccel.spec import ClusterProfile, JobSpec
+
+from .conftest import golden, make_spec
+
+HEADER = {"spec": "0123abcd", "commit": "89ab4567 (with uncommitted changes)", "hpcaccel": "0.1.0", "made": "by submit"}
+RUN = RunDir("/scratch/ann/runs/gpt/20261120-153012-4f2a")
+PYTHON = "/home/ann/.venv/bin/python"
+
+
+def single() -> JobSpec:
+    return make_spec(slurm={"partition": "gpu", "nodes": 2, "gpus_per_node": 2, "time": "1-00:00:00"})
+
+
+def everything() -> JobSpec:
+    return make_spec(
+        slurm={
+            "account": "phys",
+            "partition": "gpu",
+            "qos": "long",
+            "reservation": "course",
+            "nodes": "2-4",
+            "ntasks_per_node": 4,
+            "cpus_per_task": 8,
+            "gpus_per_node": "a100:4",
+            "mem": "200G",
+            "time": "12:00:00",
+            "constraint": "a100&ib",
+            "exclude": "n[01-03]",
+            "exclusive": True,
+            "comment": 'Ann\'s 1st run # "b" \\ $(id) é',
+            "mail_type": "END,FAIL",
+            "mail_user": "ann@example.org",
+            "extra": {"switches-timeout": "1 2", "spread-job": True},
+        },
+        environment={
+            "modules": ["gcc/12", "cuda/12.4"],
+            "conda": "/envs/my env",
+            "setup": ["source $PROJECT/it's.sh", "ulimit -n 4096"],
+            "env": {"PROJECT": "/p/a b", "QUOTE": 'it\'s "$HOME" `id`'},
+            "secrets": ["WANDB_API_KEY", "HF_TOKEN"],
+        },
+        workdir="/home/ann/gpt 2",
+        resilience={"requeue": False, "warning_seconds": 300},
+    )
+
+
+def test_a_single_job() -> None:
+    golden("single.sbatch", render(single(), run_dir=RUN, python=PYTHON, header=HEADER, workdir="/home/ann"))
+
+
+def test_an_array() -> None:
+    text = render(single(), run_dir=RUN, python=PYTHON, header=HEADER, workdir="/home/ann", array_size=6)
+    golden("array.sbatch", text)
+
+
+def test_the_local_backend() -> None:
+    spec = make_spec(environment={"venv": "/home/ann/.venv", "modules": ["cuda/12"], "secrets": ["HF_TOKEN"]})
+    text = render(spec, run_dir=RUN, python=PYTHON, header=HEADER, workdir="/home/ann", backend="local")
+    assert "SBATCH" not in text
+    assert "scontrol" not in text
+    golden("local.sbatch", text)
+
+
+def test_everything() -> None:
+    profile = ClusterProfile(name="alps", env={"NCCL_SOCKET_IFNAME": "hsn0"})
+    text = render(everything(), run_dir=RUN, python=PYTHON, header=HEADER, profile=profile)
+    golden("everything.sbatch", text)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parent / "golden").glob("*.sbatch")), ids=lambda path: path.name
+)
+def test_bash_can_read_it(path: Path) -> None:
+    result = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "set -x" not in path.read_text()

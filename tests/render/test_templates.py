@@ -1,0 +1,119 @@
+"""A user's own template: extending ours, replacing it, and what is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.errors import SpecError
+from hpcaccel.render import render
+from hpcaccel.rundir import RunDir
+from hpcaccel.spec import ClusterProfile
+
+from .conftest import Shell, make_spec
+
+
+def rendered(shell: Shell, source: str, *, name: str = "sbatch.j2", direct: bool = False) -> str:
+    folder = shell.folder / "templates"
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(source)
+    profile = ClusterProfile(name="alps", templates=str(folder), env={"SITE": "it's"})
+    return render(
+        make_spec(environment={"setup": ["export A='b c'"]}),
+        run_dir=RunDir(shell.folder / "run"),
+        python=str(shell.python),
+        workdir=shell.folder,
+        header={},
+        profile=None if direct else profile,
+        template=folder / name if direct else None,
+    )
+
+
+MACRO = """{% extends "sbatch.j2" %}
+{% macro exported(name, value) %}export {{ name | verbatim }}={{ value }}{% endmacro %}
+{% block after_setup %}
+{{ super() }}
+{{ exported("FIRST", "it's <&> 1") }}
+{{ exported("SECOND", site_env[0][1]) }}
+export THIRD={{ "it's" }} FOURTH={{ "a" ~ "'b" }} FIFTH={{ "a b" if array else "'" }}
+{% endblock %}
+"""
+
+
+def test_literals_and_macros_are_quoted_too(shell: Shell) -> None:
+    env = shell.run(rendered(shell, MACRO)).env
+    assert [env[name] for name in ("FIRST", "SECOND", "THIRD", "FOURTH", "FIFTH")] == [
+        "it's <&> 1", "it's", "it's", "a'b", "'",
+    ]  # fmt: skip
+
+
+EXTENDED = """{% extends "sbatch.j2" %}
+{% block after_setup %}
+{{ super() }}
+export MINE={{ spec.name ~ " & 'co' $(id)" }}
+{% endblock %}
+"""
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_block_of_ours_is_extended(shell: Shell, direct: bool) -> None:
+    started = shell.run(rendered(shell, EXTENDED, direct=direct))
+    assert started.argv[1] == "supervise"
+    assert (started.env["MINE"], started.env["A"]) == ("gpt & 'co' $(id)", "b c")
+    assert started.env["PYTHONUNBUFFERED"] == "1"
+
+
+def test_ours_is_replaced_and_values_are_still_quoted(shell: Shell) -> None:
+    source = (
+        "#!/bin/bash\n#SBATCH --comment={{ 'a \"b' | directive }}\n"
+        "export X={{ site_env[0][1] }}\nexec {{ python }} {{ run_dir }} {{ 3 }}\n"
+    )
+    text = rendered(shell, source)
+    assert '#SBATCH --comment="a \\"b"\n' in text
+    started = shell.run(text)
+    assert started.argv == [str(shell.folder / "run"), "3"]
+    assert started.env["X"] == "it's"
+
+
+def test_a_folder_without_a_template_of_this_name_changes_nothing(shell: Shell) -> None:
+    assert "hpcaccel_setup_failed" in rendered(shell, "other", name="other.j2")
+
+
+def test_a_file_beside_it_can_be_included(shell: Shell) -> None:
+    (shell.folder / "templates").mkdir()
+    (shell.folder / "templates" / "site.j2").write_text("export SITE_FILE={{ backend_name }}\n")
+    source = (
+        '{% extends "sbatch.j2" %}\n{% block after_setup %}{{ super() }}'
+        '{% with backend_name = "a b" %}{% include "site.j2" %}{% endwith %}{% endblock %}'
+    )
+    assert shell.run(rendered(shell, source)).env["SITE_FILE"] == "a b"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("#!/bin/bash\n{{ sepc.name }}\n", r"sbatch\.j2:2: 'sepc' is undefined"),
+        ("#!/bin/bash\n{{ spec.nmae }}\n", r"sbatch\.j2:2: .*nmae"),
+        ("a\n{% if %}\n", r"sbatch\.j2:2: "),
+        ('{% extends "nothing.j2" %}', r"nothing\.j2"),
+        ("{{ spec.slurm }}", "cannot be written into a batch script"),
+        ("{{ 'a\\nb' }}", "holds a line break"),
+        ("{{ none }}", "None cannot be written"),
+        ("{{ spec.workdir }}", "None cannot be written"),
+    ],
+)
+def test_what_is_wrong_with_a_template_is_told(shell: Shell, source: str, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        rendered(shell, source)
+
+
+def test_a_folder_of_templates_that_is_not_there(shell: Shell) -> None:
+    with pytest.raises(SpecError, match="no file or folder"):
+        render(
+            make_spec(),
+            run_dir=RunDir(shell.folder),
+            python="python",
+            header={},
+            template=Path("/no/such/place"),
+        )
