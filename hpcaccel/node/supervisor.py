@@ -7,6 +7,7 @@ something else.
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import time
 
@@ -37,6 +38,7 @@ KILL_AGAIN_SECONDS = 10.0
 def supervise(run: RunDir) -> int:
     """Run the ranks of ``run`` until nothing is left to do in this allocation; the batch step's exit code."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    _take_over_signals()
     launch = read_launch(run)
     allocation = current_allocation(run, launch)
     lease.acquire(run, job_id=allocation.job_id, restart_count=allocation.restart_count)
@@ -44,6 +46,13 @@ def supervise(run: RunDir) -> int:
         return Supervisor(run, launch, allocation).run_attempts()
     finally:
         lease.release(run)
+
+
+def _take_over_signals() -> None:
+    """Hear what the batch script heard during its set-up. Until here it ignored USR2, which our children must not."""
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    for name in os.environ.pop("HPCACCEL_EARLY_SIGNALS", "").split():
+        os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
 
 
 def record_setup_failure(run: RunDir, *, exit_code: int, name: str) -> int:

@@ -1,0 +1,28 @@
+"""Signals that the batch script heard before it became the supervisor."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import os, signal
+from hpcaccel.node import supervisor
+signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.WATCHED)
+supervisor._take_over_signals()
+print(sorted(number.name for number in signal.sigpending()))
+print(signal.getsignal(signal.SIGUSR2).name)
+print(os.environ.get("HPCACCEL_EARLY_SIGNALS"))
+"""
+
+
+def test_they_wait_for_the_supervisor_and_its_children_do_not_ignore_them() -> None:
+    script = "trap '' USR2; exec \"$@\""
+    result = subprocess.run(
+        ["bash", "-c", script, "-", sys.executable, "-c", PROGRAM],
+        env={"HPCACCEL_EARLY_SIGNALS": " TERM USR2", "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.splitlines() == ["['SIGTERM', 'SIGUSR2']", "SIG_DFL", "None"]
