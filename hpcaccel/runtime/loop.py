@@ -184,7 +184,7 @@ class Loop:
             return
         self._seen_step = self.step
         if not self._checked:
-            self._refuse_forgotten_resume()
+            self._check_resumed()
         if not self._saver.has_place:
             self._warn_no_place()
         verdict = self._agreement.read()
@@ -365,16 +365,21 @@ class Loop:
 
     # -- misuse -----------------------------------------------------------------------------------------------------
 
-    def _refuse_forgotten_resume(self) -> None:
+    def _check_resumed(self) -> None:
+        """At the first step: a run that has a checkpoint must not start from the beginning without a word."""
         self._checked = True
-        if not self._used or self._resumed is not None:
+        path = self._saver.find() if self._resumed is None else None
+        if path is None:
             return
-        path = self._saver.find()
-        if path is not None:
+        if self._used:
             raise RuntimeMisuse(
                 f"this run has a checkpoint, {path}, but the script trains from the start. Call accelerator.resume() "
                 "after prepare() (epochs() and steps() do so too), or set checkpoint.resume to never"
             )
+        self._say(
+            f"this run has a checkpoint, {path}, which the script does not load: it trains from the start. "
+            "accelerator.load_state() without a path would load it"
+        )
 
     def _warn_no_place(self) -> None:
         if self._used and not self._warned:

@@ -145,6 +145,7 @@ def _initialise(env: RankEnvironment, device: torch.device) -> None:
     timeout = timedelta(seconds=TIMEOUT_SECONDS)
     options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
     if env.world_size == 1:
+        store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout, **options)
         return
     os.environ.update(env.variables)

@@ -1,0 +1,51 @@
+"""Plain PyTorch DDP: torchrun's variables, a checkpoint of its own, not a word of hpcaccel.
+
+hpcaccel starts it, watches it, and brings it back after a preemption; the script finds its own checkpoint again.
+"""
+
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = int(os.environ.get("PLAIN_STEPS", "200"))
+# A requeued job keeps its id, and starts in the same directory.
+CHECKPOINT = Path(os.environ.get("PLAIN_CHECKPOINT", f"plain-{os.environ.get('SLURM_JOB_ID', 'local')}.pt"))
+
+rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+cuda = torch.cuda.is_available()
+device = (
+    torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()) if cuda else torch.device("cpu")
+)
+dist.init_process_group("nccl" if cuda else "gloo")
+
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Linear(16, 1).to(device))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+first = 0
+if CHECKPOINT.exists():
+    saved = torch.load(CHECKPOINT, map_location=device, weights_only=True)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    first = saved["step"]
+    print(f"rank {rank} goes on from step {first}", flush=True)
+
+truth = torch.arange(16.0, device=device) / 16
+for step in range(first, STEPS):
+    generator = torch.Generator().manual_seed(step * world_size + rank)
+    x = torch.randn(32, 16, generator=generator).to(device)
+    loss = nn.functional.mse_loss(model(x).squeeze(1), x @ truth)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if (step + 1) % 50 == 0 and rank == 0:
+        print(f"step {step + 1} loss {loss.item():.6f}", flush=True)
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
+        torch.save(state, CHECKPOINT.with_suffix(".tmp"))
+        CHECKPOINT.with_suffix(".tmp").replace(CHECKPOINT)
+
+dist.barrier()
+dist.destroy_process_group()
