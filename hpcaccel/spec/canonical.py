@@ -16,7 +16,7 @@ from hpcaccel.spec.job import JobSpec
 from hpcaccel.spec.layers import Layer
 from hpcaccel.spec.overrides import section_of
 from hpcaccel.spec.problems import describe, report
-from hpcaccel.spec.yaml12 import NUMBERS
+from hpcaccel.spec.yaml12 import FOREIGN_BREAK, NUMBERS
 
 __all__ = ["from_json", "spec_hash", "to_json", "to_yaml"]
 
@@ -49,7 +49,10 @@ def spec_hash(spec: JobSpec) -> str:
 
 
 def to_yaml(spec: JobSpec) -> str:
-    """The whole spec for people; loading it gives the same spec. Settings that ask for nothing are left out."""
+    """The whole spec for people. Settings that ask for nothing are left out.
+
+    Loading it gives the same spec again, but for a value that begins with a literal ``~/``, which no file can say.
+    """
     values = spec.model_dump(mode="json")
     written = {name: _written(values[name], field) for name, field in JobSpec.model_fields.items()}
     shown = {name: value for name, value in written.items() if value not in (None, {})}
@@ -77,5 +80,10 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style='"' if FOREIGN_BREAK.search(value) else None)
+
+
+_Dumper.add_representer(str, _text)
 for _tag, _pattern in NUMBERS.items():
     _Dumper.add_implicit_resolver(_tag, _pattern, None)

@@ -23,7 +23,7 @@ _PLAIN_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)", re.ASCII)
 
 
 def _module(value: Any) -> str:
-    if not isinstance(value, str) or not _MODULE.fullmatch(value):
+    if not isinstance(value, str) or not _MODULE.fullmatch(value) or value.endswith(".py"):
         raise ValueError("is not the name of a module (such as pkg.train, without .py)")
     return value
 

@@ -1,6 +1,7 @@
-"""Values become what they stand for: ``${env:NAME}``, a leading ``~``, and paths made absolute against their file.
+"""Values become what they stand for: ``${env:NAME}``, a leading ``~/``, and paths made absolute against their file.
 
-Everything else stays literal. ``$${env:NAME}`` is the way to write ``${env:NAME}`` itself.
+Everything else stays literal. ``$${env:NAME}`` is the way to write ``${env:NAME}`` itself. ``~`` alone and ``~user``
+stand for a home in paths only.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class _Walker:
             return {key: self.walk(item, (*path, key)) for key, item in value.items()}
         if isinstance(value, list):
             return [self.walk(item, (*path, index)) for index, item in enumerate(value)]
+        if isinstance(value, os.PathLike):
+            value = str(value)
         text = value.text if isinstance(value, Plain) else value
         if not isinstance(text, str):
             return value
@@ -72,7 +75,7 @@ class _Walker:
 
     def text(self, value: str, path: KeyPath) -> str:
         expanded = _ENV.sub(lambda match: self.variable(match, path), value)
-        if value == "~" or value.startswith("~/"):
+        if value.startswith("~/"):
             return os.path.expanduser("~") + expanded[1:]
         return expanded
 

@@ -31,6 +31,7 @@ __all__ = [
     "PathText",
     "Positive",
     "Section",
+    "Seed",
     "Text",
     "Time",
     "Variable",
@@ -194,16 +195,19 @@ def _plain(value: Any) -> Any:
     return value.value if isinstance(value, Plain) else value
 
 
-def _bounded(kind: type[int] | type[float], minimum: float = -math.inf, *, above: float = -math.inf) -> BeforeValidator:
-    """Checks a whole or real number against a lower bound that is (``minimum``) or is not (``above``) allowed."""
+def _bounded(
+    kind: type[int] | type[float], minimum: float = -math.inf, maximum: float = 2**62, *, above: float = -math.inf
+) -> BeforeValidator:
+    """Checks a whole or real number against bounds; ``above`` is one that is not allowed itself."""
     bound = f" of at least {minimum}" if minimum > -math.inf else f" above {above}" if above > -math.inf else ""
+    bound += f" and at most {maximum}" if maximum < 2**62 else ""
     message = f"must be {'a whole number' if kind is int else 'a number'}{bound}"
 
     def validate(value: Any) -> Any:
         given = _plain(value)
         if isinstance(given, bool) or not isinstance(given, int if kind is int else (int, float)):
             raise ValueError(message)
-        if not math.isfinite(given) or abs(given) > 2**62 or given < minimum or given <= above:
+        if not (max(minimum, -(2**62)) <= given <= maximum and given > above):
             raise ValueError(message)
         return given
 
@@ -220,6 +224,8 @@ Natural = Annotated[int, _bounded(int, 0), _number_schema("integer", minimum=0)]
 """A whole number from 0 on."""
 Count = Annotated[int, _bounded(int, 1), _number_schema("integer", minimum=1)]
 """A whole number from 1 on."""
+Seed = Annotated[int, _bounded(int, 0, 2**32 - 1), _number_schema("integer", minimum=0, maximum=2**32 - 1)]
+"""A seed that Python, numpy and torch all take."""
 Positive = Annotated[float, _bounded(float, above=0), _number_schema("number", exclusiveMinimum=0)]
 """A number above 0."""
 

@@ -84,11 +84,10 @@ def _moved(key: str) -> str | None:
 
 
 def _closest(word: str, known: Sequence[str]) -> str:
-    match = difflib.get_close_matches(word, [item for item in known if item], n=1)
-    if not match:
-        last = {item.rpartition(".")[2]: item for item in known if item}
-        match = [last[item] for item in difflib.get_close_matches(word, list(last), n=1)]
-    return f" Did you mean {match[0]!r}?" if match else ""
+    """The known key most like ``word``, with or without its section."""
+    spellings = {item.rpartition(".")[2]: item for item in known if item} | {item: item for item in known if item}
+    match = difflib.get_close_matches(word, list(spellings), n=1)
+    return f" Did you mean {spellings[match[0]]!r}?" if match else ""
 
 
 def _joined(parts: tuple[str, ...]) -> KeyPath:
@@ -163,18 +162,26 @@ def grid(axes: Sequence[str]) -> list[list[str]]:
     keys: dict[KeyPath, str] = {}
     choices = []
     for axis in axes:
-        key, equals, values = axis.partition("=")
-        if not equals or not key:
-            raise SpecError(f"command line: --grid {axis}: write key=a,b,c, such as args.lr=1e-3,3e-4")
-        path = full_path(key)
-        if path in keys:
-            raise SpecError(f"command line: --grid {axis}: {keys[path]} is an axis already")
-        keys[path] = key
-        parts = _split(values)
-        if "" in parts:
-            raise SpecError(f"command line: --grid {axis}: a value is empty (write '' for an empty text)")
-        choices.append([f"{key}={part}" for part in parts])
+        try:
+            key, values = _axis(axis, keys)
+        except SpecError as error:
+            raise SpecError(f"command line: --grid {axis}: {error}") from None
+        choices.append([f"{key}={value}" for value in values])
     return [list(combination) for combination in itertools.product(*choices)]
+
+
+def _axis(axis: str, keys: dict[KeyPath, str]) -> tuple[str, list[str]]:
+    key, equals, text = axis.partition("=")
+    if not equals or not key:
+        raise SpecError("write key=a,b,c, such as args.lr=1e-3,3e-4")
+    path = full_path(key)
+    if path in keys:
+        raise SpecError(f"{keys[path]} is an axis already")
+    keys[path] = key
+    values = _split(text)
+    if "" in values:
+        raise SpecError("a value is empty (write '' for an empty text)")
+    return key, values
 
 
 def _split(values: str) -> list[str]:

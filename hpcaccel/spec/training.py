@@ -6,12 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from hpcaccel.spec.fields import Count, Flag, Natural, PathText, Positive, Section, Word, words
+from hpcaccel.spec.fields import Count, Flag, Natural, PathText, Positive, Section, Seed, Word, words
 
 __all__ = ["Checkpoint", "Fsdp", "Resilience", "Runtime"]
-
-MAX_SEED = 2**32 - 1
-"""numpy takes no larger seed."""
 
 
 class Fsdp(Section):
@@ -26,12 +23,6 @@ class Fsdp(Section):
     )
 
 
-def _seed(value: Any) -> Any:
-    if value is not None and isinstance(value, int) and value > MAX_SEED:
-        raise ValueError(f"must be at most {MAX_SEED}")
-    return value
-
-
 class Runtime(Section):
     """Settings of hpcaccel.Accelerator. Programs that do not use it are not touched by them, ``stop`` excepted."""
 
@@ -41,7 +32,7 @@ class Runtime(Section):
     )
     mixed_precision: Literal["no", "fp16", "bf16"] = Field(default="no", description="Precision of the forward pass.")
     gradient_accumulation_steps: Count = Field(default=1, description="Micro-batches for one optimizer step.")
-    seed: Annotated[Natural | None, BeforeValidator(_seed)] = Field(
+    seed: Seed | None = Field(
         default=None, description="Seed of Python, numpy and torch on every rank. Default: none is set."
     )
     deterministic: Flag = Field(

@@ -41,7 +41,7 @@ NUMBERS = {_TAG + "int": _INT, _TAG + "float": _FLOAT}
 _MAX_DIGITS = 300
 """Longer ones stay text: no setting is such a number, and Python refuses to read the longest."""
 
-_FOREIGN_BREAK = re.compile("[\x85\u2028\u2029]")
+FOREIGN_BREAK = re.compile("[\x85\u2028\u2029]")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class _Loader(Reader, Scanner, Parser, Composer, _Resolver):
 
 def parse_yaml(text: str, source: str) -> Document:
     """Parse one YAML document; ``source`` is the file's name in messages. Problems are collected, not raised."""
-    match = _FOREIGN_BREAK.search(text)
+    match = FOREIGN_BREAK.search(text)
     if match:
         line = text.count("\n", 0, match.start()) + 1
         code = f"U+{ord(match[0]):04X}"
@@ -164,7 +164,7 @@ def _parse(text: str, place_of: Callable[[int], Place]) -> Document:
             document.value = _Builder(document, place_of).build(node, ())
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        message = f"the character U+{ord(error.character):04X} may not stand in YAML"
+        message = f"the character U+{error.character:04X} may not stand in YAML"
         document.problems.append(Problem(place_of(line), message))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -190,10 +190,13 @@ class _Builder:
     def problem(self, node: Node, message: str) -> None:
         self.document.problems.append(Problem(self.place(node), message))
 
-    def build(self, node: Node, path: KeyPath) -> Any:
+    def tick(self, node: Node) -> None:
         self.count += 1
         if self.count > MAX_VALUES:
             raise yaml.MarkedYAMLError(problem=f"more than {MAX_VALUES} values", problem_mark=node.start_mark)
+
+    def build(self, node: Node, path: KeyPath) -> Any:
+        self.tick(node)
         if id(node) in self.open:
             raise yaml.MarkedYAMLError(problem="an alias stands inside what it names", problem_mark=node.start_mark)
         self.document.places.setdefault(path, self.place(node))
@@ -266,6 +269,7 @@ class _Builder:
             raise yaml.MarkedYAMLError(problem="an alias stands inside what it names", problem_mark=node.start_mark)
         self.open.add(id(node))
         for source in sources:
+            self.tick(source)
             if isinstance(source, MappingNode) and id(source) not in self.open - {id(node)}:
                 yield from self.entries(source, path)
             else:

@@ -1,0 +1,117 @@
+# ruff: noqa: E501  (messages stand here in one piece)
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.errors import SpecError
+from hpcaccel.spec import load_profile, load_spec, profile_names
+
+
+def add(tmp_path: Path, name: str, text: str) -> Path:
+    path = tmp_path / "config/hpcaccel/clusters" / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_local_is_always_there() -> None:
+    profile = load_profile("local")
+    assert profile is not None
+    assert (profile.name, profile.backend, profile.source) == ("local", "local", None)
+    assert profile_names() == ["local"]
+    assert load_profile() is None
+
+
+def test_a_profile_is_read_from_its_file(tmp_path: Path) -> None:
+    path = add(
+        tmp_path,
+        "alps",
+        "runs_dir: ~/runs\nslurm: {account: 007, partition: gpu}\nenv: {NCCL_SOCKET_IFNAME: hsn}\ntemplates: tpl\n",
+    )
+    profile = load_profile("alps")
+    assert profile is not None
+    assert (profile.name, profile.backend, profile.default, profile.source) == ("alps", "slurm", False, path)
+    assert profile.runs_dir == "/home/ada/runs"
+    assert profile.templates == str(path.parent / "tpl")
+    assert profile.slurm.account == "007"
+    assert profile.env == {"NCCL_SOCKET_IFNAME": "hsn"}
+    assert profile_names() == ["alps", "local"]
+
+
+def test_local_may_have_a_file_too(tmp_path: Path) -> None:
+    add(tmp_path, "local", "backend: local\nruns_dir: /runs\n")
+    profile = load_profile("local")
+    assert profile is not None
+    assert profile.runs_dir == "/runs"
+
+
+def test_the_default_profile(tmp_path: Path) -> None:
+    add(tmp_path, "alps", "default: true\n")
+    add(tmp_path, "other", "default: false\n")
+    profile = load_profile()
+    assert profile is not None
+    assert profile.name == "alps"
+    add(tmp_path, "second", "default: true\n")
+    with pytest.raises(SpecError, match=r"has default: true \(alps, second\): leave one"):
+        load_profile()
+
+
+@pytest.mark.parametrize("name", ["alsp", "../alps", ""])
+def test_an_unknown_profile(tmp_path: Path, name: str) -> None:
+    add(tmp_path, "alps", "slurm: {}\n")
+    with pytest.raises(SpecError) as caught:
+        load_profile(name)
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"no cluster profile {name!r} (has: alps, local; in {tmp_path}/config/hpcaccel/clusters)")
+    assert name == "" or problem.endswith("Did you mean 'alps'?")
+
+
+def test_all_that_is_wrong_with_a_profile(tmp_path: Path) -> None:
+    path = add(
+        tmp_path,
+        "alps",
+        "name: alsp\nbackend: slrum\nslurm:\n  signal: x\n  mem: 1G\n  mem_per_cpu: 1G\nruns_dir: $HOME/x\n",
+    )
+    with pytest.raises(SpecError) as caught:
+        load_profile("alps")
+    assert caught.value.problems == [
+        f"{path}:1: name 'alsp' is not that of the file (alps)",
+        f"{path}:2: backend 'slrum' is not allowed (has: slurm, local). Did you mean 'slurm'?",
+        f"{path}:4: slurm.signal is set by resilience.warning_seconds",
+        f"{path}:6: slurm.mem_per_cpu cannot stand beside mem: set one of mem, mem_per_cpu, mem_per_gpu",
+        f"{path}:7: runs_dir '$HOME/x': $HOME is not expanded here. Write ${{env:HOME}}/x",
+    ]
+
+
+def test_defaults_of_a_profile_lie_under_the_spec(tmp_path: Path) -> None:
+    add(
+        tmp_path,
+        "alps",
+        "slurm: {account: abc, partition: gpu, time: 30, mem: 10G, gpus_per_node: 4, extra: {switches-x: 1}}\n"
+        "environment: {modules: [cuda], env: {A: site, B: site}}\n",
+    )
+    (tmp_path / "job.yaml").write_text(
+        "name: a\nentrypoint: {module: m}\nslurm: {partition: big, mem_per_gpu: 1G}\nenvironment: {env: {B: own}}\n"
+    )
+    spec = load_spec("job.yaml", profile=load_profile("alps"), overrides=["time=60"])
+    assert dict(spec.slurm.flags()) == {
+        "account": "abc", "partition": "big", "nodes": "1", "ntasks-per-node": "4", "gpus-per-node": "4", "mem-per-gpu": "1G",
+        "time": "01:00:00", "switches-x": "1",
+    }  # fmt: skip
+    assert spec.environment.modules == ["cuda"]
+    assert spec.environment.env == {"A": "site", "B": "own"}
+
+
+def test_what_the_profile_makes_wrong_names_the_profile(tmp_path: Path) -> None:
+    path = add(tmp_path, "alps", "environment: {env: {TOKEN: x}}\n")
+    (tmp_path / "job.yaml").write_text("name: a\nentrypoint: {module: m}\nenvironment: {env: {B: own}, conda: e}\n")
+    spec = load_spec("job.yaml", profile=load_profile("alps"))
+    assert spec.environment.env == {"TOKEN": "x", "B": "own"}
+    (tmp_path / "job.yaml").write_text("name: a\nentrypoint: {module: m}\nenvironment: {secrets: [TOKEN]}\n")
+    with pytest.raises(
+        SpecError, match=r"^job\.yaml:3: environment\.secrets\.0 'TOKEN' stands in environment\.env too"
+    ):
+        load_spec("job.yaml", profile=load_profile("alps"))
+    assert path.exists()

@@ -1,0 +1,123 @@
+# ruff: noqa: E501  (messages stand here in one piece)
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcaccel.spec.fields import format_number
+
+
+def test_flags_in_the_order_of_the_file(load) -> None:
+    spec = load(
+        "entrypoint: {script: train.py, args: {lr: 3.0e-4, depth: 4, compile: true, old: false, tag: null, b: [1, x]}}"
+    )
+    assert spec.arguments() == ["--lr", "3e-4", "--depth", "4", "--compile", "--b", "1", "x"]
+
+
+def test_text_is_kept_character_by_character(load) -> None:
+    spec = load(
+        """entrypoint: {script: train.py, args: {a: "$(x) `y` ' \\" # é \\t\\u2028", b_c: no, d: 0123, e: '007', f: ''}}"""
+    )
+    assert spec.arguments() == [
+        "--a",
+        "$(x) `y` ' \" # é \t\u2028",
+        "--b_c",
+        "no",
+        "--d",
+        "0123",
+        "--e",
+        "007",
+        "--f",
+        "",
+    ]
+
+
+def test_a_list_is_passed_as_it_was_written(load) -> None:
+    spec = load("entrypoint: {script: train.py, args: [--lr, 3.0e-4, -v, true, 1.10]}")
+    assert spec.arguments() == ["--lr", "3.0e-4", "-v", "true", "1.10"]
+
+
+def test_hydra_writes_everything_out(load) -> None:
+    spec = load("""
+entrypoint:
+  module: pkg.train
+  args_style: key=value
+  args: {lr: 1e-3, on: true, off: false, none: null, model: {depth: 4, name: a b}, l: [1, x, "a,b", "it's"], +new: 1}
+""")
+    assert spec.arguments() == [
+        "lr=1e-3", "on=true", "off=false", "none=null", "model.depth=4", "model.name=a b", "l=[1,x,'a,b','it\\'s']", "+new=1",
+    ]  # fmt: skip
+
+
+def test_numbers_that_no_float_can_hold_stay_text(load) -> None:
+    spec = load("entrypoint: {script: train.py, args: {a: .inf, b: 1e999, c: 12345678901234567890123}}")
+    assert spec.arguments() == ["--a", "inf", "--b", "1e999", "--c", "12345678901234567890123"]
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "kind", "mode"),
+    [
+        ("{script: train.py}", "script", "cooperative"),
+        ("{module: pkg.train}", "module", "cooperative"),
+        ("{command: [bash, -c, 'exit 3']}", "command", "signals"),
+    ],
+)
+def test_the_kind_decides_how_the_ranks_are_stopped(load, entrypoint: str, kind: str, mode: str) -> None:
+    spec = load(f"entrypoint: {entrypoint}")
+    assert (spec.entrypoint.kind, spec.stop_mode) == (kind, mode)
+    other = load(f"entrypoint: {entrypoint}\nruntime: {{stop: signals}}")
+    assert other.stop_mode == "signals"
+
+
+def test_a_command_with_a_slash_is_a_path_beside_the_file(load, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").touch()
+    assert load("entrypoint: {command: [./run.sh, ./data]}").entrypoint.command == [str(tmp_path / "run.sh"), "./data"]
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "problem"),
+    [
+        ("{}", "entrypoint must have one of script, module, command"),
+        ("{script: train.py, module: a}", "entrypoint.module cannot stand beside script: set one of script, module, command"),
+        ("{module: train.py}", "entrypoint.module 'train.py' is not the name of a module (such as pkg.train, without .py)"),
+        ("{module: a-b}", "entrypoint.module 'a-b' is not the name of a module (such as pkg.train, without .py)"),
+        ("{command: ./run --fast}", "entrypoint.command './run --fast' must be a list of the program and its arguments: [./run, --fast]"),
+        ("{command: []}", "entrypoint.command must name a program: [./program, --flag]"),
+        ("{script: nope.py}", "entrypoint.script '{tmp}/nope.py' is not a file"),
+        ("{command: [./nope]}", "entrypoint.command '{tmp}/nope' is not a file"),
+        ("{function: f}", "entrypoint.function is set by hpcaccel.submit() in Python: use script, module or command"),
+        ("{script: train.py, args: 5}", "entrypoint.args 5 must be a mapping (lr: 3e-4) or a list ([--lr, 3e-4])"),
+        ("{script: train.py, args: {--lr: 1}}", "entrypoint.args has the key --lr: write it without the dashes (lr), or all of args as a list"),
+        ("{script: train.py, args: {a b: 1}}", "entrypoint.args has the key 'a b': no spaces and no '=' may stand in one"),
+        ("{script: train.py, args: {a: [[1]]}}", "entrypoint.args a: item 1 must be text, a number, true or false"),
+        ('{script: train.py, args: {a: "x\\ny"}}', "entrypoint.args a: holds a line break: a value must be one line"),
+        ('{script: train.py, args: ["x\\0y"]}', "entrypoint.args item 1 holds a NUL character, which no program can be given"),
+        ("{script: train.py, args: {a: {b: 1}}}", "entrypoint.args.a is a mapping: flags have no levels. Write a.<name>: …, or set args_style: key=value"),
+        ("{script: train.py, args_style: hydra}", "entrypoint.args_style 'hydra' is not allowed (has: flags, key=value)"),
+    ],
+)  # fmt: skip
+def test_problems(problems, tmp_path: Path, entrypoint: str, problem: str) -> None:
+    assert f"job.yaml:2: {problem.replace('{tmp}', str(tmp_path))}" in problems(f"entrypoint: {entrypoint}")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (3e-4, "3e-4"), (0.001, "1e-3"), (0.05, "0.05"), (0.1, "0.1"), (1.0, "1.0"), (1500.0, "1500.0"), (-2.5e-5, "-2.5e-5"),
+        (1e16, "1e16"), (1.5e300, "1.5e300"), (0.0, "0.0"), (-0.0, "-0.0"), (123, "123"), (0.00015, "1.5e-4"), (0.0123, "0.0123"),
+    ],
+)  # fmt: skip
+def test_format_number(value: float, text: str) -> None:
+    assert format_number(value) == text
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_formatted_number_is_the_same_number(value: float) -> None:
+    text = format_number(value)
+    assert float(text) == value
+    assert math.copysign(1, float(text)) == math.copysign(1, value)
+    assert format_number(float(text)) == text

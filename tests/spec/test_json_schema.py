@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from hpcaccel.spec import schema
+
+JOBS = Path(__file__).resolve().parents[2] / "jobs"
+
+
+def properties(node: dict[str, Any], name: str = "") -> list[tuple[str, dict[str, Any]]]:
+    found = [(f"{name}.{key}", value) for key, value in node.get("properties", {}).items()]
+    return found + [item for key, value in node.get("$defs", {}).items() for item in properties(value, key)]
+
+
+def test_it_is_a_schema_of_draft_2020_12() -> None:
+    assert schema()["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    jsonschema.Draft202012Validator.check_schema(schema())
+
+
+def test_every_key_is_described() -> None:
+    every = properties(schema())
+    assert len(every) > 80
+    assert [name for name, value in every if len(value.get("description", "")) < 10] == []
+
+
+def test_the_names_are_those_of_the_file() -> None:
+    defs = schema()["$defs"]
+    assert "copy" in defs["Code"]["properties"]
+    assert "function" not in defs["Entrypoint"]["properties"]
+    assert "extends" in schema()["properties"]
+
+
+@pytest.mark.parametrize("path", sorted(JOBS.rglob("*.yaml")), ids=lambda path: str(path.relative_to(JOBS)))
+def test_the_examples_fit(path: Path) -> None:
+    jsonschema.validate(yaml.safe_load(path.read_text()), schema(), cls=jsonschema.Draft202012Validator)
+
+
+@pytest.mark.parametrize(
+    ("values", "fits"),
+    [
+        ({"name": "a", "entrypoint": {"script": "x"}}, True),
+        ({"extends": "base.yaml", "slurm": {"nodes": 4, "time": "10:00", "mem": 1.5}}, True),
+        (
+            {
+                "name": "a",
+                "entrypoint": {"command": ["x"], "args": ["--lr", 3e-4]},
+                "environment": {"env": None},
+                "srun": None,
+            },
+            True,
+        ),
+        (
+            {"name": "a", "entrypoint": {"script": "x"}, "checkpoint": {"keep": "${env:KEEP}", "every_minutes": None}},
+            True,
+        ),
+        ({"name": "a"}, False),
+        ({"name": "a/b", "entrypoint": {"script": "x"}}, False),
+        ({"name": "a", "entrypoint": {"script": "x"}, "slurm": {"partitoin": "gpu"}}, False),
+        ({"name": "a", "entrypoint": {"script": "x"}, "checkpoint": {"keep": 0}}, False),
+        ({"name": "a", "entrypoint": {"script": "x"}, "runtime": {"strategy": "x"}}, False),
+    ],
+)
+def test_what_fits(values: dict[str, Any], fits: bool) -> None:
+    assert jsonschema.Draft202012Validator(schema()).is_valid(values) is fits

@@ -1,0 +1,320 @@
+# ruff: noqa: E501  (messages stand here in one piece)
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.errors import SpecError
+from hpcaccel.spec import load_spec, spec_from_values
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def failure(path: str | Path, *overrides: str) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        load_spec(path, overrides=overrides)
+    return caught.value.problems
+
+
+# -- files that are none --------------------------------------------------------------------------------------------
+
+
+def test_a_missing_file_names_the_closest(tmp_path: Path) -> None:
+    write(tmp_path / "jobs/train.yaml", "x: 1")
+    assert failure("jobs/trian.yaml") == ["jobs/trian.yaml: no such file. Did you mean 'jobs/train.yaml'?"]
+    assert failure("nowhere/a.yaml") == ["nowhere/a.yaml: no such file"]
+    assert failure("train.py/a.yaml") == ["train.py/a.yaml: no such file"]
+
+
+def test_a_directory_tells_what_it_holds(tmp_path: Path) -> None:
+    write(tmp_path / "jobs/train.yaml", "x: 1")
+    assert failure("jobs") == ["jobs is a directory, not a YAML file (it holds train.yaml)"]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "f.yaml: the file is empty. `hpcaccel init` writes one to start from"),
+        (b"# only a comment\n", "f.yaml: the file is empty. `hpcaccel init` writes one to start from"),
+        (b"- a\n- b\n", "f.yaml: the file must hold a mapping (name: …, entrypoint: …), not a list"),
+        (b"hello\n", "f.yaml: the file must hold a mapping (name: …, entrypoint: …), not a single value"),
+        (b"a: b\nc: \xff\n", "f.yaml:2: not UTF-8 text (byte 0xff)"),
+        (b"a: b\nc: [d\n", "f.yaml:3: not valid YAML: while parsing a flow sequence, expected ',' or ']', but got '<stream end>'"),
+        (b"\x7fELF\x00\x01", "f.yaml:1: the character U+007F may not stand in YAML"),
+    ],
+)  # fmt: skip
+def test_files_that_are_no_spec(tmp_path: Path, content: bytes, problem: str) -> None:
+    (tmp_path / "f.yaml").write_bytes(content)
+    assert failure("f.yaml") == [problem]
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path) -> None:
+    (tmp_path / "f.yaml").write_bytes(b"\xef\xbb\xbfname: gpt\r\nentrypoint:\r\n  script: train.py\r\n")
+    assert load_spec("f.yaml").name == "gpt"
+
+
+# -- all errors at once ---------------------------------------------------------------------------------------------
+
+
+def test_all_errors_at_once_each_with_its_line(problems, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOPE", raising=False)
+    text = """\
+entrypoint:
+  script: $SCRATCH/x.py
+  args: {m: {a: 1}}
+nodes: 4
+slurm:
+  partitoin: gpu
+  time: tomorrow
+  mem: 4G
+  mem_per_cpu: 2G
+runtime: {strategy: dpd, mixed_precision: false}
+environment:
+  env: {RANK: 1, 1x: 2, X: null, S: "${env:NOPE}"}
+  secrets: [A, A, S]
+  modules: cuda
+  time: 5
+checkpoint: {keep: 0}
+name: g pt
+sweep: {trials: 3}
+"""
+    slurm = (
+        "account, partition, qos, reservation, nodes, ntasks_per_node, cpus_per_task, gpus_per_node, gpus_per_task, gres, "
+        "mem, mem_per_cpu, mem_per_gpu, time, time_min, constraint, exclude, nodelist, exclusive, comment, mail_type, "
+        "mail_user, begin, clusters, cores_per_socket, cpus_per_gpu, deadline, dependency, gpu_bind, hint, licenses, "
+        "network, nice, oversubscribe, priority, sockets_per_node, switches, threads_per_core, tmp, wckey, extra"
+    )
+    top = "name, entrypoint, slurm, srun, environment, code, workdir, runtime, checkpoint, resilience"
+    own = "modules, conda, venv, python, setup, setup_per_node, env, secrets"
+    assert problems(text, "nodes=abc", whole=True) == [
+        "job.yaml:2: entrypoint.script '$SCRATCH/x.py': $SCRATCH is not expanded here. Write ${env:SCRATCH}/x.py",
+        "job.yaml:3: entrypoint.args.m is a mapping: flags have no levels. Write m.<name>: …, or set args_style: key=value",
+        f"job.yaml:4: nodes is not a known key (has: {top}). Did you mean 'slurm.nodes'?",
+        f"job.yaml:6: slurm.partitoin is not a known key (has: {slurm}). Did you mean 'partition'?",
+        "job.yaml:7: slurm.time 'tomorrow' is not a time (allowed: minutes, minutes:seconds, hours:minutes:seconds, "
+        "days-hours, days-hours:minutes, days-hours:minutes:seconds, UNLIMITED)",
+        "job.yaml:9: slurm.mem_per_cpu cannot stand beside mem: set one of mem, mem_per_cpu, mem_per_gpu",
+        "job.yaml:10: runtime.strategy 'dpd' is not allowed (has: ddp, fsdp). Did you mean 'ddp'?",
+        "job.yaml:10: runtime.mixed_precision false is not allowed (has: no, fp16, bf16)",
+        "job.yaml:12: environment.env.S asks for ${env:NOPE}, but NOPE is not set in your environment",
+        "job.yaml:12: environment.env.1x '1x' is not the name of an environment variable (letters, digits and _, no digit first)",
+        "job.yaml:12: environment.env.X null must be text (write '' for an empty one)",
+        "job.yaml:12: environment.env.RANK is set by hpcaccel itself",
+        "job.yaml:13: environment.secrets.1 'A' stands twice",
+        "job.yaml:13: environment.secrets.2 'S' stands in environment.env too: a secret's value is not written",
+        "job.yaml:14: environment.modules 'cuda' must be a list",
+        f"job.yaml:15: environment.time is not a known key (has: {own}). Did you mean 'slurm.time'?",
+        "job.yaml:16: checkpoint.keep 0 must be a whole number of at least 1",
+        "job.yaml:17: name 'g pt' is not a name (letters, digits, '.', '_' and '-', a letter or digit first, at most 64): "
+        "it names a folder",
+        "job.yaml:18: sweep belongs to sweeps, which this command does not start: remove it, or use "
+        "`hpcaccel submit --grid key=a,b`",
+        "command line: nodes=abc: slurm.nodes 'abc' is not a number of nodes (allowed: 4, 2-4, or a list of sizes such as 1,2,4-8:2)",
+    ]  # fmt: skip
+
+
+def test_what_is_missing_says_what_it_is(problems) -> None:
+    assert problems("slurm: {}", whole=True) == [
+        "job.yaml:1: name is missing. A short name: of the Slurm job and of the folder that holds the runs.",
+        "job.yaml:1: entrypoint is missing. What the ranks run.",
+    ]
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "-x", "", "a b", "ü", "x" * 65, "[a]"])
+def test_a_name_is_a_safe_folder(problems, name: str) -> None:
+    (problem,) = problems(f"name: {name!r}\nentrypoint: {{script: train.py}}", whole=True)
+    assert problem.startswith(f"job.yaml:1: name {name!r} is not a name (letters, digits")
+
+
+def test_a_number_may_be_a_name(load) -> None:
+    assert load("name: 007\nentrypoint: {script: train.py}", whole=True).name == "007"
+
+
+def test_sections_with_nothing_behind_them_are_defaults(load) -> None:
+    assert load("slurm:\nenvironment:\n  env:\n  modules:\nsrun: {extra: }\n") == load("")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('environment: {setup: ["a\\nb"]}', "environment.setup.0 'a\\nb' holds a line break: a value must be one line"),
+        ('environment: {env: {A: "x\\0"}}', "environment.env.A 'x\\x00' holds a NUL character, which no program can be given"),
+        ('environment: {env: {A: "\\ud800"}}', "environment.env.A '\\ud800' is not text: it holds bytes that are not UTF-8, or half of a surrogate pair"),
+        ("environment: {env: {HPCACCEL_RUN_DIR: x}}", "environment.env.HPCACCEL_RUN_DIR is set by hpcaccel itself"),
+        ("environment: {venv: v, python: p}", "environment.python cannot stand beside venv: set one of venv, python"),
+        ("code: {copy: maybe}", "code.copy 'maybe' must be true or false"),
+        ("runtime: {seed: 5000000000}", "runtime.seed 5000000000 must be a whole number of at least 0 and at most 4294967295"),
+        ("checkpoint: {every_minutes: 0}", "checkpoint.every_minutes 0 must be a number above 0"),
+        ("checkpoint: {resume: }", "checkpoint.resume null must be auto, never or the path of a checkpoint"),
+        ("resilience: {max_failures: -1}", "resilience.max_failures -1 must be a whole number of at least 0"),
+        ("resilience: {requeue: 1}", "resilience.requeue 1 must be true or false"),
+        ("workdir: $WORK/x", "workdir '$WORK/x': $WORK is not expanded here. Write ${env:WORK}/x"),
+        ("workdir: ${WORK}/x", "workdir '${WORK}/x': $WORK is not expanded here. Write ${env:WORK}/x"),
+        ("workdir: ${env:1x}", "workdir '${env:1x}' is not understood: write ${env:NAME} with the name of a variable"),
+    ],
+)  # fmt: skip
+def test_values_that_are_refused(problems, text: str, problem: str) -> None:
+    assert problems(text) == [f"job.yaml:3: {problem}"]
+
+
+def test_a_value_of_a_hundred_kilobytes_is_refused_and_shown_short(problems) -> None:
+    (problem,) = problems(f"environment: {{env: {{A: '{'x' * 100_001}'}}}}")
+    assert problem.endswith("...' is 100001 bytes long (at most 100000)")
+    assert len(problem) < 200
+
+
+# -- what values stand for ------------------------------------------------------------------------------------------
+
+
+def test_values_are_literal_but_for_env_and_tilde(load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHO", "a$b ${env:WHO}")
+    spec = load("""
+environment:
+  env: {A: $HOME, B: "x${env:WHO}y", C: "$${env:WHO}", D: ~/data, E: a~/b, F: "~ada/x", G: "~"}
+""")
+    assert spec.environment.env == {
+        "A": "$HOME",
+        "B": "xa$b ${env:WHO}y",
+        "C": "${env:WHO}",
+        "D": "/home/ada/data",
+        "E": "a~/b",
+        "F": "~ada/x",
+        "G": "~",
+    }
+
+
+def test_numbers_and_switches_may_come_from_the_environment(load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("N", "4")
+    monkeypatch.setenv("YES", "true")
+    spec = load("slurm: {nodes: '${env:N}', cpus_per_task: '${env:N}'}\nruntime: {deterministic: '${env:YES}'}")
+    assert (spec.slurm.nodes, spec.slurm.cpus_per_task, spec.runtime.deterministic) == ("4", 4, True)
+
+
+def test_paths_start_at_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATA", "/data")
+    write(tmp_path / "jobs/train.py", "")
+    write(
+        tmp_path / "jobs/job.yaml",
+        "name: a\nentrypoint: {script: ./train.py}\nworkdir: ..\nenvironment: {venv: ~/v}\n"
+        "checkpoint: {resume: '${env:DATA}/step'}\ncode: {exclude: ['./data']}\n",
+    )
+    spec = load_spec("jobs/job.yaml", overrides=["environment.conda=./env"])
+    assert spec.source == tmp_path / "jobs/job.yaml"
+    assert spec.entrypoint.script == str(tmp_path / "jobs/train.py")
+    assert spec.workdir == str(tmp_path)
+    assert load_spec("jobs/job.yaml", overrides=["workdir='~'"]).workdir == "/home/ada"
+    assert spec.environment.conda == str(tmp_path / "jobs/env")
+    assert spec.environment.venv is None, "conda on the command line rules out the file's venv"
+    assert spec.checkpoint.resume == "/data/step"
+    assert spec.code.exclude == ["./data"]
+
+
+def test_names_without_a_slash_are_no_paths(load) -> None:
+    spec = load("entrypoint: {command: [bash]}\nenvironment: {conda: torch, python: python3.11}")
+    assert (spec.entrypoint.command, spec.environment.conda, spec.environment.python) == (
+        ["bash"],
+        "torch",
+        "python3.11",
+    )
+
+
+# -- extends --------------------------------------------------------------------------------------------------------
+
+
+def test_a_base_is_merged_key_by_key_and_lists_are_replaced(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", "")
+    write(
+        tmp_path / "site/base.yaml",
+        "name: base\nslurm: {partition: gpu, mem: 40G, gres: 'gpu:2'}\nentrypoint: {script: own.py, args: {a: 1, b: 2}}\n"
+        "environment: {modules: [x, y], env: {A: a}}\nworkdir: here\n",
+    )
+    write(tmp_path / "mid.yaml", "extends: site/base.yaml\nslurm: {mem_per_cpu: 2G}\nenvironment: {modules: [z]}\n")
+    write(
+        tmp_path / "job.yaml",
+        "extends: mid.yaml\nname: top\nentrypoint: {module: pkg.train, args: {b: 3, c: 4}}\nslurm: {gpus_per_node: 4}\n"
+        "environment: {env: {B: b}}\n",
+    )
+    spec = load_spec("job.yaml")
+    assert spec.name == "top"
+    assert spec.arguments() == ["--a", "1", "--b", "3", "--c", "4"]
+    assert (spec.entrypoint.kind, spec.entrypoint.script) == ("module", None)
+    assert dict(spec.slurm.flags())["partition"] == "gpu"
+    assert (spec.slurm.mem, spec.slurm.mem_per_cpu, spec.slurm.gres, spec.slurm.gpus_per_node) == (
+        None,
+        "2G",
+        None,
+        "4",
+    )
+    assert spec.environment.modules == ["z"]
+    assert spec.environment.env == {"A": "a", "B": "b"}
+    assert spec.workdir == str(tmp_path / "site/here")
+
+
+def test_a_script_of_a_base_stands_beside_the_base(tmp_path: Path) -> None:
+    write(tmp_path / "site/own.py", "")
+    write(tmp_path / "site/base.yaml", "entrypoint: {script: own.py}\n")
+    write(tmp_path / "job.yaml", "extends: site/base.yaml\nname: a\n")
+    assert load_spec("job.yaml").entrypoint.script == str(tmp_path / "site/own.py")
+
+
+def test_errors_in_a_base_name_the_base(tmp_path: Path) -> None:
+    write(tmp_path / "base.yaml", "slurm:\n  tmie: 5\n  mem: lots\nslurm: {}\n")
+    write(tmp_path / "job.yaml", "extends: base.yaml\nname: a\nentrypoint: {script: train.py}\nslurm: {nodes: x}\n")
+    lines = failure("job.yaml")
+    assert [line.split(" ")[0:2] for line in lines] == [
+        ["base.yaml:2:", "slurm.tmie"],
+        ["base.yaml:3:", "slurm.mem"],
+        ["base.yaml:4:", "slurm"],
+        ["job.yaml:4:", "slurm.nodes"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("base", "problem"),
+    [
+        ("extends: job.yaml", "job.yaml:1: extends 'base.yaml': base.yaml:1: extends 'job.yaml' comes back to where it started: job.yaml → base.yaml → job.yaml"),
+        ("extends: gone.yaml", "job.yaml:1: extends 'base.yaml': base.yaml:1: extends 'gone.yaml': gone.yaml: no such file. Did you mean 'job.yaml'?"),
+        ("", "job.yaml:1: extends 'base.yaml': base.yaml: the file is empty. `hpcaccel init` writes one to start from"),
+        ("extends: [a, b]", "base.yaml:1: extends must be the path of one file, such as base.yaml"),
+    ],
+)  # fmt: skip
+def test_bases_that_cannot_be_read(tmp_path: Path, base: str, problem: str) -> None:
+    write(tmp_path / "base.yaml", base)
+    write(tmp_path / "job.yaml", "extends: base.yaml\nname: a\nentrypoint: {script: train.py}\n")
+    assert failure("job.yaml") == [problem]
+
+
+def test_conflicts_inside_one_file_stay_conflicts(tmp_path: Path) -> None:
+    write(tmp_path / "base.yaml", "slurm: {mem_per_gpu: 1G}\n")
+    write(
+        tmp_path / "job.yaml",
+        "extends: base.yaml\nname: a\nentrypoint: {script: train.py}\nslurm: {mem: 1G, mem_per_cpu: 1G}\n",
+    )
+    assert failure("job.yaml") == [
+        "job.yaml:4: slurm.mem_per_cpu cannot stand beside mem: set one of mem, mem_per_cpu, mem_per_gpu"
+    ]
+
+
+# -- from Python ----------------------------------------------------------------------------------------------------
+
+
+def test_values_from_python_have_the_same_rules(tmp_path: Path) -> None:
+    spec = spec_from_values(
+        {"name": "a", "entrypoint": {"script": Path("train.py"), "args": {"lr": 3e-4, "out": Path("x")}}},
+        base=tmp_path,
+        overrides=["nodes=2"],
+    )
+    assert spec.entrypoint.script == str(tmp_path / "train.py")
+    assert spec.arguments() == ["--lr", "3e-4", "--out", "x"]
+    assert spec.slurm.nodes == "2"
+    with pytest.raises(SpecError, match=r"^spec: slurm\.nodse is not a known key"):
+        spec_from_values({"name": "a", "entrypoint": {"module": "m"}, "slurm": {"nodse": 2}})
+
+
+def test_a_function_is_named_from_python_only() -> None:
+    assert spec_from_values({"name": "a", "entrypoint": {"function": "train"}}).entrypoint.kind == "function"

@@ -1,0 +1,121 @@
+# ruff: noqa: E501  (messages stand here in one piece)
+from __future__ import annotations
+
+import pytest
+
+from hpcaccel.errors import SpecError
+from hpcaccel.spec import grid
+
+
+def test_the_leading_section_may_be_left_out(load) -> None:
+    spec = load(
+        "slurm: {nodes: 1}\nentrypoint: {script: train.py, args: {lr: 1.0, depth: 4}}",
+        "args.lr=1e-3", "nodes=4", "slurm.time=10:00", "keep=5", "env.A=no", "name=other", "resilience.requeue=false", "fsdp.wrap=[Block]",
+    )  # fmt: skip
+    assert spec.arguments() == ["--lr", "1e-3", "--depth", "4"]
+    assert (spec.slurm.nodes, spec.slurm.time, spec.checkpoint.keep, spec.name) == ("4", "00:10:00", 5, "other")
+    assert spec.environment.env == {"A": "no"}
+    assert spec.resilience.requeue is False
+    assert spec.runtime.fsdp.wrap == ["Block"]
+
+
+def test_a_value_is_taken_as_it_stands(load) -> None:
+    spec = load(
+        "", "comment=it's a: b # c", "args.x=[1, a b]", "env.N='7'", "env.S=$X ", "args.t=true", "exclusive=true"
+    )
+    assert spec.slurm.comment == "it's a: b # c"
+    assert spec.arguments() == ["--x", "1", "a b", "--t"]
+    assert spec.environment.env == {"N": "7", "S": "$X "}
+    assert spec.slurm.exclusive is True
+
+
+def test_a_mapping_replaces_the_whole_and_null_takes_a_value_away(load) -> None:
+    text = "entrypoint: {script: train.py, args: {a: 1, b: 2}}\nslurm: {partition: gpu}"
+    assert load(text, "args={c: 3}").arguments() == ["--c", "3"]
+    assert load(text, "args.a=null", "partition=null").arguments() == ["--b", "2"]
+
+
+def test_an_override_rules_out_what_cannot_stand_beside_it(load, problems) -> None:
+    text = "slurm: {mem: 40G, gpus_per_node: 2}"
+    slurm = load(text, "mem_per_cpu=2G", "gres=gpu:4").slurm
+    assert (slurm.mem, slurm.mem_per_cpu, slurm.gpus_per_node, slurm.gres) == (None, "2G", None, "gpu:4")
+    assert load(text, "gres=nvme:1").slurm.gpus_per_node == "2"
+    assert problems(text, "mem=1G", "mem_per_cpu=1G") == [
+        "command line: mem_per_cpu=1G: slurm.mem_per_cpu cannot stand beside mem: set one of mem, mem_per_cpu, mem_per_gpu"
+    ]
+
+
+def test_a_dot_goes_down_a_level_where_there_is_one(load) -> None:
+    text = "entrypoint: {script: train.py, args_style: key=value, args: {model: {depth: 4}, opt.lr: 1}}"
+    overrides = ("args.model.depth=8", "args.opt.lr=2", "args.new.key=3")
+    assert load(text, *overrides).arguments() == ["model.depth=8", "opt.lr=2", "new.key=3"]
+
+
+def test_the_last_of_two_wins(load) -> None:
+    assert load("", "nodes=2", "nodes=3").slurm.nodes == "3"
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("exclude=n1", "exclude is ambiguous: write slurm.exclude or code.exclude"),
+        ("extra.foo=1", "extra.foo is ambiguous: write slurm.extra.foo or srun.extra.foo"),
+        ("nodse=4", "nodse is not a known key. Did you mean 'slurm.nodes'?"),
+        ("slrum.nodes=4", "slrum.nodes is not a known key. Did you mean 'slurm.nodes'?"),
+        ("checkpoint.kepe=4", "checkpoint.kepe is not a known key (has: every_steps, every_minutes, keep, resume). Did you mean 'keep'?"),
+        ("slurm.signal=USR1", "slurm.signal is set by resilience.warning_seconds"),
+        ("signal=USR1", "signal is set by resilience.warning_seconds"),
+        ("extends=x.yaml", "extends is read from files only"),
+        ("checkpoint=4", "checkpoint is a section: set one of its keys (every_steps, every_minutes, keep, resume)"),
+        ("entrypoint.function=f", None),
+        ("nodes", "an override is written key=value, such as nodes=4"),
+        ("=4", "an override is written key=value, such as nodes=4"),
+        ("modules.0=x", "environment.modules is a list here: give all of it, environment.modules=[a, b]"),
+        ("args.x=[1", "not valid YAML: while parsing a flow sequence, expected ',' or ']', but got '<stream end>'. Text that begins with a bracket or a quote is read as YAML: put all of it in quotes"),
+        ("args.x='a' b", "not valid YAML: expected '<document start>', but found '<scalar>'. Text that begins with a bracket or a quote is read as YAML: put all of it in quotes"),
+        ("wrap=5", None),
+        ("fsdp.warp=5", "runtime.fsdp.warp is not a known key (has: wrap, reshard_after_forward). Did you mean 'wrap'?"),
+        ("keep=none", "checkpoint.keep 'none' must be a whole number of at least 1"),
+        ("env.A=\udcff", "environment.env.A '\\udcff' is not text: it holds bytes that are not UTF-8, or half of a surrogate pair"),
+    ],
+)  # fmt: skip
+def test_problems_name_the_override(problems, override: str, problem: str | None) -> None:
+    lines = problems("environment: {modules: [a]}", override)
+    assert len(lines) == 1
+    assert lines[0].startswith(f"command line: {override}: ")
+    if problem is not None:
+        assert lines[0] == f"command line: {override}: {problem}"
+
+
+def test_a_long_override_is_shown_short(problems) -> None:
+    (line,) = problems("", "nodes=" + "x" * 1000)
+    assert line.startswith("command line: nodes=" + "x" * 71 + "...: slurm.nodes 'xxx")
+    assert len(line) < 300
+
+
+def test_paths_of_overrides_start_at_the_file(load, tmp_path) -> None:
+    assert load("", "workdir=out").workdir == str(tmp_path / "out")
+
+
+def test_a_grid_is_every_combination(load) -> None:
+    combinations = grid(["args.lr=1e-3,3e-4", "seed=1,2", "args.l=[1,2],'a,b'"])
+    assert len(combinations) == 8
+    assert combinations[0] == ["args.lr=1e-3", "seed=1", "args.l=[1,2]"]
+    assert combinations[1] == ["args.lr=1e-3", "seed=1", "args.l='a,b'"]
+    assert combinations[-1] == ["args.lr=3e-4", "seed=2", "args.l='a,b'"]
+    assert load("", *combinations[-1]).arguments() == ["--lr", "3e-4", "--l", "a,b"]
+
+
+@pytest.mark.parametrize(
+    ("axes", "problem"),
+    [
+        (["lr"], "command line: --grid lr: write key=a,b,c, such as args.lr=1e-3,3e-4"),
+        (["seed=1,,2"], "command line: --grid seed=1,,2: a value is empty (write '' for an empty text)"),
+        (["seed=1", "runtime.seed=2"], "command line: --grid runtime.seed=2: seed is an axis already"),
+        (["sede=1"], "command line: --grid sede=1: sede is not a known key. Did you mean 'runtime.seed'?"),
+    ],
+)
+def test_grids_that_are_refused(axes: list[str], problem: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        grid(axes)
+    assert caught.value.problems == [problem]

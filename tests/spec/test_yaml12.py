@@ -1,0 +1,148 @@
+# ruff: noqa: E501  (messages stand here in one piece)
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hpcaccel.spec.yaml12 import Place, Plain, parse_value, parse_yaml
+
+
+def value(text: str) -> object:
+    document = parse_yaml(f"key: {text}\n", "f.yaml")
+    assert document.problems == []
+    return document.value["key"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no",
+        "yes",
+        "on",
+        "Off",
+        "10:00",
+        "1:30:00",
+        "2026-11-20",
+        "1_000",
+        "0b11",
+        "0o8",
+        "0xg",
+        "1e",
+        "++1",
+        "tRue",
+        ".",
+        "<<x",
+    ],
+)
+def test_what_only_yaml_1_1_takes_for_something_else_is_text(text: str) -> None:
+    assert value(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0123", 123),
+        ("0o17", 15),
+        ("0x1F", 31),
+        ("-3", -3),
+        ("1e-3", 0.001),
+        ("3.0e-4", 3e-4),
+        (".5", 0.5),
+        ("1.", 1.0),
+    ],
+)
+def test_numbers_keep_their_spelling(text: str, number: float) -> None:
+    assert value(text) == Plain(text, number)
+
+
+def test_booleans_null_and_infinity() -> None:
+    assert value("TRUE") == Plain("TRUE", True)
+    assert value("~") is None
+    assert value("") is None
+    assert value("-.inf") == Plain("-.inf", -math.inf)
+
+
+def test_quoted_scalars_and_explicit_text_are_text() -> None:
+    assert [value(text) for text in ("'1'", '"true"', "!!str 7", "'~'")] == ["1", "true", "7", "~"]
+
+
+def test_a_number_too_long_for_python_is_text() -> None:
+    assert value("9" * 6000) == "9" * 6000
+
+
+def test_anchors_and_merge_keys() -> None:
+    text = "a: &a {x: one, y: two}\nb: &b {z: three}\nc:\n  <<: [*a, *b]\n  y: own\nd: *b\n"
+    document = parse_yaml(text, "f.yaml")
+    assert document.problems == []
+    assert document.value["c"] == {"x": "one", "y": "own", "z": "three"}
+    assert document.value["d"] == {"z": "three"}
+    assert document.places["c", "y"] == Place("f.yaml", 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "a: 1\nb: {c: 2,\n    c: 3}\na: 2\n",
+            ["f.yaml:3: b.c stands twice (first in line 2)", "f.yaml:4: a stands twice (first in line 1)"],
+        ),
+        ("a: 1\n'a': 2\n", ["f.yaml:2: a stands twice (first in line 1)"]),
+        (
+            "a: [1\nb: 2\n",
+            ["f.yaml:2: not valid YAML: while parsing a flow sequence, expected ',' or ']', but got ':'"],
+        ),
+        ("a: *b\n", ["f.yaml:1: not valid YAML: found undefined alias 'b'"]),
+        ("a: &a [*a]\n", ["f.yaml:1: not valid YAML: an alias stands inside what it names"]),
+        ("a: &a\n  <<: *a\n", ["f.yaml:1: not valid YAML: an alias stands inside what it names"]),
+        ("a:\n  <<: text\n", ["f.yaml:2: '<<' wants a mapping (an alias such as *defaults) or a list of them"]),
+        ("? [a]\n: b\n", ["f.yaml:1: a key must be text"]),
+        ("a: !!python/name:os.system x\n", ["f.yaml:1: 'x' cannot have the tag !!python/name:os.system"]),
+        ("a: !!int x\n", ["f.yaml:1: 'x' cannot have the tag !!int"]),
+        (
+            "a: b\n---\nc: d\n",
+            ["f.yaml:2: not valid YAML: expected a single document in the stream, but found another document"],
+        ),
+        ("a: \x07\n", ["f.yaml:1: the character U+0007 may not stand in YAML"]),
+        (
+            "a:\n- b\u2028c\n",
+            [
+                'f.yaml:2: U+2028 is a line break to some YAML readers and none to others: write "\\u2028" in double quotes'
+            ],
+        ),
+    ],
+)
+def test_problems_name_the_line(text: str, problem: list[str]) -> None:
+    assert sorted(str(found) for found in parse_yaml(text, "f.yaml").problems) == problem
+
+
+@pytest.mark.parametrize("double", ["&a{0} [*a{1}, *a{1}]", "&a{0} {{<<: [*a{1}, *a{1}]}}"])
+def test_aliases_that_double_themselves_are_stopped(double: str) -> None:
+    lines = ["a0: &a0 {x: y}", *(f"a{i}: " + double.format(i, i - 1) for i in range(1, 40))]
+    (problem,) = parse_yaml("\n".join(lines), "f.yaml").problems
+    assert "more than 100000 values" in problem.message
+
+
+def test_deep_nesting_is_a_problem_not_a_crash() -> None:
+    (problem,) = parse_yaml("a: " + "[" * 5000 + "]" * 5000, "f.yaml").problems
+    assert str(problem) == "f.yaml:1: nested too deeply to be read"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1e-3", Plain("1e-3", 0.001)),
+        ("no", "no"),
+        ("a: b # c", "a: b # c"),
+        ("*x", "*x"),
+        ("", None),
+        (" hi ", " hi "),
+        ("'1'", "1"),
+    ],
+)
+def test_an_override_is_one_scalar(text: str, expected: object) -> None:
+    assert parse_value(text, Place("command line")).value == expected
+
+
+def test_an_override_may_be_a_flow_collection() -> None:
+    assert parse_value("[a, {b: c}]", Place("command line")).value == ["a", {"b": "c"}]
