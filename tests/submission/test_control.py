@@ -1,0 +1,158 @@
+"""Stopping, cancelling and going on, as Slurm sees it."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcaccel.errors import ClusterError, RunBusy, UserError
+from hpcaccel.records import AttemptEnd, AttemptStart, to_dict
+from hpcaccel.rundir import append_line
+from hpcaccel.slurm.states import JobState
+from hpcaccel.submission import Run, RunArray
+from hpcaccel.submission.facts import open_requests
+from tests.submission.conftest import Project
+
+
+@pytest.fixture
+def run(project: Project) -> Run:
+    run = project.queue()
+    assert isinstance(run, Run)
+    return run
+
+
+@pytest.fixture
+def array(project: Project) -> RunArray:
+    array = project.queue(grid=["args.lr=1,2,3"])
+    assert isinstance(array, RunArray)
+    return array
+
+
+def begin(project: Project, run: Run) -> None:
+    project.slurm.move(run.job_id, JobState.RUNNING)
+    append_line(run.dir.ledger, to_dict(AttemptStart(attempt=1, time=1.0, job_id=run.job_id)))
+
+
+def finish(run: Run, reason: str = "completed", decision: str = "end") -> None:
+    line = AttemptEnd(attempt=1, time=2.0, reason=reason, decision=decision)  # type: ignore[arg-type]
+    append_line(run.dir.ledger, to_dict(line))
+
+
+def wishes(run: Run) -> list[str]:
+    return [request.then for _, request in open_requests(run.dir)]
+
+
+def test_a_running_job_is_asked_and_not_killed(project: Project, run: Run) -> None:
+    begin(project, run)
+    run.stop("requeue")
+    assert wishes(run) == ["requeue"]
+    assert project.slurm.jobs[run.job_id].state is JobState.RUNNING
+
+
+def test_a_stop_reaches_a_job_that_starts_at_this_moment(project: Project, run: Run) -> None:
+    project.slurm.move(run.job_id, JobState.RUNNING)
+    run.stop()
+    assert wishes(run) == ["pause"]
+    assert project.slurm.jobs[run.job_id].state is JobState.RUNNING
+
+
+def test_a_waiting_job_is_paused_by_leaving_the_queue(project: Project, run: Run) -> None:
+    run.stop()
+    assert run.status().state == "paused"
+    run.resume()
+    assert (run.status().state, run.job_id, wishes(run)) == ("pending", "101", [])
+
+
+@pytest.mark.parametrize(("then", "words"), [("requeue", "waits in the queue already"), ("finish", "no training loop")])
+def test_what_a_waiting_job_cannot_do(run: Run, then: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        run.stop(then)  # type: ignore[arg-type]
+    assert wishes(run) == []
+
+
+def test_the_wish_to_cancel_is_written_before_slurm_kills(
+    project: Project, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(project.slurm, "cancel", lambda job_id, **_: seen.append(wishes(run)))
+    run.cancel()
+    assert seen == [["cancel"]]
+
+
+def test_cancelled(project: Project, run: Run) -> None:
+    run.cancel()
+    assert project.slurm.cancelled == [run.job_id]
+    assert run.status().state == "cancelled"
+
+
+@pytest.mark.parametrize("what", ["stop", "cancel"])
+def test_what_has_ended_cannot_be_ended(run: Run, what: str) -> None:
+    finish(run)
+    with pytest.raises(UserError, match="is completed: there is nothing to"):
+        getattr(run, what)()
+
+
+def test_an_array_is_cancelled_by_one_command(project: Project, array: RunArray) -> None:
+    finish(array[1])
+    array.cancel()
+    assert project.slurm.cancelled == ["100"]
+    assert [task.state for task in array.status().tasks] == ["cancelled", "completed", "cancelled"]
+
+
+def test_one_task_is_cancelled_alone(project: Project, array: RunArray) -> None:
+    array[2].cancel()
+    assert project.slurm.cancelled == ["100_2"]
+    assert [task.state for task in array.status().tasks] == ["pending", "pending", "cancelled"]
+
+
+# -- going on -------------------------------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_has_a_new_job_with_the_same_script(project: Project, run: Run) -> None:
+    begin(project, run)
+    finish(run, "stop", "pause")
+    run.resume()
+    first, second = project.slurm.submissions
+    assert (second.text, second.script) == (first.text, first.script)
+    assert run.record.job_ids == ["100", "101"]
+
+
+@pytest.mark.parametrize("state", [JobState.PENDING, JobState.RUNNING, JobState.COMPLETING])
+def test_an_active_run_is_not_resumed(project: Project, run: Run, state: JobState) -> None:
+    project.slurm.move(run.job_id, state)
+    with pytest.raises(RunBusy, match="Stop it first"):
+        run.resume()
+    assert len(project.slurm.submissions) == 1
+
+
+def test_a_completed_run_is_not_resumed(run: Run) -> None:
+    finish(run)
+    with pytest.raises(UserError, match="is completed"):
+        run.resume()
+
+
+def test_a_resume_that_slurm_refuses_changes_nothing(project: Project, run: Run) -> None:
+    run.stop()
+    before = sorted(path.name for path in run.path.rglob("*"))
+    project.slurm.refuse = "the account is out of hours"
+    with pytest.raises(ClusterError, match="out of hours"):
+        run.resume()
+    assert run.status().state == "paused"
+    assert sorted(path.name for path in run.path.rglob("*")) == before
+
+
+def test_of_an_array_only_what_is_not_done_goes_on(project: Project, array: RunArray) -> None:
+    finish(array[0])
+    finish(array[1], "failed")
+    finish(array[2], "stop", "pause")
+    array.resume()
+    assert project.slurm.submissions[-1].args == ("--array=1-2",)
+    assert [run.job_id for run in array] == ["100_0", "101_1", "101_2"]
+    assert [task.state for task in array.status().tasks] == ["completed", "requeued", "requeued"]
+
+
+def test_one_task_goes_on_alone(project: Project, array: RunArray) -> None:
+    for run in array:
+        finish(run, "failed")
+    array[2].resume()
+    assert project.slurm.submissions[-1].args == ("--array=2",)
+    assert [task.state for task in array.status().tasks] == ["failed", "failed", "requeued"]

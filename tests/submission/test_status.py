@@ -1,0 +1,209 @@
+"""Where a run stands, from its directory and from what Slurm says."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from hpcaccel.records import AttemptEnd, AttemptStart, Decision, Reason, StopRequest, to_dict
+from hpcaccel.rundir import append_line, write_json
+from hpcaccel.slurm.states import JobState
+from hpcaccel.submission import Run, RunArray, statuses
+from hpcaccel.submission.status import RunStatus
+from tests.submission.conftest import Project
+
+
+@pytest.fixture
+def run(project: Project) -> Run:
+    run = project.queue()
+    assert isinstance(run, Run)
+    return run
+
+
+def started(run: Run, attempt: int = 1) -> None:
+    append_line(run.dir.ledger, to_dict(AttemptStart(attempt=attempt, time=1.0, job_id=run.job_id)))
+    run.dir.attempt(attempt).mkdir()
+
+
+def ended(run: Run, reason: Reason, decision: Decision, attempt: int = 1) -> None:
+    line = AttemptEnd(attempt=attempt, time=2.0, reason=reason, decision=decision, detail="so it was")
+    append_line(run.dir.ledger, to_dict(line))
+
+
+def asked(run: Run, then: str) -> None:
+    request = StopRequest(reason="stop", then=then, time=time.time())  # type: ignore[arg-type]
+    write_json(run.dir.control / "stop-1.json", to_dict(request))
+
+
+def move(project: Project, run: Run, state: JobState | None, **changes: object) -> None:
+    if state is None:
+        project.slurm.forget(run.job_id)
+    else:
+        project.slurm.move(run.job_id, state, **changes)
+
+
+@pytest.mark.parametrize(
+    ("reason", "decision", "state", "exit_code"),
+    [
+        ("completed", "end", "completed", 0),
+        ("failed", "end", "failed", 1),
+        ("time_limit", "end", "failed", 1),
+        ("cancelled", "end", "cancelled", 130),
+        ("lost", "end", "lost", 1),
+        ("stop", "pause", "paused", 85),
+        ("preempted", "pause", "paused", 85),
+    ],
+)
+def test_the_ledgers_last_word_counts_and_slurm_is_not_asked(
+    project: Project, run: Run, reason: Reason, decision: Decision, state: str, exit_code: int
+) -> None:
+    started(run)
+    ended(run, reason, decision)
+    project.slurm.calls.clear()
+    now = run.status()
+    assert (now.state, now.reason, now.detail, now.exit_code) == (state, reason, "so it was", exit_code)
+    assert now.ended
+    assert project.slurm.calls == []
+
+
+@pytest.mark.parametrize(
+    ("history", "says", "state"),
+    [
+        ([], JobState.PENDING, "pending"),
+        ([], JobState.CONFIGURING, "starting"),
+        ([], JobState.RUNNING, "starting"),
+        (["start"], JobState.RUNNING, "running"),
+        (["start"], JobState.SUSPENDED, "running"),
+        (["start"], JobState.COMPLETING, "stopping"),
+        (["start", "requeue"], JobState.PENDING, "requeued"),
+        (["start", "requeue"], JobState.RUNNING, "starting"),
+        (["start", "restart"], JobState.RUNNING, "starting"),
+        (["start"], JobState.PENDING, "requeued"),  # a node failed, and Slurm requeued the job by itself
+        (["start"], JobState.NODE_FAIL, "lost"),
+        (["start"], JobState.COMPLETED, "lost"),
+        (["start"], JobState.CANCELLED, "cancelled"),
+        (["start"], None, "lost"),
+        (["start", "requeue"], JobState.CANCELLED, "cancelled"),
+        ([], JobState.CANCELLED, "cancelled"),
+        ([], JobState.FAILED, "failed"),
+        ([], None, "lost"),
+    ],
+)
+def test_where_nothing_is_decided_slurm_is_asked(
+    project: Project, run: Run, history: list[str], says: JobState | None, state: str
+) -> None:
+    for word in history:
+        if word == "start":
+            started(run)
+        else:
+            ended(run, "preempted", word)  # type: ignore[arg-type]
+    move(project, run, says)
+    assert run.status().state == state
+
+
+@pytest.mark.parametrize("says", [JobState.CANCELLED, JobState.FAILED, None])
+def test_a_cancel_request_explains_a_job_that_is_gone(project: Project, run: Run, says: JobState | None) -> None:
+    started(run)
+    asked(run, "cancel")
+    move(project, run, says)
+    assert run.status().state == "cancelled"
+
+
+def test_a_pause_request_explains_a_job_that_left_the_queue(project: Project, run: Run) -> None:
+    asked(run, "pause")
+    move(project, run, JobState.CANCELLED)
+    assert run.status().state == "paused"
+
+
+def test_asked_to_stop(project: Project, run: Run) -> None:
+    started(run)
+    move(project, run, JobState.RUNNING)
+    asked(run, "pause")
+    assert run.status().state == "stopping"
+
+
+def test_the_ranks_have_been_told(project: Project, run: Run) -> None:
+    started(run)
+    move(project, run, JobState.RUNNING)
+    write_json(run.dir.stop(1), to_dict(StopRequest(reason="preempted", then="requeue", time=0)))
+    assert run.status().state == "stopping"
+
+
+def test_what_squeue_does_not_know_sacct_may(project: Project, run: Run) -> None:
+    started(run)
+    move(project, run, JobState.NODE_FAIL)
+    project.slurm.calls.clear()
+    now = run.status()
+    assert "NODE_FAIL" in now.detail
+    project.slurm.forget(run.job_id)
+    project.slurm.calls.clear()
+    assert run.status().state == "lost"
+    assert project.slurm.calls == ["queue", "accounting"]
+
+
+@pytest.mark.parametrize(("history", "state"), [([], "pending"), (["start"], "running")])
+def test_a_controller_that_is_down_makes_nothing_look_lost(
+    project: Project, run: Run, history: list[str], state: str
+) -> None:
+    for _ in history:
+        started(run)
+    project.slurm.unreachable = "Unable to contact slurm controller (connect failure)"
+    now = run.status()
+    assert (now.state, now.ended) == (state, False)
+    assert "Slurm does not answer" in now.detail
+
+
+def test_why_a_job_waits(project: Project, run: Run) -> None:
+    move(project, run, JobState.PENDING, reason="QOSMaxJobsPerUserLimit")
+    assert "a limit of the account" in run.status().detail
+    move(project, run, JobState.PENDING, reason="Priority")
+    assert run.status().detail == "Priority: jobs of a higher priority are before it"
+
+
+def test_the_end_that_came_while_slurm_was_asked(project: Project, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    started(run)
+    move(project, run, JobState.COMPLETED)
+    asking = project.slurm.queue
+
+    def queue(*args: object, **options: object) -> object:
+        ended(run, "completed", "end")
+        return asking(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(project.slurm, "queue", queue)
+    assert run.status().state == "completed"
+
+
+def test_an_attempt_of_an_earlier_job_says_nothing_about_the_new_one(project: Project, run: Run) -> None:
+    started(run)
+    ended(run, "stop", "pause")
+    run.resume()
+    now = run.status()
+    assert (now.state, now.job_id, now.attempts) == ("requeued", "101", 1)
+
+
+def test_many_runs_cost_one_question(project: Project) -> None:
+    runs = [project.queue() for _ in range(5)]
+    for run in runs[:2]:
+        project.slurm.forget(run.job_id)
+    project.slurm.calls.clear()
+    found = statuses([run.dir for run in runs], project.slurm)  # type: ignore[arg-type]
+    assert [one.state for one in found] == ["lost", "lost", "pending", "pending", "pending"]
+    assert project.slurm.calls == ["queue", "accounting"]
+
+
+def test_an_array_is_what_its_tasks_are(project: Project) -> None:
+    array = project.queue(grid=["args.lr=1,2,3"])
+    assert isinstance(array, RunArray)
+
+    def now() -> RunStatus:
+        return array.status()
+
+    assert (now().state, len(now().tasks)) == ("pending", 3)
+    project.slurm.move("100_1", JobState.RUNNING)
+    started(array[1])
+    assert now().state == "running"
+    for index, reason in enumerate(("completed", "failed", "completed")):
+        ended(array[index], reason, "end")  # type: ignore[arg-type]
+    assert (now().state, now().detail) == ("failed", "1 failed, 2 completed")
+    assert [task.job_id for task in now().tasks] == ["100_0", "100_1", "100_2"]
