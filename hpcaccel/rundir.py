@@ -21,6 +21,7 @@ __all__ = [
     "RunDir",
     "append_line",
     "atomic_write",
+    "default_runs_dir",
     "fsync_directory",
     "index_lines",
     "new_run_id",
@@ -38,6 +39,12 @@ FILE_MODE = 0o640
 def new_run_id(now: float | None = None) -> str:
     """A sortable id such as ``20261120-153012-4f2a`` (local time and four random hex digits)."""
     return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-" + secrets.token_hex(2)
+
+
+def default_runs_dir(profile_runs_dir: str | os.PathLike[str] | None = None) -> Path:
+    """Where run directories are made: ``HPCACCEL_RUNS_DIR``, the profile's, or ``./runs``; absolute."""
+    chosen = os.environ.get("HPCACCEL_RUNS_DIR") or profile_runs_dir or "runs"
+    return Path(os.path.expanduser(chosen)).absolute()
 
 
 def fsync_directory(path: Path) -> None:

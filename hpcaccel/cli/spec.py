@@ -56,9 +56,8 @@ def render(file: SpecFile, overrides: Overrides = None, cluster: Cluster = None,
 
     import hpcaccel
     from hpcaccel.render import render as render_script
-    from hpcaccel.rundir import RunDir
+    from hpcaccel.rundir import RunDir, default_runs_dir
     from hpcaccel.spec import load_spec, spec_hash
-    from hpcaccel.submission.find import default_runs_dir
 
     profile = chosen_profile(cluster)
     spec = load_spec(file, overrides=overrides or [], profile=profile)

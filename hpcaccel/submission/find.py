@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcaccel.errors import HpcaccelError, RunNotFound
-from hpcaccel.rundir import RunDir, index_lines, read_json
+from hpcaccel.rundir import RunDir, default_runs_dir, index_lines, read_json
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission.facts import read_record
 from hpcaccel.submission.run import Run, RunArray, open_run
 
-__all__ = ["all_runs", "default_runs_dir", "find_run"]
+__all__ = ["all_runs", "find_run"]
 
-RUNS_DIR_VARIABLE = "HPCACCEL_RUNS_DIR"
 _SHOWN = 5
 
 
@@ -25,12 +24,6 @@ class _Known:
     path: Path
     run_id: str
     name: str
-
-
-def default_runs_dir(profile_runs_dir: str | os.PathLike[str] | None = None) -> Path:
-    """``HPCACCEL_RUNS_DIR``, the profile's, or ``./runs``; absolute."""
-    chosen = os.environ.get(RUNS_DIR_VARIABLE) or profile_runs_dir or "runs"
-    return Path(os.path.expanduser(chosen)).absolute()
 
 
 def all_runs(runs_dir: Path | None = None, *, slurm: Slurm | None = None) -> list[Run | RunArray]:
@@ -121,19 +114,22 @@ def _known(runs_dir: Path | None) -> list[_Known]:
 
 def _indexed() -> Iterator[_Known]:
     for line in index_lines():
-        try:
-            known = _Known(Path(line["path"]), str(line["run_id"]), str(line["name"]))
-        except (KeyError, TypeError):
-            continue  # a line of another version
-        if RunDir(known.path).record.exists():
+        path = line.get("path")
+        if isinstance(path, str) and (known := _look(Path(path))) is not None:
             yield known
 
 
 def _scanned(runs_dir: Path) -> Iterator[_Known]:
     """``<runs_dir>/<name>/<run_id>``"""
     for record in sorted(runs_dir.glob("[!.]*/[!.]*/record.json")):
-        run = RunDir(record.parent)
-        try:
-            yield _Known(run.path, run.run_id, read_record(run).name)
-        except HpcaccelError:
-            continue  # a record that cannot be read must not hide the others
+        if (known := _look(record.parent)) is not None:
+            yield known
+
+
+def _look(path: Path) -> _Known | None:
+    """None where there is no run any more, or one whose record is damaged: it must not hide the others."""
+    run = RunDir(path)
+    try:
+        return _Known(run.path, run.run_id, read_record(run).name)
+    except (HpcaccelError, OSError):
+        return None

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import hpcaccel
 from hpcaccel.errors import SpecError, UserError
 from hpcaccel.render import render
-from hpcaccel.rundir import RunDir, new_run_id
+from hpcaccel.rundir import RunDir, default_runs_dir, new_run_id
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.spec import (
     ClusterProfile,
@@ -30,7 +30,6 @@ from hpcaccel.submission.backend import Backend, backend_named
 from hpcaccel.submission.calls import pickle_function
 from hpcaccel.submission.codecopy import CodePlan
 from hpcaccel.submission.entry import Entry, check_secrets, find_entry, launch_section, plan_copy
-from hpcaccel.submission.find import default_runs_dir
 from hpcaccel.submission.provenance import GitState, git_state
 
 __all__ = ["Prepared", "Task", "prepare"]
