@@ -1,0 +1,226 @@
+"""Submitting to this machine, and everything that can be done to a run afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+TALKS = """\
+name: talks
+entrypoint:
+  command: [bash, -c, "echo rank $RANK of $WORLD_SIZE; echo to stderr >&2; exit ${CODE:-0}"]
+slurm: {ntasks_per_node: 2, time: "10:00"}
+resilience: {restart_in_place: 0, max_failures: 1}
+"""
+
+WAITS = """\
+name: waits
+entrypoint:
+  command: [bash, -c, "trap 'echo leaving; exit 0' TERM; echo here; while true; do sleep 0.1; done"]
+slurm: {ntasks_per_node: 1, time: "10:00"}
+"""
+
+
+def submitted(shell, text, *arguments):
+    """Submit a spec; gives what ``submit --json`` says."""
+    shell.write("job.yaml", text)
+    result = shell("submit", "job.yaml", "--cluster", "local", "--json", *arguments)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def status(shell, run):
+    result = shell("status", run, "--json")
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def until(shell, run, *states):
+    """Wait until the run is in one of ``states`` and its rank has said something."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        now = status(shell, run)
+        if now["state"] in states and "here" in shell("logs", run).stdout:
+            return now
+        time.sleep(0.2)
+    raise AssertionError(f"the run is {now['state']}: {now['detail']}; {shell('logs', run, '--rank', 'batch').stdout}")
+
+
+@pytest.fixture
+def waiting(shell):
+    """A run that goes on until it is told to leave."""
+    run = submitted(shell, WAITS)
+    until(shell, run["run_id"], "running")
+    yield run
+    if status(shell, run["run_id"])["state"] in ("pending", "starting", "running", "stopping", "requeued"):
+        shell("cancel", run["run_id"])
+
+
+def test_submit_says_what_follows(shell):
+    shell.write("job.yaml", TALKS)
+    result = shell("submit", "job.yaml", "--cluster", "local")
+    assert result.returncode == 0, result.stderr
+    said = dict(line.strip().split(":", 1) for line in result.stdout.splitlines()[1:])
+    run = said["run"].strip()
+
+    assert said["job"].strip().startswith("local-")
+    assert os.path.isdir(said["directory"].strip())
+    assert said["follow it"].strip() == f"hpcaccel wait {run}"
+    assert said["cancel it"].strip() == f"hpcaccel cancel {run}"
+    assert shell("wait", run).returncode == 0
+
+
+def test_wait_ends_with_the_result_of_the_run(shell):
+    shell.write("job.yaml", TALKS)
+    good = shell("submit", "job.yaml", "--cluster", "local", "--wait")
+    assert good.returncode == 0, good.stderr
+    assert ": completed\n" in good.stdout
+    assert "attempts: 1\n" in good.stdout
+
+    bad = shell("submit", "job.yaml", "--cluster", "local", "--wait", "environment.env.CODE=3")
+    assert bad.returncode == 1, bad.stdout
+    assert ": failed\n" in bad.stdout
+
+
+def test_waiting_programs_read_one_document(shell):
+    shell.write("job.yaml", TALKS)
+    result = shell("submit", "job.yaml", "--cluster", "local", "--wait", "--json")
+    assert json.loads(result.stdout)["state"] == "completed"
+
+
+def test_a_dry_run_makes_nothing(shell):
+    shell.write("job.yaml", TALKS)
+    before = shell.files()
+    result = shell("submit", "job.yaml", "--cluster", "local", "--dry-run", "--grid", "environment.env.CODE=0,1")
+    assert result.returncode in (0, 2), result.stderr
+    assert shell.files() == before
+
+
+def test_logs_of_the_latest_run(shell):
+    run = submitted(shell, TALKS, "--wait")
+    assert run["state"] == "completed"
+    assert shell("logs").stdout.splitlines() == ["rank 0 of 2", "to stderr"]
+    assert sorted(shell("logs", "--rank", "all").stdout.splitlines()) == [
+        "[0] rank 0 of 2",
+        "[0] to stderr",
+        "[1] rank 1 of 2",
+        "[1] to stderr",
+    ]
+    assert shell("logs", "-f", "--rank", "1").stdout.splitlines() == ["rank 1 of 2", "to stderr"]
+
+
+def test_a_reader_that_leaves_is_no_error(shell):
+    """`hpcaccel schema | head -1`"""
+    command = f"{sys.executable} -m hpcaccel schema | head -1; exit ${{PIPESTATUS[0]}}"
+    result = subprocess.run(
+        ["bash", "-c", command], cwd=shell.folder, env=shell.environment, capture_output=True, text=True, check=False
+    )
+    assert result.stdout == "{\n"
+    assert result.stderr == ""
+    assert result.returncode in (0, 141)  # 0: all of it fitted into the pipe
+
+
+def test_runs_are_listed_newest_first(shell):
+    first = submitted(shell, TALKS, "--wait")["run_id"]
+    second = submitted(shell, TALKS.replace("talks", "again"), "--wait")["run_id"]
+
+    assert [run["run_id"] for run in json.loads(shell("list", "--json").stdout)] == [second, first]
+    assert [run["run_id"] for run in json.loads(shell("list", "--json", "-n", "1").stdout)] == [second]
+    table = shell("list", "-n", "1")
+    assert second in table.stdout
+    assert first not in table.stdout
+    assert "--all" in table.stderr
+
+
+def test_a_run_is_named_by_id_beginning_name_and_job(shell):
+    run = submitted(shell, TALKS, "--wait")
+    for name in (run["run_id"], run["run_id"][:-1], "talks", run["job_id"]):
+        assert status(shell, name)["run_id"] == run["run_id"]
+
+
+def test_a_stopped_run_is_paused_and_can_be_resumed(shell, waiting):
+    run = waiting["run_id"]
+    stopped = shell("stop", run)
+    assert stopped.returncode == 0, stopped.stderr
+    assert f"hpcaccel resume {run}" in stopped.stdout
+
+    paused = shell("wait", run)
+    assert paused.returncode == 85, paused.stdout + paused.stderr
+    assert status(shell, run)["state"] == "paused"
+
+    resumed = shell("resume", run, "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["job_id"] != waiting["job_id"]
+    assert until(shell, run, "running")["attempts"] == 2
+
+
+def test_a_run_that_is_stopped_to_be_requeued_comes_back(shell, waiting):
+    run = waiting["run_id"]
+    assert shell("stop", "--requeue", run).returncode == 0
+    deadline = time.monotonic() + 60
+    while status(shell, run)["attempts"] < 2 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    now = until(shell, run, "running")
+    assert now["attempts"] == 2
+    assert now["history"][0]["end"]["decision"] == "requeue"
+
+
+def test_a_cancelled_run_is_over(shell, waiting, refused):
+    run = waiting["run_id"]
+    assert shell("cancel", run).returncode == 0
+    assert shell("wait", run).returncode == 130
+    assert status(shell, run)["state"] == "cancelled"
+    assert "cancelled" in refused(shell("stop", run))
+    assert "cancelled" in refused(shell("cancel", run))
+
+
+def test_ctrl_c_leaves_the_run_alone(shell, waiting):
+    run = waiting["run_id"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hpcaccel", "wait", run],
+        cwd=shell.folder,
+        env=shell.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert "attempt 1" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+
+    assert process.returncode == 130
+    assert f"hpcaccel wait {run}" in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert status(shell, run)["state"] == "running"
+
+
+def test_stop_has_one_meaning(shell, waiting, refused):
+    assert "--finish" in refused(shell("stop", waiting["run_id"], "--requeue", "--finish"))
+
+
+def test_a_shell_in_a_local_run(shell, waiting):
+    run = waiting["run_id"]
+    result = shell("shell", run, input="pwd; echo $HPCACCEL_RUN_DIR\n")
+    assert result.stdout.split() == [waiting["path"], waiting["path"]]
+
+
+def test_an_array_of_all_combinations(shell):
+    shell.write("say.sh", 'echo "$@"\n')
+    text = TALKS.replace('command: [bash, -c, "', "command: [bash, say.sh]\n  args: {x: 0, y: 0}\n#")
+    run = submitted(shell, text, "--grid", "args.x=1,2", "--grid", "args.y=3,4", "--wait")
+
+    assert run["state"] == "completed"
+    assert [task["overrides"] for task in run["tasks"]] == [
+        {"args.x": x, "args.y": y} for x in ("1", "2") for y in ("3", "4")
+    ]
+    assert shell("logs", f"{run['run_id']}_3").stdout == "--x 2 --y 4\n"
+    table = shell("status", run["run_id"]).stdout
+    assert "args.x=1 args.y=4" in table
+    assert f"{run['run_id']}_0" in shell("logs", run["run_id"]).stderr
