@@ -267,7 +267,7 @@ def _status(fact: Facts, state: State, reason: str, detail: str) -> RunStatus:
 _WHY_PENDING = {
     "Priority": "jobs of a higher priority are before it",
     "Resources": "it is next, and waits for free nodes",
-    "BeginTime": "it may start in a moment",
+    "BeginTime": "its time to begin has not come (a requeued job waits for some seconds or minutes)",
     "Dependency": "it waits for another job",
     "JobHeldUser": "it is held; release it with scontrol release",
     "JobHeldAdmin": "it is held by an administrator",

@@ -1,0 +1,133 @@
+"""Python functions as jobs, with real ranks on the local backend."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcaccel.errors import HpcaccelError, RunFailed, UserError
+from hpcaccel.submission import Run, RunArray
+from hpcaccel.submission.submit import submit
+from tests.submission.conftest import Project
+
+SPEC: dict[str, Any] = {
+    "name": "call",
+    "slurm": {"ntasks_per_node": 2},
+    "resilience": {"restart_in_place": 0, "requeue": False},
+    "code": {"copy": False},
+}
+
+MODULE = """\
+import os, signal, sys
+
+def add(a, b):
+    return a + b + 100 * int(os.environ["RANK"])
+
+def fail():
+    raise ValueError("unlucky")
+
+def surroundings():
+    return {
+        "term": signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
+        "loaded": sorted({"pydantic", "jinja2", "typer"} & set(sys.modules)),
+        "file": __file__,
+    }
+"""
+
+
+@pytest.fixture
+def work(project: Project, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The user's module beside the spec."""
+    import importlib
+    import sys
+
+    project.write("work_of_mine.py", MODULE)
+    monkeypatch.syspath_prepend(str(project.path))
+    yield importlib.import_module("work_of_mine")
+    del sys.modules["work_of_mine"]
+
+
+def call(function: Callable[..., Any], *args: Any, spec: Any = SPEC, **kwargs: Any) -> Run:
+    run = submit(function, *args, spec=spec, cluster="local", **kwargs)
+    assert isinstance(run, Run)
+    return run
+
+
+def test_the_result_is_that_of_rank_zero(work: Any) -> None:
+    run = call(work.add, 1, b=2)
+    assert run.result(60) == 3
+    assert run.job.results() == [3, 103]
+    assert run.job.done()
+
+
+def test_an_error_comes_back_with_its_traceback(work: Any) -> None:
+    run = call(work.fail)
+    with pytest.raises(RunFailed, match=r"is failed(.|\n)*in fail(.|\n)*ValueError: unlucky"):
+        run.result(60)
+
+
+def test_the_ranks_run_the_copy_lightly_and_without_submitits_handlers(work: Any) -> None:
+    run = call(work.surroundings, spec={**SPEC, "code": {"copy": True}})
+    found = run.result(60)
+    assert found == {"term": True, "loaded": [], "file": str(run.dir.code / "work_of_mine.py")}
+
+
+def test_a_file_whose_entrypoint_the_function_replaces(project: Project, work: Any) -> None:
+    run = call(work.add, 5, 6, spec="job.yaml")
+    assert run.result(60) == 11
+    assert run.name == "demo"
+
+
+def test_a_function_without_a_module(project: Project) -> None:
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec("def twice(x):\n    return 2 * x", space)
+    assert call(space["twice"], 21).result(60) == 42
+
+
+def test_one_result_a_task(work: Any) -> None:
+    array = submit(work.add, 1, 2, spec=SPEC, cluster="local", grid=["runtime.seed=1,2"])
+    assert isinstance(array, RunArray)
+    assert array.results(90) == [3, 3]
+
+
+def test_a_result_that_was_torn_by_a_kill_is_no_obstacle(work: Any, project: Project) -> None:
+    # an attempt that was killed while it wrote leaves its temporary file; the next one has the same job id
+    torn = "cd runs/call/*/submitit && touch ${HPCACCEL_LOCAL_JOB}_0_result.pkl.save_tmp; cd -"
+    spec = {**SPEC, "environment": {"setup": [f"cd {project.path} && {torn}"]}}
+    run = call(work.add, 1, 2, spec=spec)
+    assert run.result(60) == 3
+
+
+def test_what_cannot_be_pickled_is_refused_before_anything_is_made(project: Project) -> None:
+    with pytest.raises(UserError, match="cannot pickle"):
+        call(print, threading.Lock())
+    assert project.left() == []
+
+
+def test_a_result_that_will_never_come(project: Project, work: Any) -> None:
+    run = project.queue()
+    assert isinstance(run, Run)
+    run.cancel()
+    with pytest.raises(RunFailed, match="is cancelled"):
+        run.result(60)
+
+
+def test_the_pickles_of_scripts_are_opened_by_nobody(project: Project) -> None:
+    run = project.queue()
+    assert isinstance(run, Run)
+    stub = run.job.task(0).submission().function
+    assert Path(stub.run_directory) == run.path
+    with pytest.raises(HpcaccelError, match="not this pickle"):
+        stub()
+
+
+def test_handlers_of_this_process_stay(work: Any) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)]
+    call(work.add, 1, 2)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)] == before
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -1,0 +1,103 @@
+"""The seam to submitit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from submitit import SlurmExecutor
+
+from hpcaccel.records import AttemptEnd, to_dict
+from hpcaccel.rundir import append_line
+from hpcaccel.slurm.states import JobState
+from hpcaccel.submission import Run, RunArray
+from hpcaccel.submission.executor import RunExecutor, RunJob, RunWatcher
+from tests.submission.conftest import Project
+
+
+@pytest.fixture(autouse=True)
+def one_slurm(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """submitit's jobs find their Slurm by themselves."""
+    monkeypatch.setattr("hpcaccel.submission.status.Slurm", lambda: project.slurm)
+    monkeypatch.setattr("hpcaccel.submission.control.Slurm", lambda: project.slurm)
+    monkeypatch.setattr(RunJob, "watcher", RunWatcher())
+
+
+@pytest.fixture
+def run(project: Project) -> Run:
+    run = project.queue()
+    assert isinstance(run, Run)
+    return run
+
+
+def complete(run: Run) -> None:
+    append_line(run.dir.ledger, to_dict(AttemptEnd(attempt=1, time=1.0, reason="completed", decision="end")))
+
+
+def test_the_executor_is_submitits(tmp_path: Path) -> None:
+    assert issubclass(RunExecutor, SlurmExecutor)
+    assert RunExecutor.job_class is RunJob
+
+
+def test_arrays_are_rendered_by_our_template_too(project: Project) -> None:
+    array = project.queue(grid=["args.lr=1,2"])
+    assert isinstance(array, RunArray)
+    (submission,) = project.slurm.submissions
+    assert "#SBATCH --array=0-1" in submission.text
+    assert "node.pyz" in submission.text
+    assert "submitit.core._submit" not in submission.text
+
+
+def test_a_grid_of_one_is_an_array_of_one(project: Project) -> None:
+    array = project.queue(grid=["args.lr=1"])
+    assert isinstance(array, RunArray)
+    assert [job.job_id for job in array.jobs] == ["100_0"]
+
+
+def test_pickles_have_the_names_that_submitit_looks_for(project: Project, run: Run) -> None:
+    assert run.job.task(1).paths.submitted_pickle == run.dir.submitit / "100_submitted.pkl"
+    assert run.job.task(1).paths.result_pickle == run.dir.submitit / "100_1_result.pkl"
+    array = project.queue(grid=["args.lr=1,2"])
+    assert isinstance(array, RunArray)
+    for index, job in enumerate(array.jobs):
+        assert job.task(0).paths.submitted_pickle.exists()
+        assert job.task(0).paths.submitted_pickle.parent == array[index].dir.submitit
+    assert [path for path in array.path.rglob("*.pkl") if path.name.startswith(".")] == []
+
+
+def test_an_old_result_does_not_end_a_job(run: Run) -> None:
+    job = run.job.task(0)
+    job.paths.result_pickle.write_bytes(b"of an earlier attempt")
+    assert not job.done()
+    complete(run)
+    assert job.done()
+
+
+def test_a_preempted_job_is_not_done(project: Project, run: Run) -> None:
+    project.slurm.move(run.job_id, JobState.REQUEUED)
+    assert not run.job.done(force_check=True)
+
+
+def test_all_jobs_of_a_process_cost_one_question_a_while(project: Project) -> None:
+    runs = [run for run in (project.queue() for _ in range(4)) if isinstance(run, Run)]
+    jobs = [run.job for run in runs]
+    project.slurm.calls.clear()
+    for _ in range(50):
+        for job in jobs:
+            assert not job.done()
+    assert project.slurm.calls == ["queue"]
+
+
+def test_cancel_leaves_a_request(project: Project, run: Run) -> None:
+    run.job.cancel()
+    assert project.slurm.cancelled == ["100"]
+    assert run.status().state == "cancelled"
+    run.job.cancel(check=False)
+
+
+def test_what_a_rank_printed(run: Run) -> None:
+    assert run.job.task(1).stdout() is None
+    for attempt in (2, 10):
+        run.dir.attempt(attempt).mkdir()
+        run.dir.rank_log(attempt, 1).write_text(f"attempt {attempt}")
+    assert run.job.task(1).stdout() == "attempt 10"

@@ -1,0 +1,43 @@
+"""The batch step's program."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.submission.package import build_node_program, write_node_program
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "node.pyz"
+    write_node_program(path)
+    return path
+
+
+def test_it_runs_from_an_empty_directory_without_any_package(program: Path, tmp_path: Path) -> None:
+    # -S: no site-packages; -I: nothing of the environment or of the current directory
+    command = [sys.executable, "-S", "-I", str(program), "supervise", str(tmp_path / "no-run")]
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "is not a run directory that was submitted" in done.stderr
+
+
+def test_it_holds_the_base_and_the_batch_step_only(program: Path) -> None:
+    with zipfile.ZipFile(program) as archive:
+        rooms = {name.split("/")[1] for name in archive.namelist() if name.startswith("hpcaccel/")}
+    assert rooms == {"__init__.py", "errors.py", "rundir.py", "records.py", "layout.py", "slurm", "node"}
+
+
+def test_the_same_code_makes_the_same_bytes(program: Path) -> None:
+    assert program.read_bytes() == build_node_program()
+
+
+def test_it_can_be_started_by_its_name(program: Path) -> None:
+    assert os.access(program, os.X_OK)
+    assert program.read_bytes().startswith(b"#!/usr/bin/env python3\n")
