@@ -64,21 +64,28 @@ def step_directories(directory: Path) -> list[tuple[int, Path]]:
     return sorted(found, reverse=True)
 
 
-def newest_good(directory: Path) -> Path | None:
-    """The newest checkpoint whose manifest and file sizes are right. Damaged ones before it are quarantined."""
+def newest_good(directory: Path, *, ours: bool) -> Path | None:
+    """The newest checkpoint whose manifest and file sizes are right.
+
+    Args:
+        ours: newer ones that are damaged are quarantined; else they are only passed over.
+    """
     for _, path in step_directories(directory):
         try:
             manifest.read(path)
         except Damaged as error:
-            quarantine(path, str(error))
+            if ours:
+                quarantine(path, str(error))
+            else:
+                log.warning("checkpoint %s is damaged and passed over: %s", path, error)
         else:
             return path
     return None
 
 
 def damaged(directory: Path) -> list[Path]:
-    """What has been quarantined here."""
-    return sorted(directory.glob(f"{QUARANTINED}_*"))
+    """What has been quarantined here, and what would be. Only of use where no checkpoint is good."""
+    return sorted(directory.glob(f"{QUARANTINED}_*")) + [path for _, path in step_directories(directory)]
 
 
 def quarantine(path: Path, why: str) -> Path:
@@ -99,13 +106,22 @@ def set_aside(path: Path, word: str) -> Path:
     return target
 
 
-def prune(directory: Path, *, keep: int) -> None:
-    """Delete all but the newest ``keep`` good checkpoints. A damaged one does not count, and is not deleted.
+def prune(directory: Path, *, keep: int, newest_step: int) -> None:
+    """Delete what is older than the newest ``keep`` good checkpoints up to ``newest_step``, the one just committed.
+
+    A damaged one does not count as good. Later ones than the newest are of some other training and stay.
 
     What cannot be deleted is logged: the newer one is committed, and training goes on.
     """
+    try:
+        _prune([(step, path) for step, path in step_directories(directory) if step <= newest_step], keep)
+    except OSError as error:
+        log.warning("cannot delete old checkpoints in %s: %s", directory, error)
+
+
+def _prune(newest_first: list[tuple[int, Path]], keep: int) -> None:
     good = 0
-    for step, path in step_directories(directory):
+    for step, path in newest_first:
         if good >= keep:
             _delete(path, step)
             continue

@@ -83,15 +83,20 @@ class CheckpointEngine:
         self._ranks = Ranks(rank=rank, world_size=world_size, group=group)
         self._attempt = attempt
         self._keep = keep
-        self._base_step = 0
-        """Checkpoints of later steps that this engine has not written belong to a course that was given up."""
+        self._own_steps: set[int] = set()
+        """What this training has saved here, or resumed from: committed and never written again."""
+        self._base_step: int | None = None
+        """Where this training stands, once it has resumed (0: it started anew). Checkpoints of later steps that are
+        found then belong to a course that was given up."""
 
     def save(
         self, state: TrainingState, *, step: int, epoch: int = 0, reason: str = "", guarantee: Guarantee = "state-exact"
     ) -> Path:
         """Write and commit ``state``, then delete checkpoints that are too many.
 
-        When this step is committed already, its path is returned and nothing is written.
+        When this engine has committed or loaded this step already, its path is returned and nothing is written. What
+        another course of training has left here under the same step is renamed to ``superseded_…``; and so are later
+        steps, when this engine has loaded an older one or was told to ``find(None)``.
 
         Args:
             step: optimizer steps done.
@@ -131,17 +136,20 @@ class CheckpointEngine:
             if self._ranks.is_first:
                 shutil.rmtree(temporary, ignore_errors=True)  # what stays is removed before the next save
             raise
-        self._base_step = step
+        self._own_steps.add(step)
+        if self._base_step is not None:
+            self._base_step = step
         if self._ranks.is_first and self._keep is not None:
-            commit.prune(self.directory, keep=self._keep)
+            commit.prune(self.directory, keep=self._keep, newest_step=step)
         return final
 
     def find(self, resume: str | Path | None = "auto") -> Path | None:
         """The checkpoint to go on from; rank 0 looks, all ranks get its answer.
 
         Args:
-            resume: ``"auto"``: the newest good one of this directory. None: none. Else the name of a checkpoint here,
-                or the path of a checkpoint, of a directory of them or of a run, whose newest good one is taken.
+            resume: ``"auto"``: the newest good one of this directory. None: none, training starts anew. Else the
+                name of a checkpoint here, or the path of a checkpoint, of a directory of them or of a run, whose
+                newest good one is taken.
 
         Returns:
             The checkpoint's directory, or None where there is nothing to go on from.
@@ -150,6 +158,7 @@ class CheckpointEngine:
             CheckpointError: there are only damaged ones, or what was named is not there.
         """
         if resume is None:
+            self._base_step = 0
             return None
         return self._ranks.first(f"cannot resume from {resume}", lambda: self._find(resume))
 
@@ -179,6 +188,7 @@ class CheckpointEngine:
                 break
         if path.parent == self.directory:
             self._base_step = loaded.step
+            self._own_steps.add(loaded.step)
         return loaded
 
     # -- saving
@@ -187,9 +197,9 @@ class CheckpointEngine:
         """On rank 0, before a save. True when this step is committed already and stays as it is."""
         commit.clean(self.directory)
         for other, path in commit.step_directories(self.directory):
-            if other > self._base_step:
+            if self._is_given_up(other, now=step):
                 kept = commit.set_aside(path, commit.SUPERSEDED)
-                log.warning("training went on from step %d: %s is now called %s", self._base_step, path.name, kept.name)
+                log.warning("%s is not of this course of training and now called %s", path.name, kept.name)
         if not final.exists():
             return False
         try:
@@ -198,6 +208,11 @@ class CheckpointEngine:
             commit.quarantine(final, str(error))
             return False
         return True
+
+    def _is_given_up(self, step: int, *, now: int) -> bool:
+        if step in self._own_steps:
+            return False
+        return step == now or (self._base_step is not None and step > self._base_step)
 
     # -- loading
 
@@ -218,7 +233,7 @@ class CheckpointEngine:
         Raises:
             CheckpointError: there have been checkpoints, but none is good: starting anew would lose the training.
         """
-        path = commit.newest_good(directory)
+        path = commit.newest_good(directory, ours=directory == self.directory)
         if path is None and (bad := commit.damaged(directory)):
             names = ", ".join(item.name for item in bad)
             raise CheckpointError(

@@ -7,6 +7,7 @@ whom, and the size and CRC of every other file, the index included. Its own CRC 
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import platform
@@ -159,15 +160,13 @@ def read(path: Path) -> dict[str, Any]:
         Damaged: it is not what was committed.
         CheckpointError: a newer hpcaccel wrote it.
     """
-    manifest = layout.read_manifest(path)
     where = path / layout.MANIFEST
-    if manifest is None:
-        raise Damaged(f"{where} is missing or cannot be read")
+    text = _read_file(where)
     try:
-        intact = seal(manifest) == _canonical(manifest)
-    except (TypeError, ValueError):
-        intact = False
-    if not intact:
+        manifest = json.loads(text)
+    except ValueError:
+        raise Damaged(f"{where} is damaged: it is not valid JSON") from None
+    if not isinstance(manifest, dict) or seal(manifest) != text:
         raise Damaged(f"{where} is damaged: its CRC does not match its content")
     if manifest["version"] > VERSION:
         raise CheckpointError(
@@ -189,10 +188,26 @@ def read_index(path: Path, manifest: dict[str, Any]) -> bytes:
     Raises:
         Damaged: the index is not what was committed.
     """
-    text = (path / INDEX).read_bytes()
+    text = _read_file(path / INDEX)
     if zlib.crc32(text) != int(manifest["files"][INDEX]["crc32"], 16):
         raise Damaged(f"{path / INDEX} is damaged: its CRC does not match the manifest")
     return text
+
+
+def _read_file(path: Path) -> bytes:
+    """
+    Raises:
+        Damaged: there is no such file, or the disk has lost it.
+        OSError: it cannot be read now: of a file system that is away nobody may conclude that its files are damaged.
+    """
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise Damaged(f"{path} is missing") from None
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise Damaged(f"{path} cannot be read: {error.strerror}") from None
 
 
 @lru_cache(maxsize=1)

@@ -96,6 +96,11 @@ def test_a_checkpoint_elsewhere_is_never_renamed(two, tmp_path):
     engine = CheckpointEngine(tmp_path / "another")
     with pytest.raises(CheckpointError, match=r"rank_00000\.bin is damaged: models"):
         engine.load(directory / "step_00000002", Training("plain").state())
+    (directory / "step_00000002" / "rank_00000.bin").unlink()
+    assert engine.find(directory) == directory / "step_00000001"
+    (directory / "step_00000001" / "rank_00000.bin").unlink()
+    with pytest.raises(CheckpointError, match="only damaged ones: step_00000002, step_00000001"):
+        engine.find(directory)
     assert contents(directory) == ["step_00000001", "step_00000002"]
 
 

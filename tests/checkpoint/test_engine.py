@@ -1,0 +1,161 @@
+"""Finding, keeping and giving up checkpoints."""
+
+import pytest
+
+from hpcaccel import layout
+from hpcaccel.checkpoint import CheckpointEngine, TrainingState
+from hpcaccel.errors import CheckpointError
+
+
+class Counter:
+    def __init__(self, value=0):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+def save(engine, *steps):
+    for step in steps:
+        engine.save(TrainingState(objects={"counter": Counter(step)}), step=step, reason="due")
+
+
+def steps_of(directory):
+    return [checkpoint.step for checkpoint in layout.committed(directory)]
+
+
+def load(engine, resume="auto"):
+    counter = Counter()
+    engine.load(engine.find(resume), TrainingState(objects={"counter": counter}))
+    return counter.value
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    engine = CheckpointEngine(tmp_path, keep=2)
+    save(engine, 1, 2, 3)
+    assert steps_of(tmp_path) == [2, 3]
+    save(engine, 4)
+    assert steps_of(tmp_path) == [3, 4]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000003", "step_00000004"]
+
+
+def test_keep_none_keeps_all_and_less_than_one_is_refused(tmp_path):
+    save(CheckpointEngine(tmp_path, keep=None), 1, 2, 3)
+    assert steps_of(tmp_path) == [1, 2, 3]
+    with pytest.raises(CheckpointError, match="keep is 0"):
+        CheckpointEngine(tmp_path, keep=0)
+
+
+def test_damaged_ones_do_not_count_as_kept(tmp_path):
+    engine = CheckpointEngine(tmp_path, keep=2)
+    save(engine, 1, 2)
+    (tmp_path / "step_00000002" / "index.json").unlink()
+    save(engine, 3)
+    assert steps_of(tmp_path) == [1, 2, 3]
+
+
+def test_the_old_one_is_deleted_only_when_the_new_one_is_committed(tmp_path):
+    engine = CheckpointEngine(tmp_path, keep=1)
+    save(engine, 1)
+    with pytest.raises(CheckpointError):
+        engine.save(TrainingState(per_rank={"f": print}), step=2)
+    assert steps_of(tmp_path) == [1]
+
+
+def test_a_committed_step_is_not_written_again(tmp_path):
+    engine = CheckpointEngine(tmp_path)
+    save(engine, 5)
+    before = (tmp_path / "step_00000005" / layout.MANIFEST).stat()
+    path = engine.save(TrainingState(objects={"counter": Counter(99)}), step=5, reason="preempted")
+    assert path == tmp_path / "step_00000005"
+    assert (path / layout.MANIFEST).stat().st_ino == before.st_ino
+    assert load(engine) == 5
+
+
+def test_the_manifest_says_what_was_saved(tmp_path):
+    path = CheckpointEngine(tmp_path, attempt=3).save(
+        TrainingState(), step=7, epoch=2, reason="preempted", guarantee="bit-exact"
+    )
+    facts = layout.newest(tmp_path).manifest
+    expected = {"version": 1, "step": 7, "epoch": 2, "reason": "preempted", "guarantee": "bit-exact", "world_size": 1}
+    assert expected.items() <= facts.items()
+    assert facts["attempt"] == 3
+    assert {name: file["bytes"] for name, file in facts["files"].items()} == {
+        file.name: file.stat().st_size for file in path.iterdir() if file.name != layout.MANIFEST
+    }
+
+
+def test_find(tmp_path):
+    run = tmp_path / "run"
+    engine = CheckpointEngine(run / "checkpoints")
+    assert engine.find("auto") is None
+    save(engine, 1, 2)
+    newest = run / "checkpoints" / "step_00000002"
+    assert engine.find("auto") == newest
+    assert engine.find(None) is None
+    assert engine.find("step_00000001") == run / "checkpoints" / "step_00000001"
+    other = CheckpointEngine(tmp_path / "other")
+    assert [other.find(place) for place in (newest, str(newest), newest.parent, run)] == [newest] * 4
+    with pytest.raises(CheckpointError, match=r"cannot resume from step_00000009: .*step_00000001, step_00000002"):
+        engine.find("step_00000009")
+
+
+def test_going_on_from_an_older_one_gives_up_the_newer_ones(tmp_path):
+    save(CheckpointEngine(tmp_path, keep=None), 1, 2, 3)
+    engine = CheckpointEngine(tmp_path, keep=None)
+    assert load(engine, "step_00000001") == 1
+    assert steps_of(tmp_path) == [1, 2, 3]
+    engine.save(TrainingState(objects={"counter": Counter(20)}), step=2)
+    assert steps_of(tmp_path) == [1, 2]
+    assert load(CheckpointEngine(tmp_path)) == 20
+    assert sorted(path.name for path in tmp_path.glob("superseded*")) == [
+        "superseded_step_00000002",
+        "superseded_step_00000003",
+    ]
+
+
+def test_starting_anew_beside_old_ones_gives_them_up(tmp_path):
+    save(CheckpointEngine(tmp_path), 5, 9)
+    engine = CheckpointEngine(tmp_path)
+    assert engine.find(None) is None
+    engine.save(TrainingState(objects={"counter": Counter(50)}), step=5)
+    assert steps_of(tmp_path) == [5]
+    assert load(CheckpointEngine(tmp_path)) == 50
+
+
+def test_saving_beside_others_without_resuming_touches_none_of_them(tmp_path):
+    save(CheckpointEngine(tmp_path, keep=None), 5, 9, 10)
+    save(CheckpointEngine(tmp_path, keep=1), 7)
+    assert steps_of(tmp_path) == [7, 9, 10]
+
+
+def test_what_another_training_left_under_the_same_step_is_not_taken_for_ours(tmp_path):
+    save(CheckpointEngine(tmp_path), 5)
+    CheckpointEngine(tmp_path).save(TrainingState(objects={"counter": Counter(50)}), step=5)
+    assert load(CheckpointEngine(tmp_path)) == 50
+    assert (tmp_path / "superseded_step_00000005").exists()
+
+
+def test_going_on_from_the_newest_gives_up_nothing(tmp_path):
+    save(CheckpointEngine(tmp_path, keep=None), 1, 2)
+    engine = CheckpointEngine(tmp_path, keep=None)
+    load(engine)
+    save(engine, 2, 3)
+    assert steps_of(tmp_path) == [1, 2, 3]
+
+
+def test_an_unreadable_file_is_an_error_and_no_damage(tmp_path, monkeypatch):
+    engine = CheckpointEngine(tmp_path)
+    save(engine, 1)
+
+    def refuse(*_, **__):
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr("pathlib.Path.open", refuse)
+    with pytest.raises(CheckpointError, match="Stale file handle"):
+        engine.load(tmp_path / "step_00000001", TrainingState(objects={"counter": Counter()}))
+    monkeypatch.undo()
+    assert steps_of(tmp_path) == [1]
