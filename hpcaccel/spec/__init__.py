@@ -2,10 +2,10 @@
 
 from hpcaccel.spec.canonical import from_json, spec_hash, to_json, to_yaml
 from hpcaccel.spec.cluster import ClusterProfile, load_profile, profile_names
+from hpcaccel.spec.grid import grid
 from hpcaccel.spec.job import JobSpec
 from hpcaccel.spec.json_schema import schema
 from hpcaccel.spec.load import load_spec, spec_from_values
-from hpcaccel.spec.overrides import grid
 
 __all__ = [
     "ClusterProfile",

@@ -7,7 +7,6 @@ The path may leave out its leading section where that is unique: ``nodes=4`` is 
 from __future__ import annotations
 
 import difflib
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from hpcaccel.spec.job import JobSpec
 from hpcaccel.spec.layers import Layer
 from hpcaccel.spec.yaml12 import Document, KeyPath, Place, parse_value
 
-__all__ = ["full_path", "grid", "override_place", "parse_override", "section_of", "sections"]
+__all__ = ["full_path", "override_place", "parse_override", "section_of", "sections"]
 
 FREE_MAPPINGS: tuple[KeyPath, ...] = (("entrypoint", "args"), ("slurm", "extra"), ("environment", "env"))
 """Mappings whose keys are the user's own: a path goes on below them."""
@@ -146,56 +145,3 @@ def _check_levels(path: KeyPath, layer: Layer) -> None:
         if isinstance(value, list):
             dotted = ".".join(str(part) for part in path[: index + 1])
             raise SpecError(f"{dotted} is a list here: give all of it, {dotted}=[a, b]")
-
-
-# -- grids ----------------------------------------------------------------------------------------------------------
-
-
-def grid(axes: Sequence[str]) -> list[list[str]]:
-    """All combinations of ``key=a,b,c`` axes, each a list of overrides; the last axis varies fastest.
-
-    A comma inside brackets or quotes does not separate.
-
-    Raises:
-        SpecError: an axis has no ``=``, an empty value, or a key that another axis has.
-    """
-    keys: dict[KeyPath, str] = {}
-    choices = []
-    for axis in axes:
-        try:
-            key, values = _axis(axis, keys)
-        except SpecError as error:
-            raise SpecError(f"command line: --grid {axis}: {error}") from None
-        choices.append([f"{key}={value}" for value in values])
-    return [list(combination) for combination in itertools.product(*choices)]
-
-
-def _axis(axis: str, keys: dict[KeyPath, str]) -> tuple[str, list[str]]:
-    key, equals, text = axis.partition("=")
-    if not equals or not key:
-        raise SpecError("write key=a,b,c, such as args.lr=1e-3,3e-4")
-    path = full_path(key)
-    if path in keys:
-        raise SpecError(f"{keys[path]} is an axis already")
-    keys[path] = key
-    values = _split(text)
-    if "" in values:
-        raise SpecError("a value is empty (write '' for an empty text)")
-    return key, values
-
-
-def _split(values: str) -> list[str]:
-    parts, start, depth, quote = [], 0, 0, ""
-    for index, character in enumerate(values):
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "'\"":
-            quote = character
-        elif character in "[{":
-            depth += 1
-        elif character in "]}":
-            depth -= 1
-        elif character == "," and depth == 0:
-            parts.append(values[start:index])
-            start = index + 1
-    return [*parts, values[start:]]

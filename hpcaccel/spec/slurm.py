@@ -26,40 +26,10 @@ from hpcaccel.spec.fields import (
     checked_text,
     words,
 )
+from hpcaccel.spec.owned_flags import OWNED_FLAGS, extra_advice, owned_by_srun
 from hpcaccel.spec.yaml12 import Plain
 
-__all__ = ["OWNED_FLAGS", "Slurm", "Srun"]
-
-OWNED_FLAGS = {
-    "array": "is made by `hpcaccel submit --grid`",
-    "chdir": "is set by workdir",
-    "error": "is not to be set: every rank's log is kept in the run directory (`hpcaccel logs`)",
-    "export": "is made from environment.env and environment.secrets",
-    "export-file": "is made from environment.env and environment.secrets",
-    "gpus": "depends on the number of nodes: set slurm.gpus_per_node, slurm.gpus_per_task or slurm.gres",
-    "help": "submits no job",
-    "input": "is not to be set: ranks have no input; pass a path in entrypoint.args",
-    "job-name": "is set by name",
-    "no-requeue": "is set by resilience.requeue: false",
-    "ntasks": "is nodes × ntasks_per_node: set slurm.nodes and slurm.ntasks_per_node",
-    "open-mode": "is not to be set: a requeued job appends to its logs",
-    "output": "is not to be set: every rank's log is kept in the run directory (`hpcaccel logs`)",
-    "parsable": "is set by hpcaccel, which reads the job id",
-    "quiet": "is not to be set: hpcaccel reads what sbatch says",
-    "requeue": "is set by resilience.requeue",
-    "signal": "is set by resilience.warning_seconds",
-    "test-only": "submits no job: use `hpcaccel validate`",
-    "usage": "submits no job",
-    "version": "submits no job",
-    "wait": "is `hpcaccel submit --wait`",
-    "wrap": "is not to be set: entrypoint says what runs",
-}
-"""sbatch's options that hpcaccel sets itself, and what to set instead."""
-
-_OWNED_BY_SRUN = {
-    "error", "export", "gpus", "input", "jobid", "job-name", "kill-on-bad-exit", "label", "nodes", "nodelist", "ntasks",
-    "ntasks-per-node", "open-mode", "output", "unbuffered", "wait",
-}  # fmt: skip
+__all__ = ["Slurm", "Srun"]
 
 _FLAG_NAME = re.compile(r"[a-z][a-z0-9-]*[a-z0-9]", re.ASCII)
 
@@ -205,7 +175,7 @@ class Slurm(Section):
         ]
         extra = values.get("extra")
         if isinstance(extra, Mapping):
-            advised = ((str(flag), _extra_advice(str(flag), cls)) for flag in extra)
+            advised = ((str(flag), extra_advice(str(flag), cls.model_fields)) for flag in extra)
             found += [Conflict(f"extra.{flag}", advice) for flag, advice in advised if advice]
         return found
 
@@ -271,20 +241,6 @@ def _option(name: str, value: Any) -> list[tuple[str, str | None]]:
     return [(name, str(value))]
 
 
-def _extra_advice(flag: str, slurm: type[Slurm]) -> str | None:
-    """Why an option may not stand under ``extra``, or None where it may."""
-    if flag in OWNED_FLAGS:
-        return OWNED_FLAGS[flag]
-    field = flag.replace("-", "_")
-    if field != "extra" and field in slurm.model_fields:
-        return f"is set by slurm.{field}"
-    # sbatch takes every unique abbreviation of a long option: --sig is --signal.
-    for owned in OWNED_FLAGS:
-        if owned.startswith(flag):
-            return f"is short for {owned}, which {OWNED_FLAGS[owned]}"
-    return None
-
-
 class Srun(Section):
     """What srun gets beside hpcaccel's own flags when it starts the ranks."""
 
@@ -296,11 +252,9 @@ class Srun(Section):
         extra = values.get("extra")
         for index, item in enumerate(extra if isinstance(extra, list) else []):
             text = str(item)
-            flag = text.removeprefix("--").partition("=")[0]
             if index == 0 and not text.startswith("-"):
-                found.append(
-                    Conflict("extra.0", f"must begin with a flag of srun's, such as --cpu-bind=none, not {text!r}")
-                )
-            if text.startswith("--") and flag in _OWNED_BY_SRUN:
-                found.append(Conflict(f"extra.{index}", f"sets --{flag}, which hpcaccel sets itself"))
+                advice = f"must begin with a flag of srun's, such as --cpu-bind=none, not {text!r}"
+                found.append(Conflict("extra.0", advice))
+            if flag := owned_by_srun(text):
+                found.append(Conflict(f"extra.{index}", f"{text!r} sets --{flag}, which hpcaccel sets itself"))
         return found

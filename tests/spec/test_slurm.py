@@ -137,7 +137,9 @@ def test_srun_flags_are_passed_as_they_are(load, problems) -> None:
         "--mem-bind",
         "local",
     ]
-    assert problems("srun: {extra: [none, --export=ALL]}") == [
+    assert problems("srun: {extra: [none, --export=ALL, --unbuf, -n4]}") == [
         "job.yaml:3: srun.extra.0 must begin with a flag of srun's, such as --cpu-bind=none, not 'none'",
-        "job.yaml:3: srun.extra.1 sets --export, which hpcaccel sets itself",
+        "job.yaml:3: srun.extra.1 '--export=ALL' sets --export, which hpcaccel sets itself",
+        "job.yaml:3: srun.extra.2 '--unbuf' sets --unbuffered, which hpcaccel sets itself",
+        "job.yaml:3: srun.extra.3 '-n4' sets --ntasks, which hpcaccel sets itself",
     ]
