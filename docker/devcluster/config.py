@@ -14,7 +14,7 @@ CRED_EXPIRE_SECONDS = 5
 def slurm_conf(state: State, *, loopback_only: bool) -> str:
     """`loopback_only` makes every listener bind to the address of its own host name, which is 127.0.0.1 here.
 
-    Programs outside the cluster's host names (srun at the login) may need to do without it: see `write` in setup.py.
+    A login whose own name means another address has to do without it.
     """
     root, options = state.root, state.options
     communication = "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny\n" if loopback_only else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import socket
 import subprocess
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import processes, requirements, setup
+from . import processes, requirements
 from .errors import DevClusterError
 from .state import State
 
@@ -22,23 +23,28 @@ def start_munged(state: State) -> None:
     # As root, like the other daemons: the root directory may lie where no other user may go.
     options = ["--foreground", f"--socket={run}/munge.socket", f"--key-file={state.root}/etc/munge.key"]
     files = [f"--pid-file={run}/munged.pid", f"--seed-file={run}/munged.seed", f"--log-file={run}/munged.log"]
-    _start(state, "munged", [_program("munged"), *options, *files])
+    _start(state, "munged", [_program("munged"), *options, *files], hostname=state.controller)
     _wait(state, "munged", lambda: (run / "munge.socket").is_socket())
 
 
 def start_mariadbd(state: State) -> None:
     root = state.root
     common = ["--no-defaults", f"--datadir={root}/mysql", "--user=root"]
+    # A throw-away database: small, and it need not survive a power cut.
+    common += ["--innodb-log-file-size=8M", "--innodb-flush-method=nosync", "--innodb-flush-log-at-trx-commit=0"]
     install = [_program("mariadb-install-db"), *common, "--auth-root-authentication-method=socket", "--skip-test-db"]
-    with (root / "log" / "mariadb-install-db.log").open("wb") as log:
-        answer = subprocess.run(install, stdout=log, stderr=log, env=requirements.environment(), check=False, cwd="/")
-    if answer.returncode:
-        raise DevClusterError(f"mariadb-install-db failed ({answer.returncode}); see {log.name}{_tail(Path(log.name))}")
     files = [f"--socket={root}/run/mariadb.socket", f"--pid-file={root}/run/mariadbd.pid", f"--tmpdir={root}/tmp"]
-    # A throw-away database, which need not survive a power cut. slurmdbd's own check wants a patient lock wait.
-    settings = ["--skip-networking", "--skip-log-bin", "--innodb-buffer-pool-size=128M"]
-    settings += ["--innodb-flush-log-at-trx-commit=0", "--innodb-lock-wait-timeout=900"]
-    _start(state, "mariadbd", [_program("mariadbd"), *common, *files, *settings])
+    # slurmdbd's own check wants such a cache, and a patient lock wait.
+    settings = [
+        "--skip-networking",
+        "--skip-log-bin",
+        "--innodb-buffer-pool-size=128M",
+        "--innodb-lock-wait-timeout=900",
+    ]
+    serve = [_program("mariadbd"), *common, *files, *settings]
+    # One process, so that the making of the database too is recorded, and ended if somebody gives up meanwhile.
+    both = f"{shlex.join(install)} && exec {shlex.join(serve)}"
+    _start(state, "mariadbd", ["sh", "-c", both], hostname=state.controller)
     ping = [_program("mariadb-admin"), "--no-defaults", "--user=root", f"--socket={root}/run/mariadb.socket", "ping"]
     _wait(state, "mariadbd", lambda: _succeeds(ping))
 
@@ -80,6 +86,10 @@ def wait_for_nodes(state: State, nodes: Sequence[str]) -> None:
 
 def node_states(state: State) -> dict[str, str]:
     """sinfo's long state by node, such as `idle`, `down*`; empty when the controller does not answer."""
+    if not all(
+        processes.is_alive(state.processes[role]) for role in ("munged", "slurmctld") if role in state.processes
+    ):
+        return {}  # sinfo would try for half a minute
     answer = client(state, ["sinfo", "-h", "-N", "-o", "%N %T"])
     if answer.returncode:
         return {}
@@ -88,14 +98,14 @@ def node_states(state: State) -> dict[str, str]:
 
 def client(state: State, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Runs one of Slurm's own commands against this cluster."""
-    env = {**requirements.environment(), "SLURM_CONF": str(setup.login_conf(state))}
+    env = {**requirements.environment(), "SLURM_CONF": str(state.slurm_conf)}
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
-def _start(state: State, role: str, command: Sequence[str], *, hostname: str | None = None) -> None:
+def _start(state: State, role: str, command: Sequence[str], *, hostname: str) -> None:
     env = {
         **requirements.environment(),
-        "SLURM_CONF": str(state.slurm_conf),
+        "SLURM_CONF": str(state.daemons_conf),
         # libmariadb, inside slurmdbd, has no other way to be told about a socket.
         "MYSQL_UNIX_PORT": f"{state.root}/run/mariadb.socket",
     }

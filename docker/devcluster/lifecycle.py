@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from . import daemons, hosts, processes, requirements, setup
@@ -61,7 +61,7 @@ def fail(root: Path, role: str, *, slurmd_only: bool) -> None:
         state.save()
         processes.end([state.processes[role]], signal.SIGKILL, patience_seconds=10)
         if role in state.nodes and not slurmd_only:
-            _end_jobs(state, [role])
+            _end_descendants(state, [role])
 
 
 def restore(root: Path, role: str) -> None:
@@ -78,7 +78,7 @@ def restore(root: Path, role: str) -> None:
             daemons.start_slurmctld(state)
             daemons.wait_for_nodes(state, [node for node in state.nodes if node not in state.failed])
         else:
-            _end_jobs(state, [role])  # the reboot ends what --slurmd-only had left
+            _end_descendants(state, [role])  # the reboot ends what --slurmd-only had left
             daemons.start_slurmd(state, role)
             daemons.wait_for_slurmd(state, role)
             daemons.wait_for_nodes(state, [role])
@@ -109,17 +109,17 @@ def _stop(state: State) -> None:
     for roles in order:
         group = [state.processes[role] for role in roles if role in state.processes]
         processes.end(group, signal.SIGTERM, patience_seconds=LEAVE_PATIENCE_SECONDS)
-        _end_jobs(state, [*state.nodes, state.controller])
+        _end_descendants(state, [*state.nodes, "slurmctld", "slurmdbd", "mariadbd", "munged"])
     with hosts.locked():
         hosts.remove(state.root)
     setup.clear(state.root, keep_logs=True)
     state.forget()
 
 
-def _end_jobs(state: State, nodes: list[str]) -> None:
+def _end_descendants(state: State, roles: Sequence[str]) -> None:
     """Kills until none is left: one that forks while it is looked for shows up in the next round."""
-    slurmds = [state.processes[node] for node in nodes if node in state.processes]
-    while left := processes.descendants(slurmds, nodes):
+    daemons_of = [state.processes[role] for role in roles if role in state.processes]
+    while left := processes.descendants(daemons_of, [*state.nodes, state.controller]):
         processes.end(left, signal.SIGKILL, patience_seconds=10)
 
 

@@ -6,13 +6,14 @@ import argparse
 import os
 import re
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from . import daemons, lifecycle, processes, requirements, setup
+from . import daemons, lifecycle, processes, requirements
 from .errors import DevClusterError
 from .state import Options, State, load
 
@@ -25,12 +26,27 @@ def main(argv: Sequence[str]) -> int:
     args.root = Path(args.root).absolute()
     try:
         return int(args.command(args))
+    except KeyboardInterrupt:
+        return 130
     except DevClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
 def _up(args: argparse.Namespace) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # like Ctrl-C: nothing half-made stays
+    try:
+        _start(args)
+        while args.stay:
+            signal.pause()
+    except (KeyboardInterrupt, SystemExit):
+        if not args.stay:
+            raise
+        return _down(args)
+    return 0
+
+
+def _start(args: argparse.Namespace) -> None:
     asked = {f.name: getattr(args, f.name) for f in fields(Options) if getattr(args, f.name) is not None}
     started = time.monotonic()
 
@@ -40,7 +56,8 @@ def _up(args: argparse.Namespace) -> int:
     state = lifecycle.up(args.root, asked, report)
     report(f"{len(state.nodes)} nodes: {', '.join(state.nodes)}. To use them:")
     print(_exports(state), flush=True)
-    return 0
+    if args.stay:
+        report("up until SIGTERM or Ctrl-C")
 
 
 def _down(args: argparse.Namespace) -> int:
@@ -89,7 +106,7 @@ def _restore(args: argparse.Namespace) -> int:
 
 
 def _exports(state: State) -> str:
-    return f"export SLURM_CONF={shlex.quote(str(setup.login_conf(state)))}"
+    return f"export SLURM_CONF={shlex.quote(str(state.slurm_conf))}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -113,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_count(1, 3600),
         help=f"SlurmdTimeout: a silent node is down after that ({default.slurmd_timeout_seconds})",
     )
+    up.add_argument("--stay", action="store_true", help="wait for SIGTERM or Ctrl-C, then take it down")
     up.set_defaults(command=_up)
 
     commands.add_parser("down", parents=[root], help="end exactly what `up` started").set_defaults(command=_down)

@@ -3,8 +3,8 @@
 A pid alone names whoever has it today. A pid with its start time and the machine's boot names one process for ever,
 and a pidfd taken before that check cannot slip to another process afterwards.
 
-Every Slurm daemon lives in a UTS namespace of its own, whose host name is the node's. Its job step daemons and their
-tasks inherit that namespace whatever they do to their parents, sessions or environment: this is how they are found.
+Every daemon lives in a UTS namespace of its own, whose host name is the node's. Its job step daemons and their tasks
+inherit that namespace whatever they do to their parents, sessions or environment: this is how they are found.
 """
 
 from __future__ import annotations
@@ -43,18 +43,15 @@ def start(
     log: Path,
     env: Mapping[str, str],
     record: Callable[[Process], None],
-    hostname: str | None = None,
+    hostname: str,
 ) -> None:
-    """Starts `command` in a session of its own, in a new UTS namespace called `hostname` if one is given.
+    """Starts `command` in a session of its own, in a new UTS namespace called `hostname`.
 
     The child becomes the command only after `record` has returned. Should we be killed before that, it reads the end
     of the file and leaves: no process is ever left that nobody has written down.
     """
-    wait_for_go = 'read -r go && exec "$@" </dev/null'
-    argv = ["sh", "-c", wait_for_go, "sh", *command]
-    if hostname is not None:
-        set_name = 'echo "$0" >/proc/sys/kernel/hostname && exec "$@"'
-        argv = ["unshare", "--uts", "sh", "-c", set_name, hostname, *argv]
+    prepare = 'hostname "$0" && read -r go && exec "$@" </dev/null'
+    argv = ["unshare", "--uts", "sh", "-c", prepare, hostname, *command]
     with log.open("ab") as out:
         child = subprocess.Popen(
             argv,
@@ -67,8 +64,7 @@ def start(
             umask=0o022,
         )
     assert child.stdin is not None
-    if hostname is not None:
-        _wait_for_namespace(child)
+    _wait_for_namespace(child)
     record(Process(role, child.pid, _start_ticks(child.pid) or 0, boot_id(), _uts(child.pid) or ""))
     with child.stdin as go:
         go.write(b"\n")

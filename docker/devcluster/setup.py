@@ -39,7 +39,7 @@ def create(root: Path, options: Options) -> State:
     """A new state, saved, with names and ports that no other cluster of this machine has."""
     clear(root, keep_logs=False)
     root.chmod(0o755)  # munge wants its socket to be within everybody's reach
-    for name in ("etc", "run", "spool/slurmctld", "log", "dev", "tmp"):
+    for name in ("etc/daemons", "run", "spool/slurmctld", "log", "dev", "tmp"):
         (root / name).mkdir(parents=True)
     with hosts.locked():
         _drop_lost_hosts()
@@ -66,22 +66,14 @@ def clear(root: Path, *, keep_logs: bool) -> None:
             shutil.rmtree(root / name)
 
 
-def login_conf(state: State) -> Path:
-    """The SLURM_CONF for people and their programs, outside the nodes."""
-    own = state.root / "etc" / "login.conf"
-    return own if own.exists() else state.slurm_conf
-
-
 def _write_files(state: State) -> None:
-    etc = state.root / "etc"
-    _write(state.slurm_conf, config.slurm_conf(state, loopback_only=True))
-    if not _this_host_is_loopback():
-        # An srun that binds to this machine's own name would not be reached from the nodes, who answer to 127.0.0.1.
-        _write(etc / "login.conf", config.slurm_conf(state, loopback_only=False))
-    _write(etc / "slurmdbd.conf", config.slurmdbd_conf(state), mode=0o600)
+    # An srun at the login that binds to this machine's name has to be reached by nodes, who answer to 127.0.0.1.
+    _write(state.slurm_conf, config.slurm_conf(state, loopback_only=_this_host_is_loopback()))
+    _write(state.daemons_conf, config.slurm_conf(state, loopback_only=True))
+    _write(state.daemons_conf.with_name("slurmdbd.conf"), config.slurmdbd_conf(state), mode=0o600)
     if state.options.gpus:
-        _write(etc / "gres.conf", config.gres_conf(state))
-    _write(etc / "munge.key", os.urandom(128), mode=0o600)
+        _write(state.daemons_conf.with_name("gres.conf"), config.gres_conf(state))
+    _write(state.root / "etc" / "munge.key", os.urandom(128), mode=0o600)
     for i in range(state.options.gpus):
         # A second /dev/null: Slurm only wants a character device, and nobody reaches a real GPU through it.
         os.mknod(state.root / "dev" / f"nvidia{i}", stat.S_IFCHR | 0o666, NULL_DEVICE)

@@ -66,7 +66,13 @@ class State:
 
     @property
     def slurm_conf(self) -> Path:
+        """SLURM_CONF for people and their programs."""
         return self.root / "etc" / "slurm.conf"
+
+    @property
+    def daemons_conf(self) -> Path:
+        """SLURM_CONF for the daemons, and so for what they start; beside it, Slurm looks for gres.conf and the like."""
+        return self.root / "etc" / "daemons" / "slurm.conf"
 
     def save(self) -> None:
         path = self.root / STATE_FILE

@@ -1,0 +1,57 @@
+"""One real cluster for all tests of a session.
+
+`HPCACCEL_TEST_CLUSTER=<root>` names one that runs already (`docker/cluster up --root <root>`) and is left running.
+Otherwise the first test that needs the cluster starts it, in whichever worker of pytest-xdist that happens; the
+session's end takes it down (tests/conftest.py).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from .dev_cluster import Cluster, Lease, program
+
+NODES = 8
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Cluster:
+    """A running cluster, shared with every other test: keep to nodes that you have leased."""
+    if given := os.environ.get("HPCACCEL_TEST_CLUSTER"):
+        return Cluster.at(Path(given))
+    root = Path(os.environ["HPCACCEL_TEST_ROOTS"] + "-shared")
+    program("up", "--root", str(root), "--nodes", str(NODES))  # starts it, or finds that another worker has
+    return Cluster.at(root)
+
+
+@pytest.fixture
+def lease(cluster: Cluster) -> Iterator[Callable[[int], list[str]]]:
+    """`lease(2)`: two nodes that no other test uses until this one ends; what runs on them then is cancelled.
+
+    Lease once a test, and submit with --nodelist: a job of `urgent` elsewhere would preempt somebody else's.
+    """
+    held: list[Lease] = []
+
+    def take(count: int) -> list[str]:
+        held.append(Lease.take(cluster, count))
+        return held[-1].nodes
+
+    yield take
+    for lease in held:
+        lease.release()
+
+
+@pytest.fixture
+def new_root() -> Iterator[Path]:
+    """A root for a cluster of the test's own, taken down at the end."""
+    prefix = Path(os.environ["HPCACCEL_TEST_ROOTS"] + "-")
+    root = Path(tempfile.mkdtemp(prefix=prefix.name, dir=prefix.parent))
+    yield root
+    program("down", "--root", str(root))
+    shutil.rmtree(root)

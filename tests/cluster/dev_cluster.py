@@ -1,0 +1,142 @@
+"""A running development cluster as a test sees it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRAM = Path(__file__).resolve().parents[2] / "docker" / "cluster"
+
+
+def program(*args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """`docker/cluster` with these arguments; its own words when it fails."""
+    answer = subprocess.run([str(PROGRAM), *args], capture_output=True, text=True, timeout=180, check=False)
+    if check and answer.returncode:
+        raise RuntimeError(f"docker/cluster {shlex.join(args)} ended with {answer.returncode}:\n{answer.stderr}")
+    return answer
+
+
+def wait_until(condition: Callable[[], bool], what: str, *, timeout_seconds: float = 60) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not after {timeout_seconds:.0f} s")
+        time.sleep(0.2)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    root: Path
+    env: dict[str, str]
+    """This process's environment with the cluster's SLURM_CONF, and without what an outer job would have set."""
+    nodes: list[str]
+
+    @classmethod
+    def at(cls, root: Path) -> Cluster:
+        exports = program("env", "--root", str(root)).stdout.splitlines()
+        pairs = (shlex.split(line)[1].partition("=") for line in exports)
+        outside = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SBATCH_", "SRUN_", "SALLOC_"))}
+        env = {**outside, **{name: value for name, _, value in pairs}}
+        sinfo = ["sinfo", "--noheader", "--Node", "--partition=gpu", "--format=%N"]
+        listed = subprocess.run(sinfo, env=env, capture_output=True, text=True, check=True)
+        return cls(root=root, env=env, nodes=listed.stdout.split())
+
+    def run(self, *command: str, check: bool = True, timeout_seconds: float = 120) -> subprocess.CompletedProcess[str]:
+        """Any command, in the cluster's environment; raises RuntimeError with its stderr when it fails and `check`."""
+        answer = subprocess.run(
+            command, env=self.env, capture_output=True, text=True, timeout=timeout_seconds, check=False
+        )
+        if check and answer.returncode:
+            raise RuntimeError(f"{shlex.join(command)} ended with {answer.returncode}:\n{answer.stderr}")
+        return answer
+
+    def sbatch(self, *args: str) -> str:
+        """Submits and returns the job id."""
+        return self.run("sbatch", "--parsable", *args).stdout.strip()
+
+    def job(self, job_id: str) -> dict[str, str]:
+        """The fields of `scontrol show job`, such as JobState, Restarts, PreemptTime."""
+        words = self.run("scontrol", "--oneliner", "show", "job", job_id).stdout.split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def wait_for(self, job_id: str, states: Sequence[str], *, timeout_seconds: float = 60) -> dict[str, str]:
+        """Waits until the job's JobState is one of `states`, and returns all its fields then."""
+        job: dict[str, str] = {}
+
+        def reached() -> bool:
+            job.update(self.job(job_id))
+            return job["JobState"] in states
+
+        try:
+            wait_until(reached, f"job {job_id} {' or '.join(states)}", timeout_seconds=timeout_seconds)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}; it is {job['JobState']}, {job['Reason']}") from None
+        return job
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Nodes that this process alone may use; the locks on them end with the process."""
+
+    cluster: Cluster
+    nodes: list[str]
+    locks: list[int]
+
+    @classmethod
+    def take(cls, cluster: Cluster, count: int, *, timeout_seconds: float = 300) -> Lease:
+        """All or none at a time, so that two tests never wait for each other's half."""
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            lease = cls(cluster, [], [])
+            for node in cluster.nodes:
+                if len(lease.nodes) < count and (fd := _try_lock(cluster.root / f"lease-{node}")) is not None:
+                    lease.nodes.append(node)
+                    lease.locks.append(fd)
+            if len(lease.nodes) == count:
+                return lease
+            lease._unlock()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{count} of {len(cluster.nodes)} nodes were not free for {timeout_seconds:.0f} s")
+            time.sleep(0.5)
+
+    def release(self) -> None:
+        names = ",".join(self.nodes)
+        # Pending jobs that asked for these nodes as well: squeue's --nodelist finds only those that run.
+        listed = self.cluster.run("squeue", "--noheader", "--array", "--format=%i %n %N").stdout
+        ours = [line.split()[0] for line in listed.splitlines() if self._concerns(line.split()[1:])]
+        if ours:
+            # Killed first, so that nobody waits for KillWait; what has just ended by itself is no error.
+            self.cluster.run("scancel", "--full", "--signal=KILL", *ours, check=False)
+            self.cluster.run("scancel", *ours)
+        busy = ["squeue", "--noheader", f"--nodelist={names}"]
+        try:
+            wait_until(lambda: not self.cluster.run(*busy).stdout.strip(), f"nodes {names} free again")
+        finally:
+            self._unlock()
+
+    def _concerns(self, hostlists: Sequence[str]) -> bool:
+        named: set[str] = set()
+        for hostlist in hostlists:
+            if not hostlist.startswith("("):
+                named |= set(self.cluster.run("scontrol", "show", "hostnames", hostlist).stdout.split())
+        return bool(named & set(self.nodes))
+
+    def _unlock(self) -> None:
+        for fd in self.locks:
+            os.close(fd)
+
+
+def _try_lock(path: Path) -> int | None:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd

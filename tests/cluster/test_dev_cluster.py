@@ -1,0 +1,264 @@
+"""The development cluster behaves like the real thing, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .dev_cluster import PROGRAM, Cluster, program, wait_until
+
+LeaseNodes = Callable[[int], list[str]]
+
+
+def test_nodes_take_work_and_accounting_answers(cluster: Cluster) -> None:
+    states = cluster.run("sinfo", "-h", "-N", "-p", "gpu", "-o", "%N %T").stdout.splitlines()
+    assert {line.split()[1] for line in states} <= {"idle", "mixed", "allocated", "completing"}
+    assert len(states) == len(cluster.nodes)
+    partitions = cluster.run("sinfo", "-h", "-o", "%P").stdout.split()
+    assert partitions == ["gpu*", "gpu0", "urgent"]
+    assert cluster.run("sacctmgr", "-n", "-P", "show", "cluster", "format=Cluster").stdout.split() == ["dev"]
+
+
+def test_ranks_see_their_gpus_and_their_nodes_name(cluster: Cluster, lease: LeaseNodes, tmp_path: Path) -> None:
+    nodes = lease(2)
+    out = tmp_path / "out"
+    script = _script(tmp_path, "srun sh -c 'echo $(hostname) $CUDA_VISIBLE_DEVICES'", "getent hosts $(hostname)")
+    job = cluster.sbatch(*_on(nodes), "--gpus-per-node=2", f"--output={out}", str(script))
+    assert cluster.wait_for(job, ["COMPLETED", "FAILED"])["JobState"] == "COMPLETED"
+    lines = out.read_text().splitlines()
+    assert sorted(lines[:2]) == [f"{node} 0,1" for node in nodes]
+    assert lines[2].split()[0] == "127.0.0.1"
+    recorded = ["sacct", "-X", "-n", "-P", "-j", job, "-o", "State"]
+    wait_until(lambda: cluster.run(*recorded).stdout.strip() == "COMPLETED", "sacct knows the end")
+
+
+def test_preemption_with_grace_reaches_the_ranks_only(cluster: Cluster, lease: LeaseNodes, tmp_path: Path) -> None:
+    """`gpu`: the ranks get SIGTERM at once, the batch step nothing; whoever ends in the grace time is COMPLETED."""
+    nodes = lease(1)
+    job = _submit_listener(cluster, nodes, tmp_path, partition="gpu")
+    urgent = cluster.sbatch(*_on(nodes), "--partition=urgent", "--exclusive", "--wrap=sleep 1")
+    wait_until(lambda: "TERM" in _heard(tmp_path, "rank"), "the rank hears SIGTERM")
+    during = cluster.job(job)
+    assert during["JobState"] == "RUNNING"
+    assert during["PreemptTime"] != "None"
+    assert _heard(tmp_path, "batch") == ["start"]
+    (tmp_path / "leave").touch()
+    after = cluster.wait_for(job, ["COMPLETED", "FAILED", "PENDING", "PREEMPTED"])
+    assert after["JobState"] == "COMPLETED"
+    assert after["Restarts"] == "0"
+    cluster.wait_for(urgent, ["COMPLETED"])
+
+
+def test_preemption_without_grace_kills_and_requeues(cluster: Cluster, lease: LeaseNodes, tmp_path: Path) -> None:
+    """`gpu0`: ranks and batch step get SIGTERM, and Slurm brings the job back by itself."""
+    nodes = lease(1)
+    job = _submit_listener(cluster, nodes, tmp_path, partition="gpu0")
+    urgent = cluster.sbatch(*_on(nodes), "--partition=urgent", "--exclusive", "--wrap=sleep 1")
+    wait_until(lambda: "TERM" in _heard(tmp_path, "rank"), "the rank hears SIGTERM")
+    wait_until(lambda: "TERM" in _heard(tmp_path, "batch"), "the batch step hears SIGTERM")
+    assert cluster.job(job)["JobState"] in ("COMPLETING", "PENDING")
+    refused = cluster.run("scontrol", "requeue", job, check=False)
+    assert refused.returncode == 1
+    assert "pending execution" in refused.stderr
+    (tmp_path / "leave").touch()  # for this life, and for the next one too
+    cluster.wait_for(urgent, ["COMPLETED"])
+    assert cluster.wait_for(job, ["COMPLETED"])["Restarts"] == "1"
+
+
+def test_one_task_of_an_array_is_requeued_alone(cluster: Cluster, lease: LeaseNodes, tmp_path: Path) -> None:
+    nodes = lease(1)
+    script = _script(tmp_path, "sleep 60")
+    array = cluster.sbatch(*_on(nodes), "--array=0-1", f"--output={tmp_path}/%a", str(script))
+    for task in (0, 1):
+        cluster.wait_for(f"{array}_{task}", ["RUNNING"])
+    cluster.run("scontrol", "requeue", f"{array}_1")
+    wait_until(lambda: cluster.job(f"{array}_1")["Restarts"] == "1", "the task comes back")
+    assert cluster.wait_for(f"{array}_1", ["RUNNING"])["Restarts"] == "1"
+    assert cluster.job(f"{array}_0")["Restarts"] == "0"
+
+
+def test_a_second_cluster_beside_it_leaves_nothing(cluster: Cluster, new_root: Path) -> None:
+    hosts_before = _foreign_hosts()
+    program("up", "--root", str(new_root), "--nodes", "2")
+    second = Cluster.at(new_root)
+    assert set(second.nodes).isdisjoint(cluster.nodes)
+    assert "already up" in program("up", "--root", str(new_root)).stderr
+    differs = program("up", "--root", str(new_root), "--nodes", "3", check=False)
+    assert differs.returncode == 2
+    assert "nodes=2, not 3" in differs.stderr
+    # A job whose task has left its session, its parents and its environment behind.
+    second.sbatch("--output=/dev/null", "--wrap=setsid env -i /bin/sleep 987654 & srun sleep 987654")
+    wait_until(lambda: len(_processes_of(new_root, second.nodes)["sleep"]) == 2, "the job's two sleeps")
+    everything = [pid for pids in _processes_of(new_root, second.nodes).values() for pid in pids]
+    assert len(everything) >= 4 + 2 + 2 + 2, "daemons, step daemons, sleeps"
+    _assert_loopback_only(everything)
+
+    program("down", "--root", str(new_root))
+    assert [pid for pid in everything if _runs(pid)] == []
+    assert f"{new_root}\n" not in Path("/etc/hosts").read_text()
+    assert _foreign_hosts() == hosts_before
+    assert sorted(path.name for path in new_root.iterdir()) == ["cluster.lock", "log"]
+    assert program("down", "--root", str(new_root)).returncode == 0
+    cluster.run("scontrol", "ping")
+
+
+def test_up_after_everything_was_killed(new_root: Path) -> None:
+    program("up", "--root", str(new_root), "--nodes", "1")
+    first = Cluster.at(new_root)
+    first.sbatch("--output=/dev/null", "--wrap=sleep 987654")
+    wait_until(lambda: bool(_processes_of(new_root, first.nodes)["sleep"]), "the job's sleep")
+    before = _processes_of(new_root, first.nodes)
+    for name, pids in before.items():
+        for pid in pids:
+            if name != "sleep":  # the job's own process lives on: `up` has to find it
+                os.kill(pid, signal.SIGKILL)
+    assert program("status", "--root", str(new_root), check=False).returncode == 1
+    assert "what a crash left" in program("up", "--root", str(new_root), "--nodes", "1").stderr
+    assert not _runs(before["sleep"][0])
+    second = Cluster.at(new_root)
+    assert second.run("srun", "hostname").stdout.split() == second.nodes
+    assert Path("/etc/hosts").read_text().count(f"{new_root}\n") == 1
+
+
+def test_an_interrupted_up_leaves_nothing(new_root: Path) -> None:
+    starting = subprocess.Popen([str(PROGRAM), "up", "--root", str(new_root)], stderr=subprocess.DEVNULL)
+    wait_until(lambda: "mariadb-install" in _processes_of(new_root, ["none1"]), "the database is being made")
+    starting.send_signal(signal.SIGINT)
+    assert starting.wait(timeout=60) == 130
+    assert _processes_of(new_root, ["none1"]) == {"sleep": []}
+    assert f"{new_root}\n" not in Path("/etc/hosts").read_text()
+    assert sorted(path.name for path in new_root.iterdir()) == ["cluster.lock", "log"]
+
+
+@pytest.mark.slow
+def test_a_failed_node_goes_down_with_its_jobs_and_comes_back(new_root: Path) -> None:
+    program("up", "--root", str(new_root), "--nodes", "2", "--slurmd-timeout-seconds", "5")
+    own = Cluster.at(new_root)
+    lost, kept = own.nodes
+    job = own.sbatch(f"--nodelist={lost}", "--output=/dev/null", "--wrap=sleep 987654")
+    own.wait_for(job, ["RUNNING"])
+    program("fail", "--root", str(new_root), lost)
+    assert _processes_of(new_root, [lost])["sleep"] == []
+    own.wait_for(job, ["PENDING"])
+    assert own.job(job)["Restarts"] == "1"
+    assert own.run("sinfo", "-h", "-n", kept, "-p", "gpu", "-o", "%T").stdout.strip() == "idle"
+    program("restore", "--root", str(new_root), lost)
+    own.wait_for(job, ["RUNNING"])
+
+
+def test_a_cluster_without_its_controller_is_told_and_comes_back(new_root: Path) -> None:
+    program("up", "--root", str(new_root), "--nodes", "1")
+    own = Cluster.at(new_root)
+    program("fail", "--root", str(new_root), "slurmctld")
+    status = program("status", "--root", str(new_root))
+    assert "slurmctld is not running (failed on purpose)" in status.stdout
+    program("restore", "--root", str(new_root), "slurmctld")
+    assert own.run("srun", "hostname").stdout.split() == own.nodes
+
+
+def test_nothing_listens_beyond_loopback(cluster: Cluster, lease: LeaseNodes) -> None:
+    nodes = lease(2)
+    job = cluster.sbatch(*_on(nodes), "--output=/dev/null", "--wrap=srun sleep 987654")
+    wait_until(lambda: len(_processes_of(cluster.root, nodes)["sleep"]) == 2, "the two tasks")
+    everything = [pid for pids in _processes_of(cluster.root, cluster.nodes).values() for pid in pids]
+    _assert_loopback_only(everything)
+    cluster.run("scancel", job)
+
+
+def test_a_missing_package_is_named_with_the_line_that_installs_it(tmp_path: Path) -> None:
+    # A mount of our own hides slurmd from this one process.
+    hidden = f"mount --bind /dev/null /usr/sbin/slurmd && exec {PROGRAM} up --root {tmp_path}/root"
+    answer = subprocess.run(["unshare", "--mount", "sh", "-c", hidden], capture_output=True, text=True, check=False)
+    assert answer.returncode == 2
+    assert answer.stderr.startswith("error: not installed: slurmd. ")
+    assert "apt-get install" in answer.stderr
+
+
+def test_a_directory_with_other_files_is_never_taken_for_a_root(new_root: Path) -> None:
+    thesis = new_root / "thesis.tex"
+    thesis.write_text("x")
+    answer = program("up", "--root", str(new_root), check=False)
+    assert answer.returncode == 2
+    assert "holds other files" in answer.stderr
+    program("down", "--root", str(new_root))
+    assert [path.name for path in new_root.iterdir()] == ["thesis.tex"]
+
+
+def _on(nodes: list[str]) -> list[str]:
+    return [f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}"]
+
+
+def _script(directory: Path, *lines: str) -> Path:
+    path = directory / "job.sh"
+    path.write_text("\n".join(["#!/bin/bash", *lines]) + "\n")
+    return path
+
+
+def _submit_listener(cluster: Cluster, nodes: list[str], directory: Path, *, partition: str) -> str:
+    """A running job whose batch step and one rank each note the signals they hear, until a file `leave` appears."""
+    listen = directory / "listen.sh"
+    listen.write_text(
+        'note() { echo "$1" >>$heard/$who; }; trap "note TERM" TERM; note start\n'
+        "while [ ! -e $heard/leave ]; do sleep 0.1; done\n"
+    )
+    script = _script(
+        directory, f"export heard={directory}", f"who=rank srun bash {listen} &", f"who=batch; . {listen}", "wait"
+    )
+    job = cluster.sbatch(
+        *_on(nodes), f"--partition={partition}", "--exclusive", f"--output={directory}/out", str(script)
+    )
+    wait_until(lambda: _heard(directory, "rank") == ["start"] == _heard(directory, "batch"), "the job listens")
+    return job
+
+
+def _heard(directory: Path, who: str) -> list[str]:
+    path = directory / who
+    return path.read_text().split() if path.exists() else []
+
+
+def _processes_of(root: Path, nodes: list[str]) -> dict[str, list[int]]:
+    """Pids by program name of whatever belongs to a cluster, by what /proc shows and not by the cluster's records."""
+    found: dict[str, list[int]] = {"sleep": []}
+    own_names = {*nodes, re.sub(r"\d+$", "ctl", nodes[0])}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or not _runs(int(entry.name)):
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            name = (entry / "comm").read_text().strip()
+            other_host = os.readlink(entry / "ns/uts") != os.readlink("/proc/self/ns/uts")
+        except OSError:
+            continue
+        if f"{root}/" in command or (other_host and _hostname(int(entry.name)) in own_names):
+            found.setdefault(name, []).append(int(entry.name))
+    return found
+
+
+def _hostname(pid: int) -> str:
+    enter = ["nsenter", "-t", str(pid), "-u", "hostname"]
+    return subprocess.run(enter, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return not re.search(r"^State:\s+[ZX]", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _assert_loopback_only(pids: list[int]) -> None:
+    listening = subprocess.run(["ss", "-Hlntup"], capture_output=True, text=True, check=True).stdout.splitlines()
+    ours = [line for line in listening if any(f"pid={pid}," in line for pid in pids)]
+    assert len(ours) >= 3, "slurmctld, slurmdbd and a slurmd listen"
+    assert [line for line in ours if not line.split()[4].startswith("127.0.0.1:")] == []
+
+
+def _foreign_hosts() -> list[str]:
+    """/etc/hosts without any development cluster: what must never change."""
+    return [line for line in Path("/etc/hosts").read_text().splitlines() if "# hpcaccel-cluster " not in line]

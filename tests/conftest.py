@@ -1,0 +1,82 @@
+"""Tests marked `cluster` need a real Slurm. Where none can be had they are skipped, and nobody can miss it.
+
+The clusters that a session starts lie under roots that begin with one name, which workers of pytest-xdist inherit.
+The process that began the session takes down whatever is left of them, when all workers are done.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCKER = Path(__file__).resolve().parent.parent / "docker"
+ROOTS = "HPCACCEL_TEST_ROOTS"
+SKIPPED = "no Slurm for the cluster tests: "
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        os.environ[ROOTS] = f"/var/tmp/hpcaccel-test-{os.getpid()}"
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        return
+    prefix = Path(os.environ.pop(ROOTS))
+    for root in prefix.parent.glob(f"{prefix.name}-*"):
+        subprocess.run([DOCKER / "cluster", "down", "--root", root], check=True, capture_output=True)
+        shutil.rmtree(root)
+
+
+def why_no_cluster() -> str | None:
+    """The reason, or None where a cluster runs or can be started."""
+    if os.environ.get("HPCACCEL_TEST_CLUSTER"):
+        return None
+    check = subprocess.run([sys.executable, DOCKER / "cluster", "check"], capture_output=True, text=True, check=False)
+    return check.stdout.strip() if check.returncode else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).resolve().parent / "cluster"
+    wanted = []
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker("cluster")
+        if item.get_closest_marker("cluster"):
+            wanted.append(item)
+    if wanted and (reason := why_no_cluster()) is not None:
+        for item in wanted:
+            item.add_marker(pytest.mark.skip(reason=SKIPPED + reason))
+
+
+def _skipped(config: pytest.Config) -> list[pytest.TestReport]:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    reports = reporter.stats.get("skipped", []) if reporter is not None else []
+    return [report for report in reports if SKIPPED in str(report.longrepr)]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    in_worker = hasattr(session.config, "workerinput")
+    if not in_worker and os.environ.get("CI") == "true" and _skipped(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if not (reports := _skipped(config)):
+        return
+    reason = str(reports[0].longrepr).partition(SKIPPED)[2].rstrip("')")
+    in_ci = os.environ.get("CI") == "true"
+    count = f"{len(reports)} test{'s' if len(reports) > 1 else ''}"
+    terminalreporter.write_line("")
+    terminalreporter.write_sep("!", f"CLUSTER TESTS SKIPPED: {count}", red=True, bold=True)
+    terminalreporter.write_line(f"No test ran against a real Slurm: {reason}", red=True)
+    if in_ci:
+        terminalreporter.write_line("With CI=true this is a failure.", red=True)
+    terminalreporter.write_sep("!", red=True, bold=True)
