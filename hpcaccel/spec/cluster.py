@@ -48,7 +48,8 @@ class ClusterProfile(Section):
         default_factory=dict, description="Variables that the site needs in every job, such as NCCL_SOCKET_IFNAME."
     )
     templates: PathText | None = Field(
-        default=None, description="A directory of Jinja templates that come before hpcaccel's own of the same name."
+        default=None,
+        description="A Jinja template that replaces or extends hpcaccel's own, or a folder with an sbatch.j2 in it.",
     )
 
     _source: Path | None = PrivateAttr(default=None)

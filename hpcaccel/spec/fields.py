@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
-from typing_extensions import Self
 
 from hpcaccel.spec import quantities
 from hpcaccel.spec.yaml12 import Plain, resolve_plain
@@ -47,6 +46,9 @@ MAX_TEXT_BYTES = 100_000
 
 _LINE_BREAK = re.compile(r"[\n\r]")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+S = TypeVar("S", bound="Section")
 
 
 class Conflict(NamedTuple):
@@ -91,7 +93,7 @@ class Section(BaseModel):
         }
 
     @model_validator(mode="after")
-    def _refuse_conflicts(self) -> Self:
+    def _refuse_conflicts(self: S) -> S:
         for key, message in self.conflicts(dict(self)):
             raise PydanticCustomError("conflict", "{key} {message}", {"key": key, "message": message})
         return self
