@@ -84,7 +84,7 @@ class FirstRank:
     """What the other ranks must know of rank 0 before they collect.
 
     Args:
-        parameters: the names of its parameters. All ranks must have the same.
+        parameters: name, shape and dtype of each of its parameters, in words. All ranks must have the same.
         buffers: a digest of each of its buffers that is not sharded, by key. They may differ between ranks.
     """
 
@@ -94,7 +94,7 @@ class FirstRank:
     @classmethod
     def of(cls, state: TrainingState) -> FirstRank:
         digests = {key: _digest(tensor) for key, tensor in _buffers(state).items()}
-        return cls(frozenset(parameter_names(state.models).values()), digests)
+        return cls(_described(parameter_names(state.models)), digests)
 
 
 def collect(state: TrainingState, *, rank: int, first: FirstRank | None) -> dict[str, torch.Tensor]:
@@ -114,7 +114,7 @@ def collect(state: TrainingState, *, rank: int, first: FirstRank | None) -> dict
     # First the models: asking for their state makes FSDP2 show the sharded parameters.
     models = [_pack_model(model, f"models.{position}", shared) for position, model in enumerate(state.models)]
     names = parameter_names(state.models)
-    if first is not None and (other := first.parameters.symmetric_difference(names.values())):
+    if first is not None and (other := first.parameters.symmetric_difference(_described(names))):
         raise CheckpointError(
             f"this rank and rank 0 do not hold the same parameters, {min(other)} for one: "
             "models that are split by layers (pipeline parallel) cannot be saved yet"
@@ -185,6 +185,10 @@ def _pack_model(model: nn.Module, path: str, shared: _Collected) -> dict[str, An
         from_all = set(packed.tensors) if isinstance(value, nn.Parameter) else set()
         tree[name] = stored[id(value)] = shared.add(packed, from_all)
     return tree
+
+
+def _described(names: dict[nn.Parameter, str]) -> frozenset[str]:
+    return frozenset(f"{name} {tuple(item.shape)} {item.dtype}" for item, name in names.items())
 
 
 def _buffers(state: TrainingState) -> dict[str, torch.Tensor]:

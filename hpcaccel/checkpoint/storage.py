@@ -31,8 +31,8 @@ from hpcaccel.rundir import FILE_MODE, atomic_write
 __all__ = ["ShardReader", "ShardWriter", "rank_file"]
 
 ALIGNMENT_BYTES = 64
-BUFFER_BYTES = 16 << 20
-"""Small chunks reach the file system together, in writes and reads of this size."""
+BUFFER_BYTES = 1 << 20
+"""Small chunks reach the file system together, in writes and reads of this size; larger ones as they are."""
 
 
 def rank_file(rank: int) -> str:

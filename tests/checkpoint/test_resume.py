@@ -71,7 +71,7 @@ def _save_in_ranks(rank, world_size, wrap, source, target):
 
 
 def test_state_stays_the_same_at_every_world_size_and_wrapping(tmp_path):
-    way = [(2, "fsdp"), (1, "plain"), (3, "fsdp"), (2, "ddp"), (1, "compile"), (2, "fsdp")]
+    way = [(2, "fsdp"), (1, "plain"), (3, "fsdp"), (2, "ddp"), (1, "compile"), (4, "hsdp"), (2, "fsdp")]
     digests = set()
     source = None
     for number, (world_size, wrap) in enumerate(way):

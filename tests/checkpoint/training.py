@@ -47,6 +47,8 @@ class Training:
         elif wrap == "fsdp":
             mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
             fully_shard(self.model, mesh=mesh)
+        elif wrap == "hsdp":
+            fully_shard(self.model, mesh=dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("r", "s")))
         elif wrap == "compile":
             self.model.body = torch.compile(self.model.body, backend="eager")
             self.model = torch.compile(self.model, backend="eager")
