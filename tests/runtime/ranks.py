@@ -1,0 +1,141 @@
+"""Real ranks for tests: one process each, torchrun's variables set by hand, a run directory made by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcaccel.rundir import RunDir, read_json, read_lines, write_json
+
+PROGRAMS = Path(__file__).parent / "programs"
+ROOT = Path(__file__).parent.parent.parent
+TIMEOUT_SECONDS = 300
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def make_run(path: Path, *, runtime: dict[str, Any] | None = None, checkpoint: dict[str, Any] | None = None) -> RunDir:
+    run = RunDir(path)
+    run.create()
+    spec = {
+        "runtime": {"seed": 7, **(runtime or {})},
+        "checkpoint": {"every_steps": None, "every_minutes": None, "keep": 2, "resume": "auto", **(checkpoint or {})},
+    }
+    write_json(run.spec, {"version": 1, "spec": spec, "launch": {"stop": "cooperative"}})
+    return run
+
+
+@dataclass
+class Ended:
+    """How the ranks of one attempt ended."""
+
+    codes: list[int]
+    outputs: list[str]
+
+    def result(self) -> dict[str, Any]:
+        """The JSON line that rank 0 printed last."""
+        lines = [line for line in self.outputs[0].splitlines() if line.startswith("{")]
+        assert lines, "\n".join(self.outputs)
+        value: dict[str, Any] = json.loads(lines[-1])
+        return value
+
+
+class Ranks:
+    """Ranks that run now."""
+
+    def __init__(
+        self,
+        program: str,
+        *arguments: str,
+        size: int,
+        run: RunDir | None = None,
+        attempt: int = 1,
+        blocked: bool = False,
+        launcher: str = "torchrun",
+    ) -> None:
+        port = free_port()
+        self.processes = []
+        for rank in range(size):
+            env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "HPCACCEL_"))}
+            env |= _LAUNCHERS[launcher](rank, size, port)
+            env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+            if run is not None:
+                env |= {"HPCACCEL_RUN_DIR": str(run.path), "HPCACCEL_ATTEMPT": str(attempt), "HPCACCEL_PROTOCOL": "1"}
+            self.processes.append(
+                subprocess.Popen(
+                    [sys.executable, str(PROGRAMS / program), *arguments],
+                    env=env,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    preexec_fn=_block if blocked else None,
+                    start_new_session=True,
+                )
+            )
+
+    def wait(self) -> Ended:
+        try:
+            outputs = [process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in self.processes]
+        finally:
+            for process in self.processes:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+        return Ended([process.returncode for process in self.processes], outputs)
+
+
+def _block() -> None:
+    """As the rank shim does before it becomes the user's program."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
+
+
+def _torchrun(rank: int, size: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def _srun(rank: int, size: int, port: int) -> dict[str, str]:
+    return {
+        "SLURM_JOB_ID": str(port),
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": str(rank),
+        "SLURM_NTASKS": str(size),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": str(size),
+        "SLURM_STEP_NODELIST": "localhost",
+    }
+
+
+_LAUNCHERS = {"torchrun": _torchrun, "srun": _srun}
+
+
+def run_ranks(program: str, arguments: Sequence[str] = (), *, size: int = 2, **options: Any) -> Ended:
+    return Ranks(program, *arguments, size=size, **options).wait()
+
+
+def outcome(run: RunDir, attempt: int = 1) -> dict[str, Any] | None:
+    return read_json(run.outcome(attempt))
+
+
+def metrics(run: RunDir, name: str = "loss") -> dict[int, float]:
+    """The newest value for each step."""
+    return {line["step"]: line["values"][name] for line, _ in read_lines(run.metrics) if name in line["values"]}

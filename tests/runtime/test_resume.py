@@ -1,0 +1,202 @@
+"""Real ranks are stopped in the middle, come back, and repeat the undisturbed run bit by bit."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcaccel import layout
+from hpcaccel.records import StopRequest, to_dict
+from hpcaccel.rundir import RunDir, read_json, write_json
+from tests.runtime.ranks import Ranks, make_run, metrics, outcome, run_ranks
+
+
+def stopped_and_resumed(run: RunDir, arguments: list[str], *, kill_at: str, size: int = 2) -> dict[str, Any]:
+    """The result of a training that a signal stopped and a second attempt went on with."""
+    first = run_ranks("train.py", [*arguments, "--kill-at", kill_at], size=size, run=run)
+    assert first.codes == [85] * size, first.outputs[0]
+    assert first.outputs[0].count("stopping at step") == 1
+    left = outcome(run)
+    assert left is not None
+    assert left["resume"]
+    assert left["checkpoint"] == layout.checkpoint_name(left["step"])
+    second = run_ranks("train.py", [*arguments, "--kill-at", kill_at], size=size, run=run, attempt=2)
+    assert second.codes == [0] * size, second.outputs[0]
+    assert f"resumed at step {left['step']}" in second.outputs[0]
+    return second.result()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kill_at", "size"),
+    [
+        (["--strategy", "ddp"], "9:1:SIGUSR2", 2),
+        (["--strategy", "ddp", "--accumulate", "2", "--workers", "2"], "5:0:SIGTERM", 2),
+        (["--strategy", "fsdp", "--accumulate", "2"], "4:0:SIGUSR2", 2),
+        (["--strategy", "fsdp", "--workers", "2", "--precision", "bf16"], "13:1:SIGTERM", 2),
+        (["--strategy", "ddp"], "5:3:SIGTERM", 4),
+        (["--strategy", "ddp"], "17:0:SIGTERM", 1),
+        (["--verbs", "steps"], "9:1:SIGUSR2", 2),
+        (["--verbs", "none"], "9:1:SIGUSR2", 2),
+    ],
+    ids=["ddp", "ddp-accumulate-workers", "fsdp-accumulate", "fsdp-bf16-workers", "ddp-4", "single", "steps", "names"],
+)
+def test_a_stopped_training_repeats_the_undisturbed_one(
+    tmp_path: Path, arguments: list[str], kill_at: str, size: int
+) -> None:
+    """Dropout, shuffling, augmentation from three generators, clipping, a schedule. The names of the verbs aside, a
+    script with Accelerate's names only goes on as well."""
+    undisturbed = make_run(tmp_path / "undisturbed")
+    expected = run_ranks("train.py", arguments, size=size, run=undisturbed)
+    assert expected.codes == [0] * size, expected.outputs[0]
+    disturbed = make_run(tmp_path / "disturbed")
+    result = stopped_and_resumed(disturbed, arguments, kill_at=kill_at, size=size)
+    assert result == expected.result()
+    assert metrics(disturbed) == metrics(undisturbed)
+    assert metrics(disturbed, "x") == metrics(undisturbed, "x")
+    assert sorted(metrics(disturbed)) == list(range(1, result["step"] + 1))
+
+
+def test_an_undisturbed_run_says_where_it_began_and_how_it_ended(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", checkpoint={"every_steps": 8, "keep": None})
+    ended = run_ranks("train.py", run=run)
+    assert ended.codes == [0, 0], ended.outputs[0]
+    progress = read_json(run.progress(1))
+    assert progress is not None
+    assert (progress["resumed_step"], progress["resumed_from"], progress["total_steps"]) == (0, None, 21)
+    losses = metrics(run)
+    assert outcome(run) == {
+        "version": 1,
+        "reason": "completed",
+        "step": 21,
+        "checkpoint": "step_00000021",
+        "resume": False,
+        "first_loss": losses[1],
+        "last_loss": losses[21],
+    }
+    assert [found.step for found in layout.committed(run.checkpoints)] == [8, 16, 21]
+
+
+def test_a_completed_run_that_is_resumed_trains_no_more_and_runs_what_follows_the_loop(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    first = run_ranks("train.py", run=run).result()
+    again = run_ranks("train.py", run=run, attempt=2)
+    assert again.codes == [0, 0]
+    assert again.result() == first
+    assert [found.step for found in layout.committed(run.checkpoints)] == [21]
+
+
+def test_a_training_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    first = run_ranks("train.py", ["--kill-at", "9:1:SIGUSR2"], run=run)
+    assert first.codes == [85, 85]
+    second = run_ranks("train.py", size=1, run=run, attempt=2)
+    assert second.codes == [0], second.outputs[0]
+    assert "state-exact (world_size: 2 then, 1 now)" in second.outputs[0]
+    # 13 raw batches an epoch: 10 steps of two ranks are one epoch and 6 batches of the second.
+    assert second.result()["step"] == 10 + 7 + 13
+
+
+@pytest.mark.parametrize("early", ["0:SIGTERM", "1:SIGUSR2"])
+def test_a_signal_before_there_is_an_accelerator_stops_before_the_first_step(tmp_path: Path, early: str) -> None:
+    run = make_run(tmp_path / "run")
+    first = Ranks("train.py", "--early", early, size=2, run=run, blocked=True).wait()
+    assert first.codes == [85, 85], first.outputs[0]
+    left = outcome(run)
+    assert left is not None
+    assert (left["step"], left["checkpoint"], left["resume"]) == (0, None, True)
+    assert metrics(run) == {}
+    assert run_ranks("train.py", run=run, attempt=2).result()["step"] == 21
+
+
+def test_a_signal_while_a_later_attempt_starts_loses_nothing(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    assert run_ranks("train.py", ["--kill-at", "9:1:SIGUSR2"], run=run).codes == [85, 85]
+    second = Ranks("train.py", "--early", "1:SIGTERM", size=2, run=run, attempt=2, blocked=True).wait()
+    assert second.codes == [85, 85], second.outputs[0]
+    left = outcome(run, 2)
+    assert left is not None
+    assert (left["step"], left["checkpoint"], left["resume"]) == (10, "step_00000010", True)
+    assert run_ranks("train.py", run=run, attempt=3).result()["step"] == 21
+
+
+def request(run: RunDir, reason: str, then: str) -> None:
+    path = run.stop(1)
+    path.parent.mkdir(parents=True)
+    write_json(path, to_dict(StopRequest(reason=reason, then=then, time=time.time())))  # type: ignore[arg-type]
+
+
+def test_the_supervisors_reason_is_in_the_outcome(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    request(run, "time_limit", "pause")
+    assert run_ranks("train.py", ["--kill-at", "3:0:SIGUSR2"], run=run).codes == [85, 85]
+    left = outcome(run)
+    assert left is not None
+    assert (left["reason"], left["step"], left["resume"]) == ("time_limit", 4, True)
+
+
+def test_a_stop_for_good_ends_the_loop_and_runs_what_follows_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    request(run, "stop", "finish")
+    ended = run_ranks("train.py", ["--kill-at", "3:1:SIGUSR2"], run=run)
+    assert ended.codes == [0, 0], ended.outputs[0]
+    assert ended.result()["step"] == 4
+    assert ended.result()["stopped"]
+    left = outcome(run)
+    assert left is not None
+    assert (left["reason"], left["step"], left["checkpoint"], left["resume"]) == (
+        "completed",
+        4,
+        "step_00000004",
+        False,
+    )
+
+
+def test_an_exception_leaves_no_word_and_the_run_goes_on_from_the_last_commit(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", checkpoint={"every_steps": 4})
+    failed = run_ranks("train.py", ["--fail-at", "6"], run=run)
+    assert failed.codes == [1, 1]
+    assert "ValueError: as told" in failed.outputs[0]
+    assert outcome(run) is None
+    undisturbed = make_run(tmp_path / "undisturbed")
+    expected = run_ranks("train.py", run=undisturbed).result()
+    again = run_ranks("train.py", run=run, attempt=2)
+    assert "resumed at step 4" in again.outputs[0]
+    assert again.result() == expected
+    assert metrics(run) == metrics(undisturbed)
+
+
+def test_ranks_of_unequal_length_end_together(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", checkpoint={"every_steps": 2, "keep": None})
+    ended = run_ranks("uneven.py", run=run)
+    assert ended.codes == [0, 0], ended.outputs
+    assert "rank 0 did 3 steps" in ended.outputs[0]
+    assert "rank 1 did 7 steps" in ended.outputs[1]
+    assert [found.step for found in layout.committed(run.checkpoints)] == [2, 4, 6, 7]
+
+
+def test_a_stop_reaches_a_rank_that_has_left_its_loop(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    ended = run_ranks("uneven.py", ["--kill-at", "4"], run=run)
+    assert ended.codes == [85, 85], ended.outputs
+    left = outcome(run)
+    assert left is not None
+    assert left["resume"]
+    assert [found.step for found in layout.committed(run.checkpoints)] == [6]
+
+
+def test_ranks_started_by_srun_find_each_other(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    by_slurm = run_ranks("train.py", ["--epochs", "1"], run=run, launcher="srun")
+    assert by_slurm.codes == [0, 0], by_slurm.outputs[0]
+    assert by_slurm.result()["step"] == 7
+
+
+def test_without_a_run_directory_it_trains_and_says_that_nothing_is_saved() -> None:
+    ended = run_ranks("train.py", ["--epochs", "1"])
+    assert ended.codes == [0, 0], ended.outputs[0]
+    assert ended.outputs[0].count("nothing will be saved") == 1
+    assert json.loads(ended.outputs[0].splitlines()[-1])["step"] == 7
