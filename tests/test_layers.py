@@ -24,7 +24,7 @@ LIBRARIES = {
     "checkpoint": frozenset({"torch", "numpy"}),
     "runtime": frozenset({"torch", "numpy"}),
     "spec": frozenset({"pydantic", "pydantic_core", "yaml"}),
-    "render": frozenset({"pydantic", "jinja2", "yaml"}),
+    "render": frozenset({"pydantic", "jinja2", "markupsafe", "yaml"}),
     "submission": frozenset({"pydantic", "jinja2", "yaml", "submitit", "cloudpickle", "rich"}),
     "view": frozenset({"pydantic", "rich"}),
     "cli": frozenset({"pydantic", "yaml", "typer", "click", "rich"}),

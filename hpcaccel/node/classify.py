@@ -13,7 +13,7 @@ __all__ = ["classify"]
 TAIL_BYTES = 64_000
 
 _EXCEPTION = re.compile(
-    r"^(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\w*)(?:: (.*))?$"
+    r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\w*)(?:: (.*))?$"
 )
 _ECHO = re.compile(r"gloo|nccl|Connection (?:closed|reset|refused)|Broken pipe|by peer|DistBackend|ProcessGroup", re.I)
 
@@ -69,5 +69,7 @@ def _last_exception(log: Path) -> str | None:
         text = file.read().decode(errors="replace")
     if "Traceback (most recent call last)" not in text:
         return None
-    matches = [line for line in text.splitlines() if _EXCEPTION.match(line)]
+    # torch puts the rank before each line of a traceback
+    lines = (re.sub(r"^\[rank\d+\]:\s*", "", line) for line in text.splitlines())
+    matches = [line for line in lines if _EXCEPTION.match(line)]
     return matches[-1].strip()[:500] if matches else None

@@ -65,7 +65,8 @@ for _ in accelerator.epochs(args.epochs):
         accelerator.checkpoint()
         time.sleep(args.pause if first else 0)
 total = torch.zeros((), dtype=torch.int64)
-for value in accelerator.get_state_dict(model).values():
+for value in accelerator.unwrap_model(model).state_dict().values():
+    value = value.full_tensor() if hasattr(value, "full_tensor") else value
     total = total * 31 + value.flatten().contiguous().view(torch.int32).long().sum()
 if accelerator.is_main_process:
     print("digest", int(total), flush=True)
