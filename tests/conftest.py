@@ -27,6 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return
+    _say_what_was_skipped(config)
     prefix = Path(os.environ.pop(ROOTS))
     for root in prefix.parent.glob(f"{prefix.name}-*"):
         subprocess.run([DOCKER / "cluster", "down", "--root", root], check=True, capture_output=True)
@@ -67,16 +68,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if not (reports := _skipped(config)):
+def _say_what_was_skipped(config: pytest.Config) -> None:
+    """As the very last lines: pytest's own summary comes before."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not (reports := _skipped(config)):
         return
     reason = str(reports[0].longrepr).partition(SKIPPED)[2].rstrip("')")
-    in_ci = os.environ.get("CI") == "true"
-    count = f"{len(reports)} test{'s' if len(reports) > 1 else ''}"
-    terminalreporter.write_line("")
-    terminalreporter.write_sep("!", f"CLUSTER TESTS SKIPPED: {count}", red=True, bold=True)
-    terminalreporter.write_line(f"No test ran against a real Slurm: {reason}", red=True)
-    if in_ci:
-        terminalreporter.write_line("With CI=true this is a failure.", red=True)
-    terminalreporter.write_sep("!", red=True, bold=True)
+    reporter.write_line("")
+    reporter.write_sep("!", f"CLUSTER TESTS SKIPPED: {len(reports)}", red=True, bold=True)
+    reporter.write_line(f"Nothing was tested against a real Slurm: {reason}", red=True)
+    if os.environ.get("CI") == "true":
+        reporter.write_line("With CI=true this is a failure.", red=True)
+    reporter.write_sep("!", red=True, bold=True)

@@ -95,7 +95,7 @@ class Lease:
         while True:
             lease = cls(cluster, [], [])
             for node in cluster.nodes:
-                if len(lease.nodes) < count and (fd := _try_lock(cluster.root / f"lease-{node}")) is not None:
+                if len(lease.nodes) < count and (fd := _try_lock(cluster.root / "run" / f"lease-{node}")) is not None:
                     lease.nodes.append(node)
                     lease.locks.append(fd)
             if len(lease.nodes) == count:
@@ -111,9 +111,10 @@ class Lease:
         listed = self.cluster.run("squeue", "--noheader", "--array", "--format=%i %n %N").stdout
         ours = [line.split()[0] for line in listed.splitlines() if self._concerns(line.split()[1:])]
         if ours:
-            # Killed first, so that nobody waits for KillWait; what has just ended by itself is no error.
+            # Killed first, so that nobody waits for KillWait. One that has just ended by itself is refused, which does
+            # not matter: what counts is that nothing runs in the end.
             self.cluster.run("scancel", "--full", "--signal=KILL", *ours, check=False)
-            self.cluster.run("scancel", *ours)
+            self.cluster.run("scancel", *ours, check=False)
         busy = ["squeue", "--noheader", f"--nodelist={names}"]
         try:
             wait_until(lambda: not self.cluster.run(*busy).stdout.strip(), f"nodes {names} free again")

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def test_preemption_with_grace_reaches_the_ranks_only(cluster: Cluster, lease: L
     """`gpu`: the ranks get SIGTERM at once, the batch step nothing; whoever ends in the grace time is COMPLETED."""
     nodes = lease(1)
     job = _submit_listener(cluster, nodes, tmp_path, partition="gpu")
-    urgent = cluster.sbatch(*_on(nodes), "--partition=urgent", "--exclusive", "--wrap=sleep 1")
+    urgent = cluster.sbatch(*_on(nodes), "--partition=urgent", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
     wait_until(lambda: "TERM" in _heard(tmp_path, "rank"), "the rank hears SIGTERM")
     during = cluster.job(job)
     assert during["JobState"] == "RUNNING"
@@ -59,7 +60,7 @@ def test_preemption_without_grace_kills_and_requeues(cluster: Cluster, lease: Le
     """`gpu0`: ranks and batch step get SIGTERM, and Slurm brings the job back by itself."""
     nodes = lease(1)
     job = _submit_listener(cluster, nodes, tmp_path, partition="gpu0")
-    urgent = cluster.sbatch(*_on(nodes), "--partition=urgent", "--exclusive", "--wrap=sleep 1")
+    urgent = cluster.sbatch(*_on(nodes), "--partition=urgent", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
     wait_until(lambda: "TERM" in _heard(tmp_path, "rank"), "the rank hears SIGTERM")
     wait_until(lambda: "TERM" in _heard(tmp_path, "batch"), "the batch step hears SIGTERM")
     assert cluster.job(job)["JobState"] in ("COMPLETING", "PENDING")
@@ -172,12 +173,20 @@ def test_nothing_listens_beyond_loopback(cluster: Cluster, lease: LeaseNodes) ->
 
 
 def test_a_missing_package_is_named_with_the_line_that_installs_it(tmp_path: Path) -> None:
-    # A mount of our own hides slurmd from this one process.
-    hidden = f"mount --bind /dev/null /usr/sbin/slurmd && exec {PROGRAM} up --root {tmp_path}/root"
-    answer = subprocess.run(["unshare", "--mount", "sh", "-c", hidden], capture_output=True, text=True, check=False)
+    answer = _run_without_slurmd(str(PROGRAM), "up", "--root", f"{tmp_path}/root")
     assert answer.returncode == 2
     assert answer.stderr.startswith("error: not installed: slurmd. ")
     assert "apt-get install" in answer.stderr
+
+
+@pytest.mark.parametrize(("ci", "code"), [("", 0), ("true", 1)])
+def test_where_there_is_no_slurm_the_skip_cannot_be_missed(ci: str, code: int) -> None:
+    one = f"{__file__}::test_nothing_listens_beyond_loopback"
+    answer = _run_without_slurmd(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", one, CI=ci)
+    assert answer.returncode == code
+    banner = answer.stdout.splitlines()[-4:]
+    assert any(line.startswith("!!!") and "CLUSTER TESTS SKIPPED: 1" in line for line in banner)
+    assert any("not installed: slurmd" in line for line in banner)
 
 
 def test_a_directory_with_other_files_is_never_taken_for_a_root(new_root: Path) -> None:
@@ -188,6 +197,20 @@ def test_a_directory_with_other_files_is_never_taken_for_a_root(new_root: Path) 
     assert "holds other files" in answer.stderr
     program("down", "--root", str(new_root))
     assert [path.name for path in new_root.iterdir()] == ["thesis.tex"]
+
+
+def _run_without_slurmd(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """In a mount namespace of its own, where slurmd is hidden."""
+    hide = 'mount --bind /dev/null /usr/sbin/slurmd && exec "$@"'
+    own = {name: value for name, value in os.environ.items() if name != "HPCACCEL_TEST_CLUSTER"}
+    return subprocess.run(
+        ["unshare", "--mount", "sh", "-c", hide, "sh", *command],
+        env={**own, **env},
+        cwd=PROGRAM.parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def _on(nodes: list[str]) -> list[str]:
