@@ -2,7 +2,8 @@
 
 From the bottom: ``tree`` (Python state as typed JSON), ``ranks`` (agreeing on errors), ``manifest`` and ``storage``
 (what lies on the disk), ``planning`` (who writes and reads what), ``commit`` (how it appears and disappears),
-``optimizer`` and ``state`` (what a training consists of), ``engine`` (save, find, load).
+``state`` and ``optimizer`` (what a training consists of), ``collect`` and ``restore`` (taken apart, put together),
+``engine`` (save, find, load).
 """
 
 from hpcaccel.checkpoint.engine import CheckpointEngine, Guarantee, LoadedCheckpoint

@@ -14,9 +14,11 @@ import torch.distributed as dist
 
 from hpcaccel import layout
 from hpcaccel.checkpoint import commit, manifest
+from hpcaccel.checkpoint.collect import FirstRank, collect
 from hpcaccel.checkpoint.planning import read_tensors, write_tensors
 from hpcaccel.checkpoint.ranks import Damaged, Ranks
-from hpcaccel.checkpoint.state import SHARED_TREE, FirstRank, Restorer, TrainingState, collect, rank_tree
+from hpcaccel.checkpoint.restore import Restorer
+from hpcaccel.checkpoint.state import SHARED_TREE, TrainingState, rank_tree
 from hpcaccel.checkpoint.storage import ShardReader, ShardWriter
 from hpcaccel.errors import CheckpointError
 

@@ -18,7 +18,7 @@ TIMEOUT_SECONDS = 90
 
 
 class Killed(Exception):
-    """A rank ended without a word; its exit code is in ``args``."""
+    """A rank ended without a word, with the exit code in ``args``, or had to be ended."""
 
 
 def run_ranks(function, *args, world_size=2):
@@ -42,29 +42,30 @@ def _collect(ranks):
     deadline = time.monotonic() + TIMEOUT_SECONDS
     results = []
     for process, pipe in ranks:
-        try:
-            if not pipe.poll(max(0.0, deadline - time.monotonic())):
-                raise AssertionError(f"rank {len(results)} hangs")
-            results.append(pipe.recv())
-        except EOFError:
-            process.join(5)
-            results.append(Killed(process.exitcode))
+        result = _result(process, pipe, deadline)
+        if isinstance(result, Killed):
             deadline = min(deadline, time.monotonic() + 5)
-        except AssertionError:
-            process.kill()
-            if not any(isinstance(item, Killed) for item in results):
-                for other, _ in ranks:
-                    other.kill()
-                raise
-            results.append(Killed(None))
+        results.append(result)
     for process, _ in ranks:
         process.join(10)
         process.kill()
         process.join()
-    for result in results:
-        if isinstance(result, str) and not any(isinstance(other, Killed) for other in results):
-            raise AssertionError(result)
+    if not any(isinstance(result, Killed) for result in results):
+        for result in results:
+            assert not isinstance(result, str), result
     return [result[0] if isinstance(result, tuple) else result for result in results]
+
+
+def _result(process, pipe, deadline):
+    """What the rank sent: its value in a tuple, or the text of its error. ``Killed`` when it sent nothing in time."""
+    if not pipe.poll(max(0.0, deadline - time.monotonic())):
+        process.kill()
+        return Killed("hangs")
+    try:
+        return pipe.recv()
+    except EOFError:
+        process.join()
+        return Killed(process.exitcode)
 
 
 def _main(pipe: Connection, function, rank, world_size, folder, args):

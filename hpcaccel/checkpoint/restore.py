@@ -1,0 +1,170 @@
+"""A training put together again, in place: the models' own memory is read into, everything else is handed over."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from hpcaccel.checkpoint.manifest import Index
+from hpcaccel.checkpoint.names import parameter_names, public_name
+from hpcaccel.checkpoint.optimizer import restore_optimizer, targets
+from hpcaccel.checkpoint.state import Stateful, TrainingState, buffers_of
+from hpcaccel.checkpoint.tree import pack, tensor_nodes, unpack
+from hpcaccel.errors import CheckpointError
+
+__all__ = ["Restorer"]
+
+log = logging.getLogger(__name__)
+
+
+class Restorer:
+    """Puts a checkpoint into a ``TrainingState``: first ``targets``, which are then read, then ``apply``.
+
+    Args:
+        tree: the shared tree.
+        own: this rank's own tree, None where the checkpoint has none for this rank.
+        own_buffers: whether this rank takes its own buffers back. Only at the same world size: at another, some ranks
+            would have none, so all take rank 0's.
+        index: dtypes and shapes of the stored tensors.
+    """
+
+    def __init__(self, state: TrainingState, *, tree: Any, own: Any, own_buffers: bool, index: Index) -> None:
+        self._state = state
+        self._tree = tree
+        self._own = None if own is None else own["state"]
+        self._own_buffers: dict[str, Any] = own["buffers"] if own is not None and own_buffers else {}
+        self._index = index
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._models = [model.state_dict() for model in state.models]
+        self._names = parameter_names(state.models)
+
+    def targets(self) -> dict[str, torch.Tensor]:
+        """Tensors to read into, by key: the models' own, and new ones for everything else.
+
+        Raises:
+            CheckpointError: the checkpoint is of another model, optimizer or set of objects; all differences that
+                were found in one of them are named.
+        """
+        self._compare()
+        for position, (model, current) in enumerate(zip(self._state.models, self._models, strict=True)):
+            self._target_model(model, current, self._tree["models"][position], f"models.{position}")
+        for position, optimizer in enumerate(self._state.optimizers):
+            path = f"optimizers.{position}"
+            saved = self._tree["optimizers"][position]
+            self._tensors.update(targets(optimizer, saved, self._names, path, self._index))
+        for item, saved, path in self._stateful():
+            templates = {}
+            if any("sharded" in node for node in tensor_nodes(saved)):
+                templates = pack(item.state_dict(), path).tensors
+            self._target_plain(saved, templates)
+        self._target_plain([self._tree["optimizers"], self._own, self._own_buffers], {})
+        return self._tensors
+
+    def apply(self) -> dict[str, Any] | None:
+        """Hand the tensors that were read to their owners; this rank's own tree, or None."""
+        with torch.no_grad():
+            for model, current, saved in zip(self._state.models, self._models, self._tree["models"], strict=True):
+                model.load_state_dict(
+                    {key: self._model_entry(model, key, value, saved) for key, value in current.items()}
+                )
+            buffers = buffers_of(self._state) if self._own_buffers else {}
+            for key, node in self._own_buffers.items():
+                buffers[key].copy_(unpack(node, self._tensor))
+        for optimizer, saved in zip(self._state.optimizers, self._tree["optimizers"], strict=True):
+            restore_optimizer(optimizer, saved, self._names, self._tensor)
+        for item, saved, _ in self._stateful():
+            item.load_state_dict(unpack(saved, self._tensor))
+        own: dict[str, Any] | None = None if self._own is None else unpack(self._own, self._tensor)
+        return own
+
+    def _tensor(self, key: str) -> torch.Tensor:
+        return self._tensors[key]
+
+    def _model_entry(self, model: nn.Module, key: str, current: Any, saved: dict[str, Any]) -> Any:
+        value = unpack(saved[public_name(model, key)], self._tensor)
+        shared = isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor) and value.shape == current.shape
+        if shared and value is not current:
+            return current.copy_(value)  # another name of a tensor that was one with it when it was saved
+        return value
+
+    def _stateful(self) -> list[tuple[Stateful, Any, str]]:
+        """Each scheduler, the scaler and each object, with its saved tree and its path."""
+        found = [
+            (scheduler, self._tree["schedulers"][position], f"schedulers.{position}")
+            for position, scheduler in enumerate(self._state.schedulers)
+        ]
+        if self._state.scaler is not None and self._tree["scaler"] is not None:
+            found.append((self._state.scaler, self._tree["scaler"], "scaler"))
+        found += [(item, self._tree["objects"][name], f"objects.{name}") for name, item in self._state.objects.items()]
+        return found
+
+    def _compare(self) -> None:
+        for kind in ("models", "optimizers", "schedulers"):
+            here, saved = len(getattr(self._state, kind)), len(self._tree[kind])
+            if here != saved:
+                raise CheckpointError(f"the checkpoint holds {saved} {kind}, here there are {here}")
+        missing = sorted(set(self._state.objects) - set(self._tree["objects"]))
+        unknown = sorted(set(self._tree["objects"]) - set(self._state.objects))
+        if missing or unknown:
+            raise CheckpointError(
+                f"registered objects differ: not in the checkpoint: {missing or 'none'}; only in the checkpoint: "
+                f"{unknown or 'none'}. Register the same ones before loading"
+            )
+        if (self._state.scaler is None) != (self._tree["scaler"] is None):
+            where = "here and not in the checkpoint" if self._state.scaler else "in the checkpoint and not here"
+            log.warning("there is a gradient scaler %s; its state is passed over", where)
+
+    def _target_model(self, model: nn.Module, current: dict[str, Any], saved: dict[str, Any], path: str) -> None:
+        here = {public_name(model, key): value for key, value in current.items()}
+        problems = [f"{path}.{name} is not in the checkpoint" for name in here if name not in saved]
+        problems += [f"{path}.{name} is only in the checkpoint" for name in saved if name not in here]
+        for name in here.keys() & saved.keys():
+            problems += self._target_entry(here[name], saved[name], f"{path}.{name}")
+        if problems:
+            more = f"\n  … and {len(problems) - 8} more" if len(problems) > 8 else ""
+            raise CheckpointError(
+                f"the checkpoint does not fit this model, {len(problems)} differences:\n  "
+                + "\n  ".join(sorted(problems)[:8])
+                + more
+            )
+
+    def _target_entry(self, current: Any, saved: Any, name: str) -> list[str]:
+        """Where one entry of a model is read to, or what is wrong with it."""
+        is_tensor = isinstance(current, torch.Tensor) and isinstance(saved, dict) and saved.get("$") == "tensor"
+        if not is_tensor or name.endswith("._extra_state"):  # extra state may be anything, at any time
+            self._target_plain(saved, {})
+            return []
+        stored = self._index.tensor(saved["key"])
+        if current.device.type == "meta":
+            return [f"{name} is on the meta device here: give the model memory first, with to_empty()"]
+        if tuple(stored.size) != tuple(current.shape):
+            return [f"{name} has shape {tuple(stored.size)} in the checkpoint, {tuple(current.shape)} here"]
+        if stored.properties.dtype != current.dtype:
+            return [f"{name} is {stored.properties.dtype} in the checkpoint, {current.dtype} here"]
+        self._tensors.setdefault(saved["key"], current)
+        return []
+
+    def _target_plain(self, tree: Any, templates: dict[str, torch.Tensor]) -> None:
+        """New tensors for what nobody holds in memory yet: sharded as their template, else whole."""
+        for node in tensor_nodes(tree):
+            key = node["key"]
+            if key in self._tensors:
+                continue
+            stored = self._index.tensor(key)
+            template = templates.get(key)
+            if isinstance(template, DTensor) and tuple(template.shape) == tuple(stored.size):
+                self._tensors[key] = torch.empty_like(template, dtype=stored.properties.dtype)
+            else:
+                device = _device(node.get("device", "cpu"))
+                self._tensors[key] = torch.empty(stored.size, dtype=stored.properties.dtype, device=device)
+
+
+def _device(kind: str) -> torch.device:
+    """The device of that kind that this process uses, or the CPU."""
+    if kind == "cuda" and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
