@@ -16,6 +16,9 @@ from pathlib import Path
 
 TURNS = 21
 
+_INSTALLED = Path(sys.executable).with_name("hpcaccel")
+HPCACCEL = [sys.executable, str(_INSTALLED)] if _INSTALLED.exists() else [sys.executable, "-m", "hpcaccel"]
+
 SPEC = """\
 name: startup
 entrypoint: {command: ["true"]}
@@ -29,8 +32,8 @@ def main() -> int:
         spec.write_text(SPEC)
         commands = {
             "python -c pass": ([sys.executable, "-c", "pass"], None),
-            "hpcaccel --help": ([sys.executable, "-m", "hpcaccel", "--help"], 8.0),
-            "hpcaccel render job.yaml": ([sys.executable, "-m", "hpcaccel", "render", str(spec)], 20.0),
+            "hpcaccel --help": ([*HPCACCEL, "--help"], 8.0),
+            "hpcaccel render job.yaml": ([*HPCACCEL, "render", str(spec)], 20.0),
         }
         seconds: dict[str, list[float]] = {name: [] for name in commands}
         for turn in range(TURNS + 1):

@@ -94,11 +94,14 @@ def test_waiting_programs_read_one_document(shell):
     assert json.loads(result.stdout)["state"] == "completed"
 
 
-def test_a_dry_run_makes_nothing(shell):
-    shell.write("job.yaml", TALKS)
+@pytest.mark.parametrize("grid", [[], ["--grid", "args.x=1,2"]], ids=["single", "array"])
+def test_a_dry_run_makes_nothing(shell, grid):
+    shell.write("job.yaml", "name: dry\nentrypoint: {command: [echo], args: {x: 0}}\nslurm: {ntasks_per_node: 1}\n")
     before = shell.files()
-    result = shell("submit", "job.yaml", "--cluster", "local", "--dry-run", "--grid", "environment.env.CODE=0,1")
-    assert result.returncode in (0, 2), result.stderr
+    result = shell("submit", "job.yaml", "--cluster", "local", "--dry-run", *grid)
+    assert result.returncode == 0, result.stderr
+    assert "nothing was" in result.stdout
+    assert ("args.x=2" in result.stdout) == bool(grid)
     assert shell.files() == before
 
 
@@ -116,14 +119,14 @@ def test_logs_of_the_latest_run(shell):
 
 
 def test_a_reader_that_leaves_is_no_error(shell):
-    """`hpcaccel schema | head -1`"""
-    command = f"{sys.executable} -m hpcaccel schema | head -1; exit ${{PIPESTATUS[0]}}"
+    """`hpcaccel logs | head -1`"""
+    submitted(shell, TALKS.replace("echo rank $RANK of $WORLD_SIZE", "seq 100000"), "--wait")
+    command = f"{sys.executable} -m hpcaccel logs | head -1; exit ${{PIPESTATUS[0]}}"
     result = subprocess.run(
         ["bash", "-c", command], cwd=shell.folder, env=shell.environment, capture_output=True, text=True, check=False
     )
-    assert result.stdout == "{\n"
-    assert result.stderr == ""
-    assert result.returncode in (0, 141)  # 0: all of it fitted into the pipe
+    assert (result.stdout, result.stderr) == ("1\n", "")
+    assert result.returncode == 141
 
 
 def test_runs_are_listed_newest_first(shell):

@@ -1,0 +1,30 @@
+"""The schema for editors in the repository, and the examples that name it in their header."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from hpcaccel.spec import schema
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SCHEMA = ROOT / "docs" / "job.schema.json"
+HEADER = "# yaml-language-server: $schema="
+EXAMPLES = sorted(path for path in (ROOT / "jobs").rglob("*.yaml"))
+
+
+def test_the_file_is_what_the_command_prints():
+    assert json.loads(SCHEMA.read_text()) == schema(), "run: hpcaccel schema > docs/job.schema.json"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_an_example_names_the_schema_and_fits_it(path):
+    first = path.read_text().splitlines()[0]
+    assert first.startswith(HEADER)
+    assert (path.parent / first.removeprefix(HEADER)).resolve() == SCHEMA
+
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(yaml.safe_load(path.read_text()))
