@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 import yaml
@@ -61,20 +62,7 @@ def test_render_prints_the_script_and_touches_nothing(shell, job):
 
 def test_the_rendered_script_is_one_that_bash_reads(shell, job):
     script = shell("render", "job.yaml").stdout
-    shell.program("check", "bash -n")
-    import subprocess
-
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
-
-
-SINFO = """\
-case "$*" in
-*--version*) echo "slurm 22.05.8" ;;
-*) cat <<'LINES'
-{lines}
-LINES
-esac
-"""
 
 
 def header(path):
@@ -132,3 +120,61 @@ def test_init_refuses_a_script_that_is_not_there(shell, refused):
 def test_init_into_a_folder_that_is_not_there(shell, refused):
     assert "nowhere" in refused(shell("init", "-o", "nowhere/job.yaml"))
     assert shell.files() == set()
+
+
+PARTITIONS = """\
+cpu*|up|8|64|256000|7-00:00:00|n/a|OFF|1|(null)
+gpu|up|4|32|512000|12:00:00|n/a|REQUEUE|1|gpu:a100:4
+old|down|9|16|64000|infinite|n/a|OFF|1|gpu:k80:2
+"""
+
+ACCOUNTS = """\
+physics|chemistry|||normal
+physics|physics|||normal
+"""
+
+
+@pytest.fixture
+def slurm(shell):
+    """A machine with a Slurm that knows three partitions and two accounts."""
+    shell.program("sbatch", "exit 1")
+    shell.program("sinfo", f"cat <<'END'\n{PARTITIONS}END")
+    shell.program("sacctmgr", f"cat <<'END'\n{ACCOUNTS}END")
+
+
+def test_init_asks_slurm(shell, slurm):
+    shell.write("train.py", "")
+    assert shell("init", "train.py").returncode == 0
+    text = (shell.folder / "job.yaml").read_text()
+    written = yaml.safe_load(text)
+
+    assert written["slurm"] == {
+        "partition": "gpu",  # the default one has no GPUs, the third is down
+        "account": "physics",
+        "nodes": 1,
+        "gpus_per_node": 4,
+        "cpus_per_task": 8,
+        "time": "12:00:00",
+    }
+    assert "cpu, gpu (4 GPUs a node)" in text
+    assert "yours: chemistry, physics" in text
+    assert shell("validate", "job.yaml").returncode == 0
+
+
+def test_init_on_a_cluster_without_gpus(shell, slurm):
+    shell.program("sinfo", "echo 'batch*|up|4|32|512000|infinite|n/a|OFF|1|(null)'")
+    shell.program("sacctmgr", "true")
+    assert shell("init").returncode == 0
+    written = yaml.safe_load((shell.folder / "job.yaml").read_text())
+    assert written["slurm"]["partition"] == "batch"
+    assert written["slurm"]["ntasks_per_node"] == 1
+    assert "account" not in written["slurm"]
+    assert shell("validate", "job.yaml").returncode == 0
+
+
+def test_init_says_when_slurm_does_not_answer(shell, slurm):
+    shell.program("sinfo", "echo 'slurm_load_partitions: Unable to contact slurm controller' >&2; exit 1")
+    result = shell("init")
+    assert result.returncode == 0
+    assert "Unable to contact" in result.stderr
+    assert "partition" not in yaml.safe_load((shell.folder / "job.yaml").read_text())["slurm"]
