@@ -29,12 +29,15 @@ SUPERSEDED = "superseded"
 
 
 def clean(directory: Path) -> None:
-    """Remove what attempts left behind that were killed while they saved."""
+    """Remove what attempts left behind that were killed while they saved. What resists is logged and stays."""
     if not directory.is_dir():
         return
     for path in sorted(directory.iterdir()):
         if _TEMPORARY.fullmatch(path.name):
-            shutil.rmtree(path)
+            try:
+                shutil.rmtree(path)
+            except OSError as error:
+                log.warning("cannot remove %s, which a former attempt left behind: %s", path, error)
 
 
 def begin(temporary: Path) -> None:

@@ -60,7 +60,7 @@ class Ranks:
         problems = self._gather(problem)
         failed = {rank: item for rank, item in enumerate(problems or []) if item is not None}
         if failed := self.broadcast(failed):
-            raise _error(what, failed)
+            raise self._error(what, failed)
         return cast(T, value)
 
     def first(self, what: str, work: Callable[[], T]) -> T:
@@ -72,7 +72,7 @@ class Ranks:
         value, problem = _attempt(work) if self.is_first else (None, None)
         value, problem = self.broadcast((value, problem))
         if problem is not None:
-            raise _error(what, {0: problem})
+            raise self._error(what, {0: problem})
         return cast(T, value)
 
     def reduce(self, what: str, work: Callable[[], T], merge: Callable[[list[T]], R]) -> R:
@@ -84,7 +84,7 @@ class Ranks:
         """
         merged, problems = self.broadcast(self._merged(work, merge))
         if problems:
-            raise _error(what, problems)
+            raise self._error(what, problems)
         return cast(R, merged)
 
     def reduce_scatter(self, what: str, work: Callable[[], T], merge: Callable[[list[T]], Sequence[R]]) -> R:
@@ -100,7 +100,7 @@ class Ranks:
         else:
             part = None if problems else cast(Any, merged)[0]
         if problems:
-            raise _error(what, problems)
+            raise self._error(what, problems)
         return cast(R, part)
 
     def _merged(self, work: Callable[[], T], merge: Callable[[list[T]], R]) -> tuple[R | None, dict[int, Problem]]:
@@ -121,6 +121,18 @@ class Ranks:
         dist.gather_object(value, values, dst=self._first(), group=self._group)
         return values
 
+    def _error(self, what: str, problems: dict[int, Problem]) -> CheckpointError:
+        """One error for all ranks. The same words from several ranks are said once."""
+        by_text: dict[str, list[str]] = {}
+        for rank, (text, host, _) in sorted(problems.items()):
+            by_text.setdefault(text, []).append(f"rank {rank} on {host}")
+        said = []
+        for text, where in by_text.items():
+            more = f" and {len(where) - 1} more" if len(where) > 1 else ""
+            said.append(text if self.world_size == 1 else f"{text} ({where[0]}{more})")
+        kind = Damaged if any(damaged for _, _, damaged in problems.values()) else CheckpointError
+        return kind(f"{what}: " + "; ".join(said))
+
     def _first(self) -> int:
         return 0 if self._group is None else dist.get_global_rank(self._group, 0)
 
@@ -135,16 +147,3 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, Problem | None]:
     except Exception as error:  # the others must hear of it, whatever it is
         text = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
         return None, (text, socket.gethostname(), isinstance(error, Damaged))
-
-
-def _error(what: str, problems: dict[int, Problem]) -> CheckpointError:
-    """One error for all ranks. The same words from several ranks are said once."""
-    by_text: dict[str, list[str]] = {}
-    for rank, (text, host, _) in sorted(problems.items()):
-        by_text.setdefault(text, []).append(f"rank {rank} on {host}")
-    said = []
-    for text, where in by_text.items():
-        more = f" and {len(where) - 1} more" if len(where) > 1 else ""
-        said.append(f"{text} ({where[0]}{more})")
-    kind = Damaged if any(damaged for _, _, damaged in problems.values()) else CheckpointError
-    return kind(f"{what}: " + "; ".join(said))
