@@ -35,7 +35,7 @@ def all_or_nothing(run: RunDir) -> Iterator[None]:
     Raises:
         RunDirectoryError: in place of an error of the operating system's, such as a full disk.
     """
-    made = [folder for folder in (run.path.parent, *run.path.parent.parents) if not folder.exists()]
+    made = [folder for folder in (run.path.parent, *run.path.parent.parents) if not os.path.exists(folder)]
     try:
         yield
     except BaseException as error:
@@ -44,8 +44,10 @@ def all_or_nothing(run: RunDir) -> Iterator[None]:
         for folder in made:
             try:
                 folder.rmdir()
+            except FileNotFoundError:
+                continue  # we did not come so far
             except OSError:
-                break  # not there, or somebody else's run is in it by now
+                break  # somebody else's run is in it by now
         if isinstance(error, OSError):
             raise RunDirectoryError(
                 f"cannot write the run directory {run.path}: {error.strerror or error}. Nothing was submitted. "

@@ -71,7 +71,7 @@ def plan_code(
     Raises:
         SpecError: it is more than ``MAX_BYTES`` or ``MAX_FILES``; the message names the largest files.
     """
-    names = set(_base_files(root, runs_dir))
+    names = set(_base_files(root, runs_dir, exclude))
     names.update(_included(root, include))
     names = {name for name in names if not _matches_any(name, exclude)}
     if entrypoint is not None and entrypoint.is_relative_to(root):
@@ -133,10 +133,10 @@ def _with_folders(names: Iterable[PurePosixPath]) -> set[PurePosixPath]:
 # -- which files ----------------------------------------------------------------------------------------------------
 
 
-def _base_files(root: Path, runs_dir: Path | None) -> Iterator[PurePosixPath]:
+def _base_files(root: Path, runs_dir: Path | None, exclude: Sequence[str]) -> Iterator[PurePosixPath]:
     tracked = _git_files(root, "--cached")
     if tracked is None:
-        yield from _walk(root, root, runs_dir)
+        yield from _walk(root, root, runs_dir, exclude)
         return
     untracked = _git_files(root, "--others", "--exclude-standard") or []
     wanted = [*tracked, *(name for name in untracked if not _is_no_code(root, name))]
@@ -145,7 +145,7 @@ def _base_files(root: Path, runs_dir: Path | None) -> Iterator[PurePosixPath]:
         if _is_below(path, runs_dir):
             continue
         if path.is_dir() and not path.is_symlink():  # a submodule, or another repository inside this one
-            yield from _walk(root, path, runs_dir)
+            yield from _walk(root, path, runs_dir, exclude)
         else:
             yield name
 
@@ -163,16 +163,17 @@ def _git_files(root: Path, *which: str) -> list[PurePosixPath] | None:
     return [PurePosixPath(os.fsdecode(name)) for name in listed.stdout.split(b"\0") if name]
 
 
-def _walk(root: Path, start: Path, runs_dir: Path | None) -> Iterator[PurePosixPath]:
+def _walk(root: Path, start: Path, runs_dir: Path | None, exclude: Sequence[str]) -> Iterator[PurePosixPath]:
     count = 0
     for folder, folders, files in os.walk(start):
         here = Path(folder)
+        within = PurePosixPath(here.relative_to(root).as_posix())
         kept = [name for name in sorted(folders) if _is_wanted_folder(here / name, runs_dir)]
         # os.walk does not enter links to folders: they are entries like files
         links = [name for name in kept if (here / name).is_symlink()]
-        folders[:] = [name for name in kept if name not in links]
+        folders[:] = [name for name in kept if name not in links and not _matches_any(within / name, exclude)]
         for name in [*files, *links]:
-            if name in _NO_CODE or Path(name).suffix in _NO_CODE_SUFFIXES:
+            if name in _NO_CODE or Path(name).suffix in _NO_CODE_SUFFIXES or _matches_any(within / name, exclude):
                 continue
             count += 1
             if count > MAX_FILES:
@@ -181,7 +182,7 @@ def _walk(root: Path, start: Path, runs_dir: Path | None) -> Iterator[PurePosixP
                     "Put the spec file beside the code alone, name what to leave out in code.exclude, "
                     "or set code.copy: false"
                 )
-            yield PurePosixPath((here / name).relative_to(root).as_posix())
+            yield within / name
 
 
 def _is_wanted_folder(path: Path, runs_dir: Path | None) -> bool:
@@ -204,11 +205,18 @@ def _included(root: Path, patterns: Sequence[str]) -> Iterator[PurePosixPath]:
     for pattern in patterns:
         if pattern.startswith("/") or ".." in PurePosixPath(pattern).parts:
             raise SpecError(f"code.include {pattern!r} must stay below the code folder {root}, as in 'data/*.txt'")
-        for path in root.glob(pattern):
+        for path in _glob(root, pattern):
             found = [path] if path.is_symlink() or not path.is_dir() else path.rglob("*")
             for file in found:
                 if file.is_symlink() or file.is_file():
                     yield PurePosixPath(file.relative_to(root).as_posix())
+
+
+def _glob(root: Path, pattern: str) -> list[Path]:
+    try:
+        return list(root.glob(pattern))
+    except ValueError as error:
+        raise SpecError(f"code.include {pattern!r} is no pattern: {error}") from None
 
 
 def _matches_any(name: PurePosixPath, patterns: Sequence[str]) -> bool:

@@ -57,7 +57,6 @@ def request_cancel(run: RunDir, *, slurm: Slurm | None = None) -> None:
 
     Raises:
         UserError: it has ended already.
-        ClusterError: it is a local run of another host.
     """
     slurm = slurm or Slurm()
     now = status(run, slurm)

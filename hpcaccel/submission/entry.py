@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import os
 import sys
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,13 +72,15 @@ def _module_entry(module: str, places: list[Path]) -> Entry:
 
 
 def _function_entry(function: Callable[..., Any]) -> Entry:
-    module = inspect.getmodule(function)
+    while isinstance(function, functools.partial):
+        function = function.func
+    module = inspect.getmodule(inspect.unwrap(function))
     file = getattr(module, "__file__", None)
     if module is None or file is None:
         return Entry(None, None)  # typed into a prompt or notebook: it travels inside of the pickle
     path = Path(file).absolute()
-    if {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(sys.prefix):
-        return Entry(None, None)
+    if {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(sysconfig.get_path("stdlib")):
+        return Entry(None, None)  # installed, on the nodes as well
     name = module.__spec__.name if module.__spec__ is not None else module.__name__
     depth = 0 if name == "__main__" else name.count(".") + (path.name == "__init__.py")
     return Entry(path, path.parents[depth])

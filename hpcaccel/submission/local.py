@@ -130,29 +130,23 @@ def local_process(run: RunDir) -> LocalProcess | None:
     return None if value is None else LocalProcess(**value)
 
 
-def terminate(run: RunDir) -> bool:
-    """SIGTERM to a local job, which is this backend's scancel; False where it does not run.
+def terminate(run: RunDir) -> None:
+    """SIGTERM to a local job, which is this backend's scancel.
 
-    Raises:
-        ClusterError: it runs on another host.
+    Where nothing can be signalled (it runs on another host, or is a task that has not begun), the request in its
+    control folder does the same, a little later.
     """
     process = local_process(run)
-    if process is None:
-        return False
-    if not process.is_here:
-        raise ClusterError(
-            f"the run {run.run_id} was started on {process.host}, and this is {socket.gethostname()}: "
-            f"cancel it there (process {process.pid})"
-        )
-    lease = read_json(run.lease)
-    if lease is not None and process_start(lease["pid"]) == lease["pid_start"]:
-        os.kill(lease["pid"], signal.SIGTERM)
-        return True
-    if run.is_task or not process.is_alive:
-        return False  # the tasks of an array share a driver; one that has no supervisor yet reads its control folder
-    # No supervisor yet: a setup line is at work, and bash alone would let it finish first, however long it takes.
+    if process is None or not process.is_alive:
+        return
+    if run.is_task:
+        # The process is that of all tasks; this one's own is its supervisor.
+        lease = read_json(run.lease)
+        if lease is not None and process_start(lease["pid"]) == lease["pid_start"]:
+            os.kill(lease["pid"], signal.SIGTERM)
+        return
+    # The whole group: while a setup line is at work, bash alone would let that finish first, however long it takes.
     os.killpg(process.pid, signal.SIGTERM)
-    return True
 
 
 def kill(run: RunDir, *, patience_seconds: float = 5.0) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import hpcaccel
-from hpcaccel.errors import SpecError, UserError
+from hpcaccel.errors import RunDirectoryError, SpecError, UserError
 from hpcaccel.render import render
 from hpcaccel.rundir import RunDir, default_runs_dir, new_run_id
 from hpcaccel.slurm.commands import Slurm
@@ -119,6 +120,7 @@ def prepare(
     Raises:
         SpecError, ClusterError, UserError: with what is wrong.
     """
+    _require_a_current_directory()
     request = _Request(target, tuple(args), dict(kwargs or {}), spec)
     profile, backend_name = _cluster(cluster)
     changes = [*overrides, *([] if name is None else [f"name={name}"])]
@@ -157,6 +159,13 @@ def prepare(
     )
 
 
+def _require_a_current_directory() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UserError("the current directory does not exist any more: change into another one") from None
+
+
 def _cluster(name: str | None) -> tuple[ClusterProfile | None, Literal["slurm", "local"]]:
     """The profile, if any, and the backend: without one it is Slurm, and whether that is there is asked later."""
     if name == "slurm" and name not in profile_names():
@@ -184,6 +193,11 @@ def _runs_dir(given: str | os.PathLike[str] | None, profile: ClusterProfile | No
 
 
 def _new_run(folder: Path, name: str) -> RunDir:
+    if match := re.search("%[jtaA]", str(folder)):
+        raise RunDirectoryError(
+            f"the directory of runs {str(folder)!r} holds {match[0]}, which stands for a number of the job's in names "
+            "that submitit makes. Choose another place with --runs-dir or HPCACCEL_RUNS_DIR"
+        )
     while True:
         run = RunDir(folder / name / new_run_id())
         if not os.path.lexists(run.path):

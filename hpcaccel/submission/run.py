@@ -25,6 +25,7 @@ __all__ = ["Run", "RunArray", "open_run"]
 ASK_SECONDS = {"slurm": 30.0, "local": 1.0}
 """How often a wait asks the scheduler. The run directory, which knows most ends first, is read every second."""
 LOOK_SECONDS = 1.0
+RESULT_SECONDS = 15.0
 SURE_SECONDS = 10.0
 """A run that looks lost is looked at again so much later: file systems and queues may lag behind each other."""
 
@@ -85,11 +86,15 @@ class _Handle:
                 looked_lost = now if current.ended else None
             if deadline is not None and now >= deadline:
                 raise TimeoutError(f"run {self.run_id} has not ended within {timeout_seconds:g} s; it goes on")
-            pause = SURE_SECONDS if looked_lost is not None else LOOK_SECONDS
+            pause = SURE_SECONDS if looked_lost is not None else self._look_seconds
             time.sleep(pause if deadline is None else max(0.0, min(pause, deadline - now)))
 
     def _settled(self) -> bool:
         return read_facts(self.dir).settled is not None
+
+    @property
+    def _look_seconds(self) -> float:
+        return LOOK_SECONDS
 
     def stop(self, then: control.Then = "pause") -> None:
         """Ask it to save and leave; see :func:`hpcaccel.submission.control.request_stop`."""
@@ -138,23 +143,27 @@ class Run(_Handle):
             TimeoutError: it has not ended within ``timeout_seconds``.
         """
         ended = self.wait(timeout_seconds)
-        if self._launch["kind"] != "callable":
-            outcome, value = "success", None
-        else:
-            outcome, value = self._read_result()
+        outcome, value = "success", None
+        if self._launch["kind"] == "callable":
+            outcome, value = self._read_result(patience_seconds=RESULT_SECONDS if ended.state == "completed" else 0)
         if ended.state == "completed" and outcome == "success":
             return value
         why = f": {ended.detail}" if ended.detail else ""
+        if outcome == "missing" and ended.state == "completed":
+            why = f", but {value} is missing"
         trace = f"\nOn the rank:\n{value}" if outcome == "error" else ""
         raise RunFailed(f"run {self.run_id} is {ended.state}{why}. Its log: {self.log()}{trace}")
 
-    def _read_result(self) -> tuple[str, Any]:
+    def _read_result(self, *, patience_seconds: float) -> tuple[str, Any]:
+        """submitit's word for what came of the call, and its value; a slow file system may show the file late."""
         path = self.job.task(0).paths.result_pickle
-        os.scandir(path.parent).close()  # NFS: look at the folder, so that a file which is new there is seen
-        try:
-            outcome, value = pickle.loads(path.read_bytes())  # noqa: S301 - our own file
-        except FileNotFoundError:
-            return "missing", None
+        deadline = time.monotonic() + patience_seconds
+        while not path.exists():
+            if time.monotonic() >= deadline:
+                return "missing", path
+            os.scandir(path.parent).close()  # NFS: look at the folder, so that a file which is new there is seen
+            time.sleep(0.5)
+        outcome, value = pickle.loads(path.read_bytes())  # noqa: S301 - our own file
         return str(outcome), value
 
 
@@ -184,6 +193,10 @@ class RunArray(_Handle):
         """Wait for all tasks, then return what each function returned on its rank 0. Raises as ``Run.result``."""
         self.wait(timeout_seconds)
         return [run.result() for run in self.runs]
+
+    @property
+    def _look_seconds(self) -> float:
+        return max(LOOK_SECONDS, len(self) / 100)  # a look reads a file of each task
 
     def _settled(self) -> bool:
         return all(read_facts(self.dir.task(index)).settled is not None for index in range(len(self)))

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ class Project:
 
     def __init__(self, path: Path, slurm: FakeSlurm) -> None:
         self.path = path
-        self.slurm = slurm
+        self.slurm: Any = slurm
         self.runs = path / "runs"
 
     def write(self, name: str, text: str) -> Path:

@@ -120,7 +120,7 @@ def test_a_result_that_will_never_come(project: Project, work: Any) -> None:
 def test_the_pickles_of_scripts_are_opened_by_nobody(project: Project) -> None:
     run = project.queue()
     assert isinstance(run, Run)
-    stub = run.job.task(0).submission().function
+    stub: Any = run.job.task(0).submission().function
     assert Path(stub.run_directory) == run.path
     with pytest.raises(HpcaccelError, match="not this pickle"):
         stub()

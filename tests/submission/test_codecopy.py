@@ -127,6 +127,12 @@ def test_too_many_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         plan_code(root)
 
 
+def test_what_is_excluded_does_not_count(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codecopy, "MAX_FILES", 3)
+    write(root, "train.py", *(f"data/f{number}" for number in range(5)))
+    assert names(root, exclude=["data"]) == {"train.py"}
+
+
 def test_modes_and_contents_arrive(root: Path, tmp_path: Path) -> None:
     write(root, "run.sh", size=3)
     (root / "run.sh").chmod(0o755)

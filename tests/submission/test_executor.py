@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from submitit import SlurmExecutor
 
+from hpcaccel.errors import SpecError
 from hpcaccel.records import AttemptEnd, to_dict
-from hpcaccel.rundir import append_line
+from hpcaccel.rundir import append_line, read_lines
 from hpcaccel.slurm.states import JobState
 from hpcaccel.submission import Run, RunArray
 from hpcaccel.submission.executor import RunExecutor, RunJob, RunWatcher
@@ -101,3 +102,33 @@ def test_what_a_rank_printed(run: Run) -> None:
         run.dir.attempt(attempt).mkdir()
         run.dir.rank_log(attempt, 1).write_text(f"attempt {attempt}")
     assert run.job.task(1).stdout() == "attempt 10"
+
+
+def test_the_journal_lists_the_tasks(project: Project) -> None:
+    array = project.queue(grid=["args.lr=1,2", "runtime.seed=3"])
+    assert isinstance(array, RunArray)
+    lines = [line for line, _ in read_lines(array.dir.journal)]
+    assert lines == [
+        {"index": index, "overrides": {"args.lr": str(index + 1), "runtime.seed": "3"}, "run_id": array[index].run_id}
+        for index in range(2)
+    ]
+    assert [run.record.overrides for run in array] == [line["overrides"] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("grid", "words"),
+    [
+        (["args.lr=1e-3,0.001"], "ask for the same run"),
+        (["slurm.nodes=1,2"], "another batch script"),
+        (["name=a,b"], "another batch script"),
+        (["args.lr=1,2", "args.lr=3"], "axis already"),
+        (["args.lr"], "key=a,b,c"),
+        (["args.lr=1,"], "empty"),
+        (["slurm.partitoin=a,b"], "partition"),
+    ],
+)
+def test_a_grid_that_makes_no_sense(project: Project, grid: list[str], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        project.queue(grid=grid)
+    assert project.slurm.submissions == []
+    assert project.left() == []

@@ -168,7 +168,7 @@ def test_the_end_that_came_while_slurm_was_asked(project: Project, run: Run, mon
 
     def queue(*args: object, **options: object) -> object:
         ended(run, "completed", "end")
-        return asking(*args, **options)  # type: ignore[arg-type]
+        return asking(*args, **options)
 
     monkeypatch.setattr(project.slurm, "queue", queue)
     assert run.status().state == "completed"
@@ -187,7 +187,7 @@ def test_many_runs_cost_one_question(project: Project) -> None:
     for run in runs[:2]:
         project.slurm.forget(run.job_id)
     project.slurm.calls.clear()
-    found = statuses([run.dir for run in runs], project.slurm)  # type: ignore[arg-type]
+    found = statuses([run.dir for run in runs], project.slurm)
     assert [one.state for one in found] == ["lost", "lost", "pending", "pending", "pending"]
     assert project.slurm.calls == ["queue", "accounting"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpcaccel.errors import ClusterError, RunDirectoryError, SlurmCommandError, SpecError, UserError
-from hpcaccel.rundir import index_lines, read_json
+from hpcaccel.rundir import RunDir, index_lines, read_json
 from hpcaccel.slurm.fake import FakeSlurm
 from hpcaccel.spec import JobSpec, from_json, load_spec, spec_hash
 from hpcaccel.submission import Run
@@ -28,7 +28,7 @@ def launch_of(run: Run) -> dict[str, Any]:
     return launch
 
 
-def submitted(project: Project, *overrides: str, **options: object) -> Run:
+def submitted(project: Project, *overrides: str, **options: Any) -> Run:
     run = project.queue(*overrides, **options)
     assert isinstance(run, Run)
     return run
@@ -228,6 +228,33 @@ def test_a_folder_of_runs_that_cannot_be_made(project: Project) -> None:
     with pytest.raises(RunDirectoryError, match="--runs-dir"):
         project.queue(runs_dir="file/runs")
     assert project.slurm.submissions == []
+
+
+def test_a_folder_of_runs_whose_name_means_something_to_submitit(project: Project) -> None:
+    with pytest.raises(RunDirectoryError, match="holds %a"):
+        project.queue(runs_dir="50%a")
+
+
+def test_a_current_directory_that_is_gone(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(UserError, match="current directory"):
+        prepare(project.path / "job.yaml", cluster="local")
+
+
+def test_parents_that_were_made_before_the_disk_was_full_go_too(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make_half(run: RunDir) -> None:
+        run.path.parent.parent.mkdir(parents=True)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RunDir, "create", make_half)
+    with pytest.raises(RunDirectoryError):
+        project.queue()
+    assert not project.runs.exists()
 
 
 def test_no_slurm_here(project: Project) -> None:
