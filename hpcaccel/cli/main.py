@@ -8,14 +8,14 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 import hpcaccel
 from hpcaccel.cli import control, init, logs, runs, shell, spec, submit
-from hpcaccel.errors import HpcaccelError, UserError
+from hpcaccel.errors import HpcaccelError, SpecError, UserError
 
 __all__ = ["app"]
 
@@ -33,8 +33,10 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except SpecError as error:
+            _fail(error.problems, error.exit_code)
         except HpcaccelError as error:
-            _fail(str(error), error.exit_code)
+            _fail([str(error)], error.exit_code)
         except BrokenPipeError:
             # The reader has left (`| head`). Nothing more can be said; the interpreter must not try it at exit either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -45,11 +47,12 @@ class Commands(TyperGroup):
             if error.errno not in _THE_MACHINE_SAYS_NO:
                 raise
             where = f"{error.filename}: " if error.filename else ""
-            _fail(f"{where}{error.strerror}", UserError.exit_code)
+            _fail([f"{where}{error.strerror}"], UserError.exit_code)
 
 
-def _fail(message: str, exit_code: int) -> None:
-    typer.echo(f"error: {message}", err=True)
+def _fail(messages: list[str], exit_code: int) -> NoReturn:
+    for message in messages:
+        typer.echo(f"error: {message}", err=True)
     raise typer.Exit(exit_code) from None
 
 

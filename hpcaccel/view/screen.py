@@ -14,6 +14,7 @@ from rich.text import Text
 from hpcaccel.view.news import news
 from hpcaccel.view.progress import facts, state_line
 from hpcaccel.view.watch import Snapshot
+from hpcaccel.view.words import clean
 
 __all__ = ["LiveDisplay"]
 
@@ -43,7 +44,8 @@ class LiveDisplay:
 
 
 def _picture(snapshot: Snapshot) -> Group:
-    head = Text.assemble((f"attempt {snapshot.attempt or '-'}", "bold"), " · ", state_line(snapshot))
+    attempt = f" · attempt {snapshot.attempt}" if snapshot.attempt else ""
+    head = Text.assemble((clean(snapshot.status.name), "bold"), attempt, " · ", state_line(snapshot))
     row = Table.grid(padding=(0, 2))
     bar = _bar(snapshot)
     said = [Text(fact) for fact in facts(snapshot)]

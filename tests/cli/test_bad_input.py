@@ -64,6 +64,7 @@ def test_all_mistakes_are_named_at_once(shell, refused):
     for key in ("slurm.nodes", "slurm.time", "colour"):
         assert key in message
     assert "job.yaml:5" in message
+    assert all(line.startswith("error: job.yaml:") for line in message.splitlines())
 
 
 @pytest.mark.parametrize("override", ["nodes", "=4", "slurm.nodes=many", "colour=red", "nodes=4=5"])
