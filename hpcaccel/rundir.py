@@ -58,8 +58,8 @@ def fsync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def atomic_write(path: Path, content: str | bytes, *, mode: int = FILE_MODE) -> None:
-    """Write ``path`` so that a reader sees the old content or the new, after a crash too."""
+def atomic_write(path: Path, content: str | bytes, *, mode: int = FILE_MODE, sync: bool = True) -> None:
+    """Write ``path`` so that a reader sees the old content or the new; with ``sync`` after a crash of the machine too."""
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
     try:
@@ -67,16 +67,18 @@ def atomic_write(path: Path, content: str | bytes, *, mode: int = FILE_MODE) -> 
         with os.fdopen(fd, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    fsync_directory(path.parent)
+    if sync:
+        fsync_directory(path.parent)
 
 
-def write_json(path: Path, value: Mapping[str, Any], *, mode: int = FILE_MODE) -> None:
-    atomic_write(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", mode=mode)
+def write_json(path: Path, value: Mapping[str, Any], *, mode: int = FILE_MODE, sync: bool = True) -> None:
+    atomic_write(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", mode=mode, sync=sync)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

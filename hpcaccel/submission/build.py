@@ -87,7 +87,7 @@ def _build_task(place: RunDir, task: Task, *, index: int, prepared: Prepared, re
     run_id = prepared.run.task(index).run_id
     _write_spec(place, task)
     own = replace(record, run_id=run_id, spec_hash=spec_hash(task.spec), overrides=dict(task.overrides), packages={})
-    write_json(place.record, to_dict(own))
+    write_json(place.record, to_dict(own), sync=False)
     parent = Path("..", "..")
     place.node_program.symlink_to(parent / place.node_program.name)
     place.script.symlink_to(parent / place.script.name)
@@ -101,14 +101,15 @@ def _build_task(place: RunDir, task: Task, *, index: int, prepared: Prepared, re
 
 
 def _write_spec(place: RunDir, task: Task) -> None:
-    atomic_write(place.spec_yaml, _yaml(task.spec))
+    # One fsync a file would make a large array slow, and the whole directory appears by one rename.
+    atomic_write(place.spec_yaml, _yaml(task.spec), sync=False)
     document = {
         "version": 1,
         "hash": spec_hash(task.spec),
         "spec": task.spec.model_dump(mode="json"),
         "launch": task.launch,
     }
-    atomic_write(place.spec, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    atomic_write(place.spec, json.dumps(document, indent=1, ensure_ascii=False) + "\n", sync=False)
 
 
 def _yaml(spec: JobSpec) -> str:

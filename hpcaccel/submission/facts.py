@@ -52,8 +52,8 @@ def read_record(run: RunDir) -> RunRecord:
     return from_dict(RunRecord, value)
 
 
-def write_record(run: RunDir, record: RunRecord) -> None:
-    write_json(run.record, to_dict(record))
+def write_record(run: RunDir, record: RunRecord, *, sync: bool = True) -> None:
+    write_json(run.record, to_dict(record), sync=sync)
 
 
 def read_facts(run: RunDir) -> Facts:

@@ -73,7 +73,7 @@ def submit_prepared(prepared: Prepared) -> Run | RunArray:
     def record_job(job_id: str) -> None:
         for index in indices or []:
             task = run.task(index)
-            write_record(task, replace(read_record(task), job_ids=[f"{job_id}_{index}"]))
+            write_record(task, replace(read_record(task), job_ids=[f"{job_id}_{index}"]), sync=False)
         write_record(run, replace(read_record(run), job_ids=[job_id]))
 
     with all_or_nothing(run):

@@ -201,7 +201,7 @@ def test_ctrl_c_while_slurm_takes_the_job_takes_it_back(project: Project, monkey
 
 
 def test_a_job_that_cannot_be_written_down_is_taken_back(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("hpcaccel.submission.submit.write_record", full)

@@ -1,0 +1,61 @@
+"""Waiting for a run: seldom at the scheduler's cost, and not fooled by what lags behind."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from hpcaccel.records import AttemptEnd, AttemptStart, to_dict
+from hpcaccel.rundir import append_line
+from hpcaccel.slurm.states import JobState
+from hpcaccel.submission import Run
+from tests.submission.conftest import Project
+
+
+@pytest.fixture
+def run(project: Project, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setattr("hpcaccel.submission.run.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("hpcaccel.submission.run.SURE_SECONDS", 0.3)
+    run = project.queue()
+    assert isinstance(run, Run)
+    append_line(run.dir.ledger, to_dict(AttemptStart(attempt=1, time=1.0, job_id=run.job_id)))
+    project.slurm.move(run.job_id, JobState.RUNNING)
+    return run
+
+
+def complete(run: Run) -> None:
+    append_line(run.dir.ledger, to_dict(AttemptEnd(attempt=1, time=2.0, reason="completed", decision="end")))
+
+
+def test_the_directory_is_read_often_and_slurm_asked_seldom(project: Project, run: Run) -> None:
+    project.slurm.calls.clear()
+    threading.Timer(0.5, complete, [run]).start()
+    assert run.wait(30).state == "completed"
+    assert project.slurm.calls == ["queue"]
+
+
+def test_a_last_line_that_shows_late(project: Project, run: Run) -> None:
+    project.slurm.forget(run.job_id)
+    threading.Timer(0.1, complete, [run]).start()
+    assert run.wait(30).state == "completed"
+
+
+def test_what_stays_lost_is_lost(project: Project, run: Run) -> None:
+    project.slurm.forget(run.job_id)
+    assert run.wait(30).state == "lost"
+
+
+def test_an_outage_does_not_end_a_wait(project: Project, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcaccel.submission.run.ASK_SECONDS", {"slurm": 0.05})
+    project.slurm.unreachable = "Unable to contact slurm controller"
+    with pytest.raises(TimeoutError):
+        run.wait(0.3)
+    project.slurm.unreachable = ""
+    project.slurm.move(run.job_id, JobState.CANCELLED)
+    assert run.wait(30).state == "cancelled"
+
+
+def test_a_paused_run_is_not_waited_for(run: Run) -> None:
+    append_line(run.dir.ledger, to_dict(AttemptEnd(attempt=1, time=2.0, reason="stop", decision="pause")))
+    assert run.wait(30).state == "paused"
