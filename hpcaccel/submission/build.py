@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,24 +30,27 @@ __all__ = ["all_or_nothing", "build"]
 
 @contextmanager
 def all_or_nothing(run: RunDir) -> Iterator[None]:
-    """Remove the run directory, and the folders that were made for it, when the block fails.
+    """A place for :func:`build` to fill. When the block fails it is removed, with the folders that were made for it.
 
     Raises:
-        RunDirectoryError: in place of an error of the operating system's, such as a full disk.
+        RunDirectoryError: it cannot be made; also in place of an error of the operating system's in the block, such
+            as a full disk.
     """
     made = [folder for folder in (run.path.parent, *run.path.parent.parents) if not os.path.exists(folder)]
+    place = _temporary(run)
+    try:
+        place.create()
+    except BaseException as error:
+        _remove_empty(made)
+        if isinstance(error, RunDirectoryError):
+            raise RunDirectoryError(str(error).replace(str(place.path), str(run.path))) from None
+        raise
     try:
         yield
     except BaseException as error:
-        for path in (run.path, _temporary(run).path):
-            shutil.rmtree(path, ignore_errors=True)
-        for folder in made:
-            try:
-                folder.rmdir()
-            except FileNotFoundError:
-                continue  # we did not come so far
-            except OSError:
-                break  # somebody else's run is in it by now
+        # Once it is renamed, the place itself is gone. A run of that name which is not ours is never touched.
+        shutil.rmtree(place.path if place.path.exists() else run.path, ignore_errors=True)
+        _remove_empty(made)
         if isinstance(error, OSError):
             raise RunDirectoryError(
                 f"cannot write the run directory {run.path}: {error.strerror or error}. Nothing was submitted. "
@@ -56,14 +59,24 @@ def all_or_nothing(run: RunDir) -> Iterator[None]:
         raise
 
 
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Remove folders, the innermost first, as far as they are there and empty."""
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            continue  # we did not come so far
+        except OSError:
+            return  # somebody else's run is in it by now
+
+
 def build(prepared: Prepared) -> None:
-    """Make the run directory of ``prepared``, complete but for its script and its job.
+    """Fill the run directory of ``prepared`` with all but its script and its job, inside of ``all_or_nothing``.
 
     Raises:
-        RunDirectoryError, OSError: it cannot be made.
+        RunDirectoryError, OSError: something cannot be copied or written.
     """
     temporary = _temporary(prepared.run)
-    temporary.create()
     if prepared.code is not None:
         copy_code(prepared.code, temporary.code)
     write_node_program(temporary.node_program)

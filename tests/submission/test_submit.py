@@ -249,12 +249,23 @@ def test_parents_that_were_made_before_the_disk_was_full_go_too(
 ) -> None:
     def make_half(run: RunDir) -> None:
         run.path.parent.parent.mkdir(parents=True)
-        raise OSError(28, "No space left on device")
+        raise RunDirectoryError("No space left on device")
 
     monkeypatch.setattr(RunDir, "create", make_half)
     with pytest.raises(RunDirectoryError):
         project.queue()
     assert not project.runs.exists()
+
+
+def test_a_run_of_the_same_id_is_not_touched(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = submitted(project)
+    monkeypatch.setattr("hpcaccel.submission.prepare.new_run_id", lambda: "20260101-000000-abcd")
+    prepared = [prepare("job.yaml", cluster="slurm", slurm=project.slurm) for _ in range(2)]
+    second = submit_prepared(prepared[0])
+    with pytest.raises(RunDirectoryError):
+        submit_prepared(prepared[1])
+    assert sorted(path.name for path in first.path.parent.iterdir()) == sorted([first.run_id, second.run_id])
+    assert second.status().state == "pending"
 
 
 def test_no_slurm_here(project: Project) -> None:
