@@ -59,7 +59,7 @@ def fsync_directory(path: Path) -> None:
 
 
 def atomic_write(path: Path, content: str | bytes, *, mode: int = FILE_MODE, sync: bool = True) -> None:
-    """Write ``path`` so that a reader sees the old content or the new; with ``sync`` after a crash of the machine too."""
+    """Write ``path`` so that a reader sees old content or new, with ``sync`` after a crash of the machine too."""
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
     try:

@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "hpcaccel"
 
-BASE = ["errors", "rundir", "records", "layout", "slurm"]
+BASE = ["errors", "process", "rundir", "records", "layout", "slurm"]
 ROWS = {
     "login": ["spec", "render", "submission", "sweeps", "view", "service", "cli"],
     "batch step": ["node"],

@@ -45,7 +45,7 @@ def resume(run: RunName, json: Json = False) -> None:
 
 
 def cancel(run: RunName) -> None:
-    """End a run for good, now and without saving."""
+    """End a run now. Nothing but `resume` brings it back."""
     found = find(run)
     found.cancel()
     typer.echo(f"cancelled {found.run_id}")

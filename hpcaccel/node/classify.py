@@ -12,9 +12,7 @@ __all__ = ["classify"]
 
 TAIL_BYTES = 64_000
 
-_EXCEPTION = re.compile(
-    r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\w*)(?:: (.*))?$"
-)
+_EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\w*)(?:: (.*))?$")
 _ECHO = re.compile(r"gloo|nccl|Connection (?:closed|reset|refused)|Broken pipe|by peer|DistBackend|ProcessGroup", re.I)
 
 

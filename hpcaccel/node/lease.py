@@ -7,22 +7,12 @@ import socket
 import time
 
 from hpcaccel.errors import RunBusy, SlurmCommandError
+from hpcaccel.process import process_start
 from hpcaccel.records import Lease, from_dict, to_dict
 from hpcaccel.rundir import RunDir, read_json, write_json
 from hpcaccel.slurm.commands import Slurm
 
-__all__ = ["acquire", "process_start", "release"]
-
-
-def process_start(pid: int) -> int | None:
-    """Start time of a process of this host in clock ticks since boot, or None when there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            # The program's name stands in parentheses and may itself hold spaces and parentheses.
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else int(fields[19])
+__all__ = ["acquire", "release"]
 
 
 def acquire(run: RunDir, *, job_id: str, restart_count: int) -> None:

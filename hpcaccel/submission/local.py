@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hpcaccel.errors import ClusterError
+from hpcaccel.process import process_start
 from hpcaccel.rundir import RunDir, atomic_write, read_json, write_json
 
 __all__ = ["LocalProcess", "kill", "local_process", "new_job_id", "start", "start_array", "terminate"]
@@ -167,14 +168,3 @@ def kill(run: RunDir, *, patience_seconds: float = 5.0) -> None:
 
 def _tasks(parent: RunDir) -> list[RunDir]:
     return [RunDir(path) for path in parent.tasks.iterdir()] if parent.tasks.is_dir() else []
-
-
-def process_start(pid: int) -> int | None:
-    """Start time of a process of this host in clock ticks since boot; None when there is none, or a zombie."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    # The program's name stands in parentheses and may itself hold spaces and parentheses.
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])

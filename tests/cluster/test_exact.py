@@ -7,7 +7,6 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,9 @@ from .dev_cluster import Cluster
 from .scenario import Scenario
 
 Lease = Callable[[int], list[str]]
+Exact = Callable[..., None]
 STEPS = 40
 PAUSE = ("--pause", "0.25")
-
-
-@dataclass(frozen=True)
-class Undisturbed:
-    losses: dict[int, float]
-    digest: str
 
 
 @pytest.fixture
@@ -32,39 +26,38 @@ def scenario(cluster: Cluster, lease: Lease, tmp_path: Path) -> Scenario:
 
 
 @pytest.fixture
-def undisturbed(
-    cluster: Cluster, lease: Lease, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Undisturbed]:
-    """What a run that nobody disturbs gives; the first test that asks for it runs it, for all workers."""
+def assert_exact(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+    """Compare a run that is over with one that nobody disturbed, made on the same nodes.
 
-    def find(strategy: str) -> Undisturbed:
+    The first test that asks makes it, for all workers.
+    """
+
+    def undisturbed(strategy: str, nodes: list[str]) -> tuple[dict[int, float], str]:
         session = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
         path = cluster.root / f"undisturbed-{strategy}-{session}.json"
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
-                run = Scenario(cluster, tmp_path_factory.mktemp(strategy), nodes=lease(2))
+                run = Scenario(cluster, tmp_path_factory.mktemp(strategy), nodes=nodes)
                 run.train(runtime={"strategy": strategy})
                 assert run.wait_until_over() == 0, run.story
                 assert run.ends == [("completed", "end")]
                 path.write_text(json.dumps([list(run.losses.items()), run.digest]))
         losses, digest = json.loads(path.read_text())
         assert len(losses) == STEPS
-        return Undisturbed(dict(losses), digest)
+        return dict(losses), digest
 
-    return find
+    def check(run: Scenario, *, strategy: str = "ddp", nodes: list[str] | None = None) -> None:
+        losses, digest = undisturbed(strategy, nodes or run.nodes)
+        assert run.losses == losses, run.story
+        assert run.digest == digest, run.story
 
-
-def assert_exact(run: Scenario, undisturbed: Undisturbed) -> None:
-    assert run.losses == undisturbed.losses, run.story
-    assert run.digest == undisturbed.digest, run.story
+    return check
 
 
 @pytest.mark.parametrize("partition", ["gpu", "gpu0"])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_preempted_by_an_urgent_job(
-    scenario: Scenario, undisturbed: Callable[[str], Undisturbed], strategy: str, partition: str
-) -> None:
+def test_preempted_by_an_urgent_job(scenario: Scenario, assert_exact: Exact, strategy: str, partition: str) -> None:
     scenario.train(*PAUSE, runtime={"strategy": strategy}, slurm={"partition": partition})
     scenario.wait_for_step(8)
     scenario.preempt()
@@ -72,29 +65,29 @@ def test_preempted_by_an_urgent_job(
     assert scenario.ends == [("preempted", "requeue"), ("completed", "end")], scenario.story
     status = scenario.status()
     assert (status["state"], status["attempts"], status["steps_lost"]) == ("completed", 2, 0)
-    assert_exact(scenario, undisturbed(strategy))
+    assert_exact(scenario, strategy=strategy)
 
 
-def test_time_limit(scenario: Scenario, undisturbed: Callable[[str], Undisturbed]) -> None:
+def test_time_limit(scenario: Scenario, assert_exact: Exact) -> None:
     # Slurm's warning comes up to a minute early, and its shortest limit is a minute.
     scenario.train("--pause", "2.5", slurm={"time": 2}, resilience={"warning_seconds": 60})
     assert scenario.wait_until_over() == 0, scenario.story
     assert scenario.ends == [("time_limit", "requeue"), ("completed", "end")], scenario.story
     assert scenario.status()["steps_lost"] == 0
-    assert_exact(scenario, undisturbed("ddp"))
+    assert_exact(scenario)
 
 
-def test_stop_with_requeue(scenario: Scenario, undisturbed: Callable[[str], Undisturbed]) -> None:
+def test_stop_with_requeue(scenario: Scenario, assert_exact: Exact) -> None:
     scenario.train(*PAUSE)
     scenario.wait_for_step(8)
     scenario.cli("stop", "--requeue", scenario.dir.run_id)
     assert scenario.wait_until_over() == 0, scenario.story
     assert scenario.ends == [("stop", "requeue"), ("completed", "end")], scenario.story
     assert scenario.status()["steps_lost"] == 0
-    assert_exact(scenario, undisturbed("ddp"))
+    assert_exact(scenario)
 
 
-def test_stop_and_later_resume(scenario: Scenario, undisturbed: Callable[[str], Undisturbed]) -> None:
+def test_stop_and_later_resume(scenario: Scenario, assert_exact: Exact) -> None:
     scenario.train(*PAUSE)
     scenario.wait_for_step(8)
     scenario.cli("stop", scenario.dir.run_id)
@@ -104,22 +97,20 @@ def test_stop_and_later_resume(scenario: Scenario, undisturbed: Callable[[str], 
     scenario.cli("resume", scenario.dir.run_id)
     assert scenario.wait_until_over() == 0, scenario.story
     assert scenario.ends == [("stop", "pause"), ("completed", "end")], scenario.story
-    assert_exact(scenario, undisturbed("ddp"))
+    assert_exact(scenario)
 
 
-def test_sigterm_during_start_up(
-    cluster: Cluster, scenario: Scenario, undisturbed: Callable[[str], Undisturbed]
-) -> None:
+def test_sigterm_during_start_up(cluster: Cluster, scenario: Scenario, assert_exact: Exact) -> None:
     scenario.train("--start-pause", "2")
     for rank in range(4):
         scenario.wait_for_word("starting", rank=rank)
     cluster.run("scancel", "--signal=TERM", f"{scenario.job_id}.0")
     assert scenario.wait_until_over() == 0, scenario.story
     assert scenario.ends == [("stop", "requeue"), ("completed", "end")], scenario.story
-    assert_exact(scenario, undisturbed("ddp"))
+    assert_exact(scenario)
 
 
-def test_sigkill_of_one_rank(scenario: Scenario, undisturbed: Callable[[str], Undisturbed]) -> None:
+def test_sigkill_of_one_rank(scenario: Scenario, assert_exact: Exact) -> None:
     scenario.train(*PAUSE)
     scenario.wait_for_step(20)
     os.kill(int(scenario.wait_for_word("starting", rank=3).split()[1]), signal.SIGKILL)
@@ -129,14 +120,14 @@ def test_sigkill_of_one_rank(scenario: Scenario, undisturbed: Callable[[str], Un
     lost = scenario.status()["steps_lost"]
     assert scenario.lines("end")[1]["resumed_step"] == 15  # the last commit
     assert 0 < lost <= 15
-    assert_exact(scenario, undisturbed("ddp"))
+    assert_exact(scenario)
 
 
-def test_the_local_backend_gives_the_same(tmp_path: Path, undisturbed: Callable[[str], Undisturbed]) -> None:
+def test_the_local_backend_gives_the_same(tmp_path: Path, lease: Lease, assert_exact: Exact) -> None:
     run = Scenario(None, tmp_path)
     run.train(*PAUSE)
     run.wait_for_step(8)
     run.cli("stop", "--requeue", run.dir.run_id)
     assert run.wait_until_over() == 0, run.story
     assert run.ends == [("stop", "requeue"), ("completed", "end")], run.story
-    assert_exact(run, undisturbed("ddp"))
+    assert_exact(run, nodes=lease(2))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpcaccel.layout import MANIFEST, checkpoint_name
-from hpcaccel.node.lease import process_start
+from hpcaccel.process import process_start
 
 from .conftest import LocalRun, outcome
 

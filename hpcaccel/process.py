@@ -1,0 +1,18 @@
+"""Which process is meant by a number that was written down: a process id alone is used again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["process_start"]
+
+
+def process_start(pid: int) -> int | None:
+    """Start time of a process of this host in clock ticks since boot, see proc(5); None when it is gone or a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The program's name stands in parentheses and may itself hold spaces and parentheses.
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
