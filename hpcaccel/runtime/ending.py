@@ -16,6 +16,7 @@ from hpcaccel.records import EXIT_CONTINUED, Outcome, StopRequest, from_dict, to
 from hpcaccel.rundir import read_json, write_json
 from hpcaccel.runtime.process_group import Group
 from hpcaccel.runtime.settings import Place
+from hpcaccel.runtime.settle import settle
 
 __all__ = ["Ending"]
 
@@ -81,6 +82,7 @@ class Ending:
             self._group.leave()
         elif not self._failed:
             self._at_end()
+        settle()
 
     def _forget(self) -> None:
         atexit.unregister(self._at_exit)

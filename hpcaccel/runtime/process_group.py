@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from hpcaccel.errors import RankEnvironmentError
 from hpcaccel.runtime.env import RankEnvironment
+from hpcaccel.runtime.settle import settle
 
 __all__ = ["Group", "choose_device", "join"]
 
@@ -86,6 +87,7 @@ class Group:
     def leave(self) -> None:
         """Destroy the groups. All ranks must have met just before: a rank that goes early makes others abort."""
         if dist.is_initialized():
+            settle()
             dist.destroy_process_group()
 
 

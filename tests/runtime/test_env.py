@@ -72,7 +72,7 @@ def test_a_batch_shell_is_no_step() -> None:
 
 
 def test_several_tasks_that_each_believe_to_be_alone_are_refused() -> None:
-    with pytest.raises(RankEnvironmentError, match="SLURM_NTASKS=11.*every task would train alone"):
+    with pytest.raises(RankEnvironmentError, match=r"SLURM_NTASKS=11.*every task would train alone"):
         detect({**STEP, "RANK": "0", "WORLD_SIZE": "1"})
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,28 @@ from hpcaccel import layout
 from hpcaccel.records import StopRequest, to_dict
 from hpcaccel.rundir import RunDir, read_json, write_json
 from tests.runtime.ranks import Ranks, make_run, metrics, outcome, run_ranks
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A training that nothing stopped."""
+
+    result: dict[str, Any]
+    run: RunDir
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Undisturbed]:
+    """Undisturbed trainings, each made once."""
+
+    @functools.cache
+    def make(*arguments: str, size: int = 2) -> Undisturbed:
+        run = make_run(tmp_path_factory.mktemp("undisturbed") / "run", checkpoint={"every_steps": 8, "keep": None})
+        ended = run_ranks("train.py", arguments, size=size, run=run)
+        assert ended.codes == [0] * size, ended.outputs[0]
+        return Undisturbed(ended.result(), run)
+
+    return make
 
 
 def stopped_and_resumed(run: RunDir, arguments: list[str], *, kill_at: str, size: int = 2) -> dict[str, Any]:
@@ -45,25 +70,21 @@ def stopped_and_resumed(run: RunDir, arguments: list[str], *, kill_at: str, size
     ids=["ddp", "ddp-accumulate-workers", "fsdp-accumulate", "fsdp-bf16-workers", "ddp-4", "single", "steps", "names"],
 )
 def test_a_stopped_training_repeats_the_undisturbed_one(
-    tmp_path: Path, arguments: list[str], kill_at: str, size: int
+    tmp_path: Path, undisturbed: Callable[..., Undisturbed], arguments: list[str], kill_at: str, size: int
 ) -> None:
     """Dropout, shuffling, augmentation from three generators, clipping, a schedule. The names of the verbs aside, a
     script with Accelerate's names only goes on as well."""
-    undisturbed = make_run(tmp_path / "undisturbed")
-    expected = run_ranks("train.py", arguments, size=size, run=undisturbed)
-    assert expected.codes == [0] * size, expected.outputs[0]
+    expected = undisturbed(*arguments, size=size)
     disturbed = make_run(tmp_path / "disturbed")
     result = stopped_and_resumed(disturbed, arguments, kill_at=kill_at, size=size)
-    assert result == expected.result()
-    assert metrics(disturbed) == metrics(undisturbed)
-    assert metrics(disturbed, "x") == metrics(undisturbed, "x")
+    assert result == expected.result
+    assert metrics(disturbed) == metrics(expected.run)
+    assert metrics(disturbed, "x") == metrics(expected.run, "x")
     assert sorted(metrics(disturbed)) == list(range(1, result["step"] + 1))
 
 
-def test_an_undisturbed_run_says_where_it_began_and_how_it_ended(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", checkpoint={"every_steps": 8, "keep": None})
-    ended = run_ranks("train.py", run=run)
-    assert ended.codes == [0, 0], ended.outputs[0]
+def test_an_undisturbed_run_says_where_it_began_and_how_it_ended(undisturbed: Callable[..., Undisturbed]) -> None:
+    run = undisturbed("--strategy", "ddp").run
     progress = read_json(run.progress(1))
     assert progress is not None
     assert (progress["resumed_step"], progress["resumed_from"], progress["total_steps"]) == (0, None, 21)
@@ -80,13 +101,15 @@ def test_an_undisturbed_run_says_where_it_began_and_how_it_ended(tmp_path: Path)
     assert [found.step for found in layout.committed(run.checkpoints)] == [8, 16, 21]
 
 
-def test_a_completed_run_that_is_resumed_trains_no_more_and_runs_what_follows_the_loop(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
-    first = run_ranks("train.py", run=run).result()
-    again = run_ranks("train.py", run=run, attempt=2)
+def test_a_completed_run_that_is_resumed_trains_no_more_and_runs_what_follows_the_loop(
+    undisturbed: Callable[..., Undisturbed],
+) -> None:
+    first = undisturbed("--strategy", "ddp")
+    before = [found.step for found in layout.committed(first.run.checkpoints)]
+    again = run_ranks("train.py", run=first.run, attempt=2)
     assert again.codes == [0, 0]
-    assert again.result() == first
-    assert [found.step for found in layout.committed(run.checkpoints)] == [21]
+    assert again.result() == first.result
+    assert [found.step for found in layout.committed(first.run.checkpoints)] == before
 
 
 def test_a_training_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
@@ -155,18 +178,19 @@ def test_a_stop_for_good_ends_the_loop_and_runs_what_follows_it(tmp_path: Path) 
     )
 
 
-def test_an_exception_leaves_no_word_and_the_run_goes_on_from_the_last_commit(tmp_path: Path) -> None:
+def test_an_exception_leaves_no_word_and_the_run_goes_on_from_the_last_commit(
+    tmp_path: Path, undisturbed: Callable[..., Undisturbed]
+) -> None:
     run = make_run(tmp_path / "run", checkpoint={"every_steps": 4})
     failed = run_ranks("train.py", ["--fail-at", "6"], run=run)
     assert failed.codes == [1, 1]
     assert "ValueError: as told" in failed.outputs[0]
     assert outcome(run) is None
-    undisturbed = make_run(tmp_path / "undisturbed")
-    expected = run_ranks("train.py", run=undisturbed).result()
+    expected = undisturbed("--strategy", "ddp")
     again = run_ranks("train.py", run=run, attempt=2)
     assert "resumed at step 4" in again.outputs[0]
-    assert again.result() == expected
-    assert metrics(run) == metrics(undisturbed)
+    assert again.result() == expected.result
+    assert metrics(run) == metrics(expected.run)
 
 
 def test_ranks_of_unequal_length_end_together(tmp_path: Path) -> None:

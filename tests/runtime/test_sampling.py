@@ -116,5 +116,5 @@ def test_the_users_own_sampler_is_left_as_it_is() -> None:
 
 def test_data_that_is_sharded_already_is_refused() -> None:
     sampler: DistributedSampler[Any] = DistributedSampler(data(), num_replicas=2, rank=0)
-    with pytest.raises(RuntimeMisuse, match="DistributedSampler.*shuffle=True"):
+    with pytest.raises(RuntimeMisuse, match=r"DistributedSampler.*shuffle=True"):
         Order(DataLoader(data(), sampler=sampler), 5)

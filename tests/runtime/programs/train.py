@@ -128,7 +128,7 @@ if args.verbs == "steps":
         train_on(*batch)
         accelerator.checkpoint()
 else:
-    for epoch in epochs():
+    for _ in epochs():
         for x, y in loader:
             train_on(x, y)
             if args.verbs == "all":

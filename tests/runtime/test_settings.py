@@ -1,0 +1,49 @@
+"""What a rank was asked for, and who wins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.rundir import RunDir
+from hpcaccel.runtime.settings import Place, Settings, load, locate
+from tests.runtime.ranks import make_run
+
+
+def test_the_script_wins_over_the_spec_and_the_spec_over_the_defaults(tmp_path: Path) -> None:
+    run = make_run(
+        tmp_path / "run",
+        runtime={"strategy": "fsdp", "mixed_precision": "bf16", "fsdp": {"wrap": ["Block"]}, "seed": 3},
+        checkpoint={"every_steps": 50, "resume": "never"},
+    )
+    found = load(Place(run, 1), mixed_precision="no", strategy=None)
+    assert found == Settings(
+        strategy="fsdp", mixed_precision="no", seed=3, fsdp_wrap=("Block",), every_steps=50, resume="never"
+    )
+
+
+def test_without_a_run_the_defaults_count() -> None:
+    assert load(Place(), gradient_accumulation_steps=4) == Settings(gradient_accumulation_steps=4)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"strategy": "fsdp1"}, r"strategy='fsdp1' is not known \(one of: ddp, fsdp\)"),
+        ({"mixed_precision": "fp8"}, r"mixed_precision='fp8' is not known \(one of: no, fp16, bf16\)"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0 must be at least 1"),
+    ],
+)
+def test_values_that_are_not_allowed(given: dict[str, object], message: str) -> None:
+    with pytest.raises(RuntimeMisuse, match=message):
+        load(Place(), **given)
+
+
+def test_the_run_directory_comes_before_a_project_directory(tmp_path: Path) -> None:
+    place = locate(tmp_path / "project", {"HPCACCEL_RUN_DIR": str(tmp_path / "run"), "HPCACCEL_ATTEMPT": "3"})
+    assert (place.checkpoints, place.attempt) == (RunDir(tmp_path / "run").checkpoints, 3)
+    alone = locate(tmp_path / "project", {})
+    assert (alone.run, alone.checkpoints) == (None, tmp_path / "project" / "checkpoints")
+    assert locate(None, {}).checkpoints is None
