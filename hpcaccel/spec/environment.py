@@ -31,7 +31,7 @@ class Environment(Section):
     python: PathText | None = Field(
         default=None,
         description="The Python of the ranks: a path, or a name on PATH. Default: the one of conda or venv, otherwise "
-        "the first on PATH after modules and setup.",
+        "the one that hpcaccel itself runs in (where that has no torch: the first on PATH after modules and setup).",
     )
     setup: list[Word] = words(
         "Shell lines that run once in the job, before the ranks start. A line that fails stops the job and is named."

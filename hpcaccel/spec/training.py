@@ -91,5 +91,6 @@ class Resilience(Section):
         default=2, description="How often the ranks are started again inside the same allocation after a failure."
     )
     stop_timeout_seconds: Count = Field(
-        default=90, description="How long a rank that was asked to stop may take before it is killed."
+        default=300,
+        description="How long ranks that were asked to stop may take to save and leave before they are killed.",
     )

@@ -60,7 +60,7 @@ def test_the_order_of_arguments_counts(load) -> None:
 def test_the_text_has_every_default_and_no_source(load) -> None:
     values = json.loads(to_json(load("")))
     assert values["code"] == {"copy": True, "include": [], "exclude": []}
-    assert values["resilience"]["stop_timeout_seconds"] == 90
+    assert values["resilience"]["stop_timeout_seconds"] == 300
     assert "source" not in values
     assert values == load("").model_dump(mode="json")
 
