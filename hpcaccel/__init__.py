@@ -6,6 +6,7 @@ nothing on a login node and never brings torch along.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +31,24 @@ _HOME = {
     "submit": "hpcaccel.submission.submit",
 }
 
+_EXTRA = {"numpy": "train", "torch": "train"}
+
 __all__ = ["Accelerator", "HpcaccelError", "JobSpec", "Run", "find_run", "load_spec", "submit"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'hpcaccel' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    try:
+        value = getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRA:
+            raise
+        raise ModuleNotFoundError(
+            f"hpcaccel.{name} needs {error.name}, which {sys.executable} does not have: "
+            f"pip install 'hpcaccel[{_EXTRA[error.name]}]'",
+            name=error.name,
+        ) from None
     globals()[name] = value
     return value
 

@@ -1,0 +1,79 @@
+"""The public surface: what `hpcaccel` exports, and that nothing else slips in or out."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hpcaccel
+
+ROOT = Path(__file__).resolve().parent.parent
+
+PUBLIC = {"Accelerator", "HpcaccelError", "JobSpec", "Run", "find_run", "load_spec", "submit"}
+
+
+def test_the_exported_names() -> None:
+    assert set(hpcaccel.__all__) == PUBLIC
+    assert set(dir(hpcaccel)) >= PUBLIC
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC - {"Accelerator"}))
+def test_each_name_can_be_imported(name: str) -> None:
+    assert callable(getattr(hpcaccel, name))
+
+
+@pytest.mark.torch
+def test_the_accelerator_can_be_imported() -> None:
+    assert callable(hpcaccel.Accelerator)
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    """They read the imports under TYPE_CHECKING, Python reads the table."""
+    tree = ast.parse((ROOT / "hpcaccel" / "__init__.py").read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    imported = {
+        alias.asname: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert imported == hpcaccel._HOME
+
+
+def test_a_name_that_is_none() -> None:
+    name = "Acelerator"
+    with pytest.raises(AttributeError, match="has no attribute 'Acelerator'"):
+        getattr(hpcaccel, name)
+
+
+def interpreter(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_an_environment_without_torch_is_told_the_extra_that_has_it(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
+    done = interpreter("-c", "from hpcaccel import Accelerator", folder=tmp_path)
+    assert done.stderr.splitlines()[-1] == (
+        f"ModuleNotFoundError: hpcaccel.Accelerator needs torch, which {sys.executable} does not have: "
+        "pip install 'hpcaccel[train]'"
+    )
+
+
+def test_a_torch_that_is_broken_speaks_for_itself(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import a_library_of_torchs_own\n")
+    done = interpreter("-c", "from hpcaccel import Accelerator", folder=tmp_path)
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'a_library_of_torchs_own'"
+
+
+def test_the_package_is_a_program(tmp_path: Path) -> None:
+    done = interpreter("-m", "hpcaccel", "--version", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"hpcaccel {hpcaccel.__version__}\n")
