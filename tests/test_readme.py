@@ -1,0 +1,139 @@
+"""Everything that the README shows: its commands are run, its output compared, its files used."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+
+NOT_RUN_HERE = {
+    "make test": "this is part of it",
+    "pip install '.[train]'": "tests/test_wheel.py installs the package",
+    "hpcaccel submit job.yaml --wait": "the first screen's short form of what is run further down",
+}
+
+
+def blocks(language: str) -> list[str]:
+    return [text for found, text in BLOCKS if found == language]
+
+
+def script(sign: str) -> str:
+    """The training script of the diff: before (``-``) or after (``+``)."""
+    [diff] = blocks("diff")
+    return "".join(line[1:] or "\n" for line in diff.splitlines(keepends=True) if line[0] in (" ", sign, "\n"))
+
+
+def shown_commands() -> list[tuple[str, str]]:
+    """Each command of a console block with the output that the README shows."""
+    found = []
+    for block in blocks("console"):
+        if block.startswith("$ make demo\n"):
+            found.append(("make demo", block.partition("\n")[2]))  # which prints commands of its own
+            continue
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, output = part.partition("\n")
+            found.append((command, output))
+    return found
+
+
+VARYING = {
+    r"\d{8}-\d{6}-[0-9a-f]{4}": r"\d{8}-\d{6}-[0-9a-f]{4}",  # a run's id
+    r"local-[0-9a-f]{8}": r"local-[0-9a-f]{8}",
+    r"step_\d{8}": r"step_\d{8}",
+    r"(?<![\w,])\d[\d.:k-]*": r"[\d.:k-]+",
+    "…": r"\S*",
+}
+
+
+def pattern(shown: str) -> str:
+    """What the README shows, as a pattern: ids, numbers and paths differ, a lone ``…`` stands for any lines."""
+    lines = []
+    for line in shown.splitlines():
+        if line.strip() == "…":
+            lines.append(r"(?:.*\n)*?")
+            continue
+        parts = re.split(f"({'|'.join(VARYING)})", " ".join(line.split()))
+        lines.append("".join(_part(part) for part in parts) + r"\n")
+    return "".join(lines)
+
+
+def _part(text: str) -> str:
+    found = (regex for varying, regex in VARYING.items() if re.fullmatch(varying, text))
+    return next(found, re.escape(text))
+
+
+def assert_shown(output: str, shown: str) -> None:
+    folded = "".join(" ".join(line.split()) + "\n" for line in output.splitlines())
+    assert re.fullmatch(pattern(shown), folded), f"the README shows\n{shown}\nbut it printed\n{output}"
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "XDG_STATE_HOME": str(folder / "state"), "OMP_NUM_THREADS": "1"}
+    env.pop("HPCACCEL_RUNS_DIR", None)
+    if command[0] == sys.executable and "demo.py" in command[1]:
+        env["HPCACCEL_RUNS_DIR"] = str(folder / "runs")
+    # the live display and errors go to stderr; a terminal shows both
+    return subprocess.run(
+        command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(script("+"))
+    (tmp_path / "job.yaml").write_text(blocks("yaml")[0])
+    return tmp_path
+
+
+def test_the_script_runs_before_and_after_the_five_lines(folder: Path) -> None:
+    for sign in "-+":
+        (folder / "alone.py").write_text(script(sign))
+        answer = run([sys.executable, "alone.py"], folder)
+        assert answer.returncode == 0, answer.stdout
+
+
+def test_the_commands_print_what_is_shown(folder: Path) -> None:
+    ran = []
+    for command, shown in shown_commands():
+        if command in NOT_RUN_HERE or command == "make demo":
+            continue
+        answer = run(shlex.split(command), folder)
+        assert_shown(answer.stdout, shown)
+        ran.append(command)
+    assert len(ran) >= 6
+
+
+@pytest.mark.slow
+def test_the_demo_prints_what_is_shown(tmp_path: Path) -> None:
+    [shown] = [output for command, output in shown_commands() if command == "make demo"]
+    small = ["args.bytes=200000", "args.epochs=3", "args.width=64", "args.depth=2"]
+    answer = run([sys.executable, str(ROOT / "jobs" / "demo.py"), *small], tmp_path)
+    assert answer.returncode == 0, answer.stdout
+    assert_shown(answer.stdout.replace(" " + " ".join(small), ""), shown)
+
+
+def test_the_larger_spec_is_valid(folder: Path) -> None:
+    (folder / "large.yaml").write_text(blocks("yaml")[1])
+    answer = run(["hpcaccel", "validate", "large.yaml"], folder)
+    assert answer.returncode == 0, answer.stdout
+
+
+def test_the_function_returns_its_result(folder: Path) -> None:
+    [program] = blocks("python")
+    (folder / "work.py").write_text(program)
+    answer = run([sys.executable, "work.py"], folder)
+    assert answer.stdout.splitlines()[-1] == "20", answer.stdout
+
+
+def test_every_link_leads_somewhere() -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / "README.md").read_text()):
+        assert (ROOT / target).exists(), target
