@@ -48,6 +48,7 @@ VARYING = {
     r"\d{8}-\d{6}-[0-9a-f]{4}": r"\d{8}-\d{6}-[0-9a-f]{4}",  # a run's id
     r"local-[0-9a-f]{8}": r"local-[0-9a-f]{8}",
     r"step_\d{8}": r"step_\d{8}",
+    r"(?:\d+[hms] )+": r"(?:\d+[hms] )+",  # a duration
     r"(?<![\w,])\d[\d.:k-]*": r"[\d.:k-]+",
     "…": r"\S*",
 }
