@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from .dev_cluster import Cluster, Lease, program
+from .scenario import Scenario
+from .undisturbed import undisturbed
 
 NODES = 8
 
@@ -55,3 +57,17 @@ def new_root() -> Iterator[Path]:
     yield root
     program("down", "--root", str(root))
     shutil.rmtree(root)
+
+
+@pytest.fixture
+def assert_exact(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+    """Compare a run that is over with one that nobody disturbed, made on the same nodes."""
+
+    def check(run: Scenario, *, strategy: str = "ddp", nodes: list[str] | None = None) -> None:
+        losses, digest = undisturbed(
+            cluster, strategy=strategy, nodes=nodes or run.nodes, make_folder=tmp_path_factory.mktemp
+        )
+        assert run.losses == losses, run.story
+        assert run.digest == digest, run.story
+
+    return check

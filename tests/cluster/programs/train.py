@@ -13,8 +13,9 @@ parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--pause", type=float, default=0.0, help="seconds a step, in the first attempt only")
 parser.add_argument("--start-pause", type=float, default=0.0, help="seconds before torch is imported, likewise")
 parser.add_argument("--save-pause", type=float, default=0.0, help="seconds that each save takes longer, likewise")
+parser.add_argument("--always", action="store_true", help="pause in all attempts")
 args = parser.parse_args()
-first = os.environ["HPCACCEL_ATTEMPT"] == "1"
+first = args.always or os.environ["HPCACCEL_ATTEMPT"] == "1"
 print("starting", os.getpid(), flush=True)
 time.sleep(args.start_pause if first else 0)
 
