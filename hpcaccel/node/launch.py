@@ -37,6 +37,8 @@ class Launch:
     ranks_per_node: int
     cooperative: bool
     srun: list[str]
+    share_gpus: bool
+    """Slurm was asked for GPUs by the rank; each rank is to see those of its node all the same."""
     setup_per_node: list[str]
     time_limit_seconds: int | None
     resilience: Resilience
@@ -69,6 +71,7 @@ def read_launch(run: RunDir) -> Launch:
             ranks_per_node=launch["ranks_per_node"],
             cooperative=launch["stop"] == "cooperative",
             srun=launch["srun"],
+            share_gpus=launch.get("share_gpus", False),
             setup_per_node=launch["setup_per_node"],
             time_limit_seconds=launch.get("time_limit_seconds"),
             resilience=Resilience(

@@ -53,15 +53,34 @@ def free_port() -> int:
 
 def start_ranks(run: RunDir, launch: Launch, *, attempt: int, nodes: Sequence[str], env: Mapping[str, str]) -> Ranks:
     environment = {
+        # Where torch writes what its collectives did when one of them hung; it puts the rank behind.
+        "TORCH_FR_DUMP_TEMP_FILE": str(run.attempt(attempt) / "flight_recorder_"),
         **os.environ,
         **env,
         "MASTER_ADDR": "127.0.0.1" if launch.local else nodes[0],
         "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(launch.ranks),
     }
+    if launch.share_gpus:
+        _share_gpus(environment)
     if launch.local:
         return LocalRanks(run, launch, attempt=attempt, env=environment)
     return SrunRanks(run, launch, attempt=attempt, env=environment)
+
+
+def _share_gpus(env: dict[str, str]) -> None:
+    """Give each rank all GPUs that the job has on its node, in place of its own alone (``--gpus-per-task``).
+
+    Ranks copy from GPU to GPU only where each sees both. ``--gpu-bind=none`` would do that as well, but leaves
+    CUDA_VISIBLE_DEVICES unset (22.05), so that on a node without device cgroups a rank sees the GPUs of other jobs.
+    """
+    for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_BIND", "SLURM_GPU_BIND"):
+        env.pop(name, None)
+    if "SLURM_TRES_PER_TASK" in env:
+        rest = [part for part in env["SLURM_TRES_PER_TASK"].split(",") if "gpu" not in part]
+        env["SLURM_TRES_PER_TASK"] = ",".join(rest)
+        if not rest:
+            del env["SLURM_TRES_PER_TASK"]
 
 
 def run_on_each_node(line: str, *, launch: Launch) -> int:

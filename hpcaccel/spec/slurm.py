@@ -95,7 +95,9 @@ class Slurm(Section):
         default=None, description="GPUs of each node, with or without their type.", examples=[2, "a100:2"]
     )
     gpus_per_task: Gpus | None = Field(
-        default=None, description="GPUs of each rank; needs ntasks_per_node for more than one."
+        default=None,
+        description="GPUs of each rank; needs ntasks_per_node for more than one rank. Each rank sees all GPUs of its "
+        "node and takes that of its local rank, unless gpu_bind says otherwise.",
     )
     gres: Gres | None = Field(
         default=None,
@@ -140,7 +142,7 @@ class Slurm(Section):
     dependency: Word | None = Field(
         default=None, description="Start after other jobs.", examples=["afterok:1234", "singleton"]
     )
-    gpu_bind: Word | None = Field(default=None, description="How ranks are bound to GPUs.", examples=["none"])
+    gpu_bind: Word | None = Field(default=None, description="How ranks are bound to GPUs.", examples=["single:1"])
     hint: Word | None = Field(default=None, description="Binding hints.", examples=["nomultithread"])
     licenses: CommaList | None = Field(default=None, description="Licences that the job takes.")
     network: Word | None = Field(default=None, description="Network of the nodes, as the site defines it.")

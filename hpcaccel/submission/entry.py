@@ -115,9 +115,18 @@ def launch_section(
         "ranks_per_node": spec.ranks_per_node,
         "stop": spec.stop_mode,
         "srun": spec.srun.extra,
+        "share_gpus": _share_gpus(spec),
         "setup_per_node": spec.environment.setup_per_node,
         "time_limit_seconds": spec.slurm.time_seconds,
     }
+
+
+def _share_gpus(spec: JobSpec) -> bool:
+    """Whether ranks see all GPUs of their node although each asked for its own; a binding of the user's own counts."""
+    binds = spec.slurm.gpu_bind is not None or any(
+        word.startswith(("--gpu-bind", "--tres-bind", "--gpus-per-task")) for word in spec.srun.extra
+    )
+    return spec.slurm.gpus_per_task is not None and not binds
 
 
 def _program(spec: JobSpec, entry: Entry, plan: CodePlan | None, code: Path) -> list[str]:

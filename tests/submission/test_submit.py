@@ -44,6 +44,22 @@ def test_slurm_gets_the_script_that_lies_in_the_run_directory(project: Project) 
     assert run.path.parent == project.runs / "demo"
 
 
+@pytest.mark.parametrize(
+    ("overrides", "share"),
+    [
+        ([], False),
+        (["slurm.gpus_per_node=2"], False),
+        (["slurm.gpus_per_task=1"], True),
+        (["slurm.gpus_per_task=1", "slurm.gpu_bind=single:1"], False),
+        (["slurm.gpus_per_task=1", "srun.extra=[--gpu-bind=single:1]"], False),
+    ],
+)
+def test_ranks_see_the_gpus_of_their_node_unless_they_are_bound(
+    project: Project, overrides: list[str], share: bool
+) -> None:
+    assert launch_of(submitted(project, *overrides))["share_gpus"] is share
+
+
 def test_the_run_directory_is_complete(project: Project) -> None:
     run = submitted(project, "args.depth=4")
     document = read_json(run.dir.spec)
