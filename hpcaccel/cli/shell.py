@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,7 +28,7 @@ def shell(
         ),
     ] = None,
 ) -> None:
-    """Open a shell on a node of the running job, beside its ranks."""
+    """Open a shell on a node of the running job, beside its ranks, in the run's directory."""
     found = one_run(find(run))
     if found.record.backend == "local":
         _on_this_machine(found, node)
@@ -52,10 +53,12 @@ def _on_a_node(run: Run, node: str | None) -> None:
         raise UserError(f"{run.run_id} is {now.state}: there is no node to open a shell on")
     attempts = read_attempts(run.dir)
     nodes = attempts[-1].start.nodes if attempts and attempts[-1].start is not None else []
-    command = Slurm().shell_command(now.job_id, node=_name_of(node, nodes, run.run_id))
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    command = Slurm().shell_command(now.job_id, node=_name_of(node, nodes, run.run_id), terminal=terminal)
     note(" ".join(command))
+    os.chdir(run.path)
     try:
-        os.execvp(command[0], command)
+        os.execvpe(command[0], command, {**os.environ, "HPCACCEL_RUN_DIR": str(run.path)})
     except FileNotFoundError:
         raise ClusterError(f"there is no {command[0]} on this machine; log in to a node of the cluster") from None
 

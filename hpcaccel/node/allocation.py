@@ -30,6 +30,8 @@ class Situation:
     """Chosen for preemption, and in its grace time if it still runs."""
     comes_back: bool = False
     """Being taken down, and the scheduler starts it again by itself."""
+    failed_nodes: tuple[str, ...] = ()
+    """Why it is taken down, where nodes of its own failed."""
     end_time: float | None = None
     known: bool = True
     """False when the scheduler could not be asked."""
@@ -78,15 +80,24 @@ class SlurmAllocation:
                 continue
             if job is None:
                 return Situation(running=False)
+            # While it takes a job down to requeue it, Slurm has already counted the new start; a cancelled job
+            # looks the same but for this (seen on 22.05, where PreemptTime is gone by then).
+            comes_back = job.restarts > self.restart_count
             return Situation(
                 running=job.state.is_running,
                 preempted=job.preempt_time is not None,
-                # While it takes a job down to requeue it, Slurm has already counted the new start; a cancelled job
-                # looks the same but for this (seen on 22.05, where PreemptTime is gone by then).
-                comes_back=job.restarts > self.restart_count,
+                comes_back=comes_back,
+                failed_nodes=self._failed_nodes() if comes_back else (),
                 end_time=job.end_time,
             )
         return Situation(running=False, known=False)
+
+    def _failed_nodes(self) -> tuple[str, ...]:
+        # Of the job itself Slurm says the same as after a preemption.
+        try:
+            return tuple(self._slurm.failed_nodes(self.nodes))
+        except (ClusterError, SlurmCommandError):
+            return ()  # it is but the name of the reason
 
     def requeue(self) -> str:
         problem = "Slurm's controller does not answer"

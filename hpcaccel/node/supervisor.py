@@ -88,6 +88,8 @@ class Supervisor:
         self.restarts = 0
         self.attempt = 0
         self.end_time: float | None = None
+        self._granted: float | None = None
+        """The end time as it was when this job started, to tell an extended limit from a signal sent by hand."""
         self._asked_scheduler = 0.0
         self._forget_stop()
 
@@ -186,7 +188,7 @@ class Supervisor:
             )
         )
         self._say(
-            f"attempt {self.attempt}: {self.launch.ranks} ranks on {len(self.allocation.nodes)} node(s), "
+            f"attempt {self.attempt}: ranks: {self.launch.ranks}, nodes: {len(self.allocation.nodes)}, "
             f"from {newest.name if newest else 'the beginning'}"
         )
         env = {"HPCACCEL_ATTEMPT": str(self.attempt)}
@@ -216,10 +218,12 @@ class Supervisor:
             self._request(ranks, "preempted")
             return
         limit = self.launch.resilience.warning_seconds + EARLY_SECONDS
-        if self.end_time is not None and self.end_time - time.time() > limit:
+        if self.end_time is None or self.end_time - time.time() <= limit:
+            self._request(ranks, "time_limit")
+        elif self._granted is not None and self.end_time > self._granted + 1:
             self._say("a warning came, but the time limit was extended: going on")
-            return
-        self._request(ranks, "time_limit")
+        else:
+            self._request(ranks, "stop")  # somebody's own `scancel --batch --signal=USR2`
 
     def _hear_end(self, ranks: Ranks) -> None:
         """SIGTERM to the batch step: a preemption without grace, a cancel, or somebody's own `kill`."""
@@ -341,6 +345,7 @@ class Supervisor:
         self._asked_scheduler = time.time()
         if situation.known and situation.running:
             self.end_time = situation.end_time
+            self._granted = self._granted or situation.end_time
         return situation
 
     def _forget_results(self) -> None:

@@ -47,6 +47,9 @@ def judge(seen: Seen) -> Verdict:
     if seen.cancel_asked:
         return Verdict(reason="cancelled", decision="end", detail=_saved(seen))
     if seen.situation.known and not seen.situation.running:
+        if seen.situation.failed_nodes:
+            detail = f"node failure: {', '.join(seen.situation.failed_nodes)}; {_saved(seen)}"
+            return Verdict(reason="lost", decision="requeue", by_scheduler=True, detail=detail)
         if seen.situation.comes_back:
             return Verdict(reason="preempted", decision="requeue", by_scheduler=True, detail=_saved(seen))
         return Verdict(reason="cancelled", decision="end", detail=_saved(seen))

@@ -169,15 +169,16 @@ class Slurm:
             return False
         raise self._refused(command, result)
 
-    def shell_command(self, job_id: str, *, node: str | None = None) -> list[str]:
+    def shell_command(self, job_id: str, *, node: str | None = None, terminal: bool = True) -> list[str]:
         """The command that opens a shell in a running job, beside its ranks; for exec, since it needs the terminal.
 
         Args:
             node: name of one of the job's nodes; None: its first.
+            terminal: False where the shell's input or output is a pipe or a file.
         """
         where = [] if node is None else [f"--nodelist={node}"]
         one_task = ["--nodes=1", "--ntasks=1", *where]
-        return ["srun", f"--jobid={_address(job_id)}", "--overlap", *one_task, "--pty", "bash"]
+        return ["srun", f"--jobid={_address(job_id)}", "--overlap", *one_task, *(["--pty"] if terminal else []), "bash"]
 
     # -- the cluster -----------------------------------------------------------------------------------------------
 
@@ -186,6 +187,11 @@ class Slurm:
         return output.partitions(
             self._output(["sinfo", "--exact", "--noheader", f"--format={output.PARTITION_FORMAT}"])
         )
+
+    def failed_nodes(self, nodes: Sequence[str]) -> list[str]:
+        """Those of ``nodes`` that are down or do not answer."""
+        command = ["sinfo", "--exact", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N|%T"]
+        return output.failed_nodes(self._output(command))
 
     def associations(self, user: str) -> list[Association]:
         """The accounts that a user may charge; [] where there is no accounting."""

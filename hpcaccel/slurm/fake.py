@@ -140,12 +140,16 @@ class FakeSlurm:
         self.move(job_id, JobState.PENDING, restarts=job.restarts + 1, reason="BeginTime")
         return True
 
-    def shell_command(self, job_id: str, *, node: str | None = None) -> list[str]:
-        return Slurm().shell_command(job_id, node=node)
+    def shell_command(self, job_id: str, *, node: str | None = None, terminal: bool = True) -> list[str]:
+        return Slurm().shell_command(job_id, node=node, terminal=terminal)
 
     def partitions(self) -> list[PartitionInfo]:
         self._called("partitions")
         return list(self.known_partitions)
+
+    def failed_nodes(self, nodes: Sequence[str]) -> list[str]:
+        self._called("sinfo")
+        return []
 
     def associations(self, user: str) -> list[Association]:
         self._called("associations")

@@ -29,6 +29,7 @@ __all__ = [
     "accounting_entries",
     "associations",
     "config_values",
+    "failed_nodes",
     "jobs",
     "partitions",
     "pick_job",
@@ -205,6 +206,13 @@ def partitions(text: str) -> list[PartitionInfo]:
             one = _partition(cells)
             merged[one.name] = _merge(merged[one.name], one) if one.name in merged else one
     return list(merged.values())
+
+
+def failed_nodes(text: str) -> list[str]:
+    """Nodes that are down or do not answer (``down*``, ``idle*``), of ``sinfo --noheader --Node --format=%N|%T``."""
+    cells = (line.partition("|") for line in text.splitlines())
+    failed = (name for name, _, state in cells if state.lower().startswith(("down", "fail")) or state.endswith("*"))
+    return list(dict.fromkeys(name.strip() for name in failed))
 
 
 def _partition(cells: list[str]) -> PartitionInfo:

@@ -50,7 +50,7 @@ def test_a_shell_on_a_node(shell, submitted, arguments, place):
     shell.program("srun", 'echo "$@"')
     result = shell("shell", "hello", *arguments)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == ["--jobid=45", "--overlap", "--nodes=1", "--ntasks=1", place, "--pty", "bash"]
+    assert result.stdout.split() == ["--jobid=45", "--overlap", "--nodes=1", "--ntasks=1", place, "bash"]
 
 
 def test_a_node_that_the_job_does_not_have(shell, submitted, refused):

@@ -13,6 +13,7 @@ from hpcaccel.records import Outcome, StopRequest
 RUNNING = Situation(running=True)
 IN_GRACE = Situation(running=True, preempted=True)
 NO_GRACE = Situation(running=False, comes_back=True)
+NODE_FAILURE = Situation(running=False, comes_back=True, failed_nodes=("n2",))
 CANCELLED_IN_GRACE = Situation(running=False, preempted=True)
 TAKEN_DOWN = Situation(running=False)
 UNKNOWN = Situation(running=False, known=False)
@@ -48,6 +49,8 @@ def seen(**changes: Any) -> Seen:
         (seen(outcome=SAVED, exit_code=137, situation=IN_GRACE), "preempted", "requeue", False),
         (seen(outcome=SAVED, exit_code=143, situation=NO_GRACE), "preempted", "requeue", True),
         (seen(exit_code=143, situation=NO_GRACE), "preempted", "requeue", True),
+        (seen(exit_code=1, situation=NODE_FAILURE), "lost", "requeue", True),
+        (seen(outcome=SAVED, stop=stop("requeue", "preempted"), situation=NODE_FAILURE), "lost", "requeue", True),
         (seen(outcome=SAVED, exit_code=143, situation=TAKEN_DOWN), "cancelled", "end", False),
         (seen(outcome=SAVED, situation=IN_GRACE, cancel_asked=True), "cancelled", "end", False),
         (seen(outcome=SAVED, situation=CANCELLED_IN_GRACE), "cancelled", "end", False),

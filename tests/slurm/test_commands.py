@@ -189,6 +189,17 @@ def test_a_shell_in_a_running_job() -> None:
     assert {"--jobid=46_0", "--overlap", "--nodelist=n2", "--pty"} <= set(command)
 
 
+def test_a_shell_whose_input_is_a_pipe() -> None:
+    assert "--pty" not in Slurm().shell_command("46_0", terminal=False)
+
+
+def test_failed_nodes() -> None:
+    # one line for each partition of a node
+    terminal = Terminal((0, "n1|idle\nn2|down*\nn2|down*\nn3|mixed*\nn4|draining\nn5|down\n", ""))
+    assert Slurm(terminal).failed_nodes(["n1", "n2", "n3", "n4", "n5"]) == ["n2", "n3", "n5"]
+    assert "--nodes=n1,n2,n3,n4,n5" in terminal.commands[0]
+
+
 def test_signals_go_to_a_step() -> None:
     terminal = Terminal((0, "", ""))
     Slurm(terminal).signal_step("46_0", 0, "TERM")
