@@ -9,7 +9,7 @@ from typing import Literal
 
 from hpcaccel.errors import RunDirectoryError, UserError
 from hpcaccel.records import Reason, StopRequest, to_dict
-from hpcaccel.rundir import RunDir, write_json
+from hpcaccel.rundir import RunDir, read_json, write_json
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission import local
 from hpcaccel.submission.facts import read_record
@@ -30,7 +30,8 @@ def request_stop(run: RunDir, *, then: Then, slurm: Slurm | None = None) -> None
             (``requeue``), or the code behind the training loop runs and that is the end (``finish``).
 
     Raises:
-        UserError: the run has ended, or it waits in the queue, where there is nothing to requeue or to finish.
+        UserError: the run has ended, or it waits in the queue, where there is nothing to requeue or to finish; or
+            its program is one that signals stop, which has no way to finish.
     """
     slurm = slurm or Slurm()
     now = status(run, slurm)
@@ -44,6 +45,11 @@ def request_stop(run: RunDir, *, then: Then, slurm: Slurm | None = None) -> None
             f"Take it out of the queue with `hpcaccel stop {now.run_id}` or `hpcaccel cancel {now.run_id}`"
         )
     active = _active(run, now)
+    if then == "finish" and not _is_cooperative(active[0]):
+        raise UserError(
+            f"run {now.run_id} is stopped by signals (runtime.stop), which know no finish. "
+            f"Let it come back later with `hpcaccel stop {now.run_id}`, or end it with `hpcaccel cancel {now.run_id}`"
+        )
     for one in active:
         _write(one, reason="stop", then=then)
     if then == "pause" and read_record(run).backend == "slurm":
@@ -77,6 +83,11 @@ def _active(run: RunDir, now: RunStatus) -> list[RunDir]:
     if not now.tasks:
         return [run]
     return [run.task(index) for index, task in enumerate(now.tasks) if not task.ended]
+
+
+def _is_cooperative(run: RunDir) -> bool:
+    launch: dict[str, str] = (read_json(run.spec) or {}).get("launch", {})
+    return launch.get("stop") != "signals"
 
 
 def _job_ids(active: Sequence[RunDir], *, whole: RunDir) -> list[str]:

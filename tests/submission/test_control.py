@@ -69,6 +69,13 @@ def test_what_a_waiting_job_cannot_do(run: Run, then: str, words: str) -> None:
     assert wishes(run) == []
 
 
+def test_a_program_that_signals_stop_cannot_finish(project: Project, run: Run) -> None:
+    begin(project, run)
+    with pytest.raises(UserError, match="know no finish"):
+        run.stop("finish")
+    assert wishes(run) == []
+
+
 def test_the_wish_to_cancel_is_written_before_slurm_kills(
     project: Project, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
