@@ -1,4 +1,4 @@
-"""Plain PyTorch DDP: torchrun's variables, a checkpoint of its own, not a word of hpcaccel.
+"""Plain PyTorch DDP: torchrun's variables, a checkpoint of its own, no import of hpcaccel.
 
 hpcaccel starts it, watches it, and brings it back after a preemption; the script finds its own checkpoint again.
 """
@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS = int(os.environ.get("PLAIN_STEPS", "200"))
-# A requeued job keeps its id, and starts in the same directory.
-CHECKPOINT = Path(os.environ.get("PLAIN_CHECKPOINT", f"plain-{os.environ.get('SLURM_JOB_ID', 'local')}.pt"))
+# The run's own folder, which is the same after a preemption; under torchrun, the current one.
+CHECKPOINT = Path(os.environ.get("HPCACCEL_RUN_DIR", ".")) / "plain.pt"
 
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 cuda = torch.cuda.is_available()
