@@ -16,6 +16,8 @@ from hpcaccel.submission.calls import FUNCTION_FILE, FunctionCall, ProgramStub
 
 __all__ = ["hand_in"]
 
+_HELD_BACK = (signal.SIGINT, signal.SIGTERM)
+
 
 def hand_in(
     run: RunDir,
@@ -89,8 +91,16 @@ def _uninterrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    heard: list[int] = []
+    before = {number: signal.getsignal(number) for number in _HELD_BACK}
+    for number in before:
+        signal.signal(number, lambda number, _: heard.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)  # the commands inherit it; our other threads do not
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for late in heard:
+            signal.raise_signal(late)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +45,6 @@ def surroundings():
 def work(project: Project, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The user's module beside the spec."""
     import importlib
-    import sys
 
     project.write("work_of_mine.py", MODULE)
     monkeypatch.syspath_prepend(str(project.path))
@@ -98,7 +98,7 @@ def test_one_result_a_task(work: Any) -> None:
 def test_a_result_that_was_torn_by_a_kill_is_no_obstacle(work: Any, project: Project) -> None:
     # an attempt that was killed while it wrote leaves its temporary file; the next one has the same job id
     torn = "cd runs/call/*/submitit && touch ${HPCACCEL_LOCAL_JOB}_0_result.pkl.save_tmp; cd -"
-    spec = {**SPEC, "environment": {"setup": [f"cd {project.path} && {torn}"]}}
+    spec = {**SPEC, "environment": {"python": sys.executable, "setup": [f"cd {project.path} && {torn}"]}}
     run = call(work.add, 1, 2, spec=spec)
     assert run.result(60) == 3
 

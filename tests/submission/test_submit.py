@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +203,11 @@ def test_an_interrupted_submission_leaves_nothing(project: Project, monkeypatch:
     assert not project.runs.exists()
 
 
-def test_ctrl_c_while_slurm_takes_the_job_takes_it_back(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("other_threads", [0, 1])
+def test_ctrl_c_while_slurm_takes_the_job_takes_it_back(
+    project: Project, monkeypatch: pytest.MonkeyPatch, other_threads: int
+) -> None:
+    """A signal goes to whichever thread takes it; Python then interrupts the main one."""
     taken = FakeSlurm.sbatch
 
     def slowly(slurm: FakeSlurm, script: Path, args: Any = (), env: Any = None) -> str:
@@ -210,8 +215,15 @@ def test_ctrl_c_while_slurm_takes_the_job_takes_it_back(project: Project, monkey
         return taken(slurm, script, args, env)
 
     monkeypatch.setattr(FakeSlurm, "sbatch", slowly)
-    with pytest.raises(KeyboardInterrupt):
-        project.queue()
+    end = threading.Event()
+    threads = [threading.Thread(target=end.wait) for _ in range(other_threads)]
+    for thread in threads:
+        thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            project.queue()
+    finally:
+        end.set()
     assert project.slurm.cancelled == ["100"]
     assert not project.runs.exists()
 
