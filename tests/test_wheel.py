@@ -143,12 +143,15 @@ def test_the_wheel_says_what_it_needs(wheel: Path) -> None:
     assert core == {"fabric", "jinja2", "pydantic", "pyyaml", "rich", "submitit", "typer"}
 
 
-def test_the_source_archive_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
-    run(sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", tmp_path, cwd=ROOT)
-    source = tmp_path / f"hpcaccel-{hpcaccel.__version__}"
-    run("tar", "--extract", "--file", f"{source}.tar.gz", "--directory", tmp_path)
-    run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", tmp_path, cwd=source)
-    assert contents(tmp_path / wheel.name) == contents(wheel)
+def test_the_source_archive_builds_the_same_wheel(tmp_path: Path) -> None:
+    version = f"hpcaccel-{hpcaccel.__version__}"
+    checkout, unpacked = tmp_path / "checkout", tmp_path / version
+    build = (sys.executable, "-m", "hatchling", "build")
+    run(*build, "--target", "sdist", "--target", "wheel", "--directory", checkout, cwd=ROOT)
+    run("tar", "--extract", "--file", checkout / f"{version}.tar.gz", "--directory", tmp_path)
+    run(*build, "--target", "wheel", cwd=unpacked)
+    wheel = f"{version}-py3-none-any.whl"
+    assert contents(unpacked / "dist" / wheel) == contents(checkout / wheel)
 
 
 def test_commands_about_specs(installed: Installed) -> None:
