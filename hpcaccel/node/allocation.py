@@ -42,7 +42,9 @@ class Allocation(Protocol):
     restart_count: int
     nodes: list[str]
 
-    def situation(self) -> Situation: ...
+    def situation(self, *, patient: bool = True) -> Situation:
+        """How it stands. ``patient``: ask again for a while where the scheduler does not answer."""
+        ...
 
     def requeue(self) -> str:
         """Bring the job back through the queue. Where that works it kills the caller: returning is a failure, told
@@ -71,8 +73,8 @@ class SlurmAllocation:
         self.raw_job_id = env["SLURM_JOB_ID"]
         self._slurm = Slurm()
 
-    def situation(self) -> Situation:
-        for delay in (1, 2, 4, 0):
+    def situation(self, *, patient: bool = True) -> Situation:
+        for delay in (1, 2, 4, 0) if patient else (0,):
             try:
                 job = self._slurm.job(self.job_id)
             except SlurmCommandError:
@@ -135,7 +137,7 @@ class LocalAllocation:
         """SIGTERM to the supervisor is this backend's scancel."""
         self._cancelled = True
 
-    def situation(self) -> Situation:
+    def situation(self, *, patient: bool = True) -> Situation:
         return Situation(running=not self._cancelled, end_time=self._end_time)
 
     def requeue(self) -> str:

@@ -13,6 +13,8 @@ __all__ = ["classify"]
 TAIL_BYTES = 64_000
 
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\w*)(?:: (.*))?$")
+_ANY_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:: .*)?$")
+"""Of any name: where it stands below the last, indented line of a traceback."""
 _ECHO = re.compile(r"gloo|nccl|Connection (?:closed|reset|refused)|Broken pipe|by peer|DistBackend|ProcessGroup", re.I)
 
 
@@ -68,6 +70,10 @@ def _last_exception(log: Path) -> str | None:
     if "Traceback (most recent call last)" not in text:
         return None
     # torch puts the rank before each line of a traceback
-    lines = (re.sub(r"^\[rank\d+\]:\s*", "", line) for line in text.splitlines())
-    matches = [line for line in lines if _EXCEPTION.match(line)]
+    lines = [re.sub(r"^\[rank\d+\]: ?", "", line) for line in text.splitlines()]
+    matches = [
+        line
+        for above, line in zip(["", *lines], lines, strict=False)
+        if _EXCEPTION.match(line) or (above.startswith("    ") and _ANY_EXCEPTION.match(line))
+    ]
     return matches[-1].strip()[:500] if matches else None

@@ -84,9 +84,9 @@ class Ledger:
                 if sum(line.reason == reason and line.checkpoint_step == newest for line in ends) >= STUCK:
                     return f"{STUCK} {word} without a new checkpoint"
         if len(failures) >= limits.max_failures:
-            return f"{len(failures)} failures (resilience.max_failures: {limits.max_failures})"
+            return f"{_counted(len(failures), 'failure')} (resilience.max_failures: {limits.max_failures})"
         if limits.max_preemptions is not None and len(preemptions) > limits.max_preemptions:
-            return f"{len(preemptions)} preemptions (resilience.max_preemptions: {limits.max_preemptions})"
+            return f"{_counted(len(preemptions), 'preemption')} (resilience.max_preemptions: {limits.max_preemptions})"
         return None
 
     def close_lost(self, run: RunDir) -> AttemptEnd | None:
@@ -110,6 +110,10 @@ class Ledger:
         )
         self.end(line)
         return line
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def read_stop(run: RunDir, attempt: int) -> StopRequest | None:

@@ -252,7 +252,10 @@ class Supervisor:
         # Slurm's own warning comes before this; it is for a warning that got lost, and for the local backend.
         late = self.launch.resilience.warning_seconds * (1.0 if self.launch.local else 0.5)
         if self.stop is None and self.end_time is not None and now > self.end_time - late:
-            self._request(ranks, "time_limit")
+            # Slurm tells nobody that it has extended a limit.
+            self._ask_scheduler(patient=False)
+            if now > self.end_time - late:
+                self._request(ranks, "time_limit")
         if self._kill_at is not None and time.monotonic() > self._kill_at:
             self._say("the ranks did not leave in time: killing them")
             ranks.kill()
@@ -340,8 +343,8 @@ class Supervisor:
 
     # -- helpers --------------------------------------------------------------------------------------------------
 
-    def _ask_scheduler(self) -> Situation:
-        situation = self.allocation.situation()
+    def _ask_scheduler(self, *, patient: bool = True) -> Situation:
+        situation = self.allocation.situation(patient=patient)
         self._asked_scheduler = time.time()
         if situation.known and situation.running:
             self.end_time = situation.end_time

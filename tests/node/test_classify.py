@@ -23,6 +23,8 @@ TRACEBACK = "Traceback (most recent call last):\n  File 'x.py', line 1\n"
             "exception",
             "rank 3: KeyError: 'lr'",
         ),
+        ({0: TRACEBACK + "    raise NotGood(1)\npkg.NotGood: 1"}, 1, "exception", "rank 0: pkg.NotGood: 1"),
+        ({0: TRACEBACK + "    raise NotGood(1)\nNotGood"}, 1, "exception", "rank 0: NotGood"),
         ({0: "all is well"}, 137, "killed", "a rank was killed by SIGKILL"),
         ({0: "usage: x\nx: error: no"}, 2, "user_mistake", "the program ended with code 2, a user's mistake"),
         ({}, 7, "exit", "the program ended with code 7"),
