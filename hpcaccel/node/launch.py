@@ -76,7 +76,7 @@ def read_launch(run: RunDir) -> Launch:
             time_limit_seconds=launch.get("time_limit_seconds"),
             resilience=Resilience(
                 requeue=resilience["requeue"],
-                warning_seconds=resilience["warning_seconds"],
+                warning_seconds=launch.get("warning_seconds", resilience["warning_seconds"]),
                 stop_timeout_seconds=resilience["stop_timeout_seconds"],
                 max_failures=resilience["max_failures"],
                 max_preemptions=resilience["max_preemptions"],

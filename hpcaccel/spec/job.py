@@ -71,6 +71,14 @@ class JobSpec(Section):
         """How the ranks are asked to stop: as ``runtime.stop`` says, otherwise by the kind of the entrypoint."""
         return self.runtime.stop or ("signals" if self.entrypoint.kind == "command" else "cooperative")
 
+    @property
+    def warning_seconds(self) -> int:
+        """How long before the time limit the ranks are asked to leave: ``resilience.warning_seconds``, but at most
+        half of a limit that is short."""
+        limit = self.slurm.time_seconds
+        wanted = self.resilience.warning_seconds
+        return wanted if limit is None else max(1, min(wanted, limit // 2))
+
     def arguments(self) -> list[str]:
         """The words that follow the program on every rank."""
         return self.entrypoint.arguments()

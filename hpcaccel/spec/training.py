@@ -78,7 +78,7 @@ class Resilience(Section):
     warning_seconds: Count = Field(
         default=120,
         description="How long before the time limit the ranks are asked to save and leave: at least twice the time of "
-        "a save. Slurm may ask up to 60 s earlier.",
+        "a save. Slurm may ask up to 60 s earlier. Of a short limit at most half.",
     )
     max_failures: Natural = Field(
         default=3,

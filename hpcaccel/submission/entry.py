@@ -118,6 +118,7 @@ def launch_section(
         "share_gpus": _share_gpus(spec),
         "setup_per_node": spec.environment.setup_per_node,
         "time_limit_seconds": spec.slurm.time_seconds,
+        "warning_seconds": spec.warning_seconds,
     }
 
 
