@@ -196,3 +196,17 @@ def test_a_node_that_fails(cluster: Cluster, lease: Lease, tmp_path: Path) -> No
     assert run.wait_until_over() == 0, run.story
     assert run.ends == [("lost", "requeue"), ("completed", "end")], run.story
     assert f"node failure: {run.nodes[1]}" in run.lines("end")[0]["detail"]
+
+
+def test_the_plain_ddp_example_goes_on_from_its_own_checkpoint(run: Scenario) -> None:
+    example = Path(__file__).parents[2] / "jobs" / "plain" / "ddp.yaml"
+    changes = [f"slurm.nodelist={run.nodes[0]}", f"environment.python={sys.executable}", "env.PLAIN_STEPS=1000000"]
+    answer = json.loads(run.cli("submit", str(example), *changes, "--json").stdout)
+    run.dir = RunDir(answer["path"])
+    run.wait_for_word("step 100")
+    run.preempt()
+    run.wait_for_ends(1)
+    step = int(run.wait_for_word("rank 1 goes on from step", attempt=2, rank=1).split()[-1])
+    assert step >= 100
+    assert run.ends == [("preempted", "requeue")], run.story
+    run.cli("cancel", run.dir.run_id)
