@@ -52,7 +52,8 @@ def request_stop(run: RunDir, *, then: Then, slurm: Slurm | None = None) -> None
         )
     for one in active:
         _write(one, reason="stop", then=then)
-    if then == "pause" and read_record(run).backend == "slurm":
+    waits = any(one.state in _WAITING for one in now.tasks or [now])
+    if then == "pause" and waits and read_record(run).backend == "slurm":
         # What has not started gives its place in the queue back. What starts at this moment reads the request.
         for job_id in _job_ids(active, whole=run):
             slurm.cancel(job_id, only_pending=True)

@@ -76,6 +76,13 @@ def test_a_program_that_signals_stop_cannot_finish(project: Project, run: Run) -
     assert wishes(run) == []
 
 
+def test_what_runs_is_stopped_without_a_word_to_slurm(project: Project, run: Run) -> None:
+    begin(project, run)
+    project.slurm.unreachable = "Unable to contact slurm controller"
+    run.stop()
+    assert wishes(run) == ["pause"]
+
+
 def test_the_wish_to_cancel_is_written_before_slurm_kills(
     project: Project, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
