@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background of a script; what the tests start must hear Ctrl-C all the same.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DOCKER = Path(__file__).resolve().parent.parent / "docker"
 ROOTS = "HPCACCEL_TEST_ROOTS"

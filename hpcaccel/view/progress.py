@@ -68,6 +68,8 @@ class PlainDisplay:
         self._step: int | None = None
 
     def show(self, snapshot: Snapshot) -> None:
+        if snapshot.status.ended:
+            self._print_step(snapshot)  # before the words about the end
         for line in news(self._before, snapshot):
             self._print(line)
         self._before = snapshot
@@ -75,11 +77,13 @@ class PlainDisplay:
         if state != self._state and snapshot.status.state != "running":
             self._print(state)
         self._state = state
-        now = self._clock()
-        moved = snapshot.step is not None and snapshot.step != self._step
-        if moved and (now - self._printed >= PLAIN_SECONDS or snapshot.status.ended):
+        if self._clock() - self._printed >= PLAIN_SECONDS:
+            self._print_step(snapshot)
+
+    def _print_step(self, snapshot: Snapshot) -> None:
+        if snapshot.step is not None and snapshot.step != self._step:
             self._print("  ".join(facts(snapshot)))
-            self._printed, self._step = now, snapshot.step
+            self._printed, self._step = self._clock(), snapshot.step
 
     def _print(self, line: str) -> None:
         self._stream.write(line + "\n")

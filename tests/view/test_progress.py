@@ -137,9 +137,9 @@ def test_plain_lines_tell_what_happens_and_now_and_then_the_step(hand_made, cloc
         "requeued",
         "attempt 2 started: 2 ranks on n1",
         "attempt 2 goes on from step 2",
+        "step 3/400  loss 5.3",
         "attempt 2 completed",
         "completed",
-        "step 3/400  loss 5.3",
     ]
 
 
