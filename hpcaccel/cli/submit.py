@@ -8,7 +8,7 @@ import typer
 
 from hpcaccel.cli.following import follow_to_the_end
 from hpcaccel.cli.options import Cluster, Json, Overrides, RunsDir, SpecFile
-from hpcaccel.cli.output import print_json
+from hpcaccel.cli.output import note, print_json
 
 if TYPE_CHECKING:
     from hpcaccel.submission import Run, RunArray
@@ -35,6 +35,8 @@ def submit(
     from hpcaccel.submission.submit import submit_prepared
 
     prepared = prepare(str(file), cluster=cluster, runs_dir=runs_dir, overrides=overrides or [], grid=grid or None)
+    for sentence in prepared.advice:
+        note(f"note: {sentence}")
     if dry_run:
         _tell_what_would_be(prepared, json=json)
         return

@@ -31,6 +31,7 @@ from hpcaccel.submission.backend import Backend, backend_named
 from hpcaccel.submission.calls import pickle_function
 from hpcaccel.submission.codecopy import CodePlan
 from hpcaccel.submission.entry import Entry, check_secrets, find_entry, launch_section, plan_copy
+from hpcaccel.submission.foresight import advice
 from hpcaccel.submission.provenance import GitState, git_state
 
 __all__ = ["Prepared", "Task", "prepare"]
@@ -65,6 +66,8 @@ class Prepared:
     """The pickled call, of a Python function."""
     git: GitState | None
     created: float
+    advice: tuple[str, ...] = ()
+    """What the user should know of the script before it runs."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,7 @@ def prepare(
         function=None if request.function is None else pickle_function(request.function, request.args, request.kwargs),
         git=git,
         created=time.time(),
+        advice=() if request.function is not None else advice(specs[0], entries[0], code),
     )
 
 

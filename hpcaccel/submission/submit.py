@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -50,19 +51,20 @@ def submit(
         ClusterError: there is no Slurm here, or it refused the job.
         RunDirectoryError: the run directory cannot be written.
     """
-    return submit_prepared(
-        prepare(
-            target,
-            args,
-            kwargs,
-            spec=spec,
-            cluster=cluster,
-            runs_dir=runs_dir,
-            overrides=overrides,
-            grid=grid,
-            name=name,
-        )
+    prepared = prepare(
+        target,
+        args,
+        kwargs,
+        spec=spec,
+        cluster=cluster,
+        runs_dir=runs_dir,
+        overrides=overrides,
+        grid=grid,
+        name=name,
     )
+    for sentence in prepared.advice:
+        warnings.warn(sentence, stacklevel=2)
+    return submit_prepared(prepared)
 
 
 def submit_prepared(prepared: Prepared) -> Run | RunArray:
