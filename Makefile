@@ -30,7 +30,7 @@ format: venv  ## Let ruff mend what it can
 	$(BIN)/ruff format .
 
 slurm:  ## Debian packages of the development cluster (only as root on Debian; elsewhere its tests are skipped)
-	@if command -v slurmctld slurmd slurmdbd munged mariadbd sshd ip >/dev/null; then :; \
+	@if docker/cluster check >/dev/null 2>&1; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "installing: $(SLURM_PACKAGES)"; \
 	  log=$$(mktemp); trap 'rm -f "$$log"' EXIT; \

@@ -70,7 +70,6 @@ class SlurmAllocation:
         self.job_id = f"{array}_{task}" if array and task else env["SLURM_JOB_ID"]
         self.restart_count = int(env.get("SLURM_RESTART_COUNT", "0"))
         self.nodes = hostlist.expand(env.get("SLURM_JOB_NODELIST", ""))
-        self.raw_job_id = env["SLURM_JOB_ID"]
         self._slurm = Slurm()
 
     def situation(self, *, patient: bool = True) -> Situation:
@@ -128,7 +127,6 @@ class LocalAllocation:
         self.job_id = os.environ.get("HPCACCEL_LOCAL_JOB", f"local-{os.getpid():08x}")
         self.restart_count = int(os.environ.get("HPCACCEL_RESTART_COUNT", "0"))
         self.nodes = ["localhost"]
-        self.raw_job_id = self.job_id
         self._script = run.script
         self._end_time = None if launch.time_limit_seconds is None else time.time() + launch.time_limit_seconds
         self._cancelled = False

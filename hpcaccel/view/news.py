@@ -65,7 +65,7 @@ def describe_end(end: AttemptEnd) -> str:
 
 
 def _where(attempt: Attempt) -> str:
-    if attempt.start is None or not attempt.start.nodes:
+    if attempt.start is None or not attempt.start.nodes or not attempt.start.ranks:
         return ""
     nodes = attempt.start.nodes
     shown = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
