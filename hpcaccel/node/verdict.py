@@ -47,11 +47,13 @@ def judge(seen: Seen) -> Verdict:
     if seen.cancel_asked:
         return Verdict(reason="cancelled", decision="end", detail=_saved(seen))
     if seen.situation.known and not seen.situation.running:
+        # Where the user has paused the run, the job that Slurm starts again ends at once.
+        decision: Decision = "pause" if seen.stop is not None and seen.stop.then == "pause" else "requeue"
         if seen.situation.failed_nodes:
             detail = f"node failure: {', '.join(seen.situation.failed_nodes)}; {_saved(seen)}"
-            return Verdict(reason="lost", decision="requeue", by_scheduler=True, detail=detail)
+            return Verdict(reason="lost", decision=decision, by_scheduler=True, detail=detail)
         if seen.situation.comes_back:
-            return Verdict(reason="preempted", decision="requeue", by_scheduler=True, detail=_saved(seen))
+            return Verdict(reason="preempted", decision=decision, by_scheduler=True, detail=_saved(seen))
         return Verdict(reason="cancelled", decision="end", detail=_saved(seen))
     if seen.situation.preempted:
         return _continue(seen, "preempted")
