@@ -22,7 +22,7 @@ from hpcaccel.node.launcher import Ranks, run_on_each_node, start_ranks
 from hpcaccel.node.ledger import Ledger, last_step, read_outcome, resumed_step
 from hpcaccel.node.verdict import Seen, Verdict, judge
 from hpcaccel.records import EXIT_CONTINUED, AttemptEnd, AttemptStart, Reason, StopRequest, to_dict
-from hpcaccel.rundir import RunDir, write_json
+from hpcaccel.rundir import RunDir, read_json, write_json
 
 __all__ = ["Supervisor", "record_setup_failure", "supervise"]
 
@@ -121,6 +121,9 @@ class Supervisor:
             return _exit_code(verdict)
 
     def _is_over(self) -> bool:
+        jobs = (read_json(self.run.record) or {}).get("job_ids", [])
+        if self.allocation.job_id in jobs[:-1]:
+            return True  # resumed in another job, while this one was still on its way back through the queue
         last = self.ledger.ended_by(self.allocation.job_id)
         if last is not None and last.reason == "cancelled":
             # Told by the signals alone, a cancel is a guess; that Slurm started the job again refutes it.

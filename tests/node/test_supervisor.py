@@ -206,6 +206,17 @@ def test_a_second_supervisor_is_refused(local_run: Make) -> None:
     assert run.wait() == 85
 
 
+def test_a_job_that_was_replaced_by_a_newer_one_does_nothing(local_run: Make) -> None:
+    run = local_run("print('ran')")
+    run.dir.record.write_text(json.dumps({"job_ids": ["local-00000001", "local-00000002"]}))
+    run.start(job_id="local-00000001")
+    assert run.wait() == 0
+    assert run.lines("start") == []
+    run.start(job_id="local-00000002")
+    assert run.wait() == 0
+    assert run.ends == [("completed", "end")]
+
+
 @pytest.mark.parametrize(("then", "code"), [("requeue", 0), ("pause", 85)])
 def test_a_plain_program_is_stopped_by_sigterm(local_run: Make, then: str, code: int) -> None:
     command = ["bash", "-c", 'echo ready; [ "$HPCACCEL_ATTEMPT" = 1 ] && sleep 60; exit 0']
