@@ -18,7 +18,7 @@ from hpcaccel.rundir import RunDir, read_lines
 from .dev_cluster import Cluster, wait_until
 
 PROGRAMS = Path(__file__).parent / "programs"
-QUICK_SECONDS = 90
+QUICK_SECONDS = 150
 
 
 class Scenario:
