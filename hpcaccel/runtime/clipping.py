@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch.distributed.tensor import DTensor
 
+from hpcaccel.runtime.dtensors import full
 from hpcaccel.runtime.session import Session
 
 __all__ = ["clip_norm", "clip_value"]
@@ -21,7 +21,7 @@ def clip_norm(
         return None
     _unscale(session, parameters)
     norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return full(norm)
 
 
 def clip_value(session: Session, parameters: torch.Tensor | Iterable[torch.Tensor], *, limit: float) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from hpcaccel.rundir import append_line
+from hpcaccel.runtime.dtensors import full
 
 __all__ = ["MetricsWriter"]
 
@@ -62,10 +63,7 @@ def _append(path: Path, lines: list[dict[str, Any]]) -> None:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        from torch.distributed.tensor import DTensor
-
-        value = value.detach()
-        value = (value.full_tensor() if isinstance(value, DTensor) else value).item()
+        value = full(value.detach()).item()
     elif hasattr(value, "item"):
         value = value.item()  # numpy's scalars
     return value if isinstance(value, bool | int | float | str) or value is None else str(value)

@@ -20,7 +20,7 @@ from hpcaccel.errors import RankEnvironmentError
 from hpcaccel.runtime.env import RankEnvironment
 from hpcaccel.runtime.settle import settle
 
-__all__ = ["Group", "choose_device", "join"]
+__all__ = ["Group", "choose_device", "initialise_alone", "join"]
 
 TIMEOUT_SECONDS = 1800.0
 EXIT_WAIT_SECONDS = 120.0
@@ -29,11 +29,19 @@ EXIT_WAIT_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks that train together. ``control`` is None where this process is alone."""
+    """The ranks that train together. The groups are None where this process is alone.
+
+    ``control`` carries the stop agreement and checkpoints, ``calls`` what the script calls by itself: so neither meets
+    a collective that belongs to the other, even when some ranks call and some do not. ``data_rank`` and ``data_size``
+    say which part of the data this rank trains on; ranks that share each tensor see the same part.
+    """
 
     env: RankEnvironment
     device: torch.device
     control: dist.ProcessGroup | None
+    calls: dist.ProcessGroup | None = None
+    store: Any | None = None
+    tensor_size: int = 1
 
     @property
     def rank(self) -> int:
@@ -46,6 +54,14 @@ class Group:
     @property
     def is_main(self) -> bool:
         return self.env.rank == 0
+
+    @property
+    def data_rank(self) -> int:
+        return self.env.rank // self.tensor_size
+
+    @property
+    def data_size(self) -> int:
+        return self.env.world_size // self.tensor_size
 
     def barrier(self) -> None:
         """Wait for all ranks, on the user's group."""
@@ -123,36 +139,49 @@ def _too_few(env: RankEnvironment, count: int) -> str:
     )
 
 
-def join(env: RankEnvironment, device: torch.device, *, alone_too: bool = False) -> Group:
+def join(
+    env: RankEnvironment, device: torch.device, *, backend: str | None = None, timeout: timedelta | None = None
+) -> Group:
     """Form the groups; a group that the script has formed already is used as it is.
 
     Args:
-        alone_too: form a group of one, which sharding needs.
+        backend: torch's name of one; default: NCCL for GPU tensors, gloo for the others.
+        timeout: of the default group's and the script's own collectives.
 
     Raises:
         RankEnvironmentError: the ranks did not find each other.
     """
-    if env.world_size == 1 and not alone_too and not dist.is_initialized():
+    timeout = timeout or timedelta(seconds=TIMEOUT_SECONDS)
+    if env.world_size == 1 and not dist.is_initialized():
         return Group(env, device, None)
     if not dist.is_initialized():
-        _initialise(env, device)
-    control = None
-    if env.world_size > 1:
-        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_SECONDS))
-    return Group(env, device, control)
-
-
-def _initialise(env: RankEnvironment, device: torch.device) -> None:
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    timeout = timedelta(seconds=TIMEOUT_SECONDS)
-    options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
+        _initialise(env, device, backend or _backend(device), timeout)
     if env.world_size == 1:
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout, **options)
-        return
+        return Group(env, device, None)
+    control = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_SECONDS))
+    calls = dist.new_group(backend="gloo", timeout=timeout)
+    store = dist.distributed_c10d._get_default_store()
+    return Group(env, device, control, calls, dist.PrefixStore("hpcaccel", store))  # type: ignore[attr-defined]
+
+
+def initialise_alone(device: torch.device, timeout: timedelta) -> None:
+    """A default group of this process alone."""
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group(_backend(device), store=store, rank=0, world_size=1, timeout=timeout, **_device_id(device))
+
+
+def _backend(device: torch.device) -> str:
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
+def _device_id(device: torch.device) -> dict[str, Any]:
+    return {"device_id": device} if device.type == "cuda" else {}
+
+
+def _initialise(env: RankEnvironment, device: torch.device, backend: str, timeout: timedelta) -> None:
     os.environ.update(env.variables)
     try:
-        dist.init_process_group(backend, timeout=timeout, **options)
+        dist.init_process_group(backend, timeout=timeout, **_device_id(device))
     except (RuntimeError, ValueError) as error:
         raise RankEnvironmentError(
             f"rank {env.rank} of {env.world_size} could not join the others at "

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 from torch.optim import Optimizer
 
-from hpcaccel.checkpoint.engine import CheckpointEngine, LoadedCheckpoint
-from hpcaccel.checkpoint.state import Stateful, TrainingState, capture_rng, restore_rng
 from hpcaccel.runtime.process_group import Group
 from hpcaccel.runtime.settings import Place, Settings
 
-__all__ = ["Prepared", "Saver"]
+if TYPE_CHECKING:
+    # Half a second of imports that a program needs only when it saves or loads for the first time.
+    from hpcaccel.checkpoint import CheckpointEngine, LoadedCheckpoint, TrainingState
+
+__all__ = ["Prepared", "Saver", "Stateful"]
+
+
+class Stateful(Protocol):
+    """What can be saved."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
 
 
 @dataclass
@@ -29,6 +40,8 @@ class Prepared:
     scaler: Stateful | None = None
 
     def as_state(self, counters: Stateful, per_rank: dict[str, Any]) -> TrainingState:
+        from hpcaccel.checkpoint import TrainingState
+
         objects: dict[str, Stateful] = {"loop": counters}
         objects |= {f"loader.{index}": loader for index, loader in enumerate(self.loaders)}
         objects |= {f"registered.{index}": item for index, item in enumerate(self.registered)}
@@ -50,11 +63,15 @@ class Saver:
         self._settings = settings
         self._prepared = prepared
         self._attempt = place.attempt
-        self._engine = None if place.checkpoints is None else self._make_engine(place.checkpoints, settings.keep)
+        self._directory = place.checkpoints
 
     @property
     def has_place(self) -> bool:
-        return self._engine is not None
+        return self._directory is not None
+
+    @cached_property
+    def _engine(self) -> CheckpointEngine | None:
+        return None if self._directory is None else self._make_engine(self._directory, self._settings.keep)
 
     def save(self, counters: Stateful, *, step: int, epoch: int, reason: str, directory: Path | None = None) -> Path:
         """Save into ``directory``, or where this run's checkpoints are.
@@ -62,6 +79,8 @@ class Saver:
         Raises:
             CheckpointError: on all ranks, when it could not be saved on any.
         """
+        from hpcaccel.checkpoint import capture_rng
+
         return self._in(directory).save(
             self._prepared.as_state(counters, {"rng": capture_rng(self._group.device)}),
             step=step,
@@ -94,6 +113,8 @@ class Saver:
         return replace(loaded, guarantee="state-exact", differences=("runtime.deterministic is off now",))
 
     def restore_rng(self, rng: Any) -> None:
+        from hpcaccel.checkpoint import restore_rng
+
         restore_rng(rng, self._group.device)
 
     def _in(self, directory: Path | None) -> CheckpointEngine:
@@ -103,6 +124,8 @@ class Saver:
         return self._make_engine(directory, None)
 
     def _make_engine(self, directory: Path, keep: int | None) -> CheckpointEngine:
+        from hpcaccel.checkpoint import CheckpointEngine
+
         return CheckpointEngine(
             directory,
             rank=self._group.rank,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime import env, process_group, settings
+from hpcaccel.runtime import settings
 from hpcaccel.runtime.accumulation import Accumulation
 from hpcaccel.runtime.determinism import make_deterministic, set_seed, share_threads
 from hpcaccel.runtime.loop import Loop
@@ -17,6 +19,7 @@ from hpcaccel.runtime.optim import PreparedOptimizer
 from hpcaccel.runtime.precision import make_scaler
 from hpcaccel.runtime.saving import Prepared
 from hpcaccel.runtime.stop import StopFlag
+from hpcaccel.runtime.world import World
 
 __all__ = ["Session"]
 
@@ -31,18 +34,30 @@ class Session:
         RuntimeMisuse: a setting that is not allowed.
     """
 
-    def __init__(self, *, cpu: bool, project_dir: str | os.PathLike[str] | None, **given: Any) -> None:
+    def __init__(
+        self, *, cpu: bool, project_dir: str | os.PathLike[str] | None, handlers: SimpleNamespace, **given: Any
+    ) -> None:
         place = settings.locate(project_dir)
+        self.place = place
         self.settings = settings.load(place, **given)
+        self.handlers = handlers
+        """Kwargs handlers and plugins by name, None where none was given: see ``configuration``."""
         flag = StopFlag()
         if self.settings.stop == "cooperative":
             flag.install()
         if self.settings.deterministic:
             make_deterministic()
-        ranks = env.detect()
-        share_threads(ranks.local_world_size)
-        device = process_group.choose_device(ranks, cpu=cpu)
-        self.group = process_group.join(ranks, device, alone_too=self.settings.strategy == "fsdp")
+        wanted = handlers.init_process_group
+        self.world = World.current(
+            cpu=cpu,
+            backend=None if wanted is None else wanted.backend,
+            timeout=(wanted and wanted.timeout) or timedelta(seconds=self.settings.timeout_seconds),
+        )
+        if self.settings.strategy == "fsdp":
+            self.world.form_group_of_one()
+        self.group = self.world.group
+        device = self.group.device
+        share_threads(self.group.env.local_world_size)
         if self.settings.seed is not None:
             set_seed(self.settings.seed)
         self.scaler: torch.amp.GradScaler | None = make_scaler(device, self.settings.mixed_precision)
@@ -51,6 +66,9 @@ class Session:
         self.faces: list[PreparedOptimizer] = []
         self.shards: dict[Any, Any] = {}
         """What whole parameters became when their model was sharded."""
+        self.trackers: list[Any] = []
+        self.save_hooks: dict[int, Any] = {}
+        self.load_hooks: dict[int, Any] = {}
         self.loop = Loop(
             place=place,
             group=self.group,
@@ -59,6 +77,10 @@ class Session:
             accumulation=self.accumulation,
             flag=flag,
         )
+
+    @classmethod
+    def existing(cls) -> Session | None:
+        return _current
 
     @classmethod
     def current(cls, **given: Any) -> Session:
@@ -75,6 +97,9 @@ class Session:
         return _current
 
     def refuse_changes(self, given: dict[str, Any]) -> None:
+        """Accumulation may be another for another loop; the precision or the strategy may not."""
+        if given.get("gradient_accumulation_steps") is not None:
+            self.accumulation.steps = given.pop("gradient_accumulation_steps")
         for name, value in given.items():
             has = getattr(self.settings, name, value)
             if value is not None and has != value:
@@ -111,3 +136,4 @@ class Session:
         if _current is self:
             _current = None
             self.loop.end()
+            self.world.forget()

@@ -18,7 +18,7 @@ __all__ = ["Place", "Settings", "load", "locate"]
 
 _ALLOWED = {
     "strategy": ("ddp", "fsdp"),
-    "mixed_precision": ("no", "fp16", "bf16"),
+    "mixed_precision": ("no", "fp16", "bf16", "fp8"),
     "stop": ("cooperative", "signals"),
 }
 
@@ -36,6 +36,26 @@ class Settings:
     fsdp_wrap: tuple[str, ...] = ()
     """Class names of the blocks that FSDP2 shards one by one; empty: repeated blocks are found."""
     reshard_after_forward: bool = True
+    split_batches: bool = False
+    even_batches: bool = True
+    dispatch_batches: bool | None = None
+    use_seedable_sampler: bool = False
+    data_seed: int | None = None
+    use_stateful_dataloader: bool = False
+    device_placement: bool = True
+    non_blocking: bool = False
+    rng_types: tuple[str, ...] = ("generator",)
+    fp32_outputs: bool = True
+    sync_with_dataloader: bool = True
+    sync_each_batch: bool = False
+    step_scheduler_with_optimizer: bool = True
+    step_scheduler_per_process: bool = True
+    adjust_scheduler: bool = True
+    debug: bool = False
+    timeout_seconds: float = 1800.0
+    """Of collectives that the script's own calls and the gradients need."""
+    control_timeout_seconds: float = 60.0
+    """Of hpcaccel's own: a rank that is later than this is not coming."""
     every_steps: int | None = None
     every_minutes: float | None = None
     keep: int | None = 2

@@ -32,7 +32,7 @@ def test_without_a_run_the_defaults_count() -> None:
     ("given", "message"),
     [
         ({"strategy": "fsdp1"}, r"strategy='fsdp1' is not known \(one of: ddp, fsdp\)"),
-        ({"mixed_precision": "fp8"}, r"mixed_precision='fp8' is not known \(one of: no, fp16, bf16\)"),
+        ({"mixed_precision": "int8"}, r"mixed_precision='int8' is not known \(one of: no, fp16, bf16, fp8\)"),
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0 must be at least 1"),
     ],
 )

@@ -1,0 +1,284 @@
+"""What a script may hand to ``Accelerator(...)`` beyond plain words: handlers of torch's own settings, and plugins.
+
+Fields and defaults are those of Accelerate 1.15 where they exist there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.names import DDPCommunicationHookType, DynamoBackend
+
+__all__ = [
+    "AORecipeKwargs",
+    "AutocastKwargs",
+    "DataLoaderConfiguration",
+    "DistributedDataParallelKwargs",
+    "FP8RecipeKwargs",
+    "FullyShardedDataParallelPlugin",
+    "GradScalerKwargs",
+    "GradientAccumulationPlugin",
+    "InitProcessGroupKwargs",
+    "KwargsHandler",
+    "MSAMPRecipeKwargs",
+    "ParallelismConfig",
+    "ProfileKwargs",
+    "ProjectConfiguration",
+    "TERecipeKwargs",
+    "TorchDynamoPlugin",
+    "TorchTensorParallelConfig",
+    "TorchTensorParallelPlugin",
+]
+
+
+@dataclass
+class KwargsHandler:
+    """Settings of something of torch's, given as ``Accelerator(kwargs_handlers=[...])``."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, copied."""
+        return {item.name: copy.deepcopy(getattr(self, item.name)) for item in fields(self)}
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """The fields that differ from their defaults."""
+        default = type(self)().to_dict()
+        return {name: value for name, value in self.to_dict().items() if value != default[name]}
+
+
+@dataclass
+class AutocastKwargs(KwargsHandler):
+    """Of ``torch.autocast``."""
+
+    enabled: bool = True
+    cache_enabled: bool | None = None
+
+
+@dataclass
+class DistributedDataParallelKwargs(KwargsHandler):
+    """Of torch's DistributedDataParallel, and how gradients are packed (``comm_hook``, ``comm_wrapper``)."""
+
+    dim: int = 0
+    broadcast_buffers: bool = True
+    bucket_cap_mb: int = 25
+    find_unused_parameters: bool = False
+    check_reduction: bool = False
+    gradient_as_bucket_view: bool = True
+    static_graph: bool = False
+    comm_hook: DDPCommunicationHookType = DDPCommunicationHookType.NO
+    comm_wrapper: DDPCommunicationHookType = DDPCommunicationHookType.NO
+    comm_state_option: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class GradScalerKwargs(KwargsHandler):
+    """Of ``torch.amp.GradScaler``."""
+
+    init_scale: float = 65536.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    enabled: bool = True
+
+
+@dataclass
+class InitProcessGroupKwargs(KwargsHandler):
+    """Of ``torch.distributed.init_process_group``. ``timeout`` None: half an hour."""
+
+    backend: str | None = None
+    init_method: str | None = None
+    timeout: timedelta | None = None
+
+
+@dataclass
+class ProfileKwargs(KwargsHandler):
+    """Of ``torch.profiler.profile``; ``output_trace_dir``: a Chrome trace a rank is written there."""
+
+    activities: list[str] | None = None
+    schedule_option: dict[str, int] | None = None
+    on_trace_ready: Callable[..., Any] | None = None
+    record_shapes: bool = False
+    profile_memory: bool = False
+    with_stack: bool = False
+    with_flops: bool = False
+    with_modules: bool = False
+    output_trace_dir: str | None = None
+
+
+@dataclass
+class AORecipeKwargs(KwargsHandler):
+    """fp8 through torchao."""
+
+    config: Any = None
+    module_filter_func: Callable[..., bool] | None = None
+    pad_inner_dim: bool | None = None
+    enable_fsdp_float8_all_gather: bool | None = None
+
+
+@dataclass
+class TERecipeKwargs(KwargsHandler):
+    """fp8 through TransformerEngine."""
+
+    use_autocast_during_eval: bool | None = None
+    margin: int | None = None
+    interval: int | None = None
+    fp8_format: str | None = None
+    amax_history_len: int | None = None
+    amax_compute_algo: str | None = None
+    override_linear_precision: tuple[bool, bool, bool] | None = None
+    use_mxfp8_block_scaling: bool | None = None
+
+
+@dataclass
+class MSAMPRecipeKwargs(KwargsHandler):
+    """fp8 through MS-AMP."""
+
+    opt_level: str | None = None
+
+
+@dataclass
+class FP8RecipeKwargs(TERecipeKwargs):
+    """The older name for all fp8 recipes."""
+
+    opt_level: str | None = None
+    backend: str | None = None
+
+
+@dataclass
+class DataLoaderConfiguration:
+    """How prepared loaders share out the data."""
+
+    split_batches: bool = False
+    dispatch_batches: bool | None = None
+    even_batches: bool = True
+    use_seedable_sampler: bool = False
+    data_seed: int | None = None
+    non_blocking: bool = False
+    use_stateful_dataloader: bool = False
+
+
+@dataclass
+class ProjectConfiguration:
+    """Where checkpoints and logs of a script without a run directory go."""
+
+    project_dir: str | None = None
+    logging_dir: str | None = None
+    automatic_checkpoint_naming: bool = False
+    total_limit: int | None = None
+    iteration: int = 0
+    save_on_each_node: bool = False
+
+    def __post_init__(self) -> None:
+        self.set_directories(self.project_dir)
+
+    def set_directories(self, project_dir: str | Path | None = None) -> None:
+        self.project_dir = None if project_dir is None else str(project_dir)
+        if self.logging_dir is None:
+            self.logging_dir = self.project_dir
+
+
+@dataclass
+class GradientAccumulationPlugin(KwargsHandler):
+    """Gradient accumulation in detail; ``sync_each_batch`` trades communication for memory under FSDP."""
+
+    num_steps: int = 1
+    adjust_scheduler: bool = True
+    sync_with_dataloader: bool = True
+    sync_each_batch: bool = False
+
+
+@dataclass
+class FullyShardedDataParallelPlugin:
+    """FSDP2 settings under the names that Accelerate's users know. Fields of FSDP1 alone are accepted and have no
+    effect, of which a warning tells."""
+
+    fsdp_version: int | None = 2
+    sharding_strategy: Any = None
+    reshard_after_forward: Any = None
+    backward_prefetch: Any = None
+    mixed_precision_policy: Any = None
+    auto_wrap_policy: Any = None
+    cpu_offload: Any = None
+    ignored_modules: Iterable[nn.Module] | str | None = None
+    state_dict_type: Any = None
+    state_dict_config: Any = None
+    optim_state_dict_config: Any = None
+    limit_all_gathers: bool = True
+    use_orig_params: bool | None = None
+    param_init_fn: Callable[[nn.Module], None] | None = None
+    sync_module_states: bool | None = None
+    forward_prefetch: bool | None = None
+    activation_checkpointing: bool | None = None
+    activation_checkpointing_offload: bool | None = None
+    cpu_ram_efficient_loading: bool | None = None
+    transformer_cls_names_to_wrap: list[str] | None = None
+    min_num_params: int | None = None
+
+
+@dataclass
+class TorchTensorParallelConfig:
+    """Asynchronous tensor parallel."""
+
+    enable_async_tp: bool = False
+
+
+@dataclass
+class TorchTensorParallelPlugin:
+    """Tensor parallel over ``tp_size`` neighbouring ranks."""
+
+    tp_size: int = 1
+    torch_device_mesh: Any = None
+
+
+@dataclass
+class TorchDynamoPlugin(KwargsHandler):
+    """Of ``torch.compile``."""
+
+    backend: DynamoBackend | str | None = None
+    mode: str | None = None
+    fullgraph: bool | None = None
+    dynamic: bool | None = None
+    options: Any = None
+    disable: bool = False
+    use_regional_compilation: bool | None = None
+
+
+@dataclass
+class ParallelismConfig:
+    """The mesh of ranks: how many replicas, shards of each, and ranks that share each tensor.
+
+    Sizes that are None are 1, except that ``dp_replicate_size`` of a model that is not sharded is what remains.
+
+    Raises:
+        RuntimeMisuse: a size below 1, or context and sequence parallelism, which are not here.
+    """
+
+    dp_replicate_size: int | None = None
+    dp_shard_size: int | None = None
+    tp_size: int | None = None
+    cp_size: int | None = None
+    cp_backend: str | None = None
+    sp_size: int | None = None
+    sp_backend: str | None = None
+    tp_handler: TorchTensorParallelConfig | None = None
+    cp_handler: Any = None
+    sp_handler: Any = None
+
+    def __post_init__(self) -> None:
+        for name in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise RuntimeMisuse(f"ParallelismConfig({name}={size}) must be at least 1")
+        for name in ("cp_size", "sp_size"):
+            if (getattr(self, name) or 1) > 1:
+                raise RuntimeMisuse(
+                    f"ParallelismConfig({name}={getattr(self, name)}): sequences are not split over ranks here. "
+                    "Use dp_shard_size and tp_size"
+                )
