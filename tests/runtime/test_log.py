@@ -1,0 +1,141 @@
+"""Loggers: whose words are heard, in which order, with which prefix, and which line they name."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.logging import MultiProcessAdapter, get_logger
+from tests.runtime.ranks import run_ranks
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("RANK", "WORLD_SIZE", "SLURM_STEP_ID", "HPCACCEL_LOG_LEVEL", "ACCELERATE_LOG_LEVEL"):
+        monkeypatch.delenv(name, raising=False)
+    level = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(level)
+
+
+def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    for name, value in {"RANK": rank, "WORLD_SIZE": 4, "LOCAL_RANK": rank, "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+
+
+def test_alone_it_is_a_plain_logger(caplog: pytest.LogCaptureFixture) -> None:
+    logger = get_logger("t.alone", log_level="info")
+    logger.debug("hidden")
+    logger.info("seen %d", 3, extra={"colour": "red"})
+    logger.warning("of this rank", main_process_only=False)
+    assert caplog.messages == ["seen 3", "[rank 0] of this rank"]
+    assert caplog.records[0].colour == "red"  # type: ignore[attr-defined]
+
+
+def test_a_rank_that_is_not_the_main_one_speaks_when_asked_to(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    as_rank(monkeypatch, 3)
+    logger = get_logger("t.third")
+    logger.warning("not heard")
+    logger.warning_once("not heard either")
+    logger.warning("heard", main_process_only=False)
+    logger.warning("heard too", in_order=True)
+    assert caplog.messages == ["[rank 3] heard", "[rank 3] heard too"]
+
+
+def test_each_method_names_the_line_of_its_caller(caplog: pytest.LogCaptureFixture) -> None:
+    logger = get_logger("t.lines", "DEBUG")
+
+    def say(stacklevel: int) -> None:
+        logger.warning_once("a helper's words", stacklevel=stacklevel)
+
+    first = sys._getframe().f_lineno
+    logger.info("one")
+    logger.log(logging.INFO, "two")
+    logger.warning_once("three")
+    logger.info("four", in_order=True)
+    say(2)
+    try:
+        raise ValueError
+    except ValueError:
+        logger.exception("six")
+    assert [record.lineno - first for record in caplog.records] == [1, 2, 3, 4, 5, 9]
+    assert {record.pathname for record in caplog.records} == {__file__}
+
+
+def test_once_means_once_for_each_text_and_its_arguments(caplog: pytest.LogCaptureFixture) -> None:
+    logger = get_logger("t.once")
+    for value in ([1], [1], [2]):
+        logger.warning_once("careful: %s", value)
+    get_logger("t.once").warning_once("careful: %s", [2])
+    assert caplog.messages == ["careful: [1]", "careful: [2]"]
+
+
+def test_levels_come_from_the_call_then_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert get_logger("t.none").logger.level == logging.NOTSET
+    monkeypatch.setenv("ACCELERATE_LOG_LEVEL", "error")
+    assert get_logger("t.theirs").logger.level == logging.ERROR
+    monkeypatch.setenv("HPCACCEL_LOG_LEVEL", "INFO")
+    assert get_logger("t.ours").logger.level == logging.INFO
+    assert logging.getLogger().level == logging.INFO
+    logger = get_logger("t.call", log_level="DEBUG")
+    assert logger.isEnabledFor(logging.DEBUG)
+    assert isinstance(logger, MultiProcessAdapter)
+
+
+def test_a_level_that_is_none() -> None:
+    with pytest.raises(RuntimeMisuse, match="log level 'LOUD' is not known"):
+        get_logger("t.loud", log_level="LOUD")
+
+
+def test_a_logger_brings_no_torch_along() -> None:
+    code = (
+        "import sys; from hpcaccel.logging import get_logger\n"
+        "get_logger('x').warning('heard'); assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "heard\n")
+
+
+@pytest.mark.torch
+def test_two_ranks() -> None:
+    ended = run_ranks("logger.py")
+    assert ended.codes == [0, 0], ended.outputs
+    source = (Path(__file__).parent / "programs" / "logger.py").read_text().splitlines()
+    number = {line.split('"')[1]: index for index, line in enumerate(source, 1) if "logger.info(" in line}
+
+    def line(text: str, rank: int | None = None) -> str:
+        prefix = "" if rank is None else f"[rank {rank}] "
+        key = text.replace("one of 2", "one of %d")
+        return f"INFO logger.py:{number['turn %d' if text.startswith('turn') else key]} {prefix}{text}"
+
+    spoken = [[one for one in output.splitlines() if one.startswith("INFO logger.py")] for output in ended.outputs]
+    heard = [[one.rpartition(" @")[0] for one in lines] for lines in spoken]
+    turns = [f"turn {index}" for index in range(3)]
+    assert heard[0] == [
+        line("before, on one"),
+        line("before, on all", 0),
+        line("before, in order", 0),
+        line("one of 2"),
+        line("all", 0),
+        *(line(turn, 0) for turn in turns),
+        line("hidden on one rank", 0),
+        line("after the end"),
+    ]
+    assert heard[1] == [
+        line("before, on all", 1),
+        line("before, in order", 1),
+        line("all", 1),
+        *(line(turn, 1) for turn in turns),
+    ]
+    when = [[float(one.rpartition(" @")[2]) for one in lines if "turn" in one] for lines in spoken]
+    in_turn = [moment for pair in zip(*when, strict=True) for moment in pair]
+    assert in_turn == sorted(in_turn)
