@@ -1,0 +1,106 @@
+"""Names of Accelerate's that are not here: why, and what does the same.
+
+The pages with Accelerate's import paths take their ``__getattr__`` from here, so that
+``from hpcaccel.utils import DeepSpeedPlugin`` says more than that there is no such name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+__all__ = ["REASONS", "refuse_attribute", "why"]
+
+_REASONS = {
+    "DeepSpeed is not here: Accelerator(strategy='fsdp') shards parameters, gradients and optimizer state": """
+        DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedPlugin DeepSpeedSchedulerWrapper
+        DeepSpeedSequenceParallelConfig DummyOptim DummyScheduler GatheredParameters HfDeepSpeedConfig
+        compile_regions_deepspeed get_active_deepspeed_plugin map_pytorch_optim_to_deepspeed
+        prepare_deepspeed_cmd_env deepspeed_plugin deepspeed_plugins deepspeed_ulysses_dl_adapter
+        get_deepspeed_plugin select_deepspeed_plugin""",
+    "Megatron-LM is not here: strategy='fsdp' and ParallelismConfig(tp_size=...) with a tp_plan shard large models": """
+        AbstractTrainStep BertTrainStep GPTTrainStep MegatronEngine MegatronLMDummyDataLoader MegatronLMDummyScheduler
+        MegatronLMOptimizerWrapper MegatronLMPlugin MegatronLMSchedulerWrapper T5TrainStep
+        add_model_config_to_megatron_parser avg_losses_across_data_parallel_group gather_across_data_parallel_groups
+        megatron_lm_initialize megatron_lm_prepare_data_loader megatron_lm_prepare_model_optimizer_scheduler
+        megatron_lm_prepare_optimizer megatron_lm_prepare_scheduler""",
+    "Big-model inference (device maps, offloading layer by layer) is not here: strategy='fsdp' with "
+    "init_empty_weights and load_sharded holds a model that is larger than one GPU": """
+        AlignDevicesHook CpuOffload LayerwiseCastingHook ModelHook OffloadedWeightsLoader PrefixedDataset SequentialHook
+        UserCpuOffloadHook add_hook_to_module align_module_device attach_align_device_hook
+        attach_align_device_hook_on_blocks attach_execution_device_hook attach_layerwise_casting_hooks check_device_map
+        check_tied_parameters_in_config check_tied_parameters_on_same_device cpu_offload cpu_offload_with_hook
+        disk_offload dispatch_model extract_submodules_state_dict get_balanced_memory get_max_layer_size get_max_memory
+        has_offloaded_params infer_auto_device_map load_checkpoint_and_dispatch load_offloaded_weight
+        load_offloaded_weights offload_state_dict offload_weight remove_hook_from_module remove_hook_from_submodules
+        save_offload_index set_module_tensor_to_device""",
+    "Pipelines over GPUs are not here: torch.distributed.pipelining is torch's own": """
+        build_pipeline find_pippy_batch_size generate_device_map pippy_forward prepare_pippy""",
+    "Quantised loading is not here: put bitsandbytes' own modules into the model before prepare()": """
+        BnbQuantizationConfig has_4bit_bnb_layers load_and_quantize_model""",
+    "fp8 modules are put into the model by prepare() where mixed_precision='fp8' and the hardware has it": """
+        apply_fp8_autowrap contextual_fp8_autocast convert_model convert_model_to_fp8_ao
+        filter_first_and_last_linear_layers has_ao_layers has_transformer_engine_layers CustomDtype""",
+    "TPUs (torch_xla) are not driven here": """
+        install_xla prepare_tpu is_xla_gradients_synced""",
+    "SageMaker is not a place to run here: `hpcaccel submit` brings a job to Slurm": """
+        SageMakerDistributedType prepare_sagemager_args_inputs""",
+    "Sequences are not split over ranks here: ParallelismConfig has dp_replicate_size, dp_shard_size, tp_size": """
+        TorchContextParallelConfig maybe_context_parallel""",
+    "There is no `accelerate launch`, no config file: `hpcaccel submit job.yaml`, srun or torchrun start ranks": """
+        PrepareForLaunch TORCH_LAUNCH_PARAMS prepare_multi_gpu_env prepare_simple_launcher_cmd_env test_launch
+        write_basic_config purge_accelerate_environment""",
+    "Slurm places ranks and binds them to processors: `slurm.cpus_per_task`, srun's --cpu-bind": """
+        check_cuda_p2p_ib_support get_cpu_distributed_information get_gpu_info set_numa_affinity""",
+    "prepare() does this with FSDP2's own functions; FullyShardedDataParallelPlugin or runtime.fsdp say how": """
+        disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading ensure_weights_retied fsdp2_apply_ac
+        fsdp2_canonicalize_names fsdp2_load_full_state_dict fsdp2_prepare_model fsdp2_switch_optimizer_parameters
+        get_fsdp2_grad_scaler compile_regions_fsdp2 get_model_tp_size""",
+    "A checkpoint here is one committed directory of checksummed shards, loaded at any number of ranks: "
+    "accelerator.save_state() and load_state(); for a model file, save_model() and get_state_dict()": """
+        OPTIMIZER_NAME PROFILE_PATTERN_NAME RNG_STATE_NAME SAMPLER_NAME SCALER_NAME SCHEDULER_NAME
+        load_accelerator_state load_custom_state load_fsdp_model load_fsdp_optimizer merge_fsdp_weights
+        save_accelerator_state save_custom_state save_fsdp_model save_fsdp_optimizer""",
+    "It depends on nothing but torch's version, and torch is never that old here": """
+        MITA_PROFILING_AVAILABLE_PYTORCH_VERSION XPU_PROFILING_AVAILABLE_PYTORCH_VERSION
+        TORCH_DISTRIBUTED_OPERATION_TYPES""",
+    "The precision's context is accelerator.autocast(), its scaler accelerator.scaler": """
+        get_grad_scaler get_mixed_precision_context_manager native_amp delayed_fp8_autocast fp8_enabled
+        has_fp8_handler""",
+    "LOMO is not here: it fuses backward and step, which leaves nothing to synchronise or to clip": """
+        has_lomo_optimizer lomo_backward""",
+    "The classes behind prepared loaders are others here: accelerator.prepare(loader) makes one, "
+    "hpcaccel.skip_first_batches skips, hpcaccel.PermutationSampler shuffles": """
+        DataLoaderAdapter DataLoaderStateMixin SeedableRandomSampler SkipBatchSampler SkipDataLoader
+        get_sampler prepare_data_loader BatchSamplerShard IterableDatasetShard DataLoaderDispatcher""",
+    "It is of Accelerate's inside; nothing here needs it": """
+        CannotPadNestedTensorWarning ThreadLocalSharedDict do_nothing move_to_device patch_optimizer_step
+        filter_trackers get_available_trackers on_main_process register_tracker_class rich
+        accelerator_state plugin_kwargs flag_tensor fork_launched""",
+}
+
+REASONS = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+"""By name; attributes of the Accelerator and of the states too."""
+
+
+def why(name: str) -> str | None:
+    """The reason why a name of Accelerate's is not here, and what to use; None for any other name."""
+    return REASONS.get(name)
+
+
+def refuse_attribute(owner: object, name: str) -> NoReturn:
+    """For ``__getattr__`` of the Accelerator and the states.
+
+    Raises:
+        AttributeError: always; it says why where the name is Accelerate's.
+    """
+    kind = type(owner).__name__
+    reason = why(name)
+    raise AttributeError(f"{kind}.{name}: {reason}" if reason else f"{kind!r} object has no attribute {name!r}")
+
+
+def __getattr__(name: str) -> Any:
+    reason = why(name)
+    if reason is None:
+        raise AttributeError(f"no module of hpcaccel has {name!r}")
+    # `from page import name` shows the words of an ImportError only.
+    raise ImportError(f"hpcaccel has no {name}. {reason}")
