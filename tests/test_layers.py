@@ -13,12 +13,15 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "hpcaccel"
 
 BASE = ["errors", "process", "rundir", "records", "layout", "slurm"]
-PAGES = ["logging", "tracking"]
+PAGES = [
+    "accelerator", "big_modeling", "data_loader", "launchers", "local_sgd", "logging", "memory_utils", "optimizer",
+    "parallelism_config", "scheduler", "state", "tracking", "utils",
+]  # fmt: skip
 """Accelerate's import paths: pages that only hand on what the runtime has."""
 ROWS = {
     "login": ["spec", "render", "submission", "sweeps", "view", "service", "cli"],
     "batch step": ["node"],
-    "rank": ["checkpoint", "runtime", *PAGES],
+    "rank": ["checkpoint", "runtime"],
 }
 LIBRARIES = {
     **dict.fromkeys(BASE, frozenset[str]()),
@@ -32,6 +35,11 @@ LIBRARIES = {
     "cli": frozenset({"pydantic", "yaml", "typer", "click", "rich"}),
 }
 ALLOWED_ELSEWHERE = {("submission", "remote"): {"fabric"}}
+OPTIONAL = {
+    "safetensors", "tqdm", "torchao", "transformer_engine", "aim", "clearml", "comet_ml", "dvclive", "matplotlib",
+    "mlflow", "swanlab", "tensorboard", "tensorboardX", "trackio", "wandb", "yaml",
+}  # fmt: skip
+"""Packages that a rank imports inside the function that was asked for them, and only there."""
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -55,9 +63,22 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+def at_the_top(path: Path) -> set[str]:
+    """Packages that a file imports as soon as it is imported itself."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            found.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            found.add(str(node.module).partition(".")[0])
+    return found
+
+
 def may_import(room: str) -> set[str]:
     if room in BASE:
         return {*BASE[: BASE.index(room) + 1]}
+    if room in PAGES:
+        return {*BASE, *ROWS["rank"], *PAGES}
     row = next(row for row in ROWS.values() if room in row)
     return {*BASE, *row[: row.index(room) + 1]}
 
@@ -71,13 +92,23 @@ def test_arrows(room: str, path: Path) -> None:
             assert not target or target == "__version__" or target in may_import(room), f"{path} imports {name}"
         elif top not in sys.stdlib_module_names:
             allowed = LIBRARIES.get(room, frozenset()) | ALLOWED_ELSEWHERE.get((room, path.stem), set())
-            optional = room == "runtime" and "tracking" in path.parts
+            optional = room == "runtime" and top in OPTIONAL and top not in at_the_top(path)
             assert top in allowed or optional, f"{path} imports {name}"
 
 
 def test_every_room_has_its_row() -> None:
     rooms = {room for room, _ in modules()}
-    assert rooms <= {*BASE, *(room for row in ROWS.values() for room in row)}
+    assert rooms <= {*BASE, *PAGES, *(room for row in ROWS.values() for room in row)}
+
+
+@pytest.mark.parametrize("path", [pytest.param(p, id=str(p.relative_to(PACKAGE))) for r, p in modules() if r in PAGES])
+def test_pages_hold_no_code(path: Path) -> None:
+    """A docstring, imports, and ``__all__``."""
+    docstring, *rest = ast.parse(path.read_text()).body
+    assert isinstance(docstring, ast.Expr)
+    for node in rest:
+        names = [ast.unparse(target) for target in node.targets] if isinstance(node, ast.Assign) else []
+        assert isinstance(node, ast.ImportFrom) or names == ["__all__"], f"{path}:{node.lineno}"
 
 
 def loaded_by(statement: str) -> set[str]:
