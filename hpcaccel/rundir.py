@@ -199,6 +199,11 @@ class RunDir:
         return self.path / "metrics.jsonl"
 
     @property
+    def trackers(self) -> Path:
+        """Where trackers that need a directory write, when the script names none."""
+        return self.path / "trackers"
+
+    @property
     def control(self) -> Path:
         return self.path / "control"
 

@@ -1,0 +1,72 @@
+"""Comet. Run for real in its offline mode (``init_kwargs={"comet_ml": {"online": False}}``)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Any
+
+from hpcaccel.runtime.tracking.base import GeneralTracker, on_main_process
+from hpcaccel.runtime.tracking.values import is_number, leave_out, plain_values
+
+__all__ = ["CometMLTracker"]
+
+
+class CometMLTracker(GeneralTracker):
+    """Each attempt of a run goes on in the same Comet experiment, whose key is made of the run directory's id, unless
+    ``kwargs`` name another. Comet must be 3.41 or newer.
+
+    Args:
+        run_name: Comet's project.
+        kwargs: ``comet_ml.start``'s own.
+    """
+
+    name = "comet_ml"
+    requires_logging_directory = False
+    packages = ("comet_ml",)
+
+    def __init__(self, run_name: str, **kwargs: Any) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.init_kwargs = kwargs
+
+    @on_main_process
+    def start(self) -> None:
+        import comet_ml
+
+        same: dict[str, Any] = {}
+        named = {"experiment_key", "mode"} & set(self.init_kwargs) or os.environ.get("COMET_EXPERIMENT_KEY")
+        if self.continued_run and not named:
+            # A key is 32 to 50 letters and digits.
+            same = {"experiment_key": hashlib.sha256(self.continued_run.encode()).hexdigest()[:32]}
+        self.writer = comet_ml.start(project_name=self.run_name, **same, **self.init_kwargs)
+
+    @property
+    def tracker(self) -> Any:
+        return self.writer
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        self.writer.log_parameters(values)
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """
+        Args:
+            kwargs: of ``log_metric``, ``log_other`` or ``log_metrics``, by what the values are.
+        """
+        if step is not None:
+            self.writer.set_step(step)
+        for name, value in plain_values(values).items():
+            if is_number(value):
+                self.writer.log_metric(name, value, step=step, **kwargs)
+            elif isinstance(value, str):
+                self.writer.log_other(name, value, **kwargs)
+            elif isinstance(value, dict):
+                self.writer.log_metrics(value, prefix=name, step=step, **kwargs)
+            else:
+                leave_out(self.name, name, value, "numbers, texts and dicts of numbers")
+
+    @on_main_process
+    def finish(self) -> None:
+        self.writer.end()

@@ -1,0 +1,153 @@
+"""MLflow. Run for real, with mlflow-skinny and a store of files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+from hpcaccel.runtime.tracking.base import GeneralTracker, on_main_process
+from hpcaccel.runtime.tracking.values import is_number, leave_out, plain_values
+
+__all__ = ["MLflowTracker"]
+
+RUN_TAG = "hpcaccel.run"
+PARAMETERS_AT_ONCE = 100
+"""MLflow's limit for one request."""
+PARAMETER_CHARACTERS = 6000
+"""MLflow's limit for a value (500 before 2.x; older servers say so themselves)."""
+
+
+class MLflowTracker(GeneralTracker):
+    """Each attempt of a run goes on in the MLflow run that has the run directory's id in its tag ``hpcaccel.run``,
+    unless ``run_id`` or ``MLFLOW_RUN_ID`` names another.
+
+    Args:
+        experiment_name: made if there is none; ``MLFLOW_EXPERIMENT_NAME`` wins.
+        logging_dir: where a new experiment keeps artifacts.
+        run_id: an MLflow run to go on in; ``MLFLOW_RUN_ID`` wins.
+        tags: a dict, or one as JSON; ``MLFLOW_TAGS`` wins.
+        nested_run: inside the run that is active; ``MLFLOW_NESTED_RUN`` wins.
+        run_name: of a new run.
+        description: of the run.
+    """
+
+    name = "mlflow"
+    requires_logging_directory = False
+    packages = ("mlflow",)
+
+    def __init__(
+        self,
+        experiment_name: str | None = None,
+        logging_dir: str | os.PathLike[str] | None = None,
+        run_id: str | None = None,
+        tags: dict[str, Any] | str | None = None,
+        nested_run: bool = False,
+        run_name: str | None = None,
+        description: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.experiment_name = os.environ.get("MLFLOW_EXPERIMENT_NAME", experiment_name)
+        self.logging_dir = logging_dir
+        self.run_id = os.environ.get("MLFLOW_RUN_ID", run_id)
+        tags = os.environ.get("MLFLOW_TAGS", tags)
+        self.tags: dict[str, Any] = dict(json.loads(tags) if isinstance(tags, str) else tags or {})
+        nested = os.environ.get("MLFLOW_NESTED_RUN")
+        self.nested_run = nested_run if nested is None else nested.lower() in ("1", "true", "yes", "on", "y", "t")
+        self.run_name = run_name
+        self.description = description
+
+    @on_main_process
+    def start(self) -> None:
+        import mlflow
+
+        experiment = mlflow.get_experiment_by_name(self.experiment_name)
+        if experiment is not None:
+            number = experiment.experiment_id
+        else:
+            where = None if self.logging_dir is None else os.fspath(self.logging_dir)
+            number = mlflow.create_experiment(self.experiment_name, artifact_location=where, tags=self.tags or None)
+        tags = dict(self.tags)
+        if self.continued_run and self.run_id is None:
+            tags[RUN_TAG] = self.continued_run
+            same = f"tags.`{RUN_TAG}` = '{self.continued_run}'"
+            found = mlflow.search_runs([number], filter_string=same, max_results=1, output_format="list")
+            self.run_id = found[0].info.run_id if found else None
+        self.active_run = mlflow.start_run(
+            run_id=self.run_id,
+            experiment_id=number,
+            run_name=self.run_name,
+            nested=self.nested_run,
+            tags=tags or None,
+            description=self.description,
+        )
+
+    @property
+    def tracker(self) -> Any:
+        return self.active_run
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """As parameters, which MLflow never changes: a resumed run keeps those of its first attempt."""
+        import mlflow
+
+        known = mlflow.get_run(self.active_run.info.run_id).data.params if self.run_id else {}
+        left = iter(_parameters(self.name, values, known))
+        while part := dict(islice(left, PARAMETERS_AT_ONCE)):
+            mlflow.log_params(part)
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """
+        Args:
+            values: numbers; a dict of numbers becomes ``name/part``.
+            kwargs: of ``mlflow.log_metrics``.
+        """
+        import mlflow
+
+        numbers = {}
+        for name, value in plain_values(values).items():
+            if is_number(value):
+                numbers[name] = value
+            elif isinstance(value, dict):
+                numbers.update({f"{name}/{part}": number for part, number in value.items()})
+            else:
+                leave_out(self.name, name, value, "numbers and dicts of numbers")
+        mlflow.log_metrics(numbers, step=step, **kwargs)
+
+    @on_main_process
+    def log_figure(self, figure: Any, artifact_file: str, **save_kwargs: Any) -> None:
+        import mlflow
+
+        mlflow.log_figure(figure, artifact_file, **save_kwargs)
+
+    @on_main_process
+    def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:
+        import mlflow
+
+        mlflow.log_artifact(local_path, artifact_path)
+
+    @on_main_process
+    def log_artifacts(self, local_dir: str, artifact_path: str | None = None) -> None:
+        import mlflow
+
+        mlflow.log_artifacts(local_dir, artifact_path)
+
+    @on_main_process
+    def finish(self) -> None:
+        import mlflow
+
+        mlflow.end_run()
+
+
+def _parameters(tracker: str, values: Mapping[str, Any], known: Mapping[str, str]) -> list[tuple[str, Any]]:
+    """What can be logged of a configuration: not what the run has already, not what is too long."""
+    taken = []
+    for name, value in values.items():
+        if len(str(value)) > PARAMETER_CHARACTERS:
+            leave_out(tracker, name, value, f"values of up to {PARAMETER_CHARACTERS} characters")
+        elif name not in known:
+            taken.append((name, value))
+    return taken

@@ -1,0 +1,53 @@
+"""Trackio, which keeps its numbers on this machine unless told otherwise. Run for real, locally."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcaccel.runtime.tracking.base import GeneralTracker, on_main_process
+
+__all__ = ["TrackioTracker"]
+
+
+class TrackioTracker(GeneralTracker):
+    """Each attempt of a run goes on in the Trackio run of the run directory's id, unless ``kwargs`` name another.
+
+    Args:
+        run_name: Trackio's project.
+        kwargs: ``trackio.init``'s own.
+    """
+
+    name = "trackio"
+    requires_logging_directory = False
+    main_process_only = False
+    packages = ("trackio",)
+
+    def __init__(self, run_name: str, **kwargs: Any) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.init_kwargs = kwargs
+
+    @on_main_process
+    def start(self) -> None:
+        import trackio
+
+        same: dict[str, Any] = {}
+        if self.continued_run and not {"name", "resume"} & set(self.init_kwargs):
+            same = {"name": self.continued_run, "resume": "allow"}
+        self.run = trackio.init(project=self.run_name, **same, **self.init_kwargs)
+
+    @property
+    def tracker(self) -> Any:
+        return self.run
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        self.run.config.update(values)
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        self.run.log(values, step=step, **kwargs)
+
+    @on_main_process
+    def finish(self) -> None:
+        self.run.finish()
