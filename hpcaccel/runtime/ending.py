@@ -33,6 +33,8 @@ class Ending:
         self._at_end = at_end
         self._failed = False
         self._left = False
+        self._exiting = False
+        self._take_back()
         self._hook = sys.excepthook
         sys.excepthook = self._note_failure
         atexit.register(self._at_exit)
@@ -62,9 +64,23 @@ class Ending:
     def complete(self, outcome: Outcome) -> None:
         """Write the outcome of a program that ended well, meet the others and leave the group."""
         self._write(outcome)
-        if self._group.meet_at_exit():
+        # At the exit whoever has not come may still be in a collective; in the middle of a script new groups follow.
+        if self._group.meet_at_exit() or not self._exiting:
             self._group.leave()
-        self._forget()
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing is written and nobody waited for when the program ends."""
+        atexit.unregister(self._at_exit)
+        # Somebody else's hook may have come on top of this one, and is left there.
+        if sys.excepthook == self._note_failure:
+            sys.excepthook = self._hook
+
+    def _take_back(self) -> None:
+        """An earlier training of this program said that it was complete. This one is not."""
+        run = self._place.run
+        if run is not None and self._group.is_main:
+            run.outcome(self._place.attempt).unlink(missing_ok=True)
 
     def _write(self, outcome: Outcome) -> None:
         run = self._place.run
@@ -78,14 +94,9 @@ class Ending:
         self._hook(kind, error, traceback)
 
     def _at_exit(self) -> None:
+        self._exiting = True
         if self._left:
             self._group.leave()
         elif not self._failed:
             self._at_end()
         settle()
-
-    def _forget(self) -> None:
-        atexit.unregister(self._at_exit)
-        # Somebody else's hook may have come on top of this one, and is left there.
-        if sys.excepthook == self._note_failure:
-            sys.excepthook = self._hook

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
+import warnings
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime import env, process_group
 from hpcaccel.runtime.process_group import Group
+from hpcaccel.runtime.settle import settle
+
+if TYPE_CHECKING:
+    from hpcaccel.runtime.splitting import Split
 
 __all__ = ["World"]
 
@@ -24,27 +32,76 @@ class World:
     _current: World | None = None
     _generations = 0
 
-    def __init__(self, *, cpu: bool, backend: str | None, timeout: timedelta) -> None:
+    def __init__(self, *, cpu: bool, backend: str | None, init_method: str | None, timeout: timedelta) -> None:
         World._generations += 1
         self.generation = World._generations
         """Tells what was prepared for a group that has been destroyed since."""
-        self.env = env.detect()
+        self.env = process_group.known_environment() or env.detect()
+        if dist.is_initialized():
+            self.env = process_group.place_in_scripts_group(self.env)
         self.cpu = cpu
         self.device: torch.device = process_group.choose_device(self.env, cpu=cpu)
         self.timeout = timeout
-        self.group: Group = process_group.join(self.env, self.device, backend=backend, timeout=timeout)
+        self.group: Group = process_group.join(
+            self.env, self.device, backend=backend, init_method=init_method, timeout=timeout
+        )
+        self.has_session = False
+        """A session sees to the end by itself."""
+        self.split: Split | None = None
+        """What ``split_between_processes`` gave each rank last."""
+        if self.env.world_size > 1:
+            atexit.register(self._at_exit)
 
     @classmethod
-    def current(cls, *, cpu: bool = False, backend: str | None = None, timeout: timedelta | None = None) -> World:
-        """The world of this process, joined if there is none; ``cpu``, ``backend``, ``timeout`` count only then."""
-        if cls._current is None:
-            seconds = timedelta(seconds=process_group.TIMEOUT_SECONDS)
-            cls._current = cls(cpu=cpu, backend=backend, timeout=timeout or seconds)
+    def current(
+        cls,
+        *,
+        cpu: bool = False,
+        backend: str | None = None,
+        init_method: str | None = None,
+        timeout: timedelta | None = None,
+    ) -> World:
+        """The world of this process, joined if there is none; the arguments count only then."""
+        if cls.existing() is None:
+            cpu = cpu or env.is_set("ACCELERATE_USE_CPU") or env.is_set("HPCACCEL_USE_CPU")
+            timeout = timeout or timedelta(seconds=process_group.TIMEOUT_SECONDS)
+            cls._current = cls(cpu=cpu, backend=backend, init_method=init_method, timeout=timeout)
+            return cls._current
+        assert cls._current is not None
+        cls._current.refuse_changes(cpu=cpu, backend=backend, timeout=timeout)
         return cls._current
 
     @classmethod
     def existing(cls) -> World | None:
+        """The world of this process, unless there is none, or the script has destroyed its group behind its back."""
+        if cls._current is not None and not cls._current.group.is_alive:
+            cls._current.forget()
         return cls._current
+
+    def refuse_changes(self, *, cpu: bool, backend: str | None = None, timeout: timedelta | None = None) -> None:
+        """
+        Raises:
+            RuntimeMisuse: the group exists, with another device.
+        """
+        if cpu and self.device.type != "cpu":
+            raise RuntimeMisuse(
+                f"cpu=True, but this process trains on {self.device} since its first Accelerator() or PartialState(). "
+                "Say it there, or call destroy_process_group() first"
+            )
+        if self.env.world_size > 1 and (backend not in (None, self.backend) or timeout not in (None, self.timeout)):
+            warnings.warn(
+                f"backend={backend}, timeout={timeout}: the ranks have formed their group already, by an earlier "
+                f"PartialState() or Accelerator(), with backend={self.backend}, timeout={self.timeout}. Say it there",
+                stacklevel=4,
+            )
+
+    @property
+    def backend(self) -> str | None:
+        """How tensors on the device travel; None where this process is alone."""
+        if not dist.is_initialized():
+            return None
+        names = dict(part.partition(":")[::2] for part in dist.get_backend_config().split(",") if ":" in part)
+        return names.get(self.device.type) or dist.get_backend()
 
     @property
     def store(self) -> Any:
@@ -58,10 +115,19 @@ class World:
 
     def forget(self) -> None:
         """The next question for the ranks looks anew."""
+        atexit.unregister(self._at_exit)
         if World._current is self:
             World._current = None
 
     def destroy(self) -> None:
-        """Leave the group; all ranks must have met just before."""
-        self.group.leave()
+        """Meet the others and leave the group, the script's own too."""
+        if self.group.is_alive:
+            self.group.meet_at_exit()
+            self.group.leave(whole=True)
         self.forget()
+
+    def _at_exit(self) -> None:
+        """The end of a program that never had a session. One that dies of an exception waits for nobody."""
+        if not (self.has_session or hasattr(sys, "last_value")) and self.group.is_alive and self.group.meet_at_exit():
+            self.group.leave()
+        settle()
