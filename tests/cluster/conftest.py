@@ -49,6 +49,22 @@ def lease(cluster: Cluster) -> Iterator[Callable[[int], list[str]]]:
         lease.release()
 
 
+@pytest.fixture(scope="module")
+def lease_for_module(cluster: Cluster) -> Iterator[Callable[[int], list[str]]]:
+    """The same for fixtures that serve a whole file: what one call has leased is given back by the next one."""
+    held: list[Lease] = []
+
+    def take(count: int) -> list[str]:
+        while held:
+            held.pop().release()
+        held.append(Lease.take(cluster, count))
+        return held[-1].nodes
+
+    yield take
+    while held:
+        held.pop().release()
+
+
 @pytest.fixture
 def new_root() -> Iterator[Path]:
     """A root for a cluster of the test's own, taken down at the end."""

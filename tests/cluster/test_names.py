@@ -1,0 +1,46 @@
+"""The table of names, started by a real srun: no launcher's variables but Slurm's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from tests.runtime.table_of_names import PROGRAMS, ROWS, Results
+
+from .dev_cluster import Cluster
+
+TIMEOUT_SECONDS = 280
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4], ids=["1 rank", "2 ranks", "4 ranks"])
+def results(
+    request: pytest.FixtureRequest,
+    cluster: Cluster,
+    lease_for_module: Callable[[int], list[str]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Results:
+    """Four ranks on two nodes, fewer on one."""
+    size = request.param
+    out = tmp_path_factory.mktemp("names")
+    nodes = lease_for_module(2 if size == 4 else 1)
+    done = subprocess.run(
+        [
+            "srun", "--partition=gpu", f"--nodes={len(nodes)}", f"--nodelist={','.join(nodes)}", f"--ntasks={size}",
+            f"--ntasks-per-node={size // len(nodes)}", "--overcommit", "--mem=4G", "--time=10",
+            sys.executable, str(PROGRAMS / "names.py"), str(out),
+        ],
+        env={**cluster.env, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )  # fmt: skip
+    return Results(out, size, done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_row(results: Results, name: str) -> None:
+    results.check(name)

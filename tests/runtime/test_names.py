@@ -1,0 +1,51 @@
+"""The table of names: what each does, edges included, at 1, 2 and 4 ranks that torchrun starts.
+
+One start serves all rows. The checks are in ``programs/table``; ``tests/cluster/test_names.py`` has srun start them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .ranks import PROGRAMS, ROOT, free_port
+from .table_of_names import ROWS, Results
+
+pytestmark = pytest.mark.torch
+
+TIMEOUT_SECONDS = 280
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4], ids=["1 rank", "2 ranks", "4 ranks"])
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    out = tmp_path_factory.mktemp("names")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--master-port", str(free_port())]
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "HPCACCEL_"))}
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", str(request.param), str(PROGRAMS / "names.py"), str(out)],
+        env={**env, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+    return Results(out, request.param, done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_row(results: Results, name: str) -> None:
+    results.check(name)
+
+
+def test_the_program_ended_well_and_quietly(results: Results) -> None:
+    assert "Traceback" not in results.said, results.said
+    assert "terminated" not in results.said, results.said
+
+
+def test_rows_are_found(tmp_path: Path) -> None:
+    assert len(ROWS) > 30
+    assert len(set(ROWS)) == len(ROWS)
