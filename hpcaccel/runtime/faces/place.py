@@ -1,48 +1,93 @@
-"""Where this process stands among the ranks, and what only some of them do."""
+"""Where this process stands among the ranks: what ``Standing`` says, and how the ranks are arranged."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.names import DistributedType
 from hpcaccel.runtime.session import Session
+from hpcaccel.runtime.standing import Standing
+from hpcaccel.runtime.world import World
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from hpcaccel.runtime.states import AcceleratorState
 
 __all__ = ["PlaceFace"]
 
 
-class PlaceFace:
+class PlaceFace(Standing):
     _session: Session
 
     @property
-    def device(self) -> torch.device:
-        return self._session.group.device
+    def _world(self) -> World:
+        return self._session.world
 
     @property
-    def num_processes(self) -> int:
-        return self._session.group.world_size
+    def distributed_type(self) -> DistributedType:
+        """NO, MULTI_CPU or MULTI_GPU; FSDP where models are sharded."""
+        return DistributedType.FSDP if self.is_fsdp2 else super().distributed_type
 
     @property
-    def process_index(self) -> int:
-        return self._session.group.rank
+    def multi_device(self) -> bool:
+        """Whether there are several processes with a GPU each."""
+        return self.use_distributed and self.device.type == "cuda"
 
     @property
-    def local_process_index(self) -> int:
-        """This process's number on its node."""
-        return self._session.group.env.local_rank
+    def state(self) -> AcceleratorState:
+        from hpcaccel.runtime.states import AcceleratorState
+
+        return AcceleratorState(_session=self._session)
 
     @property
-    def is_main_process(self) -> bool:
-        return self._session.group.is_main
+    def is_fsdp2(self) -> bool:
+        return self._session.settings.strategy == "fsdp"
 
     @property
-    def is_local_main_process(self) -> bool:
-        return self.local_process_index == 0
+    def is_composable_parallelism_enabled(self) -> bool:
+        return self.is_fsdp2
 
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """``print`` once a node."""
-        if self.is_local_main_process:
-            print(*args, **kwargs)
+    @property
+    def parallelism_config(self) -> Any:
+        """What the constructor was told; None where it was told nothing."""
+        return self._session.handlers.parallelism
 
-    def wait_for_everyone(self) -> None:
-        self._session.group.barrier()
+    @property
+    def torch_device_mesh(self) -> DeviceMesh:
+        """How the ranks are arranged, with torch's names. All of them must ask for the first time together."""
+        return self._session.mesh
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Which replica of the model this process belongs to."""
+        layout = self._session.layout
+        return self.process_index // (layout.shard * layout.tensor)
+
+    @property
+    def data_parallel_shard_rank(self) -> int:
+        """Which shard of its replica this process holds."""
+        layout = self._session.layout
+        return self.process_index // layout.tensor % layout.shard
+
+    @property
+    def tensor_parallel_rank(self) -> int:
+        """Which part of each shared tensor this process holds."""
+        return self.process_index % self._session.layout.tensor
+
+    @property
+    def pipeline_parallel_rank(self) -> int:
+        """
+        Raises:
+            RuntimeMisuse: always; there is no pipeline parallelism here.
+        """
+        raise RuntimeMisuse('pipeline parallelism is not here: strategy="fsdp" and ParallelismConfig share a model out')
+
+    @property
+    def context_parallel_rank(self) -> int:
+        """
+        Raises:
+            RuntimeMisuse: always; sequences are not split over ranks here.
+        """
+        raise RuntimeMisuse("context parallelism is not here: use ParallelismConfig(dp_shard_size=..., tp_size=...)")

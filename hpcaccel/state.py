@@ -1,0 +1,9 @@
+"""Accelerate's import path of the states, which live in ``hpcaccel.runtime.states``."""
+
+from hpcaccel.runtime.names import DistributedType as DistributedType
+from hpcaccel.runtime.states import AcceleratorState as AcceleratorState
+from hpcaccel.runtime.states import GradientState as GradientState
+from hpcaccel.runtime.states import PartialState as PartialState
+from hpcaccel.runtime.states import is_initialized as is_initialized
+
+__all__ = ["AcceleratorState", "DistributedType", "GradientState", "PartialState", "is_initialized"]
