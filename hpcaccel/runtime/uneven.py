@@ -1,0 +1,45 @@
+"""Ranks with unequal numbers of batches: those that are through answer for the others' gradients until all are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.algorithms.join import Join, Joinable
+
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime import compiling
+
+if TYPE_CHECKING:
+    from hpcaccel.runtime.session import Session
+
+__all__ = ["join_uneven_inputs"]
+
+
+@contextmanager
+def join_uneven_inputs(session: Session, joinables: Sequence[Any], *, even_batches: bool | None) -> Iterator[None]:
+    """
+    Raises:
+        RuntimeMisuse: something that cannot be joined, such as a sharded model.
+    """
+    if session.group.world_size == 1:
+        yield
+        return
+    items = [compiling.strip(item)[0] for item in joinables]
+    for item in items:
+        if not isinstance(item, Joinable):
+            raise RuntimeMisuse(
+                f"join_uneven_inputs({type(item).__name__}): only models in DistributedDataParallel can go on without "
+                "a rank. A sharded model needs all ranks in every step: leave even_batches on"
+            )
+    even = session.settings.even_batches if even_batches is None else even_batches
+    changed = [] if even_batches is None else [(loader, loader.even_batches) for loader in session.prepared.loaders]
+    for loader, _ in changed:
+        loader.even_batches = even
+    try:
+        with Join(items, enable=not even, throw_on_early_termination=False):
+            yield
+    finally:
+        for loader, before in changed:
+            loader.even_batches = before
