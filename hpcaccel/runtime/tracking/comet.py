@@ -11,10 +11,15 @@ from hpcaccel.runtime.tracking.values import is_number, leave_out, plain_values
 
 __all__ = ["CometMLTracker"]
 
+# Offline a key must not come twice: archives are named by it, and by a random text that repeats where a seed does.
+_OWN_WORDS = {"experiment_key", "mode", "online"}
+_OWN_VARIABLES = ("COMET_EXPERIMENT_KEY", "COMET_START_MODE", "COMET_START_ONLINE")
+
 
 class CometMLTracker(GeneralTracker):
     """Each attempt of a run goes on in the same Comet experiment, whose key is made of the run directory's id, unless
-    ``kwargs`` name another. Comet must be 3.41 or newer.
+    ``kwargs`` or Comet's own variables name another. Offline each attempt is an experiment of its own. Comet must be
+    3.41 or newer.
 
     Args:
         run_name: Comet's project.
@@ -35,8 +40,11 @@ class CometMLTracker(GeneralTracker):
         import comet_ml
 
         same: dict[str, Any] = {}
-        named = {"experiment_key", "mode"} & set(self.init_kwargs) or os.environ.get("COMET_EXPERIMENT_KEY")
-        if self.continued_run and not named:
+        if (
+            self.continued_run
+            and not _OWN_WORDS & set(self.init_kwargs)
+            and not any(map(os.environ.get, _OWN_VARIABLES))
+        ):
             # A key is 32 to 50 letters and digits.
             same = {"experiment_key": hashlib.sha256(self.continued_run.encode()).hexdigest()[:32]}
         self.writer = comet_ml.start(project_name=self.run_name, **same, **self.init_kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hpcaccel.runtime.tracking.base import GeneralTracker, on_main_process
+from hpcaccel.runtime.tracking.values import plain_values
 
 __all__ = ["SwanLabTracker"]
 
@@ -48,7 +49,10 @@ class SwanLabTracker(GeneralTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        self.run.log(values, step=step, **kwargs)
+        import swanlab
+
+        shown = {n: swanlab.Text(v) if isinstance(v, str) else v for n, v in plain_values(values).items()}
+        self.run.log(shown, step=step, **kwargs)
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:

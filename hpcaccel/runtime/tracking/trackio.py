@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hpcaccel.runtime.tracking.base import GeneralTracker, on_main_process
+from hpcaccel.runtime.tracking.values import plain_values
 
 __all__ = ["TrackioTracker"]
 
@@ -46,7 +47,7 @@ class TrackioTracker(GeneralTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        self.run.log(values, step=step, **kwargs)
+        self.run.log(plain_values(values), step=step, **kwargs)  # it leaves tensors out
 
     @on_main_process
     def finish(self) -> None:
