@@ -33,7 +33,7 @@ NAME_SECONDS = 60.0
 """For so long an address may be unknown: name services are late at the start of a job now and then."""
 LONGEST_PAUSE_SECONDS = 2.0
 
-_stores: dict[str, Any] = {}
+_stores: dict[tuple[int, str], Any] = {}
 
 
 def base_store(env: RankEnvironment, *, init_method: str | None = None, timeout: timedelta) -> Any:
@@ -42,11 +42,11 @@ def base_store(env: RankEnvironment, *, init_method: str | None = None, timeout:
     Raises:
         RankEnvironmentError: the ranks did not find each other within ``timeout``.
     """
-    name = init_method or "env://"
-    if name not in _stores:
-        store = _make(env, name, timeout)
-        _stores[name] = _check_in(store, env, timeout)
-    return _stores[name]
+    url = init_method or "env://"
+    mine = os.getpid(), url  # a forked process has other ranks around it than its parent
+    if mine not in _stores:
+        _stores[mine] = _check_in(_make(env, url, timeout), env, timeout)
+    return _stores[mine]
 
 
 def _make(env: RankEnvironment, init_method: str, timeout: timedelta) -> Any:
