@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.records import Outcome, Progress, Reason, to_dict
 from hpcaccel.rundir import write_json
 from hpcaccel.runtime.accumulation import Accumulation
+from hpcaccel.runtime.effective_batch import effective_batch
 from hpcaccel.runtime.ending import Ending
 from hpcaccel.runtime.metrics import MetricsWriter
 from hpcaccel.runtime.process_group import Group
@@ -29,6 +31,9 @@ from hpcaccel.runtime.settings import Place, Settings
 from hpcaccel.runtime.stop import StopAgreement, StopFlag, Verdict
 
 __all__ = ["Loop", "Resumed"]
+
+PATIENCE_STEPS = 100
+"""So many steps may pass before a backward pass says that they are over, where others should have said so."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +59,13 @@ class Counters:
             "epoch": self.epoch,
             "first_loss": self._metrics.first_loss,
             "last_loss": self._metrics.last_loss,
+            "logged_step": self._metrics.logged_step,
             "threads": torch.get_num_threads(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step, self.epoch = state["step"], state["epoch"]
-        self._metrics.first_loss, self._metrics.last_loss = state["first_loss"], state["last_loss"]
+        self._metrics.resume(state)
         self.threads: int = state["threads"]
 
 
@@ -86,18 +92,27 @@ class Loop:
         self.metrics = MetricsWriter(place.metrics if group.is_main else None, attempt=place.attempt)
         self._counters = Counters(self.metrics)
         self._saver = Saver(place, group, settings, prepared)
+        self._has_place = self._saver.has_place
         self._ending = Ending(place, group, self.end)
-        self._agreement = StopAgreement(group.control)
+        self._agreement = StopAgreement(group.control, None if group.exchange is None else group.exchange.rollcall)
         self._resumed: Resumed | None = None
         self._rng: Any = None
         self._left_half_way = False
         self._seen_step = 0
+        self._stepped: set[int] = set()
+        """Of the prepared optimizers but the first one those that have stepped since the last step was over."""
+        self._held = 0
+        self._script_asks = False
+        """Whether the script calls ``checkpoint``, and knows best when a step is over."""
         self._saved_step = 0
         self._saved_at = time.monotonic()
         self._checked = False
+        self._is_main = group.is_main
         self._used = False
         """Whether the script uses any of the five verbs. One that does not only saves when it is stopped."""
-        self._warned = False
+        self._warned = self._has_place
+        self._fresh = True
+        self._said: set[str] = set()
 
     @property
     def step(self) -> int:
@@ -160,7 +175,7 @@ class Loop:
             SystemExit: with code 85, on all ranks at the same step.
             CheckpointError: the checkpoint could not be saved.
         """
-        self._used = True
+        self._used = self._script_asks = True
         if not self._prepared.optimizers:
             self._counters.step += 1
         self.step_is_over()
@@ -178,19 +193,52 @@ class Loop:
         if source is not None:
             source.trains = True
 
+    def count_another(self, optimizer: object) -> None:
+        """A prepared optimizer has stepped that is not the first one."""
+        self._stepped.add(id(optimizer))
+
+    def backward_begins(self) -> None:
+        """The last moment to say that a step is over, for scripts without a prepared loader and without the verbs.
+
+        A save here holds everything as the last step left it; only the global generators may have been drawn from
+        since, by the forward pass. With several optimizers, of a GAN say, it is a moment after all have stepped.
+        """
+        behind = self._counters.step - self._seen_step
+        if not behind:
+            return
+        told_elsewhere = self._script_asks or self._accumulation.current is not None
+        all_stepped = len(self._stepped) >= len(self._prepared.optimizers) - 1
+        # A loader that has given nothing for so many steps feeds something else, and a stop must not wait for it.
+        if behind >= PATIENCE_STEPS or (all_stepped and not told_elsewhere):
+            self.step_is_over()
+
     def step_is_over(self) -> None:
         """All that belongs to the last step is done: the moment to save and to stop."""
-        if self.step == self._seen_step:
+        step = self._counters.step
+        if step == self._seen_step or self._held:
             return
-        self._seen_step = self.step
-        if not self._checked:
-            self._check_resumed()
-        if not self._saver.has_place:
+        self._seen_step = step
+        if self._stepped:
+            self._stepped.clear()
+        if self._fresh:
+            self._begin()
+        if not self._warned:
             self._warn_no_place()
         verdict = self._agreement.read()
-        if verdict is not None:
+        if verdict is not None and (verdict.stop or verdict.save):
             self._act(verdict)
         self._issue()
+
+    @contextmanager
+    def ticks_held(self) -> Iterator[None]:
+        """Neither save nor stop inside, for ranks that do unequal numbers of steps there. All ranks enter and leave."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+            # Ranks that have not stepped inside would not ask now, and those that have must not ask without them.
+            self._seen_step = self._counters.step
 
     def restore_rng(self) -> None:
         """Set the generators again to where the checkpoint has them; what ran since then has drawn from them."""
@@ -198,9 +246,13 @@ class Loop:
             self._saver.restore_rng(self._rng)
             self._rng = None
 
-    def load(self, path: Path) -> Resumed:
-        """Restore ``path`` into everything prepared."""
-        loaded = self._saver.load(path, self._counters)
+    @property
+    def saver(self) -> Saver:
+        return self._saver
+
+    def load(self, path: Path, *, given: Path | None = None) -> Resumed:
+        """Restore ``path`` into everything prepared; ``given`` is what the script called it."""
+        loaded = self._saver.load(path, self._counters, given=given)
         if self._settings.deterministic and self._group.device.type == "cpu":
             torch.set_num_threads(self._counters.threads)
         self._rng = None if loaded.per_rank is None else loaded.per_rank.get("rng")
@@ -215,28 +267,19 @@ class Loop:
         self._say(f"resumed at step {self.step} from {loaded.path}, {loaded.guarantee}{why}")
         return self._resumed
 
-    def load_newest(self, directory: Path | None) -> Resumed:
-        """Restore the newest checkpoint of ``directory``, or of this run.
+    def save(self, reason: str, directory: Path | None = None, *, missing: Sequence[int] = ()) -> Path:
+        """Save now, at the same step on all ranks; where ranks have done unequal numbers, the largest names it.
 
-        Raises:
-            CheckpointError: there is none, or it cannot be loaded.
-            RuntimeMisuse: no directory, and the run has none either.
+        Args:
+            missing: ranks that take no part; then this is rank 0 alone, of whose save the others do not know, so that
+                it counts for nothing when the ranks agree on what is to be saved.
         """
-        if directory is None:
-            self._need_place("load_state()")
-        path = self._saver.find() if directory is None else self._saver.find_in(directory)
-        if path is None:
-            raise RuntimeMisuse("load_state() found no checkpoint to load; the first attempt of a run has none")
-        return self.load(path)
-
-    def save(self, reason: str, directory: Path | None = None) -> Path:
-        """Save now, at the same step on all ranks; where ranks have done unequal numbers, the largest names it."""
-        if directory is None:
-            self._need_place("save_state()")
         self.metrics.flush()
-        step = self._group.max_of(self.step)
-        path = self._saver.save(self._counters, step=step, epoch=self.epoch, reason=reason, directory=directory)
-        if directory is None:
+        step = self.step if missing else self._group.max_of(self.step)
+        path = self._saver.save(
+            self._counters, step=step, epoch=self.epoch, reason=reason, directory=directory, missing=missing
+        )
+        if directory is None and not missing:
             self._saved_step = step
             self._saved_at = time.monotonic()
         return path
@@ -251,6 +294,11 @@ class Loop:
             self.save("completed")
         self._ending.complete(self._outcome("completed", resume=False))
 
+    def abandon(self) -> None:
+        """Nothing more is saved or said."""
+        self.metrics.flush()
+        self._ending.forget()
+
     # -- stopping and saving ----------------------------------------------------------------------------------------
 
     def _issue(self, *, active: bool = True) -> None:
@@ -258,13 +306,13 @@ class Loop:
 
     def _is_due(self, step: int) -> bool:
         """Whether the checkpoint schedule wants ``step`` saved. The clock that counts is rank 0's."""
-        if not (self._used and self._saver.has_place):
+        if not (self._used and self._has_place):
             return False
         every = self._settings.every_steps
         if every is not None and step // every > self._saved_step // every:
             return True
         minutes = self._settings.every_minutes
-        return minutes is not None and self._group.is_main and time.monotonic() - self._saved_at >= 60 * minutes
+        return minutes is not None and self._is_main and time.monotonic() - self._saved_at >= 60 * minutes
 
     def _act(self, verdict: Verdict) -> None:
         if verdict.stop:
@@ -363,7 +411,16 @@ class Loop:
             batches = None
         return None if batches is None else -(-batches // self._accumulation.steps)
 
-    # -- misuse -----------------------------------------------------------------------------------------------------
+    # -- the first step, and misuse -----------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """The first step of this process is over."""
+        self._fresh = False
+        if not self._checked:
+            self._check_resumed()
+        text = effective_batch(self._accumulation, self._group)
+        if text is not None:
+            self.say_once(text)
 
     def _check_resumed(self) -> None:
         """At the first step: a run that has a checkpoint must not start from the beginning without a word."""
@@ -390,9 +447,11 @@ class Loop:
                 stacklevel=4,
             )
 
-    def _need_place(self, call: str) -> None:
-        if not self._saver.has_place:
-            raise RuntimeMisuse(f"{call} without a path, and there is no run directory. Give a path or project_dir")
+    def say_once(self, text: str) -> None:
+        """Tell the log, on rank 0, unless it was told already."""
+        if text not in self._said:
+            self._said.add(text)
+            self._say(text)
 
     def _say(self, text: str) -> None:
         if self._group.is_main:

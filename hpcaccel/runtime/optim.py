@@ -1,4 +1,4 @@
-"""Prepared optimizers and schedulers: they act at accumulation boundaries and do nothing in between."""
+"""Prepared optimizers: they act at accumulation boundaries and do nothing in between."""
 
 from __future__ import annotations
 
@@ -9,15 +9,25 @@ import torch
 from torch.optim import Optimizer
 
 from hpcaccel.runtime.accumulation import Accumulation
+from hpcaccel.runtime.scaling import Scaling
+from hpcaccel.runtime.scheduler import PreparedScheduler
 
 __all__ = ["PreparedOptimizer", "PreparedScheduler"]
+
+
+def _nothing() -> None:
+    """What happens when an optimizer steps that nobody counts."""
 
 
 class PreparedOptimizer(Optimizer):
     """A face for the user's optimizer, which stays reachable as ``optimizer``.
 
     ``step`` and ``zero_grad`` do nothing between accumulation boundaries; with a scaler ``step`` unscales first and may
-    be skipped after an overflow (``step_was_skipped``).
+    be skipped after an overflow (``step_was_skipped``). What is not here is the user's optimizer's own.
+
+    Args:
+        scaling: of fp16, shared by all prepared optimizers; None for other precisions.
+        on_step: called after each step, skipped ones included.
     """
 
     def __init__(
@@ -25,15 +35,67 @@ class PreparedOptimizer(Optimizer):
         optimizer: Optimizer,
         accumulation: Accumulation,
         *,
-        scaler: torch.amp.GradScaler | None,
-        on_step: Callable[[], None],
+        scaling: Scaling | None = None,
+        on_step: Callable[[], object] = _nothing,
     ) -> None:
         # Optimizer.__init__ would build parameter groups of its own; the user's are the ones that count.
         self.optimizer = optimizer
-        self.step_was_skipped = False
+        self._skipped: bool | torch.Tensor = False
         self._accumulation = accumulation
-        self._scaler = scaler
+        self._scaling = scaling
         self._on_step = on_step
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """
+        Raises:
+            RuntimeMisuse: a closure under fp16.
+        """
+        if not self._accumulation.is_boundary:
+            return None
+        # Looked up anew each time: schedulers and others put wrappers around an optimizer's step at any time.
+        if self._scaling is not None:
+            result, self._skipped = self._scaling.step(self.optimizer, closure)
+        elif closure is None:
+            result = self.optimizer.step()
+        else:
+            result = self.optimizer.step(closure)
+        self._on_step()
+        return result
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """None: as the user's optimizer does when nothing is said."""
+        if not self._accumulation.is_boundary:
+            return
+        if set_to_none is None:
+            self.optimizer.zero_grad()
+        else:
+            self.optimizer.zero_grad(set_to_none=set_to_none)
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether an overflow under fp16 skipped the last step."""
+        if self._skipped is not False and self._skipped is not True:
+            self._skipped = bool(self._skipped)
+        return self._skipped
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        return None if self._scaling is None else self._scaling.scaler
+
+    def train(self) -> None:
+        """For optimizers that have modes, such as schedule-free ones; others do nothing."""
+        self._switch("train")
+
+    def eval(self) -> None:
+        """For optimizers that have modes, such as schedule-free ones; others do nothing."""
+        self._switch("eval")
+
+    def _switch(self, mode: str) -> None:
+        switch = getattr(self.optimizer, mode, None)
+        if callable(switch):
+            switch()
+
+    # -- the user's optimizer's own ---------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
         if name == "optimizer":
@@ -76,58 +138,18 @@ class PreparedOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(state_dict)
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        if self._accumulation.is_boundary:
-            self.optimizer.zero_grad(set_to_none=set_to_none)
+    # -- copies -----------------------------------------------------------------------------------------------------
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        if not self._accumulation.is_boundary:
-            return None
-        loss = self._scaled_step(closure) if self._scaler is not None else self.optimizer.step(closure)
-        self._on_step()
-        return loss
+    def __getstate__(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer, "skipped": self.step_was_skipped}
 
-    def _scaled_step(self, closure: Callable[[], Any] | None) -> Any:
-        assert self._scaler is not None
-        before = self._scaler.get_scale()
-        loss = self._scaler.step(self.optimizer, *([] if closure is None else [closure]))
-        self._scaler.update()
-        self.step_was_skipped = self._scaler.get_scale() < before
-        return loss
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy follows the accumulation of the session that it wakes up in, and does not count steps."""
+        from hpcaccel.runtime.session import Session
 
-
-class PreparedScheduler:
-    """A face for the user's scheduler: it steps when its optimizers do.
-
-    Args:
-        repeats: how often the user's scheduler steps for one step here. Accelerate steps it once a process, and its
-            users multiply their schedules accordingly.
-    """
-
-    def __init__(
-        self, scheduler: Any, optimizers: list[PreparedOptimizer], accumulation: Accumulation, *, repeats: int
-    ) -> None:
-        self.scheduler = scheduler
-        self._optimizers = optimizers
-        self._accumulation = accumulation
-        self._repeats = repeats
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "scheduler":
-            raise AttributeError(name)
-        return getattr(self.scheduler, name)
-
-    def step(self, *args: Any, **kwargs: Any) -> None:
-        if not self._accumulation.is_boundary or any(optimizer.step_was_skipped for optimizer in self._optimizers):
-            return
-        for _ in range(self._repeats):
-            # A schedule with an end of its own, such as OneCycleLR, fails when it is stepped beyond it.
-            if self.scheduler.last_epoch < getattr(self.scheduler, "total_steps", float("inf")):
-                self.scheduler.step(*args, **kwargs)
-
-    def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.scheduler.state_dict()
-        return state
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.scheduler.load_state_dict(state_dict)
+        session = Session.existing()
+        accumulation = Accumulation(1) if session is None else session.accumulation
+        PreparedOptimizer.__init__(
+            self, state["optimizer"], accumulation, scaling=None if session is None else session.scaling
+        )
+        self._skipped = state["skipped"]

@@ -11,10 +11,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+
+from hpcaccel.runtime.rollcall import TICKS, Rollcall
 
 __all__ = ["SIGNALS", "StopAgreement", "StopFlag", "Verdict", "WorkerInit", "signals_held"]
 
@@ -73,8 +75,7 @@ class WorkerInit:
             self.user_function(worker_id)
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What the ranks agreed on: whether any wants to stop or to save, and whether any is still in its loop."""
 
     stop: bool = False
@@ -85,28 +86,45 @@ class Verdict:
 class StopAgreement:
     """One tick an optimizer step on the control group; without a group the rank agrees with itself."""
 
-    def __init__(self, control: dist.ProcessGroup | None) -> None:
+    def __init__(self, control: dist.ProcessGroup | None, rollcall: Rollcall | None = None) -> None:
         self._control = control
+        self._rollcall = rollcall
+        self._number = 0
+        self._own: Verdict | None = None
+        """What a lone rank has said."""
         self._words: torch.Tensor | None = None
         self._work: dist.Work | None = None
 
     @property
     def pending(self) -> bool:
         """Whether a tick has been issued and not been read."""
-        return self._words is not None
+        return self._own is not None or self._words is not None
 
     def issue(self, *, stop: bool, save: bool, active: bool = True) -> None:
         """Say this rank's wishes. Every rank must issue as many ticks as it reads."""
+        if self._control is None:
+            self._own = _QUIET if active and not (stop or save) else Verdict(stop, save, active)
+            return
         self._words = torch.tensor([stop, save, active], dtype=torch.int32)
-        if self._control is not None:
-            self._work = dist.all_reduce(self._words, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
+        if self._rollcall is not None:
+            self._number = self._rollcall.enter(TICKS)
+        self._work = dist.all_reduce(self._words, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
 
     def read(self) -> Verdict | None:
         """What all ranks said in the last tick, or None where there is none to read."""
+        if self._control is None:
+            own, self._own = self._own, None
+            return own
         if self._words is None:
             return None
-        if self._work is not None:
+        if self._rollcall is not None:
+            self._rollcall.wait(self._work, _WAITS_IN, channel=TICKS, number=self._number)
+        elif self._work is not None:
             self._work.wait()
         stop, save, active = self._words.tolist()
         self._words = self._work = None
         return Verdict(bool(stop), bool(save), bool(active))
+
+
+_QUIET = Verdict()
+_WAITS_IN = "a step of the training loop"
