@@ -57,7 +57,10 @@ def collect(state: TrainingState, *, rank: int, first: FirstRank | None) -> dict
     """
     shared = _Collected(is_first=rank == 0)
     # First the models: asking for their state makes FSDP2 show the sharded parameters.
-    models = [_pack_model(model, f"models.{position}", shared) for position, model in enumerate(state.models)]
+    models = [
+        None if position in state.without else _pack_model(model, f"models.{position}", shared)
+        for position, model in enumerate(state.models)
+    ]
     names = parameter_names(state.models)
     if first is not None and (other := first.parameters.symmetric_difference(_described(names))):
         raise CheckpointError(

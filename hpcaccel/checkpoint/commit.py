@@ -18,7 +18,18 @@ from hpcaccel.checkpoint.ranks import Damaged
 from hpcaccel.errors import CheckpointError
 from hpcaccel.rundir import DIRECTORY_MODE, fsync_directory
 
-__all__ = ["begin", "clean", "damaged", "newest_good", "prune", "publish", "set_aside", "step_directories"]
+__all__ = [
+    "adopt",
+    "begin",
+    "clean",
+    "damaged",
+    "has_adopted",
+    "newest_good",
+    "prune",
+    "publish",
+    "set_aside",
+    "step_directories",
+]
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +55,30 @@ def begin(temporary: Path) -> None:
     """Make the directory that a save writes to."""
     temporary.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     temporary.mkdir(mode=DIRECTORY_MODE)
+
+
+def adopt(extra: Path, temporary: Path) -> None:
+    """Move what lies in ``extra`` into a checkpoint that is about to be committed, and make it durable.
+
+    Raises:
+        CheckpointError: a file has a name that a checkpoint needs.
+    """
+    for path in sorted(extra.iterdir()):
+        target = temporary / path.name
+        if target.exists():
+            raise CheckpointError(f"{path.name} is a checkpoint's own file: call yours something else")
+        for file in [path, *path.rglob("*")]:
+            if file.is_file():
+                with file.open("rb") as opened:
+                    os.fsync(opened.fileno())
+        os.rename(path, target)
+    extra.rmdir()
+
+
+def has_adopted(path: Path) -> bool:
+    """Whether a checkpoint holds files that are not its own."""
+    own = {layout.MANIFEST, *(layout.read_manifest(path) or {}).get("files", ())}
+    return any(entry.name not in own for entry in path.iterdir())
 
 
 def publish(temporary: Path, final: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -87,12 +88,22 @@ class CheckpointEngine:
         self._keep = keep
         self._own_steps: set[int] = set()
         """What this training has saved here, or resumed from: committed and never written again."""
+        self._lone_steps: set[int] = set()
+        """What rank 0 has saved without the others."""
         self._base_step: int | None = None
         """Where this training stands, once it has resumed (0: it started anew). Checkpoints of later steps that are
         found then belong to a course that was given up."""
 
     def save(
-        self, state: TrainingState, *, step: int, epoch: int = 0, reason: str = "", guarantee: Guarantee = "state-exact"
+        self,
+        state: TrainingState,
+        *,
+        step: int,
+        epoch: int = 0,
+        reason: str = "",
+        guarantee: Guarantee = "state-exact",
+        missing: Sequence[int] = (),
+        fill: Callable[[Path], None] | None = None,
     ) -> Path:
         """Write and commit ``state``, then delete checkpoints that are too many.
 
@@ -104,6 +115,10 @@ class CheckpointEngine:
             step: optimizer steps done.
             reason: why now: ``due``, ``preempted``, ``time_limit`` …; for people.
             guarantee: what the training promises when it goes on from here on the same machines.
+            missing: ranks that do not take part, where not all have come. Then rank 0 alone calls and saves what it
+                holds: only for state that is the same on all ranks. The manifest names those whose random state it
+                does not have. When all ranks save this step afterwards, theirs takes its place.
+            fill: called on every rank with an empty directory, whose content becomes part of the checkpoint.
 
         Returns:
             The directory of the committed checkpoint.
@@ -113,11 +128,12 @@ class CheckpointEngine:
         """
         what = f"the checkpoint of step {step} cannot be saved"
         final = self.directory / layout.checkpoint_name(step)
-        if self._ranks.first(what, lambda: self._make_way(step, final)):
+        ranks = Ranks(rank=0, world_size=1) if missing else self._ranks
+        if ranks.first(what, lambda: self._make_way(step, final, alone=bool(missing))):
             return final
-        first = self._ranks.first(what, lambda: FirstRank.of(state)) if self._ranks.world_size > 1 else None
         temporary = self.directory / layout.temporary_name(step, self._attempt)
-        facts = {
+        extra = self.directory / layout.temporary_name(step, f"{self._attempt}.extra")
+        facts: dict[str, Any] = {
             "step": step,
             "epoch": epoch,
             "reason": reason,
@@ -125,20 +141,33 @@ class CheckpointEngine:
             "world_size": self._ranks.world_size,
             "attempt": self._attempt,
         }
+        if missing:
+            facts["missing_rng"] = list(missing)
+
+        def publish() -> None:
+            if fill is not None:
+                commit.adopt(extra, temporary)
+            commit.publish(temporary, final)
+
         try:
+            if fill is not None:
+                ranks.first(what, lambda: commit.begin(extra))
+                ranks.run(what, lambda: fill(extra))
+            first = ranks.first(what, lambda: FirstRank.of(state)) if ranks.world_size > 1 else None
             write_tensors(
-                self._ranks,
-                ShardWriter(temporary, rank=self._ranks.rank, facts=facts),
+                ranks,
+                ShardWriter(temporary, rank=ranks.rank, facts=facts),
                 what=what,
-                collect=lambda: collect(state, rank=self._ranks.rank, first=first),
+                collect=lambda: collect(state, rank=ranks.rank, first=first),
                 begin=lambda: commit.begin(temporary),
-                commit=lambda: commit.publish(temporary, final),
+                commit=publish,
             )
         except CheckpointError:
-            if self._ranks.is_first:
-                shutil.rmtree(temporary, ignore_errors=True)  # what stays is removed before the next save
+            if ranks.is_first:
+                for path in (temporary, extra):
+                    shutil.rmtree(path, ignore_errors=True)  # what stays is removed before the next save
             raise
-        self._own_steps.add(step)
+        (self._lone_steps if missing else self._own_steps).add(step)
         if self._base_step is not None:
             self._base_step = step
         if self._ranks.is_first and self._keep is not None:
@@ -163,6 +192,11 @@ class CheckpointEngine:
             self._base_step = 0
             return None
         return self._ranks.first(f"cannot resume from {resume}", lambda: self._find(resume))
+
+    def has_made(self, path: Path) -> bool:
+        """Whether this engine has saved ``path``; only rank 0 knows of all."""
+        steps = self._own_steps | self._lone_steps
+        return any(path == self.directory / layout.checkpoint_name(step) for step in steps)
 
     def load(self, path: Path, state: TrainingState, *, fall_back: bool = True) -> LoadedCheckpoint:
         """Restore ``state`` in place, every byte checked.
@@ -195,8 +229,10 @@ class CheckpointEngine:
 
     # -- saving
 
-    def _make_way(self, step: int, final: Path) -> bool:
+    def _make_way(self, step: int, final: Path, *, alone: bool) -> bool:
         """On rank 0, before a save. True when this step is committed already and stays as it is."""
+        if step in self._lone_steps and not alone:
+            self._lone_steps.discard(step)  # what all ranks save takes its place
         commit.clean(self.directory)
         for other, path in commit.step_directories(self.directory):
             if self._is_given_up(other, now=step):
@@ -212,7 +248,7 @@ class CheckpointEngine:
         return True
 
     def _is_given_up(self, step: int, *, now: int) -> bool:
-        if step in self._own_steps:
+        if step in self._own_steps or step in self._lone_steps:
             return False
         return step == now or (self._base_step is not None and step > self._base_step)
 
@@ -240,7 +276,7 @@ class CheckpointEngine:
             names = ", ".join(item.name for item in bad)
             raise CheckpointError(
                 f"no good checkpoint is left in {directory}, only damaged ones: {names}. "
-                "To start from step 0 all the same, move them away or set checkpoint.resume to null"
+                "To start from step 0 all the same, move them away or set checkpoint.resume to never"
             )
         return path
 
@@ -291,4 +327,7 @@ def _open(path: Path) -> tuple[dict[str, Any], bytes, bytes]:
 def _differences(content: dict[str, Any], *, world_size: int) -> tuple[str, ...]:
     """What is not as it was when the checkpoint was saved and may make sums come out otherwise."""
     now = {"world_size": world_size, "torch": torch.__version__, "processor": manifest.processor()}
-    return tuple(f"{key}: {content[key]} then, {value} now" for key, value in now.items() if content[key] != value)
+    found = [f"{key}: {content[key]} then, {value} now" for key, value in now.items() if content[key] != value]
+    if missing := content.get("missing_rng"):
+        found.append(f"no random state of rank {', '.join(map(str, missing))}, which did not take part in the save")
+    return tuple(found)

@@ -51,7 +51,8 @@ class Restorer:
         """
         self._compare()
         for position, (model, current) in enumerate(zip(self._state.models, self._models, strict=True)):
-            self._target_model(model, current, self._tree["models"][position], f"models.{position}")
+            if position not in self._state.without:
+                self._target_model(model, current, self._tree["models"][position], f"models.{position}")
         for position, optimizer in enumerate(self._state.optimizers):
             path = f"optimizers.{position}"
             saved = self._tree["optimizers"][position]
@@ -67,12 +68,15 @@ class Restorer:
     def apply(self) -> dict[str, Any] | None:
         """Hand the tensors that were read to their owners; this rank's own tree, or None."""
         with torch.no_grad():
-            for model, current, saved in zip(self._state.models, self._models, self._tree["models"], strict=True):
-                model.load_state_dict(
-                    {key: self._model_entry(model, key, value, saved) for key, value in current.items()}
-                )
+            trees = zip(self._state.models, self._models, self._tree["models"], strict=True)
+            for position, (model, current, saved) in enumerate(trees):
+                if position not in self._state.without:
+                    model.load_state_dict(
+                        {key: self._model_entry(model, key, value, saved) for key, value in current.items()}
+                    )
             buffers = buffers_of(self._state) if self._own_buffers else {}
-            for key, node in self._own_buffers.items():
+            for key in self._own_buffers.keys() & buffers.keys():
+                node = self._own_buffers[key]
                 buffers[key].copy_(unpack(node, self._tensor))
         for optimizer, saved in zip(self._state.optimizers, self._tree["optimizers"], strict=True):
             restore_optimizer(optimizer, saved, self._names, self._tensor)
@@ -118,7 +122,12 @@ class Restorer:
             where = "here and not in the checkpoint" if self._state.scaler else "in the checkpoint and not here"
             log.warning("there is a gradient scaler %s; its state is passed over", where)
 
-    def _target_model(self, model: nn.Module, current: dict[str, Any], saved: dict[str, Any], path: str) -> None:
+    def _target_model(self, model: nn.Module, current: dict[str, Any], saved: dict[str, Any] | None, path: str) -> None:
+        if saved is None:
+            raise CheckpointError(
+                f"{path} is not in the checkpoint, for a hook has saved it in its own way. Register the hook that "
+                "loads it (register_load_state_pre_hook), which takes it out of the list of models"
+            )
         here = {public_name(model, key): value for key, value in current.items()}
         problems = [f"{path}.{name} is not in the checkpoint" for name in here if name not in saved]
         problems += [f"{path}.{name} is only in the checkpoint" for name in saved if name not in here]

@@ -51,6 +51,7 @@ class TrainingState:
         objects: more of that kind by name: data cursors, counters, what the user registered. The same on all ranks;
             rank 0's are written.
         per_rank: what each rank has of its own, RNG states above all; comes back only to the rank of the same number.
+        without: positions of models whose weights and buffers somebody else saves or loads; the same on all ranks.
     """
 
     models: list[nn.Module] = field(default_factory=list)
@@ -59,6 +60,7 @@ class TrainingState:
     scaler: Stateful | None = None
     objects: dict[str, Stateful] = field(default_factory=dict)
     per_rank: dict[str, Any] = field(default_factory=dict)
+    without: frozenset[int] = frozenset()
 
 
 def rank_tree(rank: int) -> str:
@@ -70,6 +72,8 @@ def buffers_of(state: TrainingState) -> dict[str, torch.Tensor]:
     """The models' buffers that are not sharded, by key."""
     found: dict[str, torch.Tensor] = {}
     for position, model in enumerate(state.models):
+        if position in state.without:
+            continue
         for key, value in model.state_dict(keep_vars=True).items():
             if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter | DTensor):
                 found[f"models.{position}.{public_name(model, key)}"] = value

@@ -12,13 +12,13 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from hpcaccel.errors import CheckpointError, RuntimeMisuse
 from hpcaccel.runtime.callsite import call_stack
 from hpcaccel.runtime.process_group import Group
 
-__all__ = ["Attendance", "Call", "Quorum", "attend"]
+__all__ = ["Attendance", "Call", "Quorum", "attend", "of"]
 
 FIRST_PAUSE_SECONDS = 0.001
 LONGEST_PAUSE_SECONDS = 0.05
@@ -125,7 +125,7 @@ class Quorum:
         problem = _absent(call, missing, elsewhere, patience) if missing and needs_all else ""
         self._close(call, here, missing, problem)
         if problem:
-            raise RuntimeMisuse(problem)
+            self._give_up(problem)
         if missing and not here:
             self._lonely.add(tuple(call.stack))
         return Attendance(self._meetings, missing, call.where)
@@ -189,7 +189,7 @@ class Quorum:
             limit -= WARN_AFTER_SECONDS
         if not self._wait(told, limit):
             self._store.delete_key(key)  # else rank 0 would count on this rank
-            raise RuntimeMisuse(_absent(call, [0], {}, limit))
+            self._give_up(_absent(call, [0], {}, limit))
         if late is not None:
             self._settle(self._rank, late)
             return Attendance(late, [self._rank], call.where)
@@ -201,6 +201,11 @@ class Quorum:
         return Attendance(meeting, missing, where)
 
     # -- both
+
+    def _give_up(self, text: str) -> NoReturn:
+        if self._group.exchange is not None:
+            self._group.exchange.rollcall.give_up(text)
+        raise RuntimeMisuse(text)
 
     def _key(self, rank: int) -> str:
         return f"attend/{rank}/{self._came[rank]}"

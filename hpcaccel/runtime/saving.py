@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import nn
 from torch.optim import Optimizer
 
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.dtensors import is_dtensor
+from hpcaccel.runtime.hooks import load_hooks_keep, save_hooks_keep
 from hpcaccel.runtime.process_group import Group
 from hpcaccel.runtime.settings import Place, Settings
 
@@ -38,6 +42,36 @@ class Prepared:
     loaders: list[Stateful] = field(default_factory=list)
     registered: list[Stateful] = field(default_factory=list)
     scaler: Stateful | None = None
+    save_hooks: dict[int, Callable[..., Any]] = field(default_factory=dict)
+    load_hooks: dict[int, Callable[..., Any]] = field(default_factory=dict)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank holds but a part, so that none can save or load without the others."""
+        return any(is_dtensor(parameter) for model in self.models for parameter in model.parameters())
+
+    def register(self, objects: Iterable[Any]) -> None:
+        """Save and restore these too, each once.
+
+        Raises:
+            RuntimeMisuse: objects without ``state_dict`` and ``load_state_dict``; all of them are named.
+        """
+        objects = list(objects)
+        wrong = [
+            f"item {index} is a {type(item).__qualname__}"
+            for index, item in enumerate(objects)
+            if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict"))
+        ]
+        if wrong:
+            raise RuntimeMisuse(
+                "register_for_checkpointing() takes objects with state_dict() and load_state_dict(), and "
+                + ", ".join(wrong)
+            )
+        known = {id(item) for item in self.registered}
+        for item in objects:
+            if id(item) not in known:
+                known.add(id(item))
+                self.registered.append(item)
 
     def as_state(self, counters: Stateful, per_rank: dict[str, Any]) -> TrainingState:
         from hpcaccel.checkpoint import TrainingState
@@ -73,20 +107,46 @@ class Saver:
     def _engine(self) -> CheckpointEngine | None:
         return None if self._directory is None else self._make_engine(self._directory, self._settings.keep)
 
-    def save(self, counters: Stateful, *, step: int, epoch: int, reason: str, directory: Path | None = None) -> Path:
+    def save(
+        self,
+        counters: Stateful,
+        *,
+        step: int,
+        epoch: int,
+        reason: str,
+        directory: Path | None = None,
+        missing: Sequence[int] = (),
+    ) -> Path:
         """Save into ``directory``, or where this run's checkpoints are.
+
+        Hooks of the script get ``directory``, or else a place whose content becomes part of the checkpoint.
+
+        Args:
+            missing: ranks that do not take part; then this is rank 0 alone.
 
         Raises:
             CheckpointError: on all ranks, when it could not be saved on any.
         """
         from hpcaccel.checkpoint import capture_rng
 
+        state = self._prepared.as_state(counters, {"rng": capture_rng(self._group.device)})
+        hooks, alone = self._prepared.save_hooks, bool(missing)
+
+        def run_hooks(extra: Path) -> None:
+            place = directory or extra
+            place.mkdir(parents=True, exist_ok=True)
+            state.without = save_hooks_keep(hooks, state.models, str(place))
+            if not alone:  # many hooks take models out of the lists on the main process only
+                state.without = self._group.from_main(state.without)
+
         return self._in(directory).save(
-            self._prepared.as_state(counters, {"rng": capture_rng(self._group.device)}),
+            state,
             step=step,
             epoch=epoch,
             reason=reason,
-            guarantee="bit-exact" if self._settings.deterministic else "state-exact",
+            guarantee="bit-exact" if self._settings.deterministic and not missing else "state-exact",
+            missing=missing,
+            fill=run_hooks if hooks else None,
         )
 
     def find(self) -> Path | None:
@@ -98,19 +158,45 @@ class Saver:
         own = self._engine.find("auto")
         return own if own is not None or wish == "auto" else self._engine.find(wish)
 
+    def has_made(self, path: Path) -> bool:
+        """Whether this very process group has saved ``path``, as rank 0 knows."""
+        return bool(self._group.from_main(self._in(path.parent).has_made(path)))
+
     def find_in(self, directory: Path) -> Path | None:
         """The checkpoint ``directory``, or the newest good one in it."""
         return self._in(directory).find(directory)
 
-    def load(self, path: Path, counters: Stateful) -> LoadedCheckpoint:
+    def load(self, path: Path, counters: Stateful, *, given: Path | None = None) -> LoadedCheckpoint:
         """
+        Args:
+            given: the directory that the script named, which its hooks get if they have saved there.
+
         Raises:
             CheckpointError: on all ranks, when it is damaged or belongs to something else.
         """
-        loaded = self._in(path.parent).load(path, self._prepared.as_state(counters, {}))
+        state = self._prepared.as_state(counters, {})
+        state.without = self._run_load_hooks(path, given)
+        loaded = self._in(path.parent).load(path, state)
+        if loaded.path != path:
+            self._run_load_hooks(loaded.path, given)  # that one was damaged, and so may be what the hooks took from it
         if self._settings.deterministic or loaded.guarantee == "state-exact":
             return loaded
         return replace(loaded, guarantee="state-exact", differences=("runtime.deterministic is off now",))
+
+    def _run_load_hooks(self, path: Path, given: Path | None) -> frozenset[int]:
+        from hpcaccel.checkpoint import commit
+        from hpcaccel.checkpoint.ranks import Ranks
+
+        hooks = self._prepared.load_hooks
+        if not hooks:
+            return frozenset()
+        # What hooks have saved lies in the checkpoint, or beside it where the script has named the directory.
+        directory = given if given is not None and not commit.has_adopted(path) else path
+        ranks = Ranks(rank=self._group.rank, world_size=self._group.world_size, group=self._group.control)
+        return ranks.run(
+            f"what the script saved itself in {directory} cannot be loaded",
+            lambda: load_hooks_keep(hooks, self._prepared.models, str(directory)),
+        )
 
     def restore_rng(self, rng: Any) -> None:
         from hpcaccel.checkpoint import restore_rng
