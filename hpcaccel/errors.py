@@ -12,6 +12,7 @@
     │   ├── RankEnvironmentError   the variables of this process describe no usable group of ranks
     │   ├── RuntimeMisuse          a call of the runtime's that cannot work
     │   └── CheckpointError        a checkpoint that cannot be saved or loaded
+    ├── RankFailed                 another rank of this training has failed or gone
     ├── RunFailed                  a run ended without the result that was waited for
     └── SlurmCommandError          a Slurm command failed in a way that nobody expected
 """
@@ -25,6 +26,7 @@ __all__ = [
     "ClusterError",
     "HpcaccelError",
     "RankEnvironmentError",
+    "RankFailed",
     "RunBusy",
     "RunDirectoryError",
     "RunFailed",
@@ -82,6 +84,10 @@ class RuntimeMisuse(UserError):
 
 class CheckpointError(UserError):
     """A checkpoint cannot be saved or loaded; the message names the path inside it."""
+
+
+class RankFailed(HpcaccelError):
+    """Another rank of this training has failed or gone, so that this one waits in vain; the cause is in its log."""
 
 
 class RunFailed(HpcaccelError):

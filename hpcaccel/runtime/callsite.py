@@ -11,7 +11,7 @@ import torch
 
 import hpcaccel
 
-__all__ = ["call_site", "site_of"]
+__all__ = ["call_site", "call_stack", "site_of"]
 
 _NOT_THE_SCRIPT = (
     os.path.dirname(hpcaccel.__file__) + os.sep,
@@ -25,6 +25,11 @@ _NOT_THE_SCRIPT = (
 def call_site() -> str:
     """``file:line`` of the innermost call that is neither hpcaccel's nor torch's."""
     return next(_script_frames(sys._getframe(1)), "an unknown place")
+
+
+def call_stack() -> list[str]:
+    """``file:line`` of all these calls, the innermost first."""
+    return list(_script_frames(sys._getframe(1)))
 
 
 def site_of(traceback: TracebackType | None) -> str:

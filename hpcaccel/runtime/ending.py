@@ -91,6 +91,7 @@ class Ending:
 
     def _note_failure(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         self._failed = True
+        self._group.say_failed(error)
         self._hook(kind, error, traceback)
 
     def _at_exit(self) -> None:

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from hpcaccel.errors import RankEnvironmentError, RuntimeMisuse
 from hpcaccel.runtime.abandoning import abandon
+from hpcaccel.runtime.callsite import site_of
 from hpcaccel.runtime.device import choose_device
 from hpcaccel.runtime.env import RankEnvironment
 from hpcaccel.runtime.exchange import Exchange
@@ -125,6 +126,15 @@ class Group:
         if self.exchange is not None:
             self.exchange.call(what)
 
+    def say_failed(self, error: BaseException) -> None:
+        """This rank dies of ``error``: for those who wait for it. Nothing that it has begun keeps it from ending."""
+        if self.exchange is not None:
+            lines = str(error).strip().splitlines() or [""]
+            self.exchange.rollcall.say_gone(
+                f"has failed at {site_of(error.__traceback__)}: {type(error).__name__}: {lines[0]}"
+            )
+            abandon()
+
     def meet_at_exit(self) -> bool:
         """Wait a bounded time for all ranks to reach the end of the program; False where some did not come."""
         if self.control is None:
@@ -135,6 +145,7 @@ class Group:
         self.exchange.rollcall.say_gone("has reached the end of the program")
         try:
             dist.monitored_barrier(group=self.control, timeout=timedelta(seconds=EXIT_WAIT_SECONDS))
+            self.exchange.rollcall.say_here()  # a last save may follow
         except RuntimeError as error:
             print(f"hpcaccel: rank {self.rank} leaves without the others: {error}", file=sys.stderr, flush=True)
             abandon()
@@ -190,9 +201,7 @@ def join(
     # Whoever waits too long is to say it before gloo does, which knows neither the call nor the missing ranks.
     calls = dist.new_group(backend="gloo", timeout=timeout + timedelta(seconds=GLOO_MARGIN_SECONDS))
     store = dist.PrefixStore(f"hpcaccel/{_formed}", dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
-    rollcall = Rollcall(
-        rank=env.rank, world_size=env.world_size, store=store, timeout_seconds=timeout.total_seconds()
-    )
+    rollcall = Rollcall(rank=env.rank, world_size=env.world_size, store=store, timeout_seconds=timeout.total_seconds())
     return Group(
         env,
         device,
