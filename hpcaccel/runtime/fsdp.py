@@ -135,7 +135,7 @@ def point_to_shards(optimizer: Optimizer, shards: Shards) -> None:
                 "the optimizer has state already, which belongs to the model before it was sharded. "
                 "Call prepare() before the first step, and load state afterwards"
             )
-        group["params"] = [shards[tensor] if tensor in shards else tensor for tensor in group["params"]]
+        group["params"] = list(map(shards.get, group["params"], group["params"]))
     _step_one_by_one_where_meshes_mix(optimizer)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,69 +13,70 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime import parallel
 from hpcaccel.runtime.data import PreparedLoader
-from hpcaccel.runtime.optim import PreparedOptimizer, PreparedScheduler
-from hpcaccel.runtime.precision import COMPUTE_DTYPES, wrap_forward
+from hpcaccel.runtime.model_preparation import prepare_model
+from hpcaccel.runtime.optim import PreparedOptimizer
+from hpcaccel.runtime.scheduler import PreparedScheduler, prepare_scheduler
 from hpcaccel.runtime.session import Session
 
 __all__ = ["prepare"]
 
-MARK = "_hpcaccel_prepared"
-
-
-def prepare(session: Session, objects: Sequence[Any], *, even_batches: bool, scheduler_repeats: int) -> list[Any]:
+def prepare(session: Session, objects: Sequence[Any], *, device_placement: Sequence[bool] | None = None) -> list[Any]:
     """Models first, for optimizers point to their parameters; schedulers last, for they follow the optimizers.
 
+    Args:
+        device_placement: for each object whether it, or its batches, are moved to this rank's device.
+
     Raises:
-        RuntimeMisuse: an optimizer of whole parameters was left behind when its model was sharded.
+        RuntimeMisuse: a list of another length; an object that was prepared before; an optimizer of whole parameters
+            that was left behind when its model was sharded.
     """
+    places = _places(session, objects, device_placement)
     ready: dict[int, Any] = {}
-    for index, item in enumerate(objects):
-        if isinstance(item, nn.Module):
-            ready[index] = _model(session, item)
-    for index, item in enumerate(objects):
-        if isinstance(item, Optimizer):
-            ready[index] = _optimizer(session, item)
-        elif isinstance(item, DataLoader):
-            ready[index] = _loader(session, item, even_batches=even_batches)
-    for index, item in enumerate(objects):
-        if isinstance(item, LRScheduler | ReduceLROnPlateau):
-            ready[index] = _scheduler(session, item, repeats=scheduler_repeats)
-    return [ready.get(index, item) for index, item in enumerate(objects)]
+    for kinds, make in _ORDER:
+        for item, place in zip(objects, places, strict=True):
+            if isinstance(item, kinds) and id(item) not in ready:
+                ready[id(item)] = make(session, item, place)
+    return [ready.get(id(item), item) for item in objects]
 
 
-def _model(session: Session, model: nn.Module) -> nn.Module:
-    if getattr(model, MARK, False):
-        return model
-    settings, group = session.settings, session.group
-    model.to(group.device)
-    if settings.mixed_precision in COMPUTE_DTYPES:
-        wrap_forward(model, group.device, settings.mixed_precision)
-    if settings.strategy == "fsdp":
-        session.shards |= parallel.shard(model, group, settings)
-        prepared = model
-    else:
-        prepared = parallel.wrap_ddp(model, group, settings)
-    setattr(prepared, MARK, True)
-    session.prepared.models.append(prepared)
-    return prepared
+def _places(session: Session, objects: Sequence[Any], given: Sequence[bool] | None) -> Sequence[bool]:
+    if given is None:
+        return [session.settings.device_placement] * len(objects)
+    if len(given) != len(objects):
+        raise RuntimeMisuse(
+            f"prepare(device_placement={list(given)!r}) names {len(given)} objects, and {len(objects)} are prepared: "
+            "give one True or False for each"
+        )
+    return given
 
 
-def _optimizer(session: Session, optimizer: Optimizer) -> PreparedOptimizer:
-    if isinstance(optimizer, PreparedOptimizer):
+def _model(session: Session, model: nn.Module, place: bool) -> nn.Module:
+    return prepare_model(session, model, place=place)
+
+
+def _optimizer(session: Session, optimizer: Optimizer, place: bool) -> PreparedOptimizer:
+    if session.known.has(optimizer):
+        assert isinstance(optimizer, PreparedOptimizer)
         return optimizer
-    parallel.point_to_shards(optimizer, session.shards)
+    if isinstance(optimizer, PreparedOptimizer):
+        optimizer = optimizer.optimizer  # its face is of a session that has ended
+    session.known.refuse_twin(optimizer)
+    if session.shards:
+        from hpcaccel.runtime.fsdp import point_to_shards
+
+        point_to_shards(optimizer, session.shards)
     _refuse_whole_parameters(session, optimizer)
     first = not session.prepared.optimizers
     session.prepared.optimizers.append(optimizer)
     face = PreparedOptimizer(
         optimizer,
         session.accumulation,
-        scaler=session.scaler,
-        on_step=session.loop.count_step if first else _nothing,
+        scaling=session.scaling,
+        on_step=session.loop.count_step if first else partial(session.loop.count_another, optimizer),
     )
     session.faces.append(face)
+    session.known.note(optimizer, face)
     return face
 
 
@@ -90,13 +92,13 @@ def _refuse_whole_parameters(session: Session, optimizer: Optimizer) -> None:
         )
 
 
-def _nothing() -> None:
-    """What happens when an optimizer steps that does not count the steps."""
-
-
-def _loader(session: Session, loader: DataLoader[Any], *, even_batches: bool) -> PreparedLoader:
-    if isinstance(loader, PreparedLoader):
+def _loader(session: Session, loader: DataLoader[Any], place: bool) -> PreparedLoader:
+    if session.known.has(loader):
+        assert isinstance(loader, PreparedLoader)
         return loader
+    if isinstance(loader, PreparedLoader):
+        loader = loader.user_loader  # it was prepared in a session that has ended
+    session.known.refuse_twin(loader)
     # Every rank draws, so that their generators stay together, and rank 0's number counts.
     seed = int(torch.empty((), dtype=torch.int64).random_().item())
     generator = getattr(getattr(loader.batch_sampler, "sampler", loader.sampler), "generator", None)
@@ -108,15 +110,29 @@ def _loader(session: Session, loader: DataLoader[Any], *, even_batches: bool) ->
         accumulation=session.accumulation,
         hooks=session.loop,
         seed=session.group.from_main(seed),
-        even_batches=even_batches,
+        even_batches=session.settings.even_batches,
     )
     session.prepared.loaders.append(prepared)
+    session.known.note(loader, prepared)
     return prepared
 
 
-def _scheduler(session: Session, scheduler: Any, *, repeats: int) -> PreparedScheduler:
-    if isinstance(scheduler, ReduceLROnPlateau):
-        repeats = 1  # it counts evaluations, not steps
+def _scheduler(session: Session, scheduler: Any, place: bool) -> PreparedScheduler:
+    if session.known.has(scheduler):
+        assert isinstance(scheduler, PreparedScheduler)
+        return scheduler
+    if isinstance(scheduler, PreparedScheduler):
+        scheduler = scheduler.scheduler  # it followed optimizers of a session that has ended
+    session.known.refuse_twin(scheduler)
     session.prepared.schedulers.append(scheduler)
-    followed = [face for face in session.faces if scheduler.optimizer in (face, face.optimizer)]
-    return PreparedScheduler(scheduler, followed, session.accumulation, repeats=repeats)
+    prepared = prepare_scheduler(session, scheduler)
+    session.known.note(scheduler, prepared)
+    return prepared
+
+
+_ORDER: tuple[tuple[Any, Callable[[Session, Any, bool], Any]], ...] = (
+    (nn.Module, _model),
+    (Optimizer, _optimizer),
+    (DataLoader, _loader),
+    ((LRScheduler, ReduceLROnPlateau, PreparedScheduler), _scheduler),
+)

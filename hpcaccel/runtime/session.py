@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from dataclasses import replace
 from datetime import timedelta
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.weak import WeakIdKeyDictionary
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime import settings
+from hpcaccel.runtime import fp8, mesh, settings
 from hpcaccel.runtime.accumulation import Accumulation
 from hpcaccel.runtime.determinism import make_deterministic, set_seed, share_threads
+from hpcaccel.runtime.known import Known
 from hpcaccel.runtime.loop import Loop
 from hpcaccel.runtime.optim import PreparedOptimizer
 from hpcaccel.runtime.precision import make_scaler
 from hpcaccel.runtime.saving import Prepared
+from hpcaccel.runtime.scaling import Scaling
 from hpcaccel.runtime.stop import StopFlag
 from hpcaccel.runtime.world import World
 
@@ -51,24 +56,41 @@ class Session:
         self.world = World.current(
             cpu=cpu,
             backend=None if wanted is None else wanted.backend,
-            timeout=(wanted and wanted.timeout) or timedelta(seconds=self.settings.timeout_seconds),
+            init_method=None if wanted is None else wanted.init_method,
+            timeout=(wanted and wanted.timeout) or _timeout(self.settings.timeout_seconds),
         )
+        self.world.has_session = True
         if self.settings.strategy == "fsdp":
             self.world.form_group_of_one()
         self.group = self.world.group
+        if self.group.exchange is not None:
+            self.group.exchange.debug |= self.settings.debug
+            self.group.exchange.rollcall.control_timeout_seconds = self.settings.control_timeout_seconds
+        ranks = self.group.env
+        self.layout = mesh.arrange(ranks.world_size, ranks.local_world_size, self.settings, handlers)
+        if self.layout.tensor > 1:
+            self.group = replace(self.group, tensor_size=self.layout.tensor)
         device = self.group.device
         share_threads(self.group.env.local_world_size)
         if self.settings.seed is not None:
             set_seed(self.settings.seed)
-        self.scaler: torch.amp.GradScaler | None = make_scaler(device, self.settings.mixed_precision)
-        self.accumulation = Accumulation(self.settings.gradient_accumulation_steps)
+        if self.settings.mixed_precision == "fp8":
+            fp8.check(device, handlers.fp8)
+        self.scaler: torch.amp.GradScaler | None = make_scaler(device, self.settings.mixed_precision, handlers.scaler)
+        self.scaling = None if self.scaler is None else Scaling(self.scaler)
+        self.accumulation = Accumulation(
+            self.settings.gradient_accumulation_steps,
+            sync_with_dataloader=self.settings.sync_with_dataloader,
+            sync_each_batch=self.settings.sync_each_batch or self.group.world_size == 1,
+        )
         self.prepared = Prepared(scaler=self.scaler)
         self.faces: list[PreparedOptimizer] = []
-        self.shards: dict[Any, Any] = {}
-        """What whole parameters became when their model was sharded."""
+        self.known = Known()
+        self.shards = WeakIdKeyDictionary()
+        """What whole parameters became when their model was sharded. Holds on to none of the whole ones."""
         self.trackers: list[Any] = []
-        self.save_hooks: dict[int, Any] = {}
-        self.load_hooks: dict[int, Any] = {}
+        self.tracking: Any = None
+        """What ``log_with`` asked for, see ``tracking.hub``; None where nothing was."""
         self.loop = Loop(
             place=place,
             group=self.group,
@@ -77,6 +99,12 @@ class Session:
             accumulation=self.accumulation,
             flag=flag,
         )
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """How the ranks are arranged. All of them must ask for the first time together."""
+        self.world.form_group_of_one()
+        return mesh.build(self.layout, self.group.device, sharded=self.settings.strategy == "fsdp")
 
     @classmethod
     def existing(cls) -> Session | None:
@@ -90,6 +118,8 @@ class Session:
             RuntimeMisuse: it exists and has another value of something that is given again.
         """
         global _current
+        if _current is not None and not _current.group.is_alive:
+            _current.abandon()  # the script has destroyed the group behind its back
         if _current is None:
             _current = cls(**given)
         else:
@@ -99,7 +129,8 @@ class Session:
     def refuse_changes(self, given: dict[str, Any]) -> None:
         """Accumulation may be another for another loop; the precision or the strategy may not."""
         if given.get("gradient_accumulation_steps") is not None:
-            self.accumulation.steps = given.pop("gradient_accumulation_steps")
+            self.accumulation.set_steps(given.pop("gradient_accumulation_steps"))
+        self.world.refuse_changes(cpu=bool(given.get("cpu")))
         for name, value in given.items():
             has = getattr(self.settings, name, value)
             if value is not None and has != value:
@@ -107,17 +138,6 @@ class Session:
                     f"Accelerator({name}={value!r}): this process has an Accelerator with {name}={has!r} already. "
                     "Call end_training() on it first"
                 )
-
-    def register(self, objects: Iterable[Any]) -> None:
-        """
-        Raises:
-            RuntimeMisuse: an object without ``state_dict`` and ``load_state_dict``.
-        """
-        objects = list(objects)
-        for item in objects:
-            if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
-                raise RuntimeMisuse(f"{item!r} cannot be saved: it needs state_dict() and load_state_dict()")
-        self.prepared.registered += objects
 
     def forget(self) -> None:
         for items in (
@@ -129,11 +149,29 @@ class Session:
             self.faces,
         ):
             items.clear()
-        self.shards.clear()
+        self.known.clear()
+        self.shards = WeakIdKeyDictionary()
 
-    def end(self) -> None:
+    def end(self, *, destroy: bool = False) -> None:
+        """All ranks together: the outcome is written, the group left; with ``destroy`` also one that the script has
+        formed by itself."""
         global _current
         if _current is self:
             _current = None
             self.loop.end()
+            if destroy:
+                self.group.leave(whole=True)
             self.world.forget()
+
+    def abandon(self) -> None:
+        """This rank alone: as if this session had never been. The group of ranks stays as it is."""
+        global _current
+        if _current is self:
+            _current = None
+            self.world.has_session = False
+            self.loop.abandon()
+
+
+def _timeout(seconds: float) -> timedelta | None:
+    """None where nobody has said anything."""
+    return None if seconds == settings.Settings.timeout_seconds else timedelta(seconds=seconds)

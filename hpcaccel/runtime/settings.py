@@ -36,6 +36,15 @@ class Settings:
     fsdp_wrap: tuple[str, ...] = ()
     """Class names of the blocks that FSDP2 shards one by one; empty: repeated blocks are found."""
     reshard_after_forward: bool = True
+    fsdp_shard_size: int | None = None
+    """Ranks that hold one replica together; None: all of them."""
+    fsdp_param_dtype: str | None = None
+    fsdp_reduce_dtype: str | None = None
+    fsdp_output_dtype: str | None = None
+    fsdp_cpu_offload: bool = False
+    activation_checkpointing: bool = False
+    compile: bool = False
+    tensor_parallel_size: int = 1
     split_batches: bool = False
     even_batches: bool = True
     dispatch_batches: bool | None = None
@@ -56,6 +65,8 @@ class Settings:
     """Of collectives that the script's own calls and the gradients need."""
     control_timeout_seconds: float = 60.0
     """Of hpcaccel's own: a rank that is later than this is not coming."""
+    save_wait_seconds: float = 5.0
+    """How long rank 0 waits in ``save_state`` for ranks that hold the same as it does."""
     every_steps: int | None = None
     every_minutes: float | None = None
     keep: int | None = 2
@@ -98,7 +109,9 @@ def load(place: Place, **given: Any) -> Settings:
     Raises:
         RuntimeMisuse: a value that is not allowed.
     """
-    settings = Settings() if place.run is None else _from_spec(read_json(place.run.spec) or {})
+    # A launcher's word for all its ranks; a run says it in its spec.
+    launched = Settings(mixed_precision=os.environ.get("ACCELERATE_MIXED_PRECISION") or "no")
+    settings = launched if place.run is None else _from_spec(read_json(place.run.spec) or {})
     settings = replace(settings, **{name: value for name, value in given.items() if value is not None})
     for name, allowed in _ALLOWED.items():
         if getattr(settings, name) not in allowed:
@@ -117,4 +130,7 @@ def _from_spec(document: Mapping[str, Any]) -> Settings:
     fsdp = sections.get("fsdp") or {}
     values["fsdp_wrap"] = tuple(fsdp.get("wrap") or ())
     values["reshard_after_forward"] = fsdp.get("reshard_after_forward", True)
+    for name in ("shard_size", "param_dtype", "reduce_dtype", "output_dtype", "cpu_offload"):
+        if fsdp.get(name) is not None:
+            values[f"fsdp_{name}"] = fsdp[name]
     return Settings(**values)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from hpcaccel.runtime import parallel
+from hpcaccel.runtime import unwrapping
+from hpcaccel.runtime.model_preparation import is_dispatched, prepare_model
+from hpcaccel.runtime.ops import to_device
 from hpcaccel.runtime.preparation import prepare
 from hpcaccel.runtime.session import Session
 
@@ -18,35 +24,111 @@ __all__ = ["PrepareFace"]
 class PrepareFace:
     _session: Session
 
-    def prepare(self, *objects: Any) -> Any:
+    def prepare(self, *objects: Any, device_placement: Sequence[bool] | None = None) -> Any:
         """Models, optimizers, loaders and schedulers, in any order, ready for this group of ranks; the same order comes
-        back, a single object bare. What is none of these passes through."""
-        settings = self._session.settings
-        prepared = prepare(
-            self._session,
-            objects,
-            even_batches=settings.even_batches,
-            scheduler_repeats=self._session.group.world_size if settings.step_scheduler_per_process else 1,
-        )
+        back, a single object bare. What is none of these passes through, and so does what was prepared before.
+
+        Args:
+            device_placement: for each object whether it, or its batches, are moved to this rank's device.
+
+        Raises:
+            RuntimeMisuse: ``device_placement`` is of another length; an object was prepared before and what came back
+                then is not used; an optimizer has no parameter of a prepared model.
+        """
+        prepared = prepare(self._session, objects, device_placement=device_placement)
         return prepared[0] if len(objects) == 1 else tuple(prepared)
 
-    def prepare_model(self, model: nn.Module) -> Any:
-        return self.prepare(model)
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> Any:
+        """One model. ``evaluation_mode``: it is not trained, and needs no gradients from other ranks."""
+        place = self.device_placement if device_placement is None else device_placement
+        return prepare_model(self._session, model, place=place, evaluation_mode=evaluation_mode)
 
-    def prepare_optimizer(self, optimizer: Optimizer) -> Any:
+    def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Any:
+        """One optimizer, after its model. Where its state lies follows from its parameters."""
         return self.prepare(optimizer)
 
-    def prepare_data_loader(self, loader: DataLoader[Any]) -> Any:
-        return self.prepare(loader)
+    def prepare_data_loader(
+        self,
+        data_loader: DataLoader[Any],
+        device_placement: bool | None = None,
+        slice_fn_for_dispatch: Callable[..., Any] | None = None,
+    ) -> Any:
+        """One loader."""
+        return self.prepare(data_loader, device_placement=None if device_placement is None else [device_placement])
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
+        """One scheduler, after its optimizer."""
         return self.prepare(scheduler)
 
-    def unwrap_model(self, model: nn.Module) -> nn.Module:
-        """The module as the script made it; a sharded one keeps its shards."""
-        return parallel.unwrap(model)
+    def unwrap_model(
+        self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = False
+    ) -> nn.Module:
+        """The module as the script made it, without DDP and ``torch.compile``; a sharded one keeps its shards, and one
+        that was never prepared comes back as it is.
+
+        Args:
+            keep_fp32_wrapper: it goes on computing in the precision that was prepared; False: its own forward again.
+            keep_torch_compile: put the compiled wrapper around it again.
+        """
+        return unwrapping.unwrap(model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile)
+
+    def verify_device_map(self, model: nn.Module) -> bool:
+        """Whether a library has spread the model's layers over several devices of this process."""
+        return is_dispatched(model)
+
+    def to_device(self, value: Any) -> Any:
+        """Nested tensors on this rank's device."""
+        return to_device(value, self._session.group.device)
+
+    def join_uneven_inputs(
+        self, joinables: Sequence[Any], even_batches: bool | None = None
+    ) -> AbstractContextManager[None]:
+        """Train on as many batches as each rank has: those that are through answer for the others' gradients.
+
+        Args:
+            joinables: prepared models under DDP.
+            even_batches: what prepared loaders do inside; None: as they are.
+        """
+        from hpcaccel.runtime.uneven import join_uneven_inputs
+
+        return join_uneven_inputs(self._session, joinables, even_batches=even_batches)
 
     def free_memory(self, *objects: Any) -> tuple[None, ...]:
         """Forget what was prepared; ``a, b = accelerator.free_memory(a, b)`` forgets the script's names for it too."""
         self._session.forget()
+        gc.collect()
+        if self._session.group.device.type == "cuda":
+            torch.cuda.empty_cache()
         return tuple(None for _ in objects)
+
+    clear = free_memory
+
+    @property
+    def device_placement(self) -> bool:
+        return self._session.settings.device_placement
+
+    @property
+    def split_batches(self) -> bool:
+        return self._session.settings.split_batches
+
+    @property
+    def dispatch_batches(self) -> bool | None:
+        return self._session.settings.dispatch_batches
+
+    @property
+    def even_batches(self) -> bool:
+        return self._session.settings.even_batches
+
+    @property
+    def use_seedable_sampler(self) -> bool:
+        return self._session.settings.use_seedable_sampler
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        return self._session.settings.use_stateful_dataloader
+
+    @property
+    def non_blocking(self) -> bool:
+        return self._session.settings.non_blocking
