@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,9 @@ class TensorBoardTracker(GeneralTracker):
 
     @on_main_process
     def start(self) -> None:
-        self.writer = _module().SummaryWriter(self.logging_dir, **self.init_kwargs)
+        self._is_x = find_spec("tensorboard") is None
+        module = import_module("tensorboardX" if self._is_x else "torch.utils.tensorboard")
+        self.writer = module.SummaryWriter(self.logging_dir, **self.init_kwargs)
 
     @property
     def tracker(self) -> Any:
@@ -49,7 +52,7 @@ class TensorBoardTracker(GeneralTracker):
         import yaml
 
         name = self.continued_run or str(time.time())  # of one run: the same for each attempt
-        if "tensorboardX" in type(self.writer).__module__:
+        if self._is_x:
             self.writer.add_hparams(config_leaves(values), {}, name=name)
         else:
             self.writer.add_hparams(config_leaves(values), {}, run_name=name)
@@ -89,20 +92,13 @@ class TensorBoardTracker(GeneralTracker):
 
     @on_main_process
     def resumed(self, step: int) -> None:
-        if "purge_step" not in self.init_kwargs:
-            self.writer.close()  # the next value opens a new event file, which begins with this mark
-            self.writer.purge_step = step + 1
+        if "purge_step" in self.init_kwargs:
+            return
+        # What SummaryWriter(purge_step=...) writes into a new file; when this one was opened the step was not known.
+        events = import_module(f"{'tensorboardX' if self._is_x else 'tensorboard.compat'}.proto.event_pb2")
+        mark = events.SessionLog(status=events.SessionLog.START)
+        self.writer.file_writer.add_event(events.Event(step=step + 1, session_log=mark))
 
     @on_main_process
     def finish(self) -> None:
         self.writer.close()
-
-
-def _module() -> Any:
-    if find_spec("tensorboard") is not None:
-        from torch.utils import tensorboard
-
-        return tensorboard
-    import tensorboardX
-
-    return tensorboardX
