@@ -1,13 +1,13 @@
-"""Which micro-batches end in an optimizer step, and what happens in between."""
+"""Which micro-batches end in an optimizer step, and which keep their gradients to their rank."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 from torch import nn
 
-from hpcaccel.runtime.accumulation import Accumulation
-from hpcaccel.runtime.optim import PreparedOptimizer, PreparedScheduler
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.accumulation import Accumulation, MicroBatch
+from hpcaccel.runtime.gradient_sync import NoSync
 
 
 class Source:
@@ -54,70 +54,68 @@ def test_an_evaluation_that_was_left_half_way_does_not_hide_the_end_of_the_train
     assert accumulation.current is evaluation
 
 
-@pytest.fixture
-def weight() -> nn.Parameter:
-    return nn.Parameter(torch.ones(2))
+def test_the_end_of_a_loader_is_no_boundary_when_the_script_says_so() -> None:
+    accumulation, source = Accumulation(3, sync_with_dataloader=False), Source()
+    accumulation.took_batch_from(source)
+    source.at_last_batch = True
+    assert boundaries(accumulation, 4) == [False, False, True, False]
 
 
-def optimizer_of(weight: nn.Parameter, accumulation: Accumulation, steps: list[int]) -> PreparedOptimizer:
-    return PreparedOptimizer(
-        torch.optim.SGD([weight], lr=1.0), accumulation, scaler=None, on_step=lambda: steps.append(1)
-    )
+def test_two_halves_of_a_gan_count_for_themselves() -> None:
+    accumulation, first, second = Accumulation(2), nn.Linear(1, 1), nn.Linear(1, 1)
+    found = []
+    for _ in range(4):
+        for model in (first, second):
+            with MicroBatch(accumulation, (model,)):
+                found.append(accumulation.is_boundary)
+    assert found == [False, False, True, True] * 2
 
 
-def test_an_optimizer_steps_and_forgets_at_boundaries_only(weight: nn.Parameter) -> None:
-    accumulation, steps = Accumulation(2), list[int]()
-    optimizer = optimizer_of(weight, accumulation, steps)
-    weight.grad = torch.ones(2)
-    accumulation.begin_micro_batch()
-    optimizer.step()
-    optimizer.zero_grad()
-    assert (weight.tolist(), weight.grad.tolist(), steps) == ([1, 1], [1, 1], [])
-    accumulation.begin_micro_batch()
-    optimizer.step()
-    optimizer.zero_grad()
-    assert (weight.tolist(), weight.grad, steps) == ([0, 0], None, [1])
+def test_steps_may_change_on_the_way() -> None:
+    accumulation = Accumulation(4)
+    assert boundaries(accumulation, 2) == [False, False]
+    accumulation.set_steps(2)
+    assert boundaries(accumulation, 3) == [True, False, True]
+    for wrong in (0, -1, 1.5, None):
+        with pytest.raises(RuntimeMisuse, match="gradient_accumulation_steps="):
+            accumulation.set_steps(wrong)  # type: ignore[arg-type]
 
 
-def test_a_prepared_optimizer_is_an_optimizer_and_shows_the_users_own(weight: nn.Parameter) -> None:
-    optimizer = optimizer_of(weight, Accumulation(1), [])
-    assert isinstance(optimizer, torch.optim.Optimizer)
-    optimizer.param_groups[0]["lr"] = 0.5
-    assert optimizer.optimizer.param_groups[0]["lr"] == 0.5
-    assert optimizer.state_dict() == optimizer.optimizer.state_dict()
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.1)
-    optimizer.step()
-    schedule.step()
-    assert optimizer.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+class Synced(nn.Module):
+    """A model that notes whether its gradients would be shared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shares = True
+        self.__dict__["_hpcaccel_no_sync"] = NoSync(lambda on: setattr(self, "shares", on))
 
 
-@pytest.mark.parametrize(("repeats", "expected"), [(1, 0.5), (2, 0.25)])
-def test_a_scheduler_steps_with_its_optimizer_as_often_as_was_said(
-    weight: nn.Parameter, repeats: int, expected: float
-) -> None:
-    accumulation = Accumulation(2)
-    optimizer = optimizer_of(weight, accumulation, [])
-    inner = torch.optim.lr_scheduler.ExponentialLR(optimizer.optimizer, gamma=0.5)
-    schedule = PreparedScheduler(inner, [optimizer], accumulation, repeats=repeats)
-    weight.grad = torch.ones(2)
-    for _ in range(2):
-        accumulation.begin_micro_batch()
-        optimizer.step()
-        schedule.step()
-    assert schedule.get_last_lr() == [expected]
+def test_gradients_of_all_models_stay_here_until_the_boundary_also_after_an_exception() -> None:
+    accumulation, models = Accumulation(3), (Synced(), Synced())
+    for expected in (False, False, True):
+        with MicroBatch(accumulation, models):
+            assert [model.shares for model in models] == [expected, expected]
+            assert accumulation.inside == 1
+        assert all(model.shares for model in models)
+    with pytest.raises(KeyError), MicroBatch(accumulation, models):
+        assert not models[0].shares
+        raise KeyError
+    assert all(model.shares for model in models)
+    assert accumulation.inside == 0
 
 
-def test_a_scheduler_waits_when_the_optimizer_was_skipped(weight: nn.Parameter) -> None:
-    accumulation = Accumulation(1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    optimizer = PreparedOptimizer(torch.optim.SGD([weight], lr=1.0), accumulation, scaler=scaler, on_step=lambda: None)
-    schedule = PreparedScheduler(
-        torch.optim.lr_scheduler.ExponentialLR(optimizer.optimizer, gamma=0.5), [optimizer], accumulation, repeats=1
-    )
-    for gradient, lr in ((float("inf"), 1.0), (4.0, 0.5)):
-        scaler.scale(weight.sum())
-        weight.grad = torch.full((2,), gradient)
-        optimizer.step()
-        schedule.step()
-        assert optimizer.step_was_skipped == (gradient == float("inf"))
-        assert schedule.get_last_lr() == [lr]
+def test_gradients_are_shared_in_every_micro_batch_when_the_script_says_so() -> None:
+    accumulation, model = Accumulation(3, sync_each_batch=True), Synced()
+    with MicroBatch(accumulation, (model,)):
+        assert model.shares
+        assert not accumulation.is_boundary
+
+
+def test_contexts_inside_of_each_other_give_back_what_they_took() -> None:
+    accumulation, outer, inner = Accumulation(2), Synced(), Synced()
+    with MicroBatch(accumulation, (outer,)):
+        with MicroBatch(accumulation, (inner, outer)):
+            assert not inner.shares
+        assert inner.shares
+        assert not outer.shares
+    assert outer.shares
