@@ -1,0 +1,182 @@
+"""The ranks find each other, whoever else is on the node and on the ports."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from hpcaccel.runtime import env, interfaces, lobby
+
+from .ranks import ROOT, free_port
+
+pytestmark = pytest.mark.torch
+
+PROGRAM = Path(__file__).parent / "programs" / "meet.py"
+
+
+def step(job: int, size: int, **more: str) -> list[dict[str, str]]:
+    """The variables of each task of a step on this machine."""
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "HPCACCEL_"))}
+    shared = {
+        "SLURM_JOB_ID": str(job),
+        "SLURM_STEP_ID": "0",
+        "SLURM_NTASKS": str(size),
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": str(size),
+        "SLURM_STEP_NODELIST": "localhost",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+    return [
+        {**outside, **shared, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), **more} for rank in range(size)
+    ]
+
+
+class Meeting:
+    """Ranks that meet."""
+
+    def __init__(self, environs: list[dict[str, str]], **words: Any) -> None:
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, str(PROGRAM), json.dumps(words)],
+                env=environ,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for environ in environs
+        ]
+
+    def results(self) -> list[dict[str, Any]]:
+        found = []
+        for process in self.processes:
+            out, err = process.communicate(timeout=120)
+            assert out.strip(), err
+            found.append(json.loads(out.splitlines()[-1]))
+        return found
+
+
+def ports_of(job: int) -> tuple[int, ...]:
+    return env.detect(step(job, 2)[0]).ports
+
+
+@contextmanager
+def silent_listener(port: int) -> Iterator[None]:
+    with socket.create_server(("", port)):
+        yield
+
+
+@contextmanager
+def http_server(port: int) -> Iterator[None]:
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *args: Any) -> None:
+            """Tests need no access log."""
+
+    with ThreadingHTTPServer(("", port), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield
+        server.shutdown()
+
+
+@contextmanager
+def foreign_store(port: int) -> Iterator[None]:
+    store = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)  # type: ignore[attr-defined]
+    yield
+    del store
+
+
+@contextmanager
+def foreign_lobby(port: int) -> Iterator[None]:
+    other = lobby.Lobby.open("another job's", [port], 1)
+    assert other is not None
+    yield
+    other.close()
+
+
+def test_two_jobs_at_once_whose_ports_are_the_same_and_taken_by_all_kinds_of_services() -> None:
+    # A difference of PORTS between two job ids, times anything: the same candidates in the same order.
+    first, second = 4_711, 4_711 + env.PORTS
+    ports = ports_of(first)
+    assert ports == ports_of(second)
+    with ExitStack() as stack:
+        for number, service in enumerate((silent_listener, http_server, foreign_store, foreign_lobby)):
+            stack.enter_context(service(ports[number]))
+        # Rank 0 of one job comes much later than the others of both.
+        meetings = [Meeting(step(first, 2, LATE="3")), Meeting(step(second, 2))]
+        results = [meeting.results() for meeting in meetings]
+    for job, found in zip((first, second), results, strict=True):
+        assert found == [{"rank": rank, "sum": 11.0, "job": str(job)} for rank in range(2)]
+
+
+def test_a_rank_that_never_comes_is_named() -> None:
+    with ExitStack() as stack:
+        stack.enter_context(silent_listener(ports_of(99)[0]))
+        without_last = Meeting(step(99, 3)[:2], timeout=4)
+        without_first = Meeting(step(98, 2)[1:], timeout=4)
+        main, other = without_last.results()
+        (lonely,) = without_first.results()
+    assert "rank 2 of 3 did not come within" in main["error"]
+    assert "rank 1 of 3 waited 4 s for the others" in other["error"]
+    assert "rank 1 of 2 has found no rank 0 on localhost for" in lonely["error"]
+    assert f"nobody listens (port {ports_of(98)[0]}, " in lonely["error"]
+
+
+def test_a_port_that_was_given_counts_and_says_when_it_is_taken() -> None:
+    port, taken = free_port(), free_port()
+    good = Meeting(step(97, 2, MASTER_PORT=str(port)))
+    with silent_listener(taken):
+        bad = Meeting(step(96, 2, MASTER_PORT=str(taken))[:1], timeout=4)
+        (refused,) = bad.results()
+    assert [found["sum"] for found in good.results()] == [11.0, 11.0]
+    assert f"rank 0 of 2 could not join the others at localhost:{taken}" in refused["error"]
+    assert "is the port free" in refused["error"]
+
+
+def test_init_method(tmp_path: Path) -> None:
+    by_file = Meeting(step(95, 2), init_method=f"file://{tmp_path}/meet")
+    by_port = Meeting(step(94, 2), init_method=f"tcp://127.0.0.1:{free_port()}")
+    nowhere = Meeting(step(93, 2), init_method="pigeon://coop")
+    assert [found["sum"] for found in by_file.results() + by_port.results()] == [11.0] * 4
+    assert all("pigeon" in found["error"] for found in nowhere.results())
+
+
+def test_a_lobby_answers_by_name_and_to_many_at_once() -> None:
+    port = free_port()
+    opened = lobby.Lobby.open("mine", [port], 4321)
+    assert opened is not None
+    with socket.create_connection(("127.0.0.1", port)):  # one that says nothing
+        assert lobby.ask("mine", "localhost", port)[1] == 4321
+        assert lobby.ask("yours", "127.0.0.1", port) == lobby.OTHER
+    opened.close()
+    assert lobby.ask("mine", "127.0.0.1", port) == lobby.NOTHING
+    assert lobby.ask("mine", "no-such-host.invalid", port) == lobby.UNKNOWN_NAME
+
+
+def test_a_lobby_takes_the_first_port_that_is_free() -> None:
+    taken, free = free_port(), free_port()
+    with silent_listener(taken):
+        opened = lobby.Lobby.open("mine", [taken, free], 4321)
+        assert opened is not None
+        assert lobby.ask("mine", "127.0.0.1", free)[1] == 4321
+        assert lobby.Lobby.open("other", [taken, free], 4321) is None
+        opened.close()
+
+
+def test_interfaces() -> None:
+    assert interfaces.of_address("127.0.0.1") == "lo"
+    assert interfaces.of_address("127.0.1.7") == "lo"
+    assert interfaces.of_address("192.0.2.1") is None  # an address that documents use and nobody has
+    assert interfaces.name_is_loopback("localhost")
+    assert interfaces.name_is_loopback("no-such-host.invalid")
