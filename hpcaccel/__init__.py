@@ -1,7 +1,8 @@
 """From one YAML file to a model trained, preempted and resumed on a Slurm cluster.
 
 The names below are the public surface. They are imported when they are first used, so that ``import hpcaccel`` costs
-nothing on a login node and never brings torch along.
+nothing on a login node and never brings torch along. Those of a training script are Accelerate's: see
+``docs/migration.md``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,52 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpcaccel.errors import HpcaccelError as HpcaccelError
     from hpcaccel.runtime.accelerator import Accelerator as Accelerator
+    from hpcaccel.runtime.availability import is_rich_available as is_rich_available
+    from hpcaccel.runtime.determinism import set_seed as set_seed
+    from hpcaccel.runtime.handlers import AORecipeKwargs as AORecipeKwargs
+    from hpcaccel.runtime.handlers import AutocastKwargs as AutocastKwargs
+    from hpcaccel.runtime.handlers import DataLoaderConfiguration as DataLoaderConfiguration
+    from hpcaccel.runtime.handlers import DistributedDataParallelKwargs as DistributedDataParallelKwargs
+    from hpcaccel.runtime.handlers import FP8RecipeKwargs as FP8RecipeKwargs
+    from hpcaccel.runtime.handlers import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
+    from hpcaccel.runtime.handlers import GradientAccumulationPlugin as GradientAccumulationPlugin
+    from hpcaccel.runtime.handlers import GradScalerKwargs as GradScalerKwargs
+    from hpcaccel.runtime.handlers import InitProcessGroupKwargs as InitProcessGroupKwargs
+    from hpcaccel.runtime.handlers import MSAMPRecipeKwargs as MSAMPRecipeKwargs
+    from hpcaccel.runtime.handlers import ParallelismConfig as ParallelismConfig
+    from hpcaccel.runtime.handlers import ProfileKwargs as ProfileKwargs
+    from hpcaccel.runtime.handlers import ProjectConfiguration as ProjectConfiguration
+    from hpcaccel.runtime.handlers import TERecipeKwargs as TERecipeKwargs
+    from hpcaccel.runtime.handlers import TorchDynamoPlugin as TorchDynamoPlugin
+    from hpcaccel.runtime.handlers import TorchTensorParallelConfig as TorchTensorParallelConfig
+    from hpcaccel.runtime.handlers import TorchTensorParallelPlugin as TorchTensorParallelPlugin
+    from hpcaccel.runtime.launching import debug_launcher as debug_launcher
+    from hpcaccel.runtime.launching import notebook_launcher as notebook_launcher
+    from hpcaccel.runtime.log import get_logger as get_logger
+    from hpcaccel.runtime.meta_init import init_empty_weights as init_empty_weights
+    from hpcaccel.runtime.meta_init import init_on_device as init_on_device
+    from hpcaccel.runtime.model_loading import load_checkpoint_in_model as load_checkpoint_in_model
+    from hpcaccel.runtime.names import DDPCommunicationHookType as DDPCommunicationHookType
+    from hpcaccel.runtime.names import DistributedType as DistributedType
+    from hpcaccel.runtime.names import DynamoBackend as DynamoBackend
+    from hpcaccel.runtime.names import LoggerType as LoggerType
+    from hpcaccel.runtime.names import PrecisionType as PrecisionType
+    from hpcaccel.runtime.names import RNGType as RNGType
+    from hpcaccel.runtime.permutation import PermutationSampler as PermutationSampler
+    from hpcaccel.runtime.sharded_load import load_sharded as load_sharded
+    from hpcaccel.runtime.skipping import skip_first_batches as skip_first_batches
+    from hpcaccel.runtime.states import AcceleratorState as AcceleratorState
+    from hpcaccel.runtime.states import GradientState as GradientState
+    from hpcaccel.runtime.states import PartialState as PartialState
+    from hpcaccel.runtime.states import is_initialized as is_initialized
+    from hpcaccel.runtime.together import broadcast as broadcast
+    from hpcaccel.runtime.together import broadcast_object_list as broadcast_object_list
+    from hpcaccel.runtime.together import gather as gather
+    from hpcaccel.runtime.together import gather_object as gather_object
+    from hpcaccel.runtime.together import pad_across_processes as pad_across_processes
+    from hpcaccel.runtime.together import reduce as reduce
+    from hpcaccel.runtime.together import wait_for_everyone as wait_for_everyone
+    from hpcaccel.runtime.tracking.base import GeneralTracker as GeneralTracker
     from hpcaccel.spec import JobSpec as JobSpec
     from hpcaccel.spec import load_spec as load_spec
     from hpcaccel.submission import Run as Run
@@ -21,24 +68,72 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "Accelerator": "hpcaccel.runtime.accelerator",
-    "HpcaccelError": "hpcaccel.errors",
-    "JobSpec": "hpcaccel.spec",
-    "Run": "hpcaccel.submission",
-    "find_run": "hpcaccel.submission",
-    "load_spec": "hpcaccel.spec",
-    "submit": "hpcaccel.submission.submit",
+_NAMES = {
+    # Runs, from the login node
+    "hpcaccel.errors": "HpcaccelError",
+    "hpcaccel.spec": "JobSpec load_spec",
+    "hpcaccel.submission": "Run find_run",
+    "hpcaccel.submission.submit": "submit",
+    # In a training script
+    "hpcaccel.runtime.accelerator": "Accelerator",
+    "hpcaccel.runtime.states": "AcceleratorState GradientState PartialState is_initialized",
+    # Settings
+    "hpcaccel.runtime.handlers": """
+        AORecipeKwargs AutocastKwargs DataLoaderConfiguration DistributedDataParallelKwargs
+        FP8RecipeKwargs FullyShardedDataParallelPlugin GradScalerKwargs GradientAccumulationPlugin
+        InitProcessGroupKwargs MSAMPRecipeKwargs ParallelismConfig ProfileKwargs
+        ProjectConfiguration TERecipeKwargs TorchDynamoPlugin TorchTensorParallelConfig
+        TorchTensorParallelPlugin""",
+    "hpcaccel.runtime.names": """
+        DDPCommunicationHookType DistributedType DynamoBackend LoggerType PrecisionType RNGType""",
+    # Data
+    "hpcaccel.runtime.permutation": "PermutationSampler",
+    "hpcaccel.runtime.skipping": "skip_first_batches",
+    # Models
+    "hpcaccel.runtime.meta_init": "init_empty_weights init_on_device",
+    "hpcaccel.runtime.model_loading": "load_checkpoint_in_model",
+    "hpcaccel.runtime.sharded_load": "load_sharded",
+    # Ranks together
+    "hpcaccel.runtime.together": """
+        broadcast broadcast_object_list gather gather_object pad_across_processes reduce
+        wait_for_everyone""",
+    "hpcaccel.runtime.determinism": "set_seed",
+    # Telling
+    "hpcaccel.runtime.log": "get_logger",
+    "hpcaccel.runtime.tracking.base": "GeneralTracker",
+    # Launchers
+    "hpcaccel.runtime.launching": "debug_launcher notebook_launcher",
+    "hpcaccel.runtime.availability": "is_rich_available",
 }
+_HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
+
+_PAGES = [
+    "accelerator",
+    "big_modeling",
+    "data_loader",
+    "launchers",
+    "local_sgd",
+    "logging",
+    "memory_utils",
+    "optimizer",
+    "parallelism_config",
+    "scheduler",
+    "state",
+    "tracking",
+    "utils",
+]
+"""Accelerate's import paths, which its users also reach as attributes."""
 
 _EXTRA = {"numpy": "train", "torch": "train"}
 
-__all__ = ["Accelerator", "HpcaccelError", "JobSpec", "Run", "find_run", "load_spec", "submit"]
+__all__ = sorted(_HOME)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PAGES:
+        return import_module(f"hpcaccel.{name}")
     if name not in _HOME:
-        raise AttributeError(f"module 'hpcaccel' has no attribute {name!r}")
+        return import_module("hpcaccel.runtime.absent").refuse(name)
     try:
         value = getattr(import_module(_HOME[name]), name)
     except ModuleNotFoundError as error:
@@ -54,4 +149,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted([*globals(), *_HOME, *_PAGES])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-__all__ = ["REASONS", "refuse_attribute", "why"]
+__all__ = ["REASONS", "refuse", "why"]
 
 _REASONS = {
     "DeepSpeed is not here: Accelerator(strategy='fsdp') shards parameters, gradients and optimizer state": """
@@ -66,16 +66,18 @@ _REASONS = {
     "The precision's context is accelerator.autocast(), its scaler accelerator.scaler": """
         get_grad_scaler get_mixed_precision_context_manager native_amp delayed_fp8_autocast fp8_enabled
         has_fp8_handler""",
+    "What was given to Accelerator(...) is its own business; the script that gave it has it": """
+        ao_recipe_handler te_recipe_handler msamp_recipe_handler fp8_recipe_handler autocast_handler ddp_handler
+        init_handler profile_handler scaler_handler dataloader_config""",
     "LOMO is not here: it fuses backward and step, which leaves nothing to synchronise or to clip": """
         has_lomo_optimizer lomo_backward""",
     "The classes behind prepared loaders are others here: accelerator.prepare(loader) makes one, "
     "hpcaccel.skip_first_batches skips, hpcaccel.PermutationSampler shuffles": """
-        DataLoaderAdapter DataLoaderStateMixin SeedableRandomSampler SkipBatchSampler SkipDataLoader
+        DataLoaderAdapter DataLoaderStateMixin SeedableRandomSampler SkipDataLoader
         get_sampler prepare_data_loader BatchSamplerShard IterableDatasetShard DataLoaderDispatcher""",
     "It is of Accelerate's inside; nothing here needs it": """
         CannotPadNestedTensorWarning ThreadLocalSharedDict do_nothing move_to_device patch_optimizer_step
-        filter_trackers get_available_trackers on_main_process register_tracker_class rich
-        accelerator_state plugin_kwargs flag_tensor fork_launched""",
+        rich accelerator_state plugin_kwargs flag_tensor fork_launched""",
 }
 
 REASONS = {name: reason for reason, names in _REASONS.items() for name in names.split()}
@@ -87,20 +89,19 @@ def why(name: str) -> str | None:
     return REASONS.get(name)
 
 
-def refuse_attribute(owner: object, name: str) -> NoReturn:
-    """For ``__getattr__`` of the Accelerator and the states.
+def refuse(name: str) -> NoReturn:
+    """For ``__getattr__`` of a page.
 
     Raises:
-        AttributeError: always; it says why where the name is Accelerate's.
+        ImportError: with the reason, where the name is Accelerate's; of another error ``from page import name`` would
+            not show the words.
+        AttributeError: any other name.
     """
-    kind = type(owner).__name__
     reason = why(name)
-    raise AttributeError(f"{kind}.{name}: {reason}" if reason else f"{kind!r} object has no attribute {name!r}")
+    if reason is None:
+        raise AttributeError(f"module 'hpcaccel' has no attribute {name!r}")
+    raise ImportError(f"hpcaccel has no {name}. {reason}")
 
 
 def __getattr__(name: str) -> Any:
-    reason = why(name)
-    if reason is None:
-        raise AttributeError(f"no module of hpcaccel has {name!r}")
-    # `from page import name` shows the words of an ImportError only.
-    raise ImportError(f"hpcaccel has no {name}. {reason}")
+    refuse(name)

@@ -13,11 +13,17 @@ from hpcaccel.runtime.faces.save import SaveFace
 from hpcaccel.runtime.faces.together import TogetherFace
 from hpcaccel.runtime.faces.track import TrackFace
 from hpcaccel.runtime.faces.train import TrainFace
+from hpcaccel.runtime.lacking import lacks
 from hpcaccel.runtime.session import Session
 
 __all__ = ["Accelerator"]
 
 
+@lacks(
+    "deepspeed_ulysses_dl_adapter lomo_backward has_lomo_optimizer maybe_context_parallel native_amp flag_tensor "
+    "delayed_fp8_autocast fp8_enabled has_fp8_handler dataloader_config ao_recipe_handler te_recipe_handler "
+    "msamp_recipe_handler fp8_recipe_handler autocast_handler ddp_handler init_handler profile_handler scaler_handler"
+)
 class Accelerator(PlaceFace, PrepareFace, TrainFace, LoopFace, TogetherFace, TrackFace, SaveFace):
     """Takes a training loop to many GPUs, and back from wherever it was stopped.
 
@@ -57,6 +63,9 @@ class Accelerator(PlaceFace, PrepareFace, TrainFace, LoopFace, TogetherFace, Tra
         RankEnvironmentError: the environment describes no usable group of ranks, or they do not find each other.
         RuntimeMisuse: a keyword or a value that is not allowed.
     """
+
+    deepspeed_plugin: None = None
+    """Scripts look whether there is one."""
 
     def __init__(
         self,

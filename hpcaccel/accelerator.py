@@ -1,0 +1,7 @@
+"""Accelerate's import path of the ``Accelerator``."""
+
+from hpcaccel.runtime.accelerator import Accelerator
+from hpcaccel.runtime.names import DistributedType
+from hpcaccel.runtime.states import GradientState, PartialState
+
+__all__ = ["Accelerator", "DistributedType", "GradientState", "PartialState"]

@@ -1,0 +1,3 @@
+"""An older import path of Accelerate's."""
+
+__all__ = []

@@ -1,0 +1,5 @@
+"""Accelerate's import path of ``ParallelismConfig``."""
+
+from hpcaccel.runtime.handlers import ParallelismConfig
+
+__all__ = ["ParallelismConfig"]

@@ -1,0 +1,27 @@
+"""Accelerate's import path of environment variables and the machine."""
+
+from hpcaccel.runtime.absent import __getattr__ as __getattr__
+from hpcaccel.runtime.environ import (
+    clear_environment,
+    convert_dict_to_env_variables,
+    get_int_from_env,
+    parse_choice_from_env,
+    parse_flag_from_env,
+    patch_environment,
+    str_to_bool,
+)
+from hpcaccel.runtime.introspection import are_libraries_initialized
+from hpcaccel.runtime.machine import check_cuda_fp8_capability, get_current_device_type
+
+__all__ = [
+    "are_libraries_initialized",
+    "check_cuda_fp8_capability",
+    "clear_environment",
+    "convert_dict_to_env_variables",
+    "get_current_device_type",
+    "get_int_from_env",
+    "parse_choice_from_env",
+    "parse_flag_from_env",
+    "patch_environment",
+    "str_to_bool",
+]

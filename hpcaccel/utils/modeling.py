@@ -1,0 +1,27 @@
+"""Accelerate's import path of models' sizes and weights."""
+
+from hpcaccel.runtime.absent import __getattr__ as __getattr__
+from hpcaccel.runtime.model_loading import load_checkpoint_in_model, load_state_dict
+from hpcaccel.runtime.model_looks import find_tied_parameters, is_peft_model, retie_parameters
+from hpcaccel.runtime.model_size import (
+    calculate_maximum_sizes,
+    compute_module_sizes,
+    convert_file_size_to_int,
+    dtype_byte_size,
+    id_tensor_storage,
+    named_module_tensors,
+)
+
+__all__ = [
+    "calculate_maximum_sizes",
+    "compute_module_sizes",
+    "convert_file_size_to_int",
+    "dtype_byte_size",
+    "find_tied_parameters",
+    "id_tensor_storage",
+    "is_peft_model",
+    "load_checkpoint_in_model",
+    "load_state_dict",
+    "named_module_tensors",
+    "retie_parameters",
+]

@@ -1,0 +1,34 @@
+"""Accelerate's import path of files, models and odds and ends."""
+
+from hpcaccel.runtime.absent import __getattr__ as __getattr__
+from hpcaccel.runtime.exporting import clean_state_dict_for_safetensors
+from hpcaccel.runtime.introspection import get_pretty_name, merge_dicts, recursive_getattr
+from hpcaccel.runtime.machine import check_os_kernel, is_port_in_use
+from hpcaccel.runtime.model_looks import (
+    get_module_children_bottom_up,
+    has_compiled_regions,
+    is_compiled_module,
+    model_has_dtensor,
+)
+from hpcaccel.runtime.model_size import convert_bytes
+from hpcaccel.runtime.standalone import compile_regions, extract_model_from_parallel, load, save
+from hpcaccel.runtime.together import wait_for_everyone
+
+__all__ = [
+    "check_os_kernel",
+    "clean_state_dict_for_safetensors",
+    "compile_regions",
+    "convert_bytes",
+    "extract_model_from_parallel",
+    "get_module_children_bottom_up",
+    "get_pretty_name",
+    "has_compiled_regions",
+    "is_compiled_module",
+    "is_port_in_use",
+    "load",
+    "merge_dicts",
+    "model_has_dtensor",
+    "recursive_getattr",
+    "save",
+    "wait_for_everyone",
+]

@@ -1,0 +1,195 @@
+"""docs/migration.md goes through all public names of Accelerate 1.15, and what it says about each is true."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+ROOT = Path(__file__).parents[2]
+RECORD: dict[str, Any] = json.loads((ROOT / "tests/data/accelerate-1.15-names.json").read_text())
+MEMBERS: dict[str, dict[str, list[str] | None]] = RECORD["members"]
+PAGE = (ROOT / "docs/migration.md").read_text()
+VERDICTS = {"same", "better", "not here"}
+OTHERS = "Accelerate's other modules"
+WHOLE_MODULES = ("checkpointing", "hooks", "inference")
+"""Of these the page says in one sentence that they are not here."""
+
+
+def tables() -> dict[str, dict[str, str]]:
+    """The verdict on each name: by the section's heading, or by the class that a table's own heading names."""
+    found: dict[str, dict[str, str]] = {}
+    section = table = ""
+    for line in PAGE.splitlines():
+        if line.startswith("## "):
+            section = table = line[3:]
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
+        if not cells:
+            table = table if line.startswith("## ") else section
+        elif named := re.fullmatch(r"name of `(\w+)`", cells[0]):
+            table = named[1]
+        elif len(cells) > 1 and cells[1] in VERDICTS:
+            for name in re.findall(r"`([\w.]+)`", cells[0]):
+                rows = found.setdefault(table, {})
+                assert name not in rows, f"{name} stands twice under {table}"
+                rows[name] = cells[1]
+    return found
+
+
+TABLES = tables()
+CLASSES = {
+    "Accelerator": "`Accelerator`: methods and properties",
+    **{name: name for name in MEMBERS if name != "Accelerator"},
+}
+HOMES = {
+    "Accelerator": "hpcaccel.accelerator",
+    "AcceleratedOptimizer": "hpcaccel.optimizer",
+    "AcceleratedScheduler": "hpcaccel.scheduler",
+}
+
+
+def verdicts(kind: str) -> list[tuple[str, str]]:
+    return list(TABLES[kind].items())
+
+
+def test_every_exported_name_is_on_the_page() -> None:
+    assert set(TABLES["`accelerate`"]) == set(RECORD["accelerate"])
+    assert set(TABLES["`accelerate.utils`"]) == set(RECORD["accelerate.utils"])
+    modules = [name.partition(".")[2] for name in RECORD if name.startswith("accelerate.")]
+    names = {
+        f"{module}.{name}"
+        for module in modules
+        if module not in ("utils", *WHOLE_MODULES)
+        for name in RECORD[f"accelerate.{module}"]
+    }
+    # One that a module imports from another one stands there, too.
+    assert set(TABLES[OTHERS]) - names == set()
+    known = {name.partition(".")[2] for name in TABLES[OTHERS]} | set(TABLES["`accelerate`"])
+    assert {name.partition(".")[2] for name in names} - known == set()
+    assert all(f"`{module}`" in PAGE for module in WHOLE_MODULES)
+
+
+@pytest.mark.parametrize("kind", list(MEMBERS))
+def test_every_member_is_on_the_page(kind: str) -> None:
+    recorded = set(MEMBERS[kind]) - {"__init__"}
+    assert set(TABLES[CLASSES[kind]]) == recorded
+
+
+def test_every_keyword_is_on_the_page() -> None:
+    recorded = MEMBERS["Accelerator"]["__init__"]
+    assert recorded is not None
+    assert set(TABLES["`Accelerator(...)`: keywords"]) == set(recorded)
+
+
+def paths() -> list[tuple[str, str, str]]:
+    pages = {"`accelerate`": "hpcaccel", "`accelerate.utils`": "hpcaccel.utils"}
+    found = [(page, name, verdict) for key, page in pages.items() for name, verdict in verdicts(key)]
+    for path, verdict in verdicts(OTHERS):
+        page, _, name = path.partition(".")
+        found.append((f"hpcaccel.{page}", name, verdict))
+    return found
+
+
+@pytest.mark.parametrize(("page", "name", "verdict"), paths())
+def test_what_is_here_can_be_imported_and_what_is_not_says_why(page: str, name: str, verdict: str) -> None:
+    statement = f"from {page} import {name}"
+    if verdict != "not here":
+        scope: dict[str, Any] = {}
+        exec(statement, scope)
+        assert scope[name] is not None
+        return
+    with pytest.raises(ImportError) as raised:
+        exec(statement, {})
+    assert name in str(raised.value)
+    assert len(str(raised.value)) > len(f"hpcaccel has no {name}. ") + 20
+    assert "cannot import name" not in str(raised.value)
+
+
+def home(kind: str) -> Any:
+    return getattr(import_module(HOMES.get(kind, "hpcaccel.state")), kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, name) for kind, table in CLASSES.items() for name, verdict in verdicts(table) if verdict != "not here"],
+)
+def test_members_that_are_here(made: dict[str, Any], kind: str, name: str) -> None:
+    """With at least the parameters of Accelerate's, in its order."""
+    recorded = MEMBERS[kind][name]
+    if recorded is None:
+        getattr(made[kind], name)
+        return
+    ours = inspect.signature(getattr(made[kind], name)).parameters
+    takes_all = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in ours.values())
+    positions = [list(ours).index(word) for word in recorded if word in ours]
+    assert positions == sorted(positions)
+    missing = [word for word in recorded if not word.startswith("*") and word not in ours]
+    assert not missing or (takes_all and any(word.startswith("*") for word in recorded)), missing
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, name) for kind, table in CLASSES.items() for name, verdict in verdicts(table) if verdict == "not here"],
+)
+def test_members_that_are_not_here_say_why(made: dict[str, Any], kind: str, name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"{name}.*\w+ \w+ \w+"):
+        getattr(made[kind], name)
+
+
+@pytest.fixture(scope="module")
+def made() -> Any:
+    """One of each class, in this process alone."""
+    import torch
+
+    from hpcaccel import Accelerator
+    from hpcaccel.state import AcceleratorState, GradientState, PartialState
+
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(1, 1)
+    raw = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(raw, lambda step: 1.0)
+    _, optimizer, scheduler = accelerator.prepare(model, raw, schedule)
+    optimizer.step()
+    yield {
+        "Accelerator": accelerator,
+        "PartialState": PartialState(),
+        "AcceleratorState": AcceleratorState(),
+        "GradientState": GradientState(),
+        "AcceleratedOptimizer": optimizer,
+        "AcceleratedScheduler": scheduler,
+    }
+    accelerator.end_training()
+
+
+def test_prepared_objects_are_of_the_classes_on_the_pages(made: dict[str, Any]) -> None:
+    for kind in HOMES:
+        assert isinstance(made[kind], home(kind))
+
+
+def test_every_keyword_is_taken() -> None:
+    from hpcaccel import Accelerator
+    from hpcaccel.runtime.configuration import ELSEWHERE
+
+    recorded = MEMBERS["Accelerator"]["__init__"]
+    assert recorded is not None
+    ours = list(inspect.signature(Accelerator.__init__).parameters)
+    assert [word for word in recorded if word not in ours and word not in ELSEWHERE] == []
+    assert ours[1:7] == recorded[:6]
+
+
+def test_the_table_of_what_is_absent_holds_nothing_else() -> None:
+    from hpcaccel.runtime.absent import REASONS
+
+    said = {
+        name.rpartition(".")[2] for table in TABLES.values() for name, verdict in table.items() if verdict == "not here"
+    }
+    said |= {name for module in WHOLE_MODULES for name in RECORD[f"accelerate.{module}"]}
+    said -= {"megatron_lm_plugin"}  # a keyword
+    assert set(REASONS) == said
