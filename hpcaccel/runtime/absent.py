@@ -15,7 +15,7 @@ _REASONS = {
         DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedPlugin DeepSpeedSchedulerWrapper
         DeepSpeedSequenceParallelConfig DummyOptim DummyScheduler GatheredParameters HfDeepSpeedConfig
         compile_regions_deepspeed get_active_deepspeed_plugin map_pytorch_optim_to_deepspeed
-        prepare_deepspeed_cmd_env deepspeed_plugin deepspeed_plugins deepspeed_ulysses_dl_adapter
+        prepare_deepspeed_cmd_env deepspeed_plugins deepspeed_ulysses_dl_adapter
         get_deepspeed_plugin select_deepspeed_plugin""",
     "Megatron-LM is not here: strategy='fsdp' and ParallelismConfig(tp_size=...) with a tp_plan shard large models": """
         AbstractTrainStep BertTrainStep GPTTrainStep MegatronEngine MegatronLMDummyDataLoader MegatronLMDummyScheduler
@@ -41,7 +41,7 @@ _REASONS = {
         apply_fp8_autowrap contextual_fp8_autocast convert_model convert_model_to_fp8_ao
         filter_first_and_last_linear_layers has_ao_layers has_transformer_engine_layers CustomDtype""",
     "TPUs (torch_xla) are not driven here": """
-        install_xla prepare_tpu is_xla_gradients_synced""",
+        install_xla prepare_tpu""",
     "SageMaker is not a place to run here: `hpcaccel submit` brings a job to Slurm": """
         SageMakerDistributedType prepare_sagemager_args_inputs""",
     "Sequences are not split over ranks here: ParallelismConfig has dp_replicate_size, dp_shard_size, tp_size": """
@@ -69,6 +69,8 @@ _REASONS = {
     "What was given to Accelerator(...) is its own business; the script that gave it has it": """
         ao_recipe_handler te_recipe_handler msamp_recipe_handler fp8_recipe_handler autocast_handler ddp_handler
         init_handler profile_handler scaler_handler dataloader_config""",
+    "The Accelerator and GradientState() have it": """
+        accelerator_state device_placement gradient_state optimizers split_batches step_with_optimizer""",
     "LOMO is not here: it fuses backward and step, which leaves nothing to synchronise or to clip": """
         has_lomo_optimizer lomo_backward""",
     "The classes behind prepared loaders are others here: accelerator.prepare(loader) makes one, "
@@ -77,7 +79,7 @@ _REASONS = {
         get_sampler prepare_data_loader BatchSamplerShard IterableDatasetShard DataLoaderDispatcher""",
     "It is of Accelerate's inside; nothing here needs it": """
         CannotPadNestedTensorWarning ThreadLocalSharedDict do_nothing move_to_device patch_optimizer_step
-        rich accelerator_state plugin_kwargs flag_tensor fork_launched""",
+        rich flag_tensor fork_launched""",
 }
 
 REASONS = {name: reason for reason, names in _REASONS.items() for name in names.split()}

@@ -13,6 +13,7 @@ import torch
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.accumulation import Accumulation
 from hpcaccel.runtime.env import is_set
+from hpcaccel.runtime.lacking import lacks
 from hpcaccel.runtime.names import DistributedType
 from hpcaccel.runtime.session import Session
 from hpcaccel.runtime.standing import Standing
@@ -39,6 +40,7 @@ class _Shared:
         return found
 
 
+@lacks("fork_launched")
 class PartialState(Standing):
     """Where this process stands among the ranks. Needs no Accelerator, and shares the ranks with the one there is.
 
@@ -149,6 +151,7 @@ class PartialState(Standing):
 _SHOWN = ("backend", "debug", "device", "distributed_type", "local_process_index", "num_processes", "process_index")
 
 
+@lacks("deepspeed_plugins get_deepspeed_plugin select_deepspeed_plugin")
 class AcceleratorState(PartialState):
     """What the Accelerator of this process was told, and where the process stands.
 
