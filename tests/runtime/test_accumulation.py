@@ -97,9 +97,14 @@ def test_gradients_of_all_models_stay_here_until_the_boundary_also_after_an_exce
             assert [model.shares for model in models] == [expected, expected]
             assert accumulation.inside == 1
         assert all(model.shares for model in models)
-    with pytest.raises(KeyError), MicroBatch(accumulation, models):
-        assert not models[0].shares
-        raise KeyError
+
+    def fails() -> None:
+        with MicroBatch(accumulation, models):
+            assert not models[0].shares
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
     assert all(model.shares for model in models)
     assert accumulation.inside == 0
 

@@ -6,8 +6,12 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
+
+import pytest
 
 from hpcaccel.runtime.stop import StopAgreement, StopFlag, Verdict, signals_held
+from tests.runtime.ranks import make_run, outcome, run_ranks
 
 
 def in_process(program: str) -> subprocess.CompletedProcess[str]:
@@ -69,3 +73,22 @@ def test_a_lone_rank_agrees_with_itself() -> None:
     assert agreement.pending
     assert agreement.read() == Verdict(stop=True, save=False, active=True)
     assert agreement.read() is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kill_at"),
+    [(["--mode", "one", "--accumulate", "2"], 9), (["--mode", "two"], 5), (["--mode", "rare"], 4)],
+)
+def test_a_script_with_accelerates_names_only_and_no_loader_saves_and_leaves_at_its_next_step(
+    tmp_path: Path, arguments: list[str], kill_at: int
+) -> None:
+    """Also where two optimizers take turns: never between the turns of one iteration."""
+    undisturbed = run_ranks("without_loader.py", arguments, run=make_run(tmp_path / "undisturbed"))
+    assert undisturbed.codes == [0, 0], undisturbed.outputs
+    run = make_run(tmp_path / "stopped")
+    stopped = run_ranks("without_loader.py", [*arguments, "--kill-at", str(kill_at)], run=run)
+    assert stopped.codes == [85, 85], stopped.outputs
+    assert (outcome(run) or {})["resume"]
+    resumed = run_ranks("without_loader.py", arguments, run=run, attempt=2)
+    assert resumed.codes == [0, 0], resumed.outputs
+    assert resumed.result() == undisturbed.result()

@@ -1,0 +1,94 @@
+"""Clipping: of scaled, accumulated and sharded gradients, and of any part of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.accumulation import Accumulation
+from hpcaccel.runtime.clipping import clip_norm, clip_value, unscale
+from hpcaccel.runtime.optim import PreparedOptimizer
+from hpcaccel.runtime.scaling import Scaling
+from tests.runtime.ranks import run_ranks
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_norms_over_all_ranks_of_gradients_in_every_layout(size: int) -> None:
+    ended = run_ranks("clipping.py", size=size)
+    assert ended.codes == [0] * size, "\n".join(ended.outputs)
+    assert ended.result() == {"done": True}
+
+
+@pytest.fixture
+def weights() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.zeros(2)) for _ in range(2)]
+
+
+def session_of(*optimizers: torch.optim.Optimizer, scale: float | None = None, steps: int = 1) -> Any:
+    scaling = None if scale is None else Scaling(torch.amp.GradScaler("cpu", init_scale=scale))
+    prepared = SimpleNamespace(optimizers=list(optimizers))
+    return SimpleNamespace(accumulation=Accumulation(steps), scaling=scaling, prepared=prepared)
+
+
+def backward(session: Any, weights: list[nn.Parameter], gradient: float) -> None:
+    loss = torch.stack([weight.sum() for weight in weights]).sum() * gradient
+    if session.scaling is not None:
+        loss = session.scaling.scale(loss)
+    loss.backward()
+
+
+def gradients(weights: list[nn.Parameter]) -> list[list[float]]:
+    return [weight.grad.tolist() for weight in weights if weight.grad is not None]
+
+
+def test_fp16_is_unscaled_first_and_once(weights: list[nn.Parameter]) -> None:
+    optimizer = torch.optim.SGD(weights, lr=1.0)
+    session = session_of(optimizer, scale=1024.0)
+    backward(session, weights, 3.0)
+    assert clip_norm(session, weights, max_norm=100.0, norm_type=2).item() == pytest.approx(6.0)
+    assert clip_norm(session, weights, max_norm=3.0, norm_type=2).item() == pytest.approx(6.0)
+    unscale(session)
+    clip_value(session, weights, limit=1.0)
+    assert gradients(weights) == [[1.0, 1.0]] * 2
+    session.scaling.step(optimizer, None)
+    assert weights[0].tolist() == [-1.0, -1.0]
+
+
+def test_only_the_optimizers_of_the_parameters_are_unscaled(weights: list[nn.Parameter]) -> None:
+    optimizers = [torch.optim.SGD([weight], lr=1.0) for weight in weights]
+    session = session_of(*optimizers, scale=8.0)
+    backward(session, weights, 1.0)
+    clip_norm(session, weights[0], max_norm=100.0, norm_type=2)
+    assert gradients(weights) == [[1.0, 1.0], [8.0, 8.0]]
+    unscale(session, PreparedOptimizer(optimizers[1], session.accumulation))
+    assert gradients(weights) == [[1.0, 1.0], [1.0, 1.0]]
+    with pytest.raises(RuntimeMisuse, match=r"unscale_gradients\(SGD"):
+        unscale(session, torch.optim.SGD(weights, lr=1.0))
+
+
+@pytest.mark.parametrize("scale", [None, 16.0])
+def test_between_boundaries_there_is_a_norm_and_nothing_changes(
+    weights: list[nn.Parameter], scale: float | None
+) -> None:
+    session = session_of(torch.optim.SGD(weights, lr=1.0), scale=scale, steps=2)
+    session.accumulation.begin_micro_batch()
+    backward(session, weights, 1.0)
+    before = gradients(weights)
+    assert clip_norm(session, weights, max_norm=0.1, norm_type=2).item() == pytest.approx(2.0)
+    clip_value(session, weights, limit=0.1)
+    unscale(session)
+    assert gradients(weights) == before
+
+
+def test_it_clips_as_torch_does(weights: list[nn.Parameter]) -> None:
+    session = session_of(torch.optim.SGD(weights, lr=1.0))
+    backward(session, weights, 1.0)
+    norm = clip_norm(session, (weight for weight in weights), max_norm=1.0, norm_type=2)
+    assert norm.item() == pytest.approx(2.0)
+    assert torch.tensor(gradients(weights)).norm().item() == pytest.approx(1.0)
+    assert clip_norm(session, weights, max_norm=1.0, norm_type=float("inf")).item() == pytest.approx(0.5)
