@@ -21,6 +21,23 @@ class Fsdp(Section):
         default=True,
         description="Free the gathered parameters after the forward pass: less memory, more communication.",
     )
+    shard_size: Count | None = Field(
+        default=None,
+        description="Ranks that hold one copy of the model together, such as those of a node; the copies are "
+        "replicated. Default: all ranks hold one copy.",
+    )
+    param_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
+        default=None, description="Precision of gathered parameters. Default: that of mixed_precision."
+    )
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
+        default=None, description="Precision in which gradients are summed over ranks. Default: fp32."
+    )
+    output_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
+        default=None, description="Precision that each sharded module's outputs are cast to. Default: as they come."
+    )
+    cpu_offload: Flag = Field(
+        default=False, description="Keep shards and optimizer state in the node's memory: less GPU memory, slower."
+    )
 
 
 class Runtime(Section):
@@ -30,7 +47,10 @@ class Runtime(Section):
         default="ddp",
         description="ddp: every rank has the whole model. fsdp: the model is sharded over the ranks (FSDP2).",
     )
-    mixed_precision: Literal["no", "fp16", "bf16"] = Field(default="no", description="Precision of the forward pass.")
+    mixed_precision: Literal["no", "fp16", "bf16", "fp8"] = Field(
+        default="no",
+        description="Precision of the forward pass. fp8 needs GPUs of compute capability 8.9 or newer, and torchao.",
+    )
     gradient_accumulation_steps: Count = Field(default=1, description="Micro-batches for one optimizer step.")
     seed: Seed | None = Field(
         default=None, description="Seed of Python, numpy and torch on every rank. Default: none is set."
@@ -43,6 +63,16 @@ class Runtime(Section):
         default=None,
         description="How the program is stopped. cooperative: it uses hpcaccel.Accelerator, which saves and leaves at "
         "a step boundary. signals: it gets SIGTERM, as from Slurm. Default: signals for command, else cooperative.",
+    )
+    compile: Flag = Field(default=False, description="Compile prepared models with torch.compile.")
+    activation_checkpointing: Flag = Field(
+        default=False,
+        description="Compute the activations of repeated blocks again in the backward pass: less memory, slower.",
+    )
+    tensor_parallel_size: Count = Field(
+        default=1,
+        description="Neighbouring ranks that share each tensor, by the plan that the program gives "
+        "(Accelerator(tp_plan=...)); they train on the same data.",
     )
     fsdp: Fsdp = Field(default_factory=Fsdp, description="Settings of strategy fsdp.")
 
