@@ -6,6 +6,8 @@ tensors, because they talk most.
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -82,10 +84,27 @@ def build(layout: Layout, device: torch.device, *, sharded: bool) -> DeviceMesh:
     model is sharded along it."""
     from torch.distributed.device_mesh import init_device_mesh
 
+    _forget_earlier_meshes()
     directions = {"dp_replicate": layout.replicate, "dp_shard": layout.shard, "tp": layout.tensor}
     kept = {name: size for name, size in directions.items() if size > 1 or (name == "dp_shard" and sharded)}
     kept = kept or {"dp_replicate": 1}
     return init_device_mesh(device.type, tuple(kept.values()), mesh_dim_names=tuple(kept))
+
+
+def _forget_earlier_meshes() -> None:
+    """torch remembers how it computes with DTensors by meshes that compare equal, and computes on with the one that it
+    has seen first. After a group has been destroyed and another one formed, that one's groups are gone."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    for module, name in (
+        ("torch.distributed.tensor.debug", "_clear_sharding_prop_cache"),
+        ("torch.distributed.tensor._redistribute", "_gen_transform_infos.cache_clear"),
+    ):
+        clear: Any = import_module(module)
+        for part in name.split("."):
+            clear = getattr(clear, part, None)
+        if clear is not None:  # not every version of torch has each of them
+            clear()
 
 
 def data_mesh(mesh: DeviceMesh) -> DeviceMesh:

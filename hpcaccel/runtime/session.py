@@ -104,7 +104,9 @@ class Session:
     def mesh(self) -> DeviceMesh:
         """How the ranks are arranged. All of them must ask for the first time together."""
         self.world.form_group_of_one()
-        return mesh.build(self.layout, self.group.device, sharded=self.settings.strategy == "fsdp")
+        # What tensor parallel has shared is replicated by FSDP2 too, with one rank a shard: DDP does not know DTensors.
+        sharded = self.settings.strategy == "fsdp" or self.layout.tensor > 1
+        return mesh.build(self.layout, self.group.device, sharded=sharded)
 
     @classmethod
     def existing(cls) -> Session | None:
