@@ -56,7 +56,7 @@ def wrap(model: nn.Module, group: Group, settings: Settings, handler: Any = None
         handler: a ``DistributedDataParallelKwargs``, or None.
 
     Raises:
-        RuntimeMisuse: parameters without values, or a comm hook that does not exist.
+        RuntimeMisuse: a comm hook that does not exist, or that this hardware cannot do.
     """
     if group.world_size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
         return model
@@ -103,4 +103,10 @@ def _register_comm_hook(model: DistributedDataParallel, handler: Any) -> None:
     state = None
     if "power_sgd" in hook_name:
         state = powerSGD_hook.PowerSGDState(None, **handler.comm_state_option)
-    model.register_comm_hook(state, wrappers[wrapper_name](hooks[hook_name]))
+    try:
+        model.register_comm_hook(state, wrappers[wrapper_name](hooks[hook_name]))
+    except TypeError as error:
+        raise RuntimeMisuse(
+            f"DistributedDataParallelKwargs(comm_hook={hook_name!r}, comm_wrapper={wrapper_name!r}) does not work "
+            f"here: {error}"
+        ) from error

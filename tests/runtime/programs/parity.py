@@ -147,5 +147,7 @@ for name in sys.argv[1:]:
     steps = options.get("gradient_accumulation_steps", 1)
     expected = plain((BATCH * 4 if split else BATCH * data_size) * steps)
     assert weights.keys() == expected.keys()
-    results[name] = max(float(((weights[key] - expected[key]) / expected[key].abs().clamp(min=1e-3)).abs().max()) for key in expected)
+    results[name] = max(
+        float(((weights[key] - expected[key]) / expected[key].abs().clamp(min=1e-3)).abs().max()) for key in expected
+    )
 print(json.dumps(results), flush=True)

@@ -1,0 +1,155 @@
+"""What prepare() gives back, on one rank and on several."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.fsdp_choices import choose, dtype_of, ignored_parameters
+from hpcaccel.runtime.handlers import FullyShardedDataParallelPlugin, ParallelismConfig, TorchTensorParallelPlugin
+from hpcaccel.runtime.mesh import Layout, arrange
+from hpcaccel.runtime.settings import Settings
+from hpcaccel.runtime.wrapping import blocks, owned_alone
+from tests.runtime.ranks import run_ranks
+
+pytestmark = pytest.mark.torch
+
+
+def test_prepared_objects_on_two_ranks() -> None:
+    ended = run_ranks("prepared.py")
+    assert ended.codes == [0, 0], "\n".join(ended.outputs)
+    assert len(ended.result()["passed"]) > 9
+
+
+def handlers(**given: object) -> SimpleNamespace:
+    return SimpleNamespace(**{"parallelism": None, "tensor_parallel": None, "fsdp": None, **given})
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "expected"),
+    [
+        (Settings(), {}, Layout(8, 1, 1)),
+        (Settings(strategy="fsdp"), {}, Layout(1, 8, 1)),
+        (Settings(strategy="fsdp", fsdp_shard_size=4), {}, Layout(2, 4, 1)),
+        (Settings(strategy="fsdp"), {"parallelism": ParallelismConfig(dp_replicate_size=4)}, Layout(4, 2, 1)),
+        (
+            Settings(strategy="fsdp"),
+            {"parallelism": ParallelismConfig(dp_replicate_size=2, dp_shard_size=2, tp_size=2)},
+            Layout(2, 2, 2),
+        ),
+        (Settings(tensor_parallel_size=2), {}, Layout(4, 1, 2)),
+        (Settings(), {"tensor_parallel": TorchTensorParallelPlugin(tp_size=8)}, Layout(1, 1, 8)),
+        (
+            Settings(strategy="fsdp"),
+            {"fsdp": FullyShardedDataParallelPlugin(sharding_strategy="HYBRID_SHARD")},
+            Layout(4, 2, 1),
+        ),
+    ],
+)
+def test_eight_ranks_on_nodes_of_two_are_arranged(
+    settings: Settings, given: dict[str, object], expected: Layout
+) -> None:
+    assert arrange(8, 2, settings, handlers(**given)) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "message"),
+    [
+        (Settings(tensor_parallel_size=3), {}, "8 ranks cannot be arranged as .* tp=3"),
+        (Settings(strategy="fsdp", fsdp_shard_size=3), {}, "8 ranks cannot be arranged as .* dp_shard=3"),
+        (Settings(strategy="fsdp", fsdp_shard_size=16), {}, "8 ranks cannot be arranged"),
+        (
+            Settings(strategy="fsdp"),
+            {"parallelism": ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)},
+            "dp_replicate=2, dp_shard=2, tp=1",
+        ),
+        (
+            Settings(tensor_parallel_size=2),
+            {"tensor_parallel": TorchTensorParallelPlugin(tp_size=4)},
+            "TorchTensorParallelPlugin says 4, runtime.tensor_parallel_size says 2",
+        ),
+    ],
+)
+def test_sizes_that_do_not_fit(settings: Settings, given: dict[str, object], message: str) -> None:
+    with pytest.raises(RuntimeMisuse, match=message):
+        arrange(8, 2, settings, handlers(**given))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+
+class Tower(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.out = nn.Linear(2, 2)
+
+
+def test_repeated_blocks_are_found_and_inner_ones_come_first() -> None:
+    model = Tower()
+    assert blocks(model) == list(model.blocks)
+    named = blocks(model, ["Block", "Linear"])
+    assert named.index(model.blocks[0].inner) < named.index(model.blocks[0])
+    with pytest.raises(RuntimeMisuse, match=r"fsdp\.wrap names Blok, which .* \(has: Block, Linear, ModuleList, Tower"):
+        blocks(model, ["Blok"])
+
+
+def test_a_block_that_is_tied_to_something_outside_is_not_handled_alone() -> None:
+    model = Tower()
+    model.out.weight = model.blocks[1].inner.weight
+    assert owned_alone(model, model.blocks) == [model.blocks[0]]
+
+
+def test_settings_and_the_plugin_over_them() -> None:
+    found = choose(Settings(mixed_precision="bf16", fsdp_reduce_dtype="bf16", reshard_after_forward=False))
+    assert (found.param_dtype, found.reduce_dtype, found.reshard_after_forward) == (
+        torch.bfloat16,
+        torch.bfloat16,
+        False,
+    )
+    plugin = FullyShardedDataParallelPlugin(
+        sharding_strategy="SHARD_GRAD_OP",
+        mixed_precision_policy="fp16",
+        auto_wrap_policy="NO_WRAP",
+        cpu_offload=True,
+    )
+    found = choose(Settings(), plugin)
+    assert found.reshard_after_forward is False
+    assert found.param_dtype is torch.float16
+    assert found.cpu_offload
+    assert found.find_blocks(Tower()) == []
+
+
+def test_plugin_values_that_cannot_be_honoured() -> None:
+    with pytest.raises(RuntimeMisuse, match='NO_SHARD.*strategy="ddp"'):
+        choose(Settings(), FullyShardedDataParallelPlugin(sharding_strategy="NO_SHARD"))
+    with pytest.raises(RuntimeMisuse, match=r"fsdp\.param_dtype='fp12' is not known"):
+        dtype_of("fp12", "fsdp.param_dtype")
+    with pytest.warns(UserWarning, match=r"backward_prefetch, use_orig_params\) has no effect"):
+        choose(Settings(), FullyShardedDataParallelPlugin(backward_prefetch="BACKWARD_PRE", use_orig_params=False))
+
+
+def test_ignored_modules_by_pattern() -> None:
+    model = Tower()
+    assert ignored_parameters(model, r"blocks\.\d\.inner") == {
+        parameter for block in model.blocks for parameter in block.parameters()
+    }
+
+
+def test_policies_of_fsdp1_still_find_their_modules() -> None:
+    model = Tower()
+
+    def policy(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
+        return isinstance(module, Block) and nonwrapped_numel == 6
+
+    found = choose(Settings(), FullyShardedDataParallelPlugin(auto_wrap_policy=policy)).find_blocks(model)
+    assert set(found) == set(model.blocks)
+    sized = choose(Settings(), FullyShardedDataParallelPlugin(min_num_params=6)).find_blocks(model)
+    assert {type(module) for module in sized} == {nn.Linear}
