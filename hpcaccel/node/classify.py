@@ -15,7 +15,9 @@ TAIL_BYTES = 64_000
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\w*)(?:: (.*))?$")
 _ANY_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:: .*)?$")
 """Of any name: where it stands below the last, indented line of a traceback."""
-_ECHO = re.compile(r"\bRankFailed\b|gloo|nccl|Connection (?:closed|reset|refused)|Broken pipe|by peer|DistBackend|ProcessGroup", re.I)
+_ECHO = re.compile(
+    r"\bRankFailed\b|gloo|nccl|Connection (?:closed|reset|refused)|Broken pipe|by peer|DistBackend|ProcessGroup", re.I
+)
 
 
 def classify(run: RunDir, *, attempt: int, exit_code: int) -> tuple[str, str]:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from hpcaccel.runtime import ops
+from hpcaccel.runtime.objects import from_all
 from hpcaccel.runtime.process_group import Group
 from hpcaccel.runtime.splitting import Split
 
@@ -61,10 +61,9 @@ def _objects(value: Any, group: Group, split: Split | None) -> Any:
     if split is not None and split.padded and is_list and len(value) == split.longest:
         value = value[: split.real(group.rank)]
     gathered: list[Any] = [value]
-    if group.world_size > 1:
+    if group.exchange is not None:
         group.refuse_if_left()
-        gathered = [None] * group.world_size
-        dist.all_gather_object(gathered, value, group=group.calls)
+        gathered = from_all(group.exchange, value, what="gather")
     if not is_list:
         return gathered
     together = [item for part in gathered for item in part]

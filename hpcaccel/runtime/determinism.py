@@ -5,18 +5,39 @@ from __future__ import annotations
 import os
 import random
 import sys
+from importlib.util import find_spec
 
 import torch
 
 __all__ = ["make_deterministic", "mix", "set_seed", "share_threads"]
 
 
-def set_seed(seed: int) -> None:
-    """Seed Python's, numpy's (where it is in use) and torch's generators."""
+def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
+    """Seed Python's, numpy's (where it is installed) and torch's generators, those of GPUs included.
+
+    Args:
+        device_specific: another seed on each rank: ``seed`` plus the rank.
+        deterministic: algorithms that give the same bits each time, where torch has them; slower.
+    """
+    if device_specific:
+        seed += _rank()
     random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
+    if "numpy" in sys.modules or find_spec("numpy") is not None:
+        import numpy
+
+        numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+    if deterministic:
+        make_deterministic()
+
+
+def _rank() -> int:
+    """This process's, whether or not it has joined the others yet."""
+    from hpcaccel.runtime import env
+    from hpcaccel.runtime.world import World
+
+    world = World.existing()
+    return (env.detect() if world is None else world.env).rank
 
 
 def mix(*parts: int) -> int:

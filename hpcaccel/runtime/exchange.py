@@ -15,18 +15,23 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.errors import HpcaccelError, RuntimeMisuse
 from hpcaccel.runtime.callsite import call_site
 from hpcaccel.runtime.rollcall import Rollcall, ranks_text
 
-__all__ = ["Answers", "Exchange"]
+__all__ = ["Answers", "Exchange", "Interrupted"]
 
 WORDS = 4
 """Of 8 bytes: the call, its form, a number of its own, how many bytes it brings."""
 INLINE_BYTES = 224
+_INTERRUPTION = -1
 MESSAGE_WORDS = WORDS + INLINE_BYTES // 8
 _YES = ("1", "true", "yes", "on", "y", "t")
 _DIFFERENCE = "the comparison of the ranks' calls"
+
+
+class Interrupted(HpcaccelError):
+    """Another rank has broken off what the ranks were doing together, in the midst of a call."""
 
 
 class Answers:
@@ -68,6 +73,7 @@ class Exchange:
         value: int = 0,
         data: torch.Tensor | None = None,
         source: int | None = None,
+        interrupts: bool = False,
         limit: float | None = None,
     ) -> Answers:
         """Meet all ranks in this call, and tell each other what each one brings.
@@ -78,22 +84,29 @@ class Exchange:
             value: anything that fits into 64 bits, signed.
             data: (n,) uint8 on the CPU, of any length on each rank.
             source: the only rank whose data counts, the others bring none; default: all ranks'.
+            interrupts: break off the others' call, whatever it is.
             limit: seconds; default: the timeout of what the script calls.
 
         Raises:
+            Interrupted: another rank breaks off this call.
             RuntimeMisuse: the ranks are in different calls, or their forms differ, or some do not come.
             RankFailed: another rank has failed.
         """
         number = self.rollcall.enter()
         size = 0 if data is None else data.numel()
-        head = [zlib.crc32(what.encode()), zlib.crc32(form.encode()), value, size]
+        head = [_INTERRUPTION if interrupts else zlib.crc32(what.encode()), zlib.crc32(form.encode()), value, size]
         self._mine[:WORDS] = torch.tensor(head)
         if data is not None and size <= INLINE_BYTES:
             self._inline[:size] = data
         self._all_gather(self._rows, self._mine, what, number, limit)
         words = self._table[:, :WORDS].tolist()
         if any(word[:2] != head[:2] for word in words):
-            self._refuse(what, form, number, limit)
+            breaking = [rank for rank, word in enumerate(words) if word[0] == _INTERRUPTION]
+            if not breaking:
+                self._refuse(what, form, number, limit)
+            if not interrupts:
+                raise Interrupted(f"{ranks_text(breaking)} broke off {what} at {call_site()}: out of memory")
+            return Answers(words, self._inline_table[:, :0])
         sizes = [word[3] for word in words]
         longest = max(sizes)
         if longest <= INLINE_BYTES:

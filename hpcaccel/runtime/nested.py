@@ -20,6 +20,7 @@ __all__ = [
     "leaves",
     "recursively_apply",
     "refilled",
+    "same_mapping",
 ]
 
 
@@ -59,7 +60,7 @@ def recursively_apply(
         if isinstance(item, list | tuple):
             return honor_type(item, [apply(part) for part in item])
         if isinstance(item, Mapping):
-            return _like(item, {key: apply(part) for key, part in item.items()})
+            return same_mapping(item, {key: apply(part) for key, part in item.items()})
         if test_type(item):
             return func(item, *args, **kwargs)
         if error_on_other_type:
@@ -92,7 +93,8 @@ def refilled(value: Any, tensors: Iterable[torch.Tensor]) -> Any:
     return recursively_apply(lambda _: next(rest), value)
 
 
-def _like(example: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+def same_mapping(example: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """A mapping of the example's type with these items."""
     if type(example) is dict:
         return items
     factory = getattr(example, "default_factory", None)  # a defaultdict's first argument is not its items

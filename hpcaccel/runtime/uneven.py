@@ -26,7 +26,7 @@ def join_uneven_inputs(session: Session, joinables: Sequence[Any], *, even_batch
     if session.group.world_size == 1:
         yield
         return
-    items = [compiling.strip(item)[0] for item in joinables]
+    items: list[Any] = [compiling.strip(item)[0] for item in joinables]
     for item in items:
         if not isinstance(item, Joinable):
             raise RuntimeMisuse(
@@ -34,11 +34,13 @@ def join_uneven_inputs(session: Session, joinables: Sequence[Any], *, even_batch
                 "a rank. A sharded model needs all ranks in every step: leave even_batches on"
             )
     even = session.settings.even_batches if even_batches is None else even_batches
-    changed = [] if even_batches is None else [(loader, loader.even_batches) for loader in session.prepared.loaders]
+    loaders: list[Any] = [] if even_batches is None else list(session.prepared.loaders)
+    changed = [(loader, loader.even_batches) for loader in loaders]
     for loader, _ in changed:
         loader.even_batches = even
     try:
-        with Join(items, enable=not even, throw_on_early_termination=False):
+        # A rank that is through makes no more steps: the others must not wait for what it says at the end of each.
+        with session.loop.ticks_held(), Join(items, enable=not even, throw_on_early_termination=False):
             yield
     finally:
         for loader, before in changed:
