@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import random
-import sys
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from hpcaccel.runtime.accumulation import Accumulation
+from hpcaccel.runtime.cursor import Cursor
 from hpcaccel.runtime.determinism import mix
-from hpcaccel.runtime.ops import to_device
+from hpcaccel.runtime.dispatch import Dispatcher
+from hpcaccel.runtime.generators import check_rng_types, synchronise
+from hpcaccel.runtime.loader_facts import LoaderFacts
+from hpcaccel.runtime.placement import mover
 from hpcaccel.runtime.process_group import Group
-from hpcaccel.runtime.sampling import Order, own_part
-from hpcaccel.runtime.stop import WorkerInit, signals_held
+from hpcaccel.runtime.reading import Plan, planned_loader
+from hpcaccel.runtime.rounds import SliceFn, Told
+from hpcaccel.runtime.sampling import Order
+from hpcaccel.runtime.sharding import Part, Sharing
+from hpcaccel.runtime.stop import signals_held
+from hpcaccel.runtime.streaming import Announced, announced, dispatched, make_stream, picked
 
 __all__ = ["LoopHooks", "PreparedLoader"]
 
@@ -26,6 +32,14 @@ class LoopHooks(Protocol):
 
     finishing: bool
 
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+
+    @property
+    def finished_epochs_are_over(self) -> bool:
+        """Whether an epoch that the checkpoint has at its very end is not taken up any more."""
+
     def step_is_over(self) -> None:
         """Everything that belongs to the last optimizer step has been done."""
 
@@ -33,11 +47,26 @@ class LoopHooks(Protocol):
         """The generators go back to where the checkpoint has them, as the batch after it is about to be drawn."""
 
 
-class PreparedLoader(DataLoader[Any]):
+class PreparedLoader(LoaderFacts):
     """A face for the user's DataLoader: ``len`` and iteration are those of this rank's part.
 
     Every iteration is an epoch of its own, also after one that was left by ``break``. With workers the global
     generators are seeded batch by batch, so that random augmentation is the same after a resume.
+
+    Args:
+        seed: the same on every rank; of the order of samplers without a generator of their own.
+        even_batches: all ranks get equally many batches: the epoch's first samples fill up the last ones.
+        split_batches: the loader's batches are divided among the ranks, instead of each rank getting whole ones.
+        dispatch_batches: rank 0 reads for all. None: for iterable datasets, if batches are put on the device.
+        put_on_device: move batches to the rank's device.
+        rng_types: generators whose state rank 0 gives to all when an iteration begins. That of the sampler needs none
+            of it: it is the same on all ranks once it is prepared.
+        slice_fn: ``slice_fn(batch, slice, process_index=r, num_processes=P)`` divides what rank 0 has read.
+        seedable: the order is that of a generator seeded with ``seed`` plus the epoch.
+        stateful: have torchdata's StatefulDataLoader read an iterable dataset.
+
+    Raises:
+        RuntimeMisuse: data that is sharded already; batches that cannot be split; an unknown kind of generator.
     """
 
     def __init__(
@@ -49,227 +78,217 @@ class PreparedLoader(DataLoader[Any]):
         hooks: LoopHooks,
         seed: int,
         even_batches: bool = True,
+        split_batches: bool = False,
+        dispatch_batches: bool | None = None,
+        put_on_device: bool = True,
+        non_blocking: bool = False,
+        rng_types: Sequence[Any] = (),
+        slice_fn: SliceFn | None = None,
+        seedable: bool = False,
+        stateful: bool = False,
     ) -> None:
         # DataLoader.__init__ would check and build everything anew; this is the user's loader with another iteration.
         self.__dict__.update(loader.__dict__)
+        streamed = isinstance(loader.dataset, IterableDataset)
+        wanted = streamed and put_on_device if dispatch_batches is None else dispatch_batches
         self.user_loader = loader
         self.at_last_batch = False
-        self.trains = False
-        """Whether optimizer steps follow its batches; such a loader ends early when the training is to finish."""
-        self._group = group
-        self._accumulation = accumulation
-        self._hooks = hooks
-        self._even = even_batches
-        self._cursor = Cursor(None if isinstance(loader.dataset, IterableDataset) else Order(loader, seed))
-        self._seed = seed
+        self.split_batches = split_batches
+        self.dispatch_batches = wanted and group.world_size > 1
+        self.device = group.device if put_on_device else None
+        self.rng_types = check_rng_types(rng_types)
+        self.passes = 0
+        """How often this rank has iterated to the end."""
+        self._group, self._accumulation, self._hooks, self._seed = group, accumulation, hooks, seed
+        self._place = mover(group.device, non_blocking=non_blocking) if put_on_device else None
+        self._skip: int | None = None
+        self._told = Told(None, None)
+        self._part: Part | None = None
         self._generator = torch.Generator()
-        self._plan = _Plan(self._cursor, group, even=even_batches, drop_last=bool(loader.drop_last))
-        self._inner = self._build_inner()
+        order = None if streamed else Order(loader, seed, seedable=seedable)
+        self._sharing = sharing = Sharing(
+            rank=group.data_rank,
+            size=group.data_size,
+            batch_size=loader.batch_size if order is None else order.batch_size,
+            even=even_batches,
+            split=split_batches,
+            drop_last=bool(loader.drop_last) if order is None else order.drop_last,
+        )
+        unit = "samples" if order is None or order.is_flat else "batches"
+        self._cursor = Cursor(
+            order,
+            stride=(sharing.round if unit == "samples" else None) or sharing.raw,
+            unit=unit,
+            generator=_generator_of(loader.dataset),
+        )
+        self._slice_fn = slice_fn
+        self._dispatcher = Dispatcher(group, to_device=put_on_device) if self.dispatch_batches else None
+        if order is None:
+            self._stream = make_stream(
+                loader, sharing, self._generator, stateful=stateful, ready_made=self.dispatch_batches
+            )
+        else:
+            self._plan = Plan(seeded=bool(loader.num_workers))
+            self._inner = planned_loader(loader, self._plan, self._generator)
+
+    # -- what scripts ask a loader ----------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        batches = len(self.user_loader)
-        size, rank = self._group.world_size, self._group.rank
-        if self.user_loader.drop_last:
-            return batches // size
-        if self._even:
-            return (batches + size - 1) // size
-        return batches // size + (rank < batches % size)
+        sharing, order = self._sharing, self._cursor.order
+        if order is not None and order.is_flat and not self.dispatch_batches and order.length is not None:
+            assert sharing.round is not None
+            assert sharing.width is not None
+            total = sharing.count(order.length, sharing.round, sharing.width)
+        else:
+            total = sharing.count(len(self.user_loader), sharing.raw, 1)
+        return max(total - (self._skip or 0), 0)
+
+    @property
+    def even_batches(self) -> bool:
+        return self._sharing.even
+
+    @even_batches.setter
+    def even_batches(self, value: bool) -> None:
+        self._sharing = replace(self._sharing, even=value)
+        if self._cursor.order is None:
+            self._stream.share(self._sharing)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is that of ``epoch``; right after a resume into the middle of it, the rest of it."""
+        self._cursor.go_to(epoch)
+
+    def skipping(self, batches: int) -> PreparedLoader:
+        """This loader without the first ``batches`` of each epoch on this rank, which are not read where they need not
+        be."""
+        view = object.__new__(type(self))
+        view.__dict__.update(self.__dict__)
+        view._skip = (self._skip or 0) + batches
+        return view
+
+    # -- iterating --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         cut = False
-        self._cursor.begin()
+        cursor, hooks = self._cursor, self._hooks
+        synchronise(self.rng_types, self._group)
+        self.at_last_batch = False
+        iteration = cursor.begin(skip=self._skip, end=self._end, over=hooks.finished_epochs_are_over)
         try:
-            batches = self._open()
-            while True:
-                self._hooks.step_is_over()
-                if self._hooks.finishing and self.trains:
-                    cut = True  # the cursor stays where it is, for whoever takes this training up again
+            hooks.step_is_over()
+            if hooks.finishing and cursor.trains:
+                cut = True  # the cursor stays where it is, for whoever takes this training up again
+                return
+            took, step_is_over, place = self._accumulation.took_batch_from, hooks.step_is_over, self._place
+            for number, batch in enumerate(self._open(), 1):
+                cursor.rounds = number
+                cursor.step = hooks.step
+                if self._part is not None and number == self._part.total:
+                    self.at_last_batch = True
+                took(self)
+                yield batch if place is None else place(batch)
+                step_is_over()
+                if hooks.finishing and cursor.trains:
+                    cut = True
                     return
-                try:
-                    batch, self.at_last_batch = next(batches)
-                except StopIteration:
-                    return
-                self._cursor.used += self._group.world_size
-                self._accumulation.took_batch_from(self)
-                yield to_device(batch, self._group.device) if self._group.device.type != "cpu" else batch
+            self.passes += 1
         finally:
-            self._accumulation.ended(self)
-            if not cut:
-                self._cursor.running = False
+            if cursor.is_current(iteration):
+                self._accumulation.ended(self)
+                if not cut:
+                    self._let_go()
+                    cursor.finish(iteration)
+
+    @property
+    def _end(self) -> int | None:
+        """Units after which nothing is left of an epoch."""
+        length = None if self._cursor.order is None else self._cursor.order.length
+        return length if length is None or not self._sharing.drop_last else length - length % self._cursor.stride
+
+    def _let_go(self) -> None:
+        """Hold the epoch's order no longer: the next one is drawn before this loader opens again."""
+        if self._part is not None:
+            self._told = Told(None, self.batch_samples, self.valid_in_batch)
+            self._part = None
+            self._plan.release()
+
+    def _open(self) -> Iterator[Any]:
+        """This rank's batches from the cursor on."""
+        cursor = self._cursor
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(cursor.epoch)
+        self._generator.manual_seed(mix(self._seed, cursor.epoch, self._group.rank))
+        self._part = None
+        if self._dispatcher is not None:
+            return self._announce(dispatched(self._read_for_all, self._dispatcher, self._sharing, self._slice_fn))
+        if cursor.order is not None:
+            self._part = cursor.order.part(self._sharing, cursor.start)
+            return self._read(self._part, self._sharing)
+        told = self._stream.open(cursor, self._restore, shown=self._group.is_main)
+        if self._stream.is_own:
+            return self._announce(announced(told))
+        return self._announce(picked(told, self._sharing, self._slice_fn))
+
+    def _read(self, part: Part, sharing: Sharing) -> Iterator[Any]:
+        cursor = self._cursor
+        assert cursor.order is not None
+        width = sharing.width if cursor.unit == "samples" else 1
+        self._plan.begin(
+            part,
+            seed=mix(cursor.order.seed, cursor.epoch),
+            first=cursor.start + sharing.rank * (width or 1),
+            step=(sharing.round if cursor.unit == "samples" else None) or sharing.raw,
+        )
+        with signals_held():
+            source = iter(self._inner)
+        self._restore()
+        return source
+
+    def _read_for_all(self) -> Iterator[Any]:
+        """Whole batches, on the rank that reads for the others."""
+        cursor, sharing = self._cursor, self._sharing
+        if cursor.order is not None:
+            alone = Sharing(rank=0, size=1, batch_size=sharing.batch_size, drop_last=sharing.drop_last)
+            return self._read(cursor.order.part(alone, cursor.start), alone)
+        assert self._dispatcher is not None
+        told = self._stream.open(cursor, self._restore, shown=True, meanwhile=self._dispatcher.wait)
+        return (item.batch for item in told)
+
+    def _announce(self, batches: Announced) -> Iterator[Any]:
+        known = self.__dict__  # DataLoader's __setattr__ is slow
+        for told, is_last in batches:
+            if told is None:
+                continue
+            known["_told"], known["at_last_batch"] = told, is_last
+            yield told.batch
+
+    def _restore(self) -> None:
+        if self._cursor.resumed:
+            self._hooks.restore_rng()
+
+    # -- saving -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Where this loader is, in a form that any number of ranks can take up."""
-        return self._cursor.state_dict()
+        cursor = self._cursor
+        running = cursor.running and self._is_in_use()
+        stream = self._stream.bookmark(cursor.used) if running and cursor.order is None else None
+        return cursor.state_dict(running=running) | {"stream": stream}
+
+    def _is_in_use(self) -> bool:
+        """Whether its iteration was not left without a word: an iterator that somebody holds, and asks no more."""
+        current: Any = self._accumulation.current
+        if self._cursor.trains or not self._cursor.rounds or getattr(current, "_cursor", None) is self._cursor:
+            return True
+        return self._hooks.step - self._cursor.step <= 1
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        Raises:
+            RuntimeMisuse: the place was counted in another unit.
+        """
         self._cursor.load_state_dict(state)
 
-    def _build_inner(self) -> DataLoader[Any]:
-        user = self.user_loader
-        common: dict[str, Any] = {
-            "num_workers": user.num_workers,
-            "collate_fn": user.collate_fn,
-            "pin_memory": user.pin_memory,
-            "timeout": user.timeout,
-            "multiprocessing_context": user.multiprocessing_context,
-            "generator": self._generator,
-        }
-        if user.num_workers:
-            common |= {
-                "worker_init_fn": WorkerInit(user.worker_init_fn),
-                "prefetch_factor": user.prefetch_factor,
-                "persistent_workers": user.persistent_workers,
-            }
-        if self._cursor.order is None:
-            return DataLoader(user.dataset, batch_size=user.batch_size, drop_last=user.drop_last, **common)
-        data: Any = _PlannedData(user.dataset)
-        plan: Any = self._plan
-        if self._cursor.order.auto_collation:
-            return DataLoader(data, batch_sampler=plan, **common)
-        return DataLoader(data, batch_size=None, sampler=plan, **common)
 
-    def _open(self) -> Iterator[tuple[Any, bool]]:
-        """This rank's batches from the cursor on, each with whether it is the last one."""
-        cursor = self._cursor
-        self._generator.manual_seed(mix(self._seed, cursor.epoch, self._group.rank))
-        with signals_held():
-            source = iter(self._inner)
-        if cursor.order is not None:
-            batches = ((batch, self._plan.is_last(number)) for number, batch in enumerate(source))
-            if cursor.resumed:
-                self._hooks.restore_rng()
-            return batches
-        if cursor.used:
-            warnings.warn(
-                f"resuming an iterable dataset: {cursor.used} batches are read and thrown away, because such a "
-                "dataset cannot be asked for the sample in the middle",
-                stacklevel=3,
-            )
-        part = own_part(
-            source,
-            rank=self._group.rank,
-            world_size=self._group.world_size,
-            start=cursor.used,
-            batch_size=None,
-            even=self._even,
-            drop_last=bool(self.user_loader.drop_last),
-        )
-        return _with_last(part)
-
-
-class Cursor:
-    """Which epoch, and how many raw batches of it all ranks together have used (not prefetched)."""
-
-    def __init__(self, order: Order | None) -> None:
-        self.order = order
-        self.epoch = -1
-        self.used = 0
-        self.running = False
-        self.resumed = False
-        self._take_up = False
-        self._generator_state: torch.Tensor | None = None
-
-    def begin(self) -> None:
-        """The next epoch begins, or the one goes on in whose middle the checkpoint was made."""
-        self.resumed, self._take_up = self._take_up, False
-        if not self.resumed:
-            self.epoch += 1
-            self.used = 0
-        self.running = True
-        if self.order is not None:
-            self._generator_state = self.order.generator_state
-            self.order.begin(self.epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        state = None
-        if self.order is not None:
-            state = self._generator_state if self.running else self.order.generator_state
-        return {
-            "epoch": self.epoch,
-            "used": self.used,
-            "running": self.running,
-            "seed": None if self.order is None else self.order.seed,
-            "generator": state,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch, self.used = state["epoch"], state["used"]
-        self._take_up = state["running"]
-        self.running = state["running"]
-        if self.order is not None:
-            self.order.seed = state["seed"]
-            if self.order.users_generator is not None and state["generator"] is not None:
-                self.order.users_generator.set_state(state["generator"])
-                self._generator_state = state["generator"]
-
-
-class _Plan:
-    """The index batches that the inner loader fetches: this rank's part of the epoch, from the cursor on."""
-
-    def __init__(self, cursor: Cursor, group: Group, *, even: bool, drop_last: bool) -> None:
-        self._cursor = cursor
-        self._group = group
-        self._even = even
-        self._drop_last = drop_last
-        self._count: int | None = None
-
-    def is_last(self, number: int) -> bool:
-        """Whether the ``number``-th batch since the iteration began is its last."""
-        return self._count is not None and number == self._count - 1
-
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
-        order, group, start = self._cursor.order, self._group, self._cursor.used
-        assert order is not None
-        self._count = None
-        part = own_part(
-            order,
-            rank=group.rank,
-            world_size=group.world_size,
-            start=start,
-            batch_size=order.batch_size if order.auto_collation else None,
-            even=self._even,
-            drop_last=self._drop_last,
-        )
-        for number, (indices, last) in enumerate(_with_last(part)):
-            if last:
-                self._count = number + 1
-            raw = start + number * group.world_size + group.rank
-            yield mix(order.seed, self._cursor.epoch, raw), indices
-
-
-class _PlannedData:
-    """The user's dataset, asked with the seed and the indices of a planned batch."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __getitems__(self, planned: tuple[int, Any]) -> Any:
-        indices = _seeded(planned)
-        if getattr(self._dataset, "__getitems__", None):
-            return self._dataset.__getitems__(indices)
-        return [self._dataset[index] for index in indices]
-
-    def __getitem__(self, planned: tuple[int, Any]) -> Any:
-        return self._dataset[_seeded(planned)]
-
-
-def _seeded(planned: tuple[int, Any]) -> Any:
-    """The indices. In a worker, whose generators start anew with each epoch and each resume, the batch's seed first."""
-    seed, indices = planned
-    if torch.utils.data.get_worker_info() is not None:
-        random.seed(seed)
-        torch.manual_seed(seed)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(seed % 2**32)
-    return indices
-
-
-def _with_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
-    try:
-        item = next(items)
-    except StopIteration:
-        return
-    for following in items:
-        yield item, False
-        item = following
-    yield item, True
+def _generator_of(dataset: Any) -> torch.Generator | None:
+    found = getattr(dataset, "generator", None)
+    return found if isinstance(found, torch.Generator) else None

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.drawing import Samples
 
-__all__ = ["Batches", "BatchesPart", "Part", "SamplesPart", "Sharing", "WalkedPart", "rounds", "with_last"]
+__all__ = ["Batches", "BatchesPart", "Part", "SamplesPart", "Sharing", "WalkedPart", "rounds", "with_last", "with_next"]
 
 T = TypeVar("T")
 _Own = tuple[Any, int | None, int | None]
@@ -259,23 +259,24 @@ def rounds(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def with_last(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
-    """Each item with whether it is the last one. What goes wrong while the next one is read shows in its turn."""
+    """Each item with whether it is the last one."""
+    return ((item, following is None) for item, following in with_next(items))
+
+
+def with_next(items: Iterable[T]) -> Iterator[tuple[T, T | None]]:
+    """Each item with the one after it. What goes wrong while that is read shows in its turn."""
     iterator = iter(items)
-    try:
-        item = next(iterator)
-    except StopIteration:
-        return
-    while True:
-        failed: Exception | None = None
+    item = next(iterator, None)
+    while item is not None:
+        following, failed = None, None
         try:
-            following = next(iterator)
-        except StopIteration:
-            yield item, True
-            return
+            following = next(iterator, None)
         except Exception as error:
             failed = error
-        yield item, False
-        if failed is not None:
+        if failed is None:
+            yield item, following
+        else:
+            yield item, item
             raise failed
         item = following
 
