@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from hpcaccel.runtime.handlers import TorchTensorParallelPlugin as TorchTensorParallelPlugin
     from hpcaccel.runtime.launching import debug_launcher as debug_launcher
     from hpcaccel.runtime.launching import notebook_launcher as notebook_launcher
+    from hpcaccel.runtime.local_sgd import LocalSGD as LocalSGD
     from hpcaccel.runtime.log import get_logger as get_logger
+    from hpcaccel.runtime.memory import find_executable_batch_size as find_executable_batch_size
     from hpcaccel.runtime.meta_init import init_empty_weights as init_empty_weights
     from hpcaccel.runtime.meta_init import init_on_device as init_on_device
     from hpcaccel.runtime.model_loading import load_checkpoint_in_model as load_checkpoint_in_model
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from hpcaccel.runtime.states import GradientState as GradientState
     from hpcaccel.runtime.states import PartialState as PartialState
     from hpcaccel.runtime.states import is_initialized as is_initialized
+    from hpcaccel.runtime.synchronised import synchronize_rng_states as synchronize_rng_states
     from hpcaccel.runtime.together import broadcast as broadcast
     from hpcaccel.runtime.together import broadcast_object_list as broadcast_object_list
     from hpcaccel.runtime.together import gather as gather
@@ -97,7 +100,10 @@ _NAMES = {
     "hpcaccel.runtime.together": """
         broadcast broadcast_object_list gather gather_object pad_across_processes reduce
         wait_for_everyone""",
+    "hpcaccel.runtime.local_sgd": "LocalSGD",
+    "hpcaccel.runtime.memory": "find_executable_batch_size",
     "hpcaccel.runtime.determinism": "set_seed",
+    "hpcaccel.runtime.synchronised": "synchronize_rng_states",
     # Telling
     "hpcaccel.runtime.log": "get_logger",
     "hpcaccel.runtime.tracking.base": "GeneralTracker",
@@ -107,21 +113,10 @@ _NAMES = {
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
 
-_PAGES = [
-    "accelerator",
-    "big_modeling",
-    "data_loader",
-    "launchers",
-    "local_sgd",
-    "logging",
-    "memory_utils",
-    "optimizer",
-    "parallelism_config",
-    "scheduler",
-    "state",
-    "tracking",
-    "utils",
-]
+_PAGES = (
+    "accelerator", "big_modeling", "data_loader", "launchers", "local_sgd", "logging", "memory_utils", "optimizer",
+    "parallelism_config", "scheduler", "state", "tracking", "utils",
+)  # fmt: skip
 """Accelerate's import paths, which its users also reach as attributes."""
 
 _EXTRA = {"numpy": "train", "torch": "train"}

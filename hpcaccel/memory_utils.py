@@ -1,3 +1,5 @@
 """An older import path of Accelerate's."""
 
-__all__ = []
+from hpcaccel.runtime.memory import find_executable_batch_size
+
+__all__ = ["find_executable_batch_size"]

@@ -14,22 +14,58 @@ import hpcaccel
 
 ROOT = Path(__file__).resolve().parent.parent
 
-PUBLIC = {"Accelerator", "HpcaccelError", "JobSpec", "Run", "find_run", "load_spec", "submit"}
+LOGIN = {"HpcaccelError", "JobSpec", "Run", "find_run", "load_spec", "submit"}
+NAMES = """
+    AORecipeKwargs Accelerator AcceleratorState AutocastKwargs DDPCommunicationHookType DataLoaderConfiguration
+    DistributedDataParallelKwargs DistributedType DynamoBackend FP8RecipeKwargs FullyShardedDataParallelPlugin
+    GeneralTracker GradScalerKwargs GradientAccumulationPlugin GradientState InitProcessGroupKwargs LocalSGD LoggerType
+    MSAMPRecipeKwargs ParallelismConfig PartialState PermutationSampler PrecisionType ProfileKwargs ProjectConfiguration
+    RNGType TERecipeKwargs TorchDynamoPlugin TorchTensorParallelConfig TorchTensorParallelPlugin broadcast
+    broadcast_object_list debug_launcher find_executable_batch_size gather gather_object get_logger init_empty_weights
+    init_on_device is_initialized is_rich_available load_checkpoint_in_model load_sharded notebook_launcher
+    pad_across_processes reduce set_seed skip_first_batches synchronize_rng_states wait_for_everyone
+"""
+RANKS = set(NAMES.split())
 
 
 def test_the_exported_names() -> None:
-    assert set(hpcaccel.__all__) == PUBLIC
-    assert set(dir(hpcaccel)) >= PUBLIC
+    assert set(hpcaccel.__all__) == LOGIN | RANKS
+    assert set(dir(hpcaccel)) >= LOGIN | RANKS | set(hpcaccel._PAGES)
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC - {"Accelerator"}))
+@pytest.mark.parametrize("name", sorted(LOGIN))
 def test_each_name_can_be_imported(name: str) -> None:
     assert callable(getattr(hpcaccel, name))
 
 
 @pytest.mark.torch
-def test_the_accelerator_can_be_imported() -> None:
-    assert callable(hpcaccel.Accelerator)
+@pytest.mark.parametrize("name", sorted(RANKS))
+def test_each_name_of_a_training_script_can_be_imported(name: str) -> None:
+    assert callable(getattr(hpcaccel, name))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("page", hpcaccel._PAGES)
+def test_pages_hand_on_what_they_promise(page: str) -> None:
+    module = getattr(hpcaccel, page)
+    assert module.__name__ == f"hpcaccel.{page}"
+    for name in getattr(module, "__all__", []):
+        assert getattr(module, name) is not None
+
+
+@pytest.mark.torch
+def test_a_name_of_accelerates_that_is_not_here_says_why() -> None:
+    for page in ("hpcaccel", "hpcaccel.utils", "hpcaccel.utils.dataclasses"):
+        with pytest.raises(ImportError, match=r"has no DeepSpeedPlugin\. DeepSpeed is not here: .*fsdp"):
+            exec(f"from {page} import DeepSpeedPlugin")
+
+
+@pytest.mark.torch
+def test_the_progress_bar_is_a_function_although_its_page_bears_its_name() -> None:
+    from hpcaccel import utils
+    from hpcaccel.utils.tqdm import tqdm
+
+    assert utils.tqdm is tqdm
 
 
 def test_type_checkers_see_the_same_names() -> None:

@@ -30,6 +30,7 @@ from hpcaccel.runtime.names import (
     PrecisionType,
     RNGType,
 )
+from hpcaccel.runtime.shapes import TensorInformation
 
 __all__ = [
     "AORecipeKwargs",
@@ -54,6 +55,7 @@ __all__ = [
     "ProjectConfiguration",
     "RNGType",
     "TERecipeKwargs",
+    "TensorInformation",
     "TorchDynamoPlugin",
     "TorchTensorParallelConfig",
     "TorchTensorParallelPlugin",

@@ -2,9 +2,25 @@
 
 from hpcaccel.runtime.absent import __getattr__ as __getattr__
 from hpcaccel.runtime.nested import honor_type, is_namedtuple, is_torch_tensor, recursively_apply
+from hpcaccel.runtime.padding import pad_input_tensors
+from hpcaccel.runtime.shapes import (
+    concatenate,
+    convert_outputs_to_fp32,
+    convert_to_fp32,
+    find_batch_size,
+    find_device,
+    get_data_structure,
+    ignorant_find_batch_size,
+    initialize_tensors,
+    is_tensor_information,
+    listify,
+    send_to_device,
+    slice_tensors,
+)
 from hpcaccel.runtime.together import (
     broadcast,
     broadcast_object_list,
+    copy_tensor_to_devices,
     gather,
     gather_object,
     pad_across_processes,
@@ -14,12 +30,26 @@ from hpcaccel.runtime.together import (
 __all__ = [
     "broadcast",
     "broadcast_object_list",
+    "concatenate",
+    "convert_outputs_to_fp32",
+    "convert_to_fp32",
+    "copy_tensor_to_devices",
+    "find_batch_size",
+    "find_device",
     "gather",
     "gather_object",
+    "get_data_structure",
     "honor_type",
+    "ignorant_find_batch_size",
+    "initialize_tensors",
     "is_namedtuple",
+    "is_tensor_information",
     "is_torch_tensor",
+    "listify",
     "pad_across_processes",
+    "pad_input_tensors",
     "recursively_apply",
     "reduce",
+    "send_to_device",
+    "slice_tensors",
 ]

@@ -74,6 +74,10 @@ def linear(weight: float = 1.0) -> torch.nn.Linear:
     return model
 
 
+def weight_of(accelerator: Accelerator, model: Any) -> float:
+    return accelerator.unwrap_model(model).weight.item()
+
+
 def same(found: Any, expected: Any) -> None:
     """An assertion that shows both."""
     assert found == expected, f"found {found!r}, expected {expected!r}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from hpcaccel.utils import extract_model_from_parallel
 from torch import nn
 from torch.optim import SGD
 
 from hpcaccel import ProjectConfiguration, load_checkpoint_in_model
+from hpcaccel.utils import extract_model_from_parallel
 
-from . import anew, linear, numbers, refused, row, same, start
+from . import anew, linear, numbers, refused, row, same, start, weight_of
 
 
 class Count:
@@ -130,7 +130,7 @@ def main_only(folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         accelerator.load_state(str(folder / "main"))
-    same(float(accelerator.unwrap_model(model).weight), 3.0)
+    same(weight_of(accelerator, model), 3.0)
 
 
 @row("ProjectConfiguration")
@@ -147,7 +147,7 @@ def project(folder: Path) -> None:
     same(sorted(path.name for path in (folder / "checkpoints").iterdir()), ["checkpoint_1", "checkpoint_2"])
     torch.nn.init.constant_(accelerator.unwrap_model(model).weight, 9.0)
     accelerator.load_state()
-    same(float(accelerator.unwrap_model(model).weight), 2.0)
+    same(weight_of(accelerator, model), 2.0)
     accelerator.wait_for_everyone()
 
 

@@ -46,7 +46,10 @@ def prepare(folder: Path) -> None:
     single = accelerator.prepare(linear())
     assert isinstance(single, nn.Module)
     with refused("prepare"):
-        accelerator.prepare(model)  # the raw twin
+        accelerator.prepare(optimizer)  # the raw twin
+    if accelerator.num_processes > 1:
+        with refused("prepare"):
+            accelerator.prepare(model)
     frozen = linear().requires_grad_(False)
     assert accelerator.prepare(frozen) is frozen
     accelerator = anew()

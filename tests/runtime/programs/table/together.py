@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from hpcaccel.utils import broadcast, pad_across_processes, reduce, synchronize_rng_states
 from torch.utils.data import DataLoader
 
 import hpcaccel
-from hpcaccel import broadcast_object_list, find_executable_batch_size, gather_object, set_seed
+from hpcaccel import broadcast_object_list, gather_object, set_seed
+from hpcaccel.utils import broadcast, pad_across_processes, reduce
 
 from . import Numbers, anew, numbers, refused, row, same, start
 
@@ -89,6 +89,8 @@ def trigger(folder: Path) -> None:
 
 @row("find_executable_batch_size")
 def batch_size(folder: Path) -> None:
+    from hpcaccel import find_executable_batch_size
+
     accelerator = start()
     tried: list[int] = []
 
@@ -135,6 +137,8 @@ def debug(folder: Path) -> None:
 
 @row("set_seed")
 def seed(folder: Path) -> None:
+    from hpcaccel.utils import synchronize_rng_states
+
     accelerator = start()
     set_seed(7)
     equal = accelerator.gather(torch.rand(1))

@@ -10,9 +10,9 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
-from hpcaccel import GradientAccumulationPlugin, LocalSGD
+from hpcaccel import GradientAccumulationPlugin, GradScalerKwargs
 
-from . import anew, linear, numbers, refused, row, same, start
+from . import anew, linear, numbers, refused, row, same, start, weight_of
 
 
 def gradient(accelerator: object, model: object) -> float:
@@ -50,7 +50,7 @@ def accumulate(folder: Path) -> None:
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-        weights.append(float(accelerator.unwrap_model(model).weight))
+        weights.append(weight_of(accelerator, model))
     same(flags, [False, True, False, True, True])
     rounds = [[turn * size + other for other in range(size)] for turn in range(5)]
     means = [sum(values) / size for values in rounds]
@@ -102,8 +102,9 @@ def no_sync(folder: Path) -> None:
     with accelerator.no_sync(model):
         first = model(data).sum()
         second = model(data).sum()
-        accelerator.backward(first)
-        accelerator.trigger_sync_in_backward(model)
+    accelerator.backward(first)
+    same(gradient(accelerator, model), float(rank))
+    with accelerator.trigger_sync_in_backward(model):
         accelerator.backward(second)
     same(gradient(accelerator, model), 2 * mean)
 
@@ -165,7 +166,7 @@ def precision(folder: Path) -> None:
 def fp16(folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        accelerator = start(mixed_precision="fp16")
+        accelerator = start(mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(init_scale=64.0)])
     model = linear()
     optimizer = SGD(model.parameters(), lr=1.0)
     schedule = LambdaLR(optimizer, lambda step: 0.5**step)
@@ -243,6 +244,8 @@ def join(folder: Path) -> None:
 
 @row("LocalSGD")
 def local_sgd(folder: Path) -> None:
+    from hpcaccel import LocalSGD
+
     accelerator = start()
     rank = accelerator.process_index
     model = linear(0.0)
@@ -255,7 +258,7 @@ def local_sgd(folder: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
             local.step()
-            seen.append(float(accelerator.unwrap_model(model).weight))
+            seen.append(weight_of(accelerator, model))
     mean = (accelerator.num_processes - 1) / 2
     same(seen, [-float(rank), -2 * mean, -2 * mean - rank, -4 * mean])
 
