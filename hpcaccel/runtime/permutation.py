@@ -109,8 +109,9 @@ class PermutationSampler(Sampler[int]):
         self.data_source = data_source
         self.seed = seed
         self.epoch = 0
-        if not 0 <= len(self) <= 1 << 62:
-            raise RuntimeMisuse(f"PermutationSampler of {len(self)} samples: between 0 and 2^62 can be shuffled")
+        length = data_source if isinstance(data_source, int) else len(data_source)
+        if not 0 <= length <= 1 << 62:
+            raise RuntimeMisuse(f"PermutationSampler of {length} samples: between 0 and 2^62 can be shuffled")
 
     def __len__(self) -> int:
         return self.data_source if isinstance(self.data_source, int) else len(self.data_source)

@@ -69,8 +69,7 @@ class Order:
     @property
     def length(self) -> int | None:
         """Units of a whole epoch, where they are known."""
-        counted = self._inner if self.is_flat else self._raw
-        return len(counted) if hasattr(counted, "__len__") else None
+        return _length(self._inner if self.is_flat else self._raw)
 
     @property
     def gives_batches(self) -> bool:
@@ -93,7 +92,7 @@ class Order:
     @property
     def is_flat(self) -> bool:
         """Whether the raw batches are slices of one order of samples."""
-        return getattr(type(self._raw), "__iter__", None) is BatchSampler.__iter__ and hasattr(self._inner, "__len__")
+        return getattr(type(self._raw), "__iter__", None) is BatchSampler.__iter__ and _length(self._inner) is not None
 
     def sampler_state(self) -> Any:
         """The state of a sampler of the user's that has one, None of others."""
@@ -134,12 +133,12 @@ class Order:
         try:
             if self.is_flat:
                 self._samples = draw(self._inner, own) if known else Samples(listed(self._inner, len(self._inner)))
-            elif not hasattr(self._raw, "__len__"):
+            elif (length := _length(self._raw)) is None:
                 self._walked = self._raw
             elif self.gives_batches:
-                self._batches = pack(self._raw, len(self._raw))
+                self._batches = pack(self._raw, length)
             else:
-                self._batches = draw(self._raw, own) if known else Samples(listed(self._raw, len(self._raw)))
+                self._batches = draw(self._raw, own) if known else Samples(listed(self._raw, length))
         except Overlong as overlong:
             walked = overlong.items
             self._walked = BatchSampler(walked, self._raw.batch_size, self.drop_last) if self.is_flat else walked
@@ -171,6 +170,13 @@ class Order:
     def release(self) -> None:
         """Forget the epoch's order."""
         self._samples = self._batches = self._walked = None
+
+
+def _length(items: Any) -> int | None:
+    try:
+        return len(items)
+    except TypeError:
+        return None
 
 
 def _nothing() -> None:

@@ -1,90 +1,169 @@
-"""Which samples a rank gets: every one, equally many on each rank, the same from any point on."""
+"""Which samples a rank gets: those of the peer's golden cases, in the sampler's own order, from any point on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.sampling import Order, own_part
+from hpcaccel.runtime.drawing import Samples, draw
+from hpcaccel.runtime.permutation import PermutationSampler
+from hpcaccel.runtime.sampling import Order
+from hpcaccel.runtime.sharding import BatchesPart, Part, SamplesPart, Sharing, WalkedPart
+
+pytestmark = pytest.mark.torch
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "data/sharding/golden.json").read_text())
 
 
-def batches(samples: int, batch_size: int, *, drop_last: bool = False) -> list[list[int]]:
-    return list(BatchSampler(SequentialSampler(range(samples)), batch_size, drop_last))
+def nothing() -> None: ...
 
 
-def parts(raw: list[list[int]], size: int, **options: Any) -> list[list[list[int]]]:
-    return [list(own_part(raw, rank=rank, world_size=size, **options)) for rank in range(size)]
+def ready(samples: int, sharing: Sharing, start: int = 0) -> Part:
+    return SamplesPart(Samples(range(samples)), sharing, start, nothing)
+
+
+def walked(samples: int, sharing: Sharing, start: int = 0) -> Part:
+    assert sharing.batch_size is not None
+    raw = BatchSampler(SequentialSampler(range(samples)), sharing.batch_size, sharing.drop_last)
+    return WalkedPart(raw, sharing, start // sharing.batch_size)
+
+
+@pytest.mark.parametrize("make", [ready, walked])
+def test_ranks_get_what_the_peer_gives_them(make: Callable[..., Part]) -> None:
+    assert len(GOLDEN["sized"]) > 600
+    for case, expected in GOLDEN["sized"].items():
+        samples, batch_size, size, split, even, drop_last = map(int, case.split("/"))
+        parts = [
+            make(samples, Sharing(rank=rank, size=size, batch_size=batch_size, even=bool(even), split=bool(split),
+                                  drop_last=bool(drop_last)))
+            for rank in range(size)
+        ]  # fmt: skip
+        assert [list(part) for part in parts] == expected, case
+        assert [part.total for part in parts] == [len(part) for part in expected], case
+
+
+@pytest.mark.parametrize("make", [BatchesPart, WalkedPart])
+def test_batches_of_no_fixed_size_are_shared_out_as_the_peer_does(make: Callable[..., Part]) -> None:
+    for case, expected in GOLDEN["unsized"].items():
+        size, even, drop_last = map(int, case.split("/"))
+        found = [
+            list(make(GOLDEN["raw"], Sharing(rank=rank, size=size, batch_size=None, even=bool(even),
+                                             drop_last=bool(drop_last)), 0))
+            for rank in range(size)
+        ]  # fmt: skip
+        assert found == expected, case
 
 
 sizes = st.integers(1, 6)
 
 
-@given(samples=st.integers(1, 60), batch_size=sizes, size=sizes, start=st.integers(0, 8))
-def test_even_ranks_get_equally_many_full_batches_that_cover_everything(
-    samples: int, batch_size: int, size: int, start: int
+@pytest.mark.parametrize("make", [ready, walked])
+@settings(deadline=None)
+@given(samples=st.integers(1, 60), batch_size=sizes, size=sizes, even=st.booleans(), split=st.booleans())
+def test_each_sample_is_valid_once(
+    make: Callable[..., Part], samples: int, batch_size: int, size: int, even: bool, split: bool
 ) -> None:
-    raw = batches(samples, batch_size)
-    found = parts(raw, size, batch_size=batch_size, start=start)
-    assert len({len(part) for part in found}) == 1
-    seen = [sample for part in found for batch in part for sample in batch]
-    wanted = {sample for batch in raw[start:] for sample in batch}
-    assert wanted <= set(seen)
-    if size > 1:
-        assert {len(batch) for part in found for batch in part} <= {batch_size}
-        assert len(seen) - len(wanted) < size * batch_size
+    batch_size = batch_size * size if split else batch_size
+    seen = []
+    for rank in range(size):
+        part = make(samples, Sharing(rank=rank, size=size, batch_size=batch_size, even=even, split=split))
+        for number, batch in enumerate(list(part), 1):
+            assert part.samples(number) == len(batch)
+            seen += batch[: part.valid(number)]
+    assert sorted(seen) == list(range(samples))
 
 
-@given(samples=st.integers(1, 60), batch_size=sizes, size=sizes)
-def test_uneven_ranks_get_each_sample_once(samples: int, batch_size: int, size: int) -> None:
-    found = parts(batches(samples, batch_size), size, batch_size=batch_size, even=False)
-    assert sorted(sample for part in found for batch in part for sample in batch) == list(range(samples))
-
-
-@given(samples=st.integers(1, 60), batch_size=sizes, size=sizes)
-def test_dropping_unfinished_rounds_leaves_full_batches_only(samples: int, batch_size: int, size: int) -> None:
-    found = parts(batches(samples, batch_size, drop_last=True), size, batch_size=batch_size, drop_last=True)
-    assert [len(part) for part in found] == [samples // batch_size // size] * size
-
-
-@given(samples=st.integers(1, 60), batch_size=sizes, size=sizes, done=st.integers(0, 8))
+@pytest.mark.parametrize("make", [ready, walked])
+@settings(deadline=None)
+@given(samples=st.integers(1, 60), batch_size=sizes, size=sizes, done=st.integers(0, 8), even=st.booleans())
 def test_a_part_from_the_middle_is_the_rest_of_the_whole_part(
-    samples: int, batch_size: int, size: int, done: int
+    make: Callable[..., Part], samples: int, batch_size: int, size: int, done: int, even: bool
 ) -> None:
-    raw = batches(samples, batch_size)
-    whole = parts(raw, size, batch_size=batch_size)
-    rest = parts(raw, size, batch_size=batch_size, start=done * size)
-    assert rest == [part[done:] for part in whole]
+    for rank in range(size):
+        sharing = Sharing(rank=rank, size=size, batch_size=batch_size, even=even)
+        assert list(make(samples, sharing, done * size * batch_size)) == list(make(samples, sharing))[done:]
 
 
-def test_the_last_round_is_filled_up_with_the_first_samples() -> None:
-    assert parts(batches(7, 2), 2, batch_size=2) == [[[0, 1], [4, 5]], [[2, 3], [6, 0]]]
-
-
-def test_short_data_is_repeated() -> None:
-    assert parts([[0, 1]], 3, batch_size=4) == [[[0, 1, 0, 1]]] * 3
-
-
-def test_batches_of_no_fixed_size_are_filled_up_whole() -> None:
-    assert parts([[0], [1, 2], [3]], 2, batch_size=None) == [[[0], [3]], [[1, 2], [0]]]
+@pytest.mark.parametrize(("batch_size", "what"), [(None, "no batch_size"), (5, "batches of 5")])
+def test_batches_that_cannot_be_split_are_refused(batch_size: int | None, what: str) -> None:
+    with pytest.raises(RuntimeMisuse, match=f"{what}.*multiple of 2"):
+        Sharing(rank=0, size=2, batch_size=batch_size, split=True)
 
 
 def data(samples: int = 20) -> TensorDataset:
     return TensorDataset(torch.arange(samples))
 
 
-def orders(make: Callable[[], DataLoader[Any]], *, epochs: int, seed: int = 5) -> list[list[list[int]]]:
-    order = Order(make(), seed)
+def drawn(samples: Samples, batch: int = 3) -> list[int]:
+    whole, rest = divmod(len(samples), batch)
+    found = [item for run in samples.runs(0, step=batch, width=batch, count=whole) for item in run]
+    return found + samples.slice(whole * batch, whole * batch + rest)
+
+
+SAMPLERS: dict[str, Callable[[torch.Generator | None], Any]] = {
+    "sequential": lambda generator: SequentialSampler(range(100)),
+    "random": lambda generator: RandomSampler(range(100), generator=generator),
+    "random, fewer": lambda generator: RandomSampler(range(100), num_samples=37, generator=generator),
+    "random, more": lambda generator: RandomSampler(range(100), num_samples=250, generator=generator),
+    "random, twice": lambda generator: RandomSampler(range(100), num_samples=200, generator=generator),
+    "replaced": lambda generator: RandomSampler(range(100), replacement=True, generator=generator),
+    "replaced, more": lambda generator: RandomSampler(range(9), True, num_samples=333, generator=generator),
+    "subset": lambda generator: SubsetRandomSampler(range(50, 90), generator=generator),
+    "weighted": lambda generator: WeightedRandomSampler([1.0, 5.0, 2.0, 0.5], 77, generator=generator),
+    "permuted": lambda generator: PermutationSampler(30_000),
+}
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_an_order_is_drawn_as_the_sampler_draws_it_and_leaves_its_generator_there(kind: str, own: bool) -> None:
+    generators = [torch.Generator().manual_seed(6) if own else None for _ in range(2)]
+    samplers = [SAMPLERS[kind](generator) for generator in generators]
+    torch.manual_seed(9)
+    for _ in range(2):
+        torch.manual_seed(9)
+        expected = list(samplers[0])
+        state = torch.get_rng_state()
+        torch.manual_seed(9)
+        samples = draw(samplers[1])
+        if kind == "permuted":
+            samplers[1].epoch += 1
+        assert drawn(samples) == expected
+        samples.finish()
+        assert torch.equal(torch.get_rng_state(), state)
+        if generators[0] is not None and generators[1] is not None:
+            assert torch.equal(generators[0].get_state(), generators[1].get_state())
+
+
+def alone(order: Order) -> list[Any]:
+    return list(order.part(Sharing(rank=0, size=1, batch_size=order.batch_size, drop_last=order.drop_last), 0))
+
+
+def orders(make: Callable[[], DataLoader[Any]], *, epochs: int, seed: int = 5, **options: Any) -> list[list[Any]]:
+    order = Order(make(), seed, **options)
     found = []
     for epoch in range(epochs):
         order.begin(epoch)
-        found.append([list(batch) for batch in order])
+        found.append(alone(order))
     return found
 
 
@@ -99,19 +178,115 @@ def test_the_order_of_an_epoch_depends_on_the_seed_and_the_epoch_alone() -> None
     assert orders(shuffled, epochs=1, seed=6) != first[:1]
 
 
-def test_a_generator_of_the_users_gives_the_order_of_a_plain_loop() -> None:
+@pytest.mark.parametrize("samples", [20, 21])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_a_generator_of_the_users_gives_the_order_of_a_plain_loop(samples: int, drop_last: bool) -> None:
     def shuffled() -> DataLoader[Any]:
-        return DataLoader(data(), batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(11))
+        generator = torch.Generator().manual_seed(11)
+        return DataLoader(data(samples), batch_size=3, shuffle=True, generator=generator, drop_last=drop_last)
 
     plain = shuffled()
     expected = [[batch[0].tolist() for batch in plain] for _ in range(3)]
     assert orders(shuffled, epochs=3) == expected
 
 
+def test_a_seedable_order_is_that_of_a_generator_seeded_with_seed_and_epoch() -> None:
+    def shuffled() -> DataLoader[Any]:
+        return DataLoader(data(), batch_size=20, shuffle=True, generator=torch.Generator())
+
+    found = orders(shuffled, epochs=2, seed=42, seedable=True)
+    assert found[1] == [torch.randperm(20, generator=torch.Generator().manual_seed(43)).tolist()]
+
+
+class Custom(Sampler[Any]):
+    """Draws from the global generator, as samplers do whose authors think of one process."""
+
+    def __init__(self, length: int | None = 12, items: int = 12) -> None:
+        self.length = length
+        self.items = items
+        self.epochs: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(torch.randperm(self.items).tolist())
+
+
+class Sized(Custom):
+    def __len__(self) -> int:
+        assert self.length is not None
+        return self.length
+
+
+def test_a_sampler_of_the_users_is_asked_once_an_epoch_and_draws_alike_on_all_ranks() -> None:
+    found = []
+    for rank in range(2):
+        torch.manual_seed(rank)
+        before = torch.get_rng_state()
+        sampler = Sized()
+        found.append(orders(lambda: DataLoader(data(), batch_size=5, sampler=sampler), epochs=2))  # noqa: B023
+        assert sampler.epochs == [0, 1]
+        assert torch.equal(torch.get_rng_state(), before)
+    assert found[0] == found[1]
+    assert sorted(sum(found[0][0], [])) == list(range(12))
+    assert found[0][0] != found[0][1]
+
+
+@pytest.mark.parametrize("kind", [Custom, lambda: Sized(length=5)], ids=["no length", "too short a length"])
+def test_a_sampler_whose_end_nobody_knows_is_walked(kind: Callable[[], Custom]) -> None:
+    found = orders(lambda: DataLoader(data(), batch_size=5, sampler=kind()), epochs=1)[0]
+    assert [len(batch) for batch in found] == [5, 5, 2]
+    assert sorted(sum(found, [])) == list(range(12))
+
+
+class Names(Sized):
+    def __iter__(self) -> Iterator[str]:
+        return iter(["a", "b", "c", "d"])
+
+
+def test_samples_may_have_any_names() -> None:
+    assert orders(lambda: DataLoader({}, batch_size=3, sampler=Names(4)), epochs=1) == [[["a", "b", "c"], ["d"]]]  # type: ignore[arg-type]
+
+
+class Batches(BatchSampler):
+    """A batch sampler of the user's."""
+
+    def __init__(self, batches: list[list[int]], **says: Any) -> None:
+        self.batches = batches
+        self.__dict__.update(says)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def shared(batches: list[list[int]], size: int = 2, **says: Any) -> list[list[list[int]]]:
+    order = Order(DataLoader(data(), batch_sampler=Batches(batches, **says)), 0)
+    order.begin(0)
+    return [
+        list(order.part(Sharing(rank=rank, size=size, batch_size=order.batch_size, drop_last=order.drop_last), 0))
+        for rank in range(size)
+    ]
+
+
+def test_batches_of_the_users_own_sampler_keep_their_sizes() -> None:
+    """The peer loses whole rounds that end in a batch shorter than the sampler says."""
+    assert shared([[0, 1], [2], [3, 4]]) == [[[0, 1], [3, 4]], [[2], [0, 1]]]
+    assert shared([[0, 1], [2], [3, 4], [5, 6]], batch_size=2) == [[[0, 1], [3, 4]], [[2], [5, 6]]]
+
+
+def test_batches_of_one_size_from_the_users_own_sampler_are_filled_up_by_samples() -> None:
+    assert shared([[0, 1], [2, 3], [4]], batch_size=2) == [[[0, 1], [4, 0]], [[2, 3], [1, 2]]]
+    assert shared([[0, 1], [2, 3], [4, 5]], batch_size=2, drop_last=True) == [[[0, 1]], [[2, 3]]]
+
+
 def test_the_users_own_sampler_is_left_as_it_is() -> None:
     loader = DataLoader(data(), batch_size=3, shuffle=True)
-    Order(loader, 5)
-    assert loader.sampler.generator is None
+    orders(lambda: loader, epochs=1)
+    assert loader.sampler.generator is None  # type: ignore[attr-defined]
 
 
 def test_data_that_is_sharded_already_is_refused() -> None:
