@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import time
@@ -33,6 +34,8 @@ class MetricsWriter:
 
     def __init__(self, path: Path | None, *, attempt: int) -> None:
         self._path = path
+        if path is not None:
+            atexit.register(self.flush)  # also of a program that dies of an exception: its last second tells why
         self._attempt = attempt
         self._lines: list[dict[str, Any]] = []
         self._held: tuple[int, int, dict[str, Any]] | None = None

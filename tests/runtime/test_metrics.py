@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,18 @@ def test_without_a_place_nothing_is_read_from_the_device() -> None:
     writer = MetricsWriter(None, attempt=1)
     writer.write({"loss": torch.ones(1, device="meta")}, step=3, epoch=0)  # reading it would fail
     assert writer.logged_step == 3
+
+
+def test_a_program_that_dies_of_an_exception_leaves_its_last_values(path: Path) -> None:
+    code = (
+        "from pathlib import Path; from hpcaccel.runtime.metrics import MetricsWriter\n"
+        f"writer = MetricsWriter(Path({str(path)!r}), attempt=1)\n"
+        "for step in range(3): writer.write({'loss': 1.0}, step=step, epoch=0)\n"
+        "raise ValueError"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert [step for step, _ in lines(path)] == [0, 1, 2], done.stderr
 
 
 def test_plain() -> None:
