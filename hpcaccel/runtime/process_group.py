@@ -202,7 +202,7 @@ def join(
     calls = dist.new_group(backend="gloo", timeout=timeout + timedelta(seconds=GLOO_MARGIN_SECONDS))
     store = dist.PrefixStore(f"hpcaccel/{_formed}", dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
     rollcall = Rollcall(rank=env.rank, world_size=env.world_size, store=store, timeout_seconds=timeout.total_seconds())
-    return Group(
+    group = Group(
         env,
         device,
         control,
@@ -212,6 +212,9 @@ def join(
         timeout=timeout,
         exchange=Exchange(calls, rollcall),
     )
+    # A rank that is through may leave at once, and the others would find its sockets closed while they still connect.
+    group.meet()
+    return group
 
 
 def initialise_alone(device: torch.device, timeout: timedelta) -> None:

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch
 
 from hpcaccel.runtime.names import DistributedType
-from hpcaccel.runtime.process_group import Group
 from hpcaccel.runtime.world import World
 
 __all__ = ["Standing"]
@@ -24,10 +23,6 @@ class Standing:
     @property
     def _world(self) -> World:
         raise NotImplementedError
-
-    @property
-    def _group(self) -> Group:
-        return self._world.group
 
     @property
     def device(self) -> torch.device:
@@ -77,7 +72,7 @@ class Standing:
         Raises:
             RuntimeMisuse: some do not come; the group has been left.
         """
-        self._group.barrier()
+        self._world.group.barrier()
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """``print`` once a node."""

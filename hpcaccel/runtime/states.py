@@ -130,13 +130,13 @@ class PartialState(Standing):
         """All processes' tensors concatenated, strings and other objects as one list, on every process, in order."""
         from hpcaccel.runtime.collecting import collect
 
-        return collect(value, self._group)
+        return collect(value, self._world.group)
 
     def gather_for_metrics(self, value: Any) -> Any:
         """As ``gather``, without what the last ``split_between_processes(..., apply_padding=True)`` repeated."""
         from hpcaccel.runtime.collecting import collect
 
-        return collect(value, self._group, self._world.split)
+        return collect(value, self._world.group, self._world.split)
 
     def __repr__(self) -> str:
         return (

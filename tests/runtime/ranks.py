@@ -125,7 +125,11 @@ def _srun(rank: int, size: int, port: int) -> dict[str, str]:
     }
 
 
-_LAUNCHERS = {"torchrun": _torchrun, "srun": _srun}
+def _alone(rank: int, size: int, port: int) -> dict[str, str]:
+    return {}
+
+
+_LAUNCHERS = {"torchrun": _torchrun, "srun": _srun, "alone": _alone}
 
 
 def run_ranks(program: str, arguments: Sequence[str] = (), *, size: int = 2, **options: Any) -> Ended:
