@@ -134,7 +134,7 @@ class SamplesPart:
         return self._real + self._fill if self._has_tail and number == self.total else self._width
 
     def valid(self, number: int) -> int | None:
-        return self._real if self._fill and number == self.total else None
+        return self._real if self._fill and self._has_tail and number == self.total else None
 
 
 class Batches(Protocol):
