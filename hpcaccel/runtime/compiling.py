@@ -27,8 +27,10 @@ def options_of(wish: Any, *, setting: bool = False) -> dict[str, Any] | None:
         backend, options = str(wish), {}
     else:
         backend = str(wish.backend or "no")
-        names = ("mode", "fullgraph", "dynamic", "options", "disable")
-        options = {name: getattr(wish, name) for name in names if getattr(wish, name) not in (None, False)}
+        names = ("mode", "fullgraph", "dynamic", "options")
+        options = {name: getattr(wish, name) for name in names if getattr(wish, name) is not None}
+        if wish.disable:
+            options["disable"] = True
         if options.get("mode") == "default":
             del options["mode"]
         options["regional"] = bool(wish.use_regional_compilation)

@@ -25,19 +25,22 @@ from hpcaccel.runtime.wrapping import owned_alone
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Shards", "point_to_shards", "shard", "share_all"]
+__all__ = ["Shards", "Tensors", "point_to_shards", "shard", "share_all"]
 
 Shards = WeakIdKeyDictionary
 """What whole parameters became when their model was sharded. Holds on to none of the whole ones."""
 
+Tensors = WeakIdKeyDictionary
+"""A set of tensors, by identity. Holds on to none: a model is never in memory as a whole on its account."""
 
-def shard(model: nn.Module, group: Group, mesh: DeviceMesh, choices: Choices, *, done: set[int]) -> None:
+
+def shard(model: nn.Module, group: Group, mesh: DeviceMesh, choices: Choices, *, done: Tensors) -> None:
     """Shard a model in place over ``mesh`` (one dimension, or replicas times shards).
 
     Parameters on the meta device get memory for their shards, and no values yet.
 
     Args:
-        done: ids of tensors that all ranks have in common already.
+        done: tensors that all ranks have in common already.
 
     Raises:
         RuntimeMisuse: CPU offload where there is no GPU, or models that differ from rank to rank.
@@ -67,16 +70,16 @@ def shard(model: nn.Module, group: Group, mesh: DeviceMesh, choices: Choices, *,
     for block in [*owned_alone(model, choices.find_blocks(model)), model]:
         _share(block, group, empty=empty, done=done)
         fully_shard(block, **options)
-    if empty:
+    if any(tensor.is_meta for tensor in _tensors(model)):
         materialise.give_memory(model, torch.device("cpu") if choices.cpu_offload else group.device)
 
 
-def share_all(model: nn.Module, group: Group, *, done: set[int]) -> None:
+def share_all(model: nn.Module, group: Group, *, done: Tensors) -> None:
     """Rank 0's parameters and buffers on all ranks' devices, except those that are empty there too."""
     _share(model, group, empty=_empty_on_main(model, group), done=done)
 
 
-def _empty_on_main(model: nn.Module, group: Group) -> set[int]:
+def _empty_on_main(model: nn.Module, group: Group) -> Tensors:
     """Which of this rank's tensors have no values on rank 0.
 
     Raises:
@@ -90,7 +93,7 @@ def _empty_on_main(model: nn.Module, group: Group) -> set[int]:
             f"rank {group.rank} has built another model than rank 0: {len(own)} parameters and buffers here, "
             f"{len(main)} there, or other shapes. All ranks must build the same model"
         )
-    return {id(tensor) for tensor, (is_empty, _) in zip(tensors, main, strict=True) if is_empty}
+    return Tensors({tensor: True for tensor, (is_empty, _) in zip(tensors, main, strict=True) if is_empty})
 
 
 def _tensors(model: nn.Module) -> Iterable[torch.Tensor]:
@@ -98,14 +101,19 @@ def _tensors(model: nn.Module) -> Iterable[torch.Tensor]:
     yield from model.buffers()
 
 
-def _share(module: nn.Module, group: Group, *, empty: set[int], done: set[int]) -> None:
+def _share(module: nn.Module, group: Group, *, empty: Tensors, done: Tensors) -> None:
     """Rank 0's values in this module's tensors, except those in ``empty`` and in ``done``, which grows."""
     if group.world_size == 1:
         return
-    if any(tensor.is_meta and id(tensor) not in empty for tensor in _tensors(module)):
-        materialise.give_memory(module, group.device, but=empty, expect=False)  # empty here, full on rank 0
-    tensors = [tensor for tensor in _tensors(module) if id(tensor) not in empty | done and not is_dtensor(tensor)]
-    done.update(map(id, tensors))
+    if any(tensor.is_meta and tensor not in empty for tensor in _tensors(module)):
+        # Empty here, full on rank 0.
+        materialise.give_memory(module, group.device, but={id(tensor) for tensor in empty}, expect=False)
+    tensors = [
+        tensor
+        for tensor in _tensors(module)
+        if not (tensor in empty or tensor in done or tensor.is_meta or is_dtensor(tensor))
+    ]
+    done.update(dict.fromkeys(tensors, True))
     with torch.no_grad():
         works = [_broadcast(tensor, group) for tensor in tensors]
         for work, sent, target in works:

@@ -155,7 +155,7 @@ def _shard(session: Session, model: nn.Module) -> None:
     settings, handlers, layout, mesh = session.settings, session.handlers, session.layout, session.mesh
     choices = choose(settings, handlers.fsdp)
     before = dict(model.named_parameters())
-    done: set[int] = set()
+    done = fsdp.Tensors()
     if layout.tensor > 1:
         if not tensor_parallel.is_shared(model):
             plan = tensor_parallel.find_plan(model, handlers.tp_plan)
@@ -164,6 +164,8 @@ def _shard(session: Session, model: nn.Module) -> None:
         tensor_parallel.share_generators(tensor_mesh(mesh), session.group.device)
     if layout.tensor == 1 or layout.data > 1:
         fsdp.shard(model, session.group, data_mesh(mesh), choices, done=done)
+    elif materialise.is_empty(model):
+        materialise.give_memory(model, session.group.device)
     else:
         model.to(session.group.device)
     setattr(model, SHARDED_IN, session.world.generation)

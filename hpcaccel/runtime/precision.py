@@ -52,7 +52,7 @@ def make_scaler(device: torch.device, mixed_precision: str, handler: Any = None)
     if device.type == "cpu":
         warnings.warn(
             "mixed_precision=fp16 on a CPU: for trying a script out only. It is slower than fp32; bf16 is less so",
-            stacklevel=2,
+            stacklevel=5,
         )
     return torch.amp.GradScaler(device.type, **({} if handler is None else handler.to_kwargs()))
 

@@ -128,7 +128,7 @@ def test_settings_and_the_plugin_over_them() -> None:
 
 
 def test_plugin_values_that_cannot_be_honoured() -> None:
-    with pytest.raises(RuntimeMisuse, match='NO_SHARD.*strategy="ddp"'):
+    with pytest.raises(RuntimeMisuse, match=r'NO_SHARD.*strategy="ddp"'):
         choose(Settings(), FullyShardedDataParallelPlugin(sharding_strategy="NO_SHARD"))
     with pytest.raises(RuntimeMisuse, match=r"fsdp\.param_dtype='fp12' is not known"):
         dtype_of("fp12", "fsdp.param_dtype")

@@ -1,0 +1,146 @@
+"""What prepared models compute in, and what they give back."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime import fp8
+from hpcaccel.runtime.activation import Recomputed, recompute
+from hpcaccel.runtime.forwards import take_off
+from hpcaccel.runtime.handlers import AORecipeKwargs, AutocastKwargs, GradScalerKwargs, TERecipeKwargs
+from hpcaccel.runtime.precision import make_scaler, to_fp32, unwrap_forward, wrap_forward
+from tests.runtime.ranks import run_ranks
+
+pytestmark = pytest.mark.torch
+
+CPU = torch.device("cpu")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        found: torch.Tensor = self.linear(x) * scale
+        return found
+
+
+class Pair(NamedTuple):
+    logits: torch.Tensor
+    name: str
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+    loss: torch.Tensor | None = None
+
+
+def test_fp16_on_two_ranks_skips_a_step_on_all_when_one_overflows() -> None:
+    ended = run_ranks("scaled.py")
+    assert ended.codes == [0, 0], "\n".join(ended.outputs)
+    expected = [[[False, False], [True, True], [False, False]], 512.0]
+    assert ended.result() == {"ddp": expected, "fsdp": expected}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_it_computes_in_half_and_gives_fp32_back(precision: str) -> None:
+    model = Net()
+    inside = []
+    model.linear.register_forward_hook(lambda module, args, out: inside.append(out.dtype))
+    wrap_forward(model, CPU, precision)
+    assert model(torch.ones(1, 2)).dtype == torch.float32
+    assert inside == [{"bf16": torch.bfloat16, "fp16": torch.float16}[precision]]
+    wrap_forward(model, CPU, precision, fp32_outputs=False)
+    assert model(torch.ones(1, 2)).dtype == inside[0]
+    wrap_forward(model, CPU, precision, handler=AutocastKwargs(enabled=False))
+    model(torch.ones(1, 2))
+    assert inside[-1] == torch.float32
+
+
+def test_the_forward_can_be_inspected_copied_pickled_and_taken_off() -> None:
+    model = Net()
+    wrap_forward(model, CPU, "bf16")
+    wrap_forward(model, CPU, "bf16")  # once only, however often it is prepared
+    assert list(inspect.signature(model.forward).parameters) == ["x", "scale"]
+    x = torch.randn(3, 2)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other(x), model(x))
+        nn.init.zeros_(other.linear.weight)
+        nn.init.zeros_(other.linear.bias)
+        assert other(x).abs().sum() == 0, "the copy computes with its own weights"
+    unwrap_forward(model)
+    assert "forward" not in model.__dict__
+    assert torch.equal(model(x), model.linear(x))
+
+
+def test_what_lies_around_a_forward_is_taken_off_one_by_one() -> None:
+    model = Net()
+    recompute([model])
+    wrap_forward(model, CPU, "bf16")
+    take_off(model, Recomputed)
+    assert model(torch.ones(1, 2)).dtype == torch.float32
+    unwrap_forward(model)
+    assert "forward" not in model.__dict__
+    own: Any = lambda x: x  # noqa: E731
+    model.forward = own
+    wrap_forward(model, CPU, "bf16")
+    unwrap_forward(model)
+    assert model.forward is own
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda tensor: tensor,
+        lambda tensor: (tensor, 3),
+        lambda tensor: [tensor, None],
+        lambda tensor: {"a": tensor, "b": "word"},
+        lambda tensor: OrderedDict(a=tensor),
+        lambda tensor: Pair(tensor, "x"),
+        lambda tensor: Output(tensor),
+        lambda tensor: {"deep": [(tensor,)]},
+    ],
+)
+def test_outputs_of_every_form_become_fp32_and_keep_their_form(make: Any) -> None:
+    given, expected = make(torch.ones(2, dtype=torch.bfloat16)), make(torch.ones(2))
+    found = to_fp32(given)
+    assert type(found) is type(expected)
+    assert repr(found) == repr(expected)
+    whole = torch.ones(2, dtype=torch.int64)
+    assert to_fp32(whole) is whole
+
+
+def test_a_scaler_is_made_for_fp16_only_and_a_cpu_warns_once() -> None:
+    assert make_scaler(CPU, "bf16") is None
+    with pytest.warns(UserWarning, match="fp16 on a CPU") as warned:
+        scaler = make_scaler(CPU, "fp16", GradScalerKwargs(init_scale=8.0))
+    assert len(warned) == 1
+    assert scaler is not None
+    assert scaler.get_scale() == 8.0
+
+
+def test_fp8_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeMisuse, match=r"fp8 needs a GPU of compute capability 8\.9 .* trains on cpu"):
+        fp8.check(CPU)
+    with pytest.raises(RuntimeMisuse, match="fp8 with TERecipeKwargs: only torchao"):
+        fp8.check(CPU, TERecipeKwargs())
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(RuntimeMisuse, match=r"A100 has 8\.0"):
+        fp8.check(torch.device("cuda"), AORecipeKwargs())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(fp8, "find_spec", lambda name: None)
+    with pytest.raises(RuntimeMisuse, match="pip install torchao"):
+        fp8.check(torch.device("cuda"), AORecipeKwargs())
