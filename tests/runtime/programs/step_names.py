@@ -22,7 +22,7 @@ loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=2)
 model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
 found = []
 with accelerator.profile() as profiler:
-    for epoch in range(2):
+    for _ in range(2):
         for (x,) in loader:
             with accelerator.accumulate(model):
                 loss = model(x).square().mean()
