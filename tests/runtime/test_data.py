@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections import namedtuple
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler, TensorDataset
 
+from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.accumulation import Accumulation
 from hpcaccel.runtime.data import PreparedLoader
 from hpcaccel.runtime.env import RankEnvironment
+from hpcaccel.runtime.placement import to_device
 from hpcaccel.runtime.process_group import Group
+from hpcaccel.runtime.skipping import skip_first_batches
+
+pytestmark = pytest.mark.torch
 
 
 class Hooks:
     """A training loop that is asked and told."""
 
     finishing = False
+    finished_epochs_are_over = False
+    step = 0
     restored = 0
     asked = 0
 
@@ -43,8 +50,11 @@ def group(rank: int = 0, size: int = 1) -> Group:
     return Group(env, torch.device("cpu"), None)
 
 
-def prepared(loader: DataLoader[Any], *, rank: int = 0, size: int = 1, hooks: Hooks | None = None) -> PreparedLoader:
-    return PreparedLoader(loader, group=group(rank, size), accumulation=Accumulation(1), hooks=hooks or Hooks(), seed=3)
+def prepared(
+    loader: DataLoader[Any], *, rank: int = 0, size: int = 1, hooks: Hooks | None = None, **options: Any
+) -> PreparedLoader:
+    options = {"accumulation": Accumulation(1), "seed": 3, "dispatch_batches": False} | options
+    return PreparedLoader(loader, group=group(rank, size), hooks=hooks or Hooks(), **options)
 
 
 def shuffled(samples: int = 22, **options: Any) -> DataLoader[Any]:
@@ -181,26 +191,6 @@ def test_single_samples_without_batching_are_shared_out() -> None:
     assert [[int(item[0]) for item in loader] for loader in loaders] == [[0, 2, 4], [1, 3, 5]]
 
 
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(14))
-
-
-def test_a_stream_is_shared_out_and_fast_forwarded_with_a_warning() -> None:
-    def make(rank: int) -> PreparedLoader:
-        return prepared(DataLoader(Stream(), batch_size=2), rank=rank, size=2)
-
-    whole = [[batch.tolist() for batch in make(rank)] for rank in range(2)]
-    assert whole == [[[0, 1], [4, 5], [8, 9], [12, 13]], [[2, 3], [6, 7], [10, 11], [0, 1]]]
-    stopped = make(1)
-    batches = iter(stopped)
-    next(batches)
-    resumed = make(1)
-    resumed.load_state_dict(stopped.state_dict())
-    with pytest.warns(UserWarning, match="2 batches are read and thrown away"):
-        assert [batch.tolist() for batch in resumed] == whole[1][1:]
-
-
 def test_the_last_batch_is_known_as_such() -> None:
     loader = prepared(shuffled(5))
     assert [loader.at_last_batch for _ in loader] == [False, False, True]
@@ -218,3 +208,166 @@ def test_a_training_that_is_to_finish_ends_its_loader_and_no_other() -> None:
             assert len(values(evaluation)) == 11
     assert count == 3
     assert training.state_dict()["running"]
+
+
+def test_an_iteration_that_is_left_and_closed_late_does_not_disturb_the_next_one() -> None:
+    accumulation = Accumulation(4)
+    loader = prepared(shuffled(), accumulation=accumulation)
+    held = iter(loader)
+    next(held)
+    running = iter(loader)
+    next(running)
+    held.close()  # type: ignore[attr-defined]
+    assert accumulation.current is loader
+    assert loader.state_dict()["running"]
+    assert loader.state_dict()["epoch"] == 1
+
+
+def test_an_evaluation_that_was_left_without_a_word_is_not_taken_up_again() -> None:
+    accumulation, hooks = Accumulation(1), Hooks()
+    training = prepared(shuffled(), accumulation=accumulation, hooks=hooks)
+    evaluation = prepared(shuffled(), accumulation=accumulation, hooks=hooks)
+    batches, held = iter(training), iter(evaluation)
+    next(batches)
+    next(held)
+    assert evaluation.state_dict()["running"]
+    for hooks.step in (1, 2, 3):
+        next(batches)
+    assert not evaluation.state_dict()["running"]
+    assert training.state_dict()["running"]
+
+
+def test_two_loaders_that_are_read_together_are_both_in_use() -> None:
+    accumulation, hooks = Accumulation(1), Hooks()
+    pair = [prepared(shuffled(), accumulation=accumulation, hooks=hooks) for _ in range(2)]
+    both = zip(*pair, strict=True)
+    for hooks.step in range(5):
+        next(both)
+    hooks.step += 1
+    assert [loader.state_dict()["running"] for loader in pair] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("even", "split", "valid", "samples"),
+    [
+        (True, False, [(None, 2), (None, 2), (1, 2), (0, 2)], [2, 2]),
+        (False, False, [(None, 2), (None, 2), (None, 1)], [2, 1]),
+        (True, True, [(None, 1)] * 5 + [(0, 1)], [3, 3]),
+    ],
+)
+def test_it_says_how_many_samples_of_a_batch_are_real(
+    even: bool, split: bool, valid: list[Any], samples: list[int]
+) -> None:
+    found = []
+    for rank in range(2):
+        data = DataLoader(TensorDataset(torch.arange(5)), batch_size=2)
+        loader = prepared(data, rank=rank, size=2, even_batches=even, split_batches=split)
+        found.append([(loader.valid_in_batch, loader.batch_samples) for _ in loader])
+        assert len(loader) == len(found[-1]) == samples[rank]
+        assert (loader.total_batch_size, loader.total_dataset_length) == (2 if split else 4, 5)
+    assert sorted(found[0] + found[1], key=str) == sorted(valid, key=str)
+
+
+def test_drop_last_of_the_users_own_batch_sampler_counts() -> None:
+    def make(rank: int) -> PreparedLoader:
+        data = TensorDataset(torch.arange(11))
+        batches = BatchSampler(SequentialSampler(data), 2, drop_last=True)
+        return prepared(DataLoader(data, batch_sampler=batches), rank=rank, size=2)
+
+    assert [values(make(rank)) for rank in range(2)] == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+    assert len(make(0)) == 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_first_batches_are_skipped_and_the_epochs_go_on(workers: int) -> None:
+    whole = prepared(shuffled(num_workers=workers), size=2)
+    epochs = [values(whole) for _ in range(3)]
+    loader = prepared(shuffled(num_workers=workers), size=2)
+    later = skip_first_batches(skip_first_batches(loader, 1), 2)
+    assert isinstance(later, PreparedLoader)
+    assert (len(later), later.total_batch_size) == (3, 4)
+    assert [values(later), values(loader), values(later)] == [epochs[0][3:], epochs[1], epochs[2][3:]]
+
+
+def test_skipping_means_the_same_when_the_middle_of_an_epoch_was_restored() -> None:
+    """Scripts that compute how far they were skip by themselves what the checkpoint knows too."""
+    undisturbed = prepared(shuffled())
+    epochs = [values(undisturbed) for _ in range(3)]
+    for used, skipped, expected in ((4, 4, epochs[1][4:]), (11, 0, epochs[2])):
+        stopped = prepared(shuffled())
+        values(stopped)
+        batches = iter(stopped)
+        for _ in range(used):
+            next(batches)
+        resumed = prepared(shuffled())
+        resumed.load_state_dict(stopped.state_dict())
+        assert values(skip_first_batches(resumed, skipped)) == expected
+
+
+@pytest.mark.parametrize("options", [{"shuffle": True}, {}, {"batch_size": None}, {"shuffle": True, "drop_last": True}])
+def test_plain_loaders_skip_too(options: dict[str, Any]) -> None:
+    loader = DataLoader(TensorDataset(torch.arange(11)), **{"batch_size": 2} | options)
+    torch.manual_seed(4)
+    whole = [batch[0].tolist() for batch in loader]
+    torch.manual_seed(4)
+    later = skip_first_batches(loader, 3)
+    assert [batch[0].tolist() for batch in later] == whole[3:]
+    assert len(later) == len(whole) - 3
+    assert type(later) is DataLoader
+
+
+def test_an_epoch_that_is_set_is_the_next_one_unless_it_is_resumed() -> None:
+    whole = prepared(shuffled())
+    epochs = [values(whole) for _ in range(4)]
+    loader = prepared(shuffled())
+    loader.set_epoch(2)
+    assert values(loader) == epochs[2]
+    assert loader.iteration == 3
+    batches = iter(loader)
+    next(batches)
+    resumed = prepared(shuffled())
+    resumed.load_state_dict(loader.state_dict())
+    resumed.set_epoch(3)
+    assert values(resumed) == epochs[3][1:]
+    resumed.set_epoch(0)
+    assert values(resumed) == epochs[0]
+
+
+def test_another_order_than_the_checkpoints_is_noticed() -> None:
+    stopped = prepared(shuffled(22))
+    next(iter(stopped))
+    batches = iter(stopped)
+    next(batches)
+    resumed = prepared(shuffled(24))
+    resumed.load_state_dict(stopped.state_dict())
+    with pytest.warns(UserWarning, match="another order for epoch 1"):
+        next(iter(resumed))
+
+
+def test_a_batch_is_moved_with_all_that_is_in_it() -> None:
+    class Own(dict[str, Any]):
+        moved_to: Any = None
+
+        def to(self, device: Any) -> Own:
+            self.moved_to = device
+            return self
+
+    Pair = namedtuple("Pair", "left right")
+    batch = {"a": [torch.zeros(2)], "b": Pair(torch.ones(1), "text"), "c": Own()}
+    moved = to_device(batch, torch.device("meta"), non_blocking=True)
+    assert moved["a"][0].is_meta
+    assert moved["b"].left.is_meta
+    assert moved["b"].right == "text"
+    assert moved["c"].moved_to == torch.device("meta")
+
+
+def test_generators_nobody_knows_are_refused() -> None:
+    with pytest.raises(RuntimeMisuse, match=r"'sobol'.*torch, cuda, numpy, python"):
+        prepared(shuffled(), rng_types=["generator", "sobol"])
+
+
+def test_iterating_on_one_rank_alone_needs_no_other() -> None:
+    """There is no group at all here: a collective would fail."""
+    loader = prepared(shuffled(), rank=0, size=4, rng_types=["generator"])
+    assert len(values(loader)) == 3
+    assert loader.passes == 1
