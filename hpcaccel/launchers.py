@@ -1,5 +1,6 @@
 """Accelerate's import path of the launchers, which live in ``hpcaccel.runtime.launching``."""
 
+from hpcaccel.runtime.absent import __getattr__ as __getattr__
 from hpcaccel.runtime.launching import debug_launcher as debug_launcher
 from hpcaccel.runtime.launching import notebook_launcher as notebook_launcher
 

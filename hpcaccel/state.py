@@ -1,5 +1,6 @@
 """Accelerate's import path of the states, which live in ``hpcaccel.runtime.states``."""
 
+from hpcaccel.runtime.absent import __getattr__ as __getattr__
 from hpcaccel.runtime.names import DistributedType as DistributedType
 from hpcaccel.runtime.states import AcceleratorState as AcceleratorState
 from hpcaccel.runtime.states import GradientState as GradientState

@@ -36,8 +36,8 @@ LIBRARIES = {
 }
 ALLOWED_ELSEWHERE = {("submission", "remote"): {"fabric"}}
 OPTIONAL = {
-    "safetensors", "tqdm", "torchao", "transformer_engine", "aim", "clearml", "comet_ml", "dvclive", "matplotlib",
-    "mlflow", "swanlab", "tensorboard", "tensorboardX", "trackio", "wandb", "yaml",
+    "safetensors", "torchao", "torchdata", "tqdm", "transformer_engine", "aim", "clearml", "comet_ml", "dvclive",
+    "matplotlib", "mlflow", "swanlab", "tensorboard", "tensorboardX", "trackio", "wandb", "yaml",
 }  # fmt: skip
 """Packages that a rank imports inside the function that was asked for them, and only there."""
 

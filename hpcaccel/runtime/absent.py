@@ -69,8 +69,6 @@ _REASONS = {
     "What was given to Accelerator(...) is its own business; the script that gave it has it": """
         ao_recipe_handler te_recipe_handler msamp_recipe_handler fp8_recipe_handler autocast_handler ddp_handler
         init_handler profile_handler scaler_handler dataloader_config""",
-    "The Accelerator and GradientState() have it": """
-        accelerator_state device_placement gradient_state optimizers split_batches step_with_optimizer""",
     "LOMO is not here: it fuses backward and step, which leaves nothing to synchronise or to clip": """
         has_lomo_optimizer lomo_backward""",
     "The classes behind prepared loaders are others here: accelerator.prepare(loader) makes one, "

@@ -41,7 +41,7 @@ def load(f: str | os.PathLike[str] | Any, map_location: Any = None, **kwargs: An
 
 
 def extract_model_from_parallel(
-    model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True, recursive: bool = False
+    model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = False, recursive: bool = False
 ) -> nn.Module:
     """The module as the script made it: see ``Accelerator.unwrap_model``."""
     return unwrap(

@@ -74,6 +74,12 @@ class PrepareFace:
         """
         return unwrapping.unwrap(model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile)
 
+    def skip_first_batches(self, dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
+        """A loader that leaves out the first batches of this rank in every iteration; map-style data is not read."""
+        from hpcaccel.runtime.skipping import skip_first_batches
+
+        return skip_first_batches(dataloader, num_batches)
+
     def verify_device_map(self, model: nn.Module) -> bool:
         """Whether a library has spread the model's layers over several devices of this process."""
         return is_dispatched(model)
@@ -128,6 +134,14 @@ class PrepareFace:
     @property
     def use_stateful_dataloader(self) -> bool:
         return self._session.settings.use_stateful_dataloader
+
+    @property
+    def rng_types(self) -> list[str]:
+        return list(self._session.settings.rng_types)
+
+    @property
+    def step_scheduler_with_optimizer(self) -> bool:
+        return self._session.settings.step_scheduler_with_optimizer
 
     @property
     def non_blocking(self) -> bool:

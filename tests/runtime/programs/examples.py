@@ -12,9 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-import torch.distributed
-import torch.optim.lr_scheduler
-import torch.utils.data  # noqa: F401
+import torch._dynamo  # which the first step of an optimizer imports
+import torch.distributed.checkpoint
+import torch.distributed.fsdp  # noqa: F401
 
 MEET_SECONDS = 90
 

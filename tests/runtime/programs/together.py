@@ -105,7 +105,7 @@ def broadcasting_and_objects() -> None:
     assert together.gather_object([f"rank {RANK}"] * (1 + RANK)) == [
         f"rank {rank}" for rank in range(SIZE) for _ in range(1 + rank)
     ]
-    found = together.copy_tensor_to_devices(torch.arange(3) if RANK == last else None)
+    found = together.copy_tensor_to_devices(torch.arange(3) if last == RANK else None)
     assert torch.equal(found, torch.arange(3))
     with pytest.raises(RuntimeMisuse, match=rf"from_process={SIZE} is not a rank"):
         together.broadcast(torch.ones(1), from_process=SIZE)
