@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -42,8 +43,9 @@ class Prepared:
     loaders: list[Stateful] = field(default_factory=list)
     registered: list[Stateful] = field(default_factory=list)
     scaler: Stateful | None = None
-    save_hooks: dict[int, Callable[..., Any]] = field(default_factory=dict)
-    load_hooks: dict[int, Callable[..., Any]] = field(default_factory=dict)
+    # Torch's handles hold these weakly, which a plain dict does not allow.
+    save_hooks: dict[int, Callable[..., Any]] = field(default_factory=OrderedDict)
+    load_hooks: dict[int, Callable[..., Any]] = field(default_factory=OrderedDict)
 
     @property
     def is_sharded(self) -> bool:
