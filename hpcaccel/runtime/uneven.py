@@ -19,7 +19,9 @@ __all__ = ["join_uneven_inputs"]
 
 @contextmanager
 def join_uneven_inputs(session: Session, joinables: Sequence[Any], *, even_batches: bool | None) -> Iterator[None]:
-    """
+    """With DDP's own Join, on gloo as well as on NCCL. When all are through, they have the parameters of the rank that
+    was through last. Saves and stops wait until then.
+
     Raises:
         RuntimeMisuse: something that cannot be joined, such as a sharded model.
     """
@@ -38,10 +40,15 @@ def join_uneven_inputs(session: Session, joinables: Sequence[Any], *, even_batch
     changed = [(loader, loader.even_batches) for loader in loaders]
     for loader, _ in changed:
         loader.even_batches = even
+    accumulation = session.accumulation
+    each = accumulation.sync_each_batch
+    # Ranks end at different micro-batches, so they would disagree on which of them share their gradients.
+    accumulation.sync_each_batch = each or not even
     try:
         # A rank that is through makes no more steps: the others must not wait for what it says at the end of each.
         with session.loop.ticks_held(), Join(items, enable=not even, throw_on_early_termination=False):
             yield
     finally:
+        accumulation.sync_each_batch = each
         for loader, before in changed:
             loader.even_batches = before

@@ -74,6 +74,20 @@ class Runtime(Section):
         description="Neighbouring ranks that share each tensor, by the plan that the program gives "
         "(Accelerator(tp_plan=...)); they train on the same data.",
     )
+    debug: Flag = Field(
+        default=False,
+        description="Compare shapes and types among the ranks before each collective with GPU tensors, too. With those "
+        "of CPUs it is always done.",
+    )
+    timeout_seconds: Positive = Field(
+        default=1800,
+        description="How long ranks wait for each other's gradients and in what the program calls together. "
+        "InitProcessGroupKwargs(timeout=...) overrides it.",
+    )
+    control_timeout_seconds: Positive = Field(
+        default=60,
+        description="How long ranks wait for each other in saves and loads, and when one has run out of memory.",
+    )
     fsdp: Fsdp = Field(default_factory=Fsdp, description="Settings of strategy fsdp.")
 
 

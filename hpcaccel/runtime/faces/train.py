@@ -11,6 +11,7 @@ from torch import nn
 
 from hpcaccel.runtime import clipping, gradient_sync, precision
 from hpcaccel.runtime.accumulation import MicroBatch
+from hpcaccel.runtime.divided import warn_if_divided
 from hpcaccel.runtime.session import Session
 
 if TYPE_CHECKING:
@@ -89,8 +90,12 @@ class TrainFace:
         """
         session = self._session
         session.loop.backward_begins()
-        steps = session.accumulation.steps
+        accumulation = session.accumulation
+        steps = accumulation.steps
         if steps > 1:
+            if not accumulation.looked:
+                accumulation.looked = True
+                warn_if_divided(loss, steps)
             loss = loss / steps
         if session.scaling is not None:
             loss = session.scaling.scale(loss)

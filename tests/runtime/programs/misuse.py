@@ -19,7 +19,7 @@ def gather_on_main(accelerator: Accelerator) -> None:
     if accelerator.is_main_process:
         accelerator.gather(torch.ones(2))
     else:
-        time.sleep(60)
+        time.sleep(8)
 
 
 def gather_and_end(accelerator: Accelerator) -> None:

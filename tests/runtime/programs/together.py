@@ -140,9 +140,8 @@ def metrics_hold_every_sample_once() -> None:
 def metrics_of_unequal_parts() -> None:
     loader = DataLoader(torch.arange(4 * SIZE + 3), batch_size=4)
     loader = accelerator.prepare_data_loader(loader)
-    assert sorted(sum((accelerator.gather_for_metrics(batch).tolist() for batch in loader), [])) == list(
-        range(4 * SIZE + 3)
-    )
+    seen = [item for batch in loader for item in accelerator.gather_for_metrics(batch).tolist()]
+    assert sorted(seen) == list(range(4 * SIZE + 3))
     for batch in loader:
         found = accelerator.gather_for_metrics([int(item) for item in batch], use_gather_object=True)
     assert len(found) == 3 if SIZE > 1 else len(found) in (3, 4)
@@ -161,10 +160,7 @@ def different_shapes_are_refused_everywhere() -> None:
     with pytest.raises(RuntimeMisuse, match=r"dict\('x': int64\[1\]\)"):
         accelerator.reduce(torch.ones(1) if RANK else {"x": torch.ones(1, dtype=torch.int64)})
     with pytest.raises(RuntimeMisuse, match="the ranks call different things"):
-        if RANK:
-            accelerator.wait_for_everyone()
-        else:
-            accelerator.gather(torch.ones(1))
+        accelerator.wait_for_everyone() if RANK else accelerator.gather(torch.ones(1))
     assert accelerator.gather(torch.ones(1)).sum() == SIZE  # and all goes on
 
 

@@ -1,0 +1,97 @@
+"""Wrong use ends by itself, and says which call in which line waits for which ranks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.runtime.ranks import PROGRAMS, Ended, run_ranks
+
+pytestmark = pytest.mark.torch
+
+LINES = (PROGRAMS / "misuse.py").read_text().splitlines()
+LONG = "300"
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCACCEL_PATIENCE_SECONDS", "0.5")
+
+
+def said(ended: Ended, rank: int = 0) -> dict[str, Any]:
+    """What this rank was told."""
+    lines = [line for line in ended.outputs[rank].splitlines() if line.startswith("{")]
+    assert lines, "\n".join(ended.outputs)
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def line_of(case: str, text: str) -> int:
+    """The number of the first line with this text in a case of the program."""
+    start = next(number for number, line in enumerate(LINES) if line.startswith(f"def {case}("))
+    return next(number for number, line in enumerate(LINES[start:], start + 1) if text in line)
+
+
+def test_ranks_that_do_not_come_are_named_at_the_timeout() -> None:
+    ended = run_ranks("misuse.py", ["gather_on_main", "3"], size=4)
+    found = said(ended)
+    assert found["error"] == "RuntimeMisuse"
+    where = f"misuse.py:{line_of('gather_on_main', 'accelerator.gather')} for ranks 1-3 of 4, which is the limit"
+    assert where in found["said"]
+    assert "is one of them inside an `if is_main_process`" in found["said"]
+    assert ended.codes[0] == 1
+
+
+def test_a_rank_that_has_left_the_program_is_not_waited_for() -> None:
+    ended = run_ranks("misuse.py", ["gather_and_end", LONG], size=2)
+    found = said(ended)
+    assert "for rank 1, which has reached the end of the program" in found["said"]
+    assert f"misuse.py:{line_of('gather_and_end', 'accelerator.gather')}" in found["said"]
+    assert found["seconds"] < 60
+
+
+def test_ranks_in_different_calls_all_find_out_at_once() -> None:
+    ended = run_ranks("misuse.py", ["barrier_and_gather", LONG], size=4)
+    for rank in range(4):
+        found = said(ended, rank)
+        assert f"rank 0: wait_for_everyone at {_place('barrier_and_gather', 'wait_for_everyone')}" in found["said"]
+        assert (
+            f"ranks 1-3: gather of float32[2] at {_place('barrier_and_gather', 'accelerator.gather')}"
+            in (found["said"])
+        )
+    assert ended.codes == [1] * 4
+
+
+def _place(case: str, text: str) -> str:
+    return f"tests/runtime/programs/misuse.py:{line_of(case, text)}"
+
+
+def test_ranks_that_wait_for_each_other_in_the_loop_and_in_a_call_find_out() -> None:
+    ended = run_ranks("misuse.py", ["gather_and_loop", LONG], size=2)
+    call = f"waits in gather at {_place('gather_and_loop', 'accelerator.gather')}"
+    step = f"waits in a step of the training loop at {_place('gather_and_loop', 'accelerator.checkpoint')}"
+    for rank in (0, 1):
+        text = said(ended, rank)["said"]
+        assert call in text
+        assert step in text
+    assert ended.codes == [1, 1]
+
+
+@pytest.mark.parametrize("case", ["one_fails", "one_fails_late"])
+def test_a_rank_that_fails_is_named_with_its_error_on_all_others(case: str) -> None:
+    ended = run_ranks("misuse.py", [case, LONG], size=3)
+    assert "ValueError: a bug of the script's own" in ended.outputs[2]
+    for rank in (0, 1):
+        found = said(ended, rank)
+        assert found["error"] == "RankFailed"
+        assert "has failed at tests/runtime/programs/misuse.py" in found["said"], found
+        assert "ValueError: a bug of the script's own" in found["said"]
+    assert ended.codes == [1, 1, 1]
+
+
+def test_a_rank_that_is_merely_late_is_waited_for() -> None:
+    ended = run_ranks("misuse.py", ["one_is_late", LONG], size=2)
+    assert ended.result() == {"total": 2.0}
+    assert ended.codes == [0, 0]

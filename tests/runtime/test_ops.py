@@ -1,0 +1,46 @@
+"""What ranks do together, on one, two and four of them."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.ranks import PROGRAMS, run_ranks
+
+pytestmark = pytest.mark.torch
+
+PROGRAM = "together.py"
+
+
+def _cases() -> list[str]:
+    tree = ast.parse((PROGRAMS / PROGRAM).read_text())
+    (found,) = [node for node in tree.body if isinstance(node, ast.AnnAssign)]
+    assert isinstance(found.value, ast.List)
+    return [item.id for item in found.value.elts if isinstance(item, ast.Name)]
+
+
+CASES = _cases()
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4], ids=lambda size: f"{size}-ranks")
+def results(request: pytest.FixtureRequest) -> dict[str, str]:
+    """All cases in one start of the ranks: most of what a case costs is the start."""
+    ended = run_ranks(PROGRAM, size=request.param)
+    found: dict[str, str] = ended.result()
+    failed = [name for name, said in found.items() if said != "ok"]
+    if any(ended.codes) and not failed:
+        pytest.fail("\n".join(ended.outputs))
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_together(results: dict[str, str], case: str) -> None:
+    assert results.get(case, "another case has failed before") == "ok"
+
+
+def test_the_program_runs_every_case_that_it_has() -> None:
+    tree = ast.parse(Path(PROGRAMS / PROGRAM).read_text())
+    cases = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.args.args}
+    assert cases == set(CASES)
