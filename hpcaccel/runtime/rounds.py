@@ -83,7 +83,7 @@ def _cut(group: list[Any], first: Any, sharing: Sharing, slice_fn: SliceFn | Non
     count = first_dimension(whole)
     width = -(-count // sharing.size)
     if sharing.even and count % sharing.size:
-        whole = _filled(whole, first, width * sharing.size)
+        whole = _filled(whole, first if _can_join([group[0], first]) else whole, width * sharing.size)
     parts: list[Told | None] = []
     for rank in range(sharing.size):
         begin = rank * width
