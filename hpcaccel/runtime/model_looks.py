@@ -65,6 +65,6 @@ def is_peft_model(model: nn.Module) -> bool:
     peft = sys.modules.get("peft")
     if peft is None:
         return False
-    from hpcaccel.runtime.parallel import unwrap
+    from hpcaccel.runtime.unwrapping import unwrap
 
     return isinstance(unwrap(model), peft.PeftModel)
