@@ -107,8 +107,7 @@ def save_model(
         return
     writer = _Writer(directory, sum(entry.bytes for entry in entries))
     run = _together(group) if sharded else _alone
-    if group.is_main:
-        directory.mkdir(parents=True, exist_ok=True)
+    run(lambda: directory.mkdir(parents=True, exist_ok=True))
     for name, part in zip(names, plan, strict=True):
         tensors = {entry.name: whole(entry.tensor.detach(), keep=group.is_main) for entry in part}
         run(lambda name=name, part=part, tensors=tensors: writer.write(name, part, tensors, safe=safe))

@@ -1,0 +1,92 @@
+"""Weights written by two ranks, of a sharded model and of a replicated one, and read again in place."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hpcaccel import Accelerator
+from hpcaccel.errors import CheckpointError
+from hpcaccel.runtime.model_loading import load_checkpoint_in_model
+
+folder = Path(sys.argv[1])
+
+
+class Net(nn.Module):
+    """Tied weights, a buffer, sizes that two ranks cannot share evenly."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 7)
+        self.body = nn.Sequential(nn.Linear(7, 13), nn.BatchNorm1d(13), nn.Linear(13, 7))
+        self.head = nn.Linear(7, 11, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        return self.head(self.body(self.embed(tokens)))
+
+
+def fresh(accelerator, seed):
+    torch.manual_seed(seed)
+    net = Net()
+    expected = {name: value.clone() for name, value in net.state_dict().items()}
+    return accelerator.prepare(net), expected
+
+
+def equal(state, expected):
+    return list(state) == list(expected) and all(torch.equal(state[name], expected[name]) for name in expected)
+
+
+def check(strategy):
+    accelerator = Accelerator(strategy=strategy, cpu=True)
+    place = folder / strategy
+    place.mkdir(exist_ok=True)
+    model, expected = fresh(accelerator, 1)
+    is_main, unwrapped = accelerator.is_main_process, accelerator.unwrap_model(model)
+
+    # Everybody calls save; under DDP rank 0 may do so alone, and nothing waits.
+    accelerator.save({"model": unwrapped.state_dict(), "step": 3}, place / "all.pt")
+    accelerator.save(unwrapped.state_dict(), place / "all.safetensors", safe_serialization=True)
+    if strategy == "ddp" and is_main:
+        accelerator.save(unwrapped.state_dict(), place / "alone.pt")
+        accelerator.save_model(model, place / "alone")
+
+    state = accelerator.get_state_dict(model)
+    assert equal(state, expected) if is_main or strategy == "ddp" else state == {}, sorted(state)
+    assert not is_main or state["embed.weight"].data_ptr() == state["head.weight"].data_ptr()
+    assert all(type(value) in (torch.Tensor, nn.Parameter) for value in state.values())
+    assert strategy == "fsdp" or next(iter(accelerator.get_state_dict(model, unwrap=False))).startswith("module.")
+
+    for safe in (True, False):
+        where = place / f"safe-{safe}"
+        accelerator.save_model(model, where, max_shard_size=400, safe_serialization=safe)
+        accelerator.wait_for_everyone()
+        many = sorted(path.name for path in where.iterdir())
+        accelerator.wait_for_everyone()
+        again, other = fresh(accelerator, 2)
+        load_checkpoint_in_model(again, where, strict=True)
+        assert not equal(other, expected)
+        found = accelerator.get_state_dict(again)
+        assert equal(found, expected) if found else not is_main
+        accelerator.save_model(model, where, safe_serialization=safe)
+        accelerator.wait_for_everyone()
+        one = [path.name for path in where.iterdir()]
+        print(json.dumps({"strategy": strategy, "safe": safe, "many": many, "one": one}))
+
+    # What fails on rank 0 is an error on all ranks of a sharded model.
+    (place / "file").touch()
+    accelerator.wait_for_everyone()
+    try:
+        accelerator.save_model(model, place / "file" / "below")
+        assert strategy == "ddp"
+        assert not is_main
+    except (CheckpointError, NotADirectoryError):
+        assert is_main or strategy == "fsdp"
+    accelerator.end_training()
+
+
+for strategy in ("fsdp", "ddp"):
+    check(strategy)
+print(json.dumps({"done": True}))
