@@ -103,7 +103,10 @@ class _Search:
                 return result
             clear_device_cache(garbage_collection=True)
             self.batch_size = _least(self._smaller())
-        raise RuntimeError("No executable batch size found, reached zero.")
+        raise RuntimeError(
+            "No executable batch size found, reached zero. Not even a batch of one sample fits: the model alone is too "
+            "large for this memory, or something else holds it"
+        )
 
     def _try(self, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
         try:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from hpcaccel import Accelerator
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime import together
+from hpcaccel.runtime import gathering, together
 from hpcaccel.runtime.handlers import InitProcessGroupKwargs
 from hpcaccel.runtime.local_sgd import LocalSGD
 from hpcaccel.runtime.memory import find_executable_batch_size
@@ -263,6 +263,35 @@ def dtensors_are_whole() -> None:
     assert torch.allclose(accelerator.reduce(spread, reduction="mean"), whole)
 
 
+def tensors_of_gpus_go_over_the_default_group() -> None:
+    """As far as it can be tried without one: everything is said to be on a GPU."""
+    if SIZE == 1:
+        return
+    exchange = accelerator._session.group.exchange
+    split, exchange.device_calls = gathering._by_device, 0
+    gathering._by_device = lambda tensors, group: ([], list(range(len(tensors))))
+    try:
+        for dtype in (torch.float32, torch.bool, torch.bfloat16, torch.int64, torch.complex64):
+            own = torch.full((2, 3), RANK).to(dtype)
+            assert torch.equal(accelerator.gather({"x": own.t()})["x"].real, ranks(3, 2, dtype=dtype).real)
+            if not dtype.is_complex:
+                assert accelerator.reduce(own).sum() == 6 * (1 if dtype is torch.bool else sum(range(SIZE)))
+            assert (together.broadcast(own.t(), from_process=SIZE - 1).real == SIZE - 1).all() or dtype is torch.bool
+        assert accelerator.gather(torch.zeros(0, 2)).shape == (0, 2)
+        with pytest.raises(RuntimeMisuse, match=r"rank 0: gather of float32\[1\] at"):
+            accelerator.gather(torch.ones(1 + RANK))
+        while exchange.device_calls < gathering.CHECKED_CALLS:
+            accelerator.gather(torch.ones(1))
+        before = exchange.rollcall.entered["calls"]
+        accelerator.gather(torch.ones(1))
+        assert exchange.rollcall.entered["calls"] == before  # nothing is compared any more
+        exchange.debug = True
+        with pytest.raises(RuntimeMisuse, match=r"rank 1: reduce of float32\[2\] at"):
+            accelerator.reduce(torch.ones(1 + RANK))
+    finally:
+        gathering._by_device, exchange.debug = split, False
+
+
 CASES: list[Callable[[], None]] = [
     gather_keeps_containers_and_types,
     gather_takes_any_layout_and_type,
@@ -279,6 +308,7 @@ CASES: list[Callable[[], None]] = [
     uneven_inputs_are_joined,
     generators_are_brought_together,
     dtensors_are_whole,
+    tensors_of_gpus_go_over_the_default_group,
 ]
 
 if __name__ == "__main__":
