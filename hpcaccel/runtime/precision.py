@@ -41,11 +41,14 @@ def autocast(device: torch.device, mixed_precision: str, handler: Any = None) ->
     return torch.autocast(device.type, dtype=dtype, enabled=enabled, cache_enabled=cache)
 
 
-def make_scaler(device: torch.device, mixed_precision: str, handler: Any = None) -> torch.amp.GradScaler | None:
+def make_scaler(
+    device: torch.device, mixed_precision: str, handler: Any = None, *, sharded: bool = False
+) -> torch.amp.GradScaler | None:
     """The scaler that keeps fp16's small gradients from vanishing; None for other precisions.
 
     Args:
         handler: a ``GradScalerKwargs``, or None.
+        sharded: gradients are spread over ranks.
     """
     if mixed_precision != "fp16":
         return None
@@ -54,7 +57,12 @@ def make_scaler(device: torch.device, mixed_precision: str, handler: Any = None)
             "mixed_precision=fp16 on a CPU: for trying a script out only. It is slower than fp32; bf16 is less so",
             stacklevel=5,
         )
-    return torch.amp.GradScaler(device.type, **({} if handler is None else handler.to_kwargs()))
+    options = {} if handler is None else handler.to_kwargs()
+    if not sharded:
+        return torch.amp.GradScaler(device.type, **options)
+    from hpcaccel.runtime.sharded_scaler import ShardedScaler
+
+    return ShardedScaler(device.type, **options)
 
 
 class Autocasted(Around):

@@ -76,7 +76,12 @@ class Session:
             set_seed(self.settings.seed)
         if self.settings.mixed_precision == "fp8":
             fp8.check(device, handlers.fp8)
-        self.scaler: torch.amp.GradScaler | None = make_scaler(device, self.settings.mixed_precision, handlers.scaler)
+        self.scaler: torch.amp.GradScaler | None = make_scaler(
+            device,
+            self.settings.mixed_precision,
+            handlers.scaler,
+            sharded=self.settings.strategy == "fsdp" or self.layout.tensor > 1,
+        )
         self.scaling = None if self.scaler is None else Scaling(self.scaler)
         self.accumulation = Accumulation(
             self.settings.gradient_accumulation_steps,
