@@ -52,6 +52,8 @@ def prepare(folder: Path) -> None:
             accelerator.prepare(model)
     frozen = linear().requires_grad_(False)
     assert accelerator.prepare(frozen) is frozen
+    with refused("no parameter of a prepared model"):
+        accelerator.prepare(linear(), SGD(linear().parameters(), lr=1.0))
     accelerator = anew()
     anew_wrapped = accelerator.prepare(out[4])
     assert accelerator.unwrap_model(anew_wrapped) is accelerator.unwrap_model(out[4])
@@ -75,6 +77,17 @@ def broadcast(folder: Path) -> None:
         state = accelerator.get_state_dict(model)
         if accelerator.is_main_process:
             assert torch.equal(state["0.weight"], reference)
+
+
+@row("compile after prepare")
+def compiled(folder: Path) -> None:
+    accelerator = start(dynamo_backend="eager")
+    raw = linear(2.0)
+    model = accelerator.prepare(raw)
+    same(float(model(torch.ones(1, 1)).detach()), 2.0)
+    assert type(model).__name__ == "OptimizedModule"
+    assert accelerator.unwrap_model(model) is raw
+    same(list(accelerator.get_state_dict(model)), ["weight"])
 
 
 @row("device_placement and to_device")

@@ -164,9 +164,10 @@ def precision(folder: Path) -> None:
 
 @row("fp16 on a CPU, optimizer_step_was_skipped")
 def fp16(folder: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         accelerator = start(mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(init_scale=64.0)])
+    same(len([warning for warning in said if "fp16" in str(warning.message)]), 1)
     model = linear()
     optimizer = SGD(model.parameters(), lr=1.0)
     schedule = LambdaLR(optimizer, lambda step: 0.5**step)
