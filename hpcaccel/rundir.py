@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -38,7 +37,7 @@ FILE_MODE = 0o640
 
 def new_run_id(now: float | None = None) -> str:
     """A sortable id such as ``20261120-153012-4f2a`` (local time and four random hex digits)."""
-    return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-" + secrets.token_hex(2)
+    return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-" + os.urandom(2).hex()
 
 
 def default_runs_dir(profile_runs_dir: str | os.PathLike[str] | None = None) -> Path:
@@ -61,7 +60,7 @@ def fsync_directory(path: Path) -> None:
 def atomic_write(path: Path, content: str | bytes, *, mode: int = FILE_MODE, sync: bool = True) -> None:
     """Write ``path`` so that a reader sees old content or new, with ``sync`` after a crash of the machine too."""
     data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(3).hex()}.tmp")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(fd, "wb") as file:

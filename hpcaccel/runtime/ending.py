@@ -10,13 +10,15 @@ import atexit
 import sys
 from collections.abc import Callable
 from types import TracebackType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from hpcaccel.records import EXIT_CONTINUED, Outcome, StopRequest, from_dict, to_dict
 from hpcaccel.rundir import read_json, write_json
 from hpcaccel.runtime.process_group import Group
 from hpcaccel.runtime.settings import Place
 from hpcaccel.runtime.settle import settle
+
+if TYPE_CHECKING:
+    from hpcaccel.records import Outcome, StopRequest
 
 __all__ = ["Ending"]
 
@@ -46,6 +48,8 @@ class Ending:
         if self._group.is_main and self._place.run is not None:
             found = read_json(self._place.run.stop(self._place.attempt))
         found = self._group.from_main(found)
+        from hpcaccel.records import StopRequest, from_dict
+
         if found is None:
             return StopRequest(reason="stop", then="requeue", time=0.0)
         return from_dict(StopRequest, found)
@@ -59,6 +63,8 @@ class Ending:
         self._write(outcome)
         self._group.meet()
         self._left = True
+        from hpcaccel.records import EXIT_CONTINUED
+
         raise SystemExit(EXIT_CONTINUED if saved else EXIT_TERMINATED)
 
     def complete(self, outcome: Outcome) -> None:
@@ -87,6 +93,8 @@ class Ending:
         if run is not None and self._group.is_main:
             path = run.outcome(self._place.attempt)
             path.parent.mkdir(parents=True, exist_ok=True)
+            from hpcaccel.records import to_dict
+
             write_json(path, to_dict(outcome))
 
     def _note_failure(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

@@ -13,22 +13,23 @@ from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hpcaccel import layout
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.records import Outcome, Progress, Reason, to_dict
 from hpcaccel.rundir import write_json
 from hpcaccel.runtime.accumulation import Accumulation
-from hpcaccel.runtime.effective_batch import effective_batch
 from hpcaccel.runtime.ending import Ending
 from hpcaccel.runtime.metrics import MetricsWriter
 from hpcaccel.runtime.process_group import Group
 from hpcaccel.runtime.saving import Prepared, Saver
 from hpcaccel.runtime.settings import Place, Settings
 from hpcaccel.runtime.stop import StopAgreement, StopFlag, Verdict
+
+if TYPE_CHECKING:
+    from hpcaccel.records import Outcome, Reason
 
 __all__ = ["Loop", "Resumed"]
 
@@ -98,6 +99,8 @@ class Loop:
         self._resumed: Resumed | None = None
         self._rng: Any = None
         self._left_half_way = False
+        self._called_for = False
+        """Whether the script itself called for the checkpoint that was loaded."""
         self._seen_step = 0
         self._stepped: set[int] = set()
         """Of the prepared optimizers but the first one those that have stepped since the last step was over."""
@@ -240,6 +243,13 @@ class Loop:
             # Ranks that have not stepped inside would not ask now, and those that have must not ask without them.
             self._seen_step = self._counters.step
 
+    @property
+    def finished_epochs_are_over(self) -> bool:
+        """Whether an epoch that the checkpoint has at its very end counts as done. Our verbs, and scripts that restore
+        the epoch's number with everything else, come back to it and find nothing left. Others find their epoch by
+        dividing the steps, as for every checkpoint that they have called for themselves."""
+        return not self._used and (self._called_for or not self._prepared.registered)
+
     def restore_rng(self) -> None:
         """Set the generators again to where the checkpoint has them; what ran since then has drawn from them."""
         if self._rng is not None:
@@ -262,6 +272,7 @@ class Loop:
         self._seen_step = self._saved_step = self.step
         self._saved_at = time.monotonic()
         self._checked = True
+        self._called_for = loaded.manifest["reason"] == "save_state"
         self._resumed = Resumed(self.step, self.epoch, loaded.path)
         why = f" ({'; '.join(loaded.differences)})" if loaded.differences else ""
         self._say(f"resumed at step {self.step} from {loaded.path}, {loaded.guarantee}{why}")
@@ -354,6 +365,8 @@ class Loop:
 
     def _outcome(self, reason: Reason, *, resume: bool) -> Outcome:
         saved = layout.checkpoint_name(self._saved_step) if self._saved_step else None
+        from hpcaccel.records import Outcome
+
         return Outcome(
             reason=reason,
             step=self.step,
@@ -369,6 +382,8 @@ class Loop:
         resumed = self.resume()
         run = self._place.run
         if run is not None and self._group.is_main:
+            from hpcaccel.records import Progress, to_dict
+
             path = run.progress(self._place.attempt)
             path.parent.mkdir(parents=True, exist_ok=True)
             progress = Progress(
@@ -418,6 +433,8 @@ class Loop:
         self._fresh = False
         if not self._checked:
             self._check_resumed()
+        from hpcaccel.runtime.effective_batch import effective_batch
+
         text = effective_batch(self._accumulation, self._group)
         if text is not None:
             self.say_once(text)
@@ -426,7 +443,7 @@ class Loop:
         """At the first step: a run that has a checkpoint must not start from the beginning without a word."""
         self._checked = True
         path = self._saver.find() if self._resumed is None else None
-        if path is None:
+        if path is None or self._saver.has_made(path):
             return
         if self._used:
             raise RuntimeMisuse(

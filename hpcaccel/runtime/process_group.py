@@ -15,20 +15,18 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from hpcaccel.errors import RankEnvironmentError, RuntimeMisuse
-from hpcaccel.runtime.abandoning import abandon
-from hpcaccel.runtime.callsite import site_of
 from hpcaccel.runtime.device import choose_device
 from hpcaccel.runtime.env import RankEnvironment
-from hpcaccel.runtime.exchange import Exchange
-from hpcaccel.runtime.objects import from_rank
-from hpcaccel.runtime.rollcall import Rollcall
 from hpcaccel.runtime.settle import settle
+
+if TYPE_CHECKING:
+    from hpcaccel.runtime.exchange import Exchange
 
 __all__ = ["Group", "choose_device", "initialise_alone", "join", "known_environment", "place_in_scripts_group"]
 
@@ -119,7 +117,11 @@ class Group:
 
     def from_main(self, value: Any, what: str = "prepare") -> Any:
         """Rank 0's value, on every rank."""
-        return value if self.exchange is None else from_rank(self.exchange, value, source=0, what=what)
+        if self.exchange is None:
+            return value
+        from hpcaccel.runtime.objects import from_rank
+
+        return from_rank(self.exchange, value, source=0, what=what)
 
     def meet(self, what: str = "the end of the training") -> None:
         """Wait for all ranks."""
@@ -129,6 +131,9 @@ class Group:
     def say_failed(self, error: BaseException) -> None:
         """This rank dies of ``error``: for those who wait for it. Nothing that it has begun keeps it from ending."""
         if self.exchange is not None:
+            from hpcaccel.runtime.abandoning import abandon
+            from hpcaccel.runtime.callsite import site_of
+
             lines = str(error).strip().splitlines() or [""]
             self.exchange.rollcall.say_gone(
                 f"has failed at {site_of(error.__traceback__)}: {type(error).__name__}: {lines[0]}"
@@ -147,6 +152,8 @@ class Group:
             dist.monitored_barrier(group=self.control, timeout=timedelta(seconds=EXIT_WAIT_SECONDS))
             self.exchange.rollcall.say_here()  # a last save may follow
         except RuntimeError as error:
+            from hpcaccel.runtime.abandoning import abandon
+
             print(f"hpcaccel: rank {self.rank} leaves without the others: {error}", file=sys.stderr, flush=True)
             abandon()
             return False
@@ -194,6 +201,10 @@ def join(
     timeout = timeout or timedelta(seconds=TIMEOUT_SECONDS)
     if env.world_size == 1:
         return Group(env, device, None, default=dist.group.WORLD, timeout=timeout)
+    # What many ranks need and one does not.
+    from hpcaccel.runtime.exchange import Exchange
+    from hpcaccel.runtime.rollcall import Rollcall
+
     _formed += 1
     if dist.group.WORLD is None:
         _form(env, device, backend or _backend(device), init_method, timeout)

@@ -12,10 +12,6 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from hpcaccel.runtime import unwrapping
-from hpcaccel.runtime.model_preparation import is_dispatched, prepare_model
-from hpcaccel.runtime.ops import to_device
-from hpcaccel.runtime.preparation import prepare
 from hpcaccel.runtime.session import Session
 
 __all__ = ["PrepareFace"]
@@ -35,6 +31,8 @@ class PrepareFace:
             RuntimeMisuse: ``device_placement`` is of another length; an object was prepared before and what came back
                 then is not used; an optimizer has no parameter of a prepared model.
         """
+        from hpcaccel.runtime.preparation import prepare
+
         prepared = prepare(self._session, objects, device_placement=device_placement)
         return prepared[0] if len(objects) == 1 else tuple(prepared)
 
@@ -42,6 +40,8 @@ class PrepareFace:
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> Any:
         """One model. ``evaluation_mode``: it is not trained, and needs no gradients from other ranks."""
+        from hpcaccel.runtime.model_preparation import prepare_model
+
         place = self.device_placement if device_placement is None else device_placement
         return prepare_model(self._session, model, place=place, evaluation_mode=evaluation_mode)
 
@@ -72,6 +72,8 @@ class PrepareFace:
             keep_fp32_wrapper: it goes on computing in the precision that was prepared; False: its own forward again.
             keep_torch_compile: put the compiled wrapper around it again.
         """
+        from hpcaccel.runtime import unwrapping
+
         return unwrapping.unwrap(model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile)
 
     def skip_first_batches(self, dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
@@ -82,10 +84,14 @@ class PrepareFace:
 
     def verify_device_map(self, model: nn.Module) -> bool:
         """Whether a library has spread the model's layers over several devices of this process."""
+        from hpcaccel.runtime.model_preparation import is_dispatched
+
         return is_dispatched(model)
 
     def to_device(self, value: Any) -> Any:
         """Nested tensors on this rank's device."""
+        from hpcaccel.runtime.ops import to_device
+
         return to_device(value, self._session.group.device)
 
     def join_uneven_inputs(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcaccel.runtime import ops
 from hpcaccel.runtime.session import Session
 
 __all__ = ["TogetherFace"]
@@ -21,6 +20,8 @@ class TogetherFace:
         Raises:
             RuntimeMisuse: something else than tensors; shapes or types differ among the ranks, or some do not come.
         """
+        from hpcaccel.runtime import ops
+
         return ops.gather(tensor, self._group())
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
@@ -45,6 +46,8 @@ class TogetherFace:
         Raises:
             RuntimeMisuse: as ``gather``; an unknown reduction.
         """
+        from hpcaccel.runtime import ops
+
         return ops.reduce(tensor, self._group(), reduction=reduction, scale=scale)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
@@ -53,6 +56,8 @@ class TogetherFace:
         Raises:
             RuntimeMisuse: as ``gather``; lengths along other dimensions are not compared.
         """
+        from hpcaccel.runtime import ops
+
         return ops.pad_across_processes(tensor, self._group(), dim=dim, pad_index=pad_index, pad_first=pad_first)
 
     def set_trigger(self) -> None:

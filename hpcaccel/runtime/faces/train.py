@@ -11,7 +11,6 @@ from torch import nn
 
 from hpcaccel.runtime import clipping, gradient_sync, precision
 from hpcaccel.runtime.accumulation import MicroBatch
-from hpcaccel.runtime.divided import warn_if_divided
 from hpcaccel.runtime.session import Session
 
 if TYPE_CHECKING:
@@ -95,6 +94,8 @@ class TrainFace:
         if steps > 1:
             if not accumulation.looked:
                 accumulation.looked = True
+                from hpcaccel.runtime.divided import warn_if_divided
+
                 warn_if_divided(loss, steps)
             loss = loss / steps
         if session.scaling is not None:
