@@ -161,11 +161,16 @@ def _difference(texts: Sequence[str]) -> str:
     for rank, text in enumerate(texts):
         places.setdefault(text, []).append(rank)
     lines = [f"  {ranks_text(ranks)}: {text}" for text, ranks in places.items()]
-    same_call = len({text.partition(" ")[0] for text in texts}) == 1
-    if same_call:
-        first = f"{texts[0].partition(' ')[0]} needs the same types and shapes on all ranks:"
-        last = "Make tensors equally long with pad_across_processes, or collect objects with gather_object"
-    else:
+    calls = {text.partition(" ")[0] for text in texts}
+    if len(calls) > 1:
         first = "the ranks call different things, and would wait for each other:"
         last = "All ranks must make the same calls in the same order: is one of them inside an `if is_main_process`?"
+    else:
+        (call,) = calls
+        first = f"{call} needs the same on all ranks:"
+        last = _HINTS.get(call, "Give the same on all ranks, in the same order")
     return "\n".join([first, *lines, last])
+
+
+_EQUAL_LENGTHS = "Make tensors equally long with pad_across_processes, or collect objects with gather_object"
+_HINTS = {"gather": _EQUAL_LENGTHS, "gather_for_metrics": _EQUAL_LENGTHS, "reduce": _EQUAL_LENGTHS}

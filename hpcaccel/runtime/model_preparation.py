@@ -132,6 +132,9 @@ def _refit(session: Session, model: nn.Module, *, blocks_too: bool) -> None:
 def _spread(session: Session, model: nn.Module, *, place: bool, evaluation_mode: bool) -> nn.Module:
     """DDP or shards, where the model is to be trained by several ranks."""
     layout, group = session.layout, session.group
+    if group.exchange is not None and not evaluation_mode:
+        count = sum(1 for _ in model.parameters())
+        group.exchange.call("prepare", form=f"{type(model).__name__} with {count} parameters")
     sharded = not evaluation_mode and (session.settings.strategy == "fsdp" or layout.tensor > 1)
     if materialise.is_empty(model) and not sharded:
         raise RuntimeMisuse(

@@ -79,6 +79,23 @@ def test_ranks_that_wait_for_each_other_in_the_loop_and_in_a_call_find_out() -> 
     assert ended.codes == [1, 1]
 
 
+def test_a_model_that_only_the_main_process_prepares() -> None:
+    ended = run_ranks("misuse.py", ["prepare_on_main", LONG], size=2)
+    for rank in (0, 1):
+        text = said(ended, rank)["said"]
+        assert f"rank 0: prepare of Linear with 2 parameters at {_place('prepare_on_main', 'prepare(model)')}" in text
+        assert f"rank 1: prepare at {_place('prepare_on_main', 'prepare(loader)')}" in text
+    assert ended.codes == [1, 1]
+
+
+def test_the_main_process_leaves_while_the_others_wait_for_it() -> None:
+    ended = run_ranks("misuse.py", ["barrier_in_the_middle", LONG], size=3)
+    for rank in (1, 2):
+        text = said(ended, rank)["said"]
+        assert "for rank 0, which has reached the end of the program" in text
+    assert ended.codes == [0, 1, 1]
+
+
 @pytest.mark.parametrize("case", ["one_fails", "one_fails_late"])
 def test_a_rank_that_fails_is_named_with_its_error_on_all_others(case: str) -> None:
     ended = run_ranks("misuse.py", [case, LONG], size=3)

@@ -49,6 +49,21 @@ def gather_and_loop(accelerator: Accelerator) -> None:
                 accelerator.gather(torch.ones(2))
 
 
+def prepare_on_main(accelerator: Accelerator) -> None:
+    """The others prepare a loader only, and train a model that shares nothing."""
+    model, loader = torch.nn.Linear(1, 1), DataLoader(torch.randn(64, 4), batch_size=4)
+    if accelerator.is_main_process:
+        model = accelerator.prepare(model)
+    loader = accelerator.prepare(loader)
+
+
+def barrier_in_the_middle(accelerator: Accelerator) -> None:
+    """All ranks but the main one wait; it has gone on to the end, and leaves by an exit code of its own."""
+    if accelerator.is_main_process:
+        sys.exit(0)
+    accelerator.wait_for_everyone()
+
+
 def one_fails(accelerator: Accelerator) -> None:
     if accelerator.process_index == accelerator.num_processes - 1:
         raise ValueError("a bug of the script's own")
