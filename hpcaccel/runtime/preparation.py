@@ -16,10 +16,12 @@ from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.data import PreparedLoader
 from hpcaccel.runtime.model_preparation import prepare_model
 from hpcaccel.runtime.optim import PreparedOptimizer
+from hpcaccel.runtime.sampling import sampler_of
 from hpcaccel.runtime.scheduler import PreparedScheduler, prepare_scheduler
 from hpcaccel.runtime.session import Session
 
 __all__ = ["prepare"]
+
 
 def prepare(session: Session, objects: Sequence[Any], *, device_placement: Sequence[bool] | None = None) -> list[Any]:
     """Models first, for optimizers point to their parameters; schedulers last, for they follow the optimizers.
@@ -62,7 +64,7 @@ def _optimizer(session: Session, optimizer: Optimizer, place: bool) -> PreparedO
     if isinstance(optimizer, PreparedOptimizer):
         optimizer = optimizer.optimizer  # its face is of a session that has ended
     session.known.refuse_twin(optimizer)
-    if session.shards:
+    if session.settings.strategy == "fsdp" or session.layout.tensor > 1:
         from hpcaccel.runtime.fsdp import point_to_shards
 
         point_to_shards(optimizer, session.shards)
@@ -99,18 +101,29 @@ def _loader(session: Session, loader: DataLoader[Any], place: bool) -> PreparedL
     if isinstance(loader, PreparedLoader):
         loader = loader.user_loader  # it was prepared in a session that has ended
     session.known.refuse_twin(loader)
+    settings = session.settings
     # Every rank draws, so that their generators stay together, and rank 0's number counts.
     seed = int(torch.empty((), dtype=torch.int64).random_().item())
-    generator = getattr(getattr(loader.batch_sampler, "sampler", loader.sampler), "generator", None)
-    if generator is not None:
-        generator.set_state(session.group.from_main(generator.get_state()))
+    if settings.use_seedable_sampler:
+        seed = torch.initial_seed()
+    for owner in (sampler_of(loader), loader.dataset):
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.set_state(session.group.from_main(generator.get_state()))
     prepared = PreparedLoader(
         loader,
         group=session.group,
         accumulation=session.accumulation,
         hooks=session.loop,
-        seed=session.group.from_main(seed),
-        even_batches=session.settings.even_batches,
+        seed=session.group.from_main(seed if settings.data_seed is None else settings.data_seed),
+        even_batches=settings.even_batches,
+        split_batches=settings.split_batches,
+        dispatch_batches=settings.dispatch_batches,
+        put_on_device=place,
+        non_blocking=settings.non_blocking,
+        rng_types=settings.rng_types,
+        seedable=settings.use_seedable_sampler,
+        stateful=settings.use_stateful_dataloader,
     )
     session.prepared.loaders.append(prepared)
     session.known.note(loader, prepared)

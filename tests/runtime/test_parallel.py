@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+from hpcaccel import Accelerator, init_empty_weights
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.fsdp_choices import choose, dtype_of, ignored_parameters
 from hpcaccel.runtime.handlers import FullyShardedDataParallelPlugin, ParallelismConfig, TorchTensorParallelPlugin
@@ -153,3 +155,41 @@ def test_policies_of_fsdp1_still_find_their_modules() -> None:
     assert set(found) == set(model.blocks)
     sized = choose(Settings(), FullyShardedDataParallelPlugin(min_num_params=6)).find_blocks(model)
     assert {type(module) for module in sized} == {nn.Linear}
+
+
+@pytest.fixture
+def accelerator() -> Iterator[Accelerator]:
+    made = Accelerator(cpu=True)
+    yield made
+    made.end_training()
+
+
+def test_a_lone_rank_gets_its_model_back_and_twins_are_refused(accelerator: Accelerator) -> None:
+    model = Tower()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    assert accelerator.prepare(model) is model
+    prepared = accelerator.prepare(optimizer)
+    assert accelerator.prepare(model, prepared) == (model, prepared)
+    with pytest.raises(RuntimeMisuse, match=r"this SGD has been prepared before"):
+        accelerator.prepare(optimizer)
+    assert accelerator.prepare_model(model, evaluation_mode=True) is model
+    assert accelerator.unwrap_model(nn.Linear(1, 1)).in_features == 1
+    assert accelerator.free_memory(model, prepared) == (None, None)
+    assert accelerator.prepare(model, prepared)[1].optimizer is optimizer
+
+
+def test_models_without_values_and_spread_ones(accelerator: Accelerator) -> None:
+    with init_empty_weights():
+        empty = Tower()
+    with pytest.raises(RuntimeMisuse, match="built on the meta device and has no values"):
+        accelerator.prepare(empty)
+    spread = Tower()
+    spread.hf_device_map = {"blocks": "cpu", "out": "disk"}  # type: ignore[assignment]
+    assert accelerator.verify_device_map(spread)
+    assert accelerator.prepare(spread) is spread
+
+
+def test_fp8_is_refused_where_the_hardware_has_none() -> None:
+    with pytest.raises(RuntimeMisuse, match=r"fp8 needs a GPU"):
+        Accelerator(cpu=True, mixed_precision="fp8")
+    Accelerator(cpu=True).end_training()

@@ -287,6 +287,10 @@ def sharding_keeps_to_what_it_is_told():
     assert seen == [(torch.bfloat16, torch.bfloat16)] * 2, seen  # once more in the backward pass
     assert model.blocks[0].up.weight.dtype == model.blocks[0].up.weight.grad.dtype == torch.float32
     assert sorted(model.state_dict()) == sorted(Deep().state_dict())
+    late = accelerator.prepare(torch.optim.AdamW(model.parameters(), lr=0.1))
+    before = full(model.blocks[0].up.weight.detach()).clone()
+    late.step()  # whole and sharded parameters in one optimizer
+    assert not torch.equal(before, full(model.blocks[0].up.weight.detach()))
     accelerator.end_training()
 
 
