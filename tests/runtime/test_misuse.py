@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.runtime.ranks import PROGRAMS, Ended, run_ranks
+from tests.runtime.ranks import PROGRAMS, Ended, make_run, run_ranks
 
 pytestmark = pytest.mark.torch
 
@@ -94,6 +95,15 @@ def test_the_main_process_leaves_while_the_others_wait_for_it() -> None:
         text = said(ended, rank)["said"]
         assert "for rank 0, which has reached the end of the program" in text
     assert ended.codes == [0, 1, 1]
+
+
+def test_a_rank_out_of_memory_does_not_wait_for_ever_for_those_that_wait_for_its_gradients(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", runtime={"control_timeout_seconds": 3})
+    ended = run_ranks("misuse.py", ["too_large_for_one", LONG], size=2, run=run)
+    text = said(ended, 1)["said"]
+    assert "rank 1 has waited 3 s in find_executable_batch_size at" in text
+    assert "for rank 0 of 2, which is the limit" in text
+    assert ended.codes == [1, 1]
 
 
 @pytest.mark.parametrize("case", ["one_fails", "one_fails_late"])

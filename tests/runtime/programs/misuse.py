@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from hpcaccel import Accelerator
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.runtime.handlers import InitProcessGroupKwargs
+from hpcaccel.runtime.memory import find_executable_batch_size
 
 
 def gather_on_main(accelerator: Accelerator) -> None:
@@ -62,6 +63,19 @@ def barrier_in_the_middle(accelerator: Accelerator) -> None:
     if accelerator.is_main_process:
         sys.exit(0)
     accelerator.wait_for_everyone()
+
+
+def too_large_for_one(accelerator: Accelerator) -> None:
+    """The others wait for its gradients, from where nothing can call them back."""
+
+    @find_executable_batch_size(starting_batch_size=8)
+    def train(batch_size: int) -> None:
+        model = accelerator.prepare(torch.nn.Linear(4, 1))
+        if not accelerator.is_main_process:
+            raise RuntimeError("CUDA out of memory. Tried to allocate a test")
+        accelerator.backward(model(torch.ones(batch_size, 4)).sum())
+
+    train()
 
 
 def one_fails(accelerator: Accelerator) -> None:
