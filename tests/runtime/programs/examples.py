@@ -6,6 +6,7 @@ They are forked from a process that has imported torch, which is what takes the 
 
 from __future__ import annotations
 
+import gc
 import os
 import runpy
 import sys
@@ -37,6 +38,7 @@ def main() -> None:
     out, scripts = Path(sys.argv[1]), [Path(path) for path in sys.argv[2:]]
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     port = int(os.environ["MASTER_PORT"])
+    gc.freeze()  # or each child's last collection would go through, and copy, all that torch has made
     for script in scripts:
         port += 1  # the last one may still be closing
         os.environ["MASTER_PORT"] = str(port)
