@@ -71,7 +71,8 @@ def shard(model: nn.Module, group: Group, mesh: DeviceMesh, choices: Choices, *,
         _share(block, group, empty=empty, done=done)
         fully_shard(block, **options)
     if any(tensor.is_meta for tensor in _tensors(model)):
-        materialise.give_memory(model, torch.device("cpu") if choices.cpu_offload else group.device)
+        shards_on = torch.device("cpu") if choices.cpu_offload else group.device
+        materialise.give_memory(model, shards_on, buffers_on=group.device)
 
 
 def share_all(model: nn.Module, group: Group, *, done: Tensors) -> None:

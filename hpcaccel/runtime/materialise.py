@@ -25,7 +25,14 @@ def is_empty(model: nn.Module) -> bool:
     return any(parameter.is_meta for parameter in model.parameters())
 
 
-def give_memory(model: nn.Module, device: torch.device, *, but: Collection[int] = (), expect: bool = True) -> None:
+def give_memory(
+    model: nn.Module,
+    device: torch.device,
+    *,
+    buffers_on: torch.device | None = None,
+    but: Collection[int] = (),
+    expect: bool = True,
+) -> None:
     """Memory on ``device`` for what is on the meta device; everything else stays. Ties survive, and so does the
     identity of sharded parameters.
 
@@ -33,6 +40,7 @@ def give_memory(model: nn.Module, device: torch.device, *, but: Collection[int] 
     ``reset_parameters``.
 
     Args:
+        buffers_on: where buffers go; None: to ``device`` as well.
         but: ids of tensors that stay on the meta device.
         expect: the values come later: compute buffers, and look for values before the first forward pass. False: the
             caller fills in everything at once.
@@ -47,9 +55,14 @@ def give_memory(model: nn.Module, device: torch.device, *, but: Collection[int] 
         if any(buffer.is_meta and id(buffer) not in but for _, buffer in _own_buffers(module))
     ]
     ties = _ties(model)
-    model._apply(  # type: ignore[no-untyped-call]
-        lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta and id(tensor) not in but else tensor
-    )
+    parameters = {id(parameter) for parameter in model.parameters()}
+
+    def placed(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_meta or id(tensor) in but:
+            return tensor
+        return torch.empty_like(tensor, device=device if id(tensor) in parameters else buffers_on or device)
+
+    model._apply(placed)  # type: ignore[no-untyped-call]
     for first, *others in ties:
         for module, name in others:
             module._parameters[name] = first[0]._parameters[first[1]]
