@@ -1,0 +1,159 @@
+"""Questions about models: sizes, ties, wrappers; files of them without an Accelerator; the progress bar."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime import bars, model_looks, model_size, standalone
+from hpcaccel.runtime.world import World
+
+pytestmark = pytest.mark.torch
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("mask", torch.ones(3, dtype=torch.bool), persistent=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("5GB", 5 * 10**9),
+        ("5gb", 5 * 10**9 // 8),
+        ("1.5KiB", 1536),
+        ("2 MB", 2 * 10**6),
+        ("20B", 20),
+        (7, 7),
+        ("12", 12),
+        ("1TB", 10**12),
+    ],
+)
+def test_sizes_as_people_write_them(text: Any, expected: int) -> None:
+    assert model_size.convert_file_size_to_int(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "GB", "5XB", "five GB", "-1GB"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(RuntimeMisuse, match="is not a size"):
+        model_size.convert_file_size_to_int(text)
+
+
+def test_sizes_for_people() -> None:
+    assert [model_size.convert_bytes(size) for size in (10, 2048, 3 * 2**30)] == ["10 bytes", "2.0 KB", "3.0 GB"]
+
+
+def test_sizes_of_modules() -> None:
+    model = Tied()
+    sizes = model_size.compute_module_sizes(model)
+    assert sizes["embed.weight"] == 80
+    assert sizes["body.0"] == 4 * 4 * 4 + 4 * 4
+    assert sizes["body.1"] == 2 * 16 + 2 * 16 + 8
+    assert sizes["mask"] == 3 / 8
+    assert sizes[""] == 80 + sizes["body"] + 3 / 8  # the tie counts once
+    half = model_size.compute_module_sizes(model, dtype=torch.float16)
+    assert half["embed"] == 40
+    assert half["body.1.num_batches_tracked"] == 8
+    assert model_size.compute_module_sizes(model, special_dtypes={"embed.weight": torch.int8})["embed"] == 20
+    assert set(model_size.compute_module_sizes(model, buffers_only=True)) >= {"", "mask", "body.1.running_mean"}
+    total, (largest, names) = model_size.calculate_maximum_sizes(model)
+    assert (total, largest, names) == (sizes[""], 80, ["embed", "body.0"])
+
+
+def test_tensors_of_a_module() -> None:
+    model = Tied()
+    assert [name for name, _ in model_size.named_module_tensors(model)] == ["mask"]
+    names = [name for name, _ in model_size.named_module_tensors(model, recurse=True, remove_non_persistent=True)]
+    assert "mask" not in names
+    assert "body.1.running_mean" in names
+    assert [name for name, _ in model_size.named_module_tensors(model.head, include_buffers=False)] == ["weight"]
+    one, other = model.embed.weight, model.head.weight.detach()[1:]
+    assert model_size.id_tensor_storage(one) == model_size.id_tensor_storage(other)
+
+
+def test_ties() -> None:
+    model = Tied()
+    assert model_looks.find_tied_parameters(model) == [["embed.weight", "head.weight"]]
+    assert model_looks.find_tied_parameters(nn.Linear(1, 1)) == []
+    model.head.weight = nn.Parameter(torch.empty(5, 4, device="meta"))
+    model_looks.retie_parameters(model, [["head.weight", "embed.weight"]])
+    assert model.head.weight is model.embed.weight
+    assert model.embed.weight.device.type == "cpu"
+
+
+def test_children_come_before_their_parents() -> None:
+    model = Tied()
+    order = [name for name, _ in model_looks.get_module_children_bottom_up(model, return_fqns=True)]
+    assert order.index("body.0") < order.index("body") < order.index("")
+    assert model_looks.get_module_children_bottom_up(model)[-1] is model
+
+
+def test_wrappers_of_others() -> None:
+    model = nn.Sequential(nn.Linear(1, 1))
+    assert not model_looks.is_compiled_module(model)
+    assert not model_looks.has_compiled_regions(model)
+    assert not model_looks.model_has_dtensor(model)
+    assert not model_looks.is_peft_model(model)
+    compiled: Any = torch.compile(model, backend="eager")
+    assert model_looks.is_compiled_module(compiled)
+    assert model_looks.has_compiled_regions(nn.Sequential(compiled))
+    assert standalone.extract_model_from_parallel(compiled) is model
+    assert standalone.extract_model_from_parallel(nn.DataParallel(model)) is model
+
+
+def test_compiled_regions() -> None:
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2)) for _ in range(3)))
+    x = torch.ones(1, 2)
+    expected = blocks(x)
+    assert standalone.compile_regions(blocks, backend="eager") is blocks
+    assert torch.equal(blocks(x), expected)
+    single = nn.Linear(2, 2)
+    assert model_looks.is_compiled_module(standalone.compile_regions(single, backend="eager"))
+
+
+def test_files(tmp_path: Path) -> None:
+    standalone.save({"a": torch.ones(2)}, tmp_path / "a.pt")
+    assert standalone.load(tmp_path / "a.pt")["a"].tolist() == [1, 1]
+    torch.save(ZeroDivisionError(), tmp_path / "b.pt")
+    with pytest.raises(Exception, match=r"[Ww]eights"):
+        standalone.load(tmp_path / "b.pt")
+    assert isinstance(standalone.load(tmp_path / "b.pt", weights_only=False), ZeroDivisionError)
+
+
+def test_the_progress_bar_is_shown_by_one_process_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[list[int], bool]] = []
+
+    def bar(items: list[int], disable: bool) -> list[int]:
+        shown.append((items, disable))
+        return items
+
+    fake = ModuleType("tqdm.auto")
+    fake.tqdm = bar  # type: ignore[attr-defined]
+    monkeypatch.setattr(World, "_current", None)
+    monkeypatch.setitem(sys.modules, "tqdm", ModuleType("tqdm"))
+    monkeypatch.setitem(sys.modules, "tqdm.auto", fake)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    bars.tqdm([1])
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    bars.tqdm([2])
+    bars.tqdm([3], main_process_only=False)
+    bars.tqdm([4], main_process_only=False, disable=True)
+    assert shown == [([1], False), ([2], True), ([3], False), ([4], True)]
+    with pytest.raises(RuntimeMisuse, match="main_process_only=True"):
+        bars.tqdm(True, [5])
