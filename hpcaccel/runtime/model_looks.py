@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -39,8 +40,14 @@ def retie_parameters(model: nn.Module, tied_params: list[list[str]]) -> None:
 
 def get_module_children_bottom_up(model: nn.Module, return_fqns: bool = False) -> list[Any]:
     """All modules, children before the modules that hold them; on request as ``(name, module)``."""
-    named = list(model.named_modules(remove_duplicate=False))[::-1]
+    named = list(_bottom_up("", model))
     return named if return_fqns else [module for _, module in named]
+
+
+def _bottom_up(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for child_name, child in module.named_children():
+        yield from _bottom_up(f"{name}.{child_name}" if name else child_name, child)
+    yield name, module
 
 
 def is_compiled_module(module: nn.Module) -> bool:
