@@ -62,6 +62,9 @@ class Exchange:
         self._mine = torch.zeros(MESSAGE_WORDS, dtype=torch.int64)
         self._table = torch.zeros(rollcall.world_size, MESSAGE_WORDS, dtype=torch.int64)
         self._rows = list(self._table.unbind())
+        # The same memory, faster to write and to read than through a tensor.
+        self._head = self._mine[:WORDS].numpy()
+        self._heads = self._table[:, :WORDS].numpy()
         self._inline = self._mine.view(torch.uint8)[8 * WORDS :]
         self._inline_table = self._table.view(torch.uint8)[:, 8 * WORDS :]
 
@@ -95,11 +98,11 @@ class Exchange:
         number = self.rollcall.enter()
         size = 0 if data is None else data.numel()
         head = [_INTERRUPTION if interrupts else zlib.crc32(what.encode()), zlib.crc32(form.encode()), value, size]
-        self._mine[:WORDS] = torch.tensor(head)
+        self._head[:] = head
         if data is not None and size <= INLINE_BYTES:
             self._inline[:size] = data
         self._all_gather(self._rows, self._mine, what, number, limit)
-        words = self._table[:, :WORDS].tolist()
+        words = self._heads.tolist()
         if any(word[:2] != head[:2] for word in words):
             breaking = [rank for rank, word in enumerate(words) if word[0] == _INTERRUPTION]
             if not breaking:
@@ -140,7 +143,8 @@ class Exchange:
     def _all_gather(
         self, rows: list[torch.Tensor], mine: torch.Tensor, what: str, number: int, limit: float | None
     ) -> None:
-        work = dist.all_gather(rows, mine, group=self.group, async_op=True)
+        # torch's all_gather does the same, and asks around for some microseconds before.
+        work = self.group.allgather([rows], [mine])
         self.rollcall.wait(work, what, number=number, limit=limit)
 
     def _refuse(self, what: str, form: str, number: int, limit: float | None) -> NoReturn:
