@@ -1,4 +1,4 @@
-"""Network interfaces of this node: which one has an address."""
+"""Network interfaces of this node: which one leads to another node."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import socket
 import struct
 from pathlib import Path
 
-__all__ = ["name_is_loopback", "of_address"]
+__all__ = ["is_loopback", "name_is_loopback", "of_address", "own_address_towards"]
 
 SIOCGIFADDR = 0x8915
 """Linux's request for an interface's IPv4 address: netdevice(7)."""
+ANY_PORT = 9
 IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 
@@ -21,7 +22,23 @@ def name_is_loopback(host: str) -> bool:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except socket.gaierror:
         return True
-    return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)
+    return all(is_loopback(str(entry[4][0])) for entry in found)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether other nodes cannot reach this address."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def own_address_towards(host: str) -> str | None:
+    """This node's address as ``host`` would see it; None where the way there is not known. Nothing is sent."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, ANY_PORT, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as looking:
+            looking.connect(address)
+            return str(looking.getsockname()[0])
+    except OSError:
+        return None
 
 
 def of_address(address: str) -> str | None:

@@ -27,8 +27,6 @@ class Lobby:
     """Answers in a thread of its own until it is closed."""
 
     def __init__(self, name: str, listener: socket.socket, store_port: int) -> None:
-        self.own_address: str | None = None
-        """Under which another node has reached this one."""
         self._name = name
         self._listener = listener
         self._store_port = store_port
@@ -67,15 +65,9 @@ class Lobby:
                 if _read_line(connection) != f"hpcaccel {self._name}":
                     connection.sendall(b"hpcaccel\n")
                     return
-                self._note(connection)
                 connection.sendall(f"hpcaccel {self._name} {self._store_port}\n".encode())
         except OSError:
             return  # it asks again
-
-    def _note(self, connection: socket.socket) -> None:
-        own, other = _plain(connection.getsockname()[0]), _plain(connection.getpeername()[0])
-        if own != other:
-            self.own_address = own
 
 
 def _listen(port: int) -> socket.socket | None:
@@ -91,15 +83,14 @@ def _listen(port: int) -> socket.socket | None:
         return None
 
 
-def ask(name: str, host: str, port: int) -> tuple[str, int, str] | str:
-    """The address and the port of the store, and the address of this end; or what was found instead."""
+def ask(name: str, host: str, port: int) -> tuple[str, int] | str:
+    """The address and the port of the store; or what was found instead."""
     try:
         with socket.create_connection((host, port), timeout=SECONDS) as connection:
             connection.sendall(f"hpcaccel {name}\n".encode())
             words = _read_line(connection).split(" ")
             if len(words) == 3 and words[:2] == ["hpcaccel", name] and words[2].isdigit():
-                address, own = connection.getpeername()[0], connection.getsockname()[0]
-                return _plain(address), int(words[2]), _plain(own)
+                return str(connection.getpeername()[0]), int(words[2])
             return OTHER
     except ConnectionRefusedError:
         return NOTHING
@@ -122,8 +113,3 @@ def _read_line(connection: socket.socket) -> str:
             break
         text += piece
     return text.decode(errors="replace").rstrip("\n") if text.endswith(b"\n") else ""
-
-
-def _plain(address: str) -> str:
-    """An IPv4 address as such, not as the IPv6 one that a listener for both shows."""
-    return address.removeprefix("::ffff:")

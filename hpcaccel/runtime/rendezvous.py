@@ -89,8 +89,7 @@ def _tcp_store(host: str, port: int, timeout: timedelta, *, serves: bool) -> Any
 def _through_lobby(env: RankEnvironment, timeout: timedelta) -> Any:
     if env.rank == 0:
         return _serve(env, timeout)
-    host, port, own_address = _ask(env, timeout)
-    _choose_interface(env, own_address)
+    host, port = _ask(env, timeout)
     os.environ["MASTER_PORT"] = str(port)
     return _tcp_store(host, port, timeout, serves=False)
 
@@ -114,8 +113,8 @@ _lobbies: list[Lobby] = []
 """Open until all ranks have checked in."""
 
 
-def _ask(env: RankEnvironment, timeout: timedelta) -> tuple[str, int, str]:
-    """Try all ports in turn until rank 0 answers: its address, the port of its store, this node's address."""
+def _ask(env: RankEnvironment, timeout: timedelta) -> tuple[str, int]:
+    """Try all ports in turn until rank 0 answers: its address, and the port of its store."""
     from hpcaccel.runtime import lobby
 
     begun = time.monotonic()
@@ -161,16 +160,19 @@ def _check_in(store: Any, env: RankEnvironment, timeout: timedelta) -> Any:
     shared = dist.PrefixStore(f"hpcaccel/{env.key}", store)  # type: ignore[attr-defined]
     try:
         # torchrun's own store sees one number again when it starts the ranks anew.
-        if shared.add(f"here/{env.rank}", 1) > 1 and not is_set("TORCHELASTIC_USE_AGENT_STORE"):
+        if shared.add(f"claimed/{env.rank}", 1) > 1 and not is_set("TORCHELASTIC_USE_AGENT_STORE"):
             raise RankEnvironmentError(
                 f"two processes say that they are rank {env.rank} of {env.world_size} at "
                 f"{env.master_addr}:{env.master_port}. Were the ranks started twice, or RANK set for all alike?"
             )
+        choice = _Interface(env, shared)
+        shared.set(f"here/{env.rank}", "here")
         if env.rank == 0:
             _wait_for_all(shared, env, timeout)
             shared.set("all", "here")
         else:
             shared.wait(["all"], timeout)
+        choice.make()
     except dist.DistError as error:
         raise RankEnvironmentError(
             f"rank {env.rank} of {env.world_size} waited {timeout.total_seconds():.0f} s for the others at "
@@ -201,25 +203,44 @@ def _wait_for_all(shared: Any, env: RankEnvironment, timeout: timedelta) -> None
             told = True
             print(f"hpcaccel: rank 0 has waited {waited:.0f} s for {who}", file=sys.stderr, flush=True)
         time.sleep(0.01 if waited < 5 else 0.2)
-    for lobby in _lobbies:
-        if lobby.own_address is not None:
-            _choose_interface(env, lobby.own_address)
 
 
 # -- the interface -----------------------------------------------------------------------------------------------------
 
 
-def _choose_interface(env: RankEnvironment, own_address: str) -> None:
-    """Tell gloo which interface leads to the others, where it would find none by itself.
+class _Interface:
+    """Tells gloo which interface leads to the others, where it would find none by itself.
 
     It listens where the node's own name points, which on many systems is a loopback address that other nodes cannot
-    reach. GLOO_SOCKET_IFNAME wins where it is set.
+    reach. Other nodes take the interface that leads to rank 0's, and leave their address there, so that rank 0's node
+    can take the one that leads to them. GLOO_SOCKET_IFNAME wins where it is set.
     """
-    if env.world_size == env.local_world_size or os.environ.get("GLOO_SOCKET_IFNAME"):
-        return
-    from hpcaccel.runtime import interfaces
 
-    if interfaces.name_is_loopback(socket.gethostname()):
-        name = interfaces.of_address(own_address)
+    def __init__(self, env: RankEnvironment, store: Any) -> None:
+        from hpcaccel.runtime import interfaces
+
+        self._store = store
+        self._address: str | None = None
+        several_nodes = env.world_size > env.local_world_size
+        self._wanted = (
+            several_nodes
+            and not os.environ.get("GLOO_SOCKET_IFNAME")
+            and interfaces.name_is_loopback(socket.gethostname())
+        )
+        if several_nodes:
+            self._address = interfaces.own_address_towards(env.master_addr)
+            if self._address is not None and not interfaces.is_loopback(self._address):
+                store.set("reached from", self._address)
+
+    def make(self) -> None:
+        """Once all ranks have checked in."""
+        if not self._wanted or not self._store.check(["reached from"]):
+            return
+        from hpcaccel.runtime import interfaces
+
+        address = self._address
+        if address is None or interfaces.is_loopback(address):
+            address = interfaces.own_address_towards(self._store.get("reached from").decode())
+        name = None if address is None else interfaces.of_address(address)
         if name is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = name

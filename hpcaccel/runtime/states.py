@@ -127,16 +127,28 @@ class PartialState(Standing):
             torch.cuda.set_device(self.device)
 
     def gather(self, value: Any) -> Any:
-        """All processes' tensors concatenated, strings and other objects as one list, on every process, in order."""
-        from hpcaccel.runtime.collecting import collect
+        """All processes' tensors concatenated, lists of strings or other objects joined, in order, on every process.
 
-        return collect(value, self._world.group)
+        Raises:
+            RuntimeMisuse: types, shapes or containers differ among the processes, or some do not come.
+        """
+        from hpcaccel.runtime.metrics_gather import gather_samples
+
+        self._world.group.refuse_if_left()
+        return gather_samples(value, self._world.group, samples=None, valid=None)
 
     def gather_for_metrics(self, value: Any) -> Any:
-        """As ``gather``, without what the last ``split_between_processes(..., apply_padding=True)`` repeated."""
-        from hpcaccel.runtime.collecting import collect
+        """As ``gather``, without what the last ``split_between_processes(..., apply_padding=True)`` repeated.
 
-        return collect(value, self._world.group, self._world.split)
+        That concerns what has as many entries as each process's part; anything else, say a statistic, stays whole.
+        """
+        from hpcaccel.runtime.metrics_gather import gather_samples
+
+        split = self._world.split
+        if split is None or not split.padded:
+            return self.gather(value)
+        self._world.group.refuse_if_left()
+        return gather_samples(value, self._world.group, samples=split.longest, valid=split.real(self.process_index))
 
     def __repr__(self) -> str:
         return (

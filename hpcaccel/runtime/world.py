@@ -128,6 +128,10 @@ class World:
 
     def _at_exit(self) -> None:
         """The end of a program that never had a session. One that dies of an exception waits for nobody."""
-        if not (self.has_session or hasattr(sys, "last_value")) and self.group.is_alive and self.group.meet_at_exit():
-            self.group.leave()
+        if not self.has_session and self.group.is_alive:
+            failure = getattr(sys, "last_value", None)
+            if failure is not None:
+                self.group.say_failed(failure)
+            elif self.group.meet_at_exit():
+                self.group.leave()
         settle()

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from hpcaccel.runtime import env, interfaces, lobby
+from hpcaccel.runtime import env, interfaces, lobby, rendezvous
 
 from .ranks import ROOT, free_port
 
@@ -180,3 +181,35 @@ def test_interfaces() -> None:
     assert interfaces.of_address("192.0.2.1") is None  # an address that documents use and nobody has
     assert interfaces.name_is_loopback("localhost")
     assert interfaces.name_is_loopback("no-such-host.invalid")
+    assert interfaces.own_address_towards("127.0.0.1") == "127.0.0.1"
+    assert interfaces.own_address_towards("no-such-host.invalid") is None
+
+
+PLACE = env.RankEnvironment(
+    rank=0, world_size=4, local_rank=0, local_world_size=2, master_addr="n1", master_port=1, source="slurm"
+)
+"""On the node of rank 0, where the way to it is a loopback; n2 is another node."""
+
+
+@pytest.mark.parametrize(
+    ("rank", "change", "given", "chosen"),
+    [
+        pytest.param(2, {}, None, "eth1", id="another node: the one that leads to rank 0"),
+        pytest.param(0, {}, None, "eth0", id="the node of rank 0: the one that leads to another"),
+        pytest.param(2, {}, "ib0", "ib0", id="what the user has said"),
+        pytest.param(2, {"local_world_size": 4}, None, None, id="all on one node"),
+    ],
+)
+def test_gloo_is_told_the_interface_where_a_nodes_name_is_a_loopback_address(
+    monkeypatch: pytest.MonkeyPatch, rank: int, change: dict[str, Any], given: str | None, chosen: str | None
+) -> None:
+    ways = {"n1": "127.0.1.1" if rank == 0 else "10.0.0.2", "10.0.0.2": "10.0.0.1"}
+    monkeypatch.setattr(interfaces, "name_is_loopback", lambda host: True)
+    monkeypatch.setattr(interfaces, "own_address_towards", ways.get)
+    monkeypatch.setattr(interfaces, "of_address", {"10.0.0.1": "eth0", "10.0.0.2": "eth1"}.get)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", given or "")
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    choice = rendezvous._Interface(replace(PLACE, rank=rank, **change), store)
+    store.set("reached from", "10.0.0.2")
+    choice.make()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == (chosen or "")

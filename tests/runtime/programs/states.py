@@ -110,7 +110,7 @@ with state.split_between_processes(prompts, apply_padding=True) as part:
 note("gathered", [state.gather(lengths).tolist(), state.gather(written)])
 note("metrics", [state.gather_for_metrics(lengths).tolist(), state.gather_for_metrics(written)])
 nested = state.gather_for_metrics({"text": written, "length": lengths, "mean": lengths.double().mean(), "rank": "r"})
-note("nested", [nested["text"], nested["length"].tolist(), len(nested["mean"]), nested["rank"]])
+note("nested", [nested["text"], nested["length"].tolist(), nested["mean"].numel(), nested["rank"]])
 with state.split_between_processes(prompts[:1]) as part:
     note("few", [part, state.gather(part), state.gather_for_metrics(part)])
 
