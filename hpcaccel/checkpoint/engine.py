@@ -118,7 +118,8 @@ class CheckpointEngine:
             missing: ranks that do not take part, where not all have come. Then rank 0 alone calls and saves what it
                 holds: only for state that is the same on all ranks. The manifest names those whose random state it
                 does not have. When all ranks save this step afterwards, theirs takes its place.
-            fill: called on every rank with an empty directory, whose content becomes part of the checkpoint.
+            fill: called on every rank with an empty directory, whose content becomes part of the checkpoint. It may set
+                ``state.without``, of which rank 0's counts: hooks often decide on the main process only.
 
         Returns:
             The directory of the committed checkpoint.
@@ -153,6 +154,7 @@ class CheckpointEngine:
             if fill is not None:
                 ranks.first(what, lambda: commit.begin(extra))
                 ranks.run(what, lambda: fill(extra))
+                state.without = ranks.broadcast(state.without)
             first = ranks.first(what, lambda: FirstRank.of(state)) if ranks.world_size > 1 else None
             write_tensors(
                 ranks,
@@ -224,7 +226,8 @@ class CheckpointEngine:
                 break
         if path.parent == self.directory:
             self._base_step = loaded.step
-            self._own_steps.add(loaded.step)
+            incomplete = "missing_rng" in loaded.manifest
+            (self._lone_steps if incomplete else self._own_steps).add(loaded.step)
         return loaded
 
     # -- saving

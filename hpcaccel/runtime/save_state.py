@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime import quorum
-from hpcaccel.runtime.callsite import call_site
+from hpcaccel.runtime.callsite import call_site, call_stack
 from hpcaccel.runtime.loop import Resumed
 from hpcaccel.runtime.project import Numbered, newest_first
 from hpcaccel.runtime.quorum import Attendance
@@ -134,14 +134,14 @@ def _save_without_some(
     return path
 
 
-_warned: set[str] = set()
+_warned: set[tuple[str, ...]] = set()
 
 
 def _warn(text: str) -> None:
-    """Once for each line of the script."""
-    site = call_site()
-    if site not in _warned:
-        _warned.add(site)
+    """Once for each way through the script."""
+    way = tuple(call_stack())
+    if way not in _warned:
+        _warned.add(way)
         warnings.warn(text, stacklevel=5)
 
 
@@ -191,7 +191,7 @@ def _load_newest(session: Session, numbers: Numbered | None) -> Resumed:
         if own is not None and path.parent == own.parent and path != own:
             continue  # not the one that the run goes on from
         try:
-            return loop.load(path, given=None if path == own else path.parent)
+            return loop.load(path, given=None if path == own else path.parent, fall_back=path == own)
         except Damaged as error:
             problem = error
             if session.group.is_main:

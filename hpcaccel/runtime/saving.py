@@ -132,14 +132,12 @@ class Saver:
         from hpcaccel.checkpoint import capture_rng
 
         state = self._prepared.as_state(counters, {"rng": capture_rng(self._group.device)})
-        hooks, alone = self._prepared.save_hooks, bool(missing)
+        hooks = self._prepared.save_hooks
 
         def run_hooks(extra: Path) -> None:
             place = directory or extra
             place.mkdir(parents=True, exist_ok=True)
             state.without = save_hooks_keep(hooks, state.models, str(place))
-            if not alone:  # many hooks take models out of the lists on the main process only
-                state.without = self._group.from_main(state.without)
 
         return self._in(directory).save(
             state,
@@ -168,17 +166,20 @@ class Saver:
         """The checkpoint ``directory``, or the newest good one in it."""
         return self._in(directory).find(directory)
 
-    def load(self, path: Path, counters: Stateful, *, given: Path | None = None) -> LoadedCheckpoint:
+    def load(
+        self, path: Path, counters: Stateful, *, given: Path | None = None, fall_back: bool = True
+    ) -> LoadedCheckpoint:
         """
         Args:
             given: the directory that the script named, which its hooks get if they have saved there.
+            fall_back: load an older one of the same directory where this one is damaged.
 
         Raises:
             CheckpointError: on all ranks, when it is damaged or belongs to something else.
         """
         state = self._prepared.as_state(counters, {})
         state.without = self._run_load_hooks(path, given)
-        loaded = self._in(path.parent).load(path, state)
+        loaded = self._in(path.parent).load(path, state, fall_back=fall_back)
         if loaded.path != path:
             self._run_load_hooks(loaded.path, given)  # that one was damaged, and so may be what the hooks took from it
         if self._settings.deterministic or loaded.guarantee == "state-exact":

@@ -142,7 +142,7 @@ def test_weights_of_another_model(tmp_path: Path) -> None:
     model = Tied()
     model_loading.load_checkpoint_in_model(model, tmp_path / "x.bin")
     assert not model.second.weight.any()
-    with pytest.raises(CheckpointError, match=r"missing in the file: first\.bias, second\.bias; unexpected there: third"):
+    with pytest.raises(CheckpointError, match=r"missing in the file: first\.bias, second\.bias; .* there: third"):
         model_loading.load_checkpoint_in_model(model, tmp_path / "x.bin", strict=True)
     torch.save({"first.weight": torch.zeros(3, 4)}, tmp_path / "x.bin")
     with pytest.raises(CheckpointError, match=r"shape \(3, 4\) in x\.bin, \(4, 4\) in the model"):

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hpcaccel.runtime.session import Session
-
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from hpcaccel.runtime.handlers import ProjectConfiguration
     from hpcaccel.runtime.loop import Resumed
+    from hpcaccel.runtime.session import Session
 
 __all__ = ["SaveFace"]
 
