@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 import pytest
 
@@ -41,6 +40,6 @@ def test_together(results: dict[str, str], case: str) -> None:
 
 
 def test_the_program_runs_every_case_that_it_has() -> None:
-    tree = ast.parse(Path(PROGRAMS / PROGRAM).read_text())
-    cases = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.args.args}
-    assert cases == set(CASES)
+    tree = ast.parse((PROGRAMS / PROGRAM).read_text())
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert {node.name for node in functions} - {"ranks"} == set(CASES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
+import warnings
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from datetime import timedelta
@@ -263,6 +264,19 @@ def dtensors_are_whole() -> None:
     assert torch.allclose(accelerator.reduce(spread, reduction="mean"), whole)
 
 
+def a_loss_that_is_divided_twice_is_told_of_once() -> None:
+    accelerator.gradient_accumulation_steps = 4
+    weight = torch.nn.Parameter(torch.ones(1))
+    with pytest.warns(UserWarning, match=r"together\.py:\d+: this loss has been divided by 4 already"):
+        accelerator.backward(weight.sum() / 4)
+    assert weight.grad is not None
+    assert weight.grad.item() == 1 / 16  # as in Accelerate
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        accelerator.backward(weight.sum() / 4)
+    accelerator.gradient_accumulation_steps = 1
+
+
 def tensors_of_gpus_go_over_the_default_group() -> None:
     """As far as it can be tried without one: everything is said to be on a GPU."""
     if SIZE == 1:
@@ -293,6 +307,7 @@ def tensors_of_gpus_go_over_the_default_group() -> None:
 
 
 CASES: list[Callable[[], None]] = [
+    a_loss_that_is_divided_twice_is_told_of_once,
     gather_keeps_containers_and_types,
     gather_takes_any_layout_and_type,
     gather_of_something_else_says_what_to_use,
