@@ -14,7 +14,6 @@ from hpcaccel.runtime.faces.together import TogetherFace
 from hpcaccel.runtime.faces.track import TrackFace
 from hpcaccel.runtime.faces.train import TrainFace
 from hpcaccel.runtime.lacking import lacks
-from hpcaccel.runtime.session import Session
 
 __all__ = ["Accelerator"]
 
@@ -132,6 +131,8 @@ class Accelerator(PlaceFace, PrepareFace, TrainFace, LoopFace, TogetherFace, Tra
         )
         if project_config is not None and project_dir is None:
             project_dir = project_config.project_dir
+        from hpcaccel.runtime.session import Session
+
         self._session = Session.current(cpu=cpu, project_dir=project_dir, handlers=handlers, **given)
         self._begin_saving(project_config, project_dir)
         self._begin_tracking(log_with)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from hpcaccel.runtime.names import DistributedType
-from hpcaccel.runtime.world import World
+
+if TYPE_CHECKING:
+    from hpcaccel.runtime.world import World
 
 __all__ = ["Standing"]
 
@@ -133,6 +135,7 @@ class Standing:
             torch.distributed.destroy_process_group(group)
             return
         from hpcaccel.runtime.session import Session
+        from hpcaccel.runtime.world import World
 
         session = Session.existing()
         if session is not None:

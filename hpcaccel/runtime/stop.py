@@ -11,12 +11,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from hpcaccel.runtime.rollcall import TICKS, Rollcall
+if TYPE_CHECKING:
+    from hpcaccel.runtime.rollcall import Rollcall
 
 __all__ = ["SIGNALS", "StopAgreement", "StopFlag", "Verdict", "WorkerInit", "signals_held"]
 
@@ -81,6 +82,8 @@ class Verdict(NamedTuple):
     stop: bool = False
     save: bool = False
     active: bool = True
+    uneven: bool = False
+    """Some ranks have read a loader to its end that others have not."""
 
 
 class StopAgreement:
@@ -100,14 +103,19 @@ class StopAgreement:
         """Whether a tick has been issued and not been read."""
         return self._own is not None or self._words is not None
 
-    def issue(self, *, stop: bool, save: bool, active: bool = True) -> None:
-        """Say this rank's wishes. Every rank must issue as many ticks as it reads."""
+    def issue(self, *, stop: bool, save: bool, active: bool = True, passes: int = 0) -> None:
+        """Say this rank's wishes. Every rank must issue as many ticks as it reads.
+
+        Args:
+            passes: how many loaders this rank has read to their ends without training on them.
+        """
         if self._control is None:
             self._own = _QUIET if active and not (stop or save) else Verdict(stop, save, active)
             return
-        self._words = torch.tensor([stop, save, active], dtype=torch.int32)
+        most, least = (passes, passes) if active else (_FEWEST, _FEWEST)
+        self._words = torch.tensor([stop, save, active, most, -least], dtype=torch.int32)
         if self._rollcall is not None:
-            self._number = self._rollcall.enter(TICKS)
+            self._number = self._rollcall.enter(_CHANNEL)
         self._work = dist.all_reduce(self._words, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
 
     def read(self) -> Verdict | None:
@@ -118,13 +126,16 @@ class StopAgreement:
         if self._words is None:
             return None
         if self._rollcall is not None:
-            self._rollcall.wait(self._work, _WAITS_IN, channel=TICKS, number=self._number)
+            self._rollcall.wait(self._work, _WAITS_IN, channel=_CHANNEL, number=self._number)
         elif self._work is not None:
             self._work.wait()
-        stop, save, active = self._words.tolist()
+        stop, save, active, most, least = self._words.tolist()
         self._words = self._work = None
-        return Verdict(bool(stop), bool(save), bool(active))
+        # Nothing is said of ranks that have left their loop: they have not come to what the others read.
+        return Verdict(bool(stop), bool(save), bool(active), most > -least != _FEWEST)
 
 
 _QUIET = Verdict()
+_FEWEST = -(1 << 30)
+_CHANNEL = "ticks"
 _WAITS_IN = "a step of the training loop"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from hpcaccel.runtime.loop import Resumed
-from hpcaccel.runtime.session import Session
+if TYPE_CHECKING:
+    from hpcaccel.runtime.loop import Resumed
+    from hpcaccel.runtime.session import Session
 
 __all__ = ["LoopFace"]
 

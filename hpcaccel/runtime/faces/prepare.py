@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from hpcaccel.runtime.session import Session
+if TYPE_CHECKING:
+    from hpcaccel.runtime.session import Session
 
 __all__ = ["PrepareFace"]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpcaccel.runtime.session import Session
+if TYPE_CHECKING:
+    from hpcaccel.runtime.session import Session
 
 __all__ = ["TogetherFace"]
 

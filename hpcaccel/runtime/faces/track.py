@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpcaccel.runtime.session import Session
 from hpcaccel.runtime.telling import tell
+
+if TYPE_CHECKING:
+    from hpcaccel.runtime.session import Session
 
 __all__ = ["TrackFace"]
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hpcaccel.runtime import clipping, gradient_sync, precision
+from hpcaccel.runtime import clipping, gradient_sync
 from hpcaccel.runtime.accumulation import MicroBatch
-from hpcaccel.runtime.session import Session
 
 if TYPE_CHECKING:
     from hpcaccel.runtime.handlers import AutocastKwargs, ProfileKwargs
+    from hpcaccel.runtime.session import Session
 
 __all__ = ["TrainFace"]
 
@@ -104,6 +104,8 @@ class TrainFace:
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> torch.autocast:
         """The precision of prepared models, for computations outside of them."""
+        from hpcaccel.runtime import precision
+
         session = self._session
         handler = session.handlers.autocast if autocast_handler is None else autocast_handler
         return precision.autocast(session.group.device, session.settings.mixed_precision, handler)
