@@ -70,6 +70,8 @@ class Cursor:
         """
         nothing_left = end is not None and self.used >= end
         self.resumed = self._take_up and not (nothing_left and (over or skip is not None))
+        if self._take_up and not self.resumed and self.order is not None:
+            self.order.pass_over(self.epoch)
         self._take_up = False
         if self.resumed:
             self.start = self.used

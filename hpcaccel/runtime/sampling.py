@@ -143,6 +143,13 @@ class Order:
             walked = overlong.items
             self._walked = BatchSampler(walked, self._raw.batch_size, self.drop_last) if self.is_flat else walked
 
+    def pass_over(self, epoch: int) -> None:
+        """Bring the generator to where it is when this epoch has been read to its end."""
+        self.begin(epoch)
+        if self._samples is not None and self.users_generator is not None:
+            self._samples.finish()
+        self.release()
+
     def part(self, sharing: Sharing, start: int) -> Part:
         """A rank's part of the epoch that has begun, from ``start`` units on."""
         size = sharing.batch_size

@@ -88,6 +88,11 @@ class Runtime(Section):
         default=60,
         description="How long ranks wait for each other in saves and loads, and when one has run out of memory.",
     )
+    save_wait_seconds: Positive = Field(
+        default=5,
+        description="How long rank 0 waits in save_state for ranks that do not come, as when the script calls it on the "
+        "main process only, before it saves without them.",
+    )
     fsdp: Fsdp = Field(default_factory=Fsdp, description="Settings of strategy fsdp.")
 
 

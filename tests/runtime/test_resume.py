@@ -224,3 +224,23 @@ def test_without_a_run_directory_it_trains_and_says_that_nothing_is_saved() -> N
     assert ended.codes == [0, 0], ended.outputs[0]
     assert ended.outputs[0].count("nothing will be saved") == 1
     assert json.loads(ended.outputs[0].splitlines()[-1])["step"] == 7
+
+
+def test_loops_as_tutorials_write_them_get_the_samples_that_are_left(tmp_path: Path) -> None:
+    """With skip_first_batches and without it, in the middle of an epoch and at its very end."""
+    ended = run_ranks("tutorial.py", [str(tmp_path)])
+    assert ended.codes == [0, 0], ended.outputs
+    told = ended.result()
+    assert {name: value[:2] for name, value in told.items()} == {name: [True, True] for name in told}
+    assert {name: value[2] for name, value in told.items()} == {
+        "middle, skip": 15,
+        "middle, plain": 15,
+        "end of an epoch, skip": 12,
+        "end of an epoch, plain": 12,
+        "later, skip": 11,
+        "later, plain": 11,
+    }
+    alone = run_ranks("tutorial.py", [str(tmp_path), "--from-size", "2"], size=1)
+    assert alone.codes == [0], alone.outputs
+    rest = [sample for step in alone.result()["other size"][:6] for sample in step]
+    assert len(set(rest)) == 12, "half of the epoch is left, and comes once"

@@ -139,7 +139,10 @@ def numbered():
     accelerator.wait_for_everyone()
     assert sorted(os.listdir(kept)) == ["checkpoint_1", "checkpoint_2"]
     accelerator.project_configuration.iteration = 2
-    with refused("checkpoint_2 exists already. Say with which number to go on, accelerator.project_configuration.", CheckpointError):
+    with refused(
+        "checkpoint_2 exists already. Say with which number to go on, accelerator.project_configuration.",
+        CheckpointError,
+    ):
         accelerator.save_state()
     accelerator.end_training()
 
