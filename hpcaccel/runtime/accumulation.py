@@ -6,13 +6,17 @@ epoch into the next.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.gradient_sync import NoSync, no_sync
+
+if TYPE_CHECKING:
+    from hpcaccel.runtime.process_group import Group
 
 __all__ = ["Accumulation", "MicroBatch", "Source"]
 
@@ -46,6 +50,9 @@ class Accumulation:
         self.current: Source | None = None
         """The loader that gave the last batch. An iteration that was left half-way steps back as soon as another
         loader gives one."""
+        self.passes = 0
+        """How many loaders have been read to their ends without training on them."""
+        self._warned = False
         self._done: dict[int, int] = {}
         self._sources: list[Source] = []
 
@@ -80,6 +87,17 @@ class Accumulation:
     def sources(self) -> tuple[Source, ...]:
         """The loaders that are being iterated, outermost first."""
         return tuple(self._sources)
+
+    def warn_of_uneven_passes(self, group: Group) -> None:
+        """Say once, on rank 0, that some ranks have read a prepared loader to its end and others have not."""
+        if group.is_main and not self._warned:
+            warnings.warn(
+                "a prepared DataLoader was read to its end on some ranks only, which saw no more than their own part, "
+                f"1/{group.data_size} of the data. Read it on all ranks and use gather_for_metrics(), or leave out of "
+                "prepare() what one rank is to read alone",
+                stacklevel=6,
+            )
+        self._warned = True
 
     def ended(self, source: Source) -> None:
         if source in self._sources:

@@ -191,6 +191,8 @@ class PreparedLoader(LoaderFacts):
                     cut = True
                     return
             self.passes += 1
+            if not cursor.trains:
+                self._accumulation.passes += 1
         finally:
             if cursor.is_current(iteration):
                 self._accumulation.ended(self)

@@ -228,8 +228,11 @@ class Loop:
         if not self._warned:
             self._warn_no_place()
         verdict = self._agreement.read()
-        if verdict is not None and (verdict.stop or verdict.save):
-            self._act(verdict)
+        if verdict is not None:
+            if verdict.uneven:
+                self._accumulation.warn_of_uneven_passes(self._group)
+            if verdict.stop or verdict.save:
+                self._act(verdict)
         self._issue()
 
     @contextmanager
@@ -260,9 +263,9 @@ class Loop:
     def saver(self) -> Saver:
         return self._saver
 
-    def load(self, path: Path, *, given: Path | None = None) -> Resumed:
-        """Restore ``path`` into everything prepared; ``given`` is what the script called it."""
-        loaded = self._saver.load(path, self._counters, given=given)
+    def load(self, path: Path, *, given: Path | None = None, fall_back: bool = True) -> Resumed:
+        """Restore ``path`` into everything prepared; see ``Saver.load``."""
+        loaded = self._saver.load(path, self._counters, given=given, fall_back=fall_back)
         if self._settings.deterministic and self._group.device.type == "cpu":
             torch.set_num_threads(self._counters.threads)
         self._rng = None if loaded.per_rank is None else loaded.per_rank.get("rng")
@@ -313,7 +316,8 @@ class Loop:
     # -- stopping and saving ----------------------------------------------------------------------------------------
 
     def _issue(self, *, active: bool = True) -> None:
-        self._agreement.issue(stop=self._flag.raised, save=active and self._is_due(self.step + 1), active=active)
+        save = active and self._is_due(self.step + 1)
+        self._agreement.issue(stop=self._flag.raised, save=save, active=active, passes=self._accumulation.passes)
 
     def _is_due(self, step: int) -> bool:
         """Whether the checkpoint schedule wants ``step`` saved. The clock that counts is rank 0's."""

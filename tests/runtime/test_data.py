@@ -17,6 +17,7 @@ from hpcaccel.runtime.env import RankEnvironment
 from hpcaccel.runtime.placement import to_device
 from hpcaccel.runtime.process_group import Group
 from hpcaccel.runtime.skipping import skip_first_batches
+from tests.runtime.ranks import run_ranks
 
 pytestmark = pytest.mark.torch
 
@@ -53,15 +54,15 @@ def group(rank: int = 0, size: int = 1) -> Group:
 def prepared(
     loader: DataLoader[Any], *, rank: int = 0, size: int = 1, hooks: Hooks | None = None, **options: Any
 ) -> PreparedLoader:
-    options = {"accumulation": Accumulation(1), "seed": 3, "dispatch_batches": False} | options
-    return PreparedLoader(loader, group=group(rank, size), hooks=hooks or Hooks(), **options)
+    given: dict[str, Any] = {"accumulation": Accumulation(1), "seed": 3, "dispatch_batches": False} | options
+    return PreparedLoader(loader, group=group(rank, size), hooks=hooks or Hooks(), **given)
 
 
 def shuffled(samples: int = 22, **options: Any) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.arange(samples)), batch_size=2, shuffle=True, **options)
 
 
-def values(loader: PreparedLoader, count: int | None = None) -> list[list[int]]:
+def values(loader: DataLoader[Any], count: int | None = None) -> list[list[int]]:
     found = []
     for batch in loader:
         found.append(batch[0].tolist())
@@ -371,3 +372,11 @@ def test_iterating_on_one_rank_alone_needs_no_other() -> None:
     loader = prepared(shuffled(), rank=0, size=4, rng_types=["generator"])
     assert len(values(loader)) == 3
     assert loader.passes == 1
+
+
+def test_evaluating_on_rank_0_alone_ends_and_is_warned_of_once() -> None:
+    ended = run_ranks("alone.py", size=2)
+    assert ended.codes == [0, 0], "\n".join(ended.outputs)
+    assert ended.outputs[0].count("saw 4") == 3
+    assert ended.outputs[0].count("on some ranks only, which saw no more than their own part, 1/2") == 1
+    assert "on some ranks only" not in ended.outputs[1]

@@ -182,7 +182,7 @@ def test_a_stateful_loader_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> 
     assert whole[1][-1] == [29]
     quick = make_own(0)
     assert values(quick) == whole[0]
-    assert quick.user_loader.asked == 0
+    assert quick.asked == 0
     monkeypatch.setattr(iterable, "BOOKMARK_SECONDS", 0.0)
     for rank in range(2):
         stopped = make_own(rank)
