@@ -119,6 +119,12 @@ _PAGES = (
 )  # fmt: skip
 """Accelerate's import paths, which its users also reach as attributes."""
 
+_ABSENT = (
+    "DeepSpeedPlugin", "cpu_offload", "cpu_offload_with_hook", "disk_offload", "dispatch_model",
+    "infer_auto_device_map", "load_checkpoint_and_dispatch", "prepare_pippy", "rich",
+)  # fmt: skip
+"""What Accelerate exports beside them; importing one says why it is not here."""
+
 _EXTRA = {"numpy": "train", "torch": "train"}
 
 __all__ = sorted(_HOME)  # noqa: PLE0605
@@ -127,8 +133,10 @@ __all__ = sorted(_HOME)  # noqa: PLE0605
 def __getattr__(name: str) -> Any:
     if name in _PAGES:
         return import_module(f"hpcaccel.{name}")
-    if name not in _HOME:
-        return import_module("hpcaccel.runtime.absent").refuse(name)
+    if name in _ABSENT:
+        import_module("hpcaccel.runtime.absent").refuse(name)
+    if name not in _HOME:  # as when one of the rooms is imported for the first time
+        raise AttributeError(f"module 'hpcaccel' has no attribute {name!r}")
     try:
         value = getattr(import_module(_HOME[name]), name)
     except ModuleNotFoundError as error:

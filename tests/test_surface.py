@@ -60,6 +60,19 @@ def test_a_name_of_accelerates_that_is_not_here_says_why() -> None:
             exec(f"from {page} import DeepSpeedPlugin")
 
 
+def test_a_room_can_be_imported_where_there_is_no_runtime(tmp_path: Path) -> None:
+    """As in a run directory's node.pyz, which holds the base and the batch step's room only."""
+    package = tmp_path / "hpcaccel"
+    package.mkdir()
+    for name in ("__init__.py", "errors.py"):
+        (package / name).write_text((ROOT / "hpcaccel" / name).read_text())
+    done = subprocess.run(
+        [sys.executable, "-c", "from hpcaccel import errors; print(errors.__file__)"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == str(package / "errors.py"), done.stderr
+
+
 @pytest.mark.torch
 def test_the_progress_bar_is_a_function_although_its_page_bears_its_name() -> None:
     from hpcaccel import utils
