@@ -100,7 +100,7 @@ sweep: {trials: 3}
         "days-hours, days-hours:minutes, days-hours:minutes:seconds, UNLIMITED)",
         "job.yaml:9: slurm.mem_per_cpu cannot stand beside mem: set one of mem, mem_per_cpu, mem_per_gpu",
         "job.yaml:10: runtime.strategy 'dpd' is not allowed (has: ddp, fsdp). Did you mean 'ddp'?",
-        "job.yaml:10: runtime.mixed_precision false is not allowed (has: no, fp16, bf16)",
+        "job.yaml:10: runtime.mixed_precision false is not allowed (has: no, fp16, bf16, fp8)",
         "job.yaml:12: environment.env.S asks for ${env:NOPE}, but NOPE is not set in your environment",
         "job.yaml:12: environment.env.1x '1x' is not the name of an environment variable (letters, digits and _, no digit first)",
         "job.yaml:12: environment.env.X null must be text (write '' for an empty one)",

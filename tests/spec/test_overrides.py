@@ -71,7 +71,7 @@ def test_the_last_of_two_wins(load) -> None:
         ("args.x=[1", "not valid YAML: while parsing a flow sequence, expected ',' or ']', but got '<stream end>'. Text that begins with a bracket or a quote is read as YAML: put all of it in quotes"),
         ("args.x='a' b", "not valid YAML: expected '<document start>', but found '<scalar>'. Text that begins with a bracket or a quote is read as YAML: put all of it in quotes"),
         ("wrap=5", None),
-        ("fsdp.warp=5", "runtime.fsdp.warp is not a known key (has: wrap, reshard_after_forward). Did you mean 'wrap'?"),
+        ("fsdp.warp=5", "runtime.fsdp.warp is not a known key (has: wrap, reshard_after_forward, shard_size, param_dtype, reduce_dtype, output_dtype, cpu_offload). Did you mean 'wrap'?"),
         ("keep=none", "checkpoint.keep 'none' must be a whole number of at least 1"),
         ("env.A=\udcff", "environment.env.A '\\udcff' is not text: it holds bytes that are not UTF-8, or half of a surrogate pair"),
     ],
