@@ -121,7 +121,7 @@ class PreparedLoader(LoaderFacts):
             unit=unit,
             generator=_generator_of(loader.dataset),
         )
-        self._slice_fn = slice_fn
+        self.slice_fn = slice_fn
         self._dispatcher = Dispatcher(group, to_device=put_on_device) if self.dispatch_batches else None
         if order is None:
             self._stream = make_stream(
@@ -221,14 +221,14 @@ class PreparedLoader(LoaderFacts):
         self._generator.manual_seed(mix(self._seed, cursor.epoch, self._group.rank))
         self._part = None
         if self._dispatcher is not None:
-            return self._announce(dispatched(self._read_for_all, self._dispatcher, self._sharing, self._slice_fn))
+            return self._announce(dispatched(self._read_for_all, self._dispatcher, self._sharing, self.slice_fn))
         if cursor.order is not None:
             self._part = cursor.order.part(self._sharing, cursor.start)
             return self._read(self._part, self._sharing)
         told = self._stream.open(cursor, self._restore, shown=self._group.is_main)
         if self._stream.is_own:
             return self._announce(announced(told))
-        return self._announce(picked(told, self._sharing, self._slice_fn))
+        return self._announce(picked(told, self._sharing, self.slice_fn))
 
     def _read(self, part: Part, sharing: Sharing) -> Iterator[Any]:
         cursor = self._cursor

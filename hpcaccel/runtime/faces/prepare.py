@@ -56,8 +56,16 @@ class PrepareFace:
         device_placement: bool | None = None,
         slice_fn_for_dispatch: Callable[..., Any] | None = None,
     ) -> Any:
-        """One loader."""
-        return self.prepare(data_loader, device_placement=None if device_placement is None else [device_placement])
+        """One loader.
+
+        Args:
+            slice_fn_for_dispatch: ``slice_fn(batch, slice, process_index=r, num_processes=P)`` divides what rank 0 has
+                read for all, where batches are no nested tensors.
+        """
+        prepared = self.prepare(data_loader, device_placement=None if device_placement is None else [device_placement])
+        if slice_fn_for_dispatch is not None:
+            prepared.slice_fn = slice_fn_for_dispatch
+        return prepared
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
         """One scheduler, after its optimizer."""

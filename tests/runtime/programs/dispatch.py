@@ -113,9 +113,9 @@ found["rich"] = everybody(
     ]
 )
 
-cut = prepared(
+cut = accelerator.prepare_data_loader(
     DataLoader(Stream(range(8)), batch_size=4),
-    slice_fn=lambda batch, part, process_index=None, num_processes=None: batch[part] * 10 + process_index,
+    slice_fn_for_dispatch=lambda batch, part, process_index=None, num_processes=None: batch[part] * 10 + process_index,
 )
 found["slice_fn"] = everybody([batch.tolist() for batch in cut])
 
