@@ -52,8 +52,16 @@ test-lowest:  ## Unit tests on the lowest versions that pyproject.toml allows
 chaos: venv slurm  ## The longest scenarios on a real Slurm
 	$(BIN)/pytest -n 2 -m chaos tests
 
-bench: venv  ## Side-by-side figures
-	for file in benchmarks/*.py; do $(BIN)/python "$$file" || exit 1; done
+# In an environment of its own, so that no test ever finds what is only here to be compared with.
+bench: .venv-bench/installed  ## Side-by-side figures, ours and the peers'
+	@failed=0; for file in $(filter-out benchmarks/side_by_side.py,$(wildcard benchmarks/*.py)); do \
+	  echo; echo "== $$file"; .venv-bench/bin/python "$$file" || failed=1; done; exit $$failed
+
+.venv-bench/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --upgrade pip
+	.venv-bench/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	@touch $@
 
 clean:  ## Remove what the other targets made
-	rm -rf .venv .venv-lowest dist build
+	rm -rf .venv .venv-lowest .venv-bench dist build
