@@ -270,6 +270,7 @@ def _form(
     global _made
     from hpcaccel.runtime.rendezvous import base_store
 
+    hook = sys.excepthook
     _refuse_backend(backend, device)
     _export(env, where=init_method is None)
     store = dist.PrefixStore(  # type: ignore[attr-defined]
@@ -285,6 +286,8 @@ def _form(
             f"{backend} group: {error}. Can the nodes reach each other on any port? GLOO_SOCKET_IFNAME and "
             "NCCL_SOCKET_IFNAME name the network interface to use"
         ) from error
+    if _formed > 1:
+        sys.excepthook = hook  # torch puts one more in front each time, each with its prefix
     _made = dist.group.WORLD
 
 
