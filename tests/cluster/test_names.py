@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tests.made_once import made_once
 from tests.runtime.table_of_names import PROGRAMS, ROWS, Results
 
 from .dev_cluster import Cluster
@@ -24,21 +26,25 @@ def results(
 ) -> Results:
     """Four ranks on two nodes, fewer on one."""
     size = request.param
-    out = tmp_path_factory.mktemp("names")
-    nodes = lease_for_module(2 if size == 4 else 1)
-    done = subprocess.run(
-        [
-            "srun", "--partition=gpu", f"--nodes={len(nodes)}", f"--nodelist={','.join(nodes)}", f"--ntasks={size}",
-            f"--ntasks-per-node={size // len(nodes)}", "--overcommit", "--mem=4G", "--time=10",
-            sys.executable, str(PROGRAMS / "names.py"), str(out),
-        ],
-        env={**cluster.env, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-    )  # fmt: skip
-    return Results(out, size, done.stdout + done.stderr)
+
+    def srun(out: Path) -> str:
+        nodes = lease_for_module(2 if size == 4 else 1)
+        done = subprocess.run(
+            [
+                "srun", "--partition=gpu", f"--nodes={len(nodes)}", f"--nodelist={','.join(nodes)}",
+                f"--ntasks={size}", f"--ntasks-per-node={size // len(nodes)}", "--overcommit", "--mem=4G", "--time=10",
+                sys.executable, str(PROGRAMS / "names.py"), str(out),
+            ],
+            env={**cluster.env, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+        )  # fmt: skip
+        return done.stdout + done.stderr
+
+    out, said = made_once(tmp_path_factory, f"names-srun-{size}", srun)
+    return Results(out, size, said)
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.made_once import made_once
+
 from .ranks import Ranks
 
 pytestmark = pytest.mark.torch
@@ -51,13 +53,16 @@ def renamed(source: str) -> str:
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["1 rank", "2 ranks"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    out = tmp_path_factory.mktemp("examples")
-    scripts = []
-    for name in NAMES:
-        scripts.append(out / f"{name}.py")
-        scripts[-1].write_text(renamed((EXAMPLES / f"{name}.py").read_text()))
-    ended = Ranks("examples.py", str(out), *map(str, scripts), size=request.param).wait()
-    return Run(out, request.param, "\n".join(ended.outputs))
+    size = request.param
+
+    def run_all(out: Path) -> str:
+        scripts = [out / f"{name}.py" for name in NAMES]
+        for script in scripts:
+            script.write_text(renamed((EXAMPLES / script.name).read_text()))
+        return "\n".join(Ranks("examples.py", str(out), *map(str, scripts), size=size).wait().outputs)
+
+    out, said = made_once(tmp_path_factory, f"examples-{size}", run_all)
+    return Run(out, size, said)
 
 
 @pytest.mark.parametrize("name", NAMES)

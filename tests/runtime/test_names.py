@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.made_once import made_once
+
 from .ranks import PROGRAMS, ROOT, free_port
 from .table_of_names import ROWS, Results
 
@@ -22,18 +24,23 @@ TIMEOUT_SECONDS = 280
 
 @pytest.fixture(scope="module", params=[1, 2, 4], ids=["1 rank", "2 ranks", "4 ranks"])
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    out = tmp_path_factory.mktemp("names")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--master-port", str(free_port())]
+    size = request.param
+    out, said = made_once(tmp_path_factory, f"names-torchrun-{size}", lambda out: torchrun(size, out))
+    return Results(out, size, said)
+
+
+def torchrun(size: int, out: Path) -> str:
+    command = [sys.executable, "-m", "torch.distributed.run", "--master-port", str(free_port())]
     env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "HPCACCEL_"))}
     done = subprocess.run(
-        [*torchrun, "--nproc-per-node", str(request.param), str(PROGRAMS / "names.py"), str(out)],
+        [*command, "--nproc-per-node", str(size), str(PROGRAMS / "names.py"), str(out)],
         env={**env, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_SECONDS,
         check=False,
     )
-    return Results(out, request.param, done.stdout + done.stderr)
+    return done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", ROWS)
