@@ -21,9 +21,9 @@ from accelerate.scheduler import AcceleratedScheduler
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 MODULES = (
-    "accelerator big_modeling checkpointing data_loader hooks inference launchers local_sgd logging memory_utils "
-    "optimizer parallelism_config scheduler state tracking"
-).split()
+    "accelerator", "big_modeling", "checkpointing", "data_loader", "hooks", "inference", "launchers", "local_sgd",
+    "logging", "memory_utils", "optimizer", "parallelism_config", "scheduler", "state", "tracking",
+)  # fmt: skip
 
 
 def imported(page: Any) -> list[str]:
@@ -42,6 +42,11 @@ def defined(name: str) -> list[str]:
 
 
 def parameters(function: Any) -> list[str]:
+    # Decorators that hide what they wrap keep it in their closure.
+    held = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    inner = [item for item in held if inspect.isfunction(item) and item.__name__ != "wrapper"]
+    if list(inspect.signature(function).parameters) == ["args", "kwargs"] and inner:
+        return parameters(inner[0])
     found = inspect.signature(inspect.unwrap(function)).parameters.values()
     marks = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     return [marks.get(item.kind, "") + item.name for item in found if item.name not in ("self", "cls")]
