@@ -120,7 +120,7 @@ def _ours(case: str) -> Step:
 
 def _theirs(case: str) -> Step:
     try:
-        from accelerate import Accelerator  # type: ignore[import-not-found]
+        from accelerate import Accelerator
     except ImportError:
         sys.exit("accelerate is not installed, and there is nothing to compare with: pip install 'hpcaccel[bench]'")
 
