@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import SGD
 
 from hpcaccel import ProjectConfiguration, load_checkpoint_in_model
+from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.utils import extract_model_from_parallel
 
 from . import anew, linear, numbers, refused, row, same, start, weight_of
@@ -131,6 +132,20 @@ def main_only(folder: Path) -> None:
         warnings.simplefilter("ignore")
         accelerator.load_state(str(folder / "main"))
     same(weight_of(accelerator, model), 3.0)
+
+
+@row("save_state of a sharded model on the main process only")
+def main_only_sharded(folder: Path) -> None:
+    accelerator = start(strategy="fsdp", project_dir=str(folder))
+    accelerator.prepare(two_layers())
+    if accelerator.num_processes == 1:
+        return
+    # A minute where it is not set; a spec could say it, and there is no run directory here.
+    object.__setattr__(accelerator._session.settings, "control_timeout_seconds", 4.0)
+    with refused("saving.py", kind=RuntimeMisuse):
+        if accelerator.is_main_process:
+            accelerator.save_state(str(folder / "main"))
+        accelerator.wait_for_everyone()
 
 
 @row("ProjectConfiguration")
