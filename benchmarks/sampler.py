@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-from hpcaccel.runtime.permutation import PermutationSampler
-from hpcaccel.runtime.sampling import Order
-from hpcaccel.runtime.sharding import Sharing
+from hpcaccel.runtime.data.permutation import PermutationSampler
+from hpcaccel.runtime.data.sampling import Order
+from hpcaccel.runtime.data.sharding import Sharing
 
 TURNS = 7
 BATCH = 32

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpcaccel.errors import HpcaccelError as HpcaccelError
     from hpcaccel.runtime.accelerator import Accelerator as Accelerator
-    from hpcaccel.runtime.availability import is_rich_available as is_rich_available
-    from hpcaccel.runtime.determinism import set_seed as set_seed
+    from hpcaccel.runtime.compat.availability import is_rich_available as is_rich_available
+    from hpcaccel.runtime.data.permutation import PermutationSampler as PermutationSampler
+    from hpcaccel.runtime.data.skipping import skip_first_batches as skip_first_batches
     from hpcaccel.runtime.handlers import AORecipeKwargs as AORecipeKwargs
     from hpcaccel.runtime.handlers import AutocastKwargs as AutocastKwargs
     from hpcaccel.runtime.handlers import DataLoaderConfiguration as DataLoaderConfiguration
@@ -33,36 +34,35 @@ if TYPE_CHECKING:
     from hpcaccel.runtime.handlers import TorchDynamoPlugin as TorchDynamoPlugin
     from hpcaccel.runtime.handlers import TorchTensorParallelConfig as TorchTensorParallelConfig
     from hpcaccel.runtime.handlers import TorchTensorParallelPlugin as TorchTensorParallelPlugin
-    from hpcaccel.runtime.launching import debug_launcher as debug_launcher
-    from hpcaccel.runtime.launching import notebook_launcher as notebook_launcher
-    from hpcaccel.runtime.local_sgd import LocalSGD as LocalSGD
     from hpcaccel.runtime.log import get_logger as get_logger
-    from hpcaccel.runtime.memory import find_executable_batch_size as find_executable_batch_size
-    from hpcaccel.runtime.meta_init import init_empty_weights as init_empty_weights
-    from hpcaccel.runtime.meta_init import init_on_device as init_on_device
-    from hpcaccel.runtime.model_loading import load_checkpoint_in_model as load_checkpoint_in_model
     from hpcaccel.runtime.names import DDPCommunicationHookType as DDPCommunicationHookType
     from hpcaccel.runtime.names import DistributedType as DistributedType
     from hpcaccel.runtime.names import DynamoBackend as DynamoBackend
     from hpcaccel.runtime.names import LoggerType as LoggerType
     from hpcaccel.runtime.names import PrecisionType as PrecisionType
     from hpcaccel.runtime.names import RNGType as RNGType
-    from hpcaccel.runtime.permutation import PermutationSampler as PermutationSampler
-    from hpcaccel.runtime.sharded_load import load_sharded as load_sharded
-    from hpcaccel.runtime.skipping import skip_first_batches as skip_first_batches
-    from hpcaccel.runtime.states import AcceleratorState as AcceleratorState
-    from hpcaccel.runtime.states import GradientState as GradientState
-    from hpcaccel.runtime.states import PartialState as PartialState
-    from hpcaccel.runtime.states import is_initialized as is_initialized
-    from hpcaccel.runtime.synchronised import synchronize_rng_states as synchronize_rng_states
-    from hpcaccel.runtime.together import broadcast as broadcast
-    from hpcaccel.runtime.together import broadcast_object_list as broadcast_object_list
-    from hpcaccel.runtime.together import gather as gather
-    from hpcaccel.runtime.together import gather_object as gather_object
-    from hpcaccel.runtime.together import pad_across_processes as pad_across_processes
-    from hpcaccel.runtime.together import reduce as reduce
-    from hpcaccel.runtime.together import wait_for_everyone as wait_for_everyone
+    from hpcaccel.runtime.parallel.meta_init import init_empty_weights as init_empty_weights
+    from hpcaccel.runtime.parallel.meta_init import init_on_device as init_on_device
+    from hpcaccel.runtime.ranks.launching import debug_launcher as debug_launcher
+    from hpcaccel.runtime.ranks.launching import notebook_launcher as notebook_launcher
+    from hpcaccel.runtime.ranks.states import AcceleratorState as AcceleratorState
+    from hpcaccel.runtime.ranks.states import GradientState as GradientState
+    from hpcaccel.runtime.ranks.states import PartialState as PartialState
+    from hpcaccel.runtime.ranks.states import is_initialized as is_initialized
+    from hpcaccel.runtime.saving.model_loading import load_checkpoint_in_model as load_checkpoint_in_model
+    from hpcaccel.runtime.saving.sharded_load import load_sharded as load_sharded
+    from hpcaccel.runtime.together.functions import broadcast as broadcast
+    from hpcaccel.runtime.together.functions import broadcast_object_list as broadcast_object_list
+    from hpcaccel.runtime.together.functions import gather as gather
+    from hpcaccel.runtime.together.functions import gather_object as gather_object
+    from hpcaccel.runtime.together.functions import pad_across_processes as pad_across_processes
+    from hpcaccel.runtime.together.functions import reduce as reduce
+    from hpcaccel.runtime.together.functions import wait_for_everyone as wait_for_everyone
+    from hpcaccel.runtime.together.synchronised import synchronize_rng_states as synchronize_rng_states
     from hpcaccel.runtime.tracking.base import GeneralTracker as GeneralTracker
+    from hpcaccel.runtime.training.determinism import set_seed as set_seed
+    from hpcaccel.runtime.training.local_sgd import LocalSGD as LocalSGD
+    from hpcaccel.runtime.training.memory import find_executable_batch_size as find_executable_batch_size
     from hpcaccel.spec import JobSpec as JobSpec
     from hpcaccel.spec import load_spec as load_spec
     from hpcaccel.submission import Run as Run
@@ -79,7 +79,7 @@ _NAMES = {
     "hpcaccel.submission.submit": "submit",
     # In a training script
     "hpcaccel.runtime.accelerator": "Accelerator",
-    "hpcaccel.runtime.states": "AcceleratorState GradientState PartialState is_initialized",
+    "hpcaccel.runtime.ranks.states": "AcceleratorState GradientState PartialState is_initialized",
     # Settings
     "hpcaccel.runtime.handlers": """
         AORecipeKwargs AutocastKwargs DataLoaderConfiguration DistributedDataParallelKwargs
@@ -90,26 +90,26 @@ _NAMES = {
     "hpcaccel.runtime.names": """
         DDPCommunicationHookType DistributedType DynamoBackend LoggerType PrecisionType RNGType""",
     # Data
-    "hpcaccel.runtime.permutation": "PermutationSampler",
-    "hpcaccel.runtime.skipping": "skip_first_batches",
+    "hpcaccel.runtime.data.permutation": "PermutationSampler",
+    "hpcaccel.runtime.data.skipping": "skip_first_batches",
     # Models
-    "hpcaccel.runtime.meta_init": "init_empty_weights init_on_device",
-    "hpcaccel.runtime.model_loading": "load_checkpoint_in_model",
-    "hpcaccel.runtime.sharded_load": "load_sharded",
+    "hpcaccel.runtime.parallel.meta_init": "init_empty_weights init_on_device",
+    "hpcaccel.runtime.saving.model_loading": "load_checkpoint_in_model",
+    "hpcaccel.runtime.saving.sharded_load": "load_sharded",
     # Ranks together
-    "hpcaccel.runtime.together": """
+    "hpcaccel.runtime.together.functions": """
         broadcast broadcast_object_list gather gather_object pad_across_processes reduce
         wait_for_everyone""",
-    "hpcaccel.runtime.local_sgd": "LocalSGD",
-    "hpcaccel.runtime.memory": "find_executable_batch_size",
-    "hpcaccel.runtime.determinism": "set_seed",
-    "hpcaccel.runtime.synchronised": "synchronize_rng_states",
+    "hpcaccel.runtime.training.local_sgd": "LocalSGD",
+    "hpcaccel.runtime.training.memory": "find_executable_batch_size",
+    "hpcaccel.runtime.training.determinism": "set_seed",
+    "hpcaccel.runtime.together.synchronised": "synchronize_rng_states",
     # Telling
     "hpcaccel.runtime.log": "get_logger",
     "hpcaccel.runtime.tracking.base": "GeneralTracker",
     # Launchers
-    "hpcaccel.runtime.launching": "debug_launcher notebook_launcher",
-    "hpcaccel.runtime.availability": "is_rich_available",
+    "hpcaccel.runtime.ranks.launching": "debug_launcher notebook_launcher",
+    "hpcaccel.runtime.compat.availability": "is_rich_available",
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
 
@@ -134,7 +134,7 @@ def __getattr__(name: str) -> Any:
     if name in _PAGES:
         return import_module(f"hpcaccel.{name}")
     if name in _ABSENT:
-        import_module("hpcaccel.runtime.absent").refuse(name)
+        import_module("hpcaccel.runtime.compat.absent").refuse(name)
     if name not in _HOME:  # as when one of the rooms is imported for the first time
         raise AttributeError(f"module 'hpcaccel' has no attribute {name!r}")
     try:

@@ -2,6 +2,6 @@
 
 from hpcaccel.runtime.accelerator import Accelerator
 from hpcaccel.runtime.names import DistributedType
-from hpcaccel.runtime.states import GradientState, PartialState
+from hpcaccel.runtime.ranks.states import GradientState, PartialState
 
 __all__ = ["Accelerator", "DistributedType", "GradientState", "PartialState"]

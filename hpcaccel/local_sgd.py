@@ -1,5 +1,5 @@
 """Accelerate's import path of local SGD."""
 
-from hpcaccel.runtime.local_sgd import LocalSGD
+from hpcaccel.runtime.training.local_sgd import LocalSGD
 
 __all__ = ["LocalSGD"]

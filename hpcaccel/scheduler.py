@@ -1,5 +1,5 @@
 """Accelerate's import path for prepared schedulers."""
 
-from hpcaccel.runtime.scheduler import PreparedScheduler as AcceleratedScheduler
+from hpcaccel.runtime.training.scheduler import PreparedScheduler as AcceleratedScheduler
 
 __all__ = ["AcceleratedScheduler"]

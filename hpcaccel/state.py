@@ -1,10 +1,10 @@
-"""Accelerate's import path of the states, which live in ``hpcaccel.runtime.states``."""
+"""Accelerate's import path of the states, which live in ``hpcaccel.runtime.ranks.states``."""
 
-from hpcaccel.runtime.absent import __getattr__ as __getattr__
+from hpcaccel.runtime.compat.absent import __getattr__ as __getattr__
 from hpcaccel.runtime.names import DistributedType as DistributedType
-from hpcaccel.runtime.states import AcceleratorState as AcceleratorState
-from hpcaccel.runtime.states import GradientState as GradientState
-from hpcaccel.runtime.states import PartialState as PartialState
-from hpcaccel.runtime.states import is_initialized as is_initialized
+from hpcaccel.runtime.ranks.states import AcceleratorState as AcceleratorState
+from hpcaccel.runtime.ranks.states import GradientState as GradientState
+from hpcaccel.runtime.ranks.states import PartialState as PartialState
+from hpcaccel.runtime.ranks.states import is_initialized as is_initialized
 
 __all__ = ["AcceleratorState", "DistributedType", "GradientState", "PartialState", "is_initialized"]

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from hpcaccel.runtime import configuration
+from hpcaccel.runtime.compat.lacking import lacks
 from hpcaccel.runtime.faces.loop import LoopFace
 from hpcaccel.runtime.faces.place import PlaceFace
 from hpcaccel.runtime.faces.prepare import PrepareFace
@@ -13,7 +14,6 @@ from hpcaccel.runtime.faces.save import SaveFace
 from hpcaccel.runtime.faces.together import TogetherFace
 from hpcaccel.runtime.faces.track import TrackFace
 from hpcaccel.runtime.faces.train import TrainFace
-from hpcaccel.runtime.lacking import lacks
 
 __all__ = ["Accelerator"]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime import env
+from hpcaccel.runtime.ranks import env
 
 __all__ = ["MultiProcessAdapter", "get_logger", "this_rank"]
 
@@ -111,7 +111,7 @@ def _turns() -> tuple[int, Callable[[], Any]]:
 
 def _group() -> Any | None:
     """The ranks that this process has met. A logger brings neither torch nor the group along: it looks for them."""
-    module = sys.modules.get("hpcaccel.runtime.world")
+    module = sys.modules.get("hpcaccel.runtime.ranks.world")
     world = module.World.existing() if module is not None else None
     return None if world is None else world.group
 

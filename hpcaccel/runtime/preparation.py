@@ -13,12 +13,12 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.data import PreparedLoader
-from hpcaccel.runtime.model_preparation import prepare_model
-from hpcaccel.runtime.optim import PreparedOptimizer
-from hpcaccel.runtime.sampling import sampler_of
-from hpcaccel.runtime.scheduler import PreparedScheduler, prepare_scheduler
+from hpcaccel.runtime.data.loader import PreparedLoader
+from hpcaccel.runtime.data.sampling import sampler_of
+from hpcaccel.runtime.parallel.model_preparation import prepare_model
 from hpcaccel.runtime.session import Session
+from hpcaccel.runtime.training.optim import PreparedOptimizer
+from hpcaccel.runtime.training.scheduler import PreparedScheduler, prepare_scheduler
 
 __all__ = ["prepare"]
 
@@ -65,7 +65,7 @@ def _optimizer(session: Session, optimizer: Optimizer, place: bool) -> PreparedO
         optimizer = optimizer.optimizer  # its face is of a session that has ended
     session.known.refuse_twin(optimizer)
     if session.settings.strategy == "fsdp" or session.layout.tensor > 1:
-        from hpcaccel.runtime.fsdp import point_to_shards
+        from hpcaccel.runtime.parallel.fsdp import point_to_shards
 
         point_to_shards(optimizer, session.shards)
     _refuse_whole_parameters(session, optimizer)

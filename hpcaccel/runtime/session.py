@@ -14,17 +14,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime import fp8, mesh, settings
-from hpcaccel.runtime.accumulation import Accumulation
-from hpcaccel.runtime.determinism import make_deterministic, set_seed, share_threads
+from hpcaccel.runtime import settings
 from hpcaccel.runtime.known import Known
-from hpcaccel.runtime.loop import Loop
-from hpcaccel.runtime.optim import PreparedOptimizer
-from hpcaccel.runtime.precision import make_scaler
-from hpcaccel.runtime.saving import Prepared
-from hpcaccel.runtime.scaling import Scaling
-from hpcaccel.runtime.stop import StopFlag
-from hpcaccel.runtime.world import World
+from hpcaccel.runtime.parallel import fp8
+from hpcaccel.runtime.parallel.precision import make_scaler
+from hpcaccel.runtime.ranks import mesh
+from hpcaccel.runtime.ranks.world import World
+from hpcaccel.runtime.saving.saver import Prepared
+from hpcaccel.runtime.training.accumulation import Accumulation
+from hpcaccel.runtime.training.determinism import make_deterministic, set_seed, share_threads
+from hpcaccel.runtime.training.loop import Loop
+from hpcaccel.runtime.training.optim import PreparedOptimizer
+from hpcaccel.runtime.training.scaling import Scaling
+from hpcaccel.runtime.training.stop import StopFlag
 
 __all__ = ["Session"]
 

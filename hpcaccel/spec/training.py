@@ -90,8 +90,8 @@ class Runtime(Section):
     )
     save_wait_seconds: Positive = Field(
         default=5,
-        description="How long rank 0 waits in save_state for ranks that do not come, as when the script calls it on the "
-        "main process only, before it saves without them.",
+        description="How long rank 0 waits in save_state for ranks that do not come, as when the script calls it on "
+        "the main process only, before it saves without them.",
     )
     fsdp: Fsdp = Field(default_factory=Fsdp, description="Settings of strategy fsdp.")
 

@@ -1,7 +1,7 @@
 """Accelerate's import path of files' names."""
 
-from hpcaccel.runtime.absent import __getattr__ as __getattr__
-from hpcaccel.runtime.file_names import (
+from hpcaccel.runtime.compat.absent import __getattr__ as __getattr__
+from hpcaccel.runtime.saving.file_names import (
     MODEL_NAME,
     SAFE_MODEL_NAME,
     SAFE_WEIGHTS_INDEX_NAME,

@@ -1,6 +1,6 @@
 """Accelerate's import path of settings and names."""
 
-from hpcaccel.runtime.absent import __getattr__ as __getattr__
+from hpcaccel.runtime.compat.absent import __getattr__ as __getattr__
 from hpcaccel.runtime.handlers import (
     AORecipeKwargs,
     AutocastKwargs,
@@ -30,7 +30,7 @@ from hpcaccel.runtime.names import (
     PrecisionType,
     RNGType,
 )
-from hpcaccel.runtime.shapes import TensorInformation
+from hpcaccel.runtime.together.shapes import TensorInformation
 
 __all__ = [
     "AORecipeKwargs",

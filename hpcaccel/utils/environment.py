@@ -1,7 +1,7 @@
 """Accelerate's import path of environment variables and the machine."""
 
-from hpcaccel.runtime.absent import __getattr__ as __getattr__
-from hpcaccel.runtime.environ import (
+from hpcaccel.runtime.compat.absent import __getattr__ as __getattr__
+from hpcaccel.runtime.compat.environ import (
     clear_environment,
     convert_dict_to_env_variables,
     get_int_from_env,
@@ -10,8 +10,8 @@ from hpcaccel.runtime.environ import (
     patch_environment,
     str_to_bool,
 )
-from hpcaccel.runtime.introspection import are_libraries_initialized
-from hpcaccel.runtime.machine import check_cuda_fp8_capability, get_current_device_type
+from hpcaccel.runtime.compat.introspection import are_libraries_initialized
+from hpcaccel.runtime.compat.machine import check_cuda_fp8_capability, get_current_device_type
 
 __all__ = [
     "are_libraries_initialized",

@@ -1,7 +1,7 @@
 """Accelerate's import path of whether a package or a device is here."""
 
-from hpcaccel.runtime.absent import __getattr__ as __getattr__
-from hpcaccel.runtime.availability import (
+from hpcaccel.runtime.compat.absent import __getattr__ as __getattr__
+from hpcaccel.runtime.compat.availability import (
     deepspeed_required,
     is_4bit_bnb_available,
     is_8bit_bnb_available,

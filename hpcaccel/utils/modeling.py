@@ -1,9 +1,8 @@
 """Accelerate's import path of models' sizes and weights."""
 
-from hpcaccel.runtime.absent import __getattr__ as __getattr__
-from hpcaccel.runtime.model_loading import load_checkpoint_in_model, load_state_dict
-from hpcaccel.runtime.model_looks import find_tied_parameters, is_peft_model, retie_parameters
-from hpcaccel.runtime.model_size import (
+from hpcaccel.runtime.compat.absent import __getattr__ as __getattr__
+from hpcaccel.runtime.compat.model_looks import find_tied_parameters, is_peft_model, retie_parameters
+from hpcaccel.runtime.compat.model_size import (
     calculate_maximum_sizes,
     compute_module_sizes,
     convert_file_size_to_int,
@@ -11,6 +10,7 @@ from hpcaccel.runtime.model_size import (
     id_tensor_storage,
     named_module_tensors,
 )
+from hpcaccel.runtime.saving.model_loading import load_checkpoint_in_model, load_state_dict
 
 __all__ = [
     "calculate_maximum_sizes",

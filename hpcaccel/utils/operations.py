@@ -1,9 +1,18 @@
 """Accelerate's import path of what is done with nested tensors, and together."""
 
-from hpcaccel.runtime.absent import __getattr__ as __getattr__
-from hpcaccel.runtime.nested import honor_type, is_namedtuple, is_torch_tensor, recursively_apply
-from hpcaccel.runtime.padding import pad_input_tensors
-from hpcaccel.runtime.shapes import (
+from hpcaccel.runtime.compat.absent import __getattr__ as __getattr__
+from hpcaccel.runtime.together.functions import (
+    broadcast,
+    broadcast_object_list,
+    copy_tensor_to_devices,
+    gather,
+    gather_object,
+    pad_across_processes,
+    reduce,
+)
+from hpcaccel.runtime.together.nested import honor_type, is_namedtuple, is_torch_tensor, recursively_apply
+from hpcaccel.runtime.together.padding import pad_input_tensors
+from hpcaccel.runtime.together.shapes import (
     concatenate,
     convert_outputs_to_fp32,
     convert_to_fp32,
@@ -16,15 +25,6 @@ from hpcaccel.runtime.shapes import (
     listify,
     send_to_device,
     slice_tensors,
-)
-from hpcaccel.runtime.together import (
-    broadcast,
-    broadcast_object_list,
-    copy_tensor_to_devices,
-    gather,
-    gather_object,
-    pad_across_processes,
-    reduce,
 )
 
 __all__ = [

@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.accumulation import Accumulation, MicroBatch
-from hpcaccel.runtime.gradient_sync import NoSync
+from hpcaccel.runtime.training.accumulation import Accumulation, MicroBatch
+from hpcaccel.runtime.training.gradient_sync import NoSync
 
 
 class Source:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime import availability
-from hpcaccel.runtime.availability import BACKENDS, FACTS, PACKAGES, is_available, torchao_required
-from hpcaccel.runtime.versions import compare_versions, is_torch_version
+from hpcaccel.runtime.compat import availability
+from hpcaccel.runtime.compat.availability import BACKENDS, FACTS, PACKAGES, is_available, torchao_required
+from hpcaccel.runtime.compat.versions import compare_versions, is_torch_version
 
 pytestmark = pytest.mark.torch
 

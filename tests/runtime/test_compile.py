@@ -11,11 +11,11 @@ from torch import nn
 
 from hpcaccel import Accelerator
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.activation import recompute
-from hpcaccel.runtime.compiling import is_compiled, options_of
 from hpcaccel.runtime.handlers import TorchDynamoPlugin
 from hpcaccel.runtime.names import DynamoBackend
-from hpcaccel.runtime.unwrapping import unwrap
+from hpcaccel.runtime.parallel.activation import recompute
+from hpcaccel.runtime.parallel.compiling import is_compiled, options_of
+from hpcaccel.runtime.parallel.unwrapping import unwrap
 
 pytestmark = pytest.mark.torch
 

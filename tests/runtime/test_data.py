@@ -11,12 +11,12 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler, TensorDataset
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.accumulation import Accumulation
-from hpcaccel.runtime.data import PreparedLoader
-from hpcaccel.runtime.env import RankEnvironment
-from hpcaccel.runtime.placement import to_device
-from hpcaccel.runtime.process_group import Group
-from hpcaccel.runtime.skipping import skip_first_batches
+from hpcaccel.runtime.data.loader import PreparedLoader
+from hpcaccel.runtime.data.placement import to_device
+from hpcaccel.runtime.data.skipping import skip_first_batches
+from hpcaccel.runtime.ranks.env import RankEnvironment
+from hpcaccel.runtime.ranks.process_group import Group
+from hpcaccel.runtime.training.accumulation import Accumulation
 from tests.runtime.ranks import run_ranks
 
 pytestmark = pytest.mark.torch

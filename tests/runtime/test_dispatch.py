@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.rounds import Told, shared_out
-from hpcaccel.runtime.sharding import Sharing
+from hpcaccel.runtime.data.rounds import Told, shared_out
+from hpcaccel.runtime.data.sharding import Sharing
 from tests.runtime.ranks import run_ranks
 
 pytestmark = pytest.mark.torch

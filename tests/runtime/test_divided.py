@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hpcaccel.runtime.divided import warn_if_divided  # noqa: E402
+from hpcaccel.runtime.training.divided import warn_if_divided  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hpcaccel.errors import RankEnvironmentError
-from hpcaccel.runtime.device import choose_device
-from hpcaccel.runtime.env import detect
+from hpcaccel.runtime.ranks.device import choose_device
+from hpcaccel.runtime.ranks.env import detect
 
 TORCHRUN = {
     "RANK": "3",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime import environ, introspection, machine
+from hpcaccel.runtime.compat import environ, introspection, machine
 
 pytestmark = pytest.mark.torch
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hpcaccel.errors import CheckpointError, RuntimeMisuse
-from hpcaccel.runtime import exporting, model_files, model_loading
-from hpcaccel.runtime.env import RankEnvironment
-from hpcaccel.runtime.process_group import Group
+from hpcaccel.runtime.ranks.env import RankEnvironment
+from hpcaccel.runtime.ranks.process_group import Group
+from hpcaccel.runtime.saving import exporting, model_files, model_loading
 from hpcaccel.runtime.settings import Settings
 from tests.runtime.ranks import make_run, run_ranks
 

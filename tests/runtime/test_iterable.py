@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from hpcaccel.runtime import iterable
-from hpcaccel.runtime.data import PreparedLoader
-from hpcaccel.runtime.skipping import skip_first_batches
+from hpcaccel.runtime.data import iterable
+from hpcaccel.runtime.data.loader import PreparedLoader
+from hpcaccel.runtime.data.skipping import skip_first_batches
 from tests.runtime.test_data import prepared
 
 pytestmark = pytest.mark.torch

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime import launching
-from hpcaccel.runtime.launching import notebook_launcher
+from hpcaccel.runtime.ranks import launching
+from hpcaccel.runtime.ranks.launching import notebook_launcher
 
 from .ranks import Ended, run_ranks
 

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hpcaccel.runtime.memory import (  # noqa: E402
+from hpcaccel.runtime.training.memory import (  # noqa: E402
     find_executable_batch_size,
     release_memory,
     should_reduce_batch_size,

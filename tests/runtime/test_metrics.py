@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hpcaccel.rundir import read_lines
-from hpcaccel.runtime.metrics import MetricsWriter, plain
+from hpcaccel.runtime.training.metrics import MetricsWriter, plain
 
 pytestmark = pytest.mark.torch
 
@@ -98,7 +98,7 @@ def test_without_a_place_nothing_is_read_from_the_device() -> None:
 
 def test_a_program_that_dies_of_an_exception_leaves_its_last_values(path: Path) -> None:
     code = (
-        "from pathlib import Path; from hpcaccel.runtime.metrics import MetricsWriter\n"
+        "from pathlib import Path; from hpcaccel.runtime.training.metrics import MetricsWriter\n"
         f"writer = MetricsWriter(Path({str(path)!r}), attempt=1)\n"
         "for step in range(3): writer.write({'loss': 1.0}, step=step, epoch=0)\n"
         "raise ValueError"

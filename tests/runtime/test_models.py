@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime import bars, model_looks, model_size, standalone
-from hpcaccel.runtime.world import World
+from hpcaccel.runtime.compat import bars, model_looks, model_size
+from hpcaccel.runtime.ranks.world import World
+from hpcaccel.runtime.saving import standalone
 
 pytestmark = pytest.mark.torch
 

@@ -13,9 +13,9 @@ from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.optimizer import AcceleratedOptimizer
-from hpcaccel.runtime.accumulation import Accumulation
-from hpcaccel.runtime.optim import PreparedOptimizer
-from hpcaccel.runtime.scaling import Scaling
+from hpcaccel.runtime.training.accumulation import Accumulation
+from hpcaccel.runtime.training.optim import PreparedOptimizer
+from hpcaccel.runtime.training.scaling import Scaling
 
 
 @pytest.fixture

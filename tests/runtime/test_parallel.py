@@ -11,11 +11,11 @@ from torch import nn
 
 from hpcaccel import Accelerator, init_empty_weights
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.fsdp_choices import choose, dtype_of, ignored_parameters
 from hpcaccel.runtime.handlers import FullyShardedDataParallelPlugin, ParallelismConfig, TorchTensorParallelPlugin
-from hpcaccel.runtime.mesh import Layout, arrange
+from hpcaccel.runtime.parallel.fsdp_choices import choose, dtype_of, ignored_parameters
+from hpcaccel.runtime.parallel.wrapping import blocks, owned_alone
+from hpcaccel.runtime.ranks.mesh import Layout, arrange
 from hpcaccel.runtime.settings import Settings
-from hpcaccel.runtime.wrapping import blocks, owned_alone
 from tests.runtime.ranks import run_ranks
 
 pytestmark = pytest.mark.torch

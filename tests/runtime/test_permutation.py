@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.permutation import LISTED, Permutation, PermutationSampler
+from hpcaccel.runtime.data.permutation import LISTED, Permutation, PermutationSampler
 
 pytestmark = pytest.mark.torch
 

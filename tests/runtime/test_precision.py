@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime import fp8
-from hpcaccel.runtime.activation import Recomputed, recompute
-from hpcaccel.runtime.forwards import take_off
 from hpcaccel.runtime.handlers import AORecipeKwargs, AutocastKwargs, GradScalerKwargs, TERecipeKwargs
-from hpcaccel.runtime.precision import make_scaler, to_fp32, unwrap_forward, wrap_forward
+from hpcaccel.runtime.parallel import fp8
+from hpcaccel.runtime.parallel.activation import Recomputed, recompute
+from hpcaccel.runtime.parallel.forwards import take_off
+from hpcaccel.runtime.parallel.precision import make_scaler, to_fp32, unwrap_forward, wrap_forward
 from tests.runtime.ranks import run_ranks
 
 pytestmark = pytest.mark.torch

@@ -11,7 +11,7 @@ import torch
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.handlers import ProfileKwargs
-from hpcaccel.runtime.profiling import Profile, build
+from hpcaccel.runtime.training.profiling import Profile, build
 from tests.runtime.ranks import run_ranks
 
 

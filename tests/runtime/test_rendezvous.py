@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from hpcaccel.runtime import env, interfaces, lobby, rendezvous
+from hpcaccel.runtime.ranks import env, interfaces, lobby, rendezvous
 
 from .ranks import ROOT, free_port
 

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from hpcaccel.errors import RankFailed, RuntimeMisuse  # noqa: E402
-from hpcaccel.runtime.rollcall import CALLS, TICKS, Rollcall, ranks_text  # noqa: E402
+from hpcaccel.runtime.together.rollcall import CALLS, TICKS, Rollcall, ranks_text  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -74,7 +74,7 @@ class Lost:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCACCEL_PATIENCE_SECONDS", "0")
-    monkeypatch.setattr("hpcaccel.runtime.rollcall.LAST_WORD_SECONDS", 0.05)
+    monkeypatch.setattr("hpcaccel.runtime.together.rollcall.LAST_WORD_SECONDS", 0.05)
 
 
 def make(rank: int = 0, size: int = 2, store: Any = None, timeout: float = 60) -> Rollcall:
@@ -105,9 +105,7 @@ def test_a_rank_that_is_late_is_waited_for_and_what_was_said_is_taken_back() -> 
 def test_two_ranks_that_wait_for_each_other() -> None:
     store = Store()
     says(store, 1, ticks=5, channel=TICKS, number=5, what="a step", site="train.py:9")
-    with pytest.raises(
-        RuntimeMisuse, match=r"test_rollcall\.py:\d+ for rank 1, .* a step at train\.py:9"
-    ):
+    with pytest.raises(RuntimeMisuse, match=r"test_rollcall\.py:\d+ for rank 1, .* a step at train\.py:9"):
         wait(make(store=store), Never())
 
 
@@ -166,7 +164,7 @@ def test_a_store_that_has_gone_does_not_hide_the_timeout() -> None:
 
 
 def test_after_a_while_it_says_for_whom_it_waits(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr("hpcaccel.runtime.rollcall.WARNING_SECONDS", 0.0)
+    monkeypatch.setattr("hpcaccel.runtime.together.rollcall.WARNING_SECONDS", 0.0)
     wait(make(size=4), Never(looks=5))
     said = capsys.readouterr().err
     assert said.count("hpcaccel: rank 0 has waited") == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ from torch.utils.data import (
 )
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.drawing import Samples, draw
-from hpcaccel.runtime.permutation import PermutationSampler
-from hpcaccel.runtime.sampling import Order
-from hpcaccel.runtime.sharding import BatchesPart, Part, SamplesPart, Sharing, WalkedPart
+from hpcaccel.runtime.data.drawing import Samples, draw
+from hpcaccel.runtime.data.permutation import PermutationSampler
+from hpcaccel.runtime.data.sampling import Order
+from hpcaccel.runtime.data.sharding import BatchesPart, Part, SamplesPart, Sharing, WalkedPart
 
 pytestmark = pytest.mark.torch
 
@@ -229,7 +230,7 @@ def test_a_sampler_of_the_users_is_asked_once_an_epoch_and_draws_alike_on_all_ra
         assert sampler.epochs == [0, 1]
         assert torch.equal(torch.get_rng_state(), before)
     assert found[0] == found[1]
-    assert sorted(sum(found[0][0], [])) == list(range(12))
+    assert sorted(chain.from_iterable(found[0][0])) == list(range(12))
     assert found[0][0] != found[0][1]
 
 
@@ -237,7 +238,7 @@ def test_a_sampler_of_the_users_is_asked_once_an_epoch_and_draws_alike_on_all_ra
 def test_a_sampler_whose_end_nobody_knows_is_walked(kind: Callable[[], Custom]) -> None:
     found = orders(lambda: DataLoader(data(), batch_size=5, sampler=kind()), epochs=1)[0]
     assert [len(batch) for batch in found] == [5, 5, 2]
-    assert sorted(sum(found, [])) == list(range(12))
+    assert sorted(chain.from_iterable(found)) == list(range(12))
 
 
 class Names(Sized):

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from hpcaccel.errors import CheckpointError, RuntimeMisuse
-from hpcaccel.runtime.env import RankEnvironment
-from hpcaccel.runtime.process_group import Group
-from hpcaccel.runtime.quorum import Attendance, Call, Quorum
+from hpcaccel.runtime.ranks.env import RankEnvironment
+from hpcaccel.runtime.ranks.process_group import Group
+from hpcaccel.runtime.saving.quorum import Attendance, Call, Quorum
 from tests.runtime.ranks import make_run, run_ranks
 
 pytestmark = pytest.mark.torch

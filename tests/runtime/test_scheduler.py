@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from hpcaccel.runtime.accumulation import Accumulation, MicroBatch
-from hpcaccel.runtime.optim import PreparedOptimizer
-from hpcaccel.runtime.scaling import Scaling
-from hpcaccel.runtime.scheduler import PreparedScheduler, prepare_scheduler
 from hpcaccel.runtime.settings import Settings
+from hpcaccel.runtime.training.accumulation import Accumulation, MicroBatch
+from hpcaccel.runtime.training.optim import PreparedOptimizer
+from hpcaccel.runtime.training.scaling import Scaling
+from hpcaccel.runtime.training.scheduler import PreparedScheduler, prepare_scheduler
 from hpcaccel.scheduler import AcceleratedScheduler
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.splitting import split
+from hpcaccel.runtime.ranks.splitting import split
 
 pytestmark = pytest.mark.torch
 

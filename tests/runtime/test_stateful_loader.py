@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from hpcaccel.runtime import iterable
-from hpcaccel.runtime.data import PreparedLoader
+from hpcaccel.runtime.data import iterable
+from hpcaccel.runtime.data.loader import PreparedLoader
 from tests.runtime.test_data import prepared
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:.*set_vital")]

@@ -14,7 +14,7 @@ import pytest
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.accelerator import Accelerator
-from hpcaccel.runtime.states import AcceleratorState, GradientState, PartialState
+from hpcaccel.runtime.ranks.states import AcceleratorState, GradientState, PartialState
 
 from .ranks import PROGRAMS, ROOT, run_ranks
 

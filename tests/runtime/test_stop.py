@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.runtime.stop import StopAgreement, StopFlag, Verdict, signals_held
+from hpcaccel.runtime.training.stop import StopAgreement, StopFlag, Verdict, signals_held
 from tests.runtime.ranks import make_run, outcome, run_ranks
 
 
@@ -25,7 +25,7 @@ import os, signal
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
 os.kill(os.getpid(), signal.SIGTERM)
 os.kill(os.getpid(), signal.SIGUSR2)
-from hpcaccel.runtime.stop import StopFlag
+from hpcaccel.runtime.training.stop import StopFlag
 flag = StopFlag()
 count = 0
 def count_it(number, frame, inner=flag._raise):

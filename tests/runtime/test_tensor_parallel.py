@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.tensor_parallel import find_plan
+from hpcaccel.runtime.parallel.tensor_parallel import find_plan
 from tests.runtime.ranks import run_ranks
 
 pytestmark = pytest.mark.torch

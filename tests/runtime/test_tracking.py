@@ -10,10 +10,10 @@ import pytest
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.rundir import RunDir
-from hpcaccel.runtime.metrics import MetricsWriter
 from hpcaccel.runtime.names import LoggerType
 from hpcaccel.runtime.tracking import catalog
 from hpcaccel.runtime.tracking.hub import Tracking
+from hpcaccel.runtime.training.metrics import MetricsWriter
 from hpcaccel.tracking import (
     LOGGER_TYPE_TO_CLASS,
     GeneralTracker,

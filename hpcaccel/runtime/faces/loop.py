@@ -1,4 +1,4 @@
-"""The five verbs of a loop that can be stopped and resumed: see ``hpcaccel.runtime.loop``."""
+"""The five verbs of a loop that can be stopped and resumed: see ``hpcaccel.runtime.training.loop``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hpcaccel.runtime.loop import Resumed
     from hpcaccel.runtime.session import Session
+    from hpcaccel.runtime.training.loop import Resumed
 
 __all__ = ["LoopFace"]
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.names import DistributedType
-from hpcaccel.runtime.standing import Standing
+from hpcaccel.runtime.ranks.standing import Standing
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from hpcaccel.runtime.ranks.states import AcceleratorState
+    from hpcaccel.runtime.ranks.world import World
     from hpcaccel.runtime.session import Session
-    from hpcaccel.runtime.states import AcceleratorState
-    from hpcaccel.runtime.world import World
 
 __all__ = ["PlaceFace"]
 
@@ -37,7 +37,7 @@ class PlaceFace(Standing):
 
     @property
     def state(self) -> AcceleratorState:
-        from hpcaccel.runtime.states import AcceleratorState
+        from hpcaccel.runtime.ranks.states import AcceleratorState
 
         return AcceleratorState(_session=self._session)
 

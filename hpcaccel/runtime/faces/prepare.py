@@ -41,7 +41,7 @@ class PrepareFace:
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> Any:
         """One model. ``evaluation_mode``: it is not trained, and needs no gradients from other ranks."""
-        from hpcaccel.runtime.model_preparation import prepare_model
+        from hpcaccel.runtime.parallel.model_preparation import prepare_model
 
         place = self.device_placement if device_placement is None else device_placement
         return prepare_model(self._session, model, place=place, evaluation_mode=evaluation_mode)
@@ -81,25 +81,25 @@ class PrepareFace:
             keep_fp32_wrapper: it goes on computing in the precision that was prepared; False: its own forward again.
             keep_torch_compile: put the compiled wrapper around it again.
         """
-        from hpcaccel.runtime import unwrapping
+        from hpcaccel.runtime.parallel import unwrapping
 
         return unwrapping.unwrap(model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile)
 
     def skip_first_batches(self, dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
         """A loader that leaves out the first batches of this rank in every iteration; map-style data is not read."""
-        from hpcaccel.runtime.skipping import skip_first_batches
+        from hpcaccel.runtime.data.skipping import skip_first_batches
 
         return skip_first_batches(dataloader, num_batches)
 
     def verify_device_map(self, model: nn.Module) -> bool:
         """Whether a library has spread the model's layers over several devices of this process."""
-        from hpcaccel.runtime.model_preparation import is_dispatched
+        from hpcaccel.runtime.parallel.model_preparation import is_dispatched
 
         return is_dispatched(model)
 
     def to_device(self, value: Any) -> Any:
         """Nested tensors on this rank's device."""
-        from hpcaccel.runtime.ops import to_device
+        from hpcaccel.runtime.together.ops import to_device
 
         return to_device(value, self._session.group.device)
 
@@ -112,7 +112,7 @@ class PrepareFace:
             joinables: prepared models under DDP.
             even_batches: what prepared loaders do inside; None: as they are.
         """
-        from hpcaccel.runtime.uneven import join_uneven_inputs
+        from hpcaccel.runtime.training.uneven import join_uneven_inputs
 
         return join_uneven_inputs(self._session, joinables, even_batches=even_batches)
 

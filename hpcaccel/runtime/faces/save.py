@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from hpcaccel.runtime.handlers import ProjectConfiguration
-    from hpcaccel.runtime.loop import Resumed
     from hpcaccel.runtime.session import Session
+    from hpcaccel.runtime.training.loop import Resumed
 
 __all__ = ["SaveFace"]
 
@@ -64,7 +64,7 @@ class SaveFace:
         Raises:
             RuntimeMisuse: some ranks did not call, and there are shards.
         """
-        from hpcaccel.runtime import exporting
+        from hpcaccel.runtime.saving import exporting
 
         each = self._project_config is not None and self._project_config.save_on_each_node
         session = self._session
@@ -84,7 +84,7 @@ class SaveFace:
             RuntimeMisuse: some ranks did not call, and the model is sharded; or it cannot be saved so.
             CheckpointError: on all ranks, when a sharded model could not be written.
         """
-        from hpcaccel.runtime.model_files import save_model
+        from hpcaccel.runtime.saving.model_files import save_model
 
         session, directory = self._session, Path(save_directory)
         save_model(
@@ -94,7 +94,7 @@ class SaveFace:
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
         """Whole, plain tensors by the names that the script's own module gives them (``unwrap=False``: the wrapped
         one). Of a sharded model, for which all ranks must call, rank 0 gets them, and the others an empty dict."""
-        from hpcaccel.runtime import exporting
+        from hpcaccel.runtime.saving import exporting
 
         return exporting.get_state_dict(model, self._session.group, self._session.settings, unwrap=unwrap)
 
@@ -107,14 +107,14 @@ class SaveFace:
     def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
         """Call ``hook(models, weights, output_dir)`` on every rank before everything is saved. Models that it takes out
         of either list are not saved by us; what it writes to ``output_dir`` is there when it loads."""
-        from hpcaccel.runtime import hooks
+        from hpcaccel.runtime.saving import hooks
 
         return hooks.register(self._session.prepared.save_hooks, hook)
 
     def register_load_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
         """Call ``hook(models, input_dir)`` on every rank before everything is loaded. Models that it takes out of the
         list are not loaded by us."""
-        from hpcaccel.runtime import hooks
+        from hpcaccel.runtime.saving import hooks
 
         return hooks.register(self._session.prepared.load_hooks, hook)
 
@@ -132,7 +132,7 @@ class SaveFace:
             RuntimeMisuse: no place to save to; some ranks did not call, and the model is sharded.
             CheckpointError: on all ranks, when it could not be saved on any.
         """
-        from hpcaccel.runtime import save_state as saving
+        from hpcaccel.runtime.saving import save_state as saving
 
         saving.refuse_unknown("save_state()", save_model_func_kwargs)
         directory = None if output_dir is None else Path(output_dir).expanduser().absolute()
@@ -153,7 +153,7 @@ class SaveFace:
             RuntimeMisuse: nothing to load; some ranks did not call.
             CheckpointError: it is not there, is damaged, or belongs to something else.
         """
-        from hpcaccel.runtime import save_state as saving
+        from hpcaccel.runtime.saving import save_state as saving
 
         saving.refuse_unknown("load_state()", {**(load_kwargs or {}), **load_model_func_kwargs})
         directory = None if input_dir is None else Path(input_dir).expanduser().absolute()

@@ -21,7 +21,7 @@ class TogetherFace:
         Raises:
             RuntimeMisuse: something else than tensors; shapes or types differ among the ranks, or some do not come.
         """
-        from hpcaccel.runtime import ops
+        from hpcaccel.runtime.together import ops
 
         return ops.gather(tensor, self._group())
 
@@ -35,7 +35,7 @@ class TogetherFace:
         Raises:
             RuntimeMisuse: as ``gather``.
         """
-        from hpcaccel.runtime.metrics_gather import gather_for_metrics
+        from hpcaccel.runtime.together.metrics_gather import gather_for_metrics
 
         source = self._session.accumulation.current
         return gather_for_metrics(input_data, self._group(), source, use_gather_object=use_gather_object)
@@ -47,7 +47,7 @@ class TogetherFace:
         Raises:
             RuntimeMisuse: as ``gather``; an unknown reduction.
         """
-        from hpcaccel.runtime import ops
+        from hpcaccel.runtime.together import ops
 
         return ops.reduce(tensor, self._group(), reduction=reduction, scale=scale)
 
@@ -57,7 +57,7 @@ class TogetherFace:
         Raises:
             RuntimeMisuse: as ``gather``; lengths along other dimensions are not compared.
         """
-        from hpcaccel.runtime import ops
+        from hpcaccel.runtime.together import ops
 
         return ops.pad_across_processes(tensor, self._group(), dim=dim, pad_index=pad_index, pad_first=pad_first)
 

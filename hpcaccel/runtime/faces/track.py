@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hpcaccel.runtime.telling import tell
+from hpcaccel.runtime.training.telling import tell
 
 if TYPE_CHECKING:
     from hpcaccel.runtime.session import Session

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hpcaccel.runtime import clipping, gradient_sync
-from hpcaccel.runtime.accumulation import MicroBatch
+from hpcaccel.runtime.training import clipping, gradient_sync
+from hpcaccel.runtime.training.accumulation import MicroBatch
 
 if TYPE_CHECKING:
     from hpcaccel.runtime.handlers import AutocastKwargs, ProfileKwargs
@@ -43,7 +43,7 @@ class TrainFace:
     @property
     def gradient_state(self) -> Any:
         """Where accumulation stands, as ``GradientState`` shows it."""
-        from hpcaccel.runtime.states import GradientState
+        from hpcaccel.runtime.ranks.states import GradientState
 
         return GradientState()
 
@@ -94,7 +94,7 @@ class TrainFace:
         if steps > 1:
             if not accumulation.looked:
                 accumulation.looked = True
-                from hpcaccel.runtime.divided import warn_if_divided
+                from hpcaccel.runtime.training.divided import warn_if_divided
 
                 warn_if_divided(loss, steps)
             loss = loss / steps
@@ -104,7 +104,7 @@ class TrainFace:
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> torch.autocast:
         """The precision of prepared models, for computations outside of them."""
-        from hpcaccel.runtime import precision
+        from hpcaccel.runtime.parallel import precision
 
         session = self._session
         handler = session.handlers.autocast if autocast_handler is None else autocast_handler
@@ -136,7 +136,7 @@ class TrainFace:
             RuntimeMisuse: an activity that torch does not know.
         """
         from hpcaccel.runtime.handlers import ProfileKwargs
-        from hpcaccel.runtime.profiling import Profile
+        from hpcaccel.runtime.training.profiling import Profile
 
         handler = profile_handler or self._session.handlers.profile or ProfileKwargs()
         return Profile(handler, self._session.group)

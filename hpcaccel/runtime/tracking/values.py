@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcaccel.runtime.log import get_logger
-from hpcaccel.runtime.metrics import plain
+from hpcaccel.runtime.training.metrics import plain
 
 __all__ = ["config_leaves", "is_number", "leave_out", "plain_values", "yaml_safe"]
 

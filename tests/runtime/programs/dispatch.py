@@ -8,8 +8,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from hpcaccel import Accelerator
 from hpcaccel.errors import HpcaccelError
-from hpcaccel.runtime.accumulation import Accumulation
-from hpcaccel.runtime.data import PreparedLoader
+from hpcaccel.runtime.data.loader import PreparedLoader
+from hpcaccel.runtime.training.accumulation import Accumulation
 
 
 class Hooks:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from hpcaccel.runtime.accelerator import Accelerator
 from hpcaccel.runtime.names import DistributedType
-from hpcaccel.runtime.states import AcceleratorState, GradientState, PartialState, is_initialized
+from hpcaccel.runtime.ranks.states import AcceleratorState, GradientState, PartialState, is_initialized
 
 found: dict[str, Any] = {}
 

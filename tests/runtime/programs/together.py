@@ -16,11 +16,12 @@ from torch.utils.data import DataLoader
 
 from hpcaccel import Accelerator
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime import gathering, together
 from hpcaccel.runtime.handlers import InitProcessGroupKwargs
-from hpcaccel.runtime.local_sgd import LocalSGD
-from hpcaccel.runtime.memory import find_executable_batch_size
-from hpcaccel.runtime.synchronised import synchronize_rng_states
+from hpcaccel.runtime.together import functions as together
+from hpcaccel.runtime.together import gathering
+from hpcaccel.runtime.together.synchronised import synchronize_rng_states
+from hpcaccel.runtime.training.local_sgd import LocalSGD
+from hpcaccel.runtime.training.memory import find_executable_batch_size
 
 accelerator = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=60))])
 RANK, SIZE = accelerator.process_index, accelerator.num_processes

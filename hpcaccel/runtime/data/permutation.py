@@ -1,0 +1,131 @@
+"""A seeded permutation that needs no list: the place of every sample is computed when it is asked for.
+
+A Feistel network over pairs (row, column) of a grid that is just large enough: each round adds to one half a number
+that depends on the other, which can be undone, so no two places get the same sample. A place that falls outside the
+data is sent through again until it falls inside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sized
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Sampler
+
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.training.determinism import mix
+
+__all__ = ["Permutation", "PermutationSampler"]
+
+Positions = npt.NDArray[np.uint64]
+
+ROUNDS = 6
+CHUNK = 4096
+"""Samples that are computed at once."""
+LISTED = 1 << 14
+"""Below this many samples the permutation is drawn as a list (128 KiB), which is perfectly uniform."""
+
+_FIRST = np.uint64(0x9E3779B97F4A7C15)
+_SECOND = np.uint64(0xBF58476D1CE4E5B9)
+_HALF, _SOME = np.uint64(32), np.uint64(29)
+
+
+class Permutation:
+    """The numbers from 0 to ``length - 1`` in an order that ``seed`` and ``epoch`` decide."""
+
+    def __init__(self, length: int, *, seed: int, epoch: int) -> None:
+        self.length = length
+        self._listed: npt.NDArray[np.int64] | None = None
+        if length <= LISTED:
+            generator = torch.Generator().manual_seed(mix(seed, epoch))
+            self._listed = torch.randperm(length, generator=generator, device="cpu").numpy()
+            return
+        rows = math.isqrt(length - 1) + 1
+        self._rows, self._columns = np.uint64(rows), np.uint64(-(-length // rows))
+        self._keys = [np.uint64(mix(seed, epoch, number)) for number in range(ROUNDS)]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The samples at these positions, all of them within the length."""
+        if self._listed is not None:
+            return self._listed[positions]
+        found = self._shuffle(positions.astype(np.uint64))
+        outside = np.flatnonzero(found >= self.length)
+        while outside.size:
+            found[outside] = self._shuffle(found[outside])
+            outside = outside[found[outside] >= self.length]
+        return found.astype(np.int64)
+
+    def _shuffle(self, positions: Positions) -> Positions:
+        """A permutation of the whole grid."""
+        left: Positions = positions // self._columns
+        right: Positions = positions % self._columns
+        for number, key in enumerate(self._keys):
+            if number % 2:
+                right = _add(right, _hash(left, key), self._columns)
+            else:
+                left = _add(left, _hash(right, key), self._rows)
+        left *= self._columns
+        left += right
+        return left
+
+
+def _hash(values: Positions, key: np.uint64) -> Positions:
+    """32 well-mixed bits of each value."""
+    mixed: Positions = (values ^ key) * _FIRST
+    mixed ^= mixed >> _SOME
+    mixed *= _SECOND
+    mixed >>= _HALF
+    return mixed
+
+
+def _add(values: Positions, bits: Positions, size: np.uint64) -> Positions:
+    """``values`` plus a number below ``size`` that 32 random bits choose, modulo ``size``."""
+    total: Positions = values + (bits * size >> _HALF)
+    total -= (total >= size) * size
+    return total
+
+
+class PermutationSampler(Sampler[int]):
+    """Shuffles without a list: no start-up, no memory, whatever the size of the data.
+
+    A drop-in for ``RandomSampler`` in any DataLoader; a prepared one also takes up the middle of an epoch at once.
+    Each iteration is an epoch of its own, and ``set_epoch`` says which. The order is a function of (seed, epoch).
+
+    Args:
+        data_source: the dataset, or the number of its samples (at most 2^62).
+        seed: the same on every rank.
+
+    Raises:
+        RuntimeMisuse: a number of samples that is negative or too large.
+    """
+
+    def __init__(self, data_source: Sized | int, *, seed: int = 0) -> None:
+        self.data_source = data_source
+        self.seed = seed
+        self.epoch = 0
+        length = data_source if isinstance(data_source, int) else len(data_source)
+        if not 0 <= length <= 1 << 62:
+            raise RuntimeMisuse(f"PermutationSampler of {length} samples: between 0 and 2^62 can be shuffled")
+
+    def __len__(self) -> int:
+        return self.data_source if isinstance(self.data_source, int) else len(self.data_source)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is that of ``epoch``."""
+        self.epoch = epoch
+
+    def permutation(self) -> Permutation:
+        """The order of the epoch that comes next."""
+        return Permutation(len(self), seed=self.seed, epoch=self.epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        order = self.permutation()
+        self.epoch += 1
+        for start in range(0, len(order), CHUNK):
+            yield from order.at(np.arange(start, min(start + CHUNK, len(order)))).tolist()

@@ -1,0 +1,180 @@
+"""Ready-made batches shared out among the ranks: whole ones while the round is full, cut anew at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.data.sharding import Sharing, rounds, with_last, with_next
+
+__all__ = ["SliceFn", "Told", "first_dimension", "shared_out"]
+
+SliceFn = Callable[..., Any]
+"""``slice_fn(batch, slice, process_index=r, num_processes=P)`` gives rank r's part of a batch."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """A batch for a rank, with what it cannot say itself."""
+
+    batch: Any
+    samples: int | None
+    """Samples in the batch, None where nobody knows."""
+    valid: int | None = None
+    """How many of them, the leading ones, are no repetitions; None: all."""
+
+
+def shared_out(
+    batches: Iterable[Any], sharing: Sharing, *, slice_fn: SliceFn | None = None
+) -> Iterator[tuple[list[Told | None], list[bool]]]:
+    """For each round every rank's batch, and whether it is that rank's last one. None for a rank that gets nothing."""
+    for parts, following in with_next(_shares(batches, sharing, slice_fn)):
+        # A rank can come away empty in the last round only.
+        yield parts, [following is None or following[rank] is None for rank in range(sharing.size)]
+
+
+def _shares(batches: Iterable[Any], sharing: Sharing, slice_fn: SliceFn | None) -> Iterator[list[Told | None]]:
+    first: Any = None
+    for group, is_last in with_last(_complete(batches, sharing)):
+        if first is None:
+            first = group[0]
+        yield _share(group, first, sharing, slice_fn, is_last=is_last)
+
+
+def _complete(batches: Iterable[Any], sharing: Sharing) -> Iterator[list[Any]]:
+    for group in rounds(batches, sharing.raw):
+        if len(group) == sharing.raw or not sharing.drop_last:
+            yield group
+
+
+def _share(
+    group: list[Any], first: Any, sharing: Sharing, slice_fn: SliceFn | None, *, is_last: bool
+) -> list[Told | None]:
+    if not sharing.split and slice_fn is None:
+        sizes = [_size(batch) for batch in group]
+        if len(group) == sharing.size and not (is_last and _is_short(sizes, first, sharing)):
+            return [Told(batch, size) for batch, size in zip(group, sizes, strict=True)]
+        if None in sizes or not _can_join(group):
+            return _whole(group, first, sharing)
+    return _cut(group, first, sharing, slice_fn)
+
+
+def _is_short(sizes: list[int | None], first: Any, sharing: Sharing) -> bool:
+    full = sharing.batch_size or _size(first)
+    return sharing.even and sizes[-1] is not None and full is not None and sizes[-1] < full
+
+
+def _whole(group: list[Any], first: Any, sharing: Sharing) -> list[Told | None]:
+    """Batches that cannot be cut: those that are left go to the first ranks, the others repeat them."""
+    given: list[Told | None] = [Told(batch, _size(batch)) for batch in group]
+    missing = sharing.size - len(group)
+    if not sharing.even:
+        return [*given, *[None] * missing]
+    return [*given, *(Told(group[index % len(group)], _size(group[index % len(group)]), 0) for index in range(missing))]
+
+
+def _cut(group: list[Any], first: Any, sharing: Sharing, slice_fn: SliceFn | None) -> list[Told | None]:
+    """The round's samples in equal parts, filled up with the epoch's first ones."""
+    whole = group[0] if len(group) == 1 else _join(group)
+    count = first_dimension(whole)
+    width = -(-count // sharing.size)
+    if sharing.even and count % sharing.size:
+        whole = _filled(whole, first if _can_join([group[0], first]) else whole, width * sharing.size)
+    parts: list[Told | None] = []
+    for rank in range(sharing.size):
+        begin = rank * width
+        end = begin + width if sharing.even else min(begin + width, count)
+        if end <= begin:
+            parts.append(None)
+            continue
+        if slice_fn is None:
+            part = _slice(whole, slice(begin, end), first_dimension(whole))
+        else:
+            part = slice_fn(whole, slice(begin, end), process_index=rank, num_processes=sharing.size)
+        real = min(max(count - begin, 0), end - begin)
+        parts.append(Told(part, end - begin, None if real == end - begin else real))
+    return parts
+
+
+def _filled(whole: Any, first: Any, wanted: int) -> Any:
+    """``whole`` with the first samples behind it, over and over, until there are ``wanted``."""
+    parts, count = [whole], first_dimension(whole)
+    size = first_dimension(first)
+    while count < wanted:
+        take = min(size, wanted - count)
+        parts.append(_slice(first, slice(0, take), size))
+        count += take
+    return _join(parts)
+
+
+def first_dimension(batch: Any) -> int:
+    """The number of samples of a batch: the first dimension of all its tensors.
+
+    Raises:
+        RuntimeMisuse: it has none, or they disagree.
+    """
+    sizes = {leaf.shape[0] for leaf in _tensors(batch) if leaf.ndim}
+    if len(sizes) != 1:
+        what = f"first dimensions {sorted(sizes)}" if sizes else "no tensor with a first dimension"
+        raise RuntimeMisuse(
+            f"a batch with {what} cannot be divided among the ranks: the first dimension of every tensor must be the "
+            "number of samples. Let the DataLoader's collate_fn see to it, give slice_fn_for_dispatch, or pass "
+            "dispatch_batches=False, so that every rank reads for itself"
+        )
+    return int(sizes.pop())
+
+
+def _size(batch: Any) -> int | None:
+    sizes = {leaf.shape[0] for leaf in _tensors(batch) if leaf.ndim}
+    return int(sizes.pop()) if len(sizes) == 1 else None
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _can_join(batches: list[Any]) -> bool:
+    """Whether the tensors fit behind each other, as those of unequally padded batches do not."""
+    shapes = {tuple(leaf.shape[1:] for leaf in _tensors(batch)) for batch in batches}
+    return len(shapes) == 1
+
+
+def _join(parts: list[Any]) -> Any:
+    """Batches one after the other, along dimension 0; so are lists with an entry for each sample."""
+    head = parts[0]
+    if isinstance(head, torch.Tensor):
+        return torch.cat(parts) if head.ndim else head
+    if isinstance(head, Mapping):
+        joined = {key: _join([part[key] for part in parts]) for key in head}
+        return joined if type(head) is dict else type(head)(joined)  # type: ignore[call-arg]
+    if isinstance(head, list | tuple) and any(True for _ in _tensors(head)):
+        columns = [_join(list(column)) for column in zip(*parts, strict=True)]
+        return type(head)(*columns) if hasattr(head, "_fields") else type(head)(columns)
+    if isinstance(head, list | tuple):
+        return type(head)(item for part in parts for item in part)
+    return head
+
+
+def _slice(value: Any, part: slice, count: int) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value[part] if value.ndim else value
+    if isinstance(value, Mapping):
+        sliced = {key: _slice(item, part, count) for key, item in value.items()}
+        return sliced if type(value) is dict else type(value)(sliced)  # type: ignore[call-arg]
+    if isinstance(value, list | tuple) and any(True for _ in _tensors(value)):
+        items = [_slice(item, part, count) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, list | tuple) and len(value) == count:
+        return value[part]
+    return value

@@ -1,0 +1,288 @@
+"""Which of an epoch's batches a rank gets.
+
+The sampler decides the order, one *raw* batch after the other, the same on every rank. Of P ranks, rank r takes the
+r-th raw batch of every *round* of P; with ``split`` a round is one raw batch and every rank takes its P-th part of it.
+Where the batches are all of one size, a rank's part is arithmetic: no rank looks at what the others get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, Protocol, TypeVar
+
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.data.drawing import Samples
+
+__all__ = ["Batches", "BatchesPart", "Part", "SamplesPart", "Sharing", "WalkedPart", "rounds", "with_last", "with_next"]
+
+T = TypeVar("T")
+_Own = tuple[Any, int | None, int | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """How raw batches are shared out.
+
+    Args:
+        batch_size: samples in a full raw batch; None where batches differ, or are no lists.
+        even: all ranks get equally many full batches: an unfinished round is filled up with the epoch's first samples,
+            over and over if need be. Else its samples go to the first ranks.
+        split: every rank gets a part of each raw batch.
+        drop_last: unfinished rounds are dropped.
+
+    Raises:
+        RuntimeMisuse: batches that are to be split and cannot be.
+    """
+
+    rank: int
+    size: int
+    batch_size: int | None
+    even: bool = True
+    split: bool = False
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.split and self.size > 1 and (self.batch_size is None or self.batch_size % self.size):
+            what = "has no batch_size" if self.batch_size is None else f"has batches of {self.batch_size} samples"
+            raise RuntimeMisuse(
+                f"split_batches=True divides every batch by the {self.size} ranks, and this loader {what}. "
+                f"Choose a batch size that is a multiple of {self.size}, or leave split_batches out"
+            )
+
+    @property
+    def raw(self) -> int:
+        """Raw batches in a round."""
+        return 1 if self.split else self.size
+
+    @property
+    def width(self) -> int | None:
+        """Samples in a full batch of one rank."""
+        return self.batch_size and (self.batch_size // self.size if self.split else self.batch_size)
+
+    @property
+    def round(self) -> int | None:
+        """Samples in a full round."""
+        return self.batch_size and self.batch_size * self.raw
+
+    def real(self, rest: int) -> int:
+        """How many of the ``rest`` samples of an unfinished round are this rank's."""
+        assert self.width is not None
+        return min(max(rest - self.rank * self.width, 0), self.width)
+
+    def count(self, units: int, round_size: int, width: int) -> int:
+        """This rank's batches out of so many units, when rounds are of ``round_size`` and batches of ``width``."""
+        full, rest = divmod(units, round_size)
+        if not rest or self.drop_last:
+            return full
+        return full + (self.even or self.size == 1 or rest > self.rank * width)
+
+
+class Part(Protocol):
+    """One rank's part of an epoch: the indices of each of its batches, in order."""
+
+    @property
+    def total(self) -> int | None:
+        """The number of its batches, None as long as it is not known."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def samples(self, number: int) -> int | None:
+        """Samples in the ``number``-th batch, counted from 1."""
+
+    def valid(self, number: int) -> int | None:
+        """How many of them, the leading ones, are no repetitions; None: all."""
+
+
+class SamplesPart:
+    """Batches of one size out of a flat order, from sample ``start`` on."""
+
+    def __init__(self, order: Samples, sharing: Sharing, start: int, finish: Callable[[], None]) -> None:
+        assert sharing.width is not None
+        assert sharing.round is not None
+        self._order, self._finish = order, finish
+        self._start, self._width, self._round = start, sharing.width, sharing.round
+        self._offset = sharing.rank * self._width
+        self._full, rest = divmod(max(len(order) - start, 0), self._round)
+        self.total = sharing.count(max(len(order) - start, 0), self._round, self._width)
+        self._has_tail = self.total > self._full
+        self._real = min(rest, self._width) if sharing.size == 1 else sharing.real(rest)
+        self._fill = self._width - self._real if sharing.even and sharing.size > 1 else 0
+        self._rest = rest
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        first = self._start + self._offset
+        yield from self._order.runs(first, step=self._round, width=self._width, count=self._full)
+        if self._has_tail:
+            tail = self._tail()
+            if self._rest % self._width:
+                self._finish()  # to come upon a short batch, the sampler has been read to its end
+            yield tail
+        self._finish()
+
+    def _tail(self) -> list[Any]:
+        begin = self._start + self._full * self._round + self._offset
+        own = self._order.slice(begin, begin + self._real) if self._real else []
+        if not self._fill:
+            return own
+        first = self._order.slice(0, min(self._round, len(self._order)))
+        skipped = self._offset + self._real - self._rest  # how much of the filling the ranks before this one took
+        return own + [first[(skipped + index) % len(first)] for index in range(self._fill)]
+
+    def samples(self, number: int) -> int:
+        return self._real + self._fill if self._has_tail and number == self.total else self._width
+
+    def valid(self, number: int) -> int | None:
+        return self._real if self._fill and self._has_tail and number == self.total else None
+
+
+class Batches(Protocol):
+    """An epoch's raw batches, each at hand."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> Any: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class BatchesPart:
+    """Batches as they are, of different sizes or no lists, from raw batch ``start`` on. An unfinished round is filled
+    up with the epoch's first batches."""
+
+    def __init__(self, batches: Batches, sharing: Sharing, start: int) -> None:
+        left = max(len(batches) - start, 0)
+        self.total = sharing.count(left, sharing.size, 1)
+        self._batches, self._size = batches, sharing.size
+        self._first = start + sharing.rank
+
+    def _find(self, number: int) -> tuple[Any, bool]:
+        place = self._first + (number - 1) * self._size
+        if place < len(self._batches):
+            return self._batches[place], False
+        return self._batches[(place - len(self._batches)) % min(self._size, len(self._batches))], True
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(1, self.total + 1):
+            yield self._find(number)[0]
+
+    def samples(self, number: int) -> int | None:
+        return _length(self._find(number)[0])
+
+    def valid(self, number: int) -> int | None:
+        return 0 if self._find(number)[1] else None
+
+
+class WalkedPart:
+    """Batches that come one after the other, and nobody knows how many. From raw batch ``start`` on."""
+
+    def __init__(self, batches: Iterable[Any], sharing: Sharing, start: int) -> None:
+        self.total: int | None = None
+        self._batches, self._sharing, self._start = batches, sharing, start
+        self._last: tuple[int | None, int | None] = None, None
+
+    def __iter__(self) -> Iterator[Any]:
+        number = 0
+        for (own, samples, valid), is_last in _shared_out(self._batches, self._sharing, self._start):
+            number += 1
+            if is_last:
+                self.total, self._last = number, (samples, valid)
+            yield own
+        if self.total is None:
+            self.total = number
+
+    def samples(self, number: int) -> int | None:
+        return self._last[0] if number == self.total else self._sharing.width
+
+    def valid(self, number: int) -> int | None:
+        return self._last[1] if number == self.total else None
+
+
+def _shared_out(batches: Iterable[Any], sharing: Sharing, start: int) -> Iterator[tuple[_Own, bool]]:
+    """This rank's batches, each with whether it is the last one."""
+    iterator = iter(batches)
+    first = list(islice(iterator, sharing.raw))
+    remaining = chain(first, iterator)
+    for _ in islice(remaining, start):
+        pass
+    waiting: _Own | None = None
+    for group, is_last in with_last(rounds(remaining, sharing.raw)):
+        own = _own(group, first, sharing, is_last=is_last)
+        if own is None:
+            continue
+        if waiting is not None:
+            yield waiting, False
+        waiting = own
+    if waiting is not None:
+        yield waiting, True
+
+
+def _own(group: list[Any], first: list[Any], sharing: Sharing, *, is_last: bool) -> _Own | None:
+    """This rank's batch of a round: the batch, its samples, the valid ones of them. None if it gets none."""
+    size, rank = sharing.batch_size, sharing.rank
+    if sharing.size == 1:
+        return group[0], _length(group[0]), None
+    if sharing.split and len(group[0]) > (size or 0):
+        raise RuntimeMisuse(f"the batch sampler says batch_size={size} and gave a batch of {len(group[0])} samples")
+    short = size is not None and all(len(batch) == size for batch in group[:-1]) and len(group[-1]) <= size
+    if sharing.split or (is_last and short):
+        return _own_samples(list(chain(*group)), list(chain(*first)), sharing)
+    if rank < len(group) and (len(group) == sharing.raw or not sharing.drop_last):
+        return group[rank], _length(group[rank]), None
+    if not sharing.even or sharing.drop_last:
+        return None
+    repeated = first[(rank - len(group)) % len(first)]
+    return repeated, _length(repeated), 0
+
+
+def _own_samples(rest: list[Any], first: list[Any], sharing: Sharing) -> _Own | None:
+    assert sharing.width is not None
+    assert sharing.round is not None
+    begin, real = sharing.rank * sharing.width, sharing.real(len(rest))
+    own = rest[begin : begin + real]
+    if len(rest) == sharing.round:
+        return own, real, None
+    if sharing.drop_last or (not sharing.even and not own):
+        return None
+    if not sharing.even:
+        return own, real, None
+    fill = [first[(begin + index - len(rest)) % len(first)] for index in range(real, sharing.width)]
+    return own + fill, sharing.width, real if fill else None
+
+
+def rounds(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Lists of ``size`` consecutive items; the last one may be shorter."""
+    iterator = iter(items)
+    while group := list(islice(iterator, size)):
+        yield group
+
+
+def with_last(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
+    """Each item with whether it is the last one."""
+    return ((item, following is None) for item, following in with_next(items))
+
+
+def with_next(items: Iterable[T]) -> Iterator[tuple[T, T | None]]:
+    """Each item with the one after it. What goes wrong while that is read shows in its turn."""
+    iterator = iter(items)
+    item = next(iterator, None)
+    while item is not None:
+        following, failed = None, None
+        try:
+            following = next(iterator, None)
+        except Exception as error:
+            failed = error
+        if failed is None:
+            yield item, following
+        else:
+            yield item, item
+            raise failed
+        item = following
+
+
+def _length(batch: Any) -> int | None:
+    try:
+        return len(batch)
+    except TypeError:
+        return None  # a single index

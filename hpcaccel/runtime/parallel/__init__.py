@@ -1,0 +1,1 @@
+"""One model on many ranks: DDP, FSDP2, tensor parallel; precision, compiling, activation checkpointing."""

@@ -1,0 +1,202 @@
+"""What FSDP2 is told: the settings, and over them a plugin under the names that users of the peers know."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.parallel.precision import COMPUTE_DTYPES
+from hpcaccel.runtime.parallel.wrapping import blocks
+from hpcaccel.runtime.settings import Settings
+
+__all__ = ["Choices", "choose", "dtype_of", "ignored_parameters"]
+
+_DTYPES = {
+    "fp32": torch.float32,
+    "float32": torch.float32,
+    "no": torch.float32,
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp16": torch.float16,
+    "float16": torch.float16,
+}
+_RESHARD = {
+    "FULL_SHARD": True,
+    "HYBRID_SHARD": True,
+    "SHARD_GRAD_OP": False,
+    "HYBRID_SHARD_ZERO2": False,
+    "_HYBRID_SHARD_ZERO2": False,
+}
+_POLICY = ("param_dtype", "reduce_dtype", "output_dtype")
+_OF_FSDP1 = {
+    "backward_prefetch": (None, "NO_PREFETCH"),
+    "forward_prefetch": (None, False),
+    "limit_all_gathers": (None, True),
+    "use_orig_params": (None, True),
+    "sync_module_states": (None, True),
+    "param_init_fn": (None,),
+    "activation_checkpointing_offload": (None, False),
+}
+"""Fields that FSDP2 has no use for, with the values that say nothing."""
+
+
+class Choices(NamedTuple):
+    """How one model is sharded. Dtypes that are None are the parameters' own."""
+
+    find_blocks: Callable[[nn.Module], list[nn.Module]]
+    reshard_after_forward: bool | int | None
+    param_dtype: torch.dtype | None
+    reduce_dtype: torch.dtype | None
+    output_dtype: torch.dtype | None
+    cpu_offload: bool
+    ignored: Any
+    activation_checkpointing: bool
+
+
+def choose(settings: Settings, plugin: Any = None) -> Choices:
+    """
+    Args:
+        plugin: a ``FullyShardedDataParallelPlugin``, or None.
+
+    Raises:
+        RuntimeMisuse: a value that FSDP2 has no counterpart for.
+    """
+    compute = COMPUTE_DTYPES.get(settings.mixed_precision)
+    found = Choices(
+        find_blocks=lambda model: blocks(model, settings.fsdp_wrap),
+        reshard_after_forward=settings.reshard_after_forward,
+        param_dtype=dtype_of(settings.fsdp_param_dtype, "fsdp.param_dtype") or compute,
+        reduce_dtype=dtype_of(settings.fsdp_reduce_dtype, "fsdp.reduce_dtype") or (compute and torch.float32),
+        output_dtype=dtype_of(settings.fsdp_output_dtype, "fsdp.output_dtype"),
+        cpu_offload=settings.fsdp_cpu_offload,
+        ignored=None,
+        activation_checkpointing=settings.activation_checkpointing,
+    )
+    return found if plugin is None else _with_plugin(found, plugin)
+
+
+def _with_plugin(base: Choices, plugin: Any) -> Choices:
+    _tell_of_fsdp1(plugin)
+    changed: dict[str, Any] = {"ignored": plugin.ignored_modules}
+    reshard = _reshard(plugin)
+    if reshard is not None:
+        changed["reshard_after_forward"] = reshard
+    if plugin.mixed_precision_policy is not None:
+        changed |= _policy(plugin.mixed_precision_policy)
+    offload = plugin.cpu_offload
+    if offload is not None:
+        # A bool, FSDP1's CPUOffload(offload_params=...), or torch's CPUOffloadPolicy.
+        changed["cpu_offload"] = bool(getattr(offload, "offload_params", offload is not False))
+    if plugin.activation_checkpointing is not None:
+        changed["activation_checkpointing"] = bool(plugin.activation_checkpointing)
+    finder = _finder(plugin)
+    if finder is not None:
+        changed["find_blocks"] = finder
+    return base._replace(**changed)
+
+
+def _tell_of_fsdp1(plugin: Any) -> None:
+    set_ones = [name for name, silent in _OF_FSDP1.items() if getattr(plugin, name, None) not in silent]
+    if set_ones:
+        warnings.warn(
+            f"FullyShardedDataParallelPlugin({', '.join(set_ones)}) has no effect: models are sharded with FSDP2, "
+            "which has no such settings",
+            stacklevel=2,
+        )
+
+
+def _reshard(plugin: Any) -> bool | int | None:
+    """
+    Raises:
+        RuntimeMisuse: a strategy that does not shard, or that does not exist.
+    """
+    value = plugin.sharding_strategy if plugin.sharding_strategy is not None else plugin.reshard_after_forward
+    if value is None or isinstance(value, bool):
+        return value
+    name = str(getattr(value, "name", value)).upper()
+    if name.isdigit() and not isinstance(value, str):
+        return int(name)
+    if name in ("TRUE", "FALSE"):
+        return name == "TRUE"
+    if name not in _RESHARD:
+        more = 'that is strategy="ddp"' if name == "NO_SHARD" else f"one of: {', '.join(_RESHARD)}, true, false"
+        raise RuntimeMisuse(f"FullyShardedDataParallelPlugin: sharding strategy {value!r} is not known ({more})")
+    return _RESHARD[name]
+
+
+def _policy(policy: Any) -> dict[str, Any]:
+    """A dictionary, a precision's name, or an object with torch's fields."""
+    if isinstance(policy, str):
+        return {"param_dtype": dtype_of(policy, "mixed_precision_policy"), "reduce_dtype": dtype_of(policy, "")}
+    values: dict[str, Any] = (
+        policy if isinstance(policy, dict) else {name: getattr(policy, name, None) for name in _POLICY}
+    )
+    return {name: dtype_of(values.get(name), f"mixed_precision_policy.{name}") for name in _POLICY}
+
+
+def dtype_of(value: Any, name: str) -> torch.dtype | None:
+    """
+    Raises:
+        RuntimeMisuse: not a dtype, nor the name of one.
+    """
+    if value is None or isinstance(value, torch.dtype):
+        return value
+    key = str(getattr(value, "value", value)).removeprefix("torch.")
+    if key not in _DTYPES:
+        raise RuntimeMisuse(f"{name}={value!r} is not known (one of: {', '.join(_DTYPES)})")
+    return _DTYPES[key]
+
+
+def _finder(plugin: Any) -> Callable[[nn.Module], list[nn.Module]] | None:
+    """How the plugin finds blocks; None: as without a plugin."""
+    names: Sequence[str] | str | None = plugin.transformer_cls_names_to_wrap
+    if isinstance(names, str):
+        names = [name.strip() for name in names.split(",")]
+    if names:
+        return lambda model: blocks(model, names)
+    policy = plugin.auto_wrap_policy
+    if plugin.min_num_params and (policy is None or isinstance(policy, str)):
+        return lambda model: _by_size(model, int(plugin.min_num_params))
+    if isinstance(policy, str) and policy.upper() == "NO_WRAP":
+        return lambda model: []
+    if callable(policy):
+        return lambda model: _by_policy(model, policy)
+    return None
+
+
+def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
+    """Inner modules first; each has at least ``least`` parameters that no inner one has taken."""
+    taken: set[nn.Parameter] = set()
+    found = []
+    for module in list(model.modules())[:0:-1]:
+        own = [parameter for parameter in module.parameters() if parameter not in taken]
+        if sum(parameter.numel() for parameter in own) >= least and type(module).forward is not nn.Module.forward:
+            found.append(module)
+            taken.update(own)
+    return found
+
+
+def _by_policy(model: nn.Module, policy: Callable[..., Any]) -> list[nn.Module]:
+    """A policy of torch's for FSDP1: asked for each module, with how many parameters it has."""
+    found = []
+    for module in list(model.modules())[:0:-1]:
+        count = sum(parameter.numel() for parameter in module.parameters())
+        if count and policy(module=module, recurse=False, nonwrapped_numel=count):
+            found.append(module)
+    return found
+
+
+def ignored_parameters(model: nn.Module, ignored: Any) -> set[nn.Parameter]:
+    """Parameters of modules that stay whole: given as modules, or as a pattern for their names."""
+    if ignored is None:
+        return set()
+    if isinstance(ignored, str):
+        pattern = re.compile(ignored)
+        ignored = [module for name, module in model.named_modules() if pattern.fullmatch(name)]
+    return {parameter for module in ignored for parameter in module.parameters()}

@@ -1,0 +1,1 @@
+"""The training loop: accumulation, optimizers, clipping; its ticks, stops and its end."""

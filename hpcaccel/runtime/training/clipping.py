@@ -1,0 +1,167 @@
+"""Gradient clipping that is right for scaled, accumulated and sharded gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
+
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.parallel.dtensors import is_dtensor
+
+if TYPE_CHECKING:
+    from hpcaccel.runtime.session import Session
+
+__all__ = ["clip_norm", "clip_value", "unscale"]
+
+Parameters = torch.Tensor | Iterable[torch.Tensor]
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+
+
+def clip_norm(session: Session, parameters: Parameters, *, max_norm: float, norm_type: float) -> torch.Tensor:
+    """Scale gradients so that their norm over all ranks is at most ``max_norm``; gives the norm before.
+
+    Between accumulation boundaries nothing is scaled, for a part of a gradient is not what is to be clipped; the norm
+    is that of what this rank has accumulated so far.
+    """
+    parameters = _listed(parameters)
+    if not session.accumulation.is_boundary:
+        norm = _total_norm(_gradients(parameters), norm_type)
+        return norm if session.scaling is None else session.scaling.norm_of_scaled(norm)
+    if session.scaling is not None:
+        _unscale_those_of(session, parameters)
+    if _PLAIN.issuperset(map(type, parameters)):
+        return clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
+    gradients = _gradients(parameters)
+    norm = _total_norm(gradients, norm_type)
+    clip_grads_with_norm_(_Holder.of(gradients), max_norm, norm)
+    return norm
+
+
+def clip_value(session: Session, parameters: Parameters, *, limit: float) -> None:
+    """Cut gradients off at ``limit``, at accumulation boundaries."""
+    if not session.accumulation.is_boundary:
+        return
+    parameters = _listed(parameters)
+    if session.scaling is not None:
+        _unscale_those_of(session, parameters)
+    clip_grad_value_(_Holder.of(_gradients(parameters)), limit)
+
+
+def unscale(session: Session, optimizers: Any = None) -> None:
+    """Undo fp16's scale in the gradients of these optimizers, or of all; at accumulation boundaries, and once a step.
+
+    Raises:
+        RuntimeMisuse: something that is no prepared optimizer.
+    """
+    if session.scaling is None or not session.accumulation.is_boundary:
+        return
+    if optimizers is None:
+        optimizers = session.prepared.optimizers
+    elif not isinstance(optimizers, list | tuple):
+        optimizers = [optimizers]
+    for optimizer in optimizers:
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+        if all(optimizer is not known for known in session.prepared.optimizers):
+            raise RuntimeMisuse(f"unscale_gradients({optimizer!r}): prepare() has not seen this optimizer")
+        session.scaling.unscale(optimizer)
+
+
+def _unscale_those_of(session: Session, parameters: Sequence[torch.Tensor]) -> None:
+    """In the optimizers of these parameters, before their gradients are looked at."""
+    assert session.scaling is not None
+    optimizers = session.prepared.optimizers
+    if len(optimizers) > 1:
+        wanted = {id(parameter) for parameter in parameters}
+        optimizers = [
+            optimizer
+            for optimizer in optimizers
+            if any(id(parameter) in wanted for group in optimizer.param_groups for parameter in group["params"])
+        ]
+    for optimizer in optimizers:
+        session.scaling.unscale(optimizer)
+
+
+def _listed(parameters: Parameters) -> list[torch.Tensor]:
+    return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+
+
+def _gradients(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+class _Holder:
+    """What has a gradient: of a sharded one this rank's part, for torch's functions that scale and cut in place."""
+
+    __slots__ = ("grad",)
+
+    def __init__(self, grad: torch.Tensor) -> None:
+        self.grad = grad
+
+    @classmethod
+    def of(cls, gradients: Iterable[torch.Tensor]) -> Any:
+        return [cls(_local(gradient)) for gradient in gradients]
+
+
+def _local(gradient: torch.Tensor) -> torch.Tensor:
+    part: torch.Tensor = gradient.to_local() if is_dtensor(gradient) else gradient  # type: ignore[attr-defined]
+    return part
+
+
+# -- the norm of tensors that are spread over ranks, each in its own way ----------------------------------------------
+
+
+@torch.no_grad()
+def _total_norm(gradients: Sequence[torch.Tensor], norm_type: float) -> torch.Tensor:
+    """Over whole tensors and parts of tensors. All ranks of the meshes in question call together."""
+    order = float(norm_type)
+    spread: dict[Any, list[torch.Tensor]] = {}
+    """Parts by where their other parts are, in the order of the gradients, which all ranks share."""
+    for gradient in gradients:
+        where, part = _spread(gradient) if is_dtensor(gradient) else (None, gradient)
+        spread.setdefault(where, []).append(part)
+    norms = [_norm_over(where, parts, order) for where, parts in spread.items()]
+    if len(norms) == 1:
+        return norms[0]
+    if not norms:
+        return torch.tensor(0.0)
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]), order)
+    return norm
+
+
+def _spread(gradient: Any) -> tuple[Any, torch.Tensor]:
+    """The mesh and its dimensions that a tensor is divided over, and this rank's part of it."""
+    placements = gradient.placements
+    if any(placement.is_partial() for placement in placements):
+        from torch.distributed.tensor import Replicate
+
+        whole = [Replicate() if placement.is_partial() else placement for placement in placements]
+        gradient = gradient.redistribute(placements=whole)
+    mesh = gradient.device_mesh
+    divided = tuple(number for number, placement in enumerate(gradient.placements) if not placement.is_replicate())
+    return (mesh, divided), gradient.to_local()
+
+
+def _norm_over(where: Any, parts: list[torch.Tensor], order: float) -> torch.Tensor:
+    # A small tensor over many ranks leaves nothing for some of them, and nothing has no largest element.
+    parts = [part for part in parts if part.numel()] or [torch.zeros(1, device=parts[0].device)]
+    norm: torch.Tensor = get_total_norm(parts, order)
+    if where is None or not where[1]:
+        return norm
+    mesh, divided = where
+    largest = math.isinf(order)
+    norm = norm.to(mesh.device_type)
+    total: torch.Tensor = norm if largest else norm.pow(order)
+    for number in divided:
+        torch.distributed.all_reduce(
+            total,
+            torch.distributed.ReduceOp.MAX if largest else torch.distributed.ReduceOp.SUM,
+            group=mesh.get_group(number),
+        )
+    if not largest:
+        total = total.pow(1 / order)
+    return total

@@ -1,0 +1,111 @@
+"""How this process leaves: with a word to the supervisor, after meeting the other ranks, never in the middle of a step.
+
+A program that ends well says ``completed``. One that was asked to stop says at which step and from which checkpoint it
+goes on, and leaves by ``SystemExit``. One that dies of an exception says nothing: no word is a failure.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn
+
+from hpcaccel.rundir import read_json, write_json
+from hpcaccel.runtime.ranks.process_group import Group
+from hpcaccel.runtime.ranks.settle import settle
+from hpcaccel.runtime.settings import Place
+
+if TYPE_CHECKING:
+    from hpcaccel.records import Outcome, StopRequest
+
+__all__ = ["Ending"]
+
+EXIT_TERMINATED = 143
+"""As a process that SIGTERM ended: what a stop looks like where nothing could be saved."""
+
+
+class Ending:
+    """The last things. ``at_end`` is called when the program ends by itself and is to call ``complete``."""
+
+    def __init__(self, place: Place, group: Group, at_end: Callable[[], None]) -> None:
+        self._place = place
+        self._group = group
+        self._at_end = at_end
+        self._failed = False
+        self._left = False
+        self._exiting = False
+        self._take_back()
+        self._hook = sys.excepthook
+        sys.excepthook = self._note_failure
+        atexit.register(self._at_exit)
+
+    def request(self) -> StopRequest:
+        """Why the ranks stop, as rank 0 read it. Without a word from the supervisor the signal came straight from the
+        cluster, which wants the nodes: then the training is to be continued."""
+        found = None
+        if self._group.is_main and self._place.run is not None:
+            found = read_json(self._place.run.stop(self._place.attempt))
+        found = self._group.from_main(found)
+        from hpcaccel.records import StopRequest, from_dict
+
+        if found is None:
+            return StopRequest(reason="stop", then="requeue", time=0.0)
+        return from_dict(StopRequest, found)
+
+    def leave(self, outcome: Outcome, *, saved: bool) -> NoReturn:
+        """Write the outcome, wait for all ranks, leave.
+
+        Raises:
+            SystemExit: always; 85 where the training can be continued.
+        """
+        self._write(outcome)
+        self._group.meet()
+        self._left = True
+        from hpcaccel.records import EXIT_CONTINUED
+
+        raise SystemExit(EXIT_CONTINUED if saved else EXIT_TERMINATED)
+
+    def complete(self, outcome: Outcome) -> None:
+        """Write the outcome of a program that ended well, meet the others and leave the group."""
+        self._write(outcome)
+        # At the exit whoever has not come may still be in a collective; in the middle of a script new groups follow.
+        if self._group.meet_at_exit() or not self._exiting:
+            self._group.leave()
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing is written and nobody waited for when the program ends."""
+        atexit.unregister(self._at_exit)
+        # Somebody else's hook may have come on top of this one, and is left there.
+        if sys.excepthook == self._note_failure:
+            sys.excepthook = self._hook
+
+    def _take_back(self) -> None:
+        """An earlier training of this program said that it was complete. This one is not."""
+        run = self._place.run
+        if run is not None and self._group.is_main:
+            run.outcome(self._place.attempt).unlink(missing_ok=True)
+
+    def _write(self, outcome: Outcome) -> None:
+        run = self._place.run
+        if run is not None and self._group.is_main:
+            path = run.outcome(self._place.attempt)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            from hpcaccel.records import to_dict
+
+            write_json(path, to_dict(outcome))
+
+    def _note_failure(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        self._failed = True
+        self._group.say_failed(error)
+        self._hook(kind, error, traceback)
+
+    def _at_exit(self) -> None:
+        self._exiting = True
+        if self._left:
+            self._group.leave()
+        elif not self._failed:
+            self._at_end()
+        settle()

@@ -1,0 +1,479 @@
+"""The training loop's five verbs: ``resume``, ``epochs``, ``steps``, ``checkpoint``, ``should_stop``.
+
+A *step* is a completed optimizer step: one call of the first prepared optimizer's ``step`` at an accumulation
+boundary (also one that fp16 skipped), or one call of ``checkpoint`` where no optimizer was prepared. All ranks save
+and stop at the same step, because they act only on what they have agreed on (see ``stop``).
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator, Sequence, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hpcaccel import layout
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.rundir import write_json
+from hpcaccel.runtime.ranks.process_group import Group
+from hpcaccel.runtime.saving.saver import Prepared, Saver
+from hpcaccel.runtime.settings import Place, Settings
+from hpcaccel.runtime.training.accumulation import Accumulation
+from hpcaccel.runtime.training.ending import Ending
+from hpcaccel.runtime.training.metrics import MetricsWriter
+from hpcaccel.runtime.training.stop import StopAgreement, StopFlag, Verdict
+
+if TYPE_CHECKING:
+    from hpcaccel.records import Outcome, Reason
+
+__all__ = ["Loop", "Resumed"]
+
+PATIENCE_STEPS = 100
+"""So many steps may pass before a backward pass says that they are over, where others should have said so."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where the training goes on: steps done, epochs done, and the checkpoint, None at the very start."""
+
+    step: int
+    epoch: int
+    path: Path | None
+
+
+class Counters:
+    """How far the training is; part of every checkpoint."""
+
+    def __init__(self, metrics: MetricsWriter) -> None:
+        self.step = 0
+        self.epoch = 0
+        self._metrics = metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "epoch": self.epoch,
+            "first_loss": self._metrics.first_loss,
+            "last_loss": self._metrics.last_loss,
+            "logged_step": self._metrics.logged_step,
+            "threads": torch.get_num_threads(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step, self.epoch = state["step"], state["epoch"]
+        self._metrics.resume(state)
+        self.threads: int = state["threads"]
+
+
+class Loop:
+    """Counts, asks, saves, stops. One for each process; every method is called by all ranks alike."""
+
+    def __init__(
+        self,
+        *,
+        place: Place,
+        group: Group,
+        settings: Settings,
+        prepared: Prepared,
+        accumulation: Accumulation,
+        flag: StopFlag,
+    ) -> None:
+        self.finishing = False
+        self._place = place
+        self._group = group
+        self._settings = settings
+        self._prepared = prepared
+        self._accumulation = accumulation
+        self._flag = flag
+        self.metrics = MetricsWriter(place.metrics if group.is_main else None, attempt=place.attempt)
+        self._counters = Counters(self.metrics)
+        self._saver = Saver(place, group, settings, prepared)
+        self._has_place = self._saver.has_place
+        self._ending = Ending(place, group, self.end)
+        self._agreement = StopAgreement(group.control, None if group.exchange is None else group.exchange.rollcall)
+        self._resumed: Resumed | None = None
+        self._rng: Any = None
+        self._left_half_way = False
+        self._called_for = False
+        """Whether the script itself called for the checkpoint that was loaded."""
+        self._seen_step = 0
+        self._stepped: set[int] = set()
+        """Of the prepared optimizers but the first one those that have stepped since the last step was over."""
+        self._held = 0
+        self._script_asks = False
+        """Whether the script calls ``checkpoint``, and knows best when a step is over."""
+        self._saved_step = 0
+        self._saved_at = time.monotonic()
+        self._checked = False
+        self._is_main = group.is_main
+        self._used = False
+        """Whether the script uses any of the five verbs. One that does not only saves when it is stopped."""
+        self._warned = self._has_place
+        self._fresh = True
+        self._said: set[str] = set()
+
+    @property
+    def step(self) -> int:
+        return self._counters.step
+
+    @property
+    def epoch(self) -> int:
+        return self._counters.epoch
+
+    # -- the verbs --------------------------------------------------------------------------------------------------
+
+    def resume(self) -> Resumed:
+        """Load the newest checkpoint into everything prepared; called again, it answers the same.
+
+        Raises:
+            RuntimeMisuse: nothing has been prepared.
+            SystemExit: a stop was asked for while the program was starting.
+        """
+        self._used = True
+        if self._resumed is not None:
+            return self._resumed
+        if not (self._prepared.models or self._prepared.optimizers or self._prepared.registered):
+            raise RuntimeMisuse(
+                "resume() before anything was prepared: there is nothing to load into. Call it after prepare()"
+            )
+        path = self._saver.find()
+        self._stop_before_start(path)
+        if path is not None:
+            return self.load(path)
+        self._resumed = Resumed(0, 0, None)
+        if self._saver.has_place:
+            self._say("starting at step 0: no checkpoint yet")
+        return self._resumed
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that are left of ``count``, the one that was interrupted first."""
+        length = self._epoch_steps()
+        self._enter(None if length is None else count * length)
+        while self.epoch < count and not self.finishing:
+            yield self.epoch
+            self.step_is_over()
+            if not self.finishing:
+                self._counters.epoch += 1
+        self._exit()
+
+    def steps(self, count: int) -> Iterator[int]:
+        """The number of steps done, as long as it is less than ``count``."""
+        self._enter(count)
+        while self.step < count and not self.finishing:
+            yield self.step
+            self.step_is_over()
+        self._exit()
+
+    def checkpoint(self) -> None:
+        """Once a step: saves when it is due; when the training is to stop and to be continued, saves and leaves.
+
+        Between accumulation boundaries it does nothing.
+
+        Raises:
+            SystemExit: with code 85, on all ranks at the same step.
+            CheckpointError: the checkpoint could not be saved.
+        """
+        self._used = self._script_asks = True
+        if not self._prepared.optimizers:
+            self._counters.step += 1
+        self.step_is_over()
+
+    def should_stop(self) -> bool:
+        """Whether the training is to end for good now; the loops above then end by themselves."""
+        return self.finishing
+
+    # -- what the rest of the runtime tells -------------------------------------------------------------------------
+
+    def count_step(self) -> None:
+        """The first prepared optimizer has stepped."""
+        self._counters.step += 1
+        source = self._accumulation.current
+        if source is not None:
+            source.trains = True
+
+    def count_another(self, optimizer: object) -> None:
+        """A prepared optimizer has stepped that is not the first one."""
+        self._stepped.add(id(optimizer))
+
+    def backward_begins(self) -> None:
+        """The last moment to say that a step is over, for scripts without a prepared loader and without the verbs.
+
+        A save here holds everything as the last step left it; only the global generators may have been drawn from
+        since, by the forward pass. With several optimizers, of a GAN say, it is a moment after all have stepped.
+        """
+        behind = self._counters.step - self._seen_step
+        if not behind:
+            return
+        told_elsewhere = self._script_asks or self._accumulation.current is not None
+        all_stepped = len(self._stepped) >= len(self._prepared.optimizers) - 1
+        # A loader that has given nothing for so many steps feeds something else, and a stop must not wait for it.
+        if behind >= PATIENCE_STEPS or (all_stepped and not told_elsewhere):
+            self.step_is_over()
+
+    def step_is_over(self) -> None:
+        """All that belongs to the last step is done: the moment to save and to stop."""
+        step = self._counters.step
+        if step == self._seen_step or self._held:
+            return
+        self._seen_step = step
+        if self._stepped:
+            self._stepped.clear()
+        if self._fresh:
+            self._begin()
+        if not self._warned:
+            self._warn_no_place()
+        verdict = self._agreement.read()
+        if verdict is not None:
+            if verdict.uneven:
+                self._accumulation.warn_of_uneven_passes(self._group)
+            if verdict.stop or verdict.save:
+                self._act(verdict)
+        self._issue()
+
+    @contextmanager
+    def ticks_held(self) -> Iterator[None]:
+        """Neither save nor stop inside, for ranks that do unequal numbers of steps there. All ranks enter and leave."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+            # Ranks that have not stepped inside would not ask now, and those that have must not ask without them.
+            self._seen_step = self._counters.step
+
+    @property
+    def finished_epochs_are_over(self) -> bool:
+        """Whether an epoch that the checkpoint has at its very end counts as done. Our verbs, and scripts that restore
+        the epoch's number with everything else, come back to it and find nothing left. Others find their epoch by
+        dividing the steps, as for every checkpoint that they have called for themselves."""
+        return not self._used and (self._called_for or not self._prepared.registered)
+
+    def restore_rng(self) -> None:
+        """Set the generators again to where the checkpoint has them; what ran since then has drawn from them."""
+        if self._rng is not None:
+            self._saver.restore_rng(self._rng)
+            self._rng = None
+
+    @property
+    def saver(self) -> Saver:
+        return self._saver
+
+    def load(self, path: Path, *, given: Path | None = None, fall_back: bool = True) -> Resumed:
+        """Restore ``path`` into everything prepared; see ``Saver.load``."""
+        loaded = self._saver.load(path, self._counters, given=given, fall_back=fall_back)
+        if self._settings.deterministic and self._group.device.type == "cpu":
+            torch.set_num_threads(self._counters.threads)
+        self._rng = None if loaded.per_rank is None else loaded.per_rank.get("rng")
+        self._left_half_way = any(loader.state_dict()["running"] for loader in self._prepared.loaders)
+        if self._rng is not None:
+            self._saver.restore_rng(self._rng)
+        self._seen_step = self._saved_step = self.step
+        self._saved_at = time.monotonic()
+        self._checked = True
+        self._called_for = loaded.manifest["reason"] == "save_state"
+        self._resumed = Resumed(self.step, self.epoch, loaded.path)
+        why = f" ({'; '.join(loaded.differences)})" if loaded.differences else ""
+        self._say(f"resumed at step {self.step} from {loaded.path}, {loaded.guarantee}{why}")
+        return self._resumed
+
+    def save(self, reason: str, directory: Path | None = None, *, missing: Sequence[int] = ()) -> Path:
+        """Save now, at the same step on all ranks; where ranks have done unequal numbers, the largest names it.
+
+        Args:
+            missing: ranks that take no part; then this is rank 0 alone, of whose save the others do not know, so that
+                it counts for nothing when the ranks agree on what is to be saved.
+        """
+        self.metrics.flush()
+        step = self.step if missing else self._group.max_of(self.step)
+        path = self._saver.save(
+            self._counters, step=step, epoch=self.epoch, reason=reason, directory=directory, missing=missing
+        )
+        if directory is None and not missing:
+            self._saved_step = step
+            self._saved_at = time.monotonic()
+        return path
+
+    def end(self) -> None:
+        """The program ends by itself: save what is not saved yet, say so, leave the group."""
+        self.metrics.flush()
+        if self.step > self._saved_step and self._saver.has_place and self._used:
+            # Only after a loop that was left by ``break``. Ranks that do not come have ended otherwise: then no word.
+            if not self._group.meet_at_exit():
+                return
+            self.save("completed")
+        self._ending.complete(self._outcome("completed", resume=False))
+
+    def abandon(self) -> None:
+        """Nothing more is saved or said."""
+        self.metrics.flush()
+        self._ending.forget()
+
+    # -- stopping and saving ----------------------------------------------------------------------------------------
+
+    def _issue(self, *, active: bool = True) -> None:
+        save = active and self._is_due(self.step + 1)
+        self._agreement.issue(stop=self._flag.raised, save=save, active=active, passes=self._accumulation.passes)
+
+    def _is_due(self, step: int) -> bool:
+        """Whether the checkpoint schedule wants ``step`` saved. The clock that counts is rank 0's."""
+        if not (self._used and self._has_place):
+            return False
+        every = self._settings.every_steps
+        if every is not None and step // every > self._saved_step // every:
+            return True
+        minutes = self._settings.every_minutes
+        return minutes is not None and self._is_main and time.monotonic() - self._saved_at >= 60 * minutes
+
+    def _act(self, verdict: Verdict) -> None:
+        if verdict.stop:
+            self._stop()
+        if verdict.save:
+            self.save("due")
+
+    def _stop(self) -> None:
+        request = self._ending.request()
+        if request.then == "finish":
+            self.finishing = True
+            self._flag.clear()
+            return
+        self._save_if_newer(request.reason)
+        self._leave(request.reason)
+
+    def _stop_before_start(self, path: Path | None) -> None:
+        """Honour a stop that came while the program was starting: nothing is lost, so nothing is saved or loaded."""
+        if not self._group.max_of(int(self._flag.raised)):
+            return
+        request = self._ending.request()
+        if request.then == "finish":
+            self.finishing = True
+            self._flag.clear()
+            return
+        found = next((item for item in layout.committed(path.parent) if item.path == path), None) if path else None
+        self._counters.step = self._saved_step = found.step if found else 0
+        self._leave(request.reason)
+
+    def _leave(self, reason: Reason) -> None:
+        where = (
+            f"saved as {layout.checkpoint_name(self.step)}"
+            if self._saver.has_place and self.step
+            else "nothing to save"
+        )
+        self._say(f"stopping at step {self.step} ({reason}): {where}")
+        self.metrics.flush()
+        self._ending.leave(self._outcome(reason, resume=True), saved=self._saver.has_place)
+
+    def _outcome(self, reason: Reason, *, resume: bool) -> Outcome:
+        saved = layout.checkpoint_name(self._saved_step) if self._saved_step else None
+        from hpcaccel.records import Outcome
+
+        return Outcome(
+            reason=reason,
+            step=self.step,
+            checkpoint=saved,
+            resume=resume,
+            first_loss=self.metrics.first_loss,
+            last_loss=self.metrics.last_loss,
+        )
+
+    # -- entering and leaving a loop --------------------------------------------------------------------------------
+
+    def _enter(self, total_steps: int | None) -> None:
+        resumed = self.resume()
+        run = self._place.run
+        if run is not None and self._group.is_main:
+            from hpcaccel.records import Progress, to_dict
+
+            path = run.progress(self._place.attempt)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            progress = Progress(
+                resumed_step=resumed.step,
+                resumed_from=resumed.path.name if resumed.path else None,
+                total_steps=total_steps,
+                time=time.time(),
+            )
+            write_json(path, to_dict(progress))
+        if not self._left_half_way:
+            self.restore_rng()  # else the loader does, when it takes up its epoch
+        if not self._agreement.pending:
+            self._issue()
+
+    def _exit(self) -> None:
+        """A loop has ended on this rank: agree with the others until it has ended on all, then save the result."""
+        inactive = False
+        while True:
+            verdict = self._agreement.read()
+            if verdict is not None:
+                self._act(verdict)
+                if inactive and not verdict.active:
+                    break
+            self._issue(active=False)
+            inactive = True
+        self._save_if_newer("end of the loop")
+
+    def _save_if_newer(self, reason: str) -> None:
+        if self._saver.has_place and self._group.max_of(self.step) > self._saved_step:
+            self.save(reason)
+
+    def _epoch_steps(self) -> int | None:
+        """Optimizer steps of one pass over the first prepared loader."""
+        if not self._prepared.loaders:
+            return None
+        loader = self._prepared.loaders[0]
+        try:
+            batches = len(loader) if isinstance(loader, Sized) else None
+        except TypeError:  # an iterable dataset
+            batches = None
+        return None if batches is None else -(-batches // self._accumulation.steps)
+
+    # -- the first step, and misuse -----------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """The first step of this process is over."""
+        self._fresh = False
+        if not self._checked:
+            self._check_resumed()
+        from hpcaccel.runtime.training.effective_batch import effective_batch
+
+        text = effective_batch(self._accumulation, self._group)
+        if text is not None:
+            self.say_once(text)
+
+    def _check_resumed(self) -> None:
+        """At the first step: a run that has a checkpoint must not start from the beginning without a word."""
+        self._checked = True
+        path = self._saver.find() if self._resumed is None else None
+        if path is None or self._saver.has_made(path):
+            return
+        if self._used:
+            raise RuntimeMisuse(
+                f"this run has a checkpoint, {path}, but the script trains from the start. Call accelerator.resume() "
+                "after prepare() (epochs() and steps() do so too), or set checkpoint.resume to never"
+            )
+        self._say(
+            f"this run has a checkpoint, {path}, which the script does not load: it trains from the start. "
+            "accelerator.load_state() without a path would load it"
+        )
+
+    def _warn_no_place(self) -> None:
+        if self._used and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "nothing will be saved: there is no run directory. Submit the script with hpcaccel, or give "
+                "Accelerator(project_dir=...)",
+                stacklevel=4,
+            )
+
+    def say_once(self, text: str) -> None:
+        """Tell the log, on rank 0, unless it was told already."""
+        if text not in self._said:
+            self._said.add(text)
+            self._say(text)
+
+    def _say(self, text: str) -> None:
+        if self._group.is_main:
+            print(f"hpcaccel: {text}", flush=True)

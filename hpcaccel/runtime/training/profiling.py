@@ -1,0 +1,66 @@
+"""``torch.profiler`` around a part of the training, on every rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hpcaccel.errors import RuntimeMisuse
+
+if TYPE_CHECKING:
+    from hpcaccel.runtime.handlers import ProfileKwargs
+    from hpcaccel.runtime.ranks.process_group import Group
+
+__all__ = ["Profile", "build"]
+
+
+class Profile:
+    """The context that ``Accelerator.profile`` gives. With ``output_trace_dir`` each rank leaves its trace there, as
+    ``profile_<rank>.json``, and waits for the others'."""
+
+    def __init__(self, handler: ProfileKwargs, group: Group) -> None:
+        self._directory = None if handler.output_trace_dir is None else Path(handler.output_trace_dir)
+        self._group = group
+        self._profiler = build(handler)
+
+    def __enter__(self) -> torch.profiler.profile:
+        self._profiler.__enter__()  # type: ignore[no-untyped-call]
+        return self._profiler
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        self._profiler.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        if self._directory is None or kind is not None:
+            return
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._profiler.export_chrome_trace(str(self._directory / f"profile_{self._group.rank}.json"))
+        self._group.barrier()
+
+
+def build(handler: ProfileKwargs) -> torch.profiler.profile:
+    """torch's profiler with these settings.
+
+    Raises:
+        RuntimeMisuse: an activity that torch does not know.
+    """
+    schedule = None if handler.schedule_option is None else torch.profiler.schedule(**handler.schedule_option)
+    return torch.profiler.profile(
+        activities=None if handler.activities is None else [_activity(name) for name in handler.activities],
+        schedule=schedule,
+        on_trace_ready=handler.on_trace_ready,
+        record_shapes=handler.record_shapes,
+        profile_memory=handler.profile_memory,
+        with_stack=handler.with_stack,
+        with_flops=handler.with_flops,
+        with_modules=handler.with_modules,
+    )
+
+
+def _activity(name: str) -> torch.profiler.ProfilerActivity:
+    known = torch.profiler.ProfilerActivity.__members__
+    if str(name).upper() not in known:
+        raise RuntimeMisuse(
+            f"ProfileKwargs(activities=[{name!r}]) is not known (one of: {', '.join(sorted(known)).lower()})"
+        )
+    return known[str(name).upper()]
