@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hpcaccel.runtime.session import Session
-    from hpcaccel.runtime.training.loop import Resumed
+    from hpcaccel.runtime.training.counters import Resumed
 
 __all__ = ["LoopFace"]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from hpcaccel.runtime.handlers import ProjectConfiguration
     from hpcaccel.runtime.session import Session
-    from hpcaccel.runtime.training.loop import Resumed
+    from hpcaccel.runtime.training.counters import Resumed
 
 __all__ = ["SaveFace"]
 

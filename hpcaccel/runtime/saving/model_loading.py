@@ -14,6 +14,7 @@ from torch import nn
 from hpcaccel.errors import CheckpointError, RuntimeMisuse
 from hpcaccel.runtime.saving.exporting import holds_shards, named_state
 from hpcaccel.runtime.saving.model_files import SAFE, TORCH
+from hpcaccel.runtime.saving.safetensors_files import open_safetensors
 
 __all__ = ["load_checkpoint_in_model", "load_state_dict"]
 
@@ -47,17 +48,8 @@ def load_state_dict(checkpoint_file: str | os.PathLike[str], device_map: Any = N
 
 
 def _load_safetensors(path: Path, device: str) -> dict[str, Any]:
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ModuleNotFoundError as error:
-        raise CheckpointError(
-            f"reading {path} needs safetensors, which is not installed: pip install 'hpcaccel[train]'"
-        ) from error
-    try:
-        with safe_open(path, framework="pt", device=device) as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-    except SafetensorError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    with open_safetensors(path, device) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
 
 
 def _only_device(device_map: Any) -> str:

@@ -12,7 +12,7 @@ from hpcaccel.runtime.saving.project import Numbered, newest_first
 from hpcaccel.runtime.saving.quorum import Attendance
 from hpcaccel.runtime.session import Session
 from hpcaccel.runtime.together.callsite import call_site, call_stack
-from hpcaccel.runtime.training.loop import Resumed
+from hpcaccel.runtime.training.counters import Resumed
 
 __all__ = ["load_state", "numbered", "refuse_unknown", "save_state"]
 

@@ -14,6 +14,7 @@ from torch import nn
 from hpcaccel.errors import CheckpointError
 from hpcaccel.runtime.parallel import materialise
 from hpcaccel.runtime.parallel.dtensors import is_dtensor
+from hpcaccel.runtime.saving.safetensors_files import open_safetensors
 
 __all__ = ["LoadedWeights", "load_sharded"]
 
@@ -61,7 +62,7 @@ def load_sharded(model: nn.Module, path: str | Path, *, strict: bool = True) -> 
             if name is not None:
                 file = files[name]
                 if file not in opened:
-                    opened[file] = stack.enter_context(_open(file))
+                    opened[file] = stack.enter_context(open_safetensors(file))
                 _fill(tensor, opened[file].get_slice(name), name, file)
     if not missing:
         materialise.has_values(model)
@@ -91,7 +92,7 @@ def _files(path: Path) -> dict[str, Path]:
         raise CheckpointError(f"{path} does not exist")
     if path.suffix == ".json":
         return _indexed(path)
-    with _open(path) as file:
+    with open_safetensors(path) as file:
         return dict.fromkeys(file.keys(), path)
 
 
@@ -104,23 +105,6 @@ def _indexed(path: Path) -> dict[str, Path]:
     if lost := sorted({file.name for file in files.values() if not file.is_file()}):
         raise CheckpointError(f"{path} names {', '.join(lost)}, which is not there")
     return files
-
-
-def _open(path: Path) -> Any:
-    """
-    Raises:
-        CheckpointError: no safetensors file, or the package is missing.
-    """
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ModuleNotFoundError as error:
-        raise CheckpointError(
-            f"reading {path} needs safetensors, which is not installed: pip install 'hpcaccel[train]'"
-        ) from error
-    try:
-        return safe_open(path, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from typing import Any
 
-from hpcaccel.runtime.tracking.base import GeneralTracker, on_main_process
+from hpcaccel.runtime.tracking.base import on_main_process
+from hpcaccel.runtime.tracking.continuing import ContinuingTracker
 from hpcaccel.runtime.tracking.values import is_number, leave_out, plain_values
 
 __all__ = ["CometMLTracker"]
 
-# Offline a key must not come twice: archives are named by it, and by a random text that repeats where a seed does.
-_OWN_WORDS = {"experiment_key", "mode", "online"}
-_OWN_VARIABLES = ("COMET_EXPERIMENT_KEY", "COMET_START_MODE", "COMET_START_ONLINE")
 
-
-class CometMLTracker(GeneralTracker):
+class CometMLTracker(ContinuingTracker):
     """Each attempt of a run goes on in the same Comet experiment, whose key is made of the run directory's id, unless
     ``kwargs`` or Comet's own variables name another. Offline each attempt is an experiment of its own. Comet must be
     3.41 or newer.
@@ -27,26 +23,18 @@ class CometMLTracker(GeneralTracker):
     """
 
     name = "comet_ml"
-    requires_logging_directory = False
     packages = ("comet_ml",)
-
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self.init_kwargs = kwargs
+    # Offline a key must not come twice: archives are named by it, and by a random text that repeats where a seed does.
+    own_words = frozenset({"experiment_key", "mode", "online"})
+    own_variables = ("COMET_EXPERIMENT_KEY", "COMET_START_MODE", "COMET_START_ONLINE")
 
     @on_main_process
     def start(self) -> None:
         import comet_ml
 
-        same: dict[str, Any] = {}
-        if (
-            self.continued_run
-            and not _OWN_WORDS & set(self.init_kwargs)
-            and not any(map(os.environ.get, _OWN_VARIABLES))
-        ):
-            # A key is 32 to 50 letters and digits.
-            same = {"experiment_key": hashlib.sha256(self.continued_run.encode()).hexdigest()[:32]}
+        same: dict[str, str] = {}
+        if self.goes_on_in:  # a key is 32 to 50 letters and digits
+            same = {"experiment_key": hashlib.sha256(self.goes_on_in.encode()).hexdigest()[:32]}
         self.writer = comet_ml.start(project_name=self.run_name, **same, **self.init_kwargs)
 
     @property

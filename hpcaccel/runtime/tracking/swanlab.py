@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcaccel.runtime.tracking.base import GeneralTracker, on_main_process
+from hpcaccel.runtime.tracking.base import on_main_process
+from hpcaccel.runtime.tracking.continuing import ContinuingTracker
 from hpcaccel.runtime.tracking.values import plain_values
 
 __all__ = ["SwanLabTracker"]
 
 
-class SwanLabTracker(GeneralTracker):
+class SwanLabTracker(ContinuingTracker):
     """Each attempt of a run goes on in the SwanLab run of the run directory's id, unless ``kwargs`` name another.
 
     Args:
@@ -19,22 +20,15 @@ class SwanLabTracker(GeneralTracker):
     """
 
     name = "swanlab"
-    requires_logging_directory = False
     main_process_only = False
     packages = ("swanlab",)
-
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self.init_kwargs = kwargs
+    own_words = frozenset({"id", "resume"})
 
     @on_main_process
     def start(self) -> None:
         import swanlab
 
-        same: dict[str, Any] = {}
-        if self.continued_run and not {"id", "resume"} & set(self.init_kwargs):
-            same = {"id": self.continued_run, "resume": "allow"}
+        same = {"id": self.goes_on_in, "resume": "allow"} if self.goes_on_in else {}
         self.run = swanlab.init(project=self.run_name, **same, **self.init_kwargs)
 
     @property

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcaccel.runtime.tracking.base import GeneralTracker, on_main_process
+from hpcaccel.runtime.tracking.base import on_main_process
+from hpcaccel.runtime.tracking.continuing import ContinuingTracker
 from hpcaccel.runtime.tracking.values import plain_values
 
 __all__ = ["TrackioTracker"]
 
 
-class TrackioTracker(GeneralTracker):
+class TrackioTracker(ContinuingTracker):
     """Each attempt of a run goes on in the Trackio run of the run directory's id, unless ``kwargs`` name another.
 
     Args:
@@ -19,22 +20,15 @@ class TrackioTracker(GeneralTracker):
     """
 
     name = "trackio"
-    requires_logging_directory = False
     main_process_only = False
     packages = ("trackio",)
-
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self.init_kwargs = kwargs
+    own_words = frozenset({"name", "resume"})
 
     @on_main_process
     def start(self) -> None:
         import trackio
 
-        same: dict[str, Any] = {}
-        if self.continued_run and not {"name", "resume"} & set(self.init_kwargs):
-            same = {"name": self.continued_run, "resume": "allow"}
+        same = {"name": self.goes_on_in, "resume": "allow"} if self.goes_on_in else {}
         self.run = trackio.init(project=self.run_name, **same, **self.init_kwargs)
 
     @property

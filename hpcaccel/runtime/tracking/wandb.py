@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from hpcaccel.runtime.tracking.base import GeneralTracker, on_main_process
+from hpcaccel.runtime.tracking.base import on_main_process
+from hpcaccel.runtime.tracking.continuing import ContinuingTracker
 
 __all__ = ["WandBTracker"]
 
-_OWN_WORDS = {"id", "resume", "resume_from", "fork_from", "reinit"}
-_OWN_VARIABLES = ("WANDB_RUN_ID", "WANDB_RESUME")
 
-
-class WandBTracker(GeneralTracker):
+class WandBTracker(ContinuingTracker):
     """Each attempt of a run goes on in the same W&B run, which has the id of the run directory, unless ``kwargs`` or
     W&B's own variables name another. W&B keeps one value a name and step, the last, and no step before its newest.
 
@@ -23,26 +20,16 @@ class WandBTracker(GeneralTracker):
     """
 
     name = "wandb"
-    requires_logging_directory = False
     main_process_only = False
     packages = ("wandb",)
-
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self.init_kwargs = kwargs
+    own_words = frozenset({"id", "resume", "resume_from", "fork_from", "reinit"})
+    own_variables = ("WANDB_RUN_ID", "WANDB_RESUME")
 
     @on_main_process
     def start(self) -> None:
         import wandb
 
-        same: dict[str, Any] = {}
-        if (
-            self.continued_run
-            and not _OWN_WORDS & set(self.init_kwargs)
-            and not any(map(os.environ.get, _OWN_VARIABLES))
-        ):
-            same = {"id": self.continued_run, "resume": "allow"}
+        same = {"id": self.goes_on_in, "resume": "allow"} if self.goes_on_in else {}
         self.run = wandb.init(project=self.run_name, **same, **self.init_kwargs)
 
     @property

@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from hpcaccel.runtime.ranks.process_group import Group
 from hpcaccel.runtime.saving.saver import Prepared, Saver
 from hpcaccel.runtime.settings import Place, Settings
 from hpcaccel.runtime.training.accumulation import Accumulation
+from hpcaccel.runtime.training.counters import Counters, Resumed
 from hpcaccel.runtime.training.ending import Ending
 from hpcaccel.runtime.training.metrics import MetricsWriter
 from hpcaccel.runtime.training.stop import StopAgreement, StopFlag, Verdict
@@ -35,39 +35,6 @@ __all__ = ["Loop", "Resumed"]
 
 PATIENCE_STEPS = 100
 """So many steps may pass before a backward pass says that they are over, where others should have said so."""
-
-
-@dataclass(frozen=True)
-class Resumed:
-    """Where the training goes on: steps done, epochs done, and the checkpoint, None at the very start."""
-
-    step: int
-    epoch: int
-    path: Path | None
-
-
-class Counters:
-    """How far the training is; part of every checkpoint."""
-
-    def __init__(self, metrics: MetricsWriter) -> None:
-        self.step = 0
-        self.epoch = 0
-        self._metrics = metrics
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "epoch": self.epoch,
-            "first_loss": self._metrics.first_loss,
-            "last_loss": self._metrics.last_loss,
-            "logged_step": self._metrics.logged_step,
-            "threads": torch.get_num_threads(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.step, self.epoch = state["step"], state["epoch"]
-        self._metrics.resume(state)
-        self.threads: int = state["threads"]
 
 
 class Loop:
