@@ -260,6 +260,10 @@ class RunDir:
         """Where this attempt resumed and how many steps it will take; written by rank 0 when its loop starts."""
         return self.attempt(attempt) / "progress.json"
 
+    def last_word(self, attempt: int) -> Path:
+        """Why the ranks could not go on together; written by the one that found out."""
+        return self.attempt(attempt) / "last_word.txt"
+
     def supervisor_log(self, attempt: int) -> Path:
         return self.attempt(attempt) / "supervisor.log"
 

@@ -98,6 +98,13 @@ class Rollcall:
         """After all: this rank has met the others and goes on with them."""
         self._publish({})
 
+    def last_word(self) -> str | None:
+        """Why another rank has given up, as far as it could say it."""
+        try:
+            return str(json.loads(self._store.get("word"))["text"]) if self._store.check(["word"]) else None
+        except RuntimeError:
+            return None  # the store's host has gone
+
     def give_up(self, text: str) -> NoReturn:
         """For those who find out elsewhere that the ranks cannot go on together.
 

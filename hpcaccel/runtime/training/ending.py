@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from hpcaccel.rundir import read_json, write_json
+from hpcaccel.rundir import atomic_write, read_json, write_json
 from hpcaccel.runtime.ranks.process_group import Group
 from hpcaccel.runtime.ranks.settle import settle
 from hpcaccel.runtime.settings import Place
@@ -99,8 +99,33 @@ class Ending:
 
     def _note_failure(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         self._failed = True
+        broken = None if self._group.exchange is None else self._group.exchange.rollcall.broken
+        if broken is not None:
+            self._leave_word(broken)
         self._group.say_failed(error)
         self._hook(kind, error, traceback)
+        if broken is None:
+            self._repeat_word()
+
+    def _leave_word(self, text: str) -> None:
+        """For ranks that wait in a collective of torch's own, and learn only that this one has gone. The store may go
+        with it, the run directory does not."""
+        run = self._place.run
+        if run is not None:
+            path = run.last_word(self._place.attempt)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(path, text, sync=False)
+
+    def _repeat_word(self) -> None:
+        """Say why another rank has given up, where this one failed for want of it."""
+        if self._group.exchange is None:
+            return
+        word, run = self._group.exchange.rollcall.last_word(), self._place.run
+        if word is None and run is not None:
+            path = run.last_word(self._place.attempt)
+            word = path.read_text() if path.exists() else None
+        if word is not None:
+            print(f"hpcaccel: another rank had given up: {word}", file=sys.stderr, flush=True)
 
     def _at_exit(self) -> None:
         self._exiting = True
