@@ -69,8 +69,9 @@ def _refuse_idle_gpus(env: RankEnvironment, environ: Mapping[str, str]) -> None:
     if count > 1:
         raise RankEnvironmentError(
             f"this Slurm task sees {count} GPUs and would use one of them. Ask for one task per GPU "
-            f"(ntasks_per_node: {count}, srun --ntasks-per-node={count}), or start torchrun in it: "
-            f"launcher: torchrun, i.e. srun torchrun --nproc-per-node {count} ... "
+            f"(ntasks_per_node: {count}, srun --ntasks-per-node={count}), or let each task start its ranks with "
+            f"launcher: torchrun, that is entrypoint.command: [torchrun, --nproc-per-node={count}, train.py], by hand "
+            f"srun torchrun --nproc-per-node {count} train.py. "
             "HPCACCEL_GPUS_PER_TASK=all says that one process is to use them all"
         )
 
