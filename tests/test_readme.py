@@ -27,7 +27,7 @@ def blocks(language: str) -> list[str]:
 
 def script(sign: str) -> str:
     """The training script of the diff: before (``-``) or after (``+``)."""
-    [diff] = blocks("diff")
+    diff = blocks("diff")[0]  # the other one is of any script written for Accelerate
     return "".join(line[1:] or "\n" for line in diff.splitlines(keepends=True) if line[0] in (" ", sign, "\n"))
 
 
