@@ -12,6 +12,7 @@
     │   ├── RankEnvironmentError   the variables of this process describe no usable group of ranks
     │   ├── RuntimeMisuse          a call of the runtime's that cannot work
     │   └── CheckpointError        a checkpoint that cannot be saved or loaded
+    │       └── Damaged            a committed one that is not what was committed
     ├── RankFailed                 another rank of this training has failed or gone
     ├── RunFailed                  a run ended without the result that was waited for
     └── SlurmCommandError          a Slurm command failed in a way that nobody expected
@@ -24,6 +25,7 @@ from collections.abc import Sequence
 __all__ = [
     "CheckpointError",
     "ClusterError",
+    "Damaged",
     "HpcaccelError",
     "RankEnvironmentError",
     "RankFailed",
@@ -84,6 +86,10 @@ class RuntimeMisuse(UserError):
 
 class CheckpointError(UserError):
     """A checkpoint cannot be saved or loaded; the message names the path inside it."""
+
+
+class Damaged(CheckpointError):
+    """A committed checkpoint is not what was committed: an older one may do."""
 
 
 class RankFailed(HpcaccelError):

@@ -1,18 +1,17 @@
 """The two JSON files of a checkpoint.
 
 ``index.json`` says where each tensor lies: dtype, shape and its chunks, each with offset, length and CRC. ``COMMITTED``
-(see ``hpcaccel.layout``) is written last and stays small, because status pages read it often: what was saved, when, by
-whom, and the size and CRC of every other file, the index included. Its own CRC is over its canonical JSON.
+(read and checked by ``hpcaccel.layout.sealed``) is written last and stays small, because status pages read it often:
+what was saved, when, by whom, and the size and CRC of every other file, the index included. Its own CRC is over its
+canonical JSON.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import platform
 import time
-import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,15 +26,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from hpcaccel import layout
-from hpcaccel.checkpoint.ranks import Damaged
 from hpcaccel.checkpoint.tree import dtype_name, dtype_of
 from hpcaccel.errors import CheckpointError
+from hpcaccel.layout.sealed import INDEX, VERSION, read, read_index, seal
 
-__all__ = ["INDEX", "VERSION", "FileRecord", "Index", "Piece", "build", "processor", "read", "seal"]
-
-VERSION = 1
-INDEX = "index.json"
+__all__ = ["INDEX", "VERSION", "FileRecord", "Index", "Piece", "build", "processor", "read", "read_index", "seal"]
 
 
 @dataclass(frozen=True)
@@ -147,69 +142,6 @@ def build(*, files: list[FileRecord], **facts: Any) -> dict[str, Any]:
     }
 
 
-def seal(manifest: dict[str, Any]) -> bytes:
-    """The bytes of a manifest with its own CRC."""
-    body = {key: value for key, value in manifest.items() if key != "crc32"}
-    return _canonical({**body, "crc32": f"{zlib.crc32(_canonical(body)):08x}"})
-
-
-def read(path: Path) -> dict[str, Any]:
-    """The manifest of the checkpoint in ``path``, its CRC and the sizes of all its files checked.
-
-    Raises:
-        Damaged: it is not what was committed.
-        CheckpointError: a newer hpcaccel wrote it.
-    """
-    where = path / layout.MANIFEST
-    text = _read_file(where)
-    try:
-        manifest = json.loads(text)
-    except ValueError:
-        raise Damaged(f"{where} is damaged: it is not valid JSON") from None
-    if not isinstance(manifest, dict) or seal(manifest) != text:
-        raise Damaged(f"{where} is damaged: its CRC does not match its content")
-    if manifest["version"] > VERSION:
-        raise CheckpointError(
-            f"{where} has version {manifest['version']}, written by a newer hpcaccel; this one reads up to {VERSION}"
-        )
-    for name, file in manifest["files"].items():
-        try:
-            size = (path / name).stat().st_size
-        except FileNotFoundError:
-            raise Damaged(f"{path / name} is missing") from None
-        if size != file["bytes"]:
-            raise Damaged(f"{path / name} has {size} bytes, {file['bytes']} were committed")
-    return manifest
-
-
-def read_index(path: Path, manifest: dict[str, Any]) -> bytes:
-    """The text of a checkpoint's index, checked.
-
-    Raises:
-        Damaged: the index is not what was committed.
-    """
-    text = _read_file(path / INDEX)
-    if zlib.crc32(text) != int(manifest["files"][INDEX]["crc32"], 16):
-        raise Damaged(f"{path / INDEX} is damaged: its CRC does not match the manifest")
-    return text
-
-
-def _read_file(path: Path) -> bytes:
-    """
-    Raises:
-        Damaged: there is no such file, or the disk has lost it.
-        OSError: it cannot be read now: of a file system that is away nobody may conclude that its files are damaged.
-    """
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        raise Damaged(f"{path} is missing") from None
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        raise Damaged(f"{path} cannot be read: {error.strerror}") from None
-
-
 @lru_cache(maxsize=1)
 def processor() -> str:
     """What computed: the GPU's name, or else the CPU's. Bit-exact continuation needs the same one."""
@@ -221,7 +153,3 @@ def processor() -> str:
         lines = []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
-
-
-def _canonical(value: dict[str, Any]) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

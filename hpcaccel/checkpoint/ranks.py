@@ -12,16 +12,12 @@ from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
-from hpcaccel.errors import CheckpointError
+from hpcaccel.errors import CheckpointError, Damaged
 
 __all__ = ["Damaged", "Ranks"]
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-class Damaged(CheckpointError):
-    """A committed checkpoint is not what was committed: an older one may do."""
 
 
 class Ranks:
