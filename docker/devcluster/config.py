@@ -81,6 +81,8 @@ SlurmdParameters=config_overrides
 PartitionName=DEFAULT Nodes=ALL State=UP OverSubscribe=NO DefaultTime=01:00:00 MaxTime=7-00:00:00
 PartitionName=gpu Default=YES PriorityTier=10 PreemptMode=REQUEUE GraceTime={options.grace_seconds}
 PartitionName=gpu0 PriorityTier=10 PreemptMode=REQUEUE GraceTime=0
+PartitionName=gpuc PriorityTier=10 PreemptMode=CANCEL GraceTime={options.grace_seconds}
+PartitionName=gpuc0 PriorityTier=10 PreemptMode=CANCEL GraceTime=0
 PartitionName=urgent PriorityTier=100 PreemptMode=OFF
 """
 
