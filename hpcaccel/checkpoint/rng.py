@@ -1,15 +1,22 @@
-"""The states of all random number generators that a training step may draw from."""
+"""The states of all random number generators that a training step may draw from, and whose goes on on which rank.
+
+Where as many ranks go on as there were, each goes on with its own. Where there are more or fewer, rank r goes on with
+that of rank r; a rank that finds none gets one that follows from the seed, its number and the step, so that two resumes
+of one checkpoint are alike; those of ranks that are no more are left behind. Ranks that share each tensor must draw
+alike: where they are others than they were, they all go on with the state of one.
+"""
 
 from __future__ import annotations
 
 import random
 import struct
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["capture_rng", "restore_rng"]
+__all__ = ["capture_rng", "describe_heirs", "fresh_rng", "heirs", "restore_rng"]
 
 
 def capture_rng(device: torch.device | str | None = None) -> dict[str, Any]:
@@ -47,3 +54,56 @@ def restore_rng(state: dict[str, Any], device: torch.device | str | None = None)
         np.random.set_state(state["numpy"])
     if "cuda" in state and device is not None and torch.device(device).type == "cuda":
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+
+
+def fresh_rng(seed: int, device: torch.device | str | None = None) -> dict[str, Any]:
+    """A state that follows from ``seed`` alone. The generators are left at it."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+    return capture_rng(device)
+
+
+def heirs(manifest: Mapping[str, Any], *, world_size: int, tensor: int = 1) -> tuple[int | None, ...]:
+    """For each rank now the rank of then whose random state it goes on with; None: nobody's.
+
+    Args:
+        tensor: how many neighbouring ranks share each tensor now.
+    """
+    then = (manifest.get("mesh") or {}).get("tensor", 1)
+    missing = manifest.get("missing_rng", ())
+    found = (rank if then == tensor else rank // tensor * then for rank in range(world_size))
+    return tuple(rank if rank < manifest["world_size"] and rank not in missing else None for rank in found)
+
+
+def describe_heirs(inherited: Sequence[int | None], *, world_size: int) -> str:
+    """Whose random states go on where, in words; empty where each rank goes on with its own.
+
+    Args:
+        inherited: see ``heirs``.
+        world_size: the number of ranks when the checkpoint was saved.
+    """
+    own = [rank for rank, source in enumerate(inherited) if source == rank]
+    new = [rank for rank, source in enumerate(inherited) if source is None]
+    left = sorted(set(range(world_size)) - set(inherited))
+    said = [f"own: {_ranks(own)}"] if own else []
+    said += [f"of rank {source}: rank {rank}" for rank, source in enumerate(inherited) if source not in (None, rank)]
+    if new:
+        said.append(f"new, from seed, rank and step: {_ranks(new)}")
+    if left and len(inherited) < world_size:
+        said.append(f"left behind: {_ranks(left)}")
+    return "; ".join(said) if len(own) < max(len(inherited), world_size) else ""
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Ascending numbers, neighbours drawn together: ``ranks 0-2, 5``."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"

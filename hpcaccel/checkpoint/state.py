@@ -50,7 +50,10 @@ class TrainingState:
         scaler: a gradient scaler, or None.
         objects: more of that kind by name: data cursors, counters, what the user registered. The same on all ranks;
             rank 0's are written.
-        per_rank: what each rank has of its own, RNG states above all; comes back only to the rank of the same number.
+        per_rank: what each rank has of its own, RNG states above all; comes back to the rank of the same number, and
+            see ``rng.heirs`` where ranks share tensors otherwise than then.
+        mesh: how the ranks are arranged, the same on all of them: ``strategy``, and the numbers ``replicate``,
+            ``shard`` and ``tensor`` (ranks that share each tensor); empty where nobody knows.
         without: positions of models whose weights and buffers somebody else saves or loads; the same on all ranks.
     """
 
@@ -60,6 +63,7 @@ class TrainingState:
     scaler: Stateful | None = None
     objects: dict[str, Stateful] = field(default_factory=dict)
     per_rank: dict[str, Any] = field(default_factory=dict)
+    mesh: dict[str, Any] = field(default_factory=dict)
     without: frozenset[int] = frozenset()
 
 

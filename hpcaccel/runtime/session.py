@@ -90,7 +90,7 @@ class Session:
             sync_with_dataloader=self.settings.sync_with_dataloader,
             sync_each_batch=self.settings.sync_each_batch or self.group.world_size == 1,
         )
-        self.prepared = Prepared(scaler=self.scaler)
+        self.prepared = Prepared(scaler=self.scaler, mesh={"strategy": self.settings.strategy, **self.layout._asdict()})
         self.faces: list[PreparedOptimizer] = []
         self.known = Known()
         self.shards = WeakIdKeyDictionary()

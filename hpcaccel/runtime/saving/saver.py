@@ -43,6 +43,8 @@ class Prepared:
     loaders: list[Stateful] = field(default_factory=list)
     registered: list[Stateful] = field(default_factory=list)
     scaler: Stateful | None = None
+    mesh: dict[str, Any] = field(default_factory=dict)
+    """How the ranks are arranged, see ``TrainingState``."""
     # Torch's handles hold these weakly, which a plain dict does not allow.
     save_hooks: dict[int, Callable[..., Any]] = field(default_factory=OrderedDict)
     load_hooks: dict[int, Callable[..., Any]] = field(default_factory=OrderedDict)
@@ -88,6 +90,7 @@ class Prepared:
             scaler=self.scaler,
             objects=objects,
             per_rank=per_rank,
+            mesh=self.mesh,
         )
 
 
@@ -200,6 +203,16 @@ class Saver:
             f"what the script saved itself in {directory} cannot be loaded",
             lambda: load_hooks_keep(hooks, self._prepared.models, str(directory)),
         )
+
+    def random_state(self, loaded: LoadedCheckpoint) -> dict[str, Any]:
+        """What this rank's generators go on with: what it had of its own then; for what it had not, what follows from
+        seed, data rank and step."""
+        from hpcaccel.checkpoint.rng import fresh_rng
+        from hpcaccel.runtime.training.determinism import mix
+
+        own = (loaded.per_rank or {}).get("rng") or {}
+        seed = mix(self._settings.seed or 0, self._group.data_rank, loaded.step)
+        return {**fresh_rng(seed, self._group.device), **own}
 
     def restore_rng(self, rng: Any) -> None:
         from hpcaccel.checkpoint import restore_rng

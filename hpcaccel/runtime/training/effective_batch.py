@@ -11,7 +11,10 @@ __all__ = ["effective_batch"]
 def effective_batch(accumulation: Accumulation, group: Group) -> str | None:
     """In words for the log, by the loader that feeds the training; None where that does not say."""
     loader = accumulation.current
-    total = getattr(loader, "total_batch_size", None)
+    try:
+        total = getattr(loader, "total_batch_size", None)
+    except TypeError:  # batches of no fixed size
+        return None
     if total is None:
         size = getattr(loader, "batch_size", None)
         if size is None:

@@ -235,10 +235,9 @@ class Loop:
         loaded = self._saver.load(path, self._counters, given=given, fall_back=fall_back)
         if self._settings.deterministic and self._group.device.type == "cpu":
             torch.set_num_threads(self._counters.threads)
-        self._rng = None if loaded.per_rank is None else loaded.per_rank.get("rng")
+        self._rng = self._saver.random_state(loaded)
         self._left_half_way = any(loader.state_dict()["running"] for loader in self._prepared.loaders)
-        if self._rng is not None:
-            self._saver.restore_rng(self._rng)
+        self._saver.restore_rng(self._rng)
         self._seen_step = self._saved_step = self.step
         self._saved_at = time.monotonic()
         self._checked = True
@@ -246,6 +245,8 @@ class Loop:
         self._resumed = Resumed(self.step, self.epoch, loaded.path)
         why = f" ({'; '.join(loaded.differences)})" if loaded.differences else ""
         self._say(f"resumed at step {self.step} from {loaded.path}, {loaded.guarantee}{why}")
+        if loaded.random_states:
+            self._say(f"random states: {loaded.random_states}")
         return self._resumed
 
     def save(self, reason: str, directory: Path | None = None, *, missing: Sequence[int] = ()) -> Path:
