@@ -28,13 +28,11 @@ __all__ = [
     "prune",
     "publish",
     "set_aside",
-    "step_directories",
 ]
 
 log = logging.getLogger(__name__)
 
 _TEMPORARY = re.compile(r"\.step_\d{8,}\..+\.tmp")
-_FINAL = re.compile(r"step_(\d{8,})")
 QUARANTINED = "quarantined"
 SUPERSEDED = "superseded"
 
@@ -77,7 +75,7 @@ def adopt(extra: Path, temporary: Path) -> None:
 
 def has_adopted(path: Path) -> bool:
     """Whether a checkpoint holds files that are not its own."""
-    own = {layout.MANIFEST, *(layout.read_manifest(path) or {}).get("files", ())}
+    own = {layout.MANIFEST, layout.PINNED, *(layout.read_manifest(path) or {}).get("files", ())}
     return any(entry.name not in own for entry in path.iterdir())
 
 
@@ -94,21 +92,13 @@ def publish(temporary: Path, final: Path) -> None:
     fsync_directory(final.parent)
 
 
-def step_directories(directory: Path) -> list[tuple[int, Path]]:
-    """All directories with a checkpoint's name, committed or damaged, newest step first."""
-    if not directory.is_dir():
-        return []
-    found = [(int(match[1]), path) for path in directory.iterdir() if (match := _FINAL.fullmatch(path.name))]
-    return sorted(found, reverse=True)
-
-
 def newest_good(directory: Path, *, ours: bool) -> Path | None:
     """The newest checkpoint whose manifest and file sizes are right.
 
     Args:
         ours: newer ones that are damaged are quarantined; else they are only passed over.
     """
-    for _, path in step_directories(directory):
+    for _, path in layout.step_directories(directory):
         try:
             manifest.read(path)
         except Damaged as error:
@@ -123,7 +113,7 @@ def newest_good(directory: Path, *, ours: bool) -> Path | None:
 
 def damaged(directory: Path) -> list[Path]:
     """What has been quarantined here, and what would be. Only of use where no checkpoint is good."""
-    return sorted(directory.glob(f"{QUARANTINED}_*")) + [path for _, path in step_directories(directory)]
+    return sorted(directory.glob(f"{QUARANTINED}_*")) + [path for _, path in layout.step_directories(directory)]
 
 
 def quarantine(path: Path, why: str) -> Path:
@@ -144,31 +134,48 @@ def set_aside(path: Path, word: str) -> Path:
     return target
 
 
-def prune(directory: Path, *, keep: int, newest_step: int) -> None:
+def prune(directory: Path, *, keep: int, newest_step: int, keep_every: int | None = None) -> None:
     """Delete what is older than the newest ``keep`` good checkpoints up to ``newest_step``, the one just committed.
 
-    A damaged one does not count as good. Later ones than the newest are of some other training and stay.
+    A damaged one does not count as good. Later ones than the newest are of some other training and stay. So do pinned
+    ones, and milestones: with ``keep_every`` the first good one in every so many steps.
 
     What cannot be deleted is logged: the newer one is committed, and training goes on.
     """
     try:
-        _prune([(step, path) for step, path in step_directories(directory) if step <= newest_step], keep)
+        newest_first = [(step, path) for step, path in layout.step_directories(directory) if step <= newest_step]
+        for step, path in _too_old(newest_first, keep):
+            if not (path / layout.PINNED).exists() and not _is_milestone(step, newest_first, keep_every):
+                _delete(path, step)
     except OSError as error:
         log.warning("cannot delete old checkpoints in %s: %s", directory, error)
 
 
-def _prune(newest_first: list[tuple[int, Path]], keep: int) -> None:
+def _too_old(newest_first: list[tuple[int, Path]], keep: int) -> list[tuple[int, Path]]:
+    """What comes after the newest ``keep`` good ones, the oldest first."""
     good = 0
-    for step, path in newest_first:
+    for position, (_, path) in enumerate(newest_first):
         if good >= keep:
-            _delete(path, step)
-            continue
-        try:
-            manifest.read(path)
-        except CheckpointError as error:
-            log.warning("checkpoint %s does not count as good: %s", path.name, error)
-        else:
-            good += 1
+            return newest_first[: position - 1 : -1]
+        good += _is_good(path)
+    return []
+
+
+def _is_milestone(step: int, newest_first: list[tuple[int, Path]], keep_every: int | None) -> bool:
+    """Whether this is the first good checkpoint since the last multiple of ``keep_every`` (0 excepted)."""
+    if keep_every is None or step < keep_every:
+        return False
+    begin = step - step % keep_every
+    return not any(begin <= other < step and _is_good(earlier) for other, earlier in newest_first)
+
+
+def _is_good(path: Path) -> bool:
+    try:
+        manifest.read(path)
+    except CheckpointError as error:
+        log.warning("checkpoint %s does not count as good: %s", path.name, error)
+        return False
+    return True
 
 
 def _delete(path: Path, step: int) -> None:

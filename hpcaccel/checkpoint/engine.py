@@ -76,6 +76,7 @@ class CheckpointEngine:
             ``world_size`` is 1.
         attempt: names the temporary directory of a save.
         keep: how many committed checkpoints stay, at least 1; None keeps all.
+        keep_every: besides these, the first of every so many steps stays for good.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class CheckpointEngine:
         group: dist.ProcessGroup | None = None,
         attempt: int | str = 0,
         keep: int | None = 2,
+        keep_every: int | None = None,
     ) -> None:
         if keep is not None and keep < 1:
             raise CheckpointError(f"keep is {keep}: at least 1 checkpoint must stay, or None to keep all")
@@ -94,6 +96,7 @@ class CheckpointEngine:
         self._ranks = Ranks(rank=rank, world_size=world_size, group=group)
         self._attempt = attempt
         self._keep = keep
+        self._keep_every = keep_every
         self._own_steps: set[int] = set()
         """What this training has saved here, or resumed from: committed and never written again."""
         self._lone_steps: set[int] = set()
@@ -182,7 +185,7 @@ class CheckpointEngine:
         if self._base_step is not None:
             self._base_step = step
         if self._ranks.is_first and self._keep is not None:
-            commit.prune(self.directory, keep=self._keep, newest_step=step)
+            commit.prune(self.directory, keep=self._keep, keep_every=self._keep_every, newest_step=step)
         return final
 
     def find(self, resume: str | Path | None = "auto") -> Path | None:
@@ -246,7 +249,7 @@ class CheckpointEngine:
         if step in self._lone_steps and not alone:
             self._lone_steps.discard(step)  # what all ranks save takes its place
         commit.clean(self.directory)
-        for other, path in commit.step_directories(self.directory):
+        for other, path in layout.step_directories(self.directory):
             if self._is_given_up(other, now=step):
                 kept = commit.set_aside(path, commit.SUPERSEDED)
                 log.warning("%s is not of this course of training and now called %s", path.name, kept.name)
@@ -273,7 +276,7 @@ class CheckpointEngine:
             for place in (path, path / "checkpoints"):
                 if (place / layout.MANIFEST).exists():
                     return place
-                if commit.step_directories(place):
+                if layout.step_directories(place):
                     return self._newest_good(place)
         here = ", ".join(checkpoint.name for checkpoint in layout.committed(self.directory)) or "none"
         raise CheckpointError(f"no checkpoint is there (in {self.directory}: {here})")

@@ -13,9 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MANIFEST", "Checkpoint", "checkpoint_name", "committed", "newest", "temporary_name"]
+__all__ = [
+    "MANIFEST",
+    "PINNED",
+    "Checkpoint",
+    "checkpoint_name",
+    "committed",
+    "newest",
+    "read_manifest",
+    "step_directories",
+    "temporary_name",
+]
 
 MANIFEST = "COMMITTED"
+PINNED = "PINNED"
+"""Beside the manifest: never delete this checkpoint. What is in it is for people."""
 
 _NAME = re.compile(r"step_(\d{8,})$")
 
@@ -62,6 +74,15 @@ def committed(directory: Path) -> list[Checkpoint]:
         if match and (manifest := read_manifest(path)) is not None:
             found.append(Checkpoint(path, int(match[1]), manifest))
     return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+def step_directories(directory: Path) -> list[tuple[int, Path]]:
+    """All directories with a checkpoint's name, committed or damaged, newest step first."""
+    try:
+        entries = list(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(((int(match[1]), path) for path in entries if (match := _NAME.fullmatch(path.name))), reverse=True)
 
 
 def newest(directory: Path) -> Checkpoint | None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import errno
 import json
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from hpcaccel import layout
 from hpcaccel.errors import CheckpointError, Damaged
 
-__all__ = ["INDEX", "VERSION", "read", "read_file", "read_index", "seal"]
+__all__ = ["INDEX", "VERSION", "read", "read_file", "read_index", "read_manifest", "seal", "wrong_sizes"]
 
 VERSION = 1
 INDEX = "index.json"
@@ -34,6 +35,19 @@ def read(path: Path) -> dict[str, Any]:
         Damaged: it is not what was committed.
         CheckpointError: a newer hpcaccel wrote it.
     """
+    manifest = read_manifest(path)
+    for problem in wrong_sizes(path, manifest):
+        raise Damaged(problem)
+    return manifest
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest alone, its CRC checked.
+
+    Raises:
+        Damaged: it is not what was committed.
+        CheckpointError: a newer hpcaccel wrote it.
+    """
     where = path / layout.MANIFEST
     text = read_file(where)
     try:
@@ -46,14 +60,19 @@ def read(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{where} has version {manifest['version']}, written by a newer hpcaccel; this one reads up to {VERSION}"
         )
+    return manifest
+
+
+def wrong_sizes(path: Path, manifest: dict[str, Any]) -> Iterator[str]:
+    """Each file that is missing or not as long as it was, in words."""
     for name, file in manifest["files"].items():
         try:
             size = (path / name).stat().st_size
         except FileNotFoundError:
-            raise Damaged(f"{path / name} is missing") from None
+            yield f"{path / name} is missing"
+            continue
         if size != file["bytes"]:
-            raise Damaged(f"{path / name} has {size} bytes, {file['bytes']} were committed")
-    return manifest
+            yield f"{path / name} has {size} bytes, {file['bytes']} were committed"
 
 
 def read_index(path: Path, manifest: dict[str, Any]) -> bytes:

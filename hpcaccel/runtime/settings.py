@@ -70,6 +70,7 @@ class Settings:
     every_steps: int | None = None
     every_minutes: float | None = None
     keep: int | None = 2
+    keep_every_steps: int | None = None
     resume: str = "auto"
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from hpcaccel.spec.fields import Count, Flag, Natural, PathText, Positive, Section, Seed, Word, words
+from hpcaccel.spec.fields import Conflict, Count, Flag, Natural, PathText, Positive, Section, Seed, Word, words
 
 __all__ = ["Checkpoint", "Fsdp", "Resilience", "Runtime"]
 
@@ -110,6 +110,10 @@ class Checkpoint(Section):
     )
     every_minutes: Positive | None = Field(default=None, description="Save after so many minutes; null: not by time.")
     keep: Count | None = Field(default=2, description="How many of the newest checkpoints to keep; null: all.")
+    keep_every_steps: Count | None = Field(
+        default=None,
+        description="Besides these, keep the first checkpoint of every so many steps for good; null: none.",
+    )
     resume: Annotated[PathText, BeforeValidator(_resume)] = Field(
         default="auto",
         description="auto: from the run's newest checkpoint, or from the start. never: always from the start. A path: "
@@ -143,3 +147,23 @@ class Resilience(Section):
         default=300,
         description="How long ranks that were asked to stop may take to save and leave before they are killed.",
     )
+    chain: Count | None = Field(
+        default=None,
+        description="Go on in follow-up jobs instead of requeueing, where a site forbids that or preempts by "
+        "cancelling (PreemptMode=CANCEL): at most so many jobs one after another, until somebody resumes the run.",
+        examples=[10],
+    )
+    chain_ahead: Count = Field(
+        default=2,
+        description="How many follow-up jobs wait in the queue. Each job hands in another one when it starts; where "
+        "sbatch is forbidden on compute nodes, set it to chain - 1, and submit hands all in.",
+    )
+
+    @classmethod
+    def conflicts(cls, values: dict[str, Any]) -> list[Conflict]:
+        found = super().conflicts(values)
+        if values.get("chain") is not None and values.get("requeue") is False:
+            found.append(
+                Conflict("chain", "is a way to come back, which requeue: false forbids: set one of them")
+            )
+        return found

@@ -235,4 +235,5 @@ class Saver:
             group=self._group.control,
             attempt=self._attempt,
             keep=keep,
+            keep_every=self._settings.keep_every_steps,
         )
