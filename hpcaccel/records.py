@@ -12,13 +12,16 @@ from typing import Any, Literal, TypeVar
 __all__ = [
     "AttemptEnd",
     "AttemptStart",
+    "Beat",
     "Decision",
+    "Hang",
     "Lease",
     "Outcome",
     "Progress",
     "Reason",
     "RunRecord",
     "StopRequest",
+    "Timing",
     "from_dict",
     "to_dict",
 ]
@@ -42,7 +45,7 @@ Reason = Literal[
 
 Decision = Literal[
     "end",  # nothing follows
-    "requeue",  # the same job comes back through the queue
+    "requeue",  # the same job comes back through the queue, or the next one of its chain goes on
     "restart",  # the ranks start again inside the same allocation
     "pause",  # nothing follows until `hpcaccel resume`
 ]
@@ -98,6 +101,13 @@ class AttemptEnd:
     """The last optimizer step that the ranks are known to have done."""
     checkpoint: str | None = None
     checkpoint_step: int | None = None
+    advice: str = ""
+    """What the user can do about the failure, in a sentence."""
+    nodes_blamed: list[str] = field(default_factory=list)
+    """Nodes that the evidence speaks against."""
+    nodes_excluded: list[str] = field(default_factory=list)
+    """Those of them that the run keeps away from, from here on."""
+    preflight_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +175,9 @@ class RunRecord:
     job_ids: list[str] = field(default_factory=list)
     ledger_offset: int = 0
     """Size of ``attempts.jsonl`` when the newest job was submitted: what stands before it is about earlier jobs."""
+    links: list[str] = field(default_factory=list)
+    """Of a chain: all jobs since the newest submit or resume, in their order; those behind the newest of ``job_ids``
+    still wait."""
     created: float = 0.0
     spec_hash: str = ""
     hpcaccel_version: str = ""
@@ -176,3 +189,85 @@ class RunRecord:
     array_size: int | None = None
     """Number of tasks, in the parent folder of an array."""
     overrides: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """What an attempt's time went into, as rank 0 saw it. Times are seconds since the epoch, None before they come."""
+
+    version: int = 1
+    process_started: float | None = None
+    imported: float | None = None
+    """``Accelerator()`` was called."""
+    formed: float | None = None
+    """All ranks had met."""
+    prepared: float | None = None
+    """The script was ready to load a checkpoint, or to start without one."""
+    loaded: float | None = None
+    first_step_time: float | None = None
+    """The first step of this attempt was over."""
+    resumed_step: int = 0
+    last_step: int | None = None
+    last_step_time: float | None = None
+    step_seconds: float | None = None
+    """Median, without saves."""
+    slowest_step_seconds: float | None = None
+    """After the first one; an evaluation between two steps counts as part of the second."""
+    saves: int = 0
+    stall_seconds: float = 0.0
+    """How long the training stood still for saves, all together."""
+    save_seconds: float | None = None
+    """Median of a save, until training went on."""
+    slowest_save_seconds: float | None = None
+    """Of this attempt and those before it."""
+    stall_before_first_step: float = 0.0
+    stall_after_last_step: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """A rank's sign of life, ``attempts/<n>/heartbeats/<rank>.json``, replaced every few seconds by a thread of its
+    own. Readers compare it with what they read before, never with their own clock."""
+
+    version: int = 1
+    rank: int
+    host: str
+    pid: int
+    number: int
+    """Counts the beats of this process."""
+    time: float
+    interval_seconds: float
+    phase: str
+    """starting, loading, training, evaluating, saving, finishing (behind the loop) or leaving."""
+    step: int
+    first_step: int = 0
+    """Where this process began: its first step takes longer than the others."""
+    batches: int = 0
+    """Batches that prepared loaders have given."""
+    calls: int = 0
+    """What it has done together with the others, by any of our channels."""
+    step_seconds: float | None = None
+    """Of the last minutes, where a step has been seen in them."""
+    waits_in: str | None = None
+    """The call in which it has waited for other ranks for a while, where it knows."""
+    waits: bool = False
+    """Whether the main thread is inside something that waits for other ranks or for a device."""
+    site: str = ""
+    """``file:line`` of the script where the main thread is."""
+    stack: int = 0
+    """Changes when the main thread is somewhere else."""
+    thread: str = ""
+    """The main thread, as a dump of stacks names it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """Why an attempt was given up, in ``attempts/<n>/hang.json``."""
+
+    version: int = 1
+    why: str
+    """One sentence for people."""
+    culprit_rank: int | None = None
+    """The rank that the others wait for; None where none stands out."""
+    node: str | None = None
+    time: float = 0.0

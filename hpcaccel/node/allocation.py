@@ -5,18 +5,25 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from hpcaccel.errors import ClusterError, HpcaccelError, SlurmCommandError
 from hpcaccel.node.launch import Launch
+from hpcaccel.records import Reason
 from hpcaccel.rundir import RunDir
 from hpcaccel.slurm import hostlist
 from hpcaccel.slurm.commands import Slurm
+from hpcaccel.slurm.states import JobInfo, JobState
 
 __all__ = ["TAKEN_DOWN", "Allocation", "LocalAllocation", "Situation", "SlurmAllocation", "current_allocation"]
 
 TAKEN_DOWN = "the job is being taken down"
+SAME_MOMENT_SECONDS = 2
+_ENDS: dict[JobState | None, Reason | None] = {
+    JobState.PREEMPTED: "preempted", JobState.NODE_FAIL: "lost", JobState.CANCELLED: None,
+}  # fmt: skip
 REQUEUE_DELAYS_SECONDS = (2, 5, 10, 20, 30, 60, 0)
 
 
@@ -29,7 +36,9 @@ class Situation:
     preempted: bool = False
     """Chosen for preemption, and in its grace time if it still runs."""
     comes_back: bool = False
-    """Being taken down, and the scheduler starts it again by itself."""
+    """Being taken down, and the scheduler starts it again by itself, or the next job of its chain."""
+    taken_for: Reason | None = None
+    """Why it is taken down, where that is nobody's wish: ``preempted``, ``time_limit``, or ``lost`` with its nodes."""
     failed_nodes: tuple[str, ...] = ()
     """Why it is taken down, where nodes of its own failed."""
     end_time: float | None = None
@@ -39,6 +48,8 @@ class Situation:
 
 class Allocation(Protocol):
     job_id: str
+    jobs: Sequence[str]
+    """Itself, and those of its chain that it shares its caps with."""
     restart_count: int
     nodes: list[str]
 
@@ -55,22 +66,30 @@ class Allocation(Protocol):
 def current_allocation(run: RunDir, launch: Launch) -> Allocation:
     if launch.local:
         return LocalAllocation(run, launch)
+    if launch.resilience.chain is not None:
+        from hpcaccel.node.chain import ChainedAllocation
+
+        return ChainedAllocation(run, launch.resilience)
     return SlurmAllocation()
 
 
 class SlurmAllocation:
     """A Slurm job, as seen from its batch step."""
 
-    def __init__(self) -> None:
+    GOES_ON_IN_DOUBT = False
+    """Whether it counts as taken by the cluster where Slurm does not say that, and it may have been cancelled."""
+
+    def __init__(self, slurm: Slurm | None = None) -> None:
         env = os.environ
         if "SLURM_JOB_ID" not in env:
             raise HpcaccelError("this program is the batch step of a Slurm job: start it with `hpcaccel submit`")
         array, task = env.get("SLURM_ARRAY_JOB_ID"), env.get("SLURM_ARRAY_TASK_ID")
         # One task of an array has the array's own id: requeueing that would restart all tasks.
         self.job_id = f"{array}_{task}" if array and task else env["SLURM_JOB_ID"]
+        self.jobs: Sequence[str] = (self.job_id,)
         self.restart_count = int(env.get("SLURM_RESTART_COUNT", "0"))
         self.nodes = hostlist.expand(env.get("SLURM_JOB_NODELIST", ""))
-        self._slurm = Slurm()
+        self._slurm = slurm or Slurm()
 
     def situation(self, *, patient: bool = True) -> Situation:
         for delay in (1, 2, 4, 0) if patient else (0,):
@@ -88,10 +107,39 @@ class SlurmAllocation:
                 running=job.state.is_running,
                 preempted=job.preempt_time is not None,
                 comes_back=comes_back,
+                taken_for=None if job.state.is_running or comes_back else self._taken_for(job),
                 failed_nodes=self._failed_nodes() if comes_back else (),
                 end_time=job.end_time,
             )
         return Situation(running=False, known=False)
+
+    def _taken_for(self, job: JobInfo) -> Reason | None:
+        """Why Slurm ends a job that it does not bring back; None for a cancel.
+
+        While a job that is preempted by CANCEL is taken down its PreemptTime stays, and moves to the moment of the kill
+        (22.05); of one that somebody cancels in its grace time it is older. The accounting knows, a little later.
+        """
+        if job.start_time is not None and job.end_time is not None and job.time_limit_seconds is not None:  # noqa: SIM102
+            if job.end_time >= job.start_time + job.time_limit_seconds:
+                return "time_limit"
+        if job.preempt_time is None and not self._failed_nodes():
+            return None
+        if job.preempt_time is not None and abs((job.end_time or 0) - job.preempt_time) <= SAME_MOMENT_SECONDS:
+            return "preempted"
+        for delay in (1, 1, 0):
+            state = self._accounted_state()
+            if state in _ENDS:
+                return _ENDS[state]
+            time.sleep(delay)
+        doubt: Reason = "lost" if job.preempt_time is None else "preempted"
+        return doubt if self.GOES_ON_IN_DOUBT else None
+
+    def _accounted_state(self) -> JobState | None:
+        try:
+            entry = self._slurm.accounting([self.job_id]).get(self.job_id)
+        except (ClusterError, SlurmCommandError):
+            return None
+        return None if entry is None else entry.state
 
     def _failed_nodes(self) -> tuple[str, ...]:
         # Of the job itself Slurm says the same as after a preemption.
@@ -125,6 +173,7 @@ class LocalAllocation:
 
     def __init__(self, run: RunDir, launch: Launch) -> None:
         self.job_id = os.environ.get("HPCACCEL_LOCAL_JOB", f"local-{os.getpid():08x}")
+        self.jobs: Sequence[str] = (self.job_id,)
         self.restart_count = int(os.environ.get("HPCACCEL_RESTART_COUNT", "0"))
         self.nodes = ["localhost"]
         self._script = run.script

@@ -21,6 +21,8 @@ class Resilience:
     max_failures: int
     max_preemptions: int | None
     restart_in_place: int
+    chain: int | None = None
+    chain_ahead: int = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +83,8 @@ def read_launch(run: RunDir) -> Launch:
                 max_failures=resilience["max_failures"],
                 max_preemptions=resilience["max_preemptions"],
                 restart_in_place=resilience["restart_in_place"],
+                chain=resilience.get("chain"),
+                chain_ahead=resilience.get("chain_ahead", 2),
             ),
         )
     except (KeyError, TypeError) as error:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcaccel import layout
 from hpcaccel.node.launch import Resilience
-from hpcaccel.records import AttemptEnd, AttemptStart, Outcome, Progress, StopRequest, from_dict, to_dict
+from hpcaccel.records import (
+    AttemptEnd,
+    AttemptStart,
+    Decision,
+    Outcome,
+    Progress,
+    Reason,
+    StopRequest,
+    from_dict,
+    to_dict,
+)
 from hpcaccel.rundir import RunDir, append_line, read_json, read_lines
 
 __all__ = ["Ledger", "last_step", "read_outcome", "read_stop"]
@@ -64,18 +75,19 @@ class Ledger:
         mine = {line.attempt for line in self.starts if line.job_id == job_id}
         return last if last.attempt in mine and last.decision in ("end", "pause") else None
 
-    def _ends_of(self, job_id: str) -> list[AttemptEnd]:
+    def _ends_of(self, jobs: Collection[str]) -> list[AttemptEnd]:
         # `hpcaccel resume` is a new job: a person looked at it, the counts begin anew.
-        mine = {line.attempt for line in self.starts if line.job_id == job_id}
+        mine = {line.attempt for line in self.starts if line.job_id in jobs}
         return [line for line in self.ends if line.attempt in mine]
 
-    def cap(self, job_id: str, limits: Resilience, *, last: AttemptEnd | None = None) -> str | None:
+    def cap(self, jobs: Collection[str], limits: Resilience, *, last: AttemptEnd | None = None) -> str | None:
         """Why the run must end now by its caps, or None. Preemptions never count as failures.
 
         Args:
+            jobs: those that count together: the job alone, or the links of its chain.
             last: an end that is about to be written, counted with the others.
         """
-        ends = [*self._ends_of(job_id), *([last] if last else [])]
+        ends = [*self._ends_of(jobs), *([last] if last else [])]
         failures = [line for line in ends if line.reason == "failed"]
         preemptions = [line for line in ends if line.reason == "preempted"]
         if ends:
@@ -89,8 +101,14 @@ class Ledger:
             return f"{_counted(len(preemptions), 'preemption')} (resilience.max_preemptions: {limits.max_preemptions})"
         return None
 
-    def close_lost(self, run: RunDir) -> AttemptEnd | None:
-        """Write the end of an attempt whose batch step was killed before it could, from what it left behind."""
+    def close_lost(
+        self, run: RunDir, *, reason: Reason | None = None, decision: Decision | None = None, why: str = ""
+    ) -> AttemptEnd | None:
+        """Write the end of an attempt whose batch step was killed before it could, from what it left behind.
+
+        Args:
+            reason: what Slurm says of it, where that is known; ``why`` in words.
+        """
         start = self.unfinished()
         if start is None:
             return None
@@ -99,9 +117,9 @@ class Ledger:
         line = AttemptEnd(
             attempt=start.attempt,
             time=time.time(),
-            reason=stop.reason if stop else "lost",
-            decision="requeue",
-            detail="the batch step was killed before it could write its end",
+            reason=reason or (stop.reason if stop else "lost"),
+            decision=_what_follows(stop, decision),
+            detail="the batch step was killed before it could write its end" + (f": {why}" if why else ""),
             seconds=max(0.0, _last_sign(run, start.attempt) - start.time),
             resumed_step=resumed_step(run, start.attempt),
             last_step=outcome.step if outcome else last_step(run, start.attempt),
@@ -110,6 +128,12 @@ class Ledger:
         )
         self.end(line)
         return line
+
+
+def _what_follows(stop: StopRequest | None, known: Decision | None) -> Decision:
+    """What somebody wanted to follow when the attempt was killed holds all the same; a cancel may be but a guess."""
+    wish = stop.then if stop is not None else ""
+    return "pause" if wish == "pause" else known or ("end" if wish == "cancel" else "requeue")
 
 
 def _counted(count: int, what: str) -> str:

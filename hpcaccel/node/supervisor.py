@@ -15,7 +15,8 @@ from hpcaccel import layout
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.node import lease
 from hpcaccel.node.allocation import TAKEN_DOWN, Allocation, LocalAllocation, Situation, current_allocation
-from hpcaccel.node.classify import classify
+from hpcaccel.node.chain import ChainedAllocation
+from hpcaccel.node.classify import Failure, classify
 from hpcaccel.node.control import cancel_was_asked, honour, pending_requests
 from hpcaccel.node.launch import Launch, read_launch
 from hpcaccel.node.launcher import Ranks, run_on_each_node, start_ranks
@@ -43,8 +44,12 @@ def supervise(run: RunDir) -> int:
     allocation = current_allocation(run, launch)
     lease.acquire(run, job_id=allocation.job_id, restart_count=allocation.restart_count)
     try:
+        if isinstance(allocation, ChainedAllocation) and not allocation.begin():
+            return 0
         return Supervisor(run, launch, allocation).run_attempts()
     finally:
+        if isinstance(allocation, ChainedAllocation):
+            allocation.end()
         lease.release(run)
 
 
@@ -75,6 +80,8 @@ def record_setup_failure(run: RunDir, *, exit_code: int, name: str) -> int:
             exit_code=exit_code,
         )
     )
+    if isinstance(allocation, ChainedAllocation):
+        allocation.end()
     print(f"hpcaccel: {detail}", flush=True)
     return 1
 
@@ -144,17 +151,18 @@ class Supervisor:
                 return _exit_code(verdict)
             if request.then == "requeue":
                 honour(self.run, name)  # nothing runs that could be stopped: it just came back
-        if (cap := self.ledger.cap(self.allocation.job_id, self.launch.resilience)) is not None:
+        if (cap := self.ledger.cap(self.allocation.jobs, self.launch.resilience)) is not None:
             verdict = Verdict(reason="failed", decision="end", error_class="cap", detail=cap)
             self._write_end(verdict, started=time.time())
             return _exit_code(verdict)
         return None
 
     def _requeue(self, verdict: Verdict) -> int:
-        if verdict.by_scheduler:
+        chained = isinstance(self.allocation, ChainedAllocation)
+        if verdict.by_scheduler and not chained:
             self._say("the scheduler brings this job back by itself")
             return EXIT_CONTINUED
-        self._say("requeueing")
+        self._say("the next job of the chain goes on" if chained else "requeueing")
         problem = self.allocation.requeue()
         if problem:
             cancelled = problem == TAKEN_DOWN
@@ -235,8 +243,8 @@ class Supervisor:
         situation = self._ask_scheduler()
         if situation.running or not situation.known:
             self._request(ranks, "preempted" if situation.preempted else "stop")
-        elif situation.comes_back:
-            self._request(ranks, "preempted")
+        elif situation.comes_back or situation.taken_for:
+            self._request(ranks, situation.taken_for or "preempted")
         else:
             self.cancel_asked = True
             self._request(ranks, "cancelled", then="cancel")
@@ -299,7 +307,7 @@ class Supervisor:
         if isinstance(self.allocation, LocalAllocation) and signal.SIGTERM in signal.sigpending():
             self.allocation.cancelled()
         situation = self._ask_scheduler()
-        kind, sentence = classify(self.run, attempt=self.attempt, exit_code=code) if code else ("", "")
+        failure = self._why(code) if code else None
         verdict = judge(
             Seen(
                 exit_code=code,
@@ -309,17 +317,25 @@ class Supervisor:
                 cancel_asked=self.cancel_asked,
                 can_requeue=self.launch.resilience.requeue,
                 restarts_left=self.launch.resilience.restart_in_place - self.restarts,
-                failure_class=kind,
-                failure_detail=sentence,
+                failure=failure,
             )
         )
         if verdict.decision in ("restart", "requeue"):
             line = self._end_line(verdict, started=time.time(), exit_code=code)
-            cap = self.ledger.cap(self.allocation.job_id, self.launch.resilience, last=line)
+            cap = self.ledger.cap(self.allocation.jobs, self.launch.resilience, last=line)
             if cap is not None:
                 detail = f"{cap}; the last: {verdict.detail}" if verdict.detail else cap
                 verdict = dataclasses.replace(verdict, decision="end", detail=detail)
         return verdict
+
+    def _why(self, code: int) -> Failure:
+        return classify(
+            self.run,
+            attempt=self.attempt,
+            exit_code=code,
+            nodes=self.allocation.nodes,
+            ranks_per_node=self.launch.ranks_per_node,
+        )
 
     def _end_line(self, verdict: Verdict, *, started: float, exit_code: int | None) -> AttemptEnd:
         outcome = read_outcome(self.run, self.attempt)
@@ -331,6 +347,9 @@ class Supervisor:
             decision=verdict.decision,
             error_class=verdict.error_class,
             detail=verdict.detail,
+            advice=verdict.advice,
+            nodes_blamed=list(verdict.nodes_blamed),
+            nodes_excluded=list(verdict.exclude),
             exit_code=exit_code,
             seconds=round(time.time() - started, 3),
             resumed_step=resumed_step(self.run, self.attempt),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcaccel.node.allocation import Situation
+from hpcaccel.node.classify import Failure
 from hpcaccel.records import Decision, Outcome, Reason, StopRequest
 
 __all__ = ["Seen", "Verdict", "judge"]
@@ -27,8 +28,12 @@ class Seen:
     """Someone wrote a cancel request, or the job's batch step was told to end with no preemption to explain it."""
     can_requeue: bool
     restarts_left: int
-    failure_class: str = ""
-    failure_detail: str = ""
+    failure: Failure | None = None
+    """Why it failed, if it did."""
+    excludable: tuple[str, ...] = ()
+    """Those nodes to blame that the run can do without from here on."""
+    spare: bool = False
+    """Without them, the allocation still has nodes enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +44,10 @@ class Verdict:
     """The scheduler brings the job back by itself; asking it to would be refused, or undo a cancel."""
     error_class: str | None = None
     detail: str = ""
+    advice: str = ""
+    nodes_blamed: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    """Nodes to keep away from, from here on."""
 
 
 def judge(seen: Seen) -> Verdict:
@@ -51,9 +60,21 @@ def judge(seen: Seen) -> Verdict:
         decision: Decision = "pause" if seen.stop is not None and seen.stop.then == "pause" else "requeue"
         if seen.situation.failed_nodes:
             detail = f"node failure: {', '.join(seen.situation.failed_nodes)}; {_saved(seen)}"
-            return Verdict(reason="lost", decision=decision, by_scheduler=True, detail=detail)
+            return Verdict(
+                reason="lost",
+                decision=decision,
+                by_scheduler=True,
+                error_class="node_failure",
+                detail=detail,
+                nodes_blamed=seen.situation.failed_nodes,
+                exclude=seen.excludable,
+            )
         if seen.situation.comes_back:
-            return Verdict(reason="preempted", decision=decision, by_scheduler=True, detail=_saved(seen))
+            reason = seen.situation.taken_for or "preempted"
+            return Verdict(reason=reason, decision=decision, by_scheduler=True, detail=_saved(seen))
+        if seen.situation.taken_for is not None:
+            detail = f"{_saved(seen)}; Slurm does not bring this job back (with resilience.chain others follow it)"
+            return Verdict(reason=seen.situation.taken_for, decision="pause", detail=detail)
         return Verdict(reason="cancelled", decision="end", detail=_saved(seen))
     if seen.situation.preempted:
         return _continue(seen, "preempted")
@@ -90,11 +111,30 @@ def _saved(seen: Seen) -> str:
 
 
 def _failed(seen: Seen) -> Verdict:
-    decision: Decision
-    if seen.failure_class == "user_mistake":
-        decision = "end"
-    elif seen.restarts_left > 0:
-        decision = "restart"
-    else:
-        decision = "requeue" if seen.can_requeue else "end"
-    return Verdict(reason="failed", decision=decision, error_class=seen.failure_class, detail=seen.failure_detail)
+    if seen.failure is None:
+        return Verdict(reason="failed", decision=_try_again(seen))
+    row = seen.failure.cause
+    exclude: tuple[str, ...] = ()
+    decision: Decision = "end"
+    if row.follows == "exclude" and seen.excludable and (seen.spare or seen.can_requeue):
+        exclude = seen.excludable
+        decision = "restart" if seen.spare and seen.restarts_left > 0 else "requeue" if seen.can_requeue else "end"
+    elif row.follows == "requeue" and seen.can_requeue:
+        decision = "requeue"
+    elif row.follows != "end":
+        decision = _try_again(seen)
+    return Verdict(
+        reason="failed",
+        decision=decision,
+        error_class=row.name,
+        detail=seen.failure.detail,
+        advice=row.advice,
+        nodes_blamed=tuple(seen.failure.nodes),
+        exclude=exclude,
+    )
+
+
+def _try_again(seen: Seen) -> Decision:
+    if seen.restarts_left > 0:
+        return "restart"
+    return "requeue" if seen.can_requeue else "end"

@@ -71,7 +71,7 @@ def _directives(spec: JobSpec, run_dir: RunDir, array_size: int | None) -> list[
     log = run_dir.slurm_log if array_size is None else run_dir.tasks / "ARRAY" / run_dir.slurm_log.name
     output = pattern(str(log)) if array_size is None else pattern(str(log.parent.parent)) + f"/%a/{log.name}"
     options: list[tuple[str, str | None]] = [("job-name", spec.name), *spec.slurm.flags()]
-    options.append(("requeue" if spec.resilience.requeue else "no-requeue", None))
+    options.append(("requeue" if spec.resilience.requeue and not spec.resilience.chain else "no-requeue", None))
     options.append(("signal", f"B:USR2@{spec.warning_seconds}"))
     options.append(("open-mode", "append"))
     options.append(("output", output))

@@ -163,7 +163,5 @@ class Resilience(Section):
     def conflicts(cls, values: dict[str, Any]) -> list[Conflict]:
         found = super().conflicts(values)
         if values.get("chain") is not None and values.get("requeue") is False:
-            found.append(
-                Conflict("chain", "is a way to come back, which requeue: false forbids: set one of them")
-            )
+            found.append(Conflict("chain", "is a way to come back, which requeue: false forbids: set one of them"))
         return found

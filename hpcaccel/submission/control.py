@@ -12,7 +12,8 @@ from hpcaccel.records import Reason, StopRequest, to_dict
 from hpcaccel.rundir import RunDir, read_json, write_json
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission import local
-from hpcaccel.submission.facts import read_record
+from hpcaccel.submission.chain import cancel_waiting
+from hpcaccel.submission.facts import read_record, waiting_links
 from hpcaccel.submission.status import RunStatus, status
 
 __all__ = ["Then", "request_cancel", "request_stop"]
@@ -55,8 +56,7 @@ def request_stop(run: RunDir, *, then: Then, slurm: Slurm | None = None) -> None
     waits = any(one.state in _WAITING for one in now.tasks or [now])
     if then == "pause" and waits and read_record(run).backend == "slurm":
         # What has not started gives its place in the queue back. What starts at this moment reads the request.
-        for job_id in _job_ids(active, whole=run):
-            slurm.cancel(job_id, only_pending=True)
+        cancel_waiting(slurm, [*_job_ids(active, whole=run), *_waiting(active)])
 
 
 def request_cancel(run: RunDir, *, slurm: Slurm | None = None) -> None:
@@ -76,6 +76,7 @@ def request_cancel(run: RunDir, *, slurm: Slurm | None = None) -> None:
         for one in active:
             local.terminate(one)
         return
+    cancel_waiting(slurm, _waiting(active))  # first, so that none of them takes over
     for job_id in _job_ids(active, whole=run):
         slurm.cancel(job_id)
 
@@ -97,6 +98,10 @@ def _job_ids(active: Sequence[RunDir], *, whole: RunDir) -> list[str]:
     if not whole.is_task and whole not in active:
         job_ids = [job_id.partition("_")[0] for job_id in job_ids]
     return list(dict.fromkeys(job_ids))
+
+
+def _waiting(active: Sequence[RunDir]) -> list[str]:
+    return [job_id for run in active for job_id in waiting_links(read_record(run))]
 
 
 def _write(run: RunDir, *, reason: Reason, then: Literal["pause", "requeue", "finish", "cancel"]) -> None:

@@ -9,7 +9,7 @@ from hpcaccel.errors import RunDirectoryError
 from hpcaccel.records import AttemptEnd, AttemptStart, RunRecord, StopRequest, from_dict, to_dict
 from hpcaccel.rundir import RunDir, read_json, read_lines, write_json
 
-__all__ = ["Facts", "honoured_name", "open_requests", "read_facts", "read_record", "write_record"]
+__all__ = ["Facts", "honoured_name", "open_requests", "read_facts", "read_record", "waiting_links", "write_record"]
 
 _HONOURED = "honoured-"
 
@@ -38,6 +38,11 @@ class Facts:
         return self.record.job_ids[-1] if self.record.job_ids else ""
 
     @property
+    def waiting(self) -> list[str]:
+        """The jobs of its chain that wait behind the newest one."""
+        return waiting_links(self.record)
+
+    @property
     def settled(self) -> AttemptEnd | None:
         """The end after which nothing follows by itself, if that is what the ledger says."""
         end = self.last_end
@@ -50,6 +55,13 @@ def read_record(run: RunDir) -> RunRecord:
     if value is None:
         raise RunDirectoryError(f"{run.path} is no run directory: it has no {run.record.name}")
     return from_dict(RunRecord, value)
+
+
+def waiting_links(record: RunRecord) -> list[str]:
+    """The jobs of a chain that wait behind the newest one."""
+    if not record.job_ids or record.job_ids[-1] not in record.links:
+        return []
+    return record.links[record.links.index(record.job_ids[-1]) + 1 :]
 
 
 def write_record(run: RunDir, record: RunRecord, *, sync: bool = True) -> None:

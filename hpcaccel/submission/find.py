@@ -75,7 +75,8 @@ def _by_job_id(token: str, runs: list[_Known]) -> Path | None:
         return None
     for run in reversed(runs):
         here = RunDir(run.path)
-        job_ids = (read_json(here.record) or {}).get("job_ids", [])
+        record = read_json(here.record) or {}
+        job_ids = [*record.get("job_ids", []), *record.get("links", [])]
         if token in job_ids:
             return run.path
         if base in job_ids and index.isdigit() and here.task(int(index)).record.exists():

@@ -29,6 +29,7 @@ from hpcaccel.spec import grid as combinations
 from hpcaccel.spec.expand import escape
 from hpcaccel.submission.backend import Backend, backend_named
 from hpcaccel.submission.calls import pickle_function
+from hpcaccel.submission.chain import refuse_chained_array
 from hpcaccel.submission.codecopy import CodePlan
 from hpcaccel.submission.entry import Entry, check_secrets, find_entry, launch_section, plan_copy
 from hpcaccel.submission.foresight import advice
@@ -131,6 +132,7 @@ def prepare(
     specs = [_load(request, [*changes, *own], profile) for own in chosen]
     _refuse_twins(specs, chosen)
     check_secrets(specs[0])
+    refuse_chained_array(specs[0], is_array=bool(grid))
     backend = backend_named(backend_name, slurm)
     backend.check()
     folder = _runs_dir(runs_dir, profile)

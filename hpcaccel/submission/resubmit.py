@@ -8,8 +8,9 @@ from dataclasses import replace
 from hpcaccel.errors import RunBusy, UserError
 from hpcaccel.rundir import RunDir, register
 from hpcaccel.slurm.commands import Slurm
-from hpcaccel.submission.backend import backend_named
-from hpcaccel.submission.facts import honoured_name, open_requests, read_record, write_record
+from hpcaccel.submission.backend import Backend, SlurmBackend, backend_named
+from hpcaccel.submission.chain import cancel_waiting, links_behind
+from hpcaccel.submission.facts import honoured_name, open_requests, read_record, waiting_links, write_record
 from hpcaccel.submission.handin import hand_in
 from hpcaccel.submission.status import RunStatus, status
 
@@ -36,7 +37,10 @@ def resume(run: RunDir, *, slurm: Slurm | None = None) -> str:
     for task, name in stale:
         (task.control / name).rename(task.control / honoured_name(name))
     try:
-        job_id = hand_in(_parent(run), backend=backend, indices=indices, after=_recorder(run, tasks, offsets, indices))
+        if isinstance(backend, SlurmBackend):
+            cancel_waiting(backend.slurm, waiting_links(record))  # those of the old chain, if any are left
+        after = _recorder(run, tasks, offsets, indices, backend)
+        job_id = hand_in(_parent(run), backend=backend, indices=indices, after=after)
     except BaseException:
         for task, name in stale:
             (task.control / honoured_name(name)).rename(task.control / name)
@@ -64,18 +68,20 @@ def _parent(run: RunDir) -> RunDir:
 
 
 def _recorder(
-    run: RunDir, tasks: Sequence[RunDir], offsets: Sequence[int], indices: Sequence[int] | None
+    run: RunDir, tasks: Sequence[RunDir], offsets: Sequence[int], indices: Sequence[int] | None, backend: Backend
 ) -> Callable[[str], None]:
     def record_job(job_id: str) -> None:
         for place, task in enumerate(tasks):
             own = job_id if indices is None else f"{job_id}_{indices[place]}"
-            _append_job(task, own, ledger_offset=offsets[place])
+            with links_behind(task, own, backend=backend) as links:
+                _append_job(task, own, ledger_offset=offsets[place], links=links)
         if indices is not None:
             _append_job(_parent(run), job_id, ledger_offset=0)
 
     return record_job
 
 
-def _append_job(run: RunDir, job_id: str, *, ledger_offset: int) -> None:
+def _append_job(run: RunDir, job_id: str, *, ledger_offset: int, links: Sequence[str] = ()) -> None:
     record = read_record(run)
-    write_record(run, replace(record, job_ids=[*record.job_ids, job_id], ledger_offset=ledger_offset))
+    job_ids = [*record.job_ids, job_id]
+    write_record(run, replace(record, job_ids=job_ids, links=list(links), ledger_offset=ledger_offset))

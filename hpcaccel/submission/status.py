@@ -6,7 +6,7 @@ one sacct for those that squeue does not know: a queue that prints nothing is no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -136,7 +136,7 @@ def _judge_all(facts: Sequence[Facts], slurm: Slurm | None) -> dict[Path, RunSta
         if fact.settled is not None:
             found[fact.run.path] = _settled(fact)
             continue
-        job = queued.get(fact.job_id) or _Job(phase="gone")
+        job = _job_of(fact, queued)
         if fact.record.backend == "local":
             job = _ask_processes(fact)
         if job.phase in ("ended", "gone"):
@@ -150,7 +150,7 @@ def _judge_all(facts: Sequence[Facts], slurm: Slurm | None) -> dict[Path, RunSta
 
 
 def _ask_slurm(facts: Sequence[Facts], slurm: Slurm | None) -> dict[str, _Job]:
-    job_ids = [fact.job_id for fact in facts if fact.job_id]
+    job_ids = [job_id for fact in facts for job_id in (fact.job_id, *fact.waiting) if job_id]
     if not job_ids:
         return {}
     slurm = slurm or Slurm()
@@ -166,6 +166,15 @@ def _ask_slurm(facts: Sequence[Facts], slurm: Slurm | None) -> dict[str, _Job]:
         unknown = _Job(phase="unknown", words=f"Slurm does not answer: {error}")
         return dict.fromkeys(job_ids, unknown)
     return found
+
+
+def _job_of(fact: Facts, queued: Mapping[str, _Job]) -> _Job:
+    """The run's newest job; of a chain the first of those behind it, where that one is over."""
+    newest = queued.get(fact.job_id) or _Job(phase="gone")
+    if newest.phase in ("ended", "gone"):
+        behind = [queued[job_id] for job_id in fact.waiting if job_id in queued]
+        return next((job for job in behind if job.phase != "ended"), newest)
+    return newest
 
 
 def _from_entry(entry: QueueEntry | AccountingEntry) -> _Job:

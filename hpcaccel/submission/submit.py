@@ -12,6 +12,7 @@ from hpcaccel.rundir import register
 from hpcaccel.spec import JobSpec
 from hpcaccel.submission.backend import SlurmBackend
 from hpcaccel.submission.build import all_or_nothing, build
+from hpcaccel.submission.chain import links_behind
 from hpcaccel.submission.facts import read_record, write_record
 from hpcaccel.submission.handin import hand_in
 from hpcaccel.submission.prepare import Prepared, prepare
@@ -76,7 +77,8 @@ def submit_prepared(prepared: Prepared) -> Run | RunArray:
         for index in indices or []:
             task = run.task(index)
             write_record(task, replace(read_record(task), job_ids=[f"{job_id}_{index}"]), sync=False)
-        write_record(run, replace(read_record(run), job_ids=[job_id]))
+        with links_behind(run, job_id, backend=prepared.backend) as links:
+            write_record(run, replace(read_record(run), job_ids=[job_id], links=links))
 
     with all_or_nothing(run):
         build(prepared)
