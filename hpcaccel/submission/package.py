@@ -15,8 +15,8 @@ from hpcaccel.rundir import atomic_write
 
 __all__ = ["build_node_program", "write_node_program"]
 
-_BASE = ("__init__.py", "errors.py", "process.py", "rundir.py", "records.py")
-_FOLDERS = ("layout", "slurm", "node")
+_BASE = ("__init__.py", "errors.py", "process.py", "rundir.py", "records.py", "layout/__init__.py")
+_FOLDERS = ("slurm", "node")
 _MAIN = "from hpcaccel.node.__main__ import main\n\nmain()\n"
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 """The same time in every archive, so that the same code makes the same bytes."""

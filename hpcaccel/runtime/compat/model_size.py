@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.layout.model_files import SIZE_WORDS, parse_size
 
 __all__ = [
     "calculate_maximum_sizes",
@@ -22,19 +22,6 @@ __all__ = [
     "named_module_tensors",
 ]
 
-UNITS = {
-    "": 1,
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-}
-
 
 def convert_file_size_to_int(size: int | str) -> int:
     """Bytes of ``"5GB"`` (powers of 1,000), ``"5GiB"`` (of 1,024); ``"5Gb"`` are bits.
@@ -44,12 +31,10 @@ def convert_file_size_to_int(size: int | str) -> int:
     """
     if isinstance(size, int):
         return size
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGT]?(?:i?B)?)\s*", size, re.IGNORECASE)
-    unit = match[2].upper() if match else ""
-    if match is None or (unit and unit not in UNITS):
-        raise RuntimeMisuse(f"{size!r} is not a size: give bytes, or a number with a unit, such as '5GB' or '5GiB'")
-    found = int(float(match[1]) * UNITS[unit])
-    return found // 8 if size.strip().endswith("b") else found
+    found = parse_size(size)
+    if found is None:
+        raise RuntimeMisuse(f"{size!r} is not a size: {SIZE_WORDS}")
+    return found
 
 
 def convert_bytes(size: float) -> str:

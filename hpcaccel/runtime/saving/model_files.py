@@ -7,9 +7,7 @@ more than that.
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import sys
 import time
 from collections.abc import Mapping
@@ -20,6 +18,7 @@ import torch
 from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.layout.model_files import SAFE, TORCH, Form, index_text, share_out
 from hpcaccel.rundir import atomic_write, fsync_directory
 from hpcaccel.runtime.compat.model_size import convert_file_size_to_int
 from hpcaccel.runtime.ranks.process_group import Group
@@ -36,33 +35,6 @@ from hpcaccel.runtime.settings import Settings
 __all__ = ["SAFE", "TORCH", "save_model"]
 
 PROGRESS_AFTER_SECONDS = 5.0
-
-
-class Form(NamedTuple):
-    """How files are called."""
-
-    stem: str
-    suffix: str
-
-    @property
-    def single(self) -> str:
-        return self.stem + self.suffix
-
-    @property
-    def index_name(self) -> str:
-        return f"{self.single}.index.json"
-
-    def part(self, number: int, count: int) -> str:
-        return f"{self.stem}-{number:05d}-of-{count:05d}{self.suffix}"
-
-    def owns(self, name: str) -> bool:
-        """Whether a file of that name is one of a saved model's."""
-        parts = re.escape(self.stem) + r"-\d{5}-of-\d{5}" + re.escape(self.suffix)
-        return name in (self.single, self.index_name) or re.fullmatch(parts, name) is not None
-
-
-SAFE = Form("model", ".safetensors")
-TORCH = Form("pytorch_model", ".bin")
 
 
 class Entry(NamedTuple):
@@ -97,9 +69,10 @@ def save_model(
     if directory.is_file():
         raise RuntimeMisuse(f"save_model({str(directory)!r}): this is a file; give a directory")
     entries = _entries(model)
-    plan = _plan(entries, convert_file_size_to_int(max_shard_size))
+    shares = share_out([entry.bytes for entry in entries], convert_file_size_to_int(max_shard_size))
+    plan = [[entries[position] for position in share] for share in shares]
     form = SAFE if safe else TORCH
-    names = [form.single] if len(plan) == 1 else [form.part(i + 1, len(plan)) for i in range(len(plan))]
+    names = form.names(len(plan))
     sharded = holds_shards([entry.tensor for entry in entries])
     if sharded:
         meet_for_shards(group, settings, "save_model()")
@@ -149,19 +122,6 @@ def _entries(model: nn.Module) -> list[Entry]:
     return list(found.values())
 
 
-def _plan(entries: list[Entry], limit: int) -> list[list[Entry]]:
-    """What goes into each file: in order, as long as there is room."""
-    plan: list[list[Entry]] = [[]]
-    used = 0
-    for entry in entries:
-        if plan[-1] and used + entry.bytes > limit:
-            plan.append([])
-            used = 0
-        plan[-1].append(entry)
-        used += entry.bytes
-    return plan
-
-
 class _Writer:
     """Writes under temporary names, until everything is there."""
 
@@ -191,8 +151,7 @@ class _Writer:
         written = set(files)
         if len(files) > 1:
             places = {name: file for file, part in files.items() for entry in part for name in _names(entry, form)}
-            index = {"metadata": {"total_size": self._total_bytes}, "weight_map": dict(sorted(places.items()))}
-            atomic_write(self._directory / form.index_name, json.dumps(index, indent=2) + "\n")
+            atomic_write(self._directory / form.index_name, index_text(places, self._total_bytes))
             written.add(form.index_name)
         for path in list(self._directory.iterdir()):
             if form.owns(path.name) and path.name not in written:
