@@ -260,9 +260,37 @@ class RunDir:
         """Where this attempt resumed and how many steps it will take; written by rank 0 when its loop starts."""
         return self.attempt(attempt) / "progress.json"
 
+    def timing(self, attempt: int) -> Path:
+        """What this attempt's time went into; written by rank 0 now and then."""
+        return self.attempt(attempt) / "timing.json"
+
+    def saves(self, attempt: int) -> Path:
+        """A line for each checkpoint of this attempt; written by rank 0."""
+        return self.attempt(attempt) / "saves.jsonl"
+
+    def signalled(self, attempt: int) -> Path:
+        """The ranks have heard a signal and ask the supervisor what it means."""
+        return self.control / f"signal-{attempt}"
+
     def last_word(self, attempt: int) -> Path:
         """Why the ranks could not go on together; written by the one that found out."""
         return self.attempt(attempt) / "last_word.txt"
+
+    def heartbeats(self, attempt: int) -> Path:
+        """A folder with a sign of life of each rank (``records.Beat``)."""
+        return self.attempt(attempt) / "heartbeats"
+
+    def stacks(self, attempt: int) -> Path:
+        """A folder in which each rank writes where all its threads are, when it is asked (``asked``) or has hung."""
+        return self.attempt(attempt) / "stacks"
+
+    def hang(self, attempt: int) -> Path:
+        """Which rank kept the others waiting, when the attempt was given up for it; written by the supervisor."""
+        return self.attempt(attempt) / "hang.json"
+
+    def stragglers(self, attempt: int) -> Path:
+        """Ranks that take longer for their own part of a step than the others; a line whenever that changes."""
+        return self.attempt(attempt) / "stragglers.jsonl"
 
     def supervisor_log(self, attempt: int) -> Path:
         return self.attempt(attempt) / "supervisor.log"

@@ -21,6 +21,7 @@ class Resilience:
     max_failures: int
     max_preemptions: int | None
     restart_in_place: int
+    hang_timeout_seconds: int | None = None
     chain: int | None = None
     chain_ahead: int = 2
 
@@ -83,6 +84,7 @@ def read_launch(run: RunDir) -> Launch:
                 max_failures=resilience["max_failures"],
                 max_preemptions=resilience["max_preemptions"],
                 restart_in_place=resilience["restart_in_place"],
+                hang_timeout_seconds=resilience.get("hang_timeout_seconds"),
                 chain=resilience.get("chain"),
                 chain_ahead=resilience.get("chain_ahead", 2),
             ),

@@ -40,6 +40,11 @@ class Ranks(Protocol):
         """End every rank at once."""
         ...
 
+    def dump(self, *, wake: bool = False) -> None:
+        """Have every rank that uses the runtime write where its threads are (SIGURG, which no other program minds);
+        with ``wake`` also those that have been stopped."""
+        ...
+
 
 def free_port() -> int:
     """A TCP port that is free on this host at this moment.
@@ -153,6 +158,15 @@ class SrunRanks:
         if self._kills > 1:
             self._srun.kill()
 
+    def dump(self, *, wake: bool = False) -> None:
+        step = read_json(self._step_file)
+        for name in ("URG", "CONT")[: 1 + wake] if step is not None else ():
+            assert step is not None
+            try:
+                Slurm().signal_step(step["job_id"], step["step_id"], name)
+            except SlurmCommandError as error:
+                print(f"hpcaccel: {error}; some stacks will be missing", file=sys.stderr, flush=True)
+
     def _signal_step(self, name: str) -> None:
         step = read_json(self._step_file)
         if step is None:
@@ -216,6 +230,11 @@ class LocalRanks:
 
     def kill(self) -> None:
         self._send_group(signal.SIGKILL)
+
+    def dump(self, *, wake: bool = False) -> None:
+        self._send(signal.SIGURG)
+        if wake:
+            self._send(signal.SIGCONT)
 
     def _send(self, number: signal.Signals) -> None:
         for rank in self._ranks:

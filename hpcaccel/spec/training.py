@@ -147,6 +147,12 @@ class Resilience(Section):
         default=300,
         description="How long ranks that were asked to stop may take to save and leave before they are killed.",
     )
+    hang_timeout_seconds: Natural | None = Field(
+        default=None,
+        description="When no rank has done a step, read a batch or met the others for so long, the ranks hang: their "
+        "stacks are written down, they are killed and start again. Three times as long for the first step, loads and "
+        "saves, and for a lone rank. Default: twenty times a usual step, at least 600; 0: they may hang for ever.",
+    )
     chain: Count | None = Field(
         default=None,
         description="Go on in follow-up jobs instead of requeueing, where a site forbids that or preempts by "

@@ -11,7 +11,7 @@ import torch
 
 import hpcaccel
 
-__all__ = ["call_site", "call_stack", "site_of"]
+__all__ = ["call_site", "call_stack", "site_of", "site_of_frame"]
 
 _NOT_THE_SCRIPT = (
     os.path.dirname(hpcaccel.__file__) + os.sep,
@@ -30,6 +30,11 @@ def call_site() -> str:
 def call_stack() -> list[str]:
     """``file:line`` of all these calls, the innermost first."""
     return list(_script_frames(sys._getframe(1)))
+
+
+def site_of_frame(frame: FrameType | None) -> str:
+    """``file:line`` of the innermost call of the script that led to ``frame``."""
+    return next(_script_frames(frame), "an unknown place")
 
 
 def site_of(traceback: TracebackType | None) -> str:

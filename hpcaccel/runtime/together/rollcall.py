@@ -54,6 +54,8 @@ class Rollcall:
         self.entered: Counter[str] = Counter()
         self.broken: str | None = None
         """Why no call can work any more."""
+        self.waits_in: str | None = None
+        """What this rank has waited in for a while, for its heartbeat to read."""
         self._store = store
         self._patience = float(os.environ.get("HPCACCEL_PATIENCE_SECONDS", PATIENCE_SECONDS))
         self._next_look = rank + 1
@@ -118,6 +120,7 @@ class Rollcall:
         site = call_site()
         warned = False
         self._publish({"channel": channel, "number": number, "what": what, "site": site})
+        self.waits_in = what
         try:
             while not _is_done(work, min(LOOK_SECONDS, self._patience)):
                 waited = time.monotonic() - started
@@ -128,6 +131,7 @@ class Rollcall:
                     warned = True
                     self._warn(self._missing_text(what, site, channel, number, waited))
         finally:
+            self.waits_in = None
             self._publish({})
 
     # -- what the others say ----------------------------------------------------------------------------------------

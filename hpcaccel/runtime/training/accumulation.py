@@ -16,6 +16,7 @@ from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.training.gradient_sync import NoSync, no_sync
 
 if TYPE_CHECKING:
+    from hpcaccel.runtime.health.stragglers import OwnTime
     from hpcaccel.runtime.ranks.process_group import Group
 
 __all__ = ["Accumulation", "MicroBatch", "Source"]
@@ -52,6 +53,10 @@ class Accumulation:
         loader gives one."""
         self.passes = 0
         """How many loaders have been read to their ends without training on them."""
+        self.batches = 0
+        """How many batches prepared loaders have given, of any kind."""
+        self.own_time: OwnTime | None = None
+        """To be told when a batch has come, where that ends this rank's own part of a step."""
         self._warned = False
         self._done: dict[int, int] = {}
         self._sources: list[Source] = []
@@ -78,6 +83,9 @@ class Accumulation:
             self._done[whose] = done
 
     def took_batch_from(self, source: Source) -> None:
+        self.batches += 1
+        if self.own_time is not None:
+            self.own_time.batch_has_come()
         if self.current is not source:
             self.ended(source)
             self._sources.append(source)
