@@ -1,81 +1,176 @@
-"""What an attempt's exit code and logs say about how it failed."""
+"""Why an attempt failed: the first cause in meaning among all traces that it left, and the nodes it speaks against.
+
+Not the first in time: the rank whose peer is gone often fails before the one that has gone says why.
+"""
 
 from __future__ import annotations
 
-import re
 import signal
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from hpcaccel.rundir import RunDir
+from hpcaccel.node.causes import CAUSES, Cause, cause
+from hpcaccel.node.classify_logs import LONGEST, RankEnd, RankLog, rank_ends, read_rank_logs, read_slurm_lines
+from hpcaccel.rundir import RunDir, read_json
+from hpcaccel.slurm.states import JobState
 
-__all__ = ["classify"]
+__all__ = ["Failure", "classify"]
 
-TAIL_BYTES = 64_000
+_SIGNALS = {
+    signal.SIGKILL: "Killed",
+    signal.SIGSEGV: "Segmentation fault",
+    signal.SIGBUS: "Bus error",
+    signal.SIGABRT: "Aborted",
+    signal.SIGILL: "Illegal instruction",
+    signal.SIGFPE: "Floating point exception",
+    signal.SIGTERM: "Terminated",
+}
 
-_EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\w*)(?:: (.*))?$")
-_ANY_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:: .*)?$")
-"""Of any name: where it stands below the last, indented line of a traceback."""
-_ECHO = re.compile(
-    r"\bRankFailed\b|gloo|nccl|Connection (?:closed|reset|refused)|Broken pipe|by peer|DistBackend|ProcessGroup", re.I
-)
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """What went wrong, and what the table says about it."""
+
+    cause: Cause
+    detail: str
+    nodes: list[str] = field(default_factory=list)
+    """Nodes that the evidence speaks against, where the cause is one of a node's own."""
 
 
-def classify(run: RunDir, *, attempt: int, exit_code: int) -> tuple[str, str]:
-    """The class of a failure and one sentence about it.
+@dataclass(frozen=True, kw_only=True)
+class _Trace:
+    cause: Cause
+    text: str
+    rank: int | None = None
+    node: str | None = None
 
-    Classes: ``user_mistake`` (exit code 2), ``out_of_memory``, ``import_error``, ``exception``, ``killed`` (by a
-    signal), ``exit`` (any other code).
+    @property
+    def order(self) -> tuple[int, int]:
+        return CAUSES.index(self.cause), -1 if self.rank is None else self.rank
+
+
+def classify(
+    run: RunDir,
+    *,
+    attempt: int,
+    exit_code: int,
+    nodes: Sequence[str] = (),
+    ranks_per_node: int = 1,
+    step_state: JobState | None = None,
+) -> Failure:
+    """The cause of a failure.
+
+    Args:
+        exit_code: of all ranks together; srun's own says little once it has ended the others.
+        nodes: of the attempt, in the order of the ranks.
+        step_state: how Slurm's accounting calls the end of the ranks' step, where somebody has asked.
     """
-    rank, found = _first_cause(run.attempt(attempt))
-    if exit_code == 2:
-        return "user_mistake", f"rank {rank}: {found}" if found else "the program ended with code 2, a user's mistake"
-    if found:
-        name = found.partition(":")[0].rpartition(".")[2]
-        if "OutOfMemory" in name or name == "MemoryError":
-            kind = "out_of_memory"
-        elif name in ("ImportError", "ModuleNotFoundError"):
-            kind = "import_error"
-        else:
-            kind = "exception"
-        return kind, f"rank {rank}: {found}"
-    if exit_code > 128:
-        return "killed", f"a rank was killed by {_signal_name(exit_code - 128)}"
-    return "exit", f"the program ended with code {exit_code}"
+    slurm_lines = read_slurm_lines(run, attempt)
+    ends = [end for end in rank_ends(slurm_lines) if end.how != "Terminated"] or list(rank_ends(slurm_lines))
+    where = dict(enumerate(node for node in nodes for _ in range(ranks_per_node)))
+    where |= {end.rank: end.node for end in ends}
+    traces = [*_hang(run, attempt), *_in_lines(slurm_lines)]
+    killed = {end.rank for end in ends if end.how == "Killed"}
+    logs = read_rank_logs(run, attempt)
+    for log in logs:
+        traces += _in_lines(log.lines, rank=log.rank)
+        # What has been killed has not ended by an exception, whatever it had printed before.
+        traces += [] if log.rank in killed else _in_errors(log)
+    if step_state is JobState.OUT_OF_MEMORY:
+        traces.append(_Trace(cause=cause("host_out_of_memory"), text="Slurm ended the ranks: OUT_OF_MEMORY"))
+    traces += _in_ends(ends or [_unseen_end(exit_code)], traces, logs)
+    first = min(traces, key=lambda trace: trace.order)
+    if first.node is None and first.rank is not None:
+        first = _Trace(cause=first.cause, text=first.text, rank=first.rank, node=where.get(first.rank))
+    return Failure(cause=first.cause, detail=_sentence(first, nodes), nodes=_blamed(first, traces, where, nodes))
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+def _hang(run: RunDir, attempt: int) -> Iterator[_Trace]:
+    value: dict[str, Any] | None = read_json(run.attempt(attempt) / "hang.json")
+    if value is not None:
+        rank, node = value.get("culprit_rank"), value.get("node")
+        text = str(value.get("why") or "no rank took a step any more")
+        yield _Trace(cause=cause("hang"), text=text[:LONGEST], rank=rank, node=node)
 
 
-def _first_cause(folder: Path) -> tuple[str, str | None]:
-    """The rank and the exception that came first in meaning: one rank's error makes the others lose their peer."""
-    echo: tuple[str, str | None] = ("?", None)
-    for log in sorted(folder.glob("*.log")):
-        if not log.stem.isdigit():
+def _in_lines(lines: Sequence[str], *, rank: int | None = None) -> Iterator[_Trace]:
+    for row in CAUSES:
+        for line in lines if row.lines else ():
+            if match := row.in_line(line):
+                node = match.groupdict().get("node")
+                yield _Trace(cause=row, text=line.strip()[:LONGEST], rank=rank, node=node)
+                break
+
+
+def _in_errors(log: RankLog) -> Iterator[_Trace]:
+    """The row that fits the last exception or one of those behind it, and the exception's own text."""
+    for row in CAUSES:
+        for text in log.exceptions[:1] if row.last_only else log.exceptions:
+            if row.in_error(text):
+                last = log.exceptions[0]
+                shown = text if text == last else f"{last} (from {text})"
+                yield _Trace(cause=row, text=shown[:LONGEST], rank=log.rank)
+                return
+    if log.exceptions:
+        yield _Trace(cause=cause("exception"), text=log.exceptions[0], rank=log.rank)
+
+
+def _unseen_end(exit_code: int) -> RankEnd:
+    """The end of a rank that nobody has described: what its exit code says, in srun's words."""
+    number = exit_code - 128
+    if number <= 0:
+        return RankEnd(node="", rank=-1, how=f"Exited with exit code {exit_code}")
+    how = {int(sign): word for sign, word in _SIGNALS.items()}.get(number, f"Signal {number}")
+    return RankEnd(node="", rank=-1, how=how)
+
+
+def _in_ends(ends: Sequence[RankEnd], others: Sequence[_Trace], logs: Sequence[RankLog]) -> Iterator[_Trace]:
+    speaks = {trace.rank for trace in others if trace.rank is not None}
+    for end in ends:
+        row = next((row for row in CAUSES if row.in_end(end.how)), cause("exit"))
+        if row.name in ("exit", "crashed") and (end.rank in speaks or _only_follows(end, others)):
             continue
-        line = _last_exception(log)
-        if line and not _ECHO.search(line):
-            return log.stem, line
-        if line and echo[1] is None:
-            echo = (log.stem, line)
-    return echo
+        yield _Trace(
+            cause=row,
+            text=_last_words(end, logs)[:LONGEST],
+            rank=end.rank if end.rank >= 0 else None,
+            node=end.node or None,
+        )
 
 
-def _last_exception(log: Path) -> str | None:
-    with log.open("rb") as file:
-        file.seek(0, 2)
-        file.seek(max(0, file.tell() - TAIL_BYTES))
-        text = file.read().decode(errors="replace")
-    if "Traceback (most recent call last)" not in text:
-        return None
-    # torch puts the rank before each line of a traceback
-    lines = [re.sub(r"^\[rank\d+\]: ?", "", line) for line in text.splitlines()]
-    matches = [
-        line
-        for above, line in zip(["", *lines], lines, strict=False)
-        if _EXCEPTION.match(line) or (above.startswith("    ") and _ANY_EXCEPTION.match(line))
+def _only_follows(end: RankEnd, others: Sequence[_Trace]) -> bool:
+    """Whether this end says no more than what a log has said already."""
+    if end.how.startswith("Aborted"):  # so NCCL's watchdog ends a rank
+        return any(trace.cause.name == "nccl_timeout" for trace in others)
+    return end.rank < 0 and bool(others) and end.how == "Exited with exit code 1"
+
+
+def _last_words(end: RankEnd, logs: Sequence[RankLog]) -> str:
+    """How a rank ended, with the last line of its log where it ended by itself; rank 0's where nobody knows which."""
+    code = end.how.removeprefix("Exited with exit code ")
+    if code == end.how:
+        return end.how
+    said = next((log.lines for log in logs if log.rank == max(end.rank, 0)), [])
+    line = next((line.strip() for line in reversed(said) if line.strip() and "CANCELLED AT" not in line), "")
+    return f"the program ended with code {code}" + (f": {line}" if line else "")
+
+
+def _sentence(trace: _Trace, nodes: Sequence[str]) -> str:
+    if trace.rank is None:
+        return trace.text
+    node = f" on {trace.node}" if trace.node and len(nodes) > 1 else ""
+    return f"rank {trace.rank}{node}: {trace.text}"
+
+
+def _blamed(first: _Trace, traces: Sequence[_Trace], where: dict[int, str], nodes: Sequence[str]) -> list[str]:
+    """The nodes of all ranks that show this cause; none where all nodes do, since then it is not theirs."""
+    if first.cause.follows != "exclude" and first.cause.name != "hang":
+        return []
+    found = [
+        trace.node or (where.get(trace.rank) if trace.rank is not None else None)
+        for trace in traces
+        if trace.cause is first.cause
     ]
-    return matches[-1].strip()[:500] if matches else None
+    blamed = sorted({node for node in found if node})
+    return [] if len(nodes) > 1 and set(blamed) >= set(nodes) else blamed

@@ -1,13 +1,57 @@
+"""The table of causes, on logs as real programs, drivers and Slurm leave them (tests/data/failures).
+
+A file there is named after its cause. Those of Python, gloo and srun were recorded; those of GPUs and of failed nodes
+are written from the known messages.
+"""
+
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from hpcaccel.node.classify import classify
+from hpcaccel.node.causes import CAUSES
+from hpcaccel.node.classify import Failure, classify
 from hpcaccel.rundir import RunDir
+from hpcaccel.slurm.states import JobState
 
+ROOT = Path(__file__).parents[2]
+RECORDED = sorted((ROOT / "tests" / "data" / "failures").glob("*.txt"))
 TRACEBACK = "Traceback (most recent call last):\n  File 'x.py', line 1\n"
+BY_THE_BATCH_STEP = {"setup", "preflight", "network"}
+"""Not found in logs: who finds them says so."""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    run.attempt(1).mkdir()
+    run.supervisor_log(1).write_text(TRACEBACK + "ValueError: of the supervisor\n")
+    return run
+
+
+def recorded(path: Path, run: RunDir) -> tuple[dict[str, str], Failure]:
+    head, *files = re.split(r"^==> (\S+) <==\n", path.read_text(), flags=re.MULTILINE)
+    expected = dict(re.findall(r"^#! (\w+): (.*)$", head, re.MULTILINE))
+    for name, text in zip(files[::2], files[1::2], strict=True):
+        (run.slurm_log if name == "slurm.log" else run.attempt(1) / name).write_text(text)
+    nodes = expected["nodes"].split(",")
+    code = int(expected["exit_code"])
+    return expected, classify(run, attempt=1, exit_code=code, nodes=nodes, ranks_per_node=2)
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_recorded(run: RunDir, path: Path) -> None:
+    expected, failure = recorded(path, run)
+    assert failure.cause.name == path.name.partition(".")[0], failure
+    assert expected["says"] in failure.detail
+    assert failure.nodes == [node for node in expected.get("blamed", "").split(",") if node]
+
+
+def test_every_row_has_a_record() -> None:
+    assert {row.name for row in CAUSES} == {path.name.partition(".")[0] for path in RECORDED} | BY_THE_BATCH_STEP
 
 
 @pytest.mark.parametrize(
@@ -15,26 +59,36 @@ TRACEBACK = "Traceback (most recent call last):\n  File 'x.py', line 1\n"
     [
         ({0: TRACEBACK + "ValueError: no"}, 1, "exception", "rank 0: ValueError: no"),
         ({0: f"[rank0]: {TRACEBACK}[rank0]: pkg.MyError: bad"}, 1, "exception", "rank 0: pkg.MyError: bad"),
-        ({0: TRACEBACK + "torch.OutOfMemoryError: CUDA"}, 1, "out_of_memory", "rank 0: torch.OutOfMemoryError: CUDA"),
-        ({0: TRACEBACK + "ModuleNotFoundError: x"}, 1, "import_error", "rank 0: ModuleNotFoundError: x"),
         (
-            {0: TRACEBACK + "RuntimeError: gloo: Connection closed by peer", 3: TRACEBACK + "KeyError: 'lr'"},
+            {0: TRACEBACK + "RuntimeError: gloo: Connection closed by peer", 13: TRACEBACK + "KeyError: 'lr'"},
             1,
             "exception",
-            "rank 3: KeyError: 'lr'",
+            "rank 13: KeyError: 'lr'",
         ),
         ({0: TRACEBACK + "    raise NotGood(1)\npkg.NotGood: 1"}, 1, "exception", "rank 0: pkg.NotGood: 1"),
         ({0: TRACEBACK + "    raise NotGood(1)\nNotGood"}, 1, "exception", "rank 0: NotGood"),
-        ({0: "all is well"}, 137, "killed", "a rank was killed by SIGKILL"),
-        ({0: "usage: x\nx: error: no"}, 2, "user_mistake", "the program ended with code 2, a user's mistake"),
+        ({0: "all is well"}, 137, "killed", "Killed"),
+        ({0: "all is well"}, 161, "killed", "Signal 33"),
+        ({0: "usage: x\nx: error: no"}, 2, "user_mistake", "the program ended with code 2: x: error: no"),
+        ({0: TRACEBACK + "KeyError: 'lr'"}, 3, "exception", "rank 0: KeyError: 'lr'"),
         ({}, 7, "exit", "the program ended with code 7"),
     ],
 )
-def test_classify(tmp_path: Path, logs: dict[int, str], exit_code: int, kind: str, sentence: str) -> None:
-    run = RunDir(tmp_path / "run")
-    run.create()
-    run.attempt(1).mkdir()
-    run.supervisor_log(1).write_text(TRACEBACK + "ValueError: of the supervisor\n")
+def test_without_slurms_words(run: RunDir, logs: dict[int, str], exit_code: int, kind: str, sentence: str) -> None:
     for rank, text in logs.items():
         run.rank_log(1, rank).write_text(text + "\n")
-    assert classify(run, attempt=1, exit_code=exit_code) == (kind, sentence)
+    failure = classify(run, attempt=1, exit_code=exit_code)
+    assert (failure.cause.name, failure.detail) == (kind, sentence)
+
+
+def test_the_accounting_explains_a_kill(run: RunDir) -> None:
+    failure = classify(run, attempt=1, exit_code=137, step_state=JobState.OUT_OF_MEMORY)
+    assert failure.cause.name == "host_out_of_memory"
+
+
+def test_the_page_shows_the_table() -> None:
+    page = (ROOT / "docs" / "failures.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \| (.*?) \|$", page, re.MULTILINE)
+    words = {"restart": "restart", "requeue": "requeue", "exclude": "exclude", "end": "end"}
+    shown = [(row.name, row.meaning, words[row.follows], row.advice) for row in CAUSES]
+    assert [(name, meaning, follows, advice.strip()) for name, meaning, follows, advice in rows] == shown

@@ -1,0 +1,97 @@
+"""What the logs of an attempt say by themselves: last exceptions, telling lines, and how srun saw the ranks end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcaccel.rundir import RunDir
+from hpcaccel.slurm import hostlist
+
+__all__ = ["RankEnd", "RankLog", "rank_ends", "read_rank_logs", "read_slurm_lines"]
+
+TAIL_BYTES = 64_000
+LONGEST = 500
+"""Characters of a line that are kept for the ledger."""
+
+_EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\w*)(?:: (.*))?$")
+_ANY_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:: .*)?$")
+"""Of any name: where it stands below the last, indented line of a traceback."""
+_CHAIN = re.compile(r"^(?:The above exception was the direct cause of|During handling of the above exception, another)")
+_SRUN_END = re.compile(r"^srun: error: (?P<node>[^\s:]+): tasks? (?P<tasks>[\d,\-\[\]]+): (?P<how>.+)$")
+_SRUN_KILLS = re.compile(r"^srun: .*(?:Terminating StepId|Force Terminated|Job step aborted)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLog:
+    rank: int
+    exceptions: list[str]
+    """``Type: message``: the last one first, then those that it was raised from or while handling."""
+    lines: list[str]
+    """The end of the log."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnd:
+    """srun's words about a rank that ended badly by itself, before srun ended the others."""
+
+    node: str
+    rank: int
+    how: str
+
+
+def read_rank_logs(run: RunDir, attempt: int) -> list[RankLog]:
+    """In the order of ranks."""
+    logs = [log for log in run.attempt(attempt).glob("*.log") if log.stem.isdigit()]
+    return [_read(log) for log in sorted(logs, key=lambda log: int(log.stem))]
+
+
+def _read(log: Path) -> RankLog:
+    # torch puts the rank before each line of a traceback
+    lines = [re.sub(r"^\[rank\d+\]: ?", "", line)[:4000] for line in _tail(log).splitlines()]
+    return RankLog(rank=int(log.stem), exceptions=_exceptions(lines), lines=lines)
+
+
+def _tail(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - TAIL_BYTES))
+        return file.read().decode(errors="replace")
+
+
+def _exceptions(lines: list[str]) -> list[str]:
+    """The last traceback's exception, and those of the tracebacks above that lead to it."""
+    if not any("Traceback (most recent call last)" in line for line in lines):
+        return []
+    found: list[str] = []
+    chained = False
+    for above, line in zip(["", *lines], lines, strict=False):
+        if _CHAIN.match(line):
+            chained = True
+        elif _EXCEPTION.match(line) or (above.startswith("    ") and _ANY_EXCEPTION.match(line)):
+            found = [line.strip()[:LONGEST], *found] if chained or not found else [line.strip()[:LONGEST]]
+            chained = False
+    return found
+
+
+def read_slurm_lines(run: RunDir, attempt: int) -> list[str]:
+    """What the batch step has printed since this attempt began: srun's and slurmd's own words are among it."""
+    try:
+        lines = _tail(run.slurm_log).splitlines()
+    except FileNotFoundError:
+        return []
+    begin = re.compile(rf"^hpcaccel: \S+ attempt {attempt}: ")
+    starts = [number for number, line in enumerate(lines) if begin.match(line)]
+    return lines[starts[-1] :] if starts else lines
+
+
+def rank_ends(lines: list[str]) -> Iterator[RankEnd]:
+    """Which ranks ended badly by themselves, in the order in which srun saw them."""
+    for line in lines:
+        if _SRUN_KILLS.match(line):
+            return
+        if match := _SRUN_END.match(line):
+            for rank in hostlist.array_indices(match["tasks"].strip("[]")):
+                yield RankEnd(node=match["node"], rank=rank, how=match["how"])
