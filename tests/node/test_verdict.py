@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from hpcaccel.node.allocation import Situation
+from hpcaccel.node.causes import cause
+from hpcaccel.node.classify import Failure
 from hpcaccel.node.verdict import Seen, judge
 from hpcaccel.records import Outcome, StopRequest
 
@@ -24,6 +26,10 @@ SAVED = Outcome(reason="stop", step=7, checkpoint="step_00000007", resume=True)
 
 def stop(then: str, reason: str = "stop") -> StopRequest:
     return StopRequest(reason=reason, then=then, time=0.0)  # type: ignore[arg-type]
+
+
+def failed(name: str, *nodes: str) -> Failure:
+    return Failure(cause=cause(name), detail="words", nodes=list(nodes))
 
 
 def seen(**changes: Any) -> Seen:
@@ -68,7 +74,7 @@ def seen(**changes: Any) -> Seen:
         (seen(exit_code=1), "failed", "restart", False),
         (seen(exit_code=1, restarts_left=0), "failed", "requeue", False),
         (seen(exit_code=1, restarts_left=0, can_requeue=False), "failed", "end", False),
-        (seen(exit_code=2, failure_class="user_mistake"), "failed", "end", False),
+        (seen(exit_code=2, failure=failed("user_mistake")), "failed", "end", False),
         (seen(exit_code=1, situation=UNKNOWN), "failed", "restart", False),
     ],
 )
