@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from hpcaccel.errors import ClusterError, HpcaccelError, SlurmCommandError
@@ -24,6 +25,8 @@ SAME_MOMENT_SECONDS = 2
 _ENDS: dict[JobState | None, Reason | None] = {
     JobState.PREEMPTED: "preempted", JobState.NODE_FAIL: "lost", JobState.CANCELLED: None,
 }  # fmt: skip
+KILL_WAIT_SECONDS = 30.0
+"""Slurm's default."""
 REQUEUE_DELAYS_SECONDS = (2, 5, 10, 20, 30, 60, 0)
 
 
@@ -55,6 +58,24 @@ class Allocation(Protocol):
 
     def situation(self, *, patient: bool = True) -> Situation:
         """How it stands. ``patient``: ask again for a while where the scheduler does not answer."""
+        ...
+
+    @property
+    def kill_wait_seconds(self) -> float | None:
+        """How long after the signals of a preemption without grace, or of a cancel, the processes are killed."""
+        ...
+
+    def dispensable(self, nodes: Sequence[str], *, needed: int) -> list[str]:
+        """Those of ``nodes`` without which the job, which needs so many nodes, could still start."""
+        ...
+
+    def avoid(self, nodes: Sequence[str], *, instead_of: Sequence[str], now: bool = False) -> None:
+        """Keep the next start of the job away from these nodes, as soon as the scheduler takes such a wish.
+
+        Args:
+            instead_of: nodes of which earlier calls may have spoken.
+            now: the job is on its way back already.
+        """
         ...
 
     def requeue(self) -> str:
@@ -90,6 +111,7 @@ class SlurmAllocation:
         self.restart_count = int(env.get("SLURM_RESTART_COUNT", "0"))
         self.nodes = hostlist.expand(env.get("SLURM_JOB_NODELIST", ""))
         self._slurm = slurm or Slurm()
+        self._avoid: tuple[Sequence[str], Sequence[str]] = ((), ())
 
     def situation(self, *, patient: bool = True) -> Situation:
         for delay in (1, 2, 4, 0) if patient else (0,):
@@ -141,12 +163,55 @@ class SlurmAllocation:
             return None
         return None if entry is None else entry.state
 
+    @cached_property
+    def kill_wait_seconds(self) -> float | None:
+        try:
+            return float(self._slurm.config()["KillWait"].split()[0])
+        except (ClusterError, SlurmCommandError, KeyError, ValueError):
+            return KILL_WAIT_SECONDS
+
     def _failed_nodes(self) -> tuple[str, ...]:
         # Of the job itself Slurm says the same as after a preemption.
         try:
             return tuple(self._slurm.failed_nodes(self.nodes))
         except (ClusterError, SlurmCommandError):
             return ()  # it is but the name of the reason
+
+    def dispensable(self, nodes: Sequence[str], *, needed: int) -> list[str]:
+        try:
+            job = self._slurm.job(self.job_id)
+            sizes = {partition.name: partition.nodes for partition in self._slurm.partitions()}
+        except (ClusterError, SlurmCommandError):
+            return []
+        if job is None:
+            return []
+        excluded = set(hostlist.expand(job.excluded_nodes))
+        most = sizes.get(job.partition, 0) - len(excluded) - needed
+        by_name = hostlist.expand(job.required_nodes)
+        return [node for node in nodes if node not in by_name and node not in excluded][: max(0, most)]
+
+    def avoid(self, nodes: Sequence[str], *, instead_of: Sequence[str], now: bool = False) -> None:
+        self._avoid = (nodes, instead_of)
+        if now:
+            self._exclude(self.job_id)
+
+    def _exclude(self, job_id: str) -> None:
+        """Tell Slurm which nodes ``job_id``, which waits, is to keep away from, besides those that the user named."""
+        nodes, before = self._avoid
+        problem = ""
+        for delay in (0.5, 1, 2, 0) if nodes or before else ():
+            try:
+                job = self._slurm.job(job_id)
+                known = set(hostlist.expand(job.excluded_nodes)) if job is not None else set()
+                wanted = known.difference(before).union(nodes)
+                if wanted != known:
+                    self._slurm.exclude(job_id, sorted(wanted))
+                return
+            except (ClusterError, SlurmCommandError) as error:
+                problem = str(error)
+                time.sleep(delay)
+        if problem:
+            print(f"hpcaccel: job {job_id} cannot be kept away from {', '.join(nodes)}: {problem}", flush=True)
 
     def requeue(self) -> str:
         problem = "Slurm's controller does not answer"
@@ -159,10 +224,18 @@ class SlurmAllocation:
                 try:
                     if not self._slurm.requeue(self.job_id):
                         return ""
-                except (ClusterError, SlurmCommandError) as error:
+                except ClusterError as error:
+                    refusal = f"{error}. With resilience.chain the run goes on in other jobs"
+                    if problem == refusal:  # it was not that the job was just being taken down
+                        return refusal
+                    problem = refusal
+                except SlurmCommandError as error:
                     problem = str(error)
                 else:
-                    time.sleep(60)  # Slurm's SIGKILL is on its way
+                    # Slurm excludes nodes for waiting jobs only. This one waits by now, and SIGTERM, which we block, has
+                    # come; SIGKILL follows after KillWait (30 s by default). Tried on 22.05, arrays included.
+                    self._exclude(self.job_id)
+                    time.sleep(60)
                     problem = "Slurm took the requeue but did not end this job within 60 seconds"
             time.sleep(delay)
         return problem
@@ -170,6 +243,8 @@ class SlurmAllocation:
 
 class LocalAllocation:
     """This machine: no queue, a time limit that the supervisor keeps itself, a requeue that is a new start."""
+
+    kill_wait_seconds = None
 
     def __init__(self, run: RunDir, launch: Launch) -> None:
         self.job_id = os.environ.get("HPCACCEL_LOCAL_JOB", f"local-{os.getpid():08x}")
@@ -183,6 +258,12 @@ class LocalAllocation:
     def cancelled(self) -> None:
         """SIGTERM to the supervisor is this backend's scancel."""
         self._cancelled = True
+
+    def dispensable(self, nodes: Sequence[str], *, needed: int) -> list[str]:
+        return []  # there is no other machine
+
+    def avoid(self, nodes: Sequence[str], *, instead_of: Sequence[str], now: bool = False) -> None:
+        pass
 
     def situation(self, *, patient: bool = True) -> Situation:
         return Situation(running=not self._cancelled, end_time=self._end_time)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hpcaccel.errors import ClusterError, SlurmCommandError
-from hpcaccel.slurm import output
+from hpcaccel.slurm import hostlist, output
 from hpcaccel.slurm.environment import query_environment, submission_environment
 from hpcaccel.slurm.refusals import explain
 from hpcaccel.slurm.states import AccountingEntry, Association, JobInfo, PartitionInfo, QueueEntry
@@ -29,6 +29,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 _ADDRESS = re.compile(r"\d+(?:_\d+|\+\d+)?")
 _STEP = re.compile(r"\d+|batch|extern|interactive")
+_NODE = re.compile(r"[A-Za-z0-9][\w.-]*")
 _SIGNAL = re.compile(r"[A-Z][A-Z0-9]*|\d+")
 _LONGEST_LIST = 100_000
 """Bytes of job ids that go into one argument (Linux takes 128 KiB); beyond that all jobs are asked for."""
@@ -160,6 +161,9 @@ class Slurm:
         put it there already ("pending execution").
 
         Beware: a job that is being cancelled (COMPLETING) would come back too. Ask for its state first.
+
+        Raises:
+            ClusterError: the job may not be requeued: a site can take --requeue away from it.
         """
         command = ["scontrol", "requeue", _address(job_id)]
         result = self._start(command)
@@ -168,6 +172,20 @@ class Slurm:
         if "pending execution" in result.stderr:
             return False
         raise self._refused(command, result)
+
+    def exclude(self, job_id: str, nodes: Sequence[str]) -> None:
+        """Keep a waiting job away from these nodes, and from no others. A job that was told to requeue waits, too, while
+        it is still being taken down.
+
+        Raises:
+            SlurmCommandError: it runs, or there is no such node.
+        """
+        if bad := [node for node in nodes if not _NODE.fullmatch(node)]:
+            raise ValueError(f"node {bad[0]!r} is no node's name")
+        command = ["scontrol", "update", f"JobId={_address(job_id)}", f"ExcNodeList={hostlist.compress(nodes)}"]
+        result = self._start(command)
+        if result.returncode != 0:
+            raise self._refused(command, result)
 
     def shell_command(self, job_id: str, *, node: str | None = None, terminal: bool = True) -> list[str]:
         """The command that opens a shell in a running job, beside its ranks; for exec, since it needs the terminal.
@@ -218,7 +236,7 @@ class Slurm:
         return [partition.name for partition in self.partitions()]
 
     def _refused(self, command: Sequence[str], result: subprocess.CompletedProcess[str]) -> Exception:
-        if re.search(r"access/permission denied", result.stderr, re.IGNORECASE):
+        if re.search(r"access/permission denied|presently disabled", result.stderr, re.IGNORECASE):
             return ClusterError(f"Slurm refused `{' '.join(command)}`: {result.stderr.strip()}")
         return SlurmCommandError(command, result.returncode, result.stderr)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from hpcaccel.errors import HpcaccelError
+from hpcaccel.slurm.commands import Slurm
 from hpcaccel.spec import JobSpec
 from hpcaccel.submission.codecopy import CodePlan
 from hpcaccel.submission.entry import Entry
 
-__all__ = ["advice"]
+__all__ = ["advice", "advice_on_cluster"]
 
 _LOADS = {"resume", "epochs", "steps", "load_state"}
 """Each of these takes up the newest checkpoint."""
@@ -40,6 +42,28 @@ def advice(spec: JobSpec, entry: Entry, plan: CodePlan | None) -> tuple[str, ...
             "accelerator.epochs() or steps(), or call accelerator.resume() after prepare()",
         )
     return ()
+
+
+def advice_on_cluster(spec: JobSpec, slurm: Slurm) -> tuple[str, ...]:
+    """What the cluster does with a job that is to come back, where the user has not seen to it.
+
+    ``JobRequeue=0`` alone is no obstacle: it is a default, and the batch script says --requeue (slurm.conf(5)).
+    """
+    if spec.resilience.chain is not None or not spec.resilience.requeue:
+        return ()
+    try:
+        partitions = {one.name: one for one in slurm.partitions()}
+    except HpcaccelError:
+        return ()  # this is but advice: submitting says better what is wrong with the cluster
+    default = next((name for name, one in partitions.items() if one.default), "")
+    wanted = (spec.slurm.partition or default).split(",")
+    cancelling = [name for name in wanted if name in partitions and partitions[name].preempt_mode.upper() == "CANCEL"]
+    if not cancelling:
+        return ()
+    return (
+        f"partition {', '.join(cancelling)} preempts by cancelling (PreemptMode=CANCEL), and a job that is preempted "
+        "without grace time does not come back from that: set resilience.chain to how many jobs may follow each other",
+    )
 
 
 def _names(file: Path) -> set[str]:

@@ -27,12 +27,13 @@ from hpcaccel.spec import (
 )
 from hpcaccel.spec import grid as combinations
 from hpcaccel.spec.expand import escape
-from hpcaccel.submission.backend import Backend, backend_named
+from hpcaccel.submission.backend import Backend, SlurmBackend, backend_named
 from hpcaccel.submission.calls import pickle_function
 from hpcaccel.submission.chain import refuse_chained_array
+from hpcaccel.submission.checkpoints import Origin, find_origin
 from hpcaccel.submission.codecopy import CodePlan
 from hpcaccel.submission.entry import Entry, check_secrets, find_entry, launch_section, plan_copy
-from hpcaccel.submission.foresight import advice
+from hpcaccel.submission.foresight import advice, advice_on_cluster
 from hpcaccel.submission.provenance import GitState, git_state
 
 __all__ = ["Prepared", "Task", "prepare"]
@@ -67,6 +68,8 @@ class Prepared:
     """The pickled call, of a Python function."""
     git: GitState | None
     created: float
+    origin: Origin | None = None
+    """The checkpoint that the first attempt starts from, where one was named at submission."""
     advice: tuple[str, ...] = ()
     """What the user should know of the script before it runs."""
 
@@ -117,6 +120,7 @@ def prepare(
     overrides: Sequence[str] = (),
     grid: Sequence[str] | None = None,
     name: str | None = None,
+    from_run: str | os.PathLike[str] | None = None,
     slurm: Slurm | None = None,
 ) -> Prepared:
     """Check a submission completely; the arguments are those of :func:`hpcaccel.submit`.
@@ -129,7 +133,8 @@ def prepare(
     profile, backend_name = _cluster(cluster)
     changes = [*overrides, *([] if name is None else [f"name={name}"])]
     chosen = combinations(grid) if grid else [[]]
-    specs = [_load(request, [*changes, *own], profile) for own in chosen]
+    origin = None if from_run is None else find_origin(from_run)
+    specs = [_branched(_load(request, [*changes, *own], profile), origin) for own in chosen]
     _refuse_twins(specs, chosen)
     check_secrets(specs[0])
     refuse_chained_array(specs[0], is_array=bool(grid))
@@ -161,8 +166,21 @@ def prepare(
         function=None if request.function is None else pickle_function(request.function, request.args, request.kwargs),
         git=git,
         created=time.time(),
-        advice=() if request.function is not None else advice(specs[0], entries[0], code),
+        advice=(
+            *(() if request.function is not None else advice(specs[0], entries[0], code)),
+            *(advice_on_cluster(specs[0], backend.slurm) if isinstance(backend, SlurmBackend) else ()),
+            *_advice_on_origin(origin),
+        ),
     )
+
+
+def _advice_on_origin(origin: Origin | None) -> list[str]:
+    if origin is None or not origin.may_vanish:
+        return []
+    return [
+        f"{origin.path} is in a run of somebody else's and cannot be pinned: that run may delete it before this one "
+        "starts. Copy it to a place of your own, and begin from there"
+    ]
 
 
 def _require_a_current_directory() -> None:
@@ -190,6 +208,24 @@ def _load(request: _Request, overrides: Sequence[str], profile: ClusterProfile |
         values = dict(source) if name is None else {**source, "entrypoint": {"function": name}}
         return spec_from_values(values, base=request.base, overrides=overrides, profile=profile)
     return load_spec(source, overrides=overrides, profile=profile, function=name)
+
+
+def _branched(spec: JobSpec, origin: Origin | None) -> JobSpec:
+    """The spec with ``checkpoint.resume`` set to where it branches from.
+
+    Raises:
+        SpecError: it says something else already.
+    """
+    if origin is None:
+        return spec
+    if spec.checkpoint.resume not in ("auto", str(origin.path)):
+        raise SpecError(
+            f"checkpoint.resume is {spec.checkpoint.resume!r}, and --from says {origin.in_words}: both say what the "
+            "first attempt starts from. Leave one of them out"
+        )
+    return spec.model_copy(
+        update={"checkpoint": spec.checkpoint.model_copy(update={"resume": str(origin.path)})}
+    )
 
 
 def _runs_dir(given: str | os.PathLike[str] | None, profile: ClusterProfile | None) -> Path:

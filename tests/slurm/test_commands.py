@@ -174,6 +174,12 @@ def test_requeue_of_a_job_that_is_back_already() -> None:
     assert slurm.requeue("46") is False
 
 
+def test_requeue_of_a_job_that_may_not_be_requeued() -> None:
+    _, slurm = failing("Requested operation is presently disabled for job 46")
+    with pytest.raises(ClusterError, match="presently disabled"):
+        slurm.requeue("46")
+
+
 def test_cancel() -> None:
     terminal = Terminal((0, "", ""), (0, "", ""), (1, "", "scancel: error: Kill job error on job id 9: Invalid job id"))
     slurm = Slurm(terminal)

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.spec import load_spec
+from hpcaccel.slurm.fake import FakeSlurm
+from hpcaccel.slurm.states import PartitionInfo
+from hpcaccel.spec import load_spec, spec_from_values
 from hpcaccel.submission.codecopy import plan_code
 from hpcaccel.submission.entry import Entry
-from hpcaccel.submission.foresight import advice
+from hpcaccel.submission.foresight import advice, advice_on_cluster
 
 FOUR_LINES = "from hpcaccel import Accelerator\naccelerator = Accelerator()\nm = accelerator.prepare(m)\n"
 
@@ -42,3 +44,31 @@ def test_a_script_without_hpcaccel_is_told_how_it_is_stopped(tmp_path: Path) -> 
 
 def test_a_script_that_is_no_python_is_left_to_the_ranks(tmp_path: Path) -> None:
     assert "does not use hpcaccel" in told(tmp_path, "this is not python\n")
+
+
+@pytest.mark.parametrize(
+    ("partition", "resilience", "told"),
+    [
+        ("cheap", {}, True),
+        ("gpu,cheap", {}, True),
+        (None, {}, False),  # the default one
+        ("cheap", {"chain": 5}, False),
+        ("cheap", {"requeue": False}, False),
+    ],
+)
+def test_a_partition_that_preempts_by_cancelling(
+    tmp_path: Path, partition: str | None, resilience: dict[str, Any], told: bool
+) -> None:
+    slurm: Any = FakeSlurm(
+        known_partitions=[
+            PartitionInfo(name="gpu", default=True, preempt_mode="REQUEUE"),
+            PartitionInfo(name="cheap", preempt_mode="CANCEL"),
+        ]
+    )
+    values = {"name": "x", "entrypoint": {"command": ["true"]}, "resilience": resilience}
+    if partition is not None:
+        values["slurm"] = {"partition": partition}
+    spec = spec_from_values(values, base=tmp_path)
+    assert any("partition cheap preempts" in sentence for sentence in advice_on_cluster(spec, slurm)) is told
+    slurm.unreachable = "no answer"
+    assert advice_on_cluster(spec, slurm) == ()
