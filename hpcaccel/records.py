@@ -14,12 +14,14 @@ __all__ = [
     "AttemptStart",
     "Beat",
     "Decision",
+    "ExcludedNode",
     "Hang",
     "Lease",
     "Outcome",
     "Progress",
     "Reason",
     "RunRecord",
+    "Save",
     "StopRequest",
     "Timing",
     "from_dict",
@@ -111,6 +113,21 @@ class AttemptEnd:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExcludedNode:
+    """A node that the run keeps away from, in ``excluded_nodes.json``. Times are seconds since the epoch."""
+
+    node: str
+    why: str
+    """The class of the failure."""
+    detail: str
+    time: float
+    attempt: int
+    expires: float
+    tries: int = 0
+    """How often a job that started on it all the same went back into the queue."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StopRequest:
     """Why the ranks are to stop. In ``control/`` from users, in ``attempts/<n>/stop.json`` from the supervisor."""
 
@@ -147,6 +164,24 @@ class Progress:
     resumed_from: str | None = None
     total_steps: int | None = None
     time: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Save:
+    """A checkpoint that was committed: a line of ``saves.jsonl``."""
+
+    version: int = 1
+    step: int
+    reason: str = ""
+    stall_seconds: float
+    """How long the training stood still for it, on rank 0; the whole save where it was not in the background."""
+    seconds: float
+    """From its beginning until it was committed."""
+    bytes: int
+    """Of all its files."""
+    background: bool = False
+    time: float = 0.0
+    """When rank 0 learned that it was committed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +224,8 @@ class RunRecord:
     array_size: int | None = None
     """Number of tasks, in the parent folder of an array."""
     overrides: dict[str, Any] = field(default_factory=dict)
+    branched_from: dict[str, Any] | None = None
+    """``checkpoint``, ``step`` and ``run_id`` of where the first attempt starts, if it was named at submission."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,19 +3,35 @@
 From the bottom: ``tree`` (Python state as typed JSON), ``ranks`` (agreeing on errors), ``manifest`` and ``storage``
 (what lies on the disk), ``planning`` (who writes and reads what), ``commit`` (how it appears and disappears),
 ``state`` and ``optimizer`` (what a training consists of), ``collect`` and ``restore`` (taken apart, put together),
-``engine`` (save, find, load).
+``engine`` (save, find, load). Saves in the background: ``staging`` (the memory), ``background`` (the rank's side) and
+``writer`` (a process without torch, so what is below is imported when it is first used).
 """
 
-from hpcaccel.checkpoint.engine import CheckpointEngine, Guarantee, LoadedCheckpoint
-from hpcaccel.checkpoint.rng import capture_rng, restore_rng
-from hpcaccel.checkpoint.state import Stateful, TrainingState
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "CheckpointEngine",
-    "Guarantee",
-    "LoadedCheckpoint",
-    "Stateful",
-    "TrainingState",
-    "capture_rng",
-    "restore_rng",
-]
+if TYPE_CHECKING:
+    from hpcaccel.checkpoint.engine import CheckpointEngine as CheckpointEngine
+    from hpcaccel.checkpoint.engine import Guarantee as Guarantee
+    from hpcaccel.checkpoint.engine import LoadedCheckpoint as LoadedCheckpoint
+    from hpcaccel.checkpoint.rng import capture_rng as capture_rng
+    from hpcaccel.checkpoint.rng import restore_rng as restore_rng
+    from hpcaccel.checkpoint.state import Stateful as Stateful
+    from hpcaccel.checkpoint.state import TrainingState as TrainingState
+
+_NAMES = {
+    "engine": "CheckpointEngine Guarantee LoadedCheckpoint",
+    "rng": "capture_rng restore_rng",
+    "state": "Stateful TrainingState",
+}
+_HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
+
+__all__ = sorted(_HOME)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'hpcaccel.checkpoint' has no attribute {name!r}")
+    value = getattr(import_module(f"hpcaccel.checkpoint.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value

@@ -2,6 +2,8 @@
 
 A checkpoint is written to a temporary directory and renamed when it is complete. One that is removed is renamed to a
 temporary name first. So whatever is killed when, a directory with a final name is complete.
+
+Nothing here needs torch, because the process that writes in the background commits, too.
 """
 
 from __future__ import annotations
@@ -13,9 +15,8 @@ import shutil
 from pathlib import Path
 
 from hpcaccel import layout
-from hpcaccel.checkpoint import manifest
-from hpcaccel.checkpoint.ranks import Damaged
-from hpcaccel.errors import CheckpointError
+from hpcaccel.errors import CheckpointError, Damaged
+from hpcaccel.layout import sealed
 from hpcaccel.rundir import DIRECTORY_MODE, fsync_directory
 
 __all__ = [
@@ -100,7 +101,7 @@ def newest_good(directory: Path, *, ours: bool) -> Path | None:
     """
     for _, path in layout.step_directories(directory):
         try:
-            manifest.read(path)
+            sealed.read(path)
         except Damaged as error:
             if ours:
                 quarantine(path, str(error))
@@ -171,7 +172,7 @@ def _is_milestone(step: int, newest_first: list[tuple[int, Path]], keep_every: i
 
 def _is_good(path: Path) -> bool:
     try:
-        manifest.read(path)
+        sealed.read(path)
     except CheckpointError as error:
         log.warning("checkpoint %s does not count as good: %s", path.name, error)
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +12,20 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from hpcaccel import layout
 from hpcaccel.checkpoint import commit, manifest
-from hpcaccel.checkpoint.collect import FirstRank, collect
-from hpcaccel.checkpoint.planning import read_tensors, write_tensors
+from hpcaccel.checkpoint.background import Background, Job, Progress
+from hpcaccel.checkpoint.planning import Planned, SavePlanning, read_tensors
 from hpcaccel.checkpoint.ranks import Damaged, Ranks
 from hpcaccel.checkpoint.restore import Restorer
 from hpcaccel.checkpoint.rng import describe_heirs, heirs
+from hpcaccel.checkpoint.saving import PlannedSave
 from hpcaccel.checkpoint.state import SHARED_TREE, TrainingState, rank_tree
-from hpcaccel.checkpoint.storage import ShardReader, ShardWriter
+from hpcaccel.checkpoint.storage import ShardReader
 from hpcaccel.errors import CheckpointError
+from hpcaccel.records import Save
 
 __all__ = ["CheckpointEngine", "Guarantee", "LoadedCheckpoint"]
 
@@ -77,6 +80,8 @@ class CheckpointEngine:
         attempt: names the temporary directory of a save.
         keep: how many committed checkpoints stay, at least 1; None keeps all.
         keep_every: besides these, the first of every so many steps stays for good.
+        local_world_size: how many ranks share this machine's memory.
+        on_saved: called on rank 0 when it is known that a checkpoint is committed.
     """
 
     def __init__(
@@ -89,6 +94,8 @@ class CheckpointEngine:
         attempt: int | str = 0,
         keep: int | None = 2,
         keep_every: int | None = None,
+        local_world_size: int = 1,
+        on_saved: Callable[[Save], None] | None = None,
     ) -> None:
         if keep is not None and keep < 1:
             raise CheckpointError(f"keep is {keep}: at least 1 checkpoint must stay, or None to keep all")
@@ -97,6 +104,14 @@ class CheckpointEngine:
         self._attempt = attempt
         self._keep = keep
         self._keep_every = keep_every
+        self._on_saved = on_saved
+        self._planning = SavePlanning()
+        self._background = Background(self._ranks, local_world_size=local_world_size)
+        self._room_for: Planned | None = None
+        """The plan for which it was last asked whether snapshots fit, and the answer."""
+        self._fits = False
+        self._stall = 0.0
+        """How long the training waited for the snapshot of the save under way."""
         self._own_steps: set[int] = set()
         """What this training has saved here, or resumed from: committed and never written again."""
         self._lone_steps: set[int] = set()
@@ -115,6 +130,7 @@ class CheckpointEngine:
         guarantee: Guarantee = "state-exact",
         missing: Sequence[int] = (),
         fill: Callable[[Path], None] | None = None,
+        background: bool = False,
     ) -> Path:
         """Write and commit ``state``, then delete checkpoints that are too many.
 
@@ -131,20 +147,17 @@ class CheckpointEngine:
                 does not have. When all ranks save this step afterwards, theirs takes its place.
             fill: called on every rank with an empty directory, whose content becomes part of the checkpoint. It may set
                 ``state.without``, of which rank 0's counts: hooks often decide on the main process only.
+            background: come back when ``state`` has been copied; see ``in_flight``, ``progress`` and ``settle`` for
+                what comes then. Where the memory for the copy is missing, or with ``fill`` or ``missing``, it is
+                written before this returns. A save under way is waited for first.
 
         Returns:
-            The directory of the committed checkpoint.
+            The directory of the committed checkpoint, or of the one that is under way.
 
         Raises:
             CheckpointError: on all ranks, when anything failed on any of them. Nothing is left of the attempt.
         """
-        what = f"the checkpoint of step {step} cannot be saved"
-        final = self.directory / layout.checkpoint_name(step)
-        ranks = Ranks(rank=0, world_size=1) if missing else self._ranks
-        if ranks.first(what, lambda: self._make_way(step, final, alone=bool(missing))):
-            return final
-        temporary = self.directory / layout.temporary_name(step, self._attempt)
-        extra = self.directory / layout.temporary_name(step, f"{self._attempt}.extra")
+        begun = time.monotonic()
         facts: dict[str, Any] = {
             "step": step,
             "epoch": epoch,
@@ -156,37 +169,65 @@ class CheckpointEngine:
         }
         if missing:
             facts["missing_rng"] = list(missing)
+            self._background.wait_alone()
+        else:
+            self.drain()
+        ranks = Ranks(rank=0, world_size=1) if missing else self._ranks
+        save = PlannedSave(ranks, self.directory, self._attempt, state, facts, fill)
+        if save.first(lambda: self._make_way(step, save.final, alone=bool(missing))):
+            return save.final
+        planning = SavePlanning() if missing else self._planning
+        with save.undone_on_error():
+            background = background and not missing and fill is None
+            planned, planner = save.plan(planning, self._background.memory, background=background)
+            if background and self._in_background(save, planned, planner, begun):
+                return save.final
+            save.write(planned, planner)
+        self._committed(step, alone=bool(missing))
+        if self._ranks.is_first:
+            self._prune(step)
+        self._tell(step, reason, begun, time.monotonic(), stall=time.monotonic() - begun, size=save.bytes)
+        return save.final
 
-        def publish() -> None:
-            if fill is not None:
-                commit.adopt(extra, temporary)
-            commit.publish(temporary, final)
+    @property
+    def in_flight(self) -> int | None:
+        """The step whose save is under way in the background, the same on all ranks; None when there is none."""
+        job = self._background.job
+        return None if job is None else job.step
 
-        try:
-            if fill is not None:
-                ranks.first(what, lambda: commit.begin(extra))
-                ranks.run(what, lambda: fill(extra))
-                state.without = ranks.broadcast(state.without)
-            first = ranks.first(what, lambda: FirstRank.of(state)) if ranks.world_size > 1 else None
-            write_tensors(
-                ranks,
-                ShardWriter(temporary, rank=ranks.rank, facts=facts),
-                what=what,
-                collect=lambda: collect(state, rank=ranks.rank, first=first),
-                begin=lambda: commit.begin(temporary),
-                commit=publish,
-            )
-        except CheckpointError:
-            if ranks.is_first:
-                for path in (temporary, extra):
-                    shutil.rmtree(path, ignore_errors=True)  # what stays is removed before the next save
-            raise
-        (self._lone_steps if missing else self._own_steps).add(step)
-        if self._base_step is not None:
-            self._base_step = step
-        if self._ranks.is_first and self._keep is not None:
-            commit.prune(self.directory, keep=self._keep, keep_every=self._keep_every, newest_step=step)
-        return final
+    def progress(self) -> Progress:
+        """How far this rank is with the save under way; the ranks may be so at different times. No rank waits."""
+        return self._background.progress()
+
+    def settle(self, *, failed: bool) -> None:
+        """All ranks know that the save under way is over: take note of it.
+
+        Args:
+            failed: on some rank.
+
+        Raises:
+            CheckpointError: on all ranks, if it failed. Nothing is left of it.
+        """
+        if failed:
+            self._background.conclude(wait=False)
+        else:
+            self._settled(self._background.job, self._background.forget())
+
+    def drain(self) -> None:
+        """Wait for the save under way, if there is one.
+
+        Raises:
+            CheckpointError: on all ranks, when it failed on any of them. Nothing is left of it.
+        """
+        job = self._background.job
+        if job is not None:
+            begun = time.monotonic()
+            told = self._background.conclude(wait=True)
+            self._settled(job, told, waited=time.monotonic() - begun)
+
+    def close(self) -> None:
+        """End what works in the background. A save that is under way is lost: ``drain`` first. One rank or all call."""
+        self._background.close()
 
     def find(self, resume: str | Path | None = "auto") -> Path | None:
         """The checkpoint to go on from; rank 0 looks, all ranks get its answer.
@@ -202,6 +243,7 @@ class CheckpointEngine:
         Raises:
             CheckpointError: there are only damaged ones, or what was named is not there.
         """
+        self.drain()
         if resume is None:
             self._base_step = 0
             return None
@@ -226,6 +268,7 @@ class CheckpointEngine:
             CheckpointError: on all ranks: the checkpoint is damaged and no good one is left, it is of another model, or
                 it could not be read.
         """
+        self.drain()
         path = Path(path).absolute()
         while True:
             try:
@@ -243,6 +286,70 @@ class CheckpointEngine:
         return loaded
 
     # -- saving
+
+    def _in_background(self, save: PlannedSave, planned: Planned, planner: DefaultSavePlanner, begun: float) -> bool:
+        """Take the snapshot and hand it to the writer; False where this save must be waited for."""
+        if not self._has_room(save.what, planned):
+            return False
+        job = save.job(planned, begun, prune=self._pruning(save.step))
+        try:
+            save.writer(self._background.memory).snapshot(planned.own, planner)
+            index = planned.index if self._ranks.is_first else b""
+        except Exception as error:  # the others go on: they hear of it where all hear of a writer's errors
+            self._background.give_up(job, f"{type(error).__name__}: {error}")
+        else:
+            self._background.start(job, index)
+        self._stall = time.monotonic() - begun
+        return True
+
+    def _has_room(self, what: str, planned: Planned) -> bool:
+        """Whether snapshots of this plan fit; asked once for a plan."""
+        if self._room_for is not planned:
+            self._room_for = planned
+            refusal = self._background.refusal(what, planned.file_bytes)
+            self._fits = refusal is None
+            if refusal is not None and self._ranks.is_first:
+                log.warning("checkpoints are not written in the background, training waits for them: %s", refusal)
+        return self._fits
+
+    def _settled(self, job: Job | None, told: dict[str, Any] | None, *, waited: float = 0.0) -> None:
+        assert job is not None
+        self._committed(job.step, alone=False)
+        if self._ranks.is_first:
+            assert told is not None
+            stall = self._stall + waited
+            self._tell(job.step, job.reason, job.begun, told["committed"], stall=stall, size=told["bytes"], later=True)
+
+    def _committed(self, step: int, *, alone: bool) -> None:
+        (self._lone_steps if alone else self._own_steps).add(step)
+        if self._base_step is not None:
+            self._base_step = step
+
+    def _tell(
+        self, step: int, reason: str, begun: float, ended: float, *, stall: float, size: int, later: bool = False
+    ) -> None:
+        if self._ranks.is_first and self._on_saved is not None:
+            self._on_saved(
+                Save(
+                    step=step,
+                    reason=reason,
+                    stall_seconds=stall,
+                    seconds=ended - begun,
+                    bytes=size,
+                    background=later,
+                    time=time.time(),
+                )
+            )
+
+    def _pruning(self, step: int) -> dict[str, Any] | None:
+        """What ``commit.prune`` is told after the commit of ``step``; None: nothing is to be deleted."""
+        if self._keep is None:
+            return None
+        return {"keep": self._keep, "keep_every": self._keep_every, "newest_step": step}
+
+    def _prune(self, step: int) -> None:
+        if (arguments := self._pruning(step)) is not None:
+            commit.prune(self.directory, **arguments)
 
     def _make_way(self, step: int, final: Path, *, alone: bool) -> bool:
         """On rank 0, before a save. True when this step is committed already and stays as it is."""

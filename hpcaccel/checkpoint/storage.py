@@ -2,22 +2,32 @@
 
 Each rank writes one file, ``rank_00003.bin``: its chunks one behind the other as raw bytes (row-major, the machine's
 byte order), each padded to a multiple of 64 bytes. Nothing but tensors is stored; whatever else belongs to a
-checkpoint has been made one (see ``tree``).
+checkpoint has been made one (see ``tree``). A file that is written in the background has the same bytes.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItemType
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
@@ -25,18 +35,16 @@ from hpcaccel import layout
 from hpcaccel.checkpoint import manifest
 from hpcaccel.checkpoint.manifest import FileRecord, Index, Piece
 from hpcaccel.checkpoint.ranks import Damaged
+from hpcaccel.checkpoint.staging import RING_BYTES, Memory, raw_bytes, stream
+from hpcaccel.checkpoint.writer_files import combined_crc, rank_file
 from hpcaccel.errors import CheckpointError
-from hpcaccel.rundir import FILE_MODE, atomic_write
+from hpcaccel.rundir import atomic_write
 
-__all__ = ["ShardReader", "ShardWriter", "rank_file"]
+__all__ = ["ShardReader", "ShardWriter", "pieces_of", "rank_file", "raw_bytes", "stored_lengths"]
 
 ALIGNMENT_BYTES = 64
 BUFFER_BYTES = 1 << 20
 """Small chunks reach the file system together, in writes and reads of this size; larger ones as they are."""
-
-
-def rank_file(rank: int) -> str:
-    return f"rank_{rank:05d}.bin"
 
 
 class ShardWriter(StorageWriter):
@@ -45,12 +53,16 @@ class ShardWriter(StorageWriter):
     Args:
         rank: names this process's file.
         facts: what the manifest says besides files and versions (step, epoch, world size …); used on rank 0.
+        memory: what the bytes go through; made for this file alone where there is none yet.
     """
 
-    def __init__(self, directory: Path, *, rank: int, facts: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, *, rank: int, facts: dict[str, Any], memory: Memory | None = None) -> None:
         self._directory = Path(directory)
         self._rank = rank
         self._facts = facts
+        self._memory = memory
+        self.bytes = 0
+        """Of the whole checkpoint, on rank 0, when it is finished."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id is not None:
@@ -80,23 +92,31 @@ class ShardWriter(StorageWriter):
         return done
 
     def _write_file(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
-        name, offset, file_crc = rank_file(self._rank), 0, 0
-        results = []
-        with _new_file(self._directory / name) as file:
-            for item in plan.items:
-                if item.type is WriteItemType.BYTE_IO:
-                    raise CheckpointError(f"{item.index.fqn} is not a tensor: make it one with tree.pack()")
-                data = raw_bytes(planner.resolve_data(item))  # type: ignore[arg-type]  # tensors only
-                padding = bytes(-len(data) % ALIGNMENT_BYTES)
-                crc = zlib.crc32(padding, zlib.crc32(data))
-                file_crc = zlib.crc32(padding, zlib.crc32(data, file_crc))
-                file.write(data)
-                file.write(padding)
-                piece = Piece(name, offset, len(data), len(data) + len(padding), crc)
-                results.append(WriteResult(item.index, len(data), piece))
-                offset += piece.stored
-        results.append(WriteResult(MetadataIndex(name), offset, FileRecord(name, offset, file_crc)))
+        name, lengths = rank_file(self._rank), stored_lengths(plan)
+        pieces = (
+            (raw_bytes(self._tensor(item, planner)), length) for item, length in zip(plan.items, lengths, strict=True)
+        )
+        memory = self._memory or Memory(min(sum(lengths), RING_BYTES))
+        crcs = stream(memory, self._directory / name, pieces)
+        results = [
+            WriteResult(item.index, piece.length, piece)
+            for item, piece in zip(plan.items, pieces_of(plan, self._rank, crcs), strict=True)
+        ]
+        file = FileRecord(name, sum(lengths), combined_crc(zip(crcs, lengths, strict=True)))
+        results.append(WriteResult(MetadataIndex(name), file.bytes, file))
         return results
+
+    def snapshot(self, plan: SavePlan, planner: SavePlanner) -> None:
+        """Copy this rank's file into the writer's memory, for a process that writes it."""
+        assert self._memory is not None
+        self._memory.snapshot((self._tensor(item, planner) for item in plan.items), stored_lengths(plan))
+
+    def _tensor(self, item: WriteItem, planner: SavePlanner) -> torch.Tensor:
+        if item.type is WriteItemType.BYTE_IO:
+            raise CheckpointError(f"{item.index.fqn} is not a tensor: make it one with tree.pack()")
+        tensor = planner.resolve_data(item)
+        assert isinstance(tensor, torch.Tensor)
+        return tensor
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """On rank 0, when all files are written: check coverage, write the index, then the manifest as the last file.
@@ -111,6 +131,7 @@ class ShardWriter(StorageWriter):
         atomic_write(self._directory / manifest.INDEX, text)
         files.append(FileRecord(manifest.INDEX, len(text), zlib.crc32(text)))
         content = manifest.build(files=files, **self._facts)
+        self.bytes = content["bytes"]
         atomic_write(self._directory / layout.MANIFEST, manifest.seal(content))
 
     @classmethod
@@ -236,20 +257,25 @@ class ShardReader(StorageReader):
         return layout.read_manifest(Path(checkpoint_id)) is not None
 
 
-def raw_bytes(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor in row-major order: its own memory where that is what it holds, else a copy."""
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return memoryview(plain.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # a buffer since PEP 688
+def stored_lengths(plan: SavePlan) -> list[int]:
+    """How many bytes each chunk of a plan takes in its file."""
+    return [length + -length % ALIGNMENT_BYTES for length in map(_length, plan.items)]
 
 
-@contextmanager
-def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that must not be there yet, and is on the disk when the block ends."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
-    with os.fdopen(fd, "wb", buffering=BUFFER_BYTES) as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
+def pieces_of(plan: SavePlan, rank: int, crcs: Sequence[int] | None = None) -> list[Piece]:
+    """Where each chunk of a rank's plan lies, known before it is written; without ``crcs`` their CRCs are zero."""
+    lengths = stored_lengths(plan)
+    offsets = accumulate(lengths, initial=0)
+    return [
+        Piece(rank_file(rank), offset, _length(item), stored, crc)
+        for item, offset, stored, crc in zip(plan.items, offsets, lengths, crcs or [0] * len(lengths), strict=False)
+    ]
+
+
+def _length(item: WriteItem) -> int:
+    """The bytes of a chunk; of what is no tensor none, for it is refused when its turn comes."""
+    data = item.tensor_data
+    return 0 if data is None else math.prod(data.chunk.sizes) * data.properties.dtype.itemsize
 
 
 def _place(work: tuple[Piece, ReadItem]) -> tuple[str, int]:

@@ -139,10 +139,10 @@ def _killed(rank, directory, who, where):
     engine.save(training.state(), step=1)
     training.steps(1)
     if who == f"rank {rank}":
-        from hpcaccel.checkpoint import engine as engine_module
+        from hpcaccel.checkpoint import saving
 
         place = {
-            "collect": engine_module,
+            "collect": saving,
             "raw_bytes": storage,
             "finish": storage.ShardWriter,
             "publish": commit,

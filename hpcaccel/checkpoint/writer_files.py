@@ -1,0 +1,105 @@
+"""One rank's file on its way to the disk, without torch: direct I/O where the file system has it, and its CRCs.
+
+Direct I/O goes past the page cache: the disk takes the bytes from where they lie, which is the fastest way to have them
+there for good, and the pages that the training reads its data from stay. It wants addresses, offsets and lengths in
+multiples of a block, so the last write is longer than the file, which is then cut to its size. Writes are as long as
+they can be: between two of them the disk waits for this process.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+from hpcaccel.rundir import FILE_MODE
+
+__all__ = ["BLOCK_BYTES", "ShardFile", "combined_crc", "rank_file", "up_to_block"]
+
+BLOCK_BYTES = 4096
+LARGEST_WRITE_BYTES = 1 << 30
+_DIRECT: int = getattr(os, "O_DIRECT", 0)
+_POLYNOMIAL = 0xEDB88320
+
+
+def rank_file(rank: int) -> str:
+    return f"rank_{rank:05d}.bin"
+
+
+def up_to_block(size: int) -> int:
+    """The smallest multiple of a block that is not below ``size``."""
+    return -(-size // BLOCK_BYTES) * BLOCK_BYTES
+
+
+class ShardFile:
+    """A file that must not be there yet. Nothing is on the disk for certain before ``finish`` has returned."""
+
+    def __init__(self, path: Path) -> None:
+        self._direct = bool(_DIRECT)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            self._fd = os.open(path, flags | _DIRECT, FILE_MODE)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            path.unlink(missing_ok=True)  # Linux has made the file before it finds that it has no direct I/O
+            self._fd = os.open(path, flags, FILE_MODE)
+            self._direct = False
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """Write ``data``, whole blocks in aligned memory, at ``offset``, a multiple of a block."""
+        done = 0
+        while done < len(data):
+            try:
+                done += os.pwrite(self._fd, data[done : done + LARGEST_WRITE_BYTES], offset + done)
+            except OSError as error:
+                if error.errno != errno.EINVAL or not self._direct:
+                    raise
+                self._direct = False
+                fcntl.fcntl(self._fd, fcntl.F_SETFL, fcntl.fcntl(self._fd, fcntl.F_GETFL) & ~_DIRECT)
+
+    def finish(self, size: int) -> None:
+        """Cut the file to ``size`` bytes, and return when they are on the disk."""
+        os.ftruncate(self._fd, size)
+        os.fsync(self._fd)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file, finished or not."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def combined_crc(parts: Iterable[tuple[int, int]]) -> int:
+    """The CRC32 of bytes one behind the other, from the CRC32 and the length of each part: no byte is read again."""
+    whole = 0
+    for crc, length in parts:
+        whole = _multiply(_shift(length), whole) ^ crc
+    return whole
+
+
+@lru_cache(maxsize=4096)
+def _shift(length: int) -> int:
+    """x to the power of 8 · length, modulo the polynomial: what so many zero bytes do to a CRC."""
+    power, result = 0x40000000, 1 << 31  # x and 1, lowest power in the highest bit
+    for _ in range(3):
+        power = _multiply(power, power)
+    while length:
+        if length & 1:
+            result = _multiply(power, result)
+        power = _multiply(power, power)
+        length >>= 1
+    return result
+
+
+def _multiply(a: int, b: int) -> int:
+    product = 0
+    for bit in range(31, -1, -1):
+        if a >> bit & 1:
+            product ^= b
+        b = b >> 1 ^ _POLYNOMIAL if b & 1 else b >> 1
+    return product
