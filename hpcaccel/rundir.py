@@ -194,6 +194,11 @@ class RunDir:
         return self.path / "attempts"
 
     @property
+    def excluded_nodes(self) -> Path:
+        """Nodes that the run keeps away from, and why."""
+        return self.path / "excluded_nodes.json"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 

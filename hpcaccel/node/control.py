@@ -8,7 +8,7 @@ import sys
 from hpcaccel.records import StopRequest, from_dict
 from hpcaccel.rundir import RunDir, read_json
 
-__all__ = ["cancel_was_asked", "honour", "pending_requests"]
+__all__ = ["cancel_was_asked", "honour", "pending_requests", "ranks_ask"]
 
 HONOURED = "honoured-"
 
@@ -44,3 +44,12 @@ def cancel_was_asked(run: RunDir) -> bool:
     """True when a request to cancel was honoured before: whatever starts the job again then, it is over."""
     honoured = run.control.glob(f"{HONOURED}*.json")
     return any((read_json(path) or {}).get("then") == "cancel" for path in honoured)
+
+
+def ranks_ask(run: RunDir, attempt: int) -> bool:
+    """Whether the ranks have heard a signal and want to know what it means; a directory scan, as above."""
+    name = run.signalled(attempt).name
+    try:
+        return name in os.listdir(run.control)
+    except OSError:
+        return False  # said by ``pending_requests``

@@ -10,6 +10,7 @@ import dataclasses
 import os
 import signal
 import time
+from collections.abc import Sequence
 
 from hpcaccel import layout
 from hpcaccel.errors import HpcaccelError
@@ -17,7 +18,10 @@ from hpcaccel.node import lease
 from hpcaccel.node.allocation import TAKEN_DOWN, Allocation, LocalAllocation, Situation, current_allocation
 from hpcaccel.node.chain import ChainedAllocation
 from hpcaccel.node.classify import Failure, classify
-from hpcaccel.node.control import cancel_was_asked, honour, pending_requests
+from hpcaccel.node.control import cancel_was_asked, honour, pending_requests, ranks_ask
+from hpcaccel.node.deadline import Pace, forecast, lead_seconds, patience_seconds, read_pace, warnings
+from hpcaccel.node.hangs import HangWatch
+from hpcaccel.node.exclusion import Exclusions
 from hpcaccel.node.launch import Launch, read_launch
 from hpcaccel.node.launcher import Ranks, run_on_each_node, start_ranks
 from hpcaccel.node.ledger import Ledger, last_step, read_outcome, resumed_step
@@ -29,10 +33,11 @@ __all__ = ["Supervisor", "record_setup_failure", "supervise"]
 
 WATCHED = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGCHLD}
 LOOK_SECONDS = 1.0
-ASK_SCHEDULER_SECONDS = 180.0
+ASK_SCHEDULER_SECONDS = 60.0
+"""Nobody tells a job that its limit was shortened. What is shortened to less than this needs Slurm's own warning."""
+LOOK_AT_PACE_SECONDS = 15.0
 EARLY_SECONDS = 90
 """Slurm may send its warning up to 60 seconds early; a warning that comes earlier than this speaks of an old limit."""
-LEAVE_BEFORE_END_SECONDS = 15
 KILL_AGAIN_SECONDS = 10.0
 
 
@@ -92,18 +97,24 @@ class Supervisor:
         self.launch = launch
         self.allocation = allocation
         self.ledger = Ledger.read(run)
+        self.exclusions = Exclusions.read(run, launch.resilience)
         self.restarts = 0
         self.attempt = 0
         self.end_time: float | None = None
         self._granted: float | None = None
         """The end time as it was when this job started, to tell an extended limit from a signal sent by hand."""
         self._asked_scheduler = 0.0
+        self._began = time.time()
         self._forget_stop()
 
     def _forget_stop(self) -> None:
         self.stop: StopRequest | None = None
         self.cancel_asked = False
         self._kill_at: float | None = None
+        self._killed_at: float | None = None
+        """When the scheduler, which has begun to take the job down, kills what is left."""
+        self.pace: Pace | None = None
+        self._looked_at_pace = 0.0
 
     # -- the whole ------------------------------------------------------------------------------------------------
 
@@ -114,6 +125,8 @@ class Supervisor:
             self._say("this job already ended; nothing to do")
             return 0
         if (code := self._end_before_start()) is not None:
+            return code
+        if (code := self._leave_excluded_nodes()) is not None:
             return code
         for line in self.launch.setup_per_node:
             if failed := run_on_each_node(line, launch=self.launch):
@@ -157,12 +170,35 @@ class Supervisor:
             return _exit_code(verdict)
         return None
 
+    @property
+    def nodes(self) -> list[str]:
+        """Where the ranks go: the first of those that are not excluded, or all if these are too few."""
+        excluded = self.exclusions.active()
+        good = [node for node in self.allocation.nodes if node not in excluded]
+        return good[: self.launch.nodes] if len(good) >= self.launch.nodes else self.allocation.nodes
+
+    def _leave_excluded_nodes(self) -> int | None:
+        """Back into the queue where the job has come to a node that it was to keep away from."""
+        bad = [node for node in self.nodes if node in self.exclusions.active()]
+        if not bad or not self.launch.resilience.requeue:
+            return None
+        bad = self.allocation.dispensable(bad, needed=self.launch.nodes)
+        if not bad or not self.exclusions.worth_another_try(bad):
+            self._say(f"going on, though on nodes that were excluded: see {self.run.excluded_nodes}")
+            return None
+        detail = f"started on {', '.join(bad)}, which the run keeps away from"
+        self._say(detail)
+        return self._requeue(Verdict(reason="failed", decision="requeue", detail=detail))
+
     def _requeue(self, verdict: Verdict) -> int:
         chained = isinstance(self.allocation, ChainedAllocation)
         if verdict.by_scheduler and not chained:
             self._say("the scheduler brings this job back by itself")
+            if verdict.exclude:
+                self.allocation.avoid(self.exclusions.active(), instead_of=self.exclusions.ever(), now=True)
             return EXIT_CONTINUED
         self._say("the next job of the chain goes on" if chained else "requeueing")
+        self.allocation.avoid(self.exclusions.active(), instead_of=self.exclusions.ever())
         problem = self.allocation.requeue()
         if problem:
             cancelled = problem == TAKEN_DOWN
@@ -192,20 +228,25 @@ class Supervisor:
                 time=started,
                 job_id=self.allocation.job_id,
                 restart_count=self.allocation.restart_count,
-                nodes=self.allocation.nodes,
+                nodes=self.nodes,
                 ranks=self.launch.ranks,
                 checkpoint=newest.name if newest else None,
                 checkpoint_step=newest.step if newest else None,
             )
         )
         self._say(
-            f"attempt {self.attempt}: ranks: {self.launch.ranks}, nodes: {len(self.allocation.nodes)}, "
+            f"attempt {self.attempt}: ranks: {self.launch.ranks}, nodes: {len(self.nodes)}, "
             f"from {newest.name if newest else 'the beginning'}"
         )
         env = {"HPCACCEL_ATTEMPT": str(self.attempt)}
         if self.end_time is not None:
             env["HPCACCEL_DEADLINE"] = repr(self.end_time)
-        ranks = start_ranks(self.run, self.launch, attempt=self.attempt, nodes=self.allocation.nodes, env=env)
+        ranks = start_ranks(
+            self.run, self.launch, attempt=self.attempt, nodes=self.nodes, avoid=self._not_for_ranks(), env=env
+        )
+        self._hangs = HangWatch(
+            self.run, self.attempt, setting=self.launch.resilience.hang_timeout_seconds, say=self._say
+        )
         code = self._watch(ranks)
         verdict = self._conclude(code)
         self._write_end(verdict, started=started, exit_code=code)
@@ -221,6 +262,9 @@ class Supervisor:
                 self._hear_end(ranks)
             self._hear_users(ranks)
             self._watch_clock(ranks)
+            if self._hangs.look(ranks, judging=self.stop is None):
+                ranks.kill()
+                self._kill_at = time.monotonic() + KILL_AGAIN_SECONDS
         return code
 
     def _hear_warning(self, ranks: Ranks) -> None:
@@ -238,9 +282,12 @@ class Supervisor:
 
     def _hear_end(self, ranks: Ranks) -> None:
         """SIGTERM to the batch step: a preemption without grace, a cancel, or somebody's own `kill`."""
+        heard = time.time()
         if isinstance(self.allocation, LocalAllocation):
             self.allocation.cancelled()
         situation = self._ask_scheduler()
+        if not situation.running and situation.known and self.allocation.kill_wait_seconds is not None:
+            self._killed_at = heard + self.allocation.kill_wait_seconds
         if situation.running or not situation.known:
             self._request(ranks, "preempted" if situation.preempted else "stop")
         elif situation.comes_back or situation.taken_for:
@@ -250,6 +297,10 @@ class Supervisor:
             self._request(ranks, "cancelled", then="cancel")
 
     def _hear_users(self, ranks: Ranks) -> None:
+        if self.stop is None and ranks_ask(self.run, self.attempt):
+            # In a preemption with grace time Slurm signals the ranks alone.
+            situation = self._ask_scheduler(patient=False)
+            self._request(ranks, "preempted" if situation.preempted else "stop")
         for name, request in pending_requests(self.run):
             honour(self.run, name)
             if request.then == "cancel":
@@ -260,8 +311,7 @@ class Supervisor:
         now = time.time()
         if isinstance(self.allocation, LocalAllocation) or now - self._asked_scheduler > ASK_SCHEDULER_SECONDS:
             self._ask_scheduler()
-        # Slurm's own warning comes before this; it is for a warning that got lost, and for the local backend.
-        late = self.launch.resilience.warning_seconds * (1.0 if self.launch.local else 0.5)
+        late = self._lead()
         if self.stop is None and self.end_time is not None and now > self.end_time - late:
             # Slurm tells nobody that it has extended a limit.
             self._ask_scheduler(patient=False)
@@ -274,28 +324,52 @@ class Supervisor:
 
     def _request(self, ranks: Ranks, reason: Reason, *, then: str = "requeue") -> None:
         """Ask the ranks to stop: the reason first, then the signal."""
+        if self.stop is not None and self.stop.then == then:
+            return
+        self._look_at_pace()
+        patience = self._patience(reason)
         request = StopRequest(
             reason=reason,
             then=then,  # type: ignore[arg-type]
             time=time.time(),
-            deadline=self.end_time if reason in ("time_limit", "preempted") else None,
+            deadline=self._killed_at or (None if self._left(reason) is None else time.time() + patience),
         )
-        if self.stop is not None and self.stop.then == then:
-            return
         self.stop = request
         write_json(self.run.stop(self.attempt), to_dict(request))
-        self._say(f"asking the ranks to stop: {reason} ({then})")
+        self._say(f"asking the ranks to stop: {reason} ({then}){forecast(self.pace, request)}")
         if self._kill_at is None and then != "finish":
-            self._kill_at = time.monotonic() + self._patience(reason)
+            self._kill_at = time.monotonic() + patience
         ranks.ask()
+
+    def _lead(self) -> float:
+        """How long before the end the ranks are asked to stop, in seconds."""
+        now = time.time()
+        if self.end_time is not None and now - self._looked_at_pace > LOOK_AT_PACE_SECONDS:
+            before = self.pace
+            self._look_at_pace()
+            if before is None and self.pace is not None:
+                for line in warnings(self.pace, self.launch.resilience, self.allocation.kill_wait_seconds):
+                    self._say(line)
+        # Slurm's own warning comes before this; it is for a warning that got lost, and for the local backend.
+        warning = self.launch.resilience.warning_seconds * (1.0 if self.launch.local else 0.5)
+        limit = (self.end_time or now) - self._began
+        return lead_seconds(self.pace, warning_seconds=warning, limit_seconds=limit)
+
+    def _look_at_pace(self) -> None:
+        self._looked_at_pace = time.time()
+        self.pace = read_pace(self.run, self.attempt) or self.pace
+
+    def _left(self, reason: Reason) -> float | None:
+        """Until the processes are killed, in seconds, where the scheduler will do that."""
+        if reason not in ("time_limit", "preempted") or self.end_time is None:
+            return None
+        return self.end_time - time.time()
 
     def _patience(self, reason: Reason) -> float:
         """How long the ranks may take to leave, in seconds."""
-        patience = float(self.launch.resilience.stop_timeout_seconds)
-        if reason == "time_limit" and self.end_time is not None:
-            # A job that Slurm ends for its time cannot be requeued any more: better to lose the ranks' last words.
-            patience = min(patience, max(1.0, self.end_time - LEAVE_BEFORE_END_SECONDS - time.time()))
-        return patience
+        timeout = float(self.launch.resilience.stop_timeout_seconds)
+        left = None if self._killed_at else self._left(reason)  # then nobody needs time to requeue
+        return patience_seconds(self.pace, stop_timeout_seconds=timeout, left_seconds=left)
 
     # -- its end --------------------------------------------------------------------------------------------------
 
@@ -307,7 +381,11 @@ class Supervisor:
         if isinstance(self.allocation, LocalAllocation) and signal.SIGTERM in signal.sigpending():
             self.allocation.cancelled()
         situation = self._ask_scheduler()
-        failure = self._why(code) if code else None
+        return self._decide(code, situation, self._why(code) if code else None)
+
+    def _decide(self, code: int, situation: Situation, failure: Failure | None) -> Verdict:
+        blamed = self.exclusions.room_for(failure.nodes if failure else situation.failed_nodes)
+        spare = self._can_do_without(blamed)
         verdict = judge(
             Seen(
                 exit_code=code,
@@ -318,6 +396,8 @@ class Supervisor:
                 can_requeue=self.launch.resilience.requeue,
                 restarts_left=self.launch.resilience.restart_in_place - self.restarts,
                 failure=failure,
+                excludable=tuple(blamed if spare else self._dispensable(blamed)),
+                spare=spare,
             )
         )
         if verdict.decision in ("restart", "requeue"):
@@ -325,15 +405,32 @@ class Supervisor:
             cap = self.ledger.cap(self.allocation.jobs, self.launch.resilience, last=line)
             if cap is not None:
                 detail = f"{cap}; the last: {verdict.detail}" if verdict.detail else cap
-                verdict = dataclasses.replace(verdict, decision="end", detail=detail)
+                verdict = dataclasses.replace(verdict, decision="end", detail=detail, exclude=())
+        if verdict.exclude:
+            why, detail = verdict.error_class or "", verdict.detail
+            self.exclusions.add(verdict.exclude, why=why, detail=detail, attempt=self.attempt)
+            self._say(f"keeping away from {', '.join(verdict.exclude)}: {why}")
         return verdict
+
+    def _not_for_ranks(self) -> list[str]:
+        """Nodes of the allocation that srun would else choose."""
+        return [node for node in self.allocation.nodes if node not in self.nodes]
+
+    def _can_do_without(self, blamed: Sequence[str]) -> bool:
+        """Whether the allocation has nodes enough that are prepared and not excluded."""
+        out = {*blamed, *self.exclusions.active()}
+        good = [node for node in self.allocation.nodes if node not in out]
+        return bool(blamed) and not self.launch.setup_per_node and len(good) >= self.launch.nodes
+
+    def _dispensable(self, blamed: Sequence[str]) -> list[str]:
+        return self.allocation.dispensable(blamed, needed=self.launch.nodes) if blamed else []
 
     def _why(self, code: int) -> Failure:
         return classify(
             self.run,
             attempt=self.attempt,
             exit_code=code,
-            nodes=self.allocation.nodes,
+            nodes=self.nodes,
             ranks_per_node=self.launch.ranks_per_node,
         )
 

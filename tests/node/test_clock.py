@@ -9,7 +9,9 @@ import pytest
 
 from hpcaccel.node.allocation import Situation
 from hpcaccel.node.launch import read_launch
-from hpcaccel.node.supervisor import Supervisor
+from hpcaccel.node.supervisor import ASK_SCHEDULER_SECONDS, Supervisor
+from hpcaccel.records import Timing, to_dict
+from hpcaccel.rundir import write_json
 
 from .conftest import LocalRun
 
@@ -20,6 +22,8 @@ class Queue:
     job_id = "45"
     restart_count = 0
     nodes = ("n1",)
+    kill_wait_seconds = 30.0
+    preempted = False
 
     def __init__(self, seconds_left: float) -> None:
         self.seconds_left(seconds_left)
@@ -28,7 +32,7 @@ class Queue:
         self.end_time = time.time() + seconds
 
     def situation(self, *, patient: bool = True) -> Situation:
-        return Situation(running=True, end_time=self.end_time)
+        return Situation(running=True, preempted=self.preempted, end_time=self.end_time)
 
     def requeue(self) -> str:
         raise AssertionError("nobody asked for this")
@@ -93,3 +97,66 @@ def test_what_a_warning_means(
     one._hear_warning(ranks)
     assert ranks.asked is (reason is not None)
     assert (one.stop.reason if one.stop else None) == reason
+
+
+def measured(one: Supervisor, **seconds: float) -> None:
+    """What the ranks would have written."""
+    write_json(one.run.timing(1), to_dict(Timing(**seconds)))  # type: ignore[arg-type]
+
+
+def test_slow_saves_are_asked_for_early_and_said_in_the_log(supervisor: Callable[[Queue], Supervisor]) -> None:
+    queue, ranks = Queue(1000), Asked()
+    one = supervisor(queue)
+    measured(one, step_seconds=2.0, slowest_step_seconds=40.0, slowest_save_seconds=200.0)
+    one._watch_clock(ranks)
+    assert not ranks.asked
+    log = one.run.supervisor_log(1).read_text()
+    assert "two steps and a save may take 267 s" in log
+    assert "kills 30 s after a preemption without grace" in log
+    one._began -= 700  # so much of the limit is over: 300 s are left, of 1000
+    queue.seconds_left(281)
+    one._ask_scheduler()
+    one._watch_clock(ranks)
+    assert ranks.asked
+    assert one.stop is not None
+    assert one.stop.reason == "time_limit"
+    assert one.stop.deadline == pytest.approx(queue.end_time - 15, abs=1)
+
+
+def test_a_limit_that_was_shortened_is_noticed(supervisor: Callable[[Queue], Supervisor]) -> None:
+    queue, ranks = Queue(3600), Asked()
+    one = supervisor(queue)
+    queue.seconds_left(50)
+    one._watch_clock(ranks)
+    assert not ranks.asked, "asked a moment ago"
+    one._asked_scheduler -= ASK_SCHEDULER_SECONDS
+    one._watch_clock(ranks)
+    assert ranks.asked
+
+
+def test_ranks_that_were_signalled_alone_learn_how_long_the_grace_is(
+    supervisor: Callable[[Queue], Supervisor],
+) -> None:
+    queue, ranks = Queue(3600), Asked()
+    one = supervisor(queue)
+    measured(one, step_seconds=1.0, slowest_step_seconds=1.0, slowest_save_seconds=100.0)
+    queue.preempted = True
+    queue.seconds_left(40)
+    one._hear_users(ranks)
+    assert one.stop is None
+    one.run.signalled(1).touch()
+    one._hear_users(ranks)
+    assert one.stop is not None
+    assert (one.stop.reason, one.stop.then) == ("preempted", "requeue")
+    assert one.stop.deadline == pytest.approx(queue.end_time - 10, abs=1)
+    assert "a save has taken up to 100 s, and 30 s are left" in one.run.supervisor_log(1).read_text()
+
+
+def test_a_preemption_without_grace_leaves_kill_wait(supervisor: Callable[[Queue], Supervisor]) -> None:
+    queue, ranks = Queue(3600), Asked()
+    one = supervisor(queue)
+    queue.situation = lambda **_: Situation(running=False, comes_back=True)  # type: ignore[method-assign]
+    one._hear_end(ranks)
+    assert one.stop is not None
+    assert one.stop.reason == "preempted"
+    assert one.stop.deadline == pytest.approx(time.time() + 30, abs=1)

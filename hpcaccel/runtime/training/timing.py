@@ -1,0 +1,201 @@
+"""What an attempt's time goes into: rank 0 takes it, and writes it down at a few moments.
+
+Each step costs one look at the clock. The file is written when something happens (the group stands, the checkpoint is
+loaded, the first step is over, a save, the end), and in between after 1, 2, 4 … 60 seconds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcaccel.process import process_start
+from hpcaccel.rundir import RunDir, read_json, read_lines, write_json
+
+if TYPE_CHECKING:
+    from hpcaccel.records import Timing
+
+__all__ = ["Clock", "StepTimes"]
+
+FIRST_SECONDS, MOST_SECONDS = 1.0, 60.0
+"""Between two writes while nothing but steps happens."""
+SAMPLE = 512
+
+
+class StepTimes:
+    """Median and largest of any number of durations, from a sample of bounded size that covers all of them evenly."""
+
+    def __init__(self) -> None:
+        self.largest = 0.0
+        self._sample: list[float] = []
+        self._stride = 1
+        self._count = 0
+
+    def add(self, seconds: float) -> None:
+        if seconds > self.largest:
+            self.largest = seconds
+        self._count += 1
+        if self._count % self._stride == 0:
+            self._sample.append(seconds)
+            if len(self._sample) == SAMPLE:
+                del self._sample[::2]
+                self._stride *= 2
+
+    @property
+    def median(self) -> float | None:
+        return _median(self._sample) if self._sample else None
+
+
+class Clock:
+    """The times of one training. On other ranks than 0, and without a run directory, it only measures saves.
+
+    Args:
+        begun: when ``Accelerator()`` was called, in seconds since the epoch; ``formed``: when all ranks had met.
+    """
+
+    def __init__(self, run: RunDir | None, attempt: int, *, begun: float, formed: float) -> None:
+        self._run = run
+        self._attempt = attempt
+        self._steps = StepTimes()
+        self._saves: list[float] = []
+        self._last: float | None = None
+        self._step = 0
+        self._stalled = 0.0
+        """Since the last step."""
+        self._every = FIRST_SECONDS
+        self._write_at = 0.0
+        self._prepared = self._over = False
+        self._times: Timing
+        if run is not None:
+            self._begin(run, begun, formed)
+
+    def _begin(self, run: RunDir, begun: float, formed: float) -> None:
+        from hpcaccel.records import Timing, from_dict
+
+        before = read_json(run.timing(self._attempt - 1))
+        slowest = None if before is None else from_dict(Timing, before).slowest_save_seconds
+        self._times = Timing(
+            process_started=_process_started(), imported=begun, formed=formed, slowest_save_seconds=slowest
+        )
+        self._write()
+        atexit.register(self.end)  # also of a program that dies of an exception
+
+    # -- what happens ------------------------------------------------------------------------------------------------
+
+    def prepared(self) -> None:
+        """The script is ready to load; the first time counts."""
+        if not self._prepared:
+            self._prepared = True
+            self._note(prepared=time.time())
+
+    def loaded(self, step: int) -> None:
+        """The checkpoint of ``step`` is loaded; 0: there was none."""
+        self._note(loaded=time.time(), resumed_step=step)
+        self._step = step
+
+    def tick(self, step: int) -> None:
+        """A step is over."""
+        if self._run is None:
+            return
+        now = time.monotonic()
+        if self._last is None:
+            self._first(now, step)
+            return
+        count = step - self._step
+        if count > 0:
+            self._steps.add((now - self._last - self._stalled) / count)
+        self._last, self._step, self._stalled = now, step, 0.0
+        if now >= self._write_at:
+            self._every = min(2 * self._every, MOST_SECONDS)
+            self._write_at = now + self._every
+            self._write()
+
+    def _first(self, now: float, step: int) -> None:
+        start, self._stalled = self._stalled, 0.0
+        self._last, self._step = now, step
+        self._write_at = now + self._every
+        self._note(first_step_time=time.time(), stall_before_first_step=start)
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """The training stands still inside."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            took = time.monotonic() - start
+            self._saves.append(took)
+            self._stalled += took
+            if self._run is not None:
+                slowest = max(took, self._times.slowest_save_seconds or 0.0)
+                total = self._times.stall_seconds + took
+                self._note(saves=len(self._saves), stall_seconds=total, slowest_save_seconds=slowest)
+
+    def end(self) -> None:
+        """The training is over, well or not: steps that come afterwards are not waited for."""
+        if not self._over:
+            self._over = True
+            self._note()
+
+    # -- what is known -----------------------------------------------------------------------------------------------
+
+    @property
+    def expected_save_seconds(self) -> float | None:
+        """How long a save takes until it is committed, as far as rank 0 knows; None where none was seen."""
+        if self._run is None:
+            return None
+        written = [line["seconds"] for line, _ in read_lines(self._run.saves(self._attempt)) if "seconds" in line]
+        known = [_median(times) for times in (self._saves, written) if times]
+        return max(known, default=self._times.slowest_save_seconds)
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def _note(self, **facts: float) -> None:
+        if self._run is not None:
+            self._times = replace(self._times, **facts)  # type: ignore[arg-type]
+            self._write()
+
+    def _write(self) -> None:
+        assert self._run is not None
+        if self._last is not None:
+            self._times = replace(
+                self._times,
+                last_step=self._step,
+                last_step_time=time.time() - (time.monotonic() - self._last),
+                step_seconds=self._steps.median,
+                slowest_step_seconds=self._steps.largest or None,
+                save_seconds=_median(self._saves) if self._saves else None,
+                stall_after_last_step=self._stalled,
+            )
+        try:
+            self._put(self._run.timing(self._attempt))
+        except OSError as error:
+            # A full disk ends the next save, with a better reason than this file.
+            print(f"hpcaccel: {error.filename} cannot be written ({error.strerror}): the report lacks it", flush=True)
+            self._run = None
+
+    def _put(self, path: Path) -> None:
+        from hpcaccel.records import to_dict
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, to_dict(self._times), sync=False)
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def _process_started() -> float | None:
+    """When this process was made (seconds since the epoch), before it became Python; see proc(5)."""
+    ticks = process_start(os.getpid())
+    if ticks is None:
+        return None
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))

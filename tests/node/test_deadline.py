@@ -1,0 +1,72 @@
+"""When the ranks are asked to stop, and until when they may save."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.node.deadline import Pace, lead_seconds, patience_seconds, read_pace
+from hpcaccel.records import Timing, to_dict
+from hpcaccel.rundir import RunDir, append_line, write_json
+
+QUICK = Pace(save_seconds=2, step_seconds=0.5, slowest_step_seconds=1)
+SLOW = Pace(save_seconds=300, step_seconds=4, slowest_step_seconds=60)
+
+
+@pytest.mark.parametrize(
+    ("pace", "limit", "seconds"),
+    [
+        (None, 7200, 120),
+        (QUICK, 7200, 120),
+        (SLOW, 7200, 60 + 4 + 330 + 5 + 15),
+        (SLOW, 600, 300),
+        (SLOW, 100, 120),
+    ],
+    ids=["nothing measured", "saves are quick", "saves are slow", "at most half of the limit", "never less than asked"],
+)
+def test_the_time_before_the_end(pace: Pace | None, limit: float, seconds: float) -> None:
+    assert lead_seconds(pace, warning_seconds=120, limit_seconds=limit) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("pace", "left", "seconds"),
+    [
+        (None, None, 300),
+        (QUICK, None, 300),
+        (SLOW, None, 60 + 4 + 330 + 5),
+        (SLOW, 414, 399),
+        (QUICK, 60, 45),
+        (None, 20, 15),
+        (None, 0.5, 1),
+    ],
+    ids=[
+        "as the spec says", "quick", "a save that takes longer is waited for", "and the requeue too", "near the end",
+        "very near", "now",
+    ],
+)  # fmt: skip
+def test_how_long_the_ranks_may_take(pace: Pace | None, left: float | None, seconds: float) -> None:
+    assert patience_seconds(pace, stop_timeout_seconds=300, left_seconds=left) == pytest.approx(seconds)
+
+
+def test_asked_in_time_the_slowest_save_and_the_requeue_fit() -> None:
+    lead = lead_seconds(SLOW, warning_seconds=120, limit_seconds=7200)
+    assert patience_seconds(SLOW, stop_timeout_seconds=300, left_seconds=lead) >= SLOW.needed_seconds
+
+
+def test_what_the_ranks_have_measured(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    run.attempt(1).mkdir()
+    assert read_pace(run, 1) is None
+    write_json(run.timing(1), to_dict(Timing(step_seconds=0.25, slowest_step_seconds=3.0)))
+    assert read_pace(run, 1) is None, "no save, nothing to go by"
+    write_json(run.timing(1), to_dict(Timing(step_seconds=0.25, slowest_step_seconds=3.0, slowest_save_seconds=4.0)))
+    assert read_pace(run, 1) == Pace(save_seconds=4.0, step_seconds=0.25, slowest_step_seconds=3.0)
+    append_line(run.saves(1), {"step": 5, "stall_seconds": 0.1, "seconds": 9.0})
+    append_line(run.saves(1), {"step": 9, "stall_seconds": 0.1, "seconds": 7.0})
+    pace = read_pace(run, 1)
+    assert pace is not None
+    assert pace.save_seconds == 9.0
+    run.timing(1).write_text("{")
+    assert read_pace(run, 1) is None
