@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,6 +26,15 @@ def submit(
     ] = None,
     cluster: Cluster = None,
     runs_dir: RunsDir = None,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="RUN[@STEP]",
+            help="Start from a checkpoint of another run (its newest, or that of a step), or from a checkpoint's path.",
+            show_default=False,
+        ),
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the run; its result is the exit code.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and submit nothing.")] = False,
     json: Json = False,
@@ -34,7 +43,14 @@ def submit(
     from hpcaccel.submission.prepare import prepare
     from hpcaccel.submission.submit import submit_prepared
 
-    prepared = prepare(str(file), cluster=cluster, runs_dir=runs_dir, overrides=overrides or [], grid=grid or None)
+    prepared = prepare(
+        str(file),
+        cluster=cluster,
+        runs_dir=runs_dir,
+        overrides=overrides or [],
+        grid=grid or None,
+        from_run=from_,
+    )
     for sentence in prepared.advice:
         note(f"note: {sentence}")
     if dry_run:
@@ -50,13 +66,16 @@ def submit(
 def _tell_what_is(run: Run | RunArray, *, json: bool) -> None:
     """The run id, the job id, the directory, and the commands that follow the run and cancel it."""
     if json:
-        print_json({"run_id": run.run_id, "name": run.name, "job_id": run.job_id, "path": str(run.path)})
+        branched = {} if run.record.branched_from is None else {"branched_from": run.record.branched_from}
+        print_json({"run_id": run.run_id, "name": run.name, "job_id": run.job_id, "path": str(run.path), **branched})
         return
     tasks = run.record.array_size
     typer.echo(f"submitted {run.name}{'' if tasks is None else f' ({tasks} tasks)'}")
     typer.echo(f"  run:        {run.run_id}")
     typer.echo(f"  job:        {run.job_id}")
     typer.echo(f"  directory:  {run.path}")
+    if (origin := run.record.branched_from) is not None:
+        typer.echo(f"  starts at:  step {origin['step']}, {origin['checkpoint']}")
     typer.echo(f"  follow it:  hpcaccel wait {run.run_id}")
     typer.echo(f"  read it:    hpcaccel logs -f {run.run_id}{'' if tasks is None else '_0'}")
     typer.echo(f"  cancel it:  hpcaccel cancel {run.run_id}")
@@ -65,10 +84,19 @@ def _tell_what_is(run: Run | RunArray, *, json: bool) -> None:
 def _tell_what_would_be(prepared: Prepared, *, json: bool) -> None:
     tasks = [task.overrides for task in prepared.tasks] if prepared.is_array else []
     if json:
-        said = {"name": prepared.name, "cluster": prepared.cluster, "path": str(prepared.run.path), "tasks": tasks}
+        said: dict[str, Any] = {
+            "name": prepared.name,
+            "cluster": prepared.cluster,
+            "path": str(prepared.run.path),
+            "tasks": tasks,
+        }
+        if prepared.origin is not None:
+            said["branched_from"] = prepared.origin.to_json()
         print_json({**said, "script": prepared.script})
         return
     typer.echo(f"{prepared.name} can be submitted to {prepared.cluster}; nothing was (--dry-run)")
     typer.echo(f"  directory:  {prepared.run.path}")
+    if prepared.origin is not None:
+        typer.echo(f"  starts at:  step {prepared.origin.step}, {prepared.origin.path}")
     for index, overrides in enumerate(tasks):
         typer.echo(f"  task {index}:     {' '.join(f'{key}={value}' for key, value in overrides.items())}")

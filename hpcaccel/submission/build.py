@@ -144,6 +144,7 @@ def _record(prepared: Prepared) -> RunRecord:
         git_commit=None if prepared.git is None else prepared.git.commit,
         git_dirty=None if prepared.git is None else prepared.git.dirty,
         submitted_from=submitted_from(),
+        branched_from=None if prepared.origin is None else prepared.origin.to_json(),
     )
 
 

@@ -223,9 +223,7 @@ def _branched(spec: JobSpec, origin: Origin | None) -> JobSpec:
             f"checkpoint.resume is {spec.checkpoint.resume!r}, and --from says {origin.in_words}: both say what the "
             "first attempt starts from. Leave one of them out"
         )
-    return spec.model_copy(
-        update={"checkpoint": spec.checkpoint.model_copy(update={"resume": str(origin.path)})}
-    )
+    return spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update={"resume": str(origin.path)})})
 
 
 def _runs_dir(given: str | os.PathLike[str] | None, profile: ClusterProfile | None) -> Path:

@@ -13,6 +13,7 @@ from hpcaccel.spec import JobSpec
 from hpcaccel.submission.backend import SlurmBackend
 from hpcaccel.submission.build import all_or_nothing, build
 from hpcaccel.submission.chain import links_behind
+from hpcaccel.submission.checkpoints import held
 from hpcaccel.submission.facts import read_record, write_record
 from hpcaccel.submission.handin import hand_in
 from hpcaccel.submission.prepare import Prepared, prepare
@@ -30,6 +31,7 @@ def submit(
     overrides: Sequence[str] = (),
     grid: Sequence[str] | None = None,
     name: str | None = None,
+    from_run: str | os.PathLike[str] | None = None,
     **kwargs: Any,
 ) -> Run | RunArray:
     """Submit a spec file, a ``JobSpec``, or a Python function as a job.
@@ -46,11 +48,14 @@ def submit(
         overrides: ``key.sub=value``, as on the command line.
         grid: ``key=a,b,c`` axes. The result is then an array with one task for each combination.
         name: in place of the spec's name.
+        from_run: a checkpoint that the first attempt starts from: ``RUN``, ``RUN@step`` or a path. It is pinned, so
+            that its own run does not delete it.
 
     Raises:
         SpecError: something in the spec is wrong.
         ClusterError: there is no Slurm here, or it refused the job.
         RunDirectoryError: the run directory cannot be written.
+        RunNotFound, CheckpointError: ``from_run`` names no good checkpoint.
     """
     prepared = prepare(
         target,
@@ -62,6 +67,7 @@ def submit(
         overrides=overrides,
         grid=grid,
         name=name,
+        from_run=from_run,
     )
     for sentence in prepared.advice:
         warnings.warn(sentence, stacklevel=2)
@@ -80,7 +86,7 @@ def submit_prepared(prepared: Prepared) -> Run | RunArray:
         with links_behind(run, job_id, backend=prepared.backend) as links:
             write_record(run, replace(read_record(run), job_ids=[job_id], links=links))
 
-    with all_or_nothing(run):
+    with held(prepared.origin, run_id=run.run_id), all_or_nothing(run):
         build(prepared)
         job_id = hand_in(run, text=prepared.script, backend=prepared.backend, indices=indices, after=record_job)
     register(run, name=prepared.name, job_id=job_id)

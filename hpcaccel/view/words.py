@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-__all__ = ["ago", "clean", "clock_time", "duration", "number", "rate", "step_of"]
+__all__ = ["ago", "clean", "clock_time", "duration", "number", "rate", "size", "step_of"]
 
 
 def clean(text: str) -> str:
@@ -39,6 +39,14 @@ def number(value: float) -> str:
     if not math.isfinite(value):
         return str(value)
     return f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+
+
+def size(count: float) -> str:
+    """Bytes in powers of 1,000: ``812 B``, ``1.2 GB``."""
+    for limit, divisor, unit in ((1e3, 1, "B"), (1e6, 1e3, "kB"), (1e9, 1e6, "MB"), (1e12, 1e9, "GB")):
+        if abs(count) < limit:
+            return f"{count / divisor:.0f} B" if divisor == 1 else f"{count / divisor:.1f} {unit}"
+    return f"{count / 1e12:.1f} TB"
 
 
 def rate(per_second: float) -> str:

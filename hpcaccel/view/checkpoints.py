@@ -1,0 +1,143 @@
+"""What can be said of checkpoints without opening their tensors, and as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.table import Table
+from rich.text import Text
+
+from hpcaccel import layout
+from hpcaccel.errors import CheckpointError
+from hpcaccel.layout import sealed
+from hpcaccel.layout.contents import Contents, StoredTensor
+from hpcaccel.layout.pins import is_pinned
+from hpcaccel.view.tables import console_for
+from hpcaccel.view.words import clean, clock_time, size
+
+__all__ = ["Listed", "list_checkpoints", "parts", "print_checkpoint", "print_checkpoints", "print_tensors"]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A checkpoint in a list. ``problem`` says why it is not good; ``manifest`` is then what could be read, if any."""
+
+    path: Path
+    step: int
+    manifest: dict[str, Any]
+    pinned: bool
+    problem: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        said = {key: value for key, value in self.manifest.items() if key not in ("files", "crc32", "step")}
+        good = {"good": self.problem is None, "problem": self.problem, "pinned": self.pinned}
+        return {"path": str(self.path), "step": self.step, **said, **good}
+
+
+def list_checkpoints(place: Path) -> list[Listed]:
+    """Those in a directory, oldest first, their manifests and sizes checked; or the one that ``place`` is."""
+    if (place / layout.MANIFEST).exists():
+        return [_listed(place, None)]
+    return [_listed(path, step) for step, path in reversed(layout.step_directories(place))]
+
+
+def _listed(path: Path, step: int | None) -> Listed:
+    problem = None
+    try:
+        manifest = sealed.read(path)
+    except CheckpointError as error:
+        manifest, problem = layout.read_manifest(path) or {}, str(error)
+    return Listed(path, step if step is not None else int(manifest.get("step", 0)), manifest, is_pinned(path), problem)
+
+
+def print_checkpoints(found: Sequence[Listed], *, stream: TextIO | None = None) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("CHECKPOINT", "STEP", "EPOCH", "SAVED", "BECAUSE", "RANKS", "SIZE", "GUARANTEE", "STATE"):
+        table.add_column(title, justify="right" if title in ("STEP", "EPOCH", "RANKS", "SIZE") else "left")
+    for one in found:
+        said = one.manifest
+        table.add_row(
+            Text(clean(one.path.name)),
+            Text(str(one.step)),
+            Text(str(said.get("epoch", "-"))),
+            Text(clock_time(said["time"]) if "time" in said else "-"),
+            Text(clean(str(said.get("reason") or "-"))),
+            Text(str(said.get("world_size", "-"))),
+            Text(size(said["bytes"]) if "bytes" in said else "-"),
+            Text(clean(str(said.get("guarantee", "-")))),
+            _state(one),
+        )
+    console_for(stream).print(table)
+
+
+def _state(one: Listed) -> Text:
+    if one.problem is not None:
+        return Text("damaged", style="bold red")
+    return Text("good, pinned" if one.pinned else "good", style="green")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tensors that belong together, such as ``models.0`` or ``optimizers.0``."""
+
+    name: str
+    tensors: int
+    bytes: int
+
+
+def parts(contents: Contents) -> list[Part]:
+    """What the bytes of a checkpoint are spent on, in the order of the names."""
+    found: dict[str, list[StoredTensor]] = {}
+    for tensor in contents.tensors.values():
+        found.setdefault(_part_of(tensor.key), []).append(tensor)
+    return [Part(name, len(items), sum(item.bytes for item in items)) for name, items in sorted(found.items())]
+
+
+def _part_of(key: str) -> str:
+    words = key.split("[")[0].split(".")
+    if words[0] in ("models", "optimizers", "schedulers", "objects"):
+        return ".".join(words[:2])
+    return "each rank's own" if words[0] == "rank" else "structure" if words[0] == "tree" else words[0]
+
+
+def print_checkpoint(one: Listed, contents: Contents, *, stream: TextIO | None = None) -> None:
+    grid = Table.grid(padding=(0, 2))
+    for label, value in _facts(one):
+        grid.add_row(Text(label, style="bold"), Text(clean(value)))
+    for part in parts(contents):
+        grid.add_row(Text(part.name, style="bold"), Text(f"{size(part.bytes)} in {part.tensors} tensors"))
+    console_for(stream).print(grid)
+
+
+def _facts(one: Listed) -> list[tuple[str, str]]:
+    said = one.manifest
+    rows = [
+        ("checkpoint", str(one.path)),
+        ("step", f"{one.step} (epoch {said.get('epoch', '-')})"),
+        ("saved", f"{clock_time(said['time'])}, {said.get('reason') or 'no reason given'}"),
+        ("guarantee", str(said.get("guarantee", "-"))),
+        ("ranks", str(said.get("world_size", "-"))),
+        ("torch", f"{said.get('torch', '-')}, Python {said.get('python', '-')}, {said.get('processor', '-')}"),
+        ("size", f"{size(said.get('bytes', 0))} in {len(said.get('files', ()))} files"),
+    ]
+    if one.pinned:
+        rows.append(("pinned", "it is never deleted"))
+    if "imported_from" in said:
+        rows.append(("imported", f"from {said['imported_from']}: {', '.join(said.get('holds', ()))} only"))
+    if said.get("missing_rng"):
+        rows.append(("without", f"the random state of rank {', '.join(map(str, said['missing_rng']))}"))
+    return rows
+
+
+def print_tensors(contents: Contents, *, stream: TextIO | None = None) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("TENSOR", "DTYPE", "SHAPE", "SIZE", "CHUNKS IN"):
+        table.add_column(title, justify="right" if title == "SIZE" else "left")
+    for tensor in contents.tensors.values():
+        shape = "x".join(map(str, tensor.shape)) or "()"
+        files = ", ".join(dict.fromkeys(chunk.file for chunk in tensor.chunks))
+        table.add_row(Text(clean(tensor.key)), Text(tensor.dtype), Text(shape), Text(size(tensor.bytes)), Text(files))
+    console_for(stream).print(table)
