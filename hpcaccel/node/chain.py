@@ -65,8 +65,7 @@ class ChainedAllocation(SlurmAllocation):
         before = record["job_ids"][-1:]
         if before != [self.job_id]:
             self._write({**record, "job_ids": [*record["job_ids"], self.job_id]})
-        self._close(before)
-        if (last := self._last_end()) is not None and not self._is_refuted(last, before):
+        if (last := self._ended(before)) is not None:
             self._say(f"the chain has ended ({last.reason}: {last.detail}); nothing to do")
             return False
         self._hand_in_more()
@@ -80,42 +79,52 @@ class ChainedAllocation(SlurmAllocation):
             time.sleep(0.5)
         return True
 
-    def _close(self, before: Sequence[str]) -> None:
-        """Write down how the jobs before this one ended, where they could not do so themselves."""
+    def _ended(self, before: Sequence[str]) -> AttemptEnd | None:
+        """The end of the chain, if it has one: in the ledger, or in what Slurm says of the jobs before this one."""
+        last = self._last_end()
+        if last is not None and not self._is_refuted(last, before):
+            return last
         ledger = Ledger.read(self._run)
         links = list(self.jobs)
         first = links.index(before[0]) if before and before[0] in links else 0
-        begun = {line.job_id for line in ledger.starts}
         for job_id in links[first : links.index(self.job_id)]:
-            state = self._last_word(job_id)
-            started = ledger.unfinished()
-            if started is not None and started.job_id == job_id:
-                reason = _REASONS.get(state) if state else None
-                decision: Decision = "end" if reason == "cancelled" else "requeue"
-                ledger.close_lost(self._run, reason=reason, decision=decision, why=_said(job_id, state))
-            elif state is JobState.CANCELLED and self._last_end() is None:
-                # In the queue, before its ranks started, or in its grace time: nothing was to follow.
-                self._write_end(ledger, "cancelled", "end", _said(job_id, state))
-            elif state in _BROKEN and job_id not in begun:
-                detail = f"{_said(job_id, state)} before its ranks started; see {self._run.slurm_log}"
-                ledger.start(AttemptStart(attempt=ledger.next_attempt, time=time.time(), job_id=job_id))
-                self._write_end(ledger, "failed", "requeue", detail, attempt=ledger.starts[-1].attempt)
+            line = self._close(ledger, job_id)
+            if line is not None and line.decision in ("end", "pause"):
+                return line
+        return None
+
+    def _close(self, ledger: Ledger, job_id: str) -> AttemptEnd | None:
+        """Write down how a job ended that could not do so itself."""
+        state = self._last_word(job_id)
+        started = ledger.unfinished()
+        if started is not None and started.job_id == job_id:
+            reason = _REASONS.get(state) if state else None
+            decision: Decision = "end" if reason == "cancelled" else "requeue"
+            return ledger.close_lost(self._run, reason=reason, decision=decision, why=_said(job_id, state))
+        if state is JobState.CANCELLED:
+            # In the queue, before its ranks started, or after its last words: nothing was to follow.
+            return self._write_end(ledger, "cancelled", "end", _said(job_id, state))
+        if state in _BROKEN and all(line.job_id != job_id for line in ledger.starts):
+            ledger.start(AttemptStart(attempt=ledger.next_attempt, time=time.time(), job_id=job_id))
+            detail = f"{_said(job_id, state)} before its ranks started; see {self._run.slurm_log}"
+            return self._write_end(ledger, "failed", "requeue", detail, attempt=ledger.starts[-1].attempt)
+        return None
 
     def _write_end(
         self, ledger: Ledger, reason: Reason, decision: Decision, detail: str, *, attempt: int | None = None
-    ) -> None:
+    ) -> AttemptEnd:
         newest = layout.newest(self._run.checkpoints)
-        ledger.end(
-            AttemptEnd(
-                attempt=attempt or ledger.next_attempt,
-                time=time.time(),
-                reason=reason,
-                decision=decision,
-                detail=detail,
-                checkpoint=newest.name if newest else None,
-                checkpoint_step=newest.step if newest else None,
-            )
+        line = AttemptEnd(
+            attempt=attempt or ledger.next_attempt,
+            time=time.time(),
+            reason=reason,
+            decision=decision,
+            detail=detail,
+            checkpoint=newest.name if newest else None,
+            checkpoint_step=newest.step if newest else None,
         )
+        ledger.end(line)
+        return line
 
     def _last_end(self) -> AttemptEnd | None:
         """The end after which nothing was to follow, if one is the ledger's last word on this chain."""
@@ -190,7 +199,9 @@ class ChainedAllocation(SlurmAllocation):
         if situation.known and not situation.running and not situation.comes_back:
             return TAKEN_DOWN
         try:
-            if self._waiting():
+            if waiting := self._waiting():
+                for job_id in waiting:
+                    self._exclude(job_id)
                 return ""
         except (ClusterError, SlurmCommandError):
             return ""  # they were there when this job started
