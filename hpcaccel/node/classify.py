@@ -157,8 +157,8 @@ def _last_words(end: RankEnd, logs: Sequence[RankLog]) -> str:
 
 
 def _sentence(trace: _Trace, nodes: Sequence[str]) -> str:
-    if trace.rank is None:
-        return trace.text
+    if trace.rank is None or trace.cause.name == "hang":
+        return trace.text  # whoever found a hang has said which rank
     node = f" on {trace.node}" if trace.node and len(nodes) > 1 else ""
     return f"rank {trace.rank}{node}: {trace.text}"
 

@@ -32,14 +32,19 @@ SILENT_SECONDS = 300.0
 LOOK_SECONDS = 30.0
 DUMP_SECONDS = 5.0
 """How long ranks may take to write down where they are, before they are killed."""
+WAKE_SECONDS = 0.1
 ASK_SECONDS = 3.0
 """Between a request for stacks and the signal to those who do not answer by themselves: that, and two beats."""
 JUDGED = ("loading", "training", "evaluating", "saving")
 
 
 class Ranks(Protocol):
-    def dump(self, *, wake: bool = False) -> None:
-        """Have every rank write where it is; with ``wake`` also those that have been stopped."""
+    def dump(self) -> None:
+        """Have every rank write where it is; one that has been stopped does so when it is woken."""
+        ...
+
+    def wake(self) -> None:
+        """Have ranks that have been stopped go on."""
         ...
 
 
@@ -158,11 +163,11 @@ class HangWatch:
         self._every = 1.0
         self._signal_at: float | None = None
         self._asked = 0
-        self.found: Hang | None = None
+        self._kill_at: float | None = None
         run.stacks(attempt).mkdir(parents=True, exist_ok=True, mode=0o750)
 
-    def look(self, ranks: Ranks, *, judging: bool) -> Hang | None:
-        """A hang, when it has just been found; the ranks are then writing their stacks, for ``DUMP_SECONDS``.
+    def look(self, ranks: Ranks, *, judging: bool) -> bool:
+        """Whether the ranks are to be killed now: they hang, and have had the time to write their stacks.
 
         Args:
             judging: look for hangs; not where the ranks have been asked to leave, which has a limit of its own.
@@ -170,26 +175,30 @@ class HangWatch:
         try:
             self._pass_requests_on(ranks)
             now = time.monotonic()
-            if now < self._look_at or self.found is not None or self._setting == 0 or not judging:
-                return None
-            return self._judge(ranks, now)
+            if self._kill_at is None and now >= self._look_at and self._setting != 0 and judging:
+                self._judge(ranks, now)
         except OSError as error:
             self._look_at = time.monotonic() + LOOK_SECONDS
             self._say(f"the ranks' health is not known: {error}")
-            return None
+        if self._kill_at is None or time.monotonic() < self._kill_at:
+            return False
+        self._kill_at = float("inf")
+        # A rank that has been stopped writes its stacks as soon as it is woken, and is not to come any further.
+        ranks.wake()
+        time.sleep(WAKE_SECONDS)
+        return True
 
-    def _judge(self, ranks: Ranks, now: float) -> Hang | None:
+    def _judge(self, ranks: Ranks, now: float) -> None:
         signs = self._beats.look(expected_seconds=self._every)
         self._every = self._pause(signs)
         self._look_at = now + self._every
         hang = find_hang(signs, self._setting, is_stopped)
         if hang is None:
-            return None
-        self.found = hang
-        write_json(self._run.hang(self._attempt), to_dict(hang))
+            return
+        self._kill_at = time.monotonic() + DUMP_SECONDS
         self._say(f"the ranks hang: {hang.why}. Their stacks: {self._run.stacks(self._attempt)}")
-        ranks.dump(wake=True)
-        return hang
+        ranks.dump()
+        write_json(self._run.hang(self._attempt), to_dict(hang))
 
     def _pause(self, signs: Sequence[Sign]) -> float:
         """Until the next look: each reads a file of every rank."""

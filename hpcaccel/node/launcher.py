@@ -16,6 +16,7 @@ from typing import Protocol
 from hpcaccel.errors import SlurmCommandError
 from hpcaccel.node.launch import Launch
 from hpcaccel.rundir import RunDir, read_json
+from hpcaccel.slurm import hostlist
 from hpcaccel.slurm.commands import Slurm
 
 __all__ = ["LocalRanks", "Ranks", "SrunRanks", "free_port", "run_on_each_node", "start_ranks"]
@@ -40,9 +41,12 @@ class Ranks(Protocol):
         """End every rank at once."""
         ...
 
-    def dump(self, *, wake: bool = False) -> None:
-        """Have every rank that uses the runtime write where its threads are (SIGURG, which no other program minds);
-        with ``wake`` also those that have been stopped."""
+    def dump(self) -> None:
+        """Have every rank that uses the runtime write where its threads are: SIGURG, which no other program minds."""
+        ...
+
+    def wake(self) -> None:
+        """Have ranks that have been stopped (SIGSTOP) go on."""
         ...
 
 
@@ -56,7 +60,16 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start_ranks(run: RunDir, launch: Launch, *, attempt: int, nodes: Sequence[str], env: Mapping[str, str]) -> Ranks:
+def start_ranks(
+    run: RunDir,
+    launch: Launch,
+    *,
+    attempt: int,
+    nodes: Sequence[str],
+    env: Mapping[str, str],
+    avoid: Sequence[str] = (),
+) -> Ranks:
+    """Start the ranks on ``nodes``, which are all of the allocation but those to ``avoid``."""
     environment = {
         # Where torch writes what its collectives did when one of them hung; it puts the rank behind.
         "TORCH_FR_DUMP_TEMP_FILE": str(run.attempt(attempt) / "flight_recorder_"),
@@ -70,7 +83,7 @@ def start_ranks(run: RunDir, launch: Launch, *, attempt: int, nodes: Sequence[st
         _share_gpus(environment)
     if launch.local:
         return LocalRanks(run, launch, attempt=attempt, env=environment)
-    return SrunRanks(run, launch, attempt=attempt, env=environment)
+    return SrunRanks(run, launch, attempt=attempt, env=environment, avoid=avoid)
 
 
 def _share_gpus(env: dict[str, str]) -> None:
@@ -116,7 +129,9 @@ def _die_with_the_supervisor() -> None:
 class SrunRanks:
     """One srun step with a task for every rank."""
 
-    def __init__(self, run: RunDir, launch: Launch, *, attempt: int, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, run: RunDir, launch: Launch, *, attempt: int, env: Mapping[str, str], avoid: Sequence[str] = ()
+    ) -> None:
         self._cooperative = launch.cooperative
         self._step_file = run.attempt(attempt) / "step.json"
         # srun expands %-patterns in file names
@@ -132,6 +147,7 @@ class SrunRanks:
             f"--ntasks-per-node={launch.ranks_per_node}",
             f"--chdir={launch.workdir}",
             f"--output={log}",
+            *([f"--exclude={hostlist.compress(avoid)}"] if avoid else []),
             "--open-mode=append",
             *launch.srun,
             *_rank_command(run, launch),
@@ -158,14 +174,21 @@ class SrunRanks:
         if self._kills > 1:
             self._srun.kill()
 
-    def dump(self, *, wake: bool = False) -> None:
+    def dump(self) -> None:
+        self._signal_gently("URG")
+
+    def wake(self) -> None:
+        self._signal_gently("CONT")
+
+    def _signal_gently(self, name: str) -> None:
+        """A signal that nobody needs who has not come so far."""
         step = read_json(self._step_file)
-        for name in ("URG", "CONT")[: 1 + wake] if step is not None else ():
-            assert step is not None
-            try:
-                Slurm().signal_step(step["job_id"], step["step_id"], name)
-            except SlurmCommandError as error:
-                print(f"hpcaccel: {error}; some stacks will be missing", file=sys.stderr, flush=True)
+        if step is None:
+            return
+        try:
+            Slurm().signal_step(step["job_id"], step["step_id"], name)
+        except SlurmCommandError as error:
+            print(f"hpcaccel: {error}; some stacks will be missing", file=sys.stderr, flush=True)
 
     def _signal_step(self, name: str) -> None:
         step = read_json(self._step_file)
@@ -231,10 +254,11 @@ class LocalRanks:
     def kill(self) -> None:
         self._send_group(signal.SIGKILL)
 
-    def dump(self, *, wake: bool = False) -> None:
+    def dump(self) -> None:
         self._send(signal.SIGURG)
-        if wake:
-            self._send(signal.SIGCONT)
+
+    def wake(self) -> None:
+        self._send(signal.SIGCONT)
 
     def _send(self, number: signal.Signals) -> None:
         for rank in self._ranks:

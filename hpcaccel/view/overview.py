@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hpcaccel.layout import newest
-from hpcaccel.rundir import RunDir
+from hpcaccel.rundir import RunDir, read_lines
 from hpcaccel.submission.facts import read_record
 from hpcaccel.submission.status import RunStatus
 from hpcaccel.view.history import Attempt, read_attempts, steps_lost, total_steps
@@ -41,6 +41,8 @@ class Overview:
     last_loss: float | None
     checkpoint: str | None
     checkpoint_step: int | None
+    slow_ranks: list[dict[str, Any]] = field(default_factory=list)
+    """Ranks of the newest attempt that the others wait for: rank, node, and ratio to the median of all."""
     values: dict[str, float] = field(default_factory=dict)
     history: list[Attempt] = field(default_factory=list)
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -81,6 +83,7 @@ def overview(run: RunDir, status: RunStatus) -> Overview:
         last_loss=metrics.last[LOSS][1] if LOSS in metrics.last else None,
         checkpoint=checkpoint.name if checkpoint is not None else None,
         checkpoint_step=checkpoint.step if checkpoint is not None else None,
+        slow_ranks=_slow_ranks(run, attempts),
         values={name: value for name, (_, value) in metrics.last.items()},
         history=attempts,
         overrides=record.overrides,
@@ -94,6 +97,14 @@ def _step(attempts: list[Attempt], metrics: Metrics) -> int | None:
     if attempts and attempts[-1].end is not None and attempts[-1].end.last_step is not None:
         known.append(attempts[-1].end.last_step)
     return max(known, default=None)
+
+
+def _slow_ranks(run: RunDir, attempts: list[Attempt]) -> list[dict[str, Any]]:
+    """As they were when that changed last."""
+    if not attempts:
+        return []
+    lines = [line for line, _ in read_lines(run.stragglers(attempts[-1].number))]
+    return list(lines[-1]["slow"]) if lines else []
 
 
 def _finite(value: Any) -> Any:

@@ -14,7 +14,7 @@ from hpcaccel.view.news import describe_end
 from hpcaccel.view.overview import Overview
 from hpcaccel.view.words import clean, clock_time, duration, number, step_of
 
-__all__ = ["print_runs", "print_status"]
+__all__ = ["console_for", "print_runs", "print_status"]
 
 _STYLE = {
     "running": "green",
@@ -33,7 +33,7 @@ PIPE_WIDTH = 200
 
 def print_runs(runs: Sequence[Overview], *, stream: TextIO | None = None) -> None:
     """One line a run, in the order given."""
-    _console(stream).print(_runs(runs, called="NAME"))
+    console_for(stream).print(_runs(runs, called="NAME"))
 
 
 def _runs(runs: Sequence[Overview], *, called: str) -> Table:
@@ -60,7 +60,7 @@ def print_status(run: Overview, *, stream: TextIO | None = None) -> None:
     facts = Table.grid(padding=(0, 2))
     for label, value in _facts(run):
         facts.add_row(Text(label, style="bold"), value if isinstance(value, Text) else Text(value))
-    console = _console(stream)
+    console = console_for(stream)
     console.print(facts)
     if run.history:
         console.print()
@@ -86,6 +86,9 @@ def _facts(run: Overview) -> list[tuple[str, str | Text]]:
         ("step", step_of(run.step, run.total_steps)),
         ("steps lost", str(run.steps_lost)),
     ]
+    if run.slow_ranks:
+        slow = [f"rank {one['rank']} on {clean(one['node'])} ({one['ratio']:g} x the others)" for one in run.slow_ranks]
+        rows.append(("slow ranks", Text(", ".join(slow), style="yellow")))
     rows += [(clean(name), number(value)) for name, value in run.values.items()]
     rows.append(("checkpoint", run.checkpoint or "-"))
     rows.append(("directory", clean(run.path)))
@@ -111,6 +114,6 @@ def _state(run: Overview) -> Text:
     return Text(run.state, style=_STYLE.get(run.state, ""))
 
 
-def _console(stream: TextIO | None) -> Console:
+def console_for(stream: TextIO | None) -> Console:
     stream = sys.stdout if stream is None else stream
     return Console(file=stream, highlight=False, width=None if stream.isatty() else PIPE_WIDTH)

@@ -80,7 +80,7 @@ class Heartbeat:
         if loop is None:
             return self._of(position, phase="starting", step=0)
         step = loop.step
-        if not self._seen or self._seen[-1][1] != step:
+        if step > loop.first_step and (not self._seen or self._seen[-1][1] != step):
             self._seen.append((time.monotonic(), step))
         rollcall = loop.rollcall
         return self._of(

@@ -21,7 +21,7 @@ _WAITING = (
     "/hpcaccel/runtime/together/rollcall.py",
     "/hpcaccel/runtime/together/exchange.py",
 )
-"""Where the innermost calls of a rank are that waits: in collectives, and in the backward pass, where gradients meet."""
+"""Where the innermost calls of a rank are that waits: in collectives, and in the backward pass."""
 
 
 class Position(NamedTuple):
