@@ -81,6 +81,10 @@ class AttemptStart:
     checkpoint: str | None = None
     """Name of the newest committed checkpoint at this moment, None at the first start."""
     checkpoint_step: int | None = None
+    queued_at: float | None = None
+    """When the job came into the queue, this time, as Slurm says."""
+    allocated_at: float | None = None
+    """When it got its nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -270,7 +270,8 @@ class RunDir:
         return self.attempt(attempt) / "timing.json"
 
     def saves(self, attempt: int) -> Path:
-        """A line for each checkpoint of this attempt; written by rank 0."""
+        """A line, a ``records.Save``, for each checkpoint that this attempt has committed: step, reason, bytes, for how
+        long the training stood still, when it was safe. Written by rank 0."""
         return self.attempt(attempt) / "saves.jsonl"
 
     def signalled(self, attempt: int) -> Path:

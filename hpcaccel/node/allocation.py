@@ -13,6 +13,7 @@ from typing import Protocol
 from hpcaccel.errors import ClusterError, HpcaccelError, SlurmCommandError
 from hpcaccel.node.launch import Launch
 from hpcaccel.records import Reason
+from hpcaccel.process import started_at
 from hpcaccel.rundir import RunDir
 from hpcaccel.slurm import hostlist
 from hpcaccel.slurm.commands import Slurm
@@ -44,6 +45,9 @@ class Situation:
     """Why it is taken down, where that is nobody's wish: ``preempted``, ``time_limit``, or ``lost`` with its nodes."""
     failed_nodes: tuple[str, ...] = ()
     """Why it is taken down, where nodes of its own failed."""
+    submit_time: float | None = None
+    start_time: float | None = None
+    """When the job got its nodes, this time."""
     end_time: float | None = None
     known: bool = True
     """False when the scheduler could not be asked."""
@@ -131,6 +135,8 @@ class SlurmAllocation:
                 comes_back=comes_back,
                 taken_for=None if job.state.is_running or comes_back else self._taken_for(job),
                 failed_nodes=self._failed_nodes() if comes_back else (),
+                submit_time=job.submit_time,
+                start_time=job.start_time,
                 end_time=job.end_time,
             )
         return Situation(running=False, known=False)
@@ -232,8 +238,8 @@ class SlurmAllocation:
                 except SlurmCommandError as error:
                     problem = str(error)
                 else:
-                    # Slurm excludes nodes for waiting jobs only. This one waits by now, and SIGTERM, which we block, has
-                    # come; SIGKILL follows after KillWait (30 s by default). Tried on 22.05, arrays included.
+                    # Slurm excludes nodes for waiting jobs only. This one waits by now, and SIGTERM, which we block,
+                    # has come: SIGKILL follows after KillWait (30 s by default). Tried on 22.05, also with arrays.
                     self._exclude(self.job_id)
                     time.sleep(60)
                     problem = "Slurm took the requeue but did not end this job within 60 seconds"
@@ -252,6 +258,7 @@ class LocalAllocation:
         self.restart_count = int(os.environ.get("HPCACCEL_RESTART_COUNT", "0"))
         self.nodes = ["localhost"]
         self._script = run.script
+        self._start_time = started_at(os.getpid())
         self._end_time = None if launch.time_limit_seconds is None else time.time() + launch.time_limit_seconds
         self._cancelled = False
 
@@ -266,7 +273,7 @@ class LocalAllocation:
         pass
 
     def situation(self, *, patient: bool = True) -> Situation:
-        return Situation(running=not self._cancelled, end_time=self._end_time)
+        return Situation(running=not self._cancelled, start_time=self._start_time, end_time=self._end_time)
 
     def requeue(self) -> str:
         if self._cancelled or signal.SIGTERM in signal.sigpending():

@@ -21,6 +21,9 @@ class Resilience:
     max_failures: int
     max_preemptions: int | None
     restart_in_place: int
+    preflight: str = "off"
+    exclude_hours: float = 24.0
+    max_excluded: int = 0
     hang_timeout_seconds: int | None = None
     chain: int | None = None
     chain_ahead: int = 2
@@ -84,6 +87,9 @@ def read_launch(run: RunDir) -> Launch:
                 max_failures=resilience["max_failures"],
                 max_preemptions=resilience["max_preemptions"],
                 restart_in_place=resilience["restart_in_place"],
+                preflight=resilience.get("preflight", "off"),
+                exclude_hours=resilience.get("exclude_hours", 24.0),
+                max_excluded=resilience.get("max_excluded", 0),
                 hang_timeout_seconds=resilience.get("hang_timeout_seconds"),
                 chain=resilience.get("chain"),
                 chain_ahead=resilience.get("chain_ahead", 2),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcaccel import layout
+from hpcaccel.node.causes import cause
 from hpcaccel.node.launch import Resilience
 from hpcaccel.records import (
     AttemptEnd,
@@ -88,6 +89,7 @@ class Ledger:
             last: an end that is about to be written, counted with the others.
         """
         ends = [*self._ends_of(jobs), *([last] if last else [])]
+        ends = [line for line in ends if not _nobodys_fault(line)]
         failures = [line for line in ends if line.reason == "failed"]
         preemptions = [line for line in ends if line.reason == "preempted"]
         if ends:
@@ -134,6 +136,11 @@ def _what_follows(stop: StopRequest | None, known: Decision | None) -> Decision:
     """What somebody wanted to follow when the attempt was killed holds all the same; a cancel may be but a guess."""
     wish = stop.then if stop is not None else ""
     return "pause" if wish == "pause" else known or ("end" if wish == "cancel" else "requeue")
+
+
+def _nobodys_fault(line: AttemptEnd) -> bool:
+    """Whether a node was at fault, which the run keeps away from since: so many times are bounded by themselves."""
+    return bool(line.nodes_excluded) and cause(line.error_class or "exit").innocent
 
 
 def _counted(count: int, what: str) -> str:

@@ -20,8 +20,8 @@ from hpcaccel.node.chain import ChainedAllocation
 from hpcaccel.node.classify import Failure, classify
 from hpcaccel.node.control import cancel_was_asked, honour, pending_requests, ranks_ask
 from hpcaccel.node.deadline import Pace, forecast, lead_seconds, patience_seconds, read_pace, warnings
-from hpcaccel.node.hangs import HangWatch
 from hpcaccel.node.exclusion import Exclusions
+from hpcaccel.node.hangs import HangWatch
 from hpcaccel.node.launch import Launch, read_launch
 from hpcaccel.node.launcher import Ranks, run_on_each_node, start_ranks
 from hpcaccel.node.ledger import Ledger, last_step, read_outcome, resumed_step
@@ -105,6 +105,8 @@ class Supervisor:
         """The end time as it was when this job started, to tell an extended limit from a signal sent by hand."""
         self._asked_scheduler = 0.0
         self._began = time.time()
+        self._queued_at: float | None = None
+        self._allocated_at: float | None = None
         self._forget_stop()
 
     def _forget_stop(self) -> None:
@@ -232,6 +234,8 @@ class Supervisor:
                 ranks=self.launch.ranks,
                 checkpoint=newest.name if newest else None,
                 checkpoint_step=newest.step if newest else None,
+                queued_at=self._queued_at,
+                allocated_at=self._allocated_at,
             )
         )
         self._say(
@@ -467,6 +471,7 @@ class Supervisor:
         self._asked_scheduler = time.time()
         if situation.known and situation.running:
             self.end_time = situation.end_time
+            self._queued_at, self._allocated_at = situation.submit_time, situation.start_time
             self._granted = self._granted or situation.end_time
         return situation
 

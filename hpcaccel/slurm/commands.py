@@ -174,8 +174,9 @@ class Slurm:
         raise self._refused(command, result)
 
     def exclude(self, job_id: str, nodes: Sequence[str]) -> None:
-        """Keep a waiting job away from these nodes, and from no others. A job that was told to requeue waits, too, while
-        it is still being taken down.
+        """Keep a waiting job away from these nodes, and from no others.
+
+        A job that was told to requeue counts as waiting while it is still being taken down.
 
         Raises:
             SlurmCommandError: it runs, or there is no such node.

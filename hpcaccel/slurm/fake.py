@@ -140,6 +140,12 @@ class FakeSlurm:
         self.move(job_id, JobState.PENDING, restarts=job.restarts + 1, reason="BeginTime")
         return True
 
+    def exclude(self, job_id: str, nodes: Sequence[str]) -> None:
+        self._called("exclude")
+        if not self.jobs[job_id].state.is_pending:
+            raise SlurmCommandError(["scontrol", "update", job_id], 1, "Job is no longer pending execution")
+        self.jobs[job_id] = replace(self.jobs[job_id], excluded_nodes=",".join(nodes))
+
     def shell_command(self, job_id: str, *, node: str | None = None, terminal: bool = True) -> list[str]:
         return Slurm().shell_command(job_id, node=node, terminal=terminal)
 

@@ -165,6 +165,8 @@ class JobInfo:
     reason: str = ""
     preempt_time: float | None = None
     """When Slurm decided to preempt the job; None while nobody has."""
+    submit_time: float | None = None
+    """When it came into the queue; a requeue counts as a new one."""
     start_time: float | None = None
     """Of this start; for a pending job what the scheduler expects."""
     end_time: float | None = None
@@ -173,6 +175,9 @@ class JobInfo:
     restarts: int = 0
     nodes: str = ""
     """A host list such as ``n[1-2]``; empty before the start."""
+    required_nodes: str = ""
+    """A host list: those that the job asked for by name."""
+    excluded_nodes: str = ""
     partition: str = ""
     requeue: bool = False
     """Whether Slurm requeues the job by itself after a node failure or a preemption."""

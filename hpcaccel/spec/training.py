@@ -109,6 +109,16 @@ class Checkpoint(Section):
         default=500, description="Save after so many optimizer steps; null: not by steps."
     )
     every_minutes: Positive | None = Field(default=None, description="Save after so many minutes; null: not by time.")
+    background: Flag = Field(
+        default=True,
+        description="Write checkpoints that are due while the training goes on: it waits only for a copy in memory, as "
+        "large as what the rank saves. Where the memory is missing, and for the last save of a job, it waits.",
+    )
+    when_busy: Literal["wait", "skip"] = Field(
+        default="wait",
+        description="When a checkpoint is due and the one before is still being written. wait: for that one. skip: "
+        "leave this one out.",
+    )
     keep: Count | None = Field(default=2, description="How many of the newest checkpoints to keep; null: all.")
     keep_every_steps: Count | None = Field(
         default=None,
@@ -143,6 +153,15 @@ class Resilience(Section):
     restart_in_place: Natural = Field(
         default=2, description="How often the ranks are started again inside the same allocation after a failure."
     )
+    preflight: Literal["off", "quick", "full"] = Field(
+        default="quick",
+        description="Checks on each node before the ranks start; a node that fails is left out. quick: GPUs, disk, "
+        "names. full: a small all-reduce between all ranks as well.",
+    )
+    exclude_hours: Positive = Field(
+        default=24, description="For how long a node is left out after a failure that is its own."
+    )
+    max_excluded: Natural = Field(default=4, description="How many nodes are left out at a time at most; 0: never any.")
     stop_timeout_seconds: Count = Field(
         default=300,
         description="How long ranks that were asked to stop may take to save and leave before they are killed.",

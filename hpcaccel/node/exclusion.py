@@ -1,0 +1,71 @@
+"""Nodes that a run keeps away from: the evidence against each, for how long, and how many at a time.
+
+Slurm excludes nodes for waiting jobs only. How that works for a job that runs stands in ``SlurmAllocation.requeue``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcaccel.node.launch import Resilience
+from hpcaccel.records import ExcludedNode, from_dict, to_dict
+from hpcaccel.rundir import RunDir, read_json, write_json
+
+__all__ = ["Exclusions"]
+
+TRIES = 1
+"""How often a job that starts on an excluded node goes back into the queue for it: Slurm may not let us exclude any."""
+
+
+@dataclass
+class Exclusions:
+    """All nodes that were ever excluded, as read from ``excluded_nodes.json``, and the only writer of new ones."""
+
+    run: RunDir
+    limits: Resilience
+    nodes: list[ExcludedNode]
+
+    @classmethod
+    def read(cls, run: RunDir, limits: Resilience) -> Exclusions:
+        document: dict[str, Any] = read_json(run.excluded_nodes) or {}
+        return cls(run, limits, [from_dict(ExcludedNode, value) for value in document.get("nodes", [])])
+
+    def active(self) -> list[str]:
+        """The nodes to keep away from at this moment."""
+        now = time.time()
+        return sorted({one.node for one in self.nodes if one.expires > now})
+
+    def ever(self) -> list[str]:
+        return sorted({one.node for one in self.nodes})
+
+    def room_for(self, nodes: Sequence[str]) -> list[str]:
+        """As many of ``nodes`` as ``resilience.max_excluded`` allows."""
+        active = self.active()
+        new = [node for node in nodes if node not in active]
+        return new[: max(0, self.limits.max_excluded - len(active))]
+
+    def add(self, nodes: Sequence[str], *, why: str, detail: str, attempt: int) -> None:
+        now = time.time()
+        expires = now + self.limits.exclude_hours * 3600
+        self.nodes += [
+            ExcludedNode(node=node, why=why, detail=detail, time=now, attempt=attempt, expires=expires)
+            for node in nodes
+        ]
+        self._write()
+
+    def worth_another_try(self, nodes: Sequence[str]) -> bool:
+        """Whether a job that has started on these excluded nodes should go back into the queue; counts the tries."""
+        found = [one for one in self.nodes if one.node in nodes and one.expires > time.time()]
+        if any(one.tries >= TRIES for one in found):
+            return False
+        for one in found:
+            self.nodes[self.nodes.index(one)] = dataclasses.replace(one, tries=one.tries + 1)
+        self._write()
+        return True
+
+    def _write(self) -> None:
+        write_json(self.run.excluded_nodes, {"version": 1, "nodes": [to_dict(one) for one in self.nodes]})

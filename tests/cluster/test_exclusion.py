@@ -1,0 +1,78 @@
+"""Nodes that are at fault are left out: on the real Slurm, which lets nobody exclude a node from a job that runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .dev_cluster import Cluster
+from .scenario import Scenario
+
+Lease = Callable[[int], list[str]]
+
+BROKEN_AT_FIRST = """
+import os
+print("on", os.environ["SLURMD_NODENAME"], flush=True)
+if os.environ["HPCACCEL_ATTEMPT"] == "1" and os.environ["SLURM_NODEID"] == "0":
+    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+"""
+
+
+@pytest.fixture
+def scenario(cluster: Cluster, tmp_path: Path) -> Scenario:
+    """Without a list of nodes, since those that are asked for by name cannot be left out."""
+    return Scenario(cluster, tmp_path)
+
+
+def others(cluster: Cluster, leased: list[str]) -> str:
+    return ",".join(node for node in cluster.nodes if node not in leased)
+
+
+def test_a_broken_node_is_left_out_when_the_job_comes_back(cluster: Cluster, lease: Lease, scenario: Scenario) -> None:
+    nodes = lease(2)
+    program = scenario.folder / "broken.py"
+    program.write_text(BROKEN_AT_FIRST)
+    scenario.submit(
+        {
+            "entrypoint": {"script": str(program)},
+            "runtime": {"stop": "signals"},
+            "slurm": {"nodes": 1, "gpus_per_node": 1, "exclude": others(cluster, nodes)},
+            "resilience": {"max_failures": 1},
+        }
+    )
+    assert scenario.wait_until_over() == 0, scenario.story
+    first, second = (line["nodes"] for line in scenario.lines("start"))
+    assert set(first + second) == set(nodes), scenario.story
+    end = scenario.lines("end")[0]
+    assert (end["error_class"], end["decision"]) == ("gpu_error", "requeue")
+    assert end["nodes_blamed"] == end["nodes_excluded"] == first
+    (evidence,) = json.loads(scenario.dir.excluded_nodes.read_text())["nodes"]
+    assert (evidence["node"], evidence["why"], evidence["attempt"]) == (first[0], "gpu_error", 1)
+    excluded = cluster.run("scontrol", "show", "hostnames", cluster.job(scenario.job_id)["ExcNodeList"]).stdout.split()
+    assert set(excluded) == {*cluster.nodes} - set(second)
+
+
+def test_where_the_allocation_has_nodes_to_spare_the_ranks_start_again_on_those(
+    cluster: Cluster, lease: Lease, scenario: Scenario
+) -> None:
+    nodes = lease(2)
+    scenario.nodes = nodes
+    program = scenario.folder / "broken.py"
+    program.write_text(BROKEN_AT_FIRST)
+    spec = {
+        "entrypoint": {"script": str(program)},
+        "runtime": {"stop": "signals"},
+        "slurm": {"nodes": 2, "gpus_per_node": 1, "extra": {"hold": True}},
+    }
+    scenario.submit(spec)
+    document = json.loads(scenario.dir.spec.read_text())
+    document["launch"]["nodes"] = 1  # one more was asked for than the ranks need
+    scenario.dir.spec.write_text(json.dumps(document))
+    cluster.run("scontrol", "release", scenario.job_id)
+    assert scenario.wait_until_over() == 0, scenario.story
+    assert [line["nodes"] for line in scenario.lines("start")] == [nodes[:1], nodes[1:]]
+    assert [line["restart_count"] for line in scenario.lines("start")] == [0, 0]
+    assert scenario.dir.rank_log(2, 0).read_text() == f"on {nodes[1]}\n"

@@ -1,0 +1,135 @@
+"""Which nodes a run keeps away from, for how long, and how many."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcaccel.node.allocation import SlurmAllocation
+from hpcaccel.node.exclusion import Exclusions
+from hpcaccel.node.launch import Resilience
+from hpcaccel.node.ledger import Ledger
+from hpcaccel.records import AttemptEnd, AttemptStart
+from hpcaccel.rundir import RunDir
+from hpcaccel.slurm import JobState
+from hpcaccel.slurm.fake import FakeSlurm
+from hpcaccel.slurm.states import JobInfo, PartitionInfo
+
+
+def limits(**changes: Any) -> Resilience:
+    defaults: dict[str, Any] = {
+        "requeue": True,
+        "warning_seconds": 120,
+        "stop_timeout_seconds": 20,
+        "max_failures": 3,
+        "max_preemptions": None,
+        "restart_in_place": 2,
+        "max_excluded": 2,
+    }
+    return Resilience(**{**defaults, **changes})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    return run
+
+
+def test_evidence_outlives_the_job(run: RunDir) -> None:
+    Exclusions.read(run, limits()).add(["n2"], why="gpu_error", detail="Xid 94", attempt=3)
+    again = Exclusions.read(run, limits())
+    assert again.active() == ["n2"]
+    (one,) = again.nodes
+    assert (one.why, one.detail, one.attempt, round(one.expires - one.time)) == ("gpu_error", "Xid 94", 3, 86400)
+
+
+def test_evidence_expires(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    exclusions = Exclusions.read(run, limits(exclude_hours=1))
+    exclusions.add(["n2"], why="gpu_error", detail="", attempt=1)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 3700)
+    assert (exclusions.active(), exclusions.ever()) == ([], ["n2"])
+    assert exclusions.room_for(["n2"]) == ["n2"]
+
+
+def test_no_more_than_the_cap(run: RunDir) -> None:
+    exclusions = Exclusions.read(run, limits(max_excluded=2))
+    assert exclusions.room_for(["n1", "n2", "n3"]) == ["n1", "n2"]
+    exclusions.add(["n1"], why="gpu_error", detail="", attempt=1)
+    assert exclusions.room_for(["n1", "n2", "n3"]) == ["n2"]
+    assert Exclusions.read(run, limits(max_excluded=0)).room_for(["n2"]) == []
+
+
+def test_a_job_on_an_excluded_node_tries_once_more(run: RunDir) -> None:
+    Exclusions.read(run, limits()).add(["n2"], why="gpu_error", detail="", attempt=1)
+    assert Exclusions.read(run, limits()).worth_another_try(["n2"])
+    assert not Exclusions.read(run, limits()).worth_another_try(["n2"])
+
+
+def test_a_nodes_fault_does_not_count_towards_the_caps(run: RunDir) -> None:
+    def cap(**changes: Any) -> str | None:
+        ledger = Ledger.read(run)
+        ledger.starts = [AttemptStart(attempt=n, time=0, job_id="45") for n in (1, 2)]
+        ledger.ends = [
+            AttemptEnd(attempt=n, time=0, reason="failed", decision="requeue", **changes) for n in (1, 2)
+        ]  # fmt: skip
+        return ledger.cap(["45"], limits())
+
+    assert cap(error_class="gpu_error", nodes_excluded=["n2"]) is None
+    assert cap(error_class="gpu_error", nodes_blamed=["n2"]) is not None
+    assert cap(error_class="gpu_unavailable", nodes_excluded=["n2"]) is not None
+
+
+# -- with Slurm ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slurm() -> FakeSlurm:
+    slurm = FakeSlurm(known_partitions=[PartitionInfo(name="gpu", default=True, nodes=4)])
+    slurm.jobs["45"] = JobInfo(
+        job_id="45", state=JobState.RUNNING, partition="gpu", nodes="n[1-2]", excluded_nodes="n4"
+    )
+    return slurm
+
+
+@pytest.fixture
+def allocation(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> SlurmAllocation:
+    monkeypatch.setenv("SLURM_JOB_ID", "45")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    return SlurmAllocation(slurm)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("needed", "left_out"), [(1, ["n1", "n2"]), (2, ["n1"]), (3, [])])
+def test_the_partition_must_have_enough_others(allocation: SlurmAllocation, needed: int, left_out: list[str]) -> None:
+    assert allocation.dispensable(["n1", "n2"], needed=needed) == left_out
+
+
+def test_a_node_that_the_user_named_stays(slurm: FakeSlurm, allocation: SlurmAllocation) -> None:
+    slurm.move("45", JobState.RUNNING, required_nodes="n1")
+    assert allocation.dispensable(["n1", "n2"], needed=1) == ["n2"]
+
+
+def test_a_requeue_brings_slurms_list_up_to_date(slurm: FakeSlurm, allocation: SlurmAllocation) -> None:
+    slurm.move("45", JobState.RUNNING, excluded_nodes="n[3-4]")
+    allocation.avoid(["n2"], instead_of=["n2", "n3"])  # what we had against n3 has expired, n4 is the user's wish
+    allocation.requeue()
+    assert slurm.requeued == ["45"]
+    assert slurm.jobs["45"].excluded_nodes == "n2,n4"
+
+
+def test_without_evidence_slurm_is_not_asked(slurm: FakeSlurm, allocation: SlurmAllocation) -> None:
+    allocation.avoid([], instead_of=[])
+    allocation.requeue()
+    assert "exclude" not in slurm.calls
+
+
+def test_a_slurm_that_excludes_nothing_is_no_reason_to_stop(
+    allocation: SlurmAllocation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    allocation.avoid(["n1"], instead_of=["n1"], now=True)  # the job still runs
+    assert "job 45 cannot be kept away from n1" in capsys.readouterr().out
