@@ -29,10 +29,13 @@ EXIT_TERMINATED = 143
 class Ending:
     """The last things. ``at_end`` is called when the program ends by itself and is to call ``complete``."""
 
-    def __init__(self, place: Place, group: Group, at_end: Callable[[], None]) -> None:
+    def __init__(
+        self, place: Place, group: Group, at_end: Callable[[], None], deafen: Callable[[], None] = lambda: None
+    ) -> None:
         self._place = place
         self._group = group
         self._at_end = at_end
+        self._deafen = deafen
         self._failed = False
         self._left = False
         self._exiting = False
@@ -60,6 +63,7 @@ class Ending:
         Raises:
             SystemExit: always; 85 where the training can be continued.
         """
+        self._deafen()
         self._write(outcome)
         self._group.meet()
         self._left = True
@@ -133,4 +137,5 @@ class Ending:
             self._group.leave()
         elif not self._failed:
             self._at_end()
+            self._deafen()
         settle()

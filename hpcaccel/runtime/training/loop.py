@@ -61,7 +61,7 @@ class Loop:
         self._counters = Counters(self.metrics)
         self._saver = Saver(place, group, settings, prepared)
         self._has_place = self._saver.has_place
-        self._ending = Ending(place, group, self.end)
+        self._ending = Ending(place, group, self.end, flag.deafen)
         self._agreement = StopAgreement(group.control, None if group.exchange is None else group.exchange.rollcall)
         self._resumed: Resumed | None = None
         self._rng: Any = None
@@ -186,6 +186,8 @@ class Loop:
         """All that belongs to the last step is done: the moment to save and to stop."""
         step = self._counters.step
         if step == self._seen_step or self._held:
+            if self._flag.raised:
+                self._tell_of_waiting()
             return
         self._seen_step = step
         if self._stepped:
@@ -311,6 +313,18 @@ class Loop:
             return
         self._save_if_newer(request.reason)
         self._leave(request.reason)
+
+    def _tell_of_waiting(self) -> None:
+        """A stop that comes while a loader is read that nothing is trained on waits for the next step: an evaluation
+        may be rank 0's alone, which must not ask the others."""
+        source = self._accumulation.current
+        if self._fresh or source is None or source.trains:
+            return
+        saved = layout.checkpoint_name(self._saved_step) if self._saved_step else "the start"
+        self.say_once(
+            "a stop was asked for during an evaluation: it comes at the next training step. Should the ranks be killed "
+            f"before that, the training goes on from {saved}"
+        )
 
     def _stop_before_start(self, path: Path | None) -> None:
         """Honour a stop that came while the program was starting: nothing is lost, so nothing is saved or loaded."""

@@ -29,6 +29,7 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.raised = False
+        self._installed = False
 
     def install(self) -> bool:
         """Take both signals; those that were held back since before the program began arrive now.
@@ -42,7 +43,17 @@ class StopFlag:
             # The flag is all that a signal does: no system call of the training needs to fail with EINTR for it.
             signal.siginterrupt(number, False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        self._installed = True
         return True
+
+    def deafen(self) -> None:
+        """Hear no more: the process is on its way out. The interpreter gives the default back to every signal that it
+        handles before it is gone, and a second SIGTERM then would end with 143 what has left with a word."""
+        if self._installed and threading.current_thread() is threading.main_thread():
+            self._installed = False
+            for number in SIGNALS:
+                if signal.getsignal(number) == self._raise:  # else the script has put its own there
+                    signal.signal(number, signal.SIG_IGN)
 
     def clear(self) -> None:
         self.raised = False
