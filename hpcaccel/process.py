@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
-__all__ = ["process_start"]
+__all__ = ["process_start", "started_at"]
 
 
 def process_start(pid: int) -> int | None:
@@ -16,3 +18,11 @@ def process_start(pid: int) -> int | None:
     # The program's name stands in parentheses and may itself hold spaces and parentheses.
     fields = text.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+def started_at(pid: int) -> float | None:
+    """The same in seconds since the epoch; what a process became by exec(2) counts from its first program on."""
+    ticks = process_start(pid)
+    if ticks is None:
+        return None
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
