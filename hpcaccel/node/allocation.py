@@ -12,8 +12,8 @@ from typing import Protocol
 
 from hpcaccel.errors import ClusterError, HpcaccelError, SlurmCommandError
 from hpcaccel.node.launch import Launch
-from hpcaccel.records import Reason
 from hpcaccel.process import started_at
+from hpcaccel.records import Reason
 from hpcaccel.rundir import RunDir
 from hpcaccel.slurm import hostlist
 from hpcaccel.slurm.commands import Slurm

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcaccel.process import process_start
+from hpcaccel.process import started_at
 from hpcaccel.rundir import RunDir, read_json, read_lines, write_json
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Clock:
         before = read_json(run.timing(self._attempt - 1))
         slowest = None if before is None else from_dict(Timing, before).slowest_save_seconds
         self._times = Timing(
-            process_started=_process_started(), imported=begun, formed=formed, slowest_save_seconds=slowest
+            process_started=started_at(os.getpid()), imported=begun, formed=formed, slowest_save_seconds=slowest
         )
         self._write()
         atexit.register(self.end)  # also of a program that dies of an exception
@@ -191,11 +191,3 @@ def _median(values: Sequence[float]) -> float:
     ordered = sorted(values)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
-
-
-def _process_started() -> float | None:
-    """When this process was made (seconds since the epoch), before it became Python; see proc(5)."""
-    ticks = process_start(os.getpid())
-    if ticks is None:
-        return None
-    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
