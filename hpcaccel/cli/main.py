@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 import hpcaccel
-from hpcaccel.cli import control, init, logs, runs, shell, spec, submit
+from hpcaccel.cli import checkpoint, control, init, logs, runs, shell, spec, stacks, submit
 from hpcaccel.errors import HpcaccelError, SpecError, UserError
 
 __all__ = ["app"]
@@ -96,5 +96,8 @@ for command in (
     control.resume,
     control.cancel,
     shell.shell,
+    stacks.stacks,
 ):
     app.command(command.__name__.rstrip("_"))(command)
+
+app.add_typer(checkpoint.app, name="checkpoint")
