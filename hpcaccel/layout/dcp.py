@@ -63,6 +63,15 @@ class Dcp:
     nested: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Where each key was in the nested dicts that were saved."""
 
+    def file(self, place: Place) -> Path:
+        """
+        Raises:
+            Damaged: it would not be in the checkpoint's directory.
+        """
+        if not _inside(place.file):
+            raise Damaged(f"{self.path / METADATA} names {place.file!r}, which is not in the checkpoint's directory")
+        return self.path / place.file
+
     @classmethod
     def read(cls, path: Path) -> Dcp:
         """
@@ -199,7 +208,7 @@ def _file_problems(found: Dcp) -> Iterator[str]:
         ends[place.file] = max(ends.get(place.file, 0), place.offset + place.length)
     for name, end in sorted(ends.items()):
         file = found.path / name
-        if not _inside(found.path, name):
+        if not _inside(name):
             yield f"{found.path / METADATA} names {name!r}, which is not in the checkpoint's directory"
         elif not file.is_file():
             yield f"{file} is missing"
@@ -207,14 +216,14 @@ def _file_problems(found: Dcp) -> Iterator[str]:
             yield f"{file} has {file.stat().st_size} bytes, {end} are needed"
 
 
-def _inside(path: Path, name: str) -> bool:
+def _inside(name: str) -> bool:
     return not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
 def _archive_answer(found: Dcp, key: str, at: tuple[int, ...] | None, place: Place) -> tuple[str | None, str | None]:
     """A problem with one archive, and a note where it cannot be checked."""
     file = found.path / place.file
-    if not _inside(found.path, place.file) or not file.is_file() or file.stat().st_size < place.offset + place.length:
+    if not _inside(place.file) or not file.is_file() or file.stat().st_size < place.offset + place.length:
         return None, None  # told already
     if place.transforms:
         return None, f"stored with {', '.join(place.transforms)}, which has no CRC that can be checked here"
