@@ -1,0 +1,118 @@
+"""Where nothing comes back by itself, the next job goes on; and what is over stays over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .dev_cluster import Cluster, wait_until
+from .scenario import Scenario
+
+Lease = Callable[[int], list[str]]
+Exact = Callable[..., None]
+
+
+@pytest.fixture
+def scenario(cluster: Cluster, lease: Lease, tmp_path: Path) -> Scenario:
+    return Scenario(cluster, tmp_path, nodes=lease(1))
+
+
+def links(run: Scenario) -> list[str]:
+    found = json.loads(run.dir.record.read_text())["links"]
+    assert isinstance(found, list)
+    return found
+
+
+def nothing_follows(cluster: Cluster, run: Scenario) -> None:
+    """Every job of the chain is over, and but for those that the ledger names none has begun to train."""
+    wait_until(lambda: not cluster.run("squeue", "--noheader", f"--jobs={','.join(links(run))}").stdout.strip(), "over")
+    begun = {line["job_id"] for line in run.lines("start")}
+    for job_id in set(links(run)) - begun:
+        state = cluster.job(job_id)["JobState"]
+        assert state == "CANCELLED" or (state == "COMPLETED" and run.lines("end")[-1]["reason"] == "cancelled"), (
+            run.story
+        )
+
+
+@pytest.mark.parametrize("partition", ["gpuc0", pytest.param("gpuc", marks=pytest.mark.chaos)])
+def test_preempted_by_cancel(
+    cluster: Cluster, lease: Lease, tmp_path: Path, assert_exact: Exact, partition: str
+) -> None:
+    run = Scenario(cluster, tmp_path, nodes=lease(2))
+    run.train("--pause", "0.25", slurm={"partition": partition}, resilience={"chain": 4})
+    run.wait_for_step(8)
+    run.preempt()
+    assert run.wait_until_over() == 0, run.story
+    assert run.ends == [("preempted", "requeue"), ("completed", "end")], run.story
+    assert [line["job_id"] for line in run.lines("start")] == links(run)[:2]
+    status = run.status()
+    assert (status["state"], status["attempts"], status["steps_lost"]) == ("completed", 2, 0)
+    nothing_follows(cluster, run)
+    assert_exact(run)
+
+
+def test_time_limit(cluster: Cluster, scenario: Scenario) -> None:
+    scenario.plain(
+        "--wait", "--until", "1", runtime={"stop": "signals"}, slurm={"time": 1},
+        resilience={"chain": 3, "warning_seconds": 20},
+    )  # fmt: skip
+    assert scenario.wait_until_over() == 0, scenario.story
+    assert scenario.ends == [("time_limit", "requeue"), ("completed", "end")], scenario.story
+    nothing_follows(cluster, scenario)
+
+
+@pytest.mark.parametrize("how", ["scancel", "hpcaccel cancel", "hpcaccel stop", "scancel of what waits"])
+def test_whoever_ends_it_ends_the_chain(cluster: Cluster, scenario: Scenario, how: str) -> None:
+    scenario.plain("--wait", runtime={"stop": "signals"}, slurm={"partition": "gpuc0"}, resilience={"chain": 4})
+    scenario.wait_for_word("starting")
+    first, second, third = links(scenario)
+    if how == "scancel":
+        scenario.scancel()
+    elif how == "scancel of what waits":
+        cluster.run("scancel", second)
+        scenario.preempt()  # the first one; the third one finds out
+    else:
+        scenario.cli(how.split()[1], scenario.dir.run_id)
+    assert scenario.wait_until_over() == (85 if how == "hpcaccel stop" else 130), scenario.story
+    wait_until(lambda: not cluster.run("squeue", "--noheader", f"--jobs={first},{third}").stdout.strip(), "all over")
+    assert len(scenario.lines("start")) == 1, scenario.story
+    if how == "hpcaccel stop":
+        scenario.cli("resume", scenario.dir.run_id)
+        scenario.wait_for_word("starting", attempt=2)
+        assert len(links(scenario)) == 3
+        scenario.cli("cancel", scenario.dir.run_id)
+    nothing_follows(cluster, scenario)
+
+
+def test_caps_count_the_whole_chain(cluster: Cluster, scenario: Scenario) -> None:
+    scenario.plain("--fail", resilience={"chain": 9, "restart_in_place": 0, "max_failures": 10})
+    assert scenario.wait_until_over() == 1
+    assert scenario.ends == [("failed", "requeue"), ("failed", "end")], scenario.story
+    assert "2 failures without a new checkpoint" in scenario.status()["detail"]
+    nothing_follows(cluster, scenario)
+
+
+def test_its_last_job_leaves_the_run_to_be_resumed(cluster: Cluster, scenario: Scenario) -> None:
+    # A batch step that is killed says nothing; the next job finds out.
+    scenario.plain("--wait", runtime={"stop": "signals"}, resilience={"chain": 2})
+    scenario.wait_for_word("starting")
+    scenario.scancel("--batch", "--signal=KILL")
+    scenario.wait_for_word("starting", attempt=2)
+    scenario.cli("stop", "--requeue", scenario.dir.run_id)
+    assert scenario.wait_until_over() == 85, scenario.story
+    assert scenario.ends == [("lost", "requeue"), ("stop", "requeue"), ("stop", "pause")], scenario.story
+    assert "the last job of its chain (resilience.chain: 2)" in scenario.status()["detail"]
+
+
+def test_a_job_that_may_not_be_requeued_names_chains(cluster: Cluster, scenario: Scenario) -> None:
+    scenario.plain("--wait", runtime={"stop": "signals"})
+    scenario.wait_for_word("starting")
+    cluster.run("scontrol", "update", f"JobId={scenario.job_id}", "Requeue=0")
+    scenario.cli("stop", "--requeue", scenario.dir.run_id)
+    assert scenario.wait_until_over() == 85, scenario.story
+    assert scenario.ends == [("stop", "requeue"), ("stop", "pause")], scenario.story
+    assert "presently disabled" in scenario.status()["detail"]
+    assert "resilience.chain" in scenario.status()["detail"]
