@@ -1,4 +1,4 @@
-"""Which process is meant by a number that was written down: a process id alone is used again."""
+"""Which process is meant by a number that was written down: a process id alone is used again, and on every node."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import os
 import time
 from pathlib import Path
 
-__all__ = ["process_start", "started_at"]
+__all__ = ["node_name", "process_start", "started_at"]
+
+
+def node_name() -> str:
+    """This node as Slurm calls it, inside a job; elsewhere the host's short name."""
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
 
 
 def process_start(pid: int) -> int | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hpcaccel.node.heartbeats import Heartbeats, Sign
+from hpcaccel.process import node_name
 from hpcaccel.records import Hang, to_dict
 from hpcaccel.rundir import RunDir, atomic_write, write_json
 
@@ -249,7 +250,7 @@ def stacks_requests(run: RunDir) -> list[Path]:
 
 def is_stopped(sign: Sign) -> bool:
     """Whether a rank on this very node has been stopped by a signal; see proc(5). Of other nodes nothing is known."""
-    if sign.beat.host != os.uname().nodename.partition(".")[0]:
+    if sign.beat.host != node_name():
         return False
     try:
         with open(f"/proc/{sign.beat.pid}/stat", encoding="ascii", errors="replace") as file:

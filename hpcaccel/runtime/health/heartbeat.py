@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import socket
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcaccel.process import node_name
 from hpcaccel.records import Beat, to_dict
 from hpcaccel.rundir import RunDir, write_json
 from hpcaccel.runtime.health.position import Position, position_of
@@ -44,7 +44,7 @@ class Heartbeat:
         self.loop: Loop | None = None
         self._path = run.heartbeats(attempt) / f"{rank}.json"
         self._rank = rank
-        self._host = socket.gethostname().partition(".")[0]
+        self._host = node_name()
         self._main = threading.main_thread().ident or 0
         wanted = float(os.environ.get("HPCACCEL_HEARTBEAT_SECONDS", INTERVAL_SECONDS))
         self.interval_seconds = max(wanted, world_size / WRITES_A_SECOND)

@@ -52,11 +52,13 @@ class OwnTime:
         self._events: list[tuple[Any, Any]] = []
         self._open: Any = None
         self._steps = 0
-        self._window = time.perf_counter()
+        self._window = 0.0
         self.step_seconds = 0.0
 
     def step_is_over(self) -> None:
         self._steps += 1
+        if not self._window:
+            self._window, self._steps = time.perf_counter(), 0
         if not self._on_device:
             self._since = time.perf_counter()
             self._batch_at = 0.0

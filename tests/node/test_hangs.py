@@ -1,0 +1,260 @@
+"""When ranks hang, and who is to blame."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcaccel.node.hangs import HangWatch, culprit, find_hang, is_stopped, limit_seconds
+from hpcaccel.node.heartbeats import Heartbeats, Sign
+from hpcaccel.process import node_name
+from hpcaccel.records import Beat, to_dict
+from hpcaccel.rundir import RunDir, write_json
+
+from .conftest import LocalRun
+
+Make = Callable[..., LocalRun]
+
+
+def sign(
+    rank: int = 0, *, silent: float = 1, idle: float = 0, still: float | None = None, node: str = "", **facts: Any
+) -> Sign:
+    values = {"pid": 1, "number": 9, "time": 0.0, "interval_seconds": 10.0, "phase": "training", "step": 70}
+    beat = Beat(rank=rank, host=node or f"n{rank // 2}", **{**values, "site": "train.py:31", "waits": True, **facts})
+    return Sign(beat=beat, silent=silent, idle=idle, still=idle if still is None else still)
+
+
+def never(sign: Sign) -> bool:
+    return False
+
+
+def hang(*signs: Sign, setting: int | None = None, stopped: Callable[[Sign], bool] = never) -> str | None:
+    found = find_hang(signs, setting, stopped)
+    return None if found is None else found.why
+
+
+# -- how long ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_limit_follows_the_slowest_ranks_steps() -> None:
+    assert limit_seconds(None, [sign(), sign(1)]) == 600
+    assert limit_seconds(None, [sign(step_seconds=2.0), sign(1, step_seconds=90.0)]) == 1800
+    assert limit_seconds(40, [sign(step_seconds=90.0)]) == 40
+
+
+def test_nothing_for_longer_than_the_limit_on_any_rank_is_a_hang() -> None:
+    assert hang(sign(idle=601), sign(1, idle=601))
+    assert hang(sign(idle=599), sign(1, idle=700)) is None
+    assert hang(sign(idle=1e6), sign(1, idle=1e6), setting=0) is None
+
+
+@pytest.mark.parametrize("facts", [{"phase": "saving"}, {"phase": "loading"}, {"step": 20, "first_step": 20}])
+def test_saves_loads_and_the_first_step_may_take_longer(facts: dict[str, Any]) -> None:
+    assert hang(sign(idle=1700, **facts), sign(1, idle=1700, **facts)) is None
+    assert hang(sign(idle=1900, **facts), sign(1, idle=1900, **facts))
+
+
+def test_a_rank_that_is_seen_at_other_places_does_something_for_a_while() -> None:
+    others = [sign(rank, idle=1700) for rank in (1, 2)]
+    assert hang(sign(idle=1700, still=5), *others) is None
+    assert hang(sign(idle=1900, still=5), *[sign(rank, idle=1900) for rank in (1, 2)])
+
+
+def test_a_lone_rank_keeps_nobody_waiting() -> None:
+    assert hang(sign(idle=1700)) is None
+    assert hang(sign(idle=1900))
+
+
+@pytest.mark.parametrize("phase", ["starting", "finishing", "leaving"])
+def test_before_and_behind_the_loop_a_program_does_what_it_likes(phase: str) -> None:
+    assert hang(sign(idle=1e5, phase=phase), sign(1, idle=1e5)) is None
+    assert hang(sign(idle=1e5, silent=1e5, phase=phase), sign(1, idle=1e5)) is None
+
+
+def test_a_silent_rank_hangs_when_the_others_have_waited_for_it() -> None:
+    others = [sign(rank, idle=310) for rank in (0, 1, 3)]
+    why = hang(*others, sign(2, silent=320, idle=320))
+    assert why is not None
+    assert why.startswith("rank 2 on n1 has given no sign of life for 320 s (stopped, or in C code that keeps Python's")
+    assert hang(*others[:2], sign(3, idle=3), sign(2, silent=320, idle=320)) is None
+    assert hang(*others, sign(2, silent=59, idle=320)) is None
+
+
+def test_a_stopped_process_is_known_soon() -> None:
+    found = find_hang([sign(idle=70), sign(1, silent=65, idle=75)], None, lambda sign: sign.beat.rank == 1)
+    assert found is not None
+    assert (found.culprit_rank, found.node) == (1, "n0")
+    assert "SIGSTOP" in found.why
+
+
+def test_no_rank_is_judged_when_all_are_silent_until_the_limit() -> None:
+    """It may be the file system that has gone, and the training goes on."""
+    assert hang(*[sign(rank, silent=500, idle=500) for rank in range(4)]) is None
+    assert hang(*[sign(rank, silent=700, idle=700) for rank in range(4)])
+
+
+# -- who ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("odd", "word"),
+    [
+        ({"step": 69}, "has done fewer steps"),
+        ({"waits": False, "site": "train.py:20"}, "is not in the collective that they wait in"),
+        ({"calls": 4}, "has come to fewer calls"),
+        ({"site": "train.py:77"}, "is in another line"),
+    ],
+)
+def test_the_culprit(odd: dict[str, Any], word: str) -> None:
+    signs = [sign(rank, idle=700, **{"calls": 5, **(odd if rank == 2 else {})}) for rank in range(4)]
+    found = culprit(signs)
+    assert (found.culprit_rank, found.node) == (2, "n1")
+    assert word in found.why
+
+
+def test_nobody_is_blamed_where_all_are_at_the_same_place() -> None:
+    found = culprit([sign(rank, idle=700) for rank in range(4)])
+    assert found.culprit_rank is None
+    assert "no rank stands out: 4 at train.py:31" in found.why
+
+
+# -- looking -----------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+
+def write(run: RunDir, beat: Beat) -> None:
+    run.heartbeats(1).mkdir(parents=True, exist_ok=True)
+    path = run.heartbeats(1) / f"{beat.rank}.json"
+    write_json(path, to_dict(beat), sync=False)
+    os.utime(path, ns=(beat.number, beat.number))
+
+
+def test_only_changes_count_by_the_supervisors_own_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, run = Clock(monkeypatch), RunDir(tmp_path)
+    seen = Heartbeats(run, 1)
+    assert seen.look(expected_seconds=10) == []
+    write(run, sign(number=1, time=-1e9, stack=5).beat)
+    seen.look(expected_seconds=10)
+    clock.now += 10
+    write(run, sign(number=2, time=1e12, stack=5, calls=1).beat)
+    (now,) = seen.look(expected_seconds=10)
+    assert (now.silent, now.idle, now.still) == (0, 0, 10)
+    clock.now += 10
+    write(run, sign(number=3, stack=6, calls=1).beat)
+    (now,) = seen.look(expected_seconds=10)
+    assert (now.silent, now.idle, now.still) == (0, 10, 0)
+
+
+def test_a_supervisor_that_stood_still_blames_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, run = Clock(monkeypatch), RunDir(tmp_path)
+    seen = Heartbeats(run, 1)
+    write(run, sign().beat)
+    seen.look(expected_seconds=10)
+    clock.now += 4000
+    (now,) = seen.look(expected_seconds=10)
+    assert now.silent == 15
+
+
+def test_a_rank_that_can_write_nothing_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, run = Clock(monkeypatch), RunDir(tmp_path)
+    seen = Heartbeats(run, 1)
+    write(run, sign().beat)
+    seen.look(expected_seconds=10)
+    clock.now += 10
+    os.utime(run.heartbeats(1) / "0.json")
+    (now,) = seen.look(expected_seconds=10)
+    assert (now.silent, now.idle, now.still) == (0, 0, 0)
+
+
+def test_a_stopped_process_is_seen_on_this_node_only() -> None:
+    child = os.fork()
+    if child == 0:
+        while True:
+            time.sleep(1)
+    try:
+        here, there = sign(pid=child, node=node_name()), sign(pid=child, node="elsewhere")
+        assert not is_stopped(here)
+        os.kill(child, signal.SIGSTOP)
+        os.waitpid(child, os.WUNTRACED)
+        assert is_stopped(here)
+        assert not is_stopped(there)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert not is_stopped(here)
+
+
+class NoRanks:
+    def __init__(self) -> None:
+        self.dumps = 0
+
+    def dump(self) -> None:
+        self.dumps += 1
+
+    def wake(self) -> None:
+        pass
+
+
+def test_what_goes_wrong_in_looking_ends_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+    run = RunDir(tmp_path)
+    run.control.mkdir()
+    watch = HangWatch(run, 1, setting=None, say=said.append)
+    (run.control / "stacks-1").touch()
+    (run.stacks(1) / "asked").mkdir()  # cannot be replaced by a file
+    assert not watch.look(NoRanks(), judging=True)
+    assert len(said) == 1
+    assert said[0].startswith("the ranks' health is not known")
+
+
+# -- the supervisor ----------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import faulthandler, json, os, signal, sys, threading, time
+rank, attempt = int(os.environ["RANK"]), int(os.environ["HPCACCEL_ATTEMPT"])
+folder = os.environ["HPCACCEL_RUN_DIR"] + f"/attempts/{attempt}"
+if attempt == 2:
+    sys.exit(0)
+os.makedirs(folder + "/heartbeats", exist_ok=True)
+faulthandler.register(signal.SIGURG, file=open(f"{folder}/stacks/{rank}.txt", "w"), all_threads=True)
+beat = {"rank": rank, "host": NODE, "pid": os.getpid(), "number": 0, "time": 0, "interval_seconds": 0.1,
+        "phase": "training", "step": 7, "site": "program.py:3", "waits": rank == 0}
+def write():
+    beat["number"] += 1
+    path = f"{folder}/heartbeats/{rank}.json"
+    with open(path + ".tmp", "w") as file:
+        json.dump(beat, file)
+    os.rename(path + ".tmp", path)
+write()
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+while True:
+    time.sleep(0.1)
+    write()
+"""
+
+
+def test_a_stopped_rank_ends_the_attempt_with_all_stacks_and_is_named(local_run: Make) -> None:
+    run = local_run(f"NODE = {node_name()!r}\n{PROGRAM}", ranks=2)
+    assert run.run() == 0
+    assert run.ends == [("failed", "restart"), ("completed", "end")]
+    end = run.lines("end")[0]
+    assert end["error_class"] == "hang"
+    assert "rank 1" in end["detail"]
+    assert "SIGSTOP" in end["detail"]
+    found = json.loads(run.dir.hang(1).read_text())
+    assert (found["culprit_rank"], found["node"]) == (1, node_name())
+    for rank in (0, 1):
+        assert "most recent call first" in (run.dir.stacks(1) / f"{rank}.txt").read_text()
