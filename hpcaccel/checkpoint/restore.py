@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ class Restorer:
     """
 
     def __init__(self, state: TrainingState, *, tree: Any, own: Any, own_buffers: bool, index: Index) -> None:
+        if tree.get("weights_only"):  # imported from elsewhere: everything else stays as it is
+            state = replace(state, optimizers=[], schedulers=[], scaler=None, objects={})
         self._state = state
         self._tree = tree
         self._own = None if own is None else own["state"]
@@ -129,6 +132,8 @@ class Restorer:
                 "loads it (register_load_state_pre_hook), which takes it out of the list of models"
             )
         here = {public_name(model, key): value for key, value in current.items()}
+        if self._tree.get("weights_only"):
+            _add_tied(here, saved)
         problems = [f"{path}.{name} is not in the checkpoint" for name in here if name not in saved]
         problems += [f"{path}.{name} is only in the checkpoint" for name in saved if name not in here]
         for name in here.keys() & saved.keys():
@@ -170,6 +175,22 @@ class Restorer:
             else:
                 device = _device(node.get("device", "cpu"))
                 self._tensors[key] = torch.empty(stored.size, dtype=stored.properties.dtype, device=device)
+
+
+def _add_tied(here: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Files of other programs hold a tensor with several names once: here its other names are known."""
+    by_place = {_place(value): saved[name] for name, value in here.items() if name in saved and _place(value)}
+    for name, value in here.items():
+        if name not in saved and _place(value) in by_place:
+            saved[name] = by_place[_place(value)]
+
+
+def _place(value: Any) -> Any:
+    """Where a tensor lies in memory; None for what lies nowhere."""
+    if not isinstance(value, torch.Tensor) or value.device.type == "meta":
+        return None
+    local = value.to_local() if isinstance(value, DTensor) else value
+    return (local.data_ptr(), tuple(value.shape)) if local.numel() else None
 
 
 def _device(kind: str) -> torch.device:

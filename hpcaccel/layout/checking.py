@@ -96,7 +96,7 @@ def verify_ours(path: Path, tell: Tell = lambda done, total: None) -> Report:
         report.problems += _structure_problems(contents)
         spans = list(_spans(contents))
     report.problems += check_spans(path, spans, tell)
-    report.bytes = sum(span.length for span in spans)
+    report.bytes = sum(span.length for span in spans) + manifest["files"].get(sealed.INDEX, {}).get("bytes", 0)
     own = {layout.MANIFEST, layout.PINNED, *manifest["files"]}
     if extra := sorted(entry.name for entry in path.iterdir() if entry.name not in own):
         report.notes.append(f"saved by the script itself, without CRCs: {', '.join(extra)}")
