@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -27,6 +28,10 @@ from hpcaccel.runtime.training.loop import Loop
 from hpcaccel.runtime.training.optim import PreparedOptimizer
 from hpcaccel.runtime.training.scaling import Scaling
 from hpcaccel.runtime.training.stop import StopFlag
+from hpcaccel.runtime.training.timing import Clock
+
+if TYPE_CHECKING:
+    from hpcaccel.runtime.health.heartbeat import Heartbeat
 
 __all__ = ["Session"]
 
@@ -44,6 +49,7 @@ class Session:
     def __init__(
         self, *, cpu: bool, project_dir: str | os.PathLike[str] | None, handlers: SimpleNamespace, **given: Any
     ) -> None:
+        begun = time.time()
         place = settings.locate(project_dir)
         self.place = place
         self.settings = settings.load(place, **given)
@@ -54,6 +60,7 @@ class Session:
             flag.install()
         if self.settings.deterministic:
             make_deterministic()
+        self._heartbeat = _start_heartbeat(place)
         wanted = handlers.init_process_group
         self.world = World.current(
             cpu=cpu,
@@ -61,6 +68,7 @@ class Session:
             init_method=None if wanted is None else wanted.init_method,
             timeout=(wanted and wanted.timeout) or _timeout(self.settings.timeout_seconds),
         )
+        formed = time.time()
         self.world.has_session = True
         if self.settings.strategy == "fsdp":
             self.world.form_group_of_one()
@@ -105,7 +113,10 @@ class Session:
             prepared=self.prepared,
             accumulation=self.accumulation,
             flag=flag,
+            clock=Clock(place.run if self.group.is_main else None, place.attempt, begun=begun, formed=formed),
         )
+        if self._heartbeat is not None:
+            self._heartbeat.loop = self.loop
 
     @cached_property
     def mesh(self) -> DeviceMesh:
@@ -168,6 +179,7 @@ class Session:
         if _current is self:
             _current = None
             self.loop.end()
+            self._show_no_loop()
             if destroy:
                 self.group.leave(whole=True)
             self.world.forget()
@@ -179,6 +191,20 @@ class Session:
             _current = None
             self.world.has_session = False
             self.loop.abandon()
+            self._show_no_loop()
+
+    def _show_no_loop(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.loop = None
+
+
+def _start_heartbeat(place: settings.Place) -> Heartbeat | None:
+    """Only a supervisor's ranks have somebody who listens."""
+    if place.run is None:
+        return None
+    from hpcaccel.runtime.health.heartbeat import start_heartbeat
+
+    return start_heartbeat(place.run, place.attempt)
 
 
 def _timeout(seconds: float) -> timedelta | None:

@@ -20,6 +20,7 @@ _ALLOWED = {
     "strategy": ("ddp", "fsdp"),
     "mixed_precision": ("no", "fp16", "bf16", "fp8"),
     "stop": ("cooperative", "signals"),
+    "when_busy": ("wait", "skip"),
 }
 
 
@@ -69,6 +70,9 @@ class Settings:
     """How long rank 0 waits in ``save_state`` for ranks that hold the same as it does."""
     every_steps: int | None = None
     every_minutes: float | None = None
+    background: bool = True
+    """Whether checkpoints that are due are written while the training goes on."""
+    when_busy: str = "wait"
     keep: int | None = 2
     keep_every_steps: int | None = None
     resume: str = "auto"

@@ -58,7 +58,7 @@ class OwnTime:
     def step_is_over(self) -> None:
         self._steps += 1
         if not self._window:
-            self._window, self._steps = time.perf_counter(), 0
+            self._window = time.perf_counter()
         if not self._on_device:
             self._since = time.perf_counter()
             self._batch_at = 0.0

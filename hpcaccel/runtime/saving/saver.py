@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.rundir import append_line
 from hpcaccel.runtime.parallel.dtensors import is_dtensor
 from hpcaccel.runtime.ranks.process_group import Group
 from hpcaccel.runtime.saving.hooks import load_hooks_keep, save_hooks_keep
@@ -21,6 +23,8 @@ from hpcaccel.runtime.settings import Place, Settings
 if TYPE_CHECKING:
     # Half a second of imports that a program needs only when it saves or loads for the first time.
     from hpcaccel.checkpoint import CheckpointEngine, LoadedCheckpoint, TrainingState
+    from hpcaccel.checkpoint.background import Progress
+    from hpcaccel.records import Save
 
 __all__ = ["Prepared", "Saver", "Stateful"]
 
@@ -103,6 +107,9 @@ class Saver:
         self._prepared = prepared
         self._attempt = place.attempt
         self._directory = place.checkpoints
+        self._run = place.run
+        self.in_flight = False
+        """Whether a save is under way in the background, of which not all ranks know yet how it went."""
 
     @property
     def has_place(self) -> bool:
@@ -121,6 +128,7 @@ class Saver:
         reason: str,
         directory: Path | None = None,
         missing: Sequence[int] = (),
+        background: bool = False,
     ) -> Path:
         """Save into ``directory``, or where this run's checkpoints are.
 
@@ -128,9 +136,10 @@ class Saver:
 
         Args:
             missing: ranks that do not take part; then this is rank 0 alone.
+            background: come back when a snapshot is taken; see ``in_flight``.
 
         Raises:
-            CheckpointError: on all ranks, when it could not be saved on any.
+            CheckpointError: on all ranks, when it could not be saved on any, or the one before in the background.
         """
         from hpcaccel.checkpoint import capture_rng
 
@@ -142,15 +151,63 @@ class Saver:
             place.mkdir(parents=True, exist_ok=True)
             state.without = save_hooks_keep(hooks, state.models, str(place))
 
-        return self._in(directory).save(
-            state,
-            step=step,
-            epoch=epoch,
-            reason=reason,
-            guarantee="bit-exact" if self._settings.deterministic and not missing else "state-exact",
-            missing=missing,
-            fill=run_hooks if hooks else None,
-        )
+        engine = self._in(directory)
+        with self._noting(engine):
+            return engine.save(
+                state,
+                step=step,
+                epoch=epoch,
+                reason=reason,
+                guarantee="bit-exact" if self._settings.deterministic and not missing else "state-exact",
+                missing=missing,
+                fill=run_hooks if hooks else None,
+                background=background,
+            )
+
+    def progress(self) -> Progress:
+        """How far this rank is with the save in the background."""
+        assert self._engine is not None
+        return self._engine.progress()
+
+    def settle(self, *, failed: bool) -> None:
+        """See ``CheckpointEngine.settle``."""
+        assert self._engine is not None
+        with self._noting(self._engine):
+            self._engine.settle(failed=failed)
+
+    def drain(self) -> None:
+        """Wait for the save in the background.
+
+        Raises:
+            CheckpointError: on all ranks, when it failed on any.
+        """
+        if self.in_flight:
+            assert self._engine is not None
+            with self._noting(self._engine):
+                self._engine.drain()
+
+    def close(self) -> None:
+        """This rank saves no more."""
+        if "_engine" in self.__dict__ and self._engine is not None:
+            self._engine.close()
+            self.in_flight = False
+
+    @contextmanager
+    def _noting(self, engine: CheckpointEngine) -> Iterator[None]:
+        """Whatever comes of it: note whether a save is under way then. Asked once a step, so it must cost nothing."""
+        try:
+            yield
+        finally:
+            if engine is self._engine:
+                self.in_flight = engine.in_flight is not None
+
+    def _write_down(self, save: Save) -> None:
+        if self._run is not None:
+            path = self._run.saves(self._attempt)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            from hpcaccel.records import to_dict
+
+            append_line(path, to_dict(save))
 
     def find(self) -> Path | None:
         """The checkpoint to start from, the same on every rank, by the setting ``checkpoint.resume``: a named one
@@ -236,4 +293,6 @@ class Saver:
             attempt=self._attempt,
             keep=keep,
             keep_every=self._settings.keep_every_steps,
+            local_world_size=self._group.env.local_world_size,
+            on_saved=self._write_down,
         )

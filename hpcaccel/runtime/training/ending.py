@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from hpcaccel.rundir import atomic_write, read_json, write_json
+from hpcaccel.rundir import atomic_write, write_json
 from hpcaccel.runtime.ranks.process_group import Group
 from hpcaccel.runtime.ranks.settle import settle
 from hpcaccel.runtime.settings import Place
@@ -27,7 +27,12 @@ EXIT_TERMINATED = 143
 
 
 class Ending:
-    """The last things. ``at_end`` is called when the program ends by itself and is to call ``complete``."""
+    """The last things.
+
+    Args:
+        at_end: called when the program ends by itself; it is to call ``complete``.
+        deafen: called when nothing is left that a signal could ask for.
+    """
 
     def __init__(
         self, place: Place, group: Group, at_end: Callable[[], None], deafen: Callable[[], None] = lambda: None
@@ -44,18 +49,23 @@ class Ending:
         sys.excepthook = self._note_failure
         atexit.register(self._at_exit)
 
-    def request(self) -> StopRequest:
-        """Why the ranks stop, as rank 0 read it. Without a word from the supervisor the signal came straight from the
-        cluster, which wants the nodes: then the training is to be continued."""
-        found = None
-        if self._group.is_main and self._place.run is not None:
-            found = read_json(self._place.run.stop(self._place.attempt))
-        found = self._group.from_main(found)
-        from hpcaccel.records import StopRequest, from_dict
+    def request(self, *, save_seconds: float | None = None) -> tuple[StopRequest, bool]:
+        """Why the ranks stop, as rank 0 read it, and whether there is time to save. Without a word from the supervisor
+        the signal came straight from the cluster, which wants the nodes: then the training is to be continued.
 
-        if found is None:
-            return StopRequest(reason="stop", then="requeue", time=0.0)
-        return from_dict(StopRequest, found)
+        Args:
+            save_seconds: what a save takes, as rank 0 knows; None where that is not known.
+        """
+        from hpcaccel.records import StopRequest, from_dict
+        from hpcaccel.runtime.training.asking import fits, read_request
+
+        request, in_time = StopRequest(reason="stop", then="requeue", time=0.0), True
+        if self._group.is_main:
+            found = read_request(self._place, save_seconds=save_seconds)
+            request = request if found is None else from_dict(StopRequest, found)
+            in_time = fits(request, save_seconds)
+        answer: tuple[StopRequest, bool] = self._group.from_main((request, in_time))
+        return answer
 
     def leave(self, outcome: Outcome, *, saved: bool) -> NoReturn:
         """Write the outcome, wait for all ranks, leave.

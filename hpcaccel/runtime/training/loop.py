@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hpcaccel import layout
-from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.errors import CheckpointError, RuntimeMisuse
 from hpcaccel.rundir import write_json
 from hpcaccel.runtime.ranks.process_group import Group
 from hpcaccel.runtime.saving.saver import Prepared, Saver
@@ -26,13 +26,16 @@ from hpcaccel.runtime.training.accumulation import Accumulation
 from hpcaccel.runtime.training.counters import Counters, Resumed
 from hpcaccel.runtime.training.ending import Ending
 from hpcaccel.runtime.training.metrics import MetricsWriter
-from hpcaccel.runtime.training.stop import StopAgreement, StopFlag, Verdict
+from hpcaccel.runtime.training.stop import BUSY, DONE, FAILED, StopAgreement, StopFlag, Verdict
+from hpcaccel.runtime.training.timing import Clock
 
 if TYPE_CHECKING:
     from hpcaccel.records import Outcome, Reason
+    from hpcaccel.runtime.health.stragglers import OwnTime
 
 __all__ = ["Loop", "Resumed"]
 
+_WORDS = {"done": DONE, "busy": BUSY, "failed": FAILED}
 PATIENCE_STEPS = 100
 """So many steps may pass before a backward pass says that they are over, where others should have said so."""
 
@@ -49,14 +52,21 @@ class Loop:
         prepared: Prepared,
         accumulation: Accumulation,
         flag: StopFlag,
+        clock: Clock,
     ) -> None:
         self.finishing = False
+        self.phase = "starting"
+        """What this rank does, for its heartbeat to read, as a ``records.Beat`` calls it."""
+        self.first_step = 0
+        self.rollcall = None if group.exchange is None else group.exchange.rollcall
+        self.own_time = self._measure_own_time(group, settings, accumulation)
         self._place = place
         self._group = group
         self._settings = settings
         self._prepared = prepared
         self._accumulation = accumulation
         self._flag = flag
+        self.clock = clock
         self.metrics = MetricsWriter(place.metrics if group.is_main else None, attempt=place.attempt)
         self._counters = Counters(self.metrics)
         self._saver = Saver(place, group, settings, prepared)
@@ -75,6 +85,11 @@ class Loop:
         self._script_asks = False
         """Whether the script calls ``checkpoint``, and knows best when a step is over."""
         self._saved_step = 0
+        """The last step that is saved, or about to be."""
+        self._landed_step = 0
+        """The one before, while a save is under way in the background."""
+        self._passed_over = 0
+        """The last step whose save was due and left out."""
         self._saved_at = time.monotonic()
         self._checked = False
         self._is_main = group.is_main
@@ -108,11 +123,13 @@ class Loop:
             raise RuntimeMisuse(
                 "resume() before anything was prepared: there is nothing to load into. Call it after prepare()"
             )
+        self.clock.prepared()
         path = self._saver.find()
         self._stop_before_start(path)
         if path is not None:
             return self.load(path)
         self._resumed = Resumed(0, 0, None)
+        self.clock.loaded(0)
         if self._saver.has_place:
             self._say("starting at step 0: no checkpoint yet")
         return self._resumed
@@ -174,6 +191,8 @@ class Loop:
         since, by the forward pass. With several optimizers, of a GAN say, it is a moment after all have stepped.
         """
         behind = self._counters.step - self._seen_step
+        if self.own_time is not None:
+            self.own_time.backward_begins()
         if not behind:
             return
         told_elsewhere = self._script_asks or self._accumulation.current is not None
@@ -181,6 +200,8 @@ class Loop:
         # A loader that has given nothing for so many steps feeds something else, and a stop must not wait for it.
         if behind >= PATIENCE_STEPS or (all_stepped and not told_elsewhere):
             self.step_is_over()
+            if self.own_time is not None:
+                self.own_time.forget()
 
     def step_is_over(self) -> None:
         """All that belongs to the last step is done: the moment to save and to stop."""
@@ -190,6 +211,7 @@ class Loop:
                 self._tell_of_waiting()
             return
         self._seen_step = step
+        self.clock.tick(step)
         if self._stepped:
             self._stepped.clear()
         if self._fresh:
@@ -200,9 +222,14 @@ class Loop:
         if verdict is not None:
             if verdict.uneven:
                 self._accumulation.warn_of_uneven_passes(self._group)
-            if verdict.stop or verdict.save:
+            if verdict.stop or verdict.save or self._saver.in_flight:
                 self._act(verdict)
+        if self._agreement.times and self.own_time is not None:
+            self.own_time.hear(step, self._agreement.times)
+            self._agreement.times = []
         self._issue()
+        if self.own_time is not None:
+            self.own_time.step_is_over()
 
     @contextmanager
     def ticks_held(self) -> Iterator[None]:
@@ -234,6 +261,8 @@ class Loop:
 
     def load(self, path: Path, *, given: Path | None = None, fall_back: bool = True) -> Resumed:
         """Restore ``path`` into everything prepared; see ``Saver.load``."""
+        self.clock.prepared()
+        before, self.phase = self.phase, "loading"
         loaded = self._saver.load(path, self._counters, given=given, fall_back=fall_back)
         if self._settings.deterministic and self._group.device.type == "cpu":
             torch.set_num_threads(self._counters.threads)
@@ -247,71 +276,131 @@ class Loop:
         self._resumed = Resumed(self.step, self.epoch, loaded.path)
         why = f" ({'; '.join(loaded.differences)})" if loaded.differences else ""
         self._say(f"resumed at step {self.step} from {loaded.path}, {loaded.guarantee}{why}")
+        self.clock.loaded(self.step)
+        self.phase = before
         if loaded.random_states:
             self._say(f"random states: {loaded.random_states}")
         return self._resumed
 
-    def save(self, reason: str, directory: Path | None = None, *, missing: Sequence[int] = ()) -> Path:
+    def save(
+        self, reason: str, directory: Path | None = None, *, missing: Sequence[int] = (), background: bool = False
+    ) -> Path:
         """Save now, at the same step on all ranks; where ranks have done unequal numbers, the largest names it.
 
         Args:
             missing: ranks that take no part; then this is rank 0 alone, of whose save the others do not know, so that
                 it counts for nothing when the ranks agree on what is to be saved.
+            background: go on as soon as a snapshot is taken.
         """
-        self.metrics.flush()
-        step = self.step if missing else self._group.max_of(self.step)
-        path = self._saver.save(
-            self._counters, step=step, epoch=self.epoch, reason=reason, directory=directory, missing=missing
-        )
+        before, self.phase = self.phase, "saving"
+        with self.clock.saving():
+            self.metrics.flush()
+            step = self.step if missing else self._group.max_of(self.step)
+            path = self._saver.save(
+                self._counters,
+                step=step,
+                epoch=self.epoch,
+                reason=reason,
+                directory=directory,
+                missing=missing,
+                background=background,
+            )
+        self.phase = before
         if directory is None and not missing:
+            self._landed_step = self._saved_step
             self._saved_step = step
             self._saved_at = time.monotonic()
         return path
 
     def end(self) -> None:
         """The program ends by itself: save what is not saved yet, say so, leave the group."""
+        self.phase = "leaving"
         self.metrics.flush()
-        if self.step > self._saved_step and self._saver.has_place and self._used:
+        if (self.step > self._saved_step or self._saver.in_flight) and self._saver.has_place and self._used:
             # Only after a loop that was left by ``break``. Ranks that do not come have ended otherwise: then no word.
             if not self._group.meet_at_exit():
                 return
-            self.save("completed")
+            self._save_if_newer("completed")
+        self._saver.close()
+        self.clock.end()
         self._ending.complete(self._outcome("completed", resume=False))
 
     def abandon(self) -> None:
         """Nothing more is saved or said."""
         self.metrics.flush()
+        self.clock.end()
+        self._saver.close()
         self._ending.forget()
 
     # -- stopping and saving ----------------------------------------------------------------------------------------
 
     def _issue(self, *, active: bool = True) -> None:
         save = active and self._is_due(self.step + 1)
-        self._agreement.issue(stop=self._flag.raised, save=save, active=active, passes=self._accumulation.passes)
+        own = self.own_time.take() if self.own_time is not None and self._agreement.gathers else None
+        self._agreement.issue(
+            stop=self._flag.raised,
+            save=save,
+            active=active,
+            passes=self._accumulation.passes,
+            own=own,
+            saving=_WORDS[self._saver.progress()] if self._saver.in_flight else DONE,
+        )
 
     def _is_due(self, step: int) -> bool:
         """Whether the checkpoint schedule wants ``step`` saved. The clock that counts is rank 0's."""
         if not (self._used and self._has_place):
             return False
         every = self._settings.every_steps
-        if every is not None and step // every > self._saved_step // every:
+        if every is not None and step // every > max(self._saved_step, self._passed_over) // every:
             return True
         minutes = self._settings.every_minutes
         return minutes is not None and self._is_main and time.monotonic() - self._saved_at >= 60 * minutes
 
     def _act(self, verdict: Verdict) -> None:
+        if self._saver.in_flight and verdict.saving != BUSY:
+            self._land(failed=verdict.saving == FAILED)
         if verdict.stop:
             self._stop()
         if verdict.save:
-            self.save("due")
+            self._save_due()
+
+    def _save_due(self) -> None:
+        if self._saver.in_flight and self._settings.when_busy == "skip":
+            self._passed_over, self._saved_at = self.step, time.monotonic()
+            self.say_once(
+                f"the checkpoint of step {self.step} is left out, because the one before is still being written "
+                "(checkpoint.when_busy: skip). Later ones are left out in silence"
+            )
+            return
+        self.save("due", background=self._settings.background)
+
+    def _land(self, *, failed: bool) -> None:
+        """All ranks know that the save in the background is over.
+
+        Raises:
+            CheckpointError: on all ranks, if it failed.
+        """
+        if failed:
+            self._saved_step = self._landed_step
+        self._saver.settle(failed=failed)
+
+    def _wait_for_background(self) -> None:
+        """Before leaving. A save that failed is not the last word: whoever leaves saves once more."""
+        try:
+            self._saver.drain()
+        except CheckpointError as error:
+            self._say(str(error))
+            self._saved_step = self._landed_step
 
     def _stop(self) -> None:
-        request = self._ending.request()
+        request, in_time = self._ending.request(save_seconds=self.clock.expected_save_seconds)
         if request.then == "finish":
             self.finishing = True
             self._flag.clear()
             return
-        self._save_if_newer(request.reason)
+        if in_time:
+            self._save_if_newer(request.reason)
+        self._wait_for_background()
         self._leave(request.reason)
 
     def _tell_of_waiting(self) -> None:
@@ -330,7 +419,7 @@ class Loop:
         """Honour a stop that came while the program was starting: nothing is lost, so nothing is saved or loaded."""
         if not self._group.max_of(int(self._flag.raised)):
             return
-        request = self._ending.request()
+        request, _ = self._ending.request()
         if request.then == "finish":
             self.finishing = True
             self._flag.clear()
@@ -340,14 +429,22 @@ class Loop:
         self._leave(request.reason)
 
     def _leave(self, reason: Reason) -> None:
-        where = (
-            f"saved as {layout.checkpoint_name(self.step)}"
-            if self._saver.has_place and self.step
-            else "nothing to save"
-        )
-        self._say(f"stopping at step {self.step} ({reason}): {where}")
+        self.phase = "leaving"
+        self._say(f"stopping at step {self.step} ({reason}): {self._what_is_saved()}")
         self.metrics.flush()
+        self.clock.end()
         self._ending.leave(self._outcome(reason, resume=True), saved=self._saver.has_place)
+
+    def _what_is_saved(self) -> str:
+        if not (self._saver.has_place and self.step):
+            return "nothing to save"
+        if self._saved_step >= self.step:
+            return f"saved as {layout.checkpoint_name(self.step)}"
+        source = layout.checkpoint_name(self._saved_step) if self._saved_step else "the beginning"
+        return (
+            f"a save takes about {self.clock.expected_save_seconds or 0:.0f} s, and there is less time. Steps "
+            f"{self._saved_step + 1} to {self.step} are lost, and done again from {source}"
+        )
 
     def _outcome(self, reason: Reason, *, resume: bool) -> Outcome:
         saved = layout.checkpoint_name(self._saved_step) if self._saved_step else None
@@ -383,6 +480,7 @@ class Loop:
             self.restore_rng()  # else the loader does, when it takes up its epoch
         if not self._agreement.pending:
             self._issue()
+        self._trains()
 
     def _exit(self) -> None:
         """A loop has ended on this rank: agree with the others until it has ended on all, then save the result."""
@@ -396,8 +494,36 @@ class Loop:
             self._issue(active=False)
             inactive = True
         self._save_if_newer("end of the loop")
+        self.phase = "finishing"
+
+    def _trains(self) -> None:
+        self.phase, self.first_step = "training", self.step
+
+    @property
+    def batches(self) -> int:
+        """How many batches prepared loaders have given."""
+        return self._accumulation.batches
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether a loader is read that nothing has been trained on."""
+        source = self._accumulation.current
+        return source is not None and not source.trains and not self._fresh
+
+    @staticmethod
+    def _measure_own_time(group: Group, settings: Settings, accumulation: Accumulation) -> OwnTime | None:
+        """A lone rank waits for nobody."""
+        if group.world_size == 1:
+            return None
+        from hpcaccel.runtime.health.stragglers import OwnTime
+
+        waits_in_forward = settings.strategy == "fsdp" or group.tensor_size > 1
+        own = OwnTime(group.device, until_batch=waits_in_forward)
+        accumulation.own_time = own if waits_in_forward else None
+        return own
 
     def _save_if_newer(self, reason: str) -> None:
+        self._wait_for_background()
         if self._saver.has_place and self._group.max_of(self.step) > self._saved_step:
             self.save(reason)
 
@@ -417,6 +543,8 @@ class Loop:
     def _begin(self) -> None:
         """The first step of this process is over."""
         self._fresh = False
+        if self.phase != "training":
+            self._trains()
         if not self._checked:
             self._check_resumed()
         from hpcaccel.runtime.training.effective_batch import effective_batch

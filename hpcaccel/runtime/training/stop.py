@@ -19,7 +19,10 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from hpcaccel.runtime.together.rollcall import Rollcall
 
-__all__ = ["SIGNALS", "StopAgreement", "StopFlag", "Verdict", "WorkerInit", "signals_held"]
+__all__ = ["BUSY", "DONE", "FAILED", "SIGNALS", "StopAgreement", "StopFlag", "Verdict", "WorkerInit", "signals_held"]
+
+DONE, BUSY, FAILED = range(3)
+"""A rank's word on the save in the background; of all ranks' words the largest counts."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 
@@ -95,6 +98,8 @@ class Verdict(NamedTuple):
     active: bool = True
     uneven: bool = False
     """Some ranks have read a loader to its end that others have not."""
+    saving: int = 0
+    """How far the ranks are with a save in the background: the largest of their words."""
 
 
 class StopAgreement:
@@ -106,6 +111,9 @@ class StopAgreement:
         self._number = 0
         self._own: Verdict | None = None
         """What a lone rank has said."""
+        self._issued = 0
+        self.times: list[int] = []
+        """What the ranks said last of their own times, until somebody takes it."""
         self._words: torch.Tensor | None = None
         self._work: dist.Work | None = None
 
@@ -114,17 +122,32 @@ class StopAgreement:
         """Whether a tick has been issued and not been read."""
         return self._own is not None or self._words is not None
 
-    def issue(self, *, stop: bool, save: bool, active: bool = True, passes: int = 0) -> None:
+    @property
+    def gathers(self) -> bool:
+        """Whether the next tick carries every rank's own time along. All ranks have issued equally many."""
+        return self._control is not None and (self._issued + 1) % GATHER_EVERY == 0
+
+    def issue(
+        self, *, stop: bool, save: bool, active: bool = True, passes: int = 0, own: int | None = None, saving: int = 0
+    ) -> None:
         """Say this rank's wishes. Every rank must issue as many ticks as it reads.
 
         Args:
             passes: how many loaders this rank has read to their ends without training on them.
+            saving: ``DONE``, ``BUSY`` or ``FAILED``.
+            own: microseconds that this rank takes for its own part of a step; given where ``gathers`` says so.
         """
         if self._control is None:
-            self._own = _QUIET if active and not (stop or save) else Verdict(stop, save, active)
+            self._own = (
+                _QUIET if active and not (stop or save or saving) else Verdict(stop, save, active, saving=saving)
+            )
             return
         most, least = (passes, passes) if active else (_FEWEST, _FEWEST)
-        self._words = torch.tensor([stop, save, active, most, -least], dtype=torch.int32)
+        self._issued += 1
+        words = [stop, save, active, most, -least, saving]
+        if own is not None:
+            words += self._placed(own)
+        self._words = torch.tensor(words, dtype=torch.int32)
         if self._rollcall is not None:
             self._number = self._rollcall.enter(_CHANNEL)
         self._work = dist.all_reduce(self._words, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
@@ -140,12 +163,22 @@ class StopAgreement:
             self._rollcall.wait(self._work, _WAITS_IN, channel=_CHANNEL, number=self._number)
         elif self._work is not None:
             self._work.wait()
-        stop, save, active, most, least = self._words.tolist()
+        stop, save, active, most, least, saving, *times = self._words.tolist()
+        if times:
+            self.times = times
         self._words = self._work = None
         # Nothing is said of ranks that have left their loop: they have not come to what the others read.
-        return Verdict(bool(stop), bool(save), bool(active), most > -least != _FEWEST)
+        return Verdict(bool(stop), bool(save), bool(active), most > -least != _FEWEST, saving)
+
+    def _placed(self, own: int) -> list[int]:
+        """A number for each rank, of which only this one's is its own: the largest of all are all ranks' numbers."""
+        numbers = [0] * dist.get_world_size(self._control)
+        numbers[dist.get_rank(self._control)] = own
+        return numbers
 
 
+GATHER_EVERY = 50
+"""So many ticks apart the ranks tell each other how long they take for their own part of a step."""
 _QUIET = Verdict()
 _FEWEST = -(1 << 30)
 _CHANNEL = "ticks"
