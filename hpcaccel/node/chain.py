@@ -209,7 +209,10 @@ class ChainedAllocation(SlurmAllocation):
             return f"the jobs that were to follow ({', '.join(behind)}) are not in the queue any more"
         if len(self.jobs) >= self._length:
             return f"this was the last job of its chain (resilience.chain: {self._length})"
-        return self._hand_in_more()
+        problem = self._hand_in_more()
+        for job_id in self._behind():
+            self._exclude(job_id)
+        return problem
 
     def end(self) -> None:
         """Where nothing is to follow, take the others out of the queue."""

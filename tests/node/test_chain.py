@@ -218,6 +218,16 @@ def test_one_that_could_not_be_handed_in_at_the_start_is_at_the_end(run: Chain) 
     assert run.now["links"][2:] == ["103", "104"]
 
 
+@pytest.mark.parametrize("links", [["100", "101", "102"], ["100", "101"]])
+def test_followers_keep_away_from_nodes_at_fault(run: Chain, links: list[str]) -> None:
+    run.record(job_ids=["100", "101"], links=links)
+    job = run.job()
+    job.jobs = tuple(links)
+    job.avoid(["n7"], instead_of=[])
+    assert job.requeue() == ""
+    assert [run.slurm.jobs[job_id].excluded_nodes for job_id in run.now["links"][2:]][:1] == ["n7"]
+
+
 # -- what Slurm says while it takes the job down --------------------------------------------------------------------
 
 
