@@ -1,0 +1,51 @@
+"""Signals by the hundred: from the middle of the rendezvous or of the training on, until this process is gone."""
+
+import argparse
+import os
+import subprocess
+import threading
+import time
+
+import torch
+
+from hpcaccel import Accelerator
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--from-step", type=int, default=-1, help="-1: while rank 0 waits for the others")
+args = parser.parse_args()
+first = os.environ["HPCACCEL_ATTEMPT"] == "1"
+
+
+def besiege():
+    text = 'while kill -TERM "$0" 2>/dev/null; do sleep 0.005; kill -USR2 "$0" 2>/dev/null; done'
+    nowhere = subprocess.DEVNULL
+    subprocess.Popen(["bash", "-c", text, str(os.getpid())], stdout=nowhere, stderr=nowhere, start_new_session=True)
+
+
+class SlowToSave:
+    def state_dict(self):
+        time.sleep(0.3)
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+if first and args.from_step < 0:
+    if os.environ["RANK"] == "0":
+        threading.Timer(0.3, besiege).start()
+    else:
+        time.sleep(1)
+accelerator = Accelerator()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = accelerator.prepare(model, optimizer)
+accelerator.register_for_checkpointing(SlowToSave())
+for step in accelerator.steps(8):
+    if first and step == args.from_step:
+        besiege()
+    accelerator.backward(model(torch.ones(4, 2)).mean())
+    optimizer.step()
+    optimizer.zero_grad()
+    accelerator.checkpoint()
+accelerator.print("all steps done")
