@@ -30,6 +30,14 @@ def _dispatch(words: list[str]) -> int:
             from hpcaccel.node.rank import become_program
 
             become_program(RunDir(directory))
+        case ["preflight", directory]:
+            from hpcaccel.node.preflight_checks import print_findings
+
+            return print_findings(RunDir(directory).path)
+        case ["preflight-rank", directory]:
+            from hpcaccel.node.preflight_ranks import become_check
+
+            become_check(RunDir(directory))
         case ["setup-failed", directory, code, name]:
             from hpcaccel.node.supervisor import record_setup_failure
 

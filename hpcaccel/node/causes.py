@@ -104,7 +104,7 @@ CAUSES = (
             r"CUDA error: hardware stack error",
             r"over nvlink or a hardware error",
         ),
-        lines=(r"NVRM: Xid .*: (?:48|62|64|74|92|94|95|119|120|140|143),", r"uncorrectable (?:ECC|NVLink) error"),
+        lines=(r"NVRM: Xid .*: (?:48|62|64|74|92|94|95|119|120|140|143),", r"CUDA warning: uncorrectable"),
     ),
     Cause(
         name="gpu_unavailable",

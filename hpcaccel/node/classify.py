@@ -74,9 +74,10 @@ def classify(
     killed = {end.rank for end in ends if end.how == "Killed"}
     logs = read_rank_logs(run, attempt)
     for log in logs:
-        traces += _in_lines(log.lines, rank=log.rank)
         # What has been killed has not ended by an exception, whatever it had printed before.
         traces += [] if log.rank in killed else _in_errors(log)
+        # The indented lines of a traceback are the program's own text.
+        traces += _in_lines([line for line in log.lines if not line.startswith("    ")], rank=log.rank)
     if step_state is JobState.OUT_OF_MEMORY:
         traces.append(_Trace(cause=cause("host_out_of_memory"), text="Slurm ended the ranks: OUT_OF_MEMORY"))
     traces += _in_ends(ends or [_unseen_end(exit_code)], traces, logs)

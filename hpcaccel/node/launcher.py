@@ -19,7 +19,16 @@ from hpcaccel.rundir import RunDir, read_json
 from hpcaccel.slurm import hostlist
 from hpcaccel.slurm.commands import Slurm
 
-__all__ = ["LocalRanks", "Ranks", "SrunRanks", "free_port", "run_on_each_node", "start_ranks"]
+__all__ = [
+    "LocalRanks",
+    "Ranks",
+    "SrunRanks",
+    "default_signals",
+    "free_port",
+    "run_on_each_node",
+    "share_gpus",
+    "start_ranks",
+]
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
@@ -80,13 +89,13 @@ def start_ranks(
         "WORLD_SIZE": str(launch.ranks),
     }
     if launch.share_gpus:
-        _share_gpus(environment)
+        share_gpus(environment)
     if launch.local:
         return LocalRanks(run, launch, attempt=attempt, env=environment)
     return SrunRanks(run, launch, attempt=attempt, env=environment, avoid=avoid)
 
 
-def _share_gpus(env: dict[str, str]) -> None:
+def share_gpus(env: dict[str, str]) -> None:
     """Give each rank all GPUs that the job has on its node, in place of its own alone (``--gpus-per-task``).
 
     Ranks copy from GPU to GPU only where each sees both. ``--gpu-bind=none`` would do that as well, but leaves
@@ -107,7 +116,7 @@ def run_on_each_node(line: str, *, launch: Launch) -> int:
     if not launch.local:
         tasks = [f"--nodes={launch.nodes}", f"--ntasks={launch.nodes}", "--ntasks-per-node=1"]
         command = ["srun", *tasks, "--kill-on-bad-exit=1", "--export=ALL", f"--chdir={launch.workdir}", *command]
-    return subprocess.run(command, cwd=launch.workdir, preexec_fn=_default_signals, check=False).returncode
+    return subprocess.run(command, cwd=launch.workdir, preexec_fn=default_signals, check=False).returncode
 
 
 def _rank_command(run: RunDir, launch: Launch) -> list[str]:
@@ -115,14 +124,14 @@ def _rank_command(run: RunDir, launch: Launch) -> list[str]:
     return [launch.python or "python3", str(run.node_program), "rank", str(run.path)]
 
 
-def _default_signals() -> None:
+def default_signals() -> None:
     """Between fork and exec: the supervisor blocks the signals that it waits for; its children must not."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def _die_with_the_supervisor() -> None:
     """As above; and no rank outlives a supervisor that is killed, as Slurm sees to on a cluster (prctl(2))."""
-    _default_signals()
+    default_signals()
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -153,7 +162,7 @@ class SrunRanks:
             *_rank_command(run, launch),
         ]
         self._srun = subprocess.Popen(
-            command, env=dict(env), stdin=subprocess.DEVNULL, preexec_fn=_default_signals, start_new_session=True
+            command, env=dict(env), stdin=subprocess.DEVNULL, preexec_fn=default_signals, start_new_session=True
         )
         self._kills = 0
 

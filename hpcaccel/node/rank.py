@@ -18,7 +18,7 @@ from hpcaccel.records import PROTOCOL
 from hpcaccel.rundir import RunDir, write_json
 from hpcaccel.slurm import hostlist
 
-__all__ = ["become_program", "rank_environment"]
+__all__ = ["become_program", "python_of", "rank_environment"]
 
 
 def become_program(run: RunDir) -> NoReturn:
@@ -47,13 +47,13 @@ def become_program(run: RunDir) -> NoReturn:
 
 def _command(run: RunDir, launch: Launch, environment: dict[str, str]) -> list[str]:
     if launch.callable:
-        return [_python(launch, environment), "-m", "submitit.core._submit", str(run.submitit)]
+        return [python_of(launch, environment), "-m", "submitit.core._submit", str(run.submitit)]
     if launch.program[0] == "{python}":
-        return [_python(launch, environment), *launch.program[1:]]
+        return [python_of(launch, environment), *launch.program[1:]]
     return list(launch.program)
 
 
-def _python(launch: Launch, environment: dict[str, str]) -> str:
+def python_of(launch: Launch, environment: dict[str, str]) -> str:
     if launch.python:
         return launch.python
     for name in ("python", "python3"):

@@ -25,6 +25,7 @@ from hpcaccel.node.hangs import HangWatch
 from hpcaccel.node.launch import Launch, read_launch
 from hpcaccel.node.launcher import Ranks, run_on_each_node, start_ranks
 from hpcaccel.node.ledger import Ledger, last_step, read_outcome, resumed_step
+from hpcaccel.node.preflight import preflight
 from hpcaccel.node.verdict import Seen, Verdict, judge
 from hpcaccel.records import EXIT_CONTINUED, AttemptEnd, AttemptStart, Reason, StopRequest, to_dict
 from hpcaccel.rundir import RunDir, read_json, write_json
@@ -117,6 +118,7 @@ class Supervisor:
         """When the scheduler, which has begun to take the job down, kills what is left."""
         self.pace: Pace | None = None
         self._looked_at_pace = 0.0
+        self._preflight_seconds: float | None = None
 
     # -- the whole ------------------------------------------------------------------------------------------------
 
@@ -242,6 +244,9 @@ class Supervisor:
             f"attempt {self.attempt}: ranks: {self.launch.ranks}, nodes: {len(self.nodes)}, "
             f"from {newest.name if newest else 'the beginning'}"
         )
+        if (verdict := self._preflight()) is not None:
+            self._write_end(verdict, started=started)
+            return verdict
         env = {"HPCACCEL_ATTEMPT": str(self.attempt)}
         if self.end_time is not None:
             env["HPCACCEL_DEADLINE"] = repr(self.end_time)
@@ -388,7 +393,7 @@ class Supervisor:
         return self._decide(code, situation, self._why(code) if code else None)
 
     def _decide(self, code: int, situation: Situation, failure: Failure | None) -> Verdict:
-        blamed = self.exclusions.room_for(failure.nodes if failure else situation.failed_nodes)
+        blamed = self.exclusions.room_for(situation.failed_nodes or (failure.nodes if failure else ()))
         spare = self._can_do_without(blamed)
         verdict = judge(
             Seen(
@@ -414,6 +419,26 @@ class Supervisor:
             why, detail = verdict.error_class or "", verdict.detail
             self.exclusions.add(verdict.exclude, why=why, detail=detail, attempt=self.attempt)
             self._say(f"keeping away from {', '.join(verdict.exclude)}: {why}")
+        return verdict
+
+    def _preflight(self) -> Verdict | None:
+        """What follows where the ranks must not start on these nodes."""
+        checked = preflight(
+            self.run,
+            self.launch,
+            attempt=self.attempt,
+            nodes=self.nodes,
+            avoid=self._not_for_ranks(),
+            say=self._say,
+        )
+        self._preflight_seconds = checked.seconds
+        failure = checked.failure(self.nodes)
+        if failure is None:
+            return None
+        verdict = self._decide(1, self._ask_scheduler(), failure)
+        if verdict.reason == "failed" and failure.nodes and not verdict.exclude:
+            self._say(f"starting all the same: {', '.join(failure.nodes)} cannot be left out")
+            return None
         return verdict
 
     def _not_for_ranks(self) -> list[str]:
@@ -451,6 +476,7 @@ class Supervisor:
             advice=verdict.advice,
             nodes_blamed=list(verdict.nodes_blamed),
             nodes_excluded=list(verdict.exclude),
+            preflight_seconds=self._preflight_seconds,
             exit_code=exit_code,
             seconds=round(time.time() - started, 3),
             resumed_step=resumed_step(self.run, self.attempt),
