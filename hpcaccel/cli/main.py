@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 import hpcaccel
-from hpcaccel.cli import checkpoint, control, init, logs, runs, shell, spec, stacks, submit
+from hpcaccel.cli import checkpoint, control, init, logs, report, runs, shell, spec, stacks, submit
 from hpcaccel.errors import HpcaccelError, SpecError, UserError
 
 __all__ = ["app"]
@@ -92,6 +92,7 @@ for command in (
     runs.list_,
     logs.logs,
     runs.wait,
+    report.report,
     control.stop,
     control.resume,
     control.cancel,
