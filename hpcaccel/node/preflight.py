@@ -71,7 +71,12 @@ def preflight(
     if launch.local:
         findings = {nodes[0]: list(check_node(run.path, os.environ, local=True))}
     else:
-        findings = _ask_nodes(run, launch, nodes=nodes, avoid=avoid, say=say)
+        alone = list(nodes) == [os.environ.get("SLURMD_NODENAME")]  # the batch step is there already
+        findings = (
+            {nodes[0]: list(check_node(run.path, os.environ))}
+            if alone
+            else _ask_nodes(run, launch, nodes=nodes, avoid=avoid, say=say)
+        )
         if mode == "full" and not any(findings.values()):
             blamed, together = try_together(run, launch, attempt=attempt, nodes=nodes, avoid=avoid)
             findings.update(blamed)

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from hpcaccel import layout
 from hpcaccel.rundir import RunDir, read_lines
 
 from .dev_cluster import Cluster, wait_until
@@ -91,6 +92,16 @@ class Scenario:
 
         self._wait(reached, f"step {step} of attempt {attempt}")
 
+    def wait_for_checkpoint(self, *, after: int = 0) -> int:
+        """Until one of a later step than ``after`` is committed; its step."""
+
+        def newest() -> int:
+            found = layout.newest(self.dir.checkpoints)
+            return found.step if found else 0
+
+        self._wait(lambda: newest() > after, f"a checkpoint after step {after}")
+        return newest()
+
     def wait_for_word(self, word: str, *, attempt: int = 1, rank: int = 0, dir: RunDir | None = None) -> str:
         """Until a rank has printed a line that begins with ``word``; that line."""
         log = (dir or self.dir).rank_log(attempt, rank)
@@ -114,6 +125,13 @@ class Scenario:
 
     def lines(self, event: str, *, dir: RunDir | None = None) -> list[dict[str, Any]]:
         return [line for line, _ in read_lines((dir or self.dir).ledger) if line["event"] == event]
+
+    @property
+    def step(self) -> str:
+        """The Slurm step of the newest attempt's ranks, once rank 0 has started."""
+        attempt = self.lines("start")[-1]["attempt"]
+        value = json.loads((self.dir.attempt(attempt) / "step.json").read_text())
+        return f"{value['job_id']}.{value['step_id']}"
 
     @property
     def ends(self) -> list[tuple[str, str]]:

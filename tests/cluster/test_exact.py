@@ -71,7 +71,7 @@ def test_sigterm_during_start_up(cluster: Cluster, scenario: Scenario, assert_ex
     scenario.train("--start-pause", "2")
     for rank in range(4):
         scenario.wait_for_word("starting", rank=rank)
-    cluster.run("scancel", "--signal=TERM", f"{scenario.job_id}.0")
+    cluster.run("scancel", "--signal=TERM", scenario.step)
     assert scenario.wait_until_over() == 0, scenario.story
     assert scenario.ends == [("stop", "requeue"), ("completed", "end")], scenario.story
     assert_exact(scenario)
