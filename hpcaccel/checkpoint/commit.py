@@ -84,13 +84,26 @@ def publish(temporary: Path, final: Path) -> None:
     """The commit: rename, made durable before and after.
 
     Raises:
-        CheckpointError: there is a checkpoint of that name already.
+        CheckpointError: there is a checkpoint of that name already, or a later attempt of the run has begun.
     """
+    _refuse_a_former_attempt(temporary, final)
     if final.exists():  # rename() would replace an empty directory
         raise CheckpointError(f"{final} exists already; a committed checkpoint is never overwritten")
     fsync_directory(temporary)
     os.rename(temporary, final)
     fsync_directory(final.parent)
+
+
+def _refuse_a_former_attempt(temporary: Path, final: Path) -> None:
+    """A node that the scheduler believes dead may be alive: its ranks train on while others have taken their place."""
+    attempt = layout.attempt_of(temporary.name)
+    attempts = final.parent.parent / "attempts"
+    if attempt is None or final.parent.name != "checkpoints" or not attempts.is_dir():
+        return
+    # The folder is listed, for NFS answers from memory that a single name is not there.
+    newest = max((int(name) for name in os.listdir(attempts) if name.isdigit()), default=0)
+    if newest > attempt:
+        raise CheckpointError(f"attempt {newest} of this run has begun: attempt {attempt} is over and saves no more")
 
 
 def newest_good(directory: Path, *, ours: bool) -> Path | None:

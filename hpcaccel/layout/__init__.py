@@ -17,6 +17,7 @@ __all__ = [
     "MANIFEST",
     "PINNED",
     "Checkpoint",
+    "attempt_of",
     "checkpoint_name",
     "committed",
     "newest",
@@ -30,6 +31,7 @@ PINNED = "PINNED"
 """Beside the manifest: never delete this checkpoint. What is in it is for people."""
 
 _NAME = re.compile(r"step_(\d{8,})$")
+_TEMPORARY = re.compile(r"\.step_\d{8,}\.(\d+)\.tmp")
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,12 @@ def checkpoint_name(step: int) -> str:
 
 def temporary_name(step: int, attempt: int | str) -> str:
     return f".{checkpoint_name(step)}.{attempt}.tmp"
+
+
+def attempt_of(name: str) -> int | None:
+    """The attempt that made a temporary directory of this name; None for any other name."""
+    match = _TEMPORARY.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:

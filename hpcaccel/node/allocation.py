@@ -130,7 +130,8 @@ class SlurmAllocation:
             # looks the same but for this (seen on 22.05, where PreemptTime is gone by then).
             comes_back = job.restarts > self.restart_count
             return Situation(
-                running=job.state.is_running,
+                # Started again while this one still runs, on a node that Slurm believes dead: this one is over.
+                running=job.state.is_running and not comes_back,
                 preempted=job.preempt_time is not None,
                 comes_back=comes_back,
                 taken_for=None if job.state.is_running or comes_back else self._taken_for(job),

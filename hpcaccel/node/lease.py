@@ -6,7 +6,7 @@ import os
 import socket
 import time
 
-from hpcaccel.errors import RunBusy, SlurmCommandError
+from hpcaccel.errors import ClusterError, RunBusy, SlurmCommandError
 from hpcaccel.process import process_start
 from hpcaccel.records import Lease, from_dict, to_dict
 from hpcaccel.rundir import RunDir, read_json, write_json
@@ -14,13 +14,17 @@ from hpcaccel.slurm.commands import Slurm
 
 __all__ = ["acquire", "release"]
 
+NAMED_WITHIN_SECONDS = 10.0
+"""A job may start before whoever submitted it has written down its number."""
+
 
 def acquire(run: RunDir, *, job_id: str, restart_count: int) -> None:
     """Take the lease; one of a supervisor that is gone is taken over.
 
     Raises:
-        RunBusy: another supervisor is alive.
+        RunBusy: another supervisor is alive, or this job is none of the run's, whose own comes back.
     """
+    _refuse_a_stranger(run, job_id)
     value = read_json(run.lease)
     if value is not None:
         holder = from_dict(Lease, value)
@@ -40,8 +44,37 @@ def acquire(run: RunDir, *, job_id: str, restart_count: int) -> None:
     write_json(run.lease, to_dict(lease))
 
 
+def _refuse_a_stranger(run: RunDir, job_id: str) -> None:
+    """A job that somebody handed in by hand may find the lease free while the run's own waits in the queue."""
+    patience = time.monotonic() + NAMED_WITHIN_SECONDS
+    while (own := _other_job(run, job_id)) is not None and time.monotonic() < patience:
+        time.sleep(0.5)
+    if own is None:
+        return
+    try:
+        waits = own in Slurm().queue([own])
+    except (ClusterError, SlurmCommandError):
+        return  # nobody can say
+    if waits:
+        raise RunBusy(
+            f"run {run.run_id} goes on in job {own}, and job {job_id} is none of its own. "
+            f"Wait for it, or end it with: hpcaccel cancel {run.run_id}"
+        )
+
+
+def _other_job(run: RunDir, job_id: str) -> str | None:
+    """The run's newest job, where this one is not among its jobs."""
+    record = read_json(run.record) or {}
+    jobs = record.get("job_ids", [])
+    known = {*jobs, *record.get("links", [])}
+    return jobs[-1] if jobs and job_id not in known and not job_id.startswith("local-") else None
+
+
 def release(run: RunDir) -> None:
-    run.lease.unlink(missing_ok=True)
+    """Give the lease back, unless somebody has taken it over from a supervisor that was believed dead."""
+    value = read_json(run.lease)
+    if value is not None and (value["host"], value["pid"]) == (socket.gethostname(), os.getpid()):
+        run.lease.unlink(missing_ok=True)
 
 
 def _alive(holder: Lease, job_id: str) -> bool:

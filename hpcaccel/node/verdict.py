@@ -88,8 +88,10 @@ def judge(seen: Seen) -> Verdict:
 
 def _completed(seen: Seen) -> bool:
     if seen.outcome is None:
-        # A program without the runtime that ends well under a stop has stopped, not finished.
-        return seen.exit_code == 0 and (seen.stop is None or seen.stop.then == "finish")
+        # A program without the runtime that ends well under a stop has stopped, not finished. And srun ends with 0 when
+        # it has lost its nodes, where the ranks may even live on.
+        whole = not seen.situation.comes_back
+        return seen.exit_code == 0 and whole and (seen.stop is None or seen.stop.then == "finish")
     return not seen.outcome.resume and (seen.exit_code == 0 or seen.exit_code > 128)
 
 

@@ -1,0 +1,59 @@
+"""One writer of a run directory: who is refused, and who takes over."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.errors import RunBusy
+from hpcaccel.node import lease
+from hpcaccel.process import process_start
+from hpcaccel.rundir import RunDir, read_json, write_json
+from hpcaccel.slurm.commands import Slurm
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    return run
+
+
+def queue_is(monkeypatch: pytest.MonkeyPatch, *waiting: str) -> None:
+    monkeypatch.setattr(Slurm, "queue", lambda self, wanted: {job: None for job in wanted if job in waiting})
+    monkeypatch.setattr(lease, "NAMED_WITHIN_SECONDS", 0.0)
+
+
+def test_a_job_that_is_none_of_the_runs_is_refused_while_its_own_waits(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue_is(monkeypatch, "2")
+    write_json(run.record, {"job_ids": ["1", "2"]})
+    with pytest.raises(RunBusy, match="goes on in job 2, and job 7 is none of its own"):
+        lease.acquire(run, job_id="7", restart_count=0)
+    assert not run.lease.exists()
+    lease.acquire(run, job_id="2", restart_count=0)
+
+
+def test_by_hand_where_the_runs_own_job_has_ended(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue_is(monkeypatch)
+    write_json(run.record, {"job_ids": ["2"]})
+    lease.acquire(run, job_id="7", restart_count=0)
+    value = read_json(run.lease)
+    assert value is not None
+    assert value["job_id"] == "7"
+
+
+def test_who_was_believed_dead_leaves_the_lease_of_its_successor(run: RunDir) -> None:
+    lease.acquire(run, job_id="2", restart_count=0)
+    lease.release(run)
+    assert not run.lease.exists()
+    lease.acquire(run, job_id="2", restart_count=0)
+    value = read_json(run.lease)
+    assert value is not None
+    assert value["pid_start"] == process_start(os.getpid())
+    write_json(run.lease, {**value, "host": "elsewhere"})
+    lease.release(run)
+    assert run.lease.exists()
