@@ -2,9 +2,11 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
-SLURM_PACKAGES := slurmctld slurmd slurmdbd slurm-client slurm-wlm-mysql-plugin munge mariadb-server openssh-server iproute2
+SLURM_PACKAGES := slurmctld slurmd slurmdbd slurm-client slurm-wlm-mysql-plugin munge mariadb-server openssh-server iproute2 strace
+N ?= 8
+SEED ?= 0
 
-.PHONY: help venv demo check format test test-lowest chaos bench slurm clean
+.PHONY: help venv demo check format test test-lowest chaos faults bench slurm clean
 
 help:  ## What there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -30,7 +32,7 @@ format: venv  ## Let ruff mend what it can
 	$(BIN)/ruff format .
 
 slurm:  ## Debian packages of the development cluster (only as root on Debian; elsewhere its tests are skipped)
-	@if docker/cluster check >/dev/null 2>&1; then :; \
+	@if docker/cluster check >/dev/null 2>&1 && command -v strace >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "installing: $(SLURM_PACKAGES)"; \
 	  log=$$(mktemp); trap 'rm -f "$$log"' EXIT; \
@@ -49,7 +51,10 @@ test-lowest:  ## Unit tests on the lowest versions that pyproject.toml allows
 	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct --override constraints.txt --editable '.[dev]'
 	.venv-lowest/bin/pytest -n 4 -m 'not cluster and not chaos and not slow' tests
 
-chaos: venv slurm  ## The longest scenarios on a real Slurm
+chaos: venv slurm  ## One training under N=8 random faults on a real Slurm, in the order that SEED=0 gives
+	$(BIN)/python -m tests.cluster.chaos --faults $(N) --seed $(SEED)
+
+faults: venv slurm  ## The longest scenarios on a real Slurm, fault by fault
 	$(BIN)/pytest -n 2 -m chaos tests
 
 # In an environment of its own, so that no test ever finds what is only here to be compared with.

@@ -7,6 +7,7 @@ What it prints tells a test where it is: ``starting`` before torch is imported, 
 import argparse
 import os
 import time
+from pathlib import Path
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=4)
@@ -14,6 +15,7 @@ parser.add_argument("--pause", type=float, default=0.0, help="seconds a step, in
 parser.add_argument("--start-pause", type=float, default=0.0, help="seconds before torch is imported, likewise")
 parser.add_argument("--save-pause", type=float, default=0.0, help="seconds that each save takes longer, likewise")
 parser.add_argument("--always", action="store_true", help="pause in all attempts")
+parser.add_argument("--while-there", type=Path, help="pause in all attempts, as long as this file exists")
 args = parser.parse_args()
 first = args.always or os.environ["HPCACCEL_ATTEMPT"] == "1"
 print("starting", os.getpid(), flush=True)
@@ -64,7 +66,7 @@ for _ in accelerator.epochs(args.epochs):
         optimizer.zero_grad()
         accelerator.log({"loss": loss.detach()})
         accelerator.checkpoint()
-        time.sleep(args.pause if first else 0)
+        time.sleep(args.pause if first or (args.while_there and args.while_there.exists()) else 0)
 total = torch.zeros((), dtype=torch.int64)
 for value in accelerator.unwrap_model(model).state_dict().values():
     value = value.full_tensor() if hasattr(value, "full_tensor") else value

@@ -1,0 +1,203 @@
+"""Faults, one by one: what kills a rank, damages a file, or takes a part of the cluster away.
+
+They do it from outside, as the world does: with signals, with strace in the kernel's answers, with the bytes on the
+disk, with Slurm's own commands.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from hpcaccel import layout
+from hpcaccel.process import process_start
+
+from .dev_cluster import Cluster, program, wait_until
+from .scenario import Scenario
+
+DURABLE = ("fsync", "fdatasync", "mkdir", "mkdirat", "rename", "renameat", "renameat2")
+"""The system calls that a training makes only while it saves: they number the points of a save."""
+
+PAGE_BYTES = 4096
+
+# -- ranks ---------------------------------------------------------------------------------------------------------
+
+
+def pid_of(run: Scenario, rank: int) -> int:
+    """Of the newest attempt's rank, as soon as it has started."""
+    attempt = run.lines("start")[-1]["attempt"]
+    return int(run.wait_for_word("starting", attempt=attempt, rank=rank).split()[1])
+
+
+def signal_rank(run: Scenario, rank: int, number: signal.Signals = signal.SIGKILL) -> bool:
+    """Whether the rank was still there to hear it."""
+    pid = pid_of(run, rank)
+    if process_start(pid) is None:
+        return False
+    os.kill(pid, number)
+    return True
+
+
+def family(pid: int) -> list[int]:
+    """A process and what it has started, and those have started: a writer of checkpoints may be one of them."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    found = [pid]
+    for member in found:
+        found += children.get(member, [])
+    return found
+
+
+# -- the kernel's answers ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def injected(
+    run: Scenario, rank: int, fault: str, *, calls: Sequence[str] = DURABLE, when: str = "1"
+) -> Iterator[Path]:
+    """As long as the block lasts, what strace(1) calls a fault (``signal=KILL``, ``error=ENOSPC``) for the rank's
+    ``calls``; yields the log of those that it made. ``when``: which of them, counted for each thread."""
+    log = run.folder / f"strace-{rank}-{time.monotonic_ns()}"
+    names = ",".join(calls)
+    pids = [f"--attach={pid}" for pid in family(pid_of(run, rank))]
+    command = ["strace", "-f", *pids, f"--output={log}", f"--trace={names}", f"--inject={names}:{fault}:when={when}"]
+    tracer = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert tracer.stdout is not None
+    tracer.stdout.readline()  # "Process … attached", or why not
+    try:
+        yield log
+    finally:
+        tracer.terminate()
+        tracer.communicate()
+
+
+def kill_inside_a_save(run: Scenario, rank: int, call: str, number: int, *, timeout_seconds: float = 90) -> str:
+    """SIGKILL for whatever of a rank is about to make its ``number``-th ``call`` from now on; that call.
+
+    Raises:
+        TimeoutError: it did not make so many.
+    """
+    with injected(run, rank, "signal=KILL", calls=[call], when=str(number)) as log:
+
+        def killed() -> bool:
+            return "+++ killed by SIGKILL" in log.read_text()
+
+        wait_until(killed, f"{call} {number} of rank {rank}", timeout_seconds=timeout_seconds)
+    said = [line for line in log.read_text().splitlines() if line.endswith("= ?")]
+    return said[-1] if said else "killed by somebody else"
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
+
+
+def _rewrite(path: Path, change: Callable[[bytearray], None]) -> None:
+    data = bytearray(path.read_bytes())
+    change(data)
+    assert data != path.read_bytes(), f"{path} is not damaged"
+    path.write_bytes(data)
+
+
+def flip_bit(path: Path, dice: random.Random) -> None:
+    def change(data: bytearray) -> None:
+        data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+
+    _rewrite(path, change)
+
+
+def zero_page(path: Path, dice: random.Random) -> None:
+    """A page that was never written: zeros, in its place."""
+
+    def change(data: bytearray) -> None:
+        starts = [at for at in range(0, len(data), PAGE_BYTES) if any(data[at : at + PAGE_BYTES])]
+        start = dice.choice(starts)
+        end = min(start + PAGE_BYTES, len(data))
+        data[start:end] = bytes(end - start)
+
+    _rewrite(path, change)
+
+
+def truncate(path: Path, dice: random.Random) -> None:
+    os.truncate(path, dice.randrange(path.stat().st_size))
+
+
+def remove(path: Path, dice: random.Random) -> None:
+    path.unlink()
+
+
+def swap(path: Path, dice: random.Random) -> None:
+    """With another file of the same checkpoint, or the same file of another one."""
+    neighbours = [other for other in path.parent.iterdir() if other != path and other.is_file()]
+    older = [item.path / path.name for item in layout.committed(path.parents[1]) if item.path != path.parent]
+    other = dice.choice([*neighbours, *(file for file in older if file.exists())])
+    beside = path.with_name("beside")
+    shutil.copyfile(path, beside)
+    shutil.copyfile(other, path)
+    if other.parent == path.parent:
+        shutil.move(beside, other)
+    else:
+        beside.unlink()
+
+
+DAMAGES: dict[str, Callable[[Path, random.Random], None]] = {
+    "bit flip": flip_bit,
+    "zeroed page": zero_page,
+    "truncation": truncate,
+    "missing file": remove,
+    "swapped file": swap,
+}
+
+
+def files_of(checkpoint: Path) -> list[Path]:
+    return sorted(path for path in checkpoint.rglob("*") if path.is_file())
+
+
+# -- the cluster ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def taken_away(cluster: Cluster, role: str, *, jobs_go_on: bool = False) -> Iterator[None]:
+    """A node, ``slurmctld`` or ``slurmdbd`` fails for as long as the block lasts."""
+    program("fail", "--root", str(cluster.root), role, *(["--slurmd-only"] if jobs_go_on else []))
+    try:
+        yield
+    finally:
+        program("restore", "--root", str(cluster.root), role)
+
+
+@contextmanager
+def drained(cluster: Cluster, node: str) -> Iterator[None]:
+    """As an administrator does it: what runs there goes on, nothing new starts."""
+    cluster.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=a test")
+    try:
+        yield
+    finally:
+        cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
+
+
+def hold_in_queue(run: Scenario) -> None:
+    """Stop the run, keep its job out of the nodes, and wait until no process of it is left."""
+    assert run.cluster is not None
+    cluster, ends = run.cluster, len(run.lines("end"))
+    run.cli("stop", "--requeue", run.dir.run_id)
+    run.wait_for_ends(ends + 1)
+    cluster.wait_for(run.job_id, ["PENDING", "RUNNING"])
+    cluster.run("scontrol", "hold", run.job_id)
+    cluster.wait_for(run.job_id, ["PENDING"])
+
+
+def release(run: Scenario) -> None:
+    assert run.cluster is not None
+    run.cluster.run("scontrol", "release", run.job_id)

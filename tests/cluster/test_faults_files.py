@@ -1,0 +1,120 @@
+"""Files that are not what was committed: all ranks fall back to the same older step together, or fail loudly."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcaccel import layout
+
+from .dev_cluster import Cluster, wait_until
+from .injectors import DAMAGES, files_of, hold_in_queue, release
+from .scenario import Scenario
+
+Lease = Callable[[int], list[str]]
+Exact = Callable[..., None]
+
+
+@pytest.fixture
+def waiting(cluster: Cluster, lease: Lease, tmp_path: Path) -> Scenario:
+    """A run with a dozen checkpoints, whose job waits in the queue."""
+    run = Scenario(cluster, tmp_path, nodes=lease(2))
+    run.train("--pause", "0.15", checkpoint={"every_steps": 2, "keep": None})
+    wait_until(lambda: len(layout.committed(run.dir.checkpoints)) >= 10, "10 checkpoints", timeout_seconds=120)
+    hold_in_queue(run)
+    return run
+
+
+def newest_first(run: Scenario) -> list[layout.Checkpoint]:
+    return layout.committed(run.dir.checkpoints)[::-1]
+
+
+def falls_back_to(run: Scenario, good: layout.Checkpoint, damaged: list[layout.Checkpoint]) -> None:
+    release(run)
+    assert run.wait_until_over() == 0, run.story
+    assert run.ends == [("stop", "requeue"), ("completed", "end")], run.story
+    assert run.lines("end")[1]["resumed_step"] == good.step, run.story
+    quarantined = {path.name for path in run.dir.checkpoints.glob("quarantined_*")}
+    assert quarantined == {f"quarantined_{item.name}" for item in damaged}, run.story
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("damage", sorted(DAMAGES))
+def test_every_file_of_a_checkpoint(waiting: Scenario, assert_exact: Exact, damage: str) -> None:
+    """One file after the other, each in a checkpoint of its own: one start passes all of them over."""
+    dice = random.Random(damage)
+    newest, *rest = newest_first(waiting)
+    names = [file.relative_to(newest.path) for file in files_of(newest.path)]
+    assert len(names) >= 6, names
+    damaged = [newest, *rest][: len(names)]
+    good = rest[len(names) - 1]
+    for name, checkpoint in zip(names, damaged, strict=True):
+        DAMAGES[damage](checkpoint.path / name, dice)
+    falls_back_to(waiting, good, damaged)
+    assert_exact(waiting)
+
+
+@pytest.mark.chaos
+def test_none_is_good(waiting: Scenario) -> None:
+    """Loud, and never at step 0."""
+    dice = random.Random(0)
+    kinds = sorted(DAMAGES)
+    for number, checkpoint in enumerate(newest_first(waiting)):
+        DAMAGES[kinds[number % len(kinds)]](dice.choice(files_of(checkpoint.path)), dice)
+    steps = len(waiting.losses)
+    release(waiting)
+    assert waiting.wait_until_over() == 1, waiting.story
+    status = waiting.status()
+    assert status["state"] == "failed"
+    assert "no good checkpoint is left" in status["detail"], waiting.story
+    assert len(waiting.losses) == steps, "nothing was trained"
+
+
+class Bomb:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (os.mkdir, (str(self.mark),))
+
+
+@pytest.mark.chaos
+def test_a_pickle_is_never_opened(waiting: Scenario, assert_exact: Exact, tmp_path: Path) -> None:
+    mark = tmp_path / "executed"
+    bomb = pickle.dumps(Bomb(mark))
+    newest, second, third, fourth, good = newest_first(waiting)[:5]
+    for place in (waiting.dir.checkpoints, *(item.path for item in newest_first(waiting))):
+        for name in (".metadata", "data.pkl", "__0_0.distcp", "pytorch_model.bin", "random_states_0.pkl"):
+            (place / name).write_bytes(bomb)
+    for item, name in ((newest, "COMMITTED"), (second, "index.json")):
+        (item.path / name).write_bytes(bomb)
+    for item in (third, fourth):
+        shard = next(path for path in files_of(item.path) if path.suffix == ".bin")
+        shard.write_bytes(bomb.ljust(shard.stat().st_size, b"\0"))
+    falls_back_to(waiting, good, [newest, second, third, fourth])
+    assert not mark.exists()
+    assert_exact(waiting)
+    pickle.loads(bomb)
+    assert mark.exists(), "the bomb works"
+
+
+def test_damaged_between_attempts(cluster: Cluster, lease: Lease, tmp_path: Path, assert_exact: Exact) -> None:
+    """While no supervisor runs; ended by a failure, not by a stop."""
+    run = Scenario(cluster, tmp_path, nodes=lease(2))
+    run.train("--pause", "0.25", checkpoint={"every_steps": 4}, resilience={"restart_in_place": 0})
+    run.wait_for_step(14)
+    os.kill(int(run.wait_for_word("starting", rank=1).split()[1]), 9)
+    run.wait_for_ends(1)
+    newest, good = newest_first(run)
+    DAMAGES["bit flip"](newest.path / "rank_00002.bin", random.Random(0))
+    assert run.wait_until_over() == 0, run.story
+    assert run.ends == [("failed", "requeue"), ("completed", "end")], run.story
+    assert run.lines("end")[1]["resumed_step"] == good.step, run.story
+    assert json.loads((newest.path / "COMMITTED").read_text())["attempt"] != 1, "written anew"
+    assert_exact(run)

@@ -1,0 +1,200 @@
+"""Faults of the cluster itself, on a cluster of this file's own: daemons die, nodes go, limits change under way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from .dev_cluster import Cluster, program, wait_until
+from .injectors import drained, hold_in_queue, release, signal_rank, taken_away
+from .scenario import Scenario
+from .undisturbed import undisturbed
+
+pytestmark = pytest.mark.chaos
+
+PAUSE = ("--pause", "0.25")
+SHORT_GRACE_SECONDS = 2
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Cluster]:
+    """Four nodes, a silent one is down soon, and little grace."""
+    prefix = Path(os.environ["HPCACCEL_TEST_ROOTS"] + "-")
+    root = Path(tempfile.mkdtemp(prefix=prefix.name, dir=prefix.parent))
+    options = ["--nodes", "4", "--slurmd-timeout-seconds", "5", "--grace-seconds", str(SHORT_GRACE_SECONDS)]
+    program("up", "--root", str(root), *options)
+    yield Cluster.at(root)
+    program("down", "--root", str(root))
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def run(own: Cluster, tmp_path: Path) -> Iterator[Scenario]:
+    run = Scenario(own, tmp_path)
+    yield run
+    own.run("scancel", "--full", "--signal=KILL", run.job_id, check=False)
+    run.scancel()
+    wait_until(lambda: not own.run("squeue", "--noheader").stdout.strip(), "the nodes are free again")
+
+
+def ends_as_undisturbed(run: Scenario, factory: pytest.TempPathFactory) -> None:
+    assert run.wait_until_over() == 0, run.story
+    assert run.cluster is not None
+    wait_until(lambda: not run.cluster.run("squeue", "--noheader").stdout.strip(), "the nodes are free")  # type: ignore[union-attr]
+    losses, digest = undisturbed(run.cluster, strategy="ddp", nodes=run.cluster.nodes[:2], make_folder=factory.mktemp)
+    assert run.losses == losses, run.story
+    assert run.digest == digest, run.story
+
+
+def nodes_of(run: Scenario, attempt: int = 1) -> list[str]:
+    nodes = run.lines("start")[attempt - 1]["nodes"]
+    assert isinstance(nodes, list)
+    return nodes
+
+
+@pytest.mark.parametrize("which", ["first", "last"])
+def test_power_cut(own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory, which: str) -> None:
+    """The first node takes the batch step with it, and the lease of a supervisor that is gone is taken over."""
+    run.train(*PAUSE, checkpoint={"every_steps": 5})
+    run.wait_for_step(12)
+    lost = nodes_of(run)[0 if which == "first" else 1]
+    with taken_away(own, lost):
+        run.wait_for_ends(1)
+        assert lost not in nodes_of(run, 2), run.story
+        run.wait_for_step(13, attempt=2)
+    ends_as_undisturbed(run, tmp_path_factory)
+    assert run.ends[0] in [("lost", "requeue"), ("failed", "restart")], run.story
+    assert run.lines("start")[-1]["checkpoint_step"] in (5, 10)
+
+
+def test_slurmd_killed_and_soon_back(own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory) -> None:
+    run.train(*PAUSE)
+    run.wait_for_step(5)
+    with taken_away(own, nodes_of(run)[1], jobs_go_on=True):
+        time.sleep(1)
+    ends_as_undisturbed(run, tmp_path_factory)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_slurmd_killed_and_not_back(
+    own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory, nodes: int
+) -> None:
+    """Where Slurm has given nodes up the ranks may live on, and train beside those that take their place."""
+    run.train("--pause", "1.5", checkpoint={"every_steps": 2})
+    run.wait_for_step(4)
+    with ExitStack() as away:
+        for node in nodes_of(run)[-nodes:]:
+            away.enter_context(taken_away(own, node, jobs_go_on=True))
+        run.wait_for_word("ready", attempt=2)
+        begun = len(run.dir.rank_log(1, 0).read_text().splitlines())
+        assert run.wait_until_over() == 0, run.story
+        assert len(run.dir.rank_log(1, 0).read_text().splitlines()) <= begun + 2, "the first attempt saves no more"
+    ends_as_undisturbed(run, tmp_path_factory)
+
+
+def test_node_drained(own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What runs there goes on; once it is stopped it goes on elsewhere."""
+    run.train(*PAUSE)
+    run.wait_for_step(4)
+    node = nodes_of(run)[1]
+    with drained(own, node):
+        run.wait_for_step(10)
+        assert run.ends == []
+        run.cli("stop", "--requeue", run.dir.run_id)
+        ends_as_undisturbed(run, tmp_path_factory)
+    assert node not in nodes_of(run, 2)
+    assert run.ends == [("stop", "requeue"), ("completed", "end")]
+
+
+@pytest.mark.parametrize("daemon", ["slurmctld", "slurmdbd"])
+def test_away_in_mid_run(own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory, daemon: str) -> None:
+    run.train(*PAUSE)
+    run.wait_for_step(5)
+    with taken_away(own, daemon):
+        run.wait_for_step(20)
+    ends_as_undisturbed(run, tmp_path_factory)
+    assert run.ends == [("completed", "end")], run.story
+
+
+@pytest.mark.parametrize("daemon", ["slurmctld", "slurmdbd"])
+def test_away_at_requeue(own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory, daemon: str) -> None:
+    run.train(*PAUSE)
+    run.wait_for_step(8)
+    run.cli("stop", "--requeue", run.dir.run_id)
+    with taken_away(own, daemon):
+        run.wait_for_word("hpcaccel: stopping")
+        time.sleep(8)
+    ends_as_undisturbed(run, tmp_path_factory)
+    assert run.ends == [("stop", "requeue"), ("completed", "end")], run.story
+
+
+def test_a_crash_while_the_controller_is_away(
+    own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A restart in place needs the controller, too."""
+    run.train(*PAUSE, checkpoint={"every_steps": 5})
+    run.wait_for_step(8)
+    with taken_away(own, "slurmctld"):
+        signal_rank(run, 1)
+        time.sleep(15)
+    ends_as_undisturbed(run, tmp_path_factory)
+    assert run.ends == [("failed", "restart"), ("completed", "end")], run.story
+
+
+def test_preempted_with_a_short_grace(own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory) -> None:
+    run.train(*PAUSE)
+    run.wait_for_step(8)
+    run.preempt(nodes_of(run))
+    ends_as_undisturbed(run, tmp_path_factory)
+    assert run.ends == [("preempted", "requeue"), ("completed", "end")], run.story
+    assert run.status()["steps_lost"] == 0
+
+
+def test_preempted_with_too_short_a_grace(
+    own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A save that takes longer than the grace and KillWait together: the last commit counts."""
+    run.train("--pause", "0.25", "--save-pause", "20", checkpoint={"every_steps": 5})
+    run.wait_for_step(9)
+    run.preempt(nodes_of(run))
+    ends_as_undisturbed(run, tmp_path_factory)
+    assert run.ends == [("preempted", "requeue"), ("completed", "end")], run.story
+    assert run.lines("end")[1]["resumed_step"] == 5
+
+
+def test_limit_shortened_in_mid_run(own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory) -> None:
+    run.train("--pause", "2.5", resilience={"warning_seconds": 20})
+    run.wait_for_step(2)
+    own.run("scontrol", "update", f"JobId={run.job_id}", "TimeLimit=2")
+    ends_as_undisturbed(run, tmp_path_factory)
+    assert run.ends == [("time_limit", "requeue"), ("completed", "end")], run.story
+    assert run.status()["steps_lost"] == 0
+
+
+def test_two_jobs_on_one_run_directory(own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The second is refused: beside the first, and while the first waits in the queue."""
+    run.train("--pause", "0.5")
+    run.wait_for_step(2)
+    assert f"is being written by job {run.job_id}" in said_by_another_job(own, run)
+    hold_in_queue(run)
+    assert f"goes on in job {run.job_id}, and job" in said_by_another_job(own, run)
+    assert len(run.lines("start")) == 1
+    release(run)
+    ends_as_undisturbed(run, tmp_path_factory)
+    assert run.ends == [("stop", "requeue"), ("completed", "end")], run.story
+
+
+def said_by_another_job(own: Cluster, run: Scenario) -> str:
+    """That somebody has handed in by hand, on a node that is free."""
+    free = next(node for node in own.nodes if node not in nodes_of(run))
+    log = run.folder / "second.log"
+    second = own.sbatch("--nodes=1", f"--nodelist={free}", f"--output={log}", str(run.dir.script))
+    assert own.wait_for(second, ["COMPLETED", "FAILED"])["ExitCode"] == "2:0"
+    return log.read_text()
