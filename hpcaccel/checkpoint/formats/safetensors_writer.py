@@ -36,6 +36,7 @@ def write_safetensors(
         raise CheckpointError(f"{target} holds a model already ({there[0]}); it is not overwritten")
     if odd := sorted({str(weight.dtype) for weight in weights if dtype_name(weight.dtype) not in CODES}):
         raise CheckpointError(f"safetensors files cannot hold {', '.join(odd)}: cast with --dtype, or use --to torch")
+    is_new = not target.exists()
     target.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     plan = [[weights[at] for at in share] for share in share_out([one.bytes for one in weights], max_shard_bytes)]
     names = SAFE.names(len(plan))
@@ -45,9 +46,12 @@ def write_safetensors(
             _write_file(path, part, wrote)
         for path, name in zip(temporary, names, strict=True):
             os.replace(path, target / name)
-    finally:
+    except BaseException:
         for path in temporary:
             path.unlink(missing_ok=True)
+        if is_new:
+            target.rmdir()
+        raise
     if len(plan) > 1:
         places = {weight.name: name for name, part in zip(names, plan, strict=True) for weight in part}
         atomic_write(target / SAFE.index_name, index_text(places, sum(weight.bytes for weight in weights)))

@@ -1,0 +1,297 @@
+"""Out to safetensors and torch files and in again: the same bits, whatever the ranks were, one tensor at a time."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from hpcaccel.checkpoint import CheckpointEngine, TrainingState
+from hpcaccel.checkpoint.formats.convert import Request, convert
+from hpcaccel.checkpoint.formats.torch_writer import write_torch
+from hpcaccel.checkpoint.formats.weights import Weight, plain_names
+from hpcaccel.errors import CheckpointError
+from hpcaccel.layout.contents import Contents
+from hpcaccel.layout.verify import verify
+from tests.checkpoint.training import Net, Training
+from tests.checkpoint.world import run_ranks
+
+
+@pytest.fixture(scope="module")
+def fsdp(tmp_path_factory):
+    """The checkpoints of two ranks, ours and DCP's, of one sharded training, and the model's weights in full."""
+    directory = tmp_path_factory.mktemp("fsdp")
+    whole = run_ranks(_save, directory)[0]
+    return directory, whole
+
+
+def _save(rank, directory):
+    training = Training("fsdp", rank=rank)
+    training.steps(2)
+    for buffer in training.model.buffers():
+        torch.distributed.broadcast(buffer, src=0)  # of which DCP would take any rank's
+    path = CheckpointEngine(directory, rank=rank, world_size=2).save(training.state(), step=2)
+    dcp.save(
+        {"model": training.model.state_dict(), "optimizer": {"lr": 0.1}, "epoch": 3},
+        checkpoint_id=path.parent / "stock",
+    )
+    return {name: value.numpy() for name, value in training.whole().items() if ":" not in name}
+
+
+def same(found, expected):
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        assert found[name].dtype == torch.from_numpy(value).dtype, name
+        assert np.array_equal(found[name].numpy(), value), name
+
+
+def test_a_sharded_model_becomes_safetensors_files(fsdp, tmp_path):
+    directory, whole = fsdp
+    told = []
+    done = convert(
+        Request(str(directory / "step_00000002"), str(tmp_path / "out"), "safetensors"), lambda *at: told.append(at)
+    )
+    assert [file.rsplit("/", 1)[1] for file in done["files"]] == ["model.safetensors"]
+    assert told[-1] == (done["bytes"], done["bytes"])
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt", "head.weight": "embed.weight"}
+    same(
+        load_file(tmp_path / "out" / "model.safetensors"),
+        {name: whole[name] for name in whole if name != "head.weight"},
+    )
+    with pytest.raises(CheckpointError, match="holds a model already"):
+        convert(Request(str(directory / "step_00000002"), str(tmp_path / "out"), "safetensors"))
+
+
+def test_files_of_a_size_have_an_index(fsdp, tmp_path):
+    directory, whole = fsdp
+    request = Request(str(directory / "step_00000002"), str(tmp_path), "safetensors", max_shard_bytes=500)
+    done = convert(request)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_bytes())
+    assert index["metadata"]["total_size"] == done["bytes"]
+    found = {}
+    for name in sorted(set(index["weight_map"].values())):
+        part = load_file(tmp_path / name)
+        assert sum(value.nbytes for value in part.values()) <= 500
+        assert {index["weight_map"][key] for key in part} == {name}
+        found |= part
+    same(found, {name: whole[name] for name in whole if name != "head.weight"})
+    from hpcaccel import load_sharded
+
+    model = Net()
+    load_sharded(model, tmp_path)
+    same(model.state_dict(), whole)
+
+
+def test_a_model_becomes_a_torch_file_with_its_ties(fsdp, tmp_path):
+    directory, whole = fsdp
+    convert(Request(str(directory / "step_00000002"), str(tmp_path / "m.pt"), "torch"))
+    for mapped in (False, True):
+        found = torch.load(tmp_path / "m.pt", weights_only=True, mmap=mapped)
+        same(found, whole)
+        assert found["head.weight"].data_ptr() == found["embed.weight"].data_ptr()
+        assert all(value.data_ptr() % 64 == 0 for value in found.values())
+    assert verify(tmp_path / "m.pt").good
+
+
+def test_a_whole_state_goes_on_without_hpcaccel(tmp_path):
+    training = Training("plain")
+    training.steps(2)
+    path = CheckpointEngine(tmp_path).save(training.state(), step=2)
+    losses = training.steps(3)
+    convert(Request(str(path), str(tmp_path / "all.pt"), "torch", whole=True))
+    saved = torch.load(tmp_path / "all.pt", weights_only=True)
+    again = Training("plain", seed=7)
+    again.model.load_state_dict(saved["models"][0])
+    again.optimizer.load_state_dict(saved["optimizers"][0])
+    again.scheduler.load_state_dict(saved["schedulers"][0])
+    torch.set_rng_state(saved["ranks"][0]["state"]["torch"])
+    assert saved["manifest"]["step"] == 2
+    assert again.steps(3) == losses
+    assert again.digest() == training.digest()
+
+
+class Odd:
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return self.value
+
+    def load_state_dict(self, value):
+        self.value = value
+
+
+def test_whatever_a_checkpoint_holds_becomes_plain(tmp_path):
+    from collections import Counter, OrderedDict, defaultdict, deque
+
+    value = {
+        "numbers": [1, 2**70, 1.5, float("nan"), 1j, None, True],
+        "bytes": b"x" * 5000,
+        "tuple": (1, {2, 3}, frozenset({4}), deque([5], maxlen=3)),
+        "dicts": [OrderedDict(a=1), Counter("aab"), defaultdict(list, b=[2]), {3: "three"}],
+        "numpy": [np.arange(3, dtype=np.uint32), np.float32(0.5), np.array(["a", "b"]), np.datetime64("2026-11-21")],
+        "torch": [torch.zeros(2, 3, dtype=torch.float8_e4m3fn), torch.float16, torch.Size([1]), torch.empty(0, 4)],
+    }
+    path = CheckpointEngine(tmp_path).save(TrainingState(objects={"odd": Odd(value)}), step=0)
+    convert(Request(str(path), str(tmp_path / "all.pt"), "torch", whole=True))
+    found = torch.load(tmp_path / "all.pt", weights_only=True)["objects"]["odd"]
+    assert found["bytes"] == value["bytes"]
+    assert found["numbers"][:3] == [1, 2**70, 1.5]
+    assert found["tuple"] == (1, {2, 3}, {4}, [5])
+    assert found["dicts"] == [{"a": 1}, {"a": 2, "b": 1}, {"b": [2]}, {3: "three"}]
+    assert found["numpy"][0].dtype == torch.uint32
+    assert found["numpy"][0].tolist() == [0, 1, 2]
+    assert found["numpy"][1:] == [0.5, ["a", "b"], "2026-11-21"]
+    assert found["torch"][0].dtype == torch.float8_e4m3fn
+    assert found["torch"][3].shape == (0, 4)
+
+
+def test_only_one_tensor_is_in_memory_at_a_time(tmp_path):
+    alive = 0
+
+    def read():
+        nonlocal alive
+        tensor = torch.zeros(1000)
+        alive += 1
+        assert alive == 1
+        import weakref
+
+        weakref.finalize(tensor.untyped_storage(), gone)
+        return tensor
+
+    def gone():
+        nonlocal alive
+        alive -= 1
+
+    weights = {f"w{number}": Weight(f"w{number}", torch.float32, (1000,), read) for number in range(4)}
+    write_torch(tmp_path / "w.pt", weights, wrote=lambda count: None)
+    assert set(torch.load(tmp_path / "w.pt", weights_only=True)) == set(weights)
+
+
+# -- in
+
+
+def resumed(path, *, seed=5):
+    """A training that has begun from the checkpoint in ``path``."""
+    training = Training("plain", seed=seed)
+    before = training.scheduler.state_dict()
+    loaded = CheckpointEngine(path.parent / "run").load(path, training.state())
+    assert loaded.step == 0
+    assert loaded.per_rank is None
+    assert training.scheduler.state_dict() == before
+    assert not training.optimizer.state
+    assert loaded.differences[0].startswith("only weights, imported from ")
+    return training
+
+
+@pytest.mark.parametrize("source", ["safetensors", "parts", "torch", "nested", "dcp", "ours", "ddp"])
+def test_weights_from_everywhere_become_a_checkpoint(fsdp, tmp_path, source):
+    directory, whole = fsdp
+    tensors = {name: torch.from_numpy(value) for name, value in whole.items()}
+    path = tmp_path / "source"
+    part = None
+    if source in ("safetensors", "parts"):
+        size = 400 if source == "parts" else 10**9
+        convert(Request(str(directory / "step_00000002"), str(path), "safetensors", max_shard_bytes=size))
+    elif source == "torch":
+        torch.save(tensors, path)
+    elif source == "nested":
+        torch.save({"app.v2": {"net": tensors, "lr": 0.1}, "model": 3}, path)
+        part = "app.v2.net"
+    elif source == "ddp":
+        torch.save(
+            {"model": {f"module.{name}": value for name, value in tensors.items()}, "optimizer": {"a": {}}}, path
+        )
+    else:
+        shutil.copytree(directory / ("stock" if source == "dcp" else "step_00000002"), path)
+    convert(Request(str(path), str(tmp_path / "made"), "hpcaccel", part=part))
+    assert verify(tmp_path / "made").good
+    same(resumed(tmp_path / "made").model.state_dict(), whole)
+
+
+def test_a_tied_name_that_a_file_leaves_out_is_known_to_the_model(fsdp, tmp_path):
+    _, whole = fsdp
+    tensors = {name: torch.from_numpy(value) for name, value in whole.items() if name != "head.weight"}
+    save_file(tensors, tmp_path / "model.safetensors")
+    convert(Request(str(tmp_path), str(tmp_path / "made"), "hpcaccel"))
+    same(resumed(tmp_path / "made").model.state_dict(), whole)
+
+
+def _resume_sharded(rank, path):
+    training = Training("fsdp", seed=5, rank=rank)
+    loaded = CheckpointEngine(path.parent / "run", rank=rank, world_size=2).load(path, training.state())
+    assert loaded.step == 0
+    return {name: value.numpy() for name, value in training.whole().items() if ":" not in name}
+
+
+def test_a_sharded_training_begins_from_imported_weights(fsdp, tmp_path):
+    directory, whole = fsdp
+    convert(Request(str(directory / "stock"), str(tmp_path / "made"), "hpcaccel"))
+    for found in run_ranks(_resume_sharded, tmp_path / "made"):
+        same({name: torch.from_numpy(value) for name, value in found.items()}, whole)
+
+
+def test_weights_are_cast_and_the_rest_is_not(fsdp, tmp_path):
+    directory, whole = fsdp
+    convert(Request(str(directory / "step_00000002"), str(tmp_path), "safetensors", dtype="bfloat16"))
+    found = load_file(tmp_path / "model.safetensors")
+    assert found["body.1.num_batches_tracked"].dtype == torch.int64
+    assert torch.equal(found["body.0.weight"], torch.from_numpy(whole["body.0.weight"]).bfloat16())
+
+
+def test_what_cannot_be_done_is_said(fsdp, tmp_path):
+    directory, _ = fsdp
+    ours, stock = str(directory / "step_00000002"), str(directory / "stock")
+    two = nn.Linear(1, 1), nn.Linear(2, 2)
+    several = str(CheckpointEngine(tmp_path / "two").save(TrainingState(models=list(two)), step=0))
+    torch.save({"net": {"w": torch.zeros(1)}, "other": {}}, tmp_path / "nested.pt")
+    torch.save([torch.zeros(1)], tmp_path / "list.pt")
+    there = tmp_path / "there.pt"
+    there.touch()
+    for request, words in [
+        (Request(several, "x", "torch"), "holds 2 models: say which one with --model"),
+        (Request(ours, "x", "torch", model=1), "has no model 1"),
+        (Request(ours, "x", "torch", part="model"), "--part is for checkpoints of other programs"),
+        (Request(stock, "x", "torch", model=0), "--model counts the models of our checkpoints"),
+        (Request(stock, "x", "torch", part="nothing"), "--part 'nothing' is not in"),
+        (Request(stock, "x", "torch", whole=True), "from a checkpoint of ours"),
+        (Request(ours, "x", "torch", dtype="int8"), "floating-point"),
+        (Request(str(tmp_path / "nested.pt"), "x", "torch"), "more than a model: net, other. Say which"),
+        (Request(str(tmp_path / "list.pt"), "x", "torch"), "holds a list"),
+        (Request(ours, str(there), "torch"), "exists already"),
+        (Request(ours, str(there), "safetensors"), "is a file"),
+        (Request(ours, str(tmp_path), "hpcaccel"), "exists already"),
+        (Request(str(tmp_path / "nothing"), "x", "torch"), "does not exist"),
+    ]:
+        with pytest.raises(CheckpointError) as caught:
+            convert(request)
+        assert words in str(caught.value), (request, str(caught.value))
+    convert(Request(several, str(tmp_path / "second.pt"), "torch", model=1))
+    assert torch.load(tmp_path / "second.pt", weights_only=True)["weight"].shape == (2, 2)
+
+
+def test_damage_ends_a_conversion_and_leaves_nothing(fsdp, tmp_path):
+    from tests.checkpoint.test_damage import flip
+
+    path = tmp_path / "source"
+    shutil.copytree(fsdp[0] / "step_00000002", path)
+    chunk = Contents(path).tensors["models.0.body.4.weight"].chunks[0]
+    flip(path / chunk.file, chunk.offset + 1)
+    for to in ("safetensors", "torch", "hpcaccel"):
+        with pytest.raises(CheckpointError, match=r"models\.0\.body\.4\.weight.* has another CRC"):
+            convert(Request(str(path), str(tmp_path / "out"), to))
+        out = tmp_path / "out"
+        assert not out.exists() or not list(out.iterdir())
+    assert sorted(item.name for item in tmp_path.iterdir()) in (["out", "source"], ["source"])
+
+
+def test_names_lose_what_wrappers_put_into_them():
+    names = ["module._orig_mod.layers.0._checkpoint_wrapped_module.weight", "module.head.bias"]
+    assert list(plain_names(names).values()) == ["layers.0.weight", "head.bias"]
+    assert list(plain_names(["module.a", "b"]).values()) == ["module.a", "b"]
