@@ -1,0 +1,50 @@
+"""A rank that is slow, and then stands still, on another node than the one that watches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .dev_cluster import Cluster
+from .scenario import Scenario
+
+PROGRAM = Path(__file__).parents[1] / "runtime" / "programs" / "ailing.py"
+
+
+@pytest.mark.torch
+def test_a_slow_rank_is_named_and_one_that_is_stopped_ends_the_attempt_and_the_run_goes_on(
+    cluster: Cluster, lease: Callable[[int], list[str]], tmp_path: Path
+) -> None:
+    run = Scenario(cluster, tmp_path, nodes=lease(2))
+    arguments = ["--steps", "240", "--pause", "0.005", "--slow", "1", "--stop", "220:1"]
+    run.submit(
+        {
+            "entrypoint": {"script": str(PROGRAM), "args": arguments},
+            "slurm": {"gpus_per_node": 1},
+            "checkpoint": {"every_steps": 100},
+            "resilience": {"hang_timeout_seconds": 8},
+        }
+    )
+    run.wait_for_step(20)
+    shown = json.loads(run.cli("stacks", run.dir.run_id, "--json").stdout)
+    assert sorted(rank for group in shown["groups"] for rank in group["ranks"]) == [0, 1]
+    run.wait_for_word("standing still", rank=1)
+    slow = run.status()["slow_ranks"]
+    assert [(one["rank"], one["node"]) for one in slow] == [(1, run.nodes[1])], run.story
+    assert slow[0]["ratio"] > 1.2
+    assert run.wait_until_over() == 0, run.story
+    assert run.ends == [("failed", "restart"), ("completed", "end")], run.story
+    end = run.lines("end")[0]
+    assert end["error_class"] == "hang"
+    assert f"rank 1 on {run.nodes[1]} has given no sign of life" in end["detail"]
+    assert end["checkpoint_step"] >= 200
+    found = json.loads(run.dir.hang(1).read_text())
+    assert (found["culprit_rank"], found["node"]) == (1, run.nodes[1])
+    # What hung can be looked at afterwards: the rank that was stopped has written where as soon as it was woken.
+    shown = json.loads(run.cli("stacks", run.dir.run_id, "--json").stdout)
+    assert [group["ranks"] for group in shown["groups"]] == [[1], [0]], run.story
+    assert "in stand_still" in shown["groups"][0]["calls"][0], run.story
+    assert shown["groups"][1]["waits"]
