@@ -79,7 +79,7 @@ def _asked_of_the_driver(asked: int, env: Mapping[str, str]) -> Iterator[str]:
         (code, gpus, words), rows = (_answer(query, end) for query in queries)
     finally:
         for query in queries:
-            query.kill()
+            _give_up(query)
     if code and not _is_old_driver(words):
         yield f"nvidia-smi ended with code {code}: {words.strip()[:300]}"
         return
@@ -96,6 +96,17 @@ def _asked_of_the_driver(asked: int, env: Mapping[str, str]) -> Iterator[str]:
 def _start_smi(query: str) -> subprocess.Popen[str]:
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=-1, stderr=subprocess.STDOUT, text=True)
+
+
+def _give_up(query: subprocess.Popen[str]) -> None:
+    """End it, if it has not ended. One that hangs in its driver cannot be killed, and is not waited for."""
+    query.kill()
+    assert query.stdout is not None
+    query.stdout.close()
+    try:
+        query.wait(timeout=1)
+    except subprocess.TimeoutExpired:
+        pass
 
 
 def _answer(query: subprocess.Popen[str], end: float) -> tuple[int, list[list[str]], str]:

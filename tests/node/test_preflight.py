@@ -1,0 +1,222 @@
+"""What a node says of itself before the ranks start, and which nodes are to blame."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcaccel.node import preflight_checks
+from hpcaccel.node.launch import Launch, Resilience
+from hpcaccel.node.preflight import Preflight, _reception
+from hpcaccel.node.preflight_checks import TOKEN, WHERE, check_node
+from hpcaccel.node.preflight_ranks import PROGRAM, judge_together
+
+from .conftest import LocalRun
+
+HEALTHY = ["0, 00000000:3B:00.0, 0, No", "1, 00000000:5E:00.0, 0, No"]
+ROWS = ["00000000:3B:00.0, 0, 0", "00000000:5E:00.0, 0, 0"]
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A node of two GPUs whose nvidia-smi and dmesg say what the test wants."""
+
+    def says(gpus: list[str], *, rows: list[str] | None = None, code: int = 0, kernel: str = "", sleep: int = 0) -> Any:
+        programs = tmp_path / "bin"
+        programs.mkdir(exist_ok=True)
+        (programs / "gpus").write_text("\n".join(gpus) + "\n")
+        (programs / "rows").write_text("\n".join(ROWS if rows is None else rows) + "\n")
+        (programs / "kernel").write_text(kernel)
+        _program(
+            programs / "nvidia-smi",
+            f"sleep {sleep}; case $1 in *remapped*) cat {programs}/rows;; *) cat {programs}/gpus; exit {code};; esac",
+        )
+        _program(programs / "dmesg", f"cat {programs}/kernel")
+        monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+        env = {**os.environ, "SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0,1", "TMPDIR": str(tmp_path)}
+        return list(check_node(tmp_path, env))
+
+    return says
+
+
+def _program(path: Path, line: str) -> None:
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(0o755)
+
+
+def test_a_healthy_node_has_nothing_to_say(node: Any) -> None:
+    assert node(HEALTHY) == []
+    assert node(["0, 00000000:3B:00.0, [N/A], [N/A]", "1, 00000000:5E:00.0, [N/A], [N/A]"], rows=[]) == []
+
+
+@pytest.mark.parametrize(
+    ("gpus", "rows", "finding"),
+    [
+        (HEALTHY[:1], ROWS, "1 of 2 GPUs are there"),
+        (
+            [HEALTHY[0], "1, 00000000:5E:00.0, 3, No"],
+            ROWS,
+            "GPU 1 (00000000:5E:00.0): 3 uncorrectable ECC errors since its driver was loaded",
+        ),
+        ([HEALTHY[0], "1, 00000000:5E:00.0, 0, Yes"], ROWS, "a page waits for its retirement"),
+        ([HEALTHY[0], "1, 00000000:5E:00.0, [GPU requires reset], [N/A]"], ROWS, "GPU requires reset"),
+        ([HEALTHY[0], "1, 00000000:5E:00.0, [GPU is lost], [GPU is lost]"], ROWS, "GPU is lost"),
+        (HEALTHY, [ROWS[0], "00000000:5E:00.0, 0, 1"], "could not be remapped"),
+        (HEALTHY, [ROWS[0], "00000000:5E:00.0, Yes, No"], "waits to be remapped"),
+    ],
+)
+def test_a_broken_gpu_is_named(node: Any, gpus: list[str], rows: list[str], finding: str) -> None:
+    (found,) = node(gpus, rows=rows)
+    assert finding in found
+
+
+def test_gpus_of_other_jobs_are_none_of_ours(node: Any) -> None:
+    assert node([*HEALTHY, "2, 00000000:86:00.0, 5, Yes"]) == []
+
+
+def test_an_nvidia_smi_that_fails_is_a_finding(node: Any) -> None:
+    (found,) = node(["Unable to determine the device handle for GPU0000:5E:00.0: Unknown Error"], code=15)
+    assert "ended with code 15" in found
+    assert "Unknown Error" in found
+
+
+def test_an_old_driver_is_none(node: Any) -> None:
+    assert node(['Field "retired_pages.pending" is not a valid field to query.'], code=2) == []
+
+
+def test_an_nvidia_smi_that_hangs_is_a_finding(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight_checks, "SMI_SECONDS", 0.2)
+    assert node(HEALTHY, sleep=5) == ["nvidia-smi does not answer within 0.2 s"]
+
+
+def test_only_new_xids_of_the_hardware_on_our_gpus_count(node: Any) -> None:
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def xid(bus: str, number: int, *, ago: float = 60) -> str:
+        return f"[{now - ago:12.6f}] NVRM: Xid (PCI:{bus}): {number}, pid=40121, name=python, words\n"
+
+    (found,) = node(HEALTHY, kernel=xid("0000:5e:00", 79))
+    assert found == "GPU 0000:5e:00: Xid 79, pid=40121, name=python, words"
+    assert node(HEALTHY, kernel=xid("0000:5e:00", 31) + xid("0000:86:00", 79)) == []  # a program's fault; not ours
+    if now > 4000:
+        assert node(HEALTHY, kernel=xid("0000:5e:00", 79, ago=3900)) == []
+
+
+def test_without_nvidia_smi_gpus_are_not_looked_at(tmp_path: Path) -> None:
+    env = {"PATH": str(tmp_path), "SLURM_GPUS_ON_NODE": "2", "TMPDIR": str(tmp_path)}
+    assert list(check_node(tmp_path, env)) == []
+
+
+def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
+    env = {"TMPDIR": str(tmp_path / "gone")}
+    (found,) = check_node(tmp_path, env, local=True)
+    assert (
+        found == f"the directory for temporary files {tmp_path / 'gone'} cannot be written: No such file or directory"
+    )
+    (found,) = check_node(Path("/proc"), {"TMPDIR": str(tmp_path)}, local=True)
+    assert found.startswith("the run directory /proc cannot be written")
+
+
+def test_a_disk_without_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight_checks, "LEAST_BYTES", 1 << 62)
+    found = list(check_node(tmp_path, {"TMPDIR": str(tmp_path)}, local=True))
+    assert [" has " in word and word.endswith(" MB left") for word in found] == [True, True]
+
+
+def test_the_way_to_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = {"TMPDIR": str(tmp_path)}
+    monkeypatch.setenv("SLURMD_NODENAME", "localhost")
+    with _reception(["localhost", "n2"]) as variables:
+        assert list(check_node(tmp_path, {**here, **variables})) == []
+        (found,) = check_node(tmp_path, {**here, **variables, TOKEN: "guessed"})
+        assert "somebody else answers" in found
+    (found,) = check_node(tmp_path, {**here, **variables})
+    assert "rank 0's node localhost cannot be reached: Connection refused" in found
+    (found,) = check_node(tmp_path, {**here, TOKEN: "", WHERE: "no-such-node.invalid:80"})
+    assert found == "the name of rank 0's node, no-such-node.invalid, has no address here"
+    with _reception(["elsewhere", "n2"]) as variables:
+        assert variables == {}
+
+
+# -- who is to blame ----------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_stands_out_is_blamed() -> None:
+    failure = Preflight(seconds=1, findings={"n1": [], "n2": ["GPU 1: GPU is lost"]}).failure(["n1", "n2"])
+    assert failure is not None
+    assert (failure.cause.name, failure.nodes, failure.detail) == ("preflight", ["n2"], "n2: GPU 1: GPU is lost")
+
+
+def test_what_all_nodes_say_is_no_nodes_fault() -> None:
+    assert Preflight(seconds=1, findings={"n1": ["full"], "n2": ["full"]}).failure(["n1", "n2"]) is None
+    assert Preflight(seconds=1, findings={}).failure(["n1", "n2"]) is None
+
+
+def launch(**changes: Any) -> Launch:
+    resilience = Resilience(
+        requeue=True,
+        warning_seconds=1,
+        stop_timeout_seconds=1,
+        max_failures=1,
+        max_preemptions=None,
+        restart_in_place=0,
+    )
+    values: dict[str, Any] = {
+        "callable": False, "program": [], "python": sys.executable, "pythonpath": [], "workdir": "/", "local": False,
+        "nodes": 2, "ranks_per_node": 2, "cooperative": True, "srun": [], "share_gpus": False, "setup_per_node": [],
+        "time_limit_seconds": None, "resilience": resilience,
+    }  # fmt: skip
+    return Launch(**{**values, **changes})
+
+
+def words(*which: tuple[int, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"rank": rank, "node": f"n{1 + rank // 2}", **said} for rank, said in which]
+
+
+CAME = [(rank, {"came": True}) for rank in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("said", "blamed", "together"),
+    [
+        ([*CAME, *((rank, {"done": True}) for rank in range(4))], [], ""),
+        ([(rank, {"skipped": "no torch"}) for rank in range(4)], [], ""),
+        ([*CAME[:3], (3, {"alone": "RuntimeError: cuda:1 computes wrongly"})], ["n2"], ""),
+        (CAME[:2], ["n2"], ""),
+        ([*CAME, (0, {"together": "DistBackendError: NCCL error"})], [], "DistBackendError: NCCL error"),
+        (CAME, [], "no all-reduce between all ranks within 30 s"),
+        ([], [], "no all-reduce between all ranks within 30 s"),
+    ],
+)
+def test_together(said: list[tuple[int, dict[str, Any]]], blamed: list[str], together: str) -> None:
+    findings, nobody = judge_together(words(*said), launch(), ["n1", "n2"])
+    assert (sorted(findings), nobody) == (blamed, together)
+
+
+def test_the_program_of_the_ranks_computes_together() -> None:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": "0"}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", PROGRAM], env={**env, "RANK": str(rank)}, stdout=-1, text=True)
+        for rank in range(2)
+    ]
+    said = [json.loads(line) for rank in ranks for line in rank.communicate(timeout=120)[0].splitlines()]
+    assert judge_together(said, launch(nodes=1), ["n1"]) == ({}, "")
+
+
+def test_a_local_run_checks_its_disk(local_run: Any) -> None:
+    run: LocalRun = local_run("print('ran')", preflight="quick")
+    assert run.run() == 0
+    document = json.loads((run.dir.attempt(1) / "preflight.json").read_text())
+    assert (document["mode"], document["nodes"]) == ("quick", {"localhost": []})
+    assert run.lines("end")[0]["preflight_seconds"] < 3
