@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,3 +77,39 @@ def test_where_the_allocation_has_nodes_to_spare_the_ranks_start_again_on_those(
     assert [line["nodes"] for line in scenario.lines("start")] == [nodes[:1], nodes[1:]]
     assert [line["restart_count"] for line in scenario.lines("start")] == [0, 0]
     assert scenario.dir.rank_log(2, 0).read_text() == f"on {nodes[1]}\n"
+
+
+def test_a_node_that_fails_the_checks_never_gets_ranks(cluster: Cluster, lease: Lease, scenario: Scenario) -> None:
+    nodes = lease(3)
+    programs = scenario.folder / "bin"
+    programs.mkdir()
+    (programs / "nvidia-smi").write_text(
+        f"""#!/bin/sh
+        case $1 in *remapped*) exit 0;; esac
+        [ "$SLURMD_NODENAME" = {nodes[1]} ] && errors=7 || errors=0
+        echo "0, 00000000:3B:00.0, 0, No"
+        echo "1, 00000000:5E:00.0, $errors, No"
+        """
+    )
+    (programs / "nvidia-smi").chmod(0o755)
+    program = scenario.folder / "says.py"
+    program.write_text("import os; print('on', os.environ['SLURMD_NODENAME'])")
+    scenario.submit(
+        {
+            "entrypoint": {"script": str(program)},
+            "runtime": {"stop": "signals"},
+            "environment": {"python": sys.executable, "setup": [f"export PATH={programs}:$PATH"]},
+            "slurm": {"nodes": 2, "gpus_per_node": 2, "exclude": others(cluster, nodes)},
+            "resilience": {"preflight": "full", "max_failures": 1},
+        }
+    )
+    assert scenario.wait_until_over() == 0, scenario.story
+    end, last = scenario.lines("end")
+    assert (end["error_class"], end["decision"], end["nodes_excluded"]) == ("preflight", "requeue", [nodes[1]])
+    assert "7 uncorrectable ECC errors" in end["detail"]
+    assert not scenario.dir.rank_log(1, 0).exists()
+    assert scenario.lines("start")[1]["nodes"] == [nodes[0], nodes[2]]
+    assert end["preflight_seconds"] < 30
+    checked = json.loads((scenario.dir.attempt(2) / "preflight.json").read_text())
+    assert (checked["mode"], checked["nodes"], checked["together"]) == ("full", {nodes[0]: [], nodes[2]: []}, "")
+    assert last["preflight_seconds"] == checked["seconds"]
