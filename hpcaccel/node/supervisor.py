@@ -16,6 +16,7 @@ from hpcaccel import layout
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.node import lease
 from hpcaccel.node.allocation import TAKEN_DOWN, Allocation, LocalAllocation, Situation, current_allocation
+from hpcaccel.node.causes import cause
 from hpcaccel.node.chain import ChainedAllocation
 from hpcaccel.node.classify import Failure, classify
 from hpcaccel.node.control import cancel_was_asked, honour, pending_requests, ranks_ask
@@ -83,6 +84,7 @@ def record_setup_failure(run: RunDir, *, exit_code: int, name: str) -> int:
             decision="end",
             error_class="setup",
             detail=detail,
+            advice=cause("setup").advice,
             exit_code=exit_code,
         )
     )

@@ -12,6 +12,7 @@ from hpcaccel.submission.facts import read_record
 from hpcaccel.submission.status import RunStatus
 from hpcaccel.view.history import Attempt, read_attempts, steps_lost, total_steps
 from hpcaccel.view.metrics import Metrics
+from hpcaccel.view.report import report
 
 __all__ = ["Overview", "overview"]
 
@@ -43,6 +44,13 @@ class Overview:
     checkpoint_step: int | None
     slow_ranks: list[dict[str, Any]] = field(default_factory=list)
     """Ranks of the newest attempt that the others wait for: rank, node, and ratio to the median of all."""
+    ettr: float | None = None
+    """The share of all time that became training; None with fewer than two attempts."""
+    goodput: float | None = None
+    """The same, of the time with nodes."""
+    error_class: str = ""
+    """How the newest attempt failed, where the run has failed (docs/failures.md); and what can be done about it."""
+    advice: str = ""
     values: dict[str, float] = field(default_factory=dict)
     history: list[Attempt] = field(default_factory=list)
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -64,6 +72,7 @@ def overview(run: RunDir, status: RunStatus) -> Overview:
     metrics.read()
     attempts = read_attempts(run)
     checkpoint = newest(run.checkpoints)
+    spent = report(run, status) if len(attempts) > 1 else None
     return Overview(
         run_id=run.run_id,
         name=record.name,
@@ -84,11 +93,21 @@ def overview(run: RunDir, status: RunStatus) -> Overview:
         checkpoint=checkpoint.name if checkpoint is not None else None,
         checkpoint_step=checkpoint.step if checkpoint is not None else None,
         slow_ranks=_slow_ranks(run, attempts),
+        ettr=None if spent is None else spent.ettr,
+        goodput=None if spent is None else spent.goodput,
+        **_failure(status, attempts),
         values={name: value for name, (_, value) in metrics.last.items()},
         history=attempts,
         overrides=record.overrides,
         tasks=[overview(run.task(index), task) for index, task in enumerate(status.tasks)],
     )
+
+
+def _failure(status: RunStatus, attempts: list[Attempt]) -> dict[str, str]:
+    end = attempts[-1].end if attempts else None
+    if status.state != "failed" or end is None:
+        return {}
+    return {"error_class": end.error_class or "", "advice": end.advice}
 
 
 def _step(attempts: list[Attempt], metrics: Metrics) -> int | None:

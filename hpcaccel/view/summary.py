@@ -14,6 +14,8 @@ def summary(run: Overview) -> str:
     lines = [f"{clean(run.name)} {run.run_id}: {run.state}"]
     if run.state not in ("completed", "running", "pending"):
         lines.append(f"reason: {_reason(run)}")
+    if run.advice:
+        lines.append(f"advice: {clean(run.advice)}")
     if run.tasks:
         return "\n  ".join([*lines, *map(_task, run.tasks), f"run directory: {clean(run.path)}"])
     lines.append(f"attempts: {run.attempts}")

@@ -46,7 +46,7 @@ def _runs(runs: Sequence[Overview], *, called: str) -> Table:
             Text(run.run_id),
             Text(clean(run.name) if called == "NAME" else _changed(run)),
             Text(run.job_id),
-            _state(run),
+            _state(run).append(f" ({clean(run.error_class)})" if run.error_class else ""),
             Text(str(run.attempts)),
             Text(step_of(run.step, run.total_steps)),
             Text("-" if run.last_loss is None else number(run.last_loss)),
@@ -76,16 +76,22 @@ def _changed(run: Overview) -> str:
 
 def _facts(run: Overview) -> list[tuple[str, str | Text]]:
     state = _state(run)
+    if run.error_class:
+        state.append(f" ({clean(run.error_class)})")
     if run.detail:
         state.append(f"  {clean(run.detail)}", style="default")
     rows: list[tuple[str, str | Text]] = [
         ("run", run.run_id),
         ("name", clean(run.name)),
         ("state", state),
+        *([("advice", clean(run.advice))] if run.advice else []),
         ("job", f"{run.job_id or '-'} ({clean(run.cluster or run.backend)})"),
         ("step", step_of(run.step, run.total_steps)),
         ("steps lost", str(run.steps_lost)),
     ]
+    if run.ettr and run.goodput:
+        spent = f"{100 * run.ettr:.1f} % of all, {100 * run.goodput:.1f} % of that with nodes (see hpcaccel report)"
+        rows.append(("time trained", spent))
     if run.slow_ranks:
         slow = [f"rank {one['rank']} on {clean(one['node'])} ({one['ratio']:g} x the others)" for one in run.slow_ranks]
         rows.append(("slow ranks", Text(", ".join(slow), style="yellow")))

@@ -72,10 +72,22 @@ def test_the_summary(came_back):
 
 def test_the_summary_of_a_failure_says_why(hand_made):
     hand_made.start(1)
-    hand_made.end(1, reason="failed", error_class="oom", detail="rank 0 ran out of memory")
+    hand_made.end(1, reason="failed", error_class="oom", detail="rank 0 ran out of memory", advice="Take less.")
+    failed = overview(hand_made.run, status_of(hand_made, "failed", reason="failed"))
 
-    said = summary(overview(hand_made.run, status_of(hand_made, "failed", reason="failed")))
-    assert "  reason: attempt 1 failed (oom): rank 0 ran out of memory\n" in said
+    assert "  reason: attempt 1 failed (oom): rank 0 ran out of memory\n  advice: Take less.\n" in summary(failed)
+    out = io.StringIO()
+    print_status(failed, stream=out)
+    print_runs([failed], stream=out)
+    assert "failed (oom)" in out.getvalue()
+    assert "failed (oom)" in out.getvalue().splitlines()[-1]
+    assert "advice      Take less.\n" in "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def test_a_run_that_went_on_has_no_advice(hand_made):
+    hand_made.start(1)
+    hand_made.end(1, reason="failed", error_class="oom", advice="Take less.", decision="restart")
+    assert overview(hand_made.run, status_of(hand_made, "running")).advice == ""
 
 
 def test_the_summary_of_a_run_that_never_started_says_what_slurm_says(hand_made):
