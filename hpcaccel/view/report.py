@@ -235,7 +235,8 @@ def _interval(run: RunDir, spans: Sequence[Span], works: Sequence[Work]) -> Inte
         return None
     step_seconds = sum(seconds * count for seconds, count in steps) / sum(count for _, count in steps)
     saves = sum(one.saves for one in timings)
-    cost = sum(one.stall_seconds for one in timings) / saves
+    due = [line["stall_seconds"] for span in spans for line in _due_saves(run, span)]
+    cost = sum(due) / len(due) if due else sum(one.stall_seconds for one in timings) / saves
     interruptions = sum(_was_interrupted(span, work) for span, work in zip(spans, works, strict=True))
     held = sum(max(0.0, span.ended - span.start.time) for span in spans)
     between_them = held / interruptions if interruptions else None
@@ -250,6 +251,11 @@ def _interval(run: RunDir, spans: Sequence[Span], works: Sequence[Work]) -> Inte
         suggested_steps=None if suggested is None else max(1, round(suggested / step_seconds)),
         present_seconds=_present(run, step_seconds),
     )
+
+
+def _due_saves(run: RunDir, span: Span) -> list[dict[str, Any]]:
+    """Those at a stop or at the end are made in any case, and nothing trains beside them."""
+    return [line for line, _ in read_lines(run.saves(span.start.attempt)) if line.get("reason") == "due"]
 
 
 def _was_interrupted(span: Span, work: Work) -> bool:

@@ -14,7 +14,7 @@ from hpcaccel.view.report import AttemptReport, Interval, Report
 from hpcaccel.view.tables import console_for
 from hpcaccel.view.words import clean, duration
 
-__all__ = ["print_report", "short"]
+__all__ = ["interval_lines", "print_report"]
 
 BAR_WIDTH = 24
 SHOWN_ATTEMPTS = 8
@@ -33,11 +33,6 @@ def print_report(one: Report, *, stream: TextIO | None = None) -> None:
         console.print(_tasks(one.tasks))
     for line in () if one.interval is None else interval_lines(one.interval):
         console.print(Text(line))
-
-
-def short(one: Report) -> str:
-    """``87 % of all time trained, 93 % of the time with nodes``."""
-    return f"{_percent(one.ettr)} of all time trained, {_percent(one.goodput)} of the time with nodes"
 
 
 def _facts(one: Report) -> Iterator[str]:

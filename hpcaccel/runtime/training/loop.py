@@ -387,7 +387,8 @@ class Loop:
     def _wait_for_background(self) -> None:
         """Before leaving. A save that failed is not the last word: whoever leaves saves once more."""
         try:
-            self._saver.drain()
+            with self.clock.waiting():
+                self._saver.drain()
         except CheckpointError as error:
             self._say(str(error))
             self._saved_step = self._landed_step

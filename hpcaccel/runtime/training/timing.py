@@ -124,18 +124,30 @@ class Clock:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """The training stands still inside."""
+        """The training stands still inside, for a save."""
         start = time.monotonic()
         try:
             yield
         finally:
             took = time.monotonic() - start
             self._saves.append(took)
-            self._stalled += took
             if self._run is not None:
                 slowest = max(took, self._times.slowest_save_seconds or 0.0)
-                total = self._times.stall_seconds + took
-                self._note(saves=len(self._saves), stall_seconds=total, slowest_save_seconds=slowest)
+                self._stand_still(took, saves=len(self._saves), slowest_save_seconds=slowest)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The training stands still inside, for a save that was begun before."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            if self._run is not None:
+                self._stand_still(time.monotonic() - start)
+
+    def _stand_still(self, seconds: float, **facts: float) -> None:
+        self._stalled += seconds
+        self._note(stall_seconds=self._times.stall_seconds + seconds, **facts)
 
     def end(self) -> None:
         """The training is over, well or not: steps that come afterwards are not waited for."""

@@ -1,0 +1,204 @@
+"""``hpcaccel report``: of a real run that was disturbed at known moments, and of others that were not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hpcaccel.records import Timing, to_dict
+from hpcaccel.rundir import RunDir, read_lines, write_json
+from hpcaccel.submission.status import RunStatus
+from hpcaccel.view.report import Interval, Report, report
+from hpcaccel.view.report_table import interval_lines, print_report
+
+from .conftest import HandMade
+
+PROGRAM = Path(__file__).parent / "programs" / "disturbed.py"
+
+
+class Disturbed:
+    """The run, and what its script says of itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self.env = {**os.environ, "XDG_STATE_HOME": str(folder), "OMP_NUM_THREADS": "1"}
+        self.folder = folder
+        spec: dict[str, Any] = {
+            "name": "disturbed",
+            "entrypoint": {"script": str(PROGRAM)},
+            "environment": {"python": sys.executable},
+            "slurm": {"nodes": 1, "ntasks_per_node": 1},
+            "checkpoint": {"every_steps": 10},
+        }
+        (folder / "job.yaml").write_text(yaml.safe_dump(spec))
+        self.dir = RunDir(json.loads(self.cli("submit", "job.yaml", "--cluster", "local", "--json"))["path"])
+
+    def cli(self, *words: str, check: bool = True) -> str:
+        command = [sys.executable, "-m", "hpcaccel", *words]
+        return subprocess.run(
+            command, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=120, check=check
+        ).stdout
+
+    def said(self, attempt: int, what: str) -> list[dict[str, Any]]:
+        return [line for line, _ in read_lines(self.dir.rank_log(attempt, 0)) if line.get("what") == what]
+
+    def wait_for(self, attempt: int, what: str) -> None:
+        end = time.monotonic() + 90
+        while not self.said(attempt, what):
+            assert time.monotonic() < end, self.dir.slurm_log.read_text()
+            time.sleep(0.05)
+
+    def ended(self, attempt: int) -> float:
+        lines = [line for line, _ in read_lines(self.dir.ledger) if line["event"] == "end"]
+        return float(lines[attempt - 1]["time"])
+
+    def one(self, attempt: int, what: str) -> float:
+        return float(self.said(attempt, what)[0]["time"])
+
+    def all(self, what: str) -> list[float]:
+        return [line["seconds"] for attempt in (1, 2, 3) for line in self.said(attempt, what)]
+
+
+@pytest.fixture(scope="module")
+def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Disturbed:
+    """Killed at step 35, stopped some steps after 44, resumed by hand 3 seconds later, and completed."""
+    run = Disturbed(tmp_path_factory.mktemp("disturbed"))
+    run.wait_for(2, "waits to be stopped")
+    run.cli("stop", run.dir.run_id)
+    run.cli("wait", run.dir.run_id, check=False)
+    time.sleep(3.0)
+    run.cli("resume", run.dir.run_id)
+    run.cli("wait", run.dir.run_id)
+    return run
+
+
+def test_every_part_is_within_two_percent_of_what_was_injected(disturbed: Disturbed) -> None:
+    run, told = disturbed, json.loads(disturbed.cli("report", disturbed.dir.run_id, "--json"))
+    steps = {n: {line["step"]: line["seconds"] for line in run.said(n, "step")} for n in (1, 2, 3)}
+    resumed = {n: min(steps[n]) - 1 for n in steps}
+    stopped = max(steps[2])
+    assert resumed == {1: 0, 2: 30, 3: stopped}
+    created = json.loads(run.dir.record.read_text())["created"]
+    typical = sorted(seconds for one in steps.values() for seconds in one.values())[45]
+    first_steps = sum(steps[n][resumed[n] + 1] - typical for n in steps)
+    kept = {**{s: t for s, t in steps[1].items() if s <= 30}, **steps[2], **steps[3]}
+    assert sorted(kept) == list(range(1, 61))
+    slow = sum(seconds - typical for step, seconds in steps[3].items() if seconds > 0.2 and step != stopped + 1)
+    pauses = sum(0.05 for step in steps[2] if 44 <= step < stopped)
+    truth = {
+        "training": 60 * typical,
+        "slow": slow + pauses,
+        "lost": 5 * typical,
+        "stall": sum(run.all("saved")) + 1.2,  # those at which the script left, or that came after its loop
+        "imports": sum(run.one(n, "imported") - run.one(n, "begun") for n in steps),
+        "build": sum(run.one(n, "prepared") - run.one(n, "formed") for n in steps),
+        "load": sum(run.one(n, "loaded") - run.one(n, "prepared") for n in steps),
+        "first_step": first_steps,
+        "hang": run.one(1, "killed") - run.said(1, "step")[-1]["time"],
+    }
+    total = run.ended(3) - created
+    assert told["total_seconds"] == pytest.approx(total, abs=0.2)
+    assert sum(told["seconds"].values()) == pytest.approx(told["total_seconds"])
+    for attempt in told["attempts"]:
+        assert sum(attempt["seconds"].values()) > 0
+    assert 3.0 <= told["seconds"]["paused"] <= 5.0
+    downtime = total - told["seconds"]["paused"] - truth["training"]
+    wrong = {part: (told["seconds"][part], true) for part, true in truth.items()
+             if abs(told["seconds"][part] - true) > 0.02 * downtime}  # fmt: skip
+    assert not wrong, (downtime, told["seconds"])
+    ratio = truth["training"] / (total - told["seconds"]["paused"])
+    assert told["ettr"] == pytest.approx(ratio, abs=0.02)
+    assert told["steps"] == 60
+    assert 1 <= told["steps_lost"] <= 5  # what rank 0 had not written down yet died with it
+
+
+def test_what_people_see(disturbed: Disturbed) -> None:
+    text = disturbed.cli("report", disturbed.dir.run_id)
+    for word in ("effective training time (ETTR)", "goodput", "steps: 60", "paused", "how often to save: every"):
+        assert word in text, text
+    for line in text.splitlines():
+        if line.startswith("ended"):
+            assert line.split() == ["ended", "failed", "stop", "completed"]
+    status = disturbed.cli("status", disturbed.dir.run_id)
+    assert "% of that with nodes" in status, status
+
+
+# -- runs that are made by hand ---------------------------------------------------------------------------------------
+
+
+def gather(made: HandMade, *, state: str = "running", now: float = 1400.0) -> Report:
+    status = RunStatus(run_id="r", name="gpt", state=state, attempts=1)  # type: ignore[arg-type]
+    told = report(made.run, status, now=now)
+    assert told.total_seconds == pytest.approx(sum(told.seconds.values()))
+    return told
+
+
+def test_a_run_that_waits_has_only_waited(hand_made: HandMade) -> None:
+    told = gather(hand_made, state="pending")
+    assert {part: value for part, value in told.seconds.items() if value} == {"queue": 400.0}
+    assert (told.ettr, told.goodput, told.interval) == (0.0, None, None)
+
+
+def test_a_run_in_its_first_attempt(hand_made: HandMade) -> None:
+    hand_made.start(1, allocated_at=1000.0)  # at 1000 s, which is when the run was submitted
+    times = Timing(
+        process_started=1010, imported=1020, formed=1025, prepared=1050, loaded=1050, first_step_time=1100,
+        last_step=11, last_step_time=1300, step_seconds=20,
+    )  # fmt: skip
+    write_json(hand_made.run.timing(1), to_dict(times))
+    told = gather(hand_made)
+    assert told.seconds["training"] == 11 * 20 + 100, "the step that it is in counts as long as it goes on"
+    assert told.seconds["first_step"] == 30
+    assert told.ettr == told.goodput == pytest.approx(320 / 400)
+    assert "goes on" not in str(told.attempts[0].reason)
+
+
+def test_a_run_that_came_back_waits_in_the_queue(hand_made: HandMade) -> None:
+    hand_made.start(1)
+    hand_made.end(1, reason="preempted", decision="requeue", seconds=100.0)
+    told = gather(hand_made, state="requeued")
+    assert told.seconds["queue"] == 300
+    assert told.seconds["untold"] == 100
+
+
+def test_the_terminal_shows_any_of_them(hand_made: HandMade, capsys: pytest.CaptureFixture[str]) -> None:
+    hand_made.start(1)
+    told = gather(hand_made)
+    both = Report(
+        run_id="r", name="gpt\x1b[2J", state="running", seconds=told.seconds, steps=0, steps_lost=0, tasks=[told, told]
+    )
+    print_report(both)
+    out = capsys.readouterr().out
+    assert "\x1b[2J" not in out
+    assert "effective training time (ETTR): 0.0 %" in out
+    json.dumps(both.to_json())
+
+
+def interval(**facts: Any) -> Interval:
+    usual = {
+        "saves": 10, "save_cost_seconds": 2.0, "interruptions": 3, "seconds_between_interruptions": 3600.0,
+        "step_seconds": 0.5, "suggested_seconds": 120.0, "suggested_steps": 240, "present_seconds": 120.0,
+    }  # fmt: skip
+    return Interval(**{**usual, **facts})
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"suggested_seconds": None, "seconds_between_interruptions": None}, "nothing has interrupted this run so far"),
+        ({"present_seconds": 12.0}, "far too often, every 24 steps"),
+        ({"present_seconds": 1200.0}, "far too rarely, every 2400 steps"),
+        ({"present_seconds": None}, "it saves at the end only"),
+        ({}, "every 240 steps (2 min) would cost least, 3.3 % of the time"),
+    ],
+)
+def test_how_often_to_save(facts: dict[str, Any], words: str) -> None:
+    assert words in "\n".join(interval_lines(interval(**facts)))
+    assert interval(**facts).far_off is ("far too" in words or "end only" in words)
