@@ -24,7 +24,6 @@ def acquire(run: RunDir, *, job_id: str, restart_count: int) -> None:
     Raises:
         RunBusy: another supervisor is alive, or this job is none of the run's, whose own comes back.
     """
-    _refuse_a_stranger(run, job_id)
     value = read_json(run.lease)
     if value is not None:
         holder = from_dict(Lease, value)
@@ -33,6 +32,7 @@ def acquire(run: RunDir, *, job_id: str, restart_count: int) -> None:
                 f"run {run.run_id} is being written by job {holder.job_id} on {holder.host} (process {holder.pid}). "
                 f"Wait for it, or end it with: hpcaccel cancel {run.run_id}"
             )
+    _refuse_a_stranger(run, job_id)
     lease = Lease(
         job_id=job_id,
         restart_count=restart_count,
