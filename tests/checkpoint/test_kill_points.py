@@ -1,0 +1,192 @@
+"""A process is killed at one system call after the other of a save: what is there afterwards loads, and is whole.
+
+strace kills on entering a chosen call, so nothing in the code takes part, and any moment can be had: before the
+directory is made, in the middle of a file, before its fsync, before the index, the manifest, the rename, and while old
+checkpoints are taken away.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hpcaccel import layout
+from hpcaccel.checkpoint import CheckpointEngine, TrainingState
+from hpcaccel.errors import CheckpointError
+from tests.checkpoint.world import Killed, run_ranks
+
+CALLS = "mkdir,write,pwrite64,fsync,fdatasync,ftruncate,fallocate,rename,unlink,unlinkat,rmdir"
+POINTS = {"rank 0": 8, "rank 1": 3, "writer 0": 6, "writer 1": 3}
+"""Moments in each of the four processes that have a part in a save of two ranks."""
+
+
+def has_strace() -> bool:
+    if shutil.which("strace") is None:
+        return False
+    return subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True, check=False).returncode == 0
+
+
+needs_strace = pytest.mark.skipif(not has_strace(), reason="needs strace, and the right to trace")
+
+
+def state_of(step: int) -> tuple[nn.Module, TrainingState]:
+    """A model that tells which step it is of, in every one of its bytes."""
+    model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 200), nn.Linear(200, 300))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(step)
+    return model, TrainingState([model], per_rank={"step": step})
+
+
+def values(model: nn.Module) -> set[float]:
+    return {float(value) for parameter in model.parameters() for value in parameter.detach().unique()}
+
+
+@contextmanager
+def traced(process: int, *options: str):
+    """``process``, with all its threads, is under strace inside."""
+    tracer = subprocess.Popen(["strace", "-f", "-qq", "-p", str(process), "-e", f"trace={CALLS}", *options])
+    try:
+        while not all("TracerPid:\t0\n" not in text for text in _statuses(process)):
+            assert tracer.poll() is None
+            time.sleep(0.002)
+        yield
+    finally:
+        tracer.terminate()
+        tracer.wait()
+
+
+def _statuses(process: int) -> list[str]:
+    return [path.read_text() for path in Path(f"/proc/{process}/task").glob("*/status")]
+
+
+def writer_of(process: int) -> int:
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return next(int(child) for child in children if b"checkpoint.writer" in Path(f"/proc/{child}/cmdline").read_bytes())
+
+
+def _save(rank: int, directory: Path, victim: str, options: list[str]) -> str:
+    """Step 1 is saved undisturbed; then step 2, while strace looks at the victim."""
+    who, number = victim.split()
+    engine = CheckpointEngine(directory, rank=rank, world_size=2, attempt=1, keep=1)
+    background = who == "writer"
+    engine.save(state_of(1)[1], step=1, background=background)
+    engine.drain()
+    if rank != int(number):
+        return _second(engine, background=background)
+    with traced(writer_of(os.getpid()) if background else os.getpid(), *options):
+        return _second(engine, background=background)
+
+
+def _second(engine: CheckpointEngine, *, background: bool) -> str:
+    """What the save of step 2 said; when it was the writer that died, the training goes on and saves step 3."""
+    try:
+        engine.save(state_of(2)[1], step=2, background=background)
+        engine.drain()
+    except CheckpointError as error:
+        assert background, error  # noqa: PT017  # in a process of its own
+        engine.save(state_of(3)[1], step=3, background=True)
+        engine.drain()
+        return str(error)
+    finally:
+        engine.close()
+    return ""
+
+
+@needs_strace
+@pytest.mark.parametrize("victim", POINTS)
+def test_killed_at_twenty_points(tmp_path: Path, victim: str) -> None:
+    every = points_of(victim, tmp_path)
+    wanted = min(POINTS[victim], len(every))
+    kill_at([every[number * (len(every) - 1) // (wanted - 1)] for number in range(wanted)], victim, tmp_path)
+
+
+@needs_strace
+@pytest.mark.chaos
+@pytest.mark.parametrize("victim", POINTS)
+def test_killed_at_every_point(tmp_path: Path, victim: str) -> None:
+    kill_at(points_of(victim, tmp_path), victim, tmp_path)
+
+
+def points_of(victim: str, folder: Path) -> list[tuple[str, int]]:
+    """The calls of an undisturbed save in their order, each with how often its thread has made it: strace counts so."""
+    log = folder / "calls"
+    assert run_ranks(_save, folder / "whole", victim, ["-o", str(log)]) == ["", ""]
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
+    found: dict[tuple[str, int], None] = {}
+    for line in log.read_text().splitlines():
+        if match := re.match(r"(\d+) +(\w+)\(", line):
+            thread, call = match.groups()
+            counts[thread, call] += 1
+            found[call, counts[thread, call]] = None
+    assert len(found) >= 3, log.read_text()
+    return list(found)
+
+
+def kill_at(points: list[tuple[str, int]], victim: str, folder: Path) -> None:
+    for call, number in points:
+        directory = folder / f"{call} {number}"
+        inject = ["-o", "/dev/null", "-e", f"inject={call}:signal=KILL:when={number}"]
+        results = run_ranks(_save, directory, victim, inject)
+        assert_whole(directory, results, victim, f"{victim}, {call} number {number}: {results}")
+
+
+def assert_whole(directory: Path, results: list, victim: str, what: str) -> None:
+    assert "hangs" not in str(results), what
+    if victim.startswith("rank"):
+        killed = results[int(victim[-1])]
+        assert isinstance(killed, Killed), what
+        assert killed.args == (-signal.SIGKILL,), what
+    committed = [found.step for found in layout.committed(directory)]
+    newest = max(committed)
+    assert newest in ((1, 2) if victim.startswith("rank") else (2, 3)), what
+    model, state = state_of(0)
+    engine = CheckpointEngine(directory, attempt=2, keep=1)
+    assert engine.load(engine.find(), state).step == newest, what
+    assert values(model) == {newest}, what
+    assert not list(directory.glob("quarantined_*")), what
+    engine.save(state_of(newest + 1)[1], step=newest + 1)
+    assert [path.name for path in directory.iterdir()] == [layout.checkpoint_name(newest + 1)], what
+
+
+def _until_killed(rank: int, directory: Path, crash: int) -> None:
+    """Go on from what there is, save every step in the background, and die at a random moment after the first one."""
+    dice = random.Random(crash)
+    engine = CheckpointEngine(directory, rank=rank, world_size=2, attempt=crash, keep=1)
+    model, state = state_of(0)
+    found, step = engine.find(), 0
+    if found is not None:
+        step = engine.load(found, state).step
+        assert values(model) == {step}
+    assert (found is None) == (crash == 0)
+    for number in itertools.count():
+        step += 1
+        engine.save(state_of(step)[1], step=step, background=True)
+        if number == 1 and rank == dice.randrange(2):
+            threading.Timer(dice.uniform(0, 0.2), os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+
+def test_one_checkpoint_is_kept_and_ten_crashes_come_in_a_row(tmp_path: Path) -> None:
+    steps = [0]
+    for crash in range(10):
+        results = run_ranks(_until_killed, tmp_path, crash)
+        assert "hangs" not in str(results)
+        assert any(isinstance(result, Killed) for result in results)
+        assert all("AssertionError" not in str(result) for result in results), results
+        steps.append(max(found.step for found in layout.committed(tmp_path)))
+    assert steps == sorted(set(steps)), "each attempt got further"
+    assert not list(tmp_path.glob("quarantined_*"))
