@@ -41,7 +41,7 @@ def submit(
 ) -> None:
     """Submit a spec file as a job, or as an array with --grid."""
     from hpcaccel.submission.prepare import prepare
-    from hpcaccel.submission.submit import submit_prepared
+    from hpcaccel.submission.submit import advice_afterwards, submit_prepared
 
     prepared = prepare(
         str(file),
@@ -57,6 +57,8 @@ def submit(
         _tell_what_would_be(prepared, json=json)
         return
     run = submit_prepared(prepared)
+    for sentence in advice_afterwards(prepared, run):
+        note(f"note: {sentence}")
     if not (wait and json):  # a program that waits reads one document: the end
         _tell_what_is(run, json=json)
     if wait:
@@ -72,7 +74,8 @@ def _tell_what_is(run: Run | RunArray, *, json: bool) -> None:
     tasks = run.record.array_size
     typer.echo(f"submitted {run.name}{'' if tasks is None else f' ({tasks} tasks)'}")
     typer.echo(f"  run:        {run.run_id}")
-    typer.echo(f"  job:        {run.job_id}")
+    followers = run.record.links[1:]
+    typer.echo(f"  job:        {run.job_id}{', followed by ' if followers else ''}{', '.join(followers)}")
     typer.echo(f"  directory:  {run.path}")
     if (origin := run.record.branched_from) is not None:
         typer.echo(f"  starts at:  step {origin['step']}, {origin['checkpoint']}")

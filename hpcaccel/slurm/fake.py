@@ -31,13 +31,15 @@ class Submission:
 class FakeSlurm:
     """Jobs start PENDING; :meth:`move` them. What was asked for is in ``submissions``, ``cancelled`` and so on.
 
-    ``refuse`` and ``unreachable``, when set, are the words with which sbatch refuses, or every command fails.
+    ``refuse`` and ``unreachable``, when set, are the words with which sbatch refuses, or every command fails. Without
+    ``may_requeue`` the site takes --requeue out of each job.
     """
 
     installed: bool = True
     refuse: str = ""
     unreachable: str = ""
     accounted: bool = True
+    may_requeue: bool = True
     known_partitions: list[PartitionInfo] = field(default_factory=lambda: [PartitionInfo(name="gpu", default=True)])
     known_associations: list[Association] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
@@ -75,10 +77,13 @@ class FakeSlurm:
         environment = dict(os.environ if env is None else env)
         self.submissions.append(Submission(job_id, script, text, tuple(args), environment))
         indices = _array_option(text, args)
+        requeue = self.may_requeue and "#SBATCH --requeue" in text
         if indices is None:
-            self.jobs[job_id] = JobInfo(job_id=job_id, state=JobState.PENDING, partition="gpu")
+            self.jobs[job_id] = JobInfo(job_id=job_id, state=JobState.PENDING, partition="gpu", requeue=requeue)
         for index in indices or []:
-            job = JobInfo(job_id=job_id, array_job_id=job_id, array_task_id=index, state=JobState.PENDING)
+            job = JobInfo(
+                job_id=job_id, array_job_id=job_id, array_task_id=index, state=JobState.PENDING, requeue=requeue
+            )
             self.jobs[job.address] = job
         return job_id
 

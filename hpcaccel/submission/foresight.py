@@ -11,7 +11,7 @@ from hpcaccel.spec import JobSpec
 from hpcaccel.submission.codecopy import CodePlan
 from hpcaccel.submission.entry import Entry
 
-__all__ = ["advice", "advice_on_cluster"]
+__all__ = ["advice", "advice_on_cluster", "advice_on_job"]
 
 _LOADS = {"resume", "epochs", "steps", "load_state"}
 """Each of these takes up the newest checkpoint."""
@@ -63,6 +63,22 @@ def advice_on_cluster(spec: JobSpec, slurm: Slurm) -> tuple[str, ...]:
     return (
         f"partition {', '.join(cancelling)} preempts by cancelling (PreemptMode=CANCEL), and a job that is preempted "
         "without grace time does not come back from that: set resilience.chain to how many jobs may follow each other",
+    )
+
+
+def advice_on_job(spec: JobSpec, slurm: Slurm, job_id: str) -> tuple[str, ...]:
+    """What has become of a job that was handed in a moment ago: a site's plugin may take --requeue out of it."""
+    if spec.resilience.chain is not None or not spec.resilience.requeue:
+        return ()
+    try:
+        job = slurm.job(job_id)
+    except HpcaccelError:
+        return ()
+    if job is None or job.requeue:
+        return ()
+    return (
+        f"this cluster has taken --requeue out of job {job_id}: it will not come back after a preemption or its time "
+        "limit. Set resilience.chain to how many jobs may follow each other",
     )
 
 

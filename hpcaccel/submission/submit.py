@@ -15,11 +15,12 @@ from hpcaccel.submission.build import all_or_nothing, build
 from hpcaccel.submission.chain import links_behind
 from hpcaccel.submission.checkpoints import held
 from hpcaccel.submission.facts import read_record, write_record
+from hpcaccel.submission.foresight import advice_on_job
 from hpcaccel.submission.handin import hand_in
 from hpcaccel.submission.prepare import Prepared, prepare
 from hpcaccel.submission.run import Run, RunArray, open_run
 
-__all__ = ["submit", "submit_prepared"]
+__all__ = ["advice_afterwards", "submit", "submit_prepared"]
 
 
 def submit(
@@ -71,7 +72,18 @@ def submit(
     )
     for sentence in prepared.advice:
         warnings.warn(sentence, stacklevel=2)
-    return submit_prepared(prepared)
+    run = submit_prepared(prepared)
+    for sentence in advice_afterwards(prepared, run):
+        warnings.warn(sentence, stacklevel=2)
+    return run
+
+
+def advice_afterwards(prepared: Prepared, run: Run | RunArray) -> tuple[str, ...]:
+    """What the user should know of the job, now that the cluster has it."""
+    if not isinstance(prepared.backend, SlurmBackend):
+        return ()
+    job_id = f"{run.job_id}_0" if prepared.is_array else run.job_id
+    return advice_on_job(prepared.tasks[0].spec, prepared.backend.slurm, job_id)
 
 
 def submit_prepared(prepared: Prepared) -> Run | RunArray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,6 +86,26 @@ def test_whoever_ends_it_ends_the_chain(cluster: Cluster, scenario: Scenario, ho
         assert len(links(scenario)) == 3
         scenario.cli("cancel", scenario.dir.run_id)
     nothing_follows(cluster, scenario)
+
+
+def test_where_sbatch_is_forbidden_on_nodes(scenario: Scenario, tmp_path: Path) -> None:
+    refusal = tmp_path / "bin" / "sbatch"
+    refusal.parent.mkdir()
+    refusal.write_text(
+        "#!/bin/sh\necho 'sbatch: error: Batch job submission failed: Access/permission denied' >&2\nexit 1\n"
+    )
+    refusal.chmod(0o755)
+    environment = {"python": sys.executable, "setup": [f"export PATH={refusal.parent}:$PATH"]}
+    scenario.plain(
+        "--wait", "--until", "1", environment=environment, runtime={"stop": "signals"}, resilience={"chain": 5},
+    )  # fmt: skip
+    scenario.wait_for_word("starting")
+    scenario.preempt()
+    assert scenario.wait_until_over() == 0, scenario.story
+    assert scenario.ends == [("preempted", "requeue"), ("completed", "end")], scenario.story
+    log = scenario.dir.slurm_log.read_text()
+    assert "Access/permission denied" in log
+    assert "resilience.chain_ahead: 4 has submit hand in all" in log
 
 
 def test_caps_count_the_whole_chain(cluster: Cluster, scenario: Scenario) -> None:

@@ -11,6 +11,9 @@ from hpcaccel.spec import load_spec, spec_from_values
 from hpcaccel.submission.codecopy import plan_code
 from hpcaccel.submission.entry import Entry
 from hpcaccel.submission.foresight import advice, advice_on_cluster
+from hpcaccel.submission.prepare import prepare
+from hpcaccel.submission.submit import advice_afterwards, submit_prepared
+from tests.submission.conftest import Project
 
 FOUR_LINES = "from hpcaccel import Accelerator\naccelerator = Accelerator()\nm = accelerator.prepare(m)\n"
 
@@ -72,3 +75,13 @@ def test_a_partition_that_preempts_by_cancelling(
     assert any("partition cheap preempts" in sentence for sentence in advice_on_cluster(spec, slurm)) is told
     slurm.unreachable = "no answer"
     assert advice_on_cluster(spec, slurm) == ()
+
+
+@pytest.mark.parametrize("grid", [None, ["args.lr=1,2"]])
+def test_a_site_that_takes_the_requeue_away(project: Project, grid: list[str] | None) -> None:
+    told = []
+    for project.slurm.may_requeue in (True, False):
+        for overrides in (["resilience.requeue=true"], []):
+            prepared = prepare("job.yaml", cluster="slurm", overrides=overrides, grid=grid, slurm=project.slurm)
+            told.append(len(advice_afterwards(prepared, submit_prepared(prepared))))
+    assert told == [0, 0, 1, 0]
