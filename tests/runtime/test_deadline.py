@@ -1,0 +1,133 @@
+"""Saves before an end that comes: begun where they fit, left out where they do not, and what that costs is said."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.records import StopRequest, Timing, from_dict, to_dict
+from hpcaccel.rundir import RunDir, read_json, write_json
+from hpcaccel.runtime.settings import Place
+from hpcaccel.runtime.training.asking import fits, read_request
+from hpcaccel.runtime.training.timing import Clock, StepTimes
+from tests.runtime.ranks import Ranks, make_run, outcome
+
+
+def test_median_and_largest_of_very_many_steps() -> None:
+    times = StepTimes()
+    for number in range(100_000):
+        times.add(float(number % 101))
+    assert times.largest == 100
+    assert times.median == pytest.approx(50, abs=3)
+
+
+def test_what_is_written_is_what_happened(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    clock = Clock(run, 1, begun=time.time() - 2, formed=time.time() - 1)
+    clock.prepared()
+    clock.loaded(5)
+    for step in (6, 7, 8):
+        clock.tick(step)
+        time.sleep(0.02)
+    with clock.saving():
+        time.sleep(0.05)
+    with clock.waiting():
+        time.sleep(0.05)
+    clock.end()
+    times = from_dict(Timing, read_json(run.timing(1)) or {})
+    assert times.process_started is not None
+    assert times.imported is not None
+    assert times.formed is not None
+    assert times.process_started < times.imported < times.formed <= (times.prepared or 0) <= (times.loaded or 0)
+    assert (times.resumed_step, times.last_step, times.saves) == (5, 8, 1)
+    assert 0.02 <= (times.step_seconds or 0) < 0.05 <= (times.slowest_save_seconds or 0) < 0.1 <= times.stall_seconds
+    assert times.stall_after_last_step == times.stall_seconds
+    later = Clock(run, 2, begun=time.time(), formed=time.time())
+    assert later.expected_save_seconds == times.slowest_save_seconds, "known from the attempt before"
+
+
+def test_a_file_that_cannot_be_written_costs_the_report_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run")
+    run.attempts.rmdir()
+    run.attempts.write_text("")
+    clock = Clock(run, 1, begun=time.time(), formed=time.time())
+    clock.tick(1)
+    assert "the report lacks it" in capsys.readouterr().out
+
+
+def test_a_save_fits_or_not() -> None:
+    def request(deadline: float | None) -> StopRequest:
+        return StopRequest(reason="preempted", then="requeue", time=time.time(), deadline=deadline)
+
+    now = time.time()
+    assert fits(request(None), 1000.0)
+    assert fits(request(now + 5), None)
+    assert fits(request(now + 5), 3.0)
+    assert not fits(request(now + 5), 7.0)
+
+
+def supervised(run: RunDir) -> Place:
+    run.lease.write_text("{}")
+    run.attempt(1).mkdir()
+    return Place(run=run, attempt=1)
+
+
+def test_ranks_with_slow_saves_ask_what_a_signal_means(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    place = supervised(run)
+    assert read_request(place, save_seconds=1.0) is None
+    assert not run.signalled(1).exists(), "not worth asking"
+
+    def answer() -> None:
+        while not run.signalled(1).exists():
+            time.sleep(0.02)
+        write_json(run.stop(1), to_dict(StopRequest(reason="preempted", then="requeue", time=1.0, deadline=2.0)))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    found = read_request(place, save_seconds=60.0)
+    thread.join()
+    assert found is not None
+    assert (found["reason"], found["deadline"]) == ("preempted", 2.0)
+
+
+def test_two_ranks_leave_together_without_a_save_that_cannot_end_in_time(tmp_path: Path) -> None:
+    """The save that they know of takes 2 s, and 1 s is left when they are asked; then there is time."""
+    run = make_run(tmp_path / "run", checkpoint={"every_steps": 40})
+    for attempt, left_seconds in ((1, 1.0), (2, 60.0)):
+        ranks = Ranks("slow_to_save.py", size=2, run=run, attempt=attempt, blocked=True)
+        _wait_for_step(run, attempt)
+        deadline = time.time() + left_seconds
+        request = StopRequest(reason="time_limit", then="requeue", time=time.time(), deadline=deadline)
+        write_json(run.stop(attempt), to_dict(request))
+        for process in ranks.processes:
+            process.send_signal(signal.SIGUSR2)
+        ended = ranks.wait()
+        assert ended.codes == [85, 85], ended.outputs
+        left = outcome(run, attempt)
+        assert left is not None
+        if attempt == 1:
+            assert left["checkpoint"] == "step_00000040"
+            assert left["step"] > 40
+            assert f"Steps 41 to {left['step']} are lost, and done again from step_00000040" in ended.outputs[0]
+        else:
+            assert left["checkpoint"] == f"step_{left['step']:08d}"
+            assert "resumed at step 40" in ended.outputs[0]
+
+
+def _wait_for_step(run: RunDir, attempt: int) -> None:
+    """Until the first save is behind, and some steps."""
+    end = time.monotonic() + 90
+    while True:
+        times = from_dict(Timing, read_json(run.timing(attempt)) or {})
+        if times.saves and (times.last_step or 0) >= 40:
+            time.sleep(0.2)
+            return
+        assert time.monotonic() < end
+        time.sleep(0.05)
