@@ -355,7 +355,8 @@ class Supervisor:
     def _lead(self) -> float:
         """How long before the end the ranks are asked to stop, in seconds."""
         now = time.time()
-        if self.end_time is not None and now - self._looked_at_pace > LOOK_AT_PACE_SECONDS:
+        left = (self.end_time or now) - now
+        if self.end_time is not None and now - self._looked_at_pace > min(LOOK_AT_PACE_SECONDS, left / 10):
             before = self.pace
             self._look_at_pace()
             if before is None and self.pace is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from hpcaccel.node.deadline import Pace, lead_seconds, patience_seconds, read_pace
 from hpcaccel.records import Timing, to_dict
 from hpcaccel.rundir import RunDir, append_line, write_json
+
+from .conftest import LocalRun, outcome
 
 QUICK = Pace(save_seconds=2, step_seconds=0.5, slowest_step_seconds=1)
 SLOW = Pace(save_seconds=300, step_seconds=4, slowest_step_seconds=60)
@@ -70,3 +73,28 @@ def test_what_the_ranks_have_measured(tmp_path: Path) -> None:
     assert pace.save_seconds == 9.0
     run.timing(1).write_text("{")
     assert read_pace(run, 1) is None
+
+
+SLOW_TO_SAVE = f"""
+import json, os, signal, sys, time
+folder = os.environ["HPCACCEL_RUN_DIR"] + "/attempts/" + os.environ["HPCACCEL_ATTEMPT"]
+json.dump({{"slowest_save_seconds": 4.0, "step_seconds": 0.1}}, open(folder + "/timing.json", "w"))
+asked = []
+signal.signal(signal.SIGUSR2, lambda *_: asked.append(1))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {{signal.SIGTERM, signal.SIGUSR2}})
+while os.environ["HPCACCEL_ATTEMPT"] == "1" and not asked:
+    time.sleep(0.01)
+if asked:
+    time.sleep(4)
+    {outcome(step=7, resume=True, reason="time_limit")}
+    sys.exit(85)
+"""
+
+
+def test_a_real_program_that_saves_slowly_is_asked_so_much_earlier(local_run: Callable[..., LocalRun]) -> None:
+    """A second before the end, as its spec says, would be too late."""
+    run = local_run(SLOW_TO_SAVE, launch={"time_limit_seconds": 16}, warning_seconds=1)
+    assert run.run() == 0
+    assert run.ends == [("time_limit", "requeue"), ("completed", "end")], run.log
+    assert run.lines("end")[0]["last_step"] == 7, run.log
+    assert "killing them" not in run.log
