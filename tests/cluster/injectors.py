@@ -81,7 +81,11 @@ def injected(
         yield log
     finally:
         tracer.terminate()
-        tracer.communicate()
+        try:
+            tracer.communicate(timeout=2)
+        except subprocess.TimeoutExpired:  # seen where a process with many threads was killed: none is left to wait for
+            tracer.kill()
+            tracer.communicate()
 
 
 def kill_inside_a_save(run: Scenario, rank: int, call: str, number: int, *, timeout_seconds: float = 90) -> str:
