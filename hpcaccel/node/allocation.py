@@ -146,19 +146,19 @@ class SlurmAllocation:
         """Why Slurm ends a job that it does not bring back; None for a cancel.
 
         While a job that is preempted by CANCEL is taken down its PreemptTime stays, and moves to the moment of the kill
-        (22.05); of one that somebody cancels in its grace time it is older. The accounting knows, a little later.
+        (22.05); of one that somebody cancels in its grace time it is older. The accounting knows, often a little later.
         """
         if job.start_time is not None and job.end_time is not None and job.time_limit_seconds is not None:  # noqa: SIM102
             if job.end_time >= job.start_time + job.time_limit_seconds:
                 return "time_limit"
         if job.preempt_time is None and not self._failed_nodes():
             return None
-        if job.preempt_time is not None and abs((job.end_time or 0) - job.preempt_time) <= SAME_MOMENT_SECONDS:
-            return "preempted"
         for delay in (1, 1, 0):
             state = self._accounted_state()
             if state in _ENDS:
                 return _ENDS[state]
+            if job.preempt_time is not None and abs((job.end_time or 0) - job.preempt_time) <= SAME_MOMENT_SECONDS:
+                return "preempted"
             time.sleep(delay)
         doubt: Reason = "lost" if job.preempt_time is None else "preempted"
         return doubt if self.GOES_ON_IN_DOUBT else None

@@ -242,6 +242,7 @@ def down(**changes: Any) -> Callable[[Chain], None]:
         (down(end_time=500.0), None, None),
         (down(start_time=100.0, end_time=701.0, time_limit_seconds=600), None, "time_limit"),
         (down(preempt_time=490.0, end_time=500.0), JobState.CANCELLED, None),
+        (down(preempt_time=499.0, end_time=500.0), JobState.CANCELLED, None),
         (down(preempt_time=490.0, end_time=500.0), JobState.PREEMPTED, "preempted"),
     ],
 )
