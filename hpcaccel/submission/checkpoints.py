@@ -99,6 +99,8 @@ def find_place(token: str) -> Path:
                 return place
         if RunDir(path).record.exists() or os.sep in token:
             raise CheckpointError(f"there is no checkpoint in {path}")
+    elif os.sep in token:
+        raise CheckpointError(f"{path} does not exist")
     return _run_of(token).checkpoints
 
 

@@ -166,6 +166,7 @@ def prepare(
         function=None if request.function is None else pickle_function(request.function, request.args, request.kwargs),
         git=git,
         created=time.time(),
+        origin=origin,
         advice=(
             *(() if request.function is not None else advice(specs[0], entries[0], code)),
             *(advice_on_cluster(specs[0], backend.slurm) if isinstance(backend, SlurmBackend) else ()),

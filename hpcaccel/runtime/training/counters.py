@@ -28,6 +28,8 @@ class Counters:
     def __init__(self, metrics: MetricsWriter) -> None:
         self.step = 0
         self.epoch = 0
+        self.threads = torch.get_num_threads()
+        """Of torch, when the checkpoint was saved that this training goes on from."""
         self._metrics = metrics
 
     def state_dict(self) -> dict[str, Any]:
@@ -43,4 +45,4 @@ class Counters:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step, self.epoch = state["step"], state["epoch"]
         self._metrics.resume(state)
-        self.threads: int = state["threads"]
+        self.threads = state["threads"]

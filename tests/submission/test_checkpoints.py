@@ -1,0 +1,143 @@
+"""Which checkpoint a word means, and runs that branch from one."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcaccel import layout
+from hpcaccel.errors import CheckpointError, ClusterError, Damaged, RunNotFound, SpecError, UserError
+from hpcaccel.layout import sealed
+from hpcaccel.layout.pins import is_pinned, pin
+from hpcaccel.rundir import read_json
+from hpcaccel.submission import Run
+from hpcaccel.submission.checkpoints import find_checkpoint, find_origin, find_place
+from hpcaccel.submission.prepare import prepare
+from tests.submission.conftest import Project
+
+
+def make(directory: Path, step: int) -> Path:
+    """A checkpoint as far as manifest and sizes go."""
+    path = directory / layout.checkpoint_name(step)
+    path.mkdir(parents=True)
+    data = os.urandom(100)
+    (path / "rank_00000.bin").write_bytes(data)
+    files = {"rank_00000.bin": {"bytes": 100, "crc32": f"{zlib.crc32(data):08x}"}}
+    (path / layout.MANIFEST).write_bytes(sealed.seal({"version": 1, "step": step, "files": files}))
+    return path
+
+
+def damage(path: Path) -> None:
+    (path / "rank_00000.bin").write_bytes(b"")
+
+
+@pytest.fixture
+def run(project: Project) -> Run:
+    """A run with the checkpoints of three steps."""
+    run = project.queue("name=first")
+    assert isinstance(run, Run)
+    for step in (100, 200, 300):
+        make(run.dir.checkpoints, step)
+    return run
+
+
+def spec_of(run: Any) -> dict[str, Any]:
+    document = read_json(run.dir.spec)
+    assert document is not None
+    spec: dict[str, Any] = document["spec"]
+    return spec
+
+
+def test_a_word_means_a_checkpoint(run: Run, project: Project) -> None:
+    there = run.dir.checkpoints
+    for word, step in [
+        ("first", 300),
+        ("first@200", 200),
+        (f"{run.run_id}@step_00000100", 100),
+        (str(run.path), 300),
+        (f"{run.path}@100", 100),
+        (str(there), 300),
+        (str(there / "step_00000200"), 200),
+        (os.path.relpath(there / "step_00000200"), 200),
+    ]:
+        assert find_checkpoint(word) == there / layout.checkpoint_name(step), word
+    assert find_place("first") == there
+    (project.path / "first").mkdir()  # a folder that is called as the run is, and holds no checkpoint
+    assert find_checkpoint("first@100").name == "step_00000100"
+    origin = find_origin("first@200")
+    assert (origin.run_id, origin.step) == (run.run_id, 200)
+    lone = make(project.path / "aside", 7)
+    assert find_origin("aside").run_id is None
+    assert find_origin(lone).step == 7
+
+
+def test_the_newest_good_one_is_meant_and_a_named_one_must_be_good(run: Run) -> None:
+    there = run.dir.checkpoints
+    damage(there / "step_00000300")
+    assert find_checkpoint("first").name == "step_00000200"
+    with pytest.raises(Damaged, match=r"step_00000300/rank_00000\.bin has 0 bytes"):
+        find_checkpoint("first@300")
+    with pytest.raises(Damaged, match=r"step_00000300/rank_00000\.bin has 0 bytes"):
+        find_origin(there / "step_00000300")
+    for step in (100, 200):
+        damage(there / layout.checkpoint_name(step))
+    with pytest.raises(CheckpointError, match=r"no good checkpoint in .*, only damaged ones: .*step_00000300"):
+        find_checkpoint("first")
+
+
+def test_what_is_not_there_is_said(run: Run, project: Project) -> None:
+    for word, error, message in [
+        ("first@150", CheckpointError, r"no checkpoint of step 150 in .* \(steps: 100, 200, 300\)"),
+        ("first@half", UserError, "behind the @ stands a step, such as first@1200, not 'half'"),
+        ("third", RunNotFound, "A path would do as well"),
+        ("./third", CheckpointError, "does not exist"),
+        (str(project.path), CheckpointError, "there is no checkpoint in"),
+        (f"{run.dir.checkpoints}/step_00000100@100", CheckpointError, "is one checkpoint"),
+    ]:
+        with pytest.raises(error, match=message):
+            find_checkpoint(word)
+
+
+def test_a_branch_begins_there_and_holds_it(run: Run, project: Project) -> None:
+    branch = project.queue("name=second", from_run="first@200")
+    path = run.dir.checkpoints / "step_00000200"
+    assert spec_of(branch)["checkpoint"]["resume"] == str(path)
+    assert f"resume: {path}" in branch.dir.spec_yaml.read_text()
+    assert branch.record.branched_from == {"checkpoint": str(path), "step": 200, "run_id": run.run_id}
+    assert json.loads((path / layout.PINNED).read_text())["why"] == f"run {branch.run_id} branches from it"
+    assert run.record.branched_from is None
+    tasks = project.queue("name=third", grid=["args.lr=1,2"], from_run="first")
+    for index in (0, 1):
+        task = tasks.dir.task(index)
+        assert json.loads(task.spec.read_text())["spec"]["checkpoint"]["resume"].endswith("step_00000300")
+        assert json.loads(task.record.read_text())["branched_from"]["step"] == 300
+
+
+def test_a_submission_that_fails_pins_nothing(run: Run, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise ClusterError("no")
+
+    monkeypatch.setattr(project.slurm, "sbatch", refuse)
+    pin(run.dir.checkpoints / "step_00000100", why="mine")
+    for step in (100, 200):
+        with pytest.raises(ClusterError):
+            project.queue(from_run=f"first@{step}")
+    assert [is_pinned(path) for _, path in layout.step_directories(run.dir.checkpoints)] == [False, False, True]
+
+
+def test_two_words_on_where_to_begin_are_one_too_many(run: Run, project: Project) -> None:
+    with pytest.raises(SpecError, match=r"checkpoint\.resume is 'never', and --from says .*@300"):
+        project.queue("checkpoint.resume=never", from_run="first")
+
+
+def test_somebody_elses_checkpoint_may_vanish(run: Run, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    prepared = prepare("job.yaml", cluster="slurm", slurm=project.slurm, from_run="first")
+    assert any("that run may delete it before this one starts" in sentence for sentence in prepared.advice)
+    project.queue(from_run="first")
+    assert not is_pinned(run.dir.checkpoints / "step_00000300")
