@@ -44,7 +44,7 @@ def stacks(
     seen = newest_dump(found.dir, attempt)
     fresh = [one for one in seen if one.rank not in silent]
     if rank is not None:
-        _show_rank([one for one in fresh if one.rank == rank], rank, json=json)
+        _show_rank(fresh, rank, json=json)
     else:
         _show(fresh, silent, attempt, json=json)
 
@@ -92,11 +92,13 @@ def _print_group(group: Group) -> None:
 
 
 def _show_rank(seen: list[RankStacks], rank: int, *, json: bool) -> None:
-    if not seen:
-        raise UserError(f"rank {rank} has not answered, or there is no such rank")
-    threads = seen[0].threads
+    found = next((one for one in seen if one.rank == rank), None)
+    if found is None:
+        answered = _ranks([one.rank for one in seen]) if seen else "no rank"
+        raise UserError(f"rank {rank} has not answered, or there is no such rank (there are stacks of {answered})")
+    threads = found.threads
     if json:
-        print_json({"rank": rank, "node": seen[0].node, "threads": [{"calls": list(one.calls)} for one in threads]})
+        print_json({"rank": rank, "node": found.node, "threads": [{"calls": list(one.calls)} for one in threads]})
         return
     for number, thread in enumerate(threads):
         typer.echo("main thread:" if number == 0 else f"thread {thread.name}:")

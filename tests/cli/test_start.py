@@ -11,8 +11,8 @@ import hpcaccel
 from hpcaccel.cli.main import app
 
 COMMANDS = [
-    "init", "schema", "validate", "render", "submit", "status", "list", "logs", "wait", "stop", "resume", "cancel",
-    "shell",
+    "init", "schema", "validate", "render", "submit", "status", "list", "logs", "wait", "report", "stop", "resume",
+    "cancel", "shell", "stacks", "checkpoint",
 ]  # fmt: skip
 
 HEAVY = ("torch", "optuna", "fabric", "numpy", "submitit")

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from hpcaccel.rundir import append_line
 from hpcaccel.submission.status import RunStatus
 from hpcaccel.view.history import read_attempts
 from hpcaccel.view.overview import overview
@@ -45,6 +46,20 @@ def test_the_record_of_a_run(came_back):
     assert (run.attempts, run.step, run.total_steps, run.steps_lost) == (2, 400, 400, 0)
     assert (run.first_loss, run.last_loss) == (5.99, 2.0)
     assert (run.checkpoint, run.checkpoint_step) == ("step_00000400", 400)
+
+
+def test_slow_ranks_are_shown_while_they_are_slow(came_back):
+    slow = {"rank": 5, "node": "n2", "ratio": 2.1}
+    append_line(came_back.run.stragglers(1), {"step": 100, "slow": [slow, slow]})
+    assert overview(came_back.run, status_of(came_back)).slow_ranks == []
+    append_line(came_back.run.stragglers(2), {"step": 200, "slow": [slow]})
+    now = overview(came_back.run, status_of(came_back, state="running"))
+    text = io.StringIO()
+    print_status(now, stream=text)
+    assert "slow ranks  rank 5 on n2 (2.1 x the others)" in text.getvalue()
+    assert now.to_json()["slow_ranks"] == [slow]
+    append_line(came_back.run.stragglers(2), {"step": 300, "slow": []})
+    assert overview(came_back.run, status_of(came_back)).slow_ranks == []
 
 
 def test_the_record_becomes_json_whatever_the_loss(came_back):
