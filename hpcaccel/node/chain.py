@@ -61,13 +61,13 @@ class ChainedAllocation(SlurmAllocation):
             self._say(f"job {self.job_id} is none of this run's chain any more: ending")
             return False
         self.jobs = tuple(self._links())
-        record = self._record()
-        before = record["job_ids"][-1:]
-        if before != [self.job_id]:
-            self._write({**record, "job_ids": [*record["job_ids"], self.job_id]})
+        before = self._record()["job_ids"][-1:]
         if (last := self._ended(before)) is not None:
             self._say(f"the chain has ended ({last.reason}: {last.detail}); nothing to do")
             return False
+        record = self._record()
+        if before != [self.job_id]:
+            self._write({**record, "job_ids": [*record["job_ids"], self.job_id]})
         self._hand_in_more()
         return True
 
@@ -75,8 +75,16 @@ class ChainedAllocation(SlurmAllocation):
         end = time.monotonic() + NAMED_WITHIN_SECONDS
         while self.job_id not in self._links():
             if time.monotonic() > end:
-                return False
+                return self._begin_alone()
             time.sleep(0.5)
+        return True
+
+    def _begin_alone(self) -> bool:
+        """Whoever submitted this job died before it could write anything down; or others carry the run by now."""
+        record = self._record()
+        if record["job_ids"]:
+            return False
+        self._write({**record, "job_ids": [self.job_id], "links": [self.job_id]})
         return True
 
     def _ended(self, before: Sequence[str]) -> AttemptEnd | None:

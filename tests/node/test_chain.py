@@ -168,6 +168,13 @@ def test_a_chain_that_somebody_resumed_elsewhere_is_not_gone_on_with(
     assert (run.ends, run.slurm.cancelled) == ([], [])
 
 
+def test_a_job_whose_submit_died_begins_a_chain(run: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain, "NAMED_WITHIN_SECONDS", 0.0)
+    run.record(job_ids=[], links=[])
+    assert run.job().begin()
+    assert (run.now["job_ids"], run.now["links"]) == (["101"], ["101", "103", "104"])
+
+
 def test_ends_from_before_a_resume_do_not_count(run: Chain) -> None:
     run.before(JobState.FAILED, "stop", "pause")
     run.record(job_ids=["100", "101"], links=["101", "102"], ledger_offset=run.dir.ledger.stat().st_size)
