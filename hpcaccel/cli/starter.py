@@ -144,5 +144,5 @@ checkpoint:
 
 resilience:
   requeue: true                     # preempted or out of time: save, go back into the queue, continue
-  warning_seconds: 120              # how long before the end the job is told; at least twice what a save takes
+  warning_seconds: 120              # how long before the end the job is told; more where saves take longer
 """

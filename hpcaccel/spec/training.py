@@ -140,8 +140,8 @@ class Resilience(Section):
     )
     warning_seconds: Count = Field(
         default=120,
-        description="How long before the time limit the ranks are asked to save and leave: at least twice the time of "
-        "a save. Slurm may ask up to 60 s earlier. Of a short limit at most half.",
+        description="How long before the time limit the ranks are asked to save and leave; more where the slowest "
+        "save and two steps, as measured, need it. Slurm may ask up to 60 s earlier. Of a short limit at most half.",
     )
     max_failures: Natural = Field(
         default=3,
@@ -164,7 +164,8 @@ class Resilience(Section):
     max_excluded: Natural = Field(default=4, description="How many nodes are left out at a time at most; 0: never any.")
     stop_timeout_seconds: Count = Field(
         default=300,
-        description="How long ranks that were asked to stop may take to save and leave before they are killed.",
+        description="How long ranks that were asked to stop may take to save and leave before they are killed; longer "
+        "where their saves are known to take longer.",
     )
     hang_timeout_seconds: Natural | None = Field(
         default=None,
