@@ -222,7 +222,7 @@ def _since(spans: Sequence[Span], run: RunDir, status: RunStatus, *, now: float)
     if status.ended or (spans and spans[-1].end is None):
         return {}
     left = spans[-1].ended if spans else read_record(run).created
-    return {"launch" if status.state == "starting" else "queue": max(0.0, now - left)}
+    return {"queue": max(0.0, now - left)}
 
 
 # -- how often to save ----------------------------------------------------------------------------------------------

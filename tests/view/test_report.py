@@ -168,6 +168,22 @@ def test_a_run_that_came_back_waits_in_the_queue(hand_made: HandMade) -> None:
     assert told.seconds["untold"] == 100
 
 
+def test_tasks_of_an_array_are_added_up(hand_made: HandMade, tmp_path: Path) -> None:
+    (hand_made.run.path / "tasks").mkdir()
+    tasks = [HandMade(hand_made.run.task(index).path) for index in (0, 1)]
+    tasks[0].start(1)
+    tasks[0].end(1, seconds=250.0)
+    states = [
+        RunStatus(run_id=f"r_{index}", name="gpt", state=state)  # type: ignore[arg-type]
+        for index, state in enumerate(["completed", "pending"])
+    ]
+    status = RunStatus(run_id="r", name="gpt", state="pending", tasks=tuple(states))
+    told = report(hand_made.run, status, now=1400.0)
+    assert [task.run_id for task in told.tasks] == ["r_0", "r_1"]
+    assert {part: value for part, value in told.seconds.items() if value} == {"queue": 400.0, "untold": 250.0}
+    assert told.total_seconds == told.to_json()["total_seconds"] == 650
+
+
 def test_the_terminal_shows_any_of_them(hand_made: HandMade, capsys: pytest.CaptureFixture[str]) -> None:
     hand_made.start(1)
     told = gather(hand_made)
