@@ -1,0 +1,427 @@
+"""What saving and loading a training costs, beside what the disk and the memory can do and what others need.
+
+Two ranks hold an FSDP2 model with AdamW, and take turns: a round goes once through all ways, in the same processes, and
+the median of the rounds counts. The disk's limit is the same bytes from the same two processes with direct I/O and
+fsync from warm memory. ``stall`` is how long a save holds the training thread; ``slower`` is what the work that follows
+takes longer than undisturbed, until the save is durable; ``durable`` is when the bytes are safe. Files are out of the
+page cache before they are loaded. Ends with code 1 when a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RANKS = 2
+SIZES = {"600 MB": 3, "1.2 GB": 6}
+"""Layers of the model: each holds 16.8 million parameters, with AdamW 201 MB."""
+WIDTH = 4096
+STEPS_AFTER = 6
+"""How many steps are watched after each asynchronous save."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--size", choices=SIZES, action="append")
+    parser.add_argument("--directory", type=Path, help="on the disk that is to be measured; default: here")
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--port", type=int)
+    options = parser.parse_args()
+    if options.rank is not None:
+        _rank(options)
+        return 0
+    held = [_measure(size, options) for size in options.size or SIZES]
+    return 0 if all(held) else 1
+
+
+# -- the two ranks -----------------------------------------------------------------------------------------------------
+
+
+def _measure(size: str, options: argparse.Namespace) -> bool:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    with tempfile.TemporaryDirectory(dir=options.directory or Path.cwd(), prefix="bench-") as folder:
+        arguments = ["--rounds", str(options.rounds), "--size", size, "--directory", folder, "--port", str(port)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        errors = (Path(folder) / "errors").open("w+")
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, __file__, *arguments, "--rank", str(rank)],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=environment,
+            )
+            for rank in range(RANKS)
+        ]
+        printed = [rank.communicate()[0] for rank in ranks]
+        errors.seek(0)
+        if any(rank.returncode for rank in ranks):
+            sys.exit(f"a rank has failed:\n{errors.read()}")
+    return _report(size, json.loads(printed[0].splitlines()[-1]))
+
+
+def _rank(options: argparse.Namespace) -> None:
+    import torch
+    import torch.distributed as dist
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{options.port}", rank=options.rank, world_size=RANKS)
+    bench = Bench(options.directory, options.rank, SIZES[options.size[0]])
+    found = bench.run(options.rounds)
+    dist.barrier()
+    bench.engine.close()
+    if options.rank == 0:
+        print(json.dumps(found), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+class Bench:
+    """One rank's side. Every figure is the slower rank's."""
+
+    def __init__(self, directory: Path, rank: int, layers: int) -> None:
+        import torch
+        import torch.distributed as dist
+        from torch import nn
+        from torch.distributed.fsdp import fully_shard
+
+        from hpcaccel.checkpoint import CheckpointEngine, TrainingState, capture_rng
+        from hpcaccel.checkpoint.staging import Memory
+
+        self.torch, self.dist = torch, dist
+        self.directory, self.rank = directory, rank
+        mesh = dist.device_mesh.init_device_mesh("cpu", (RANKS,))
+        self.model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)])
+        for layer in self.model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, foreach=True)
+        self.x = torch.randn(2, WIDTH)
+        self.step()
+        self.state = TrainingState([self.model], [self.optimizer], per_rank={"rng": capture_rng()})
+        control = dist.new_group(backend="gloo")
+        self.engine = CheckpointEngine(
+            directory / "ours", rank=rank, world_size=RANKS, group=control, keep=1, local_world_size=RANKS
+        )
+        self.async_group = dist.new_group(backend="gloo")
+        parts = [getattr(item, "_local_tensor", item) for item in self._tensors()]
+        self.bytes = sum(item.numel() * item.element_size() for item in parts)
+        self.parts = parts
+        self.source, self.target = Memory(self.bytes), Memory(self.bytes)
+        self.number = 0
+        self.figures: dict[str, list[float]] = defaultdict(list)
+
+    def _tensors(self) -> list[Any]:
+        found: list[Any] = list(self.model.parameters())
+        for state in self.optimizer.state.values():
+            found += [item for item in state.values() if self.torch.is_tensor(item)]
+        return found
+
+    def step(self) -> None:
+        self.model(self.x).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def run(self, rounds: int) -> dict[str, Any]:
+        ways = [self.limit, self.memcpy, self.ours, self.ours_in_background, self.dcp, *self._dcp_async()]
+        if self._accelerate() is not None:
+            ways.append(self.theirs)
+        for number in range(rounds + 1):
+            if number == 1:
+                self.figures.clear()  # the first round fills caches and makes what is used again
+            for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
+                self.number += 1
+                self.dist.barrier()
+                way()
+        medians = {name: statistics.median(values) for name, values in self.figures.items()}
+        return {"bytes": self._sum(self.bytes), "rounds": rounds, **medians}
+
+    # -- the limits
+
+    def limit(self) -> None:
+        path = self.directory / f"limit.{self.rank}"
+        self.dist.barrier()
+        begin = time.perf_counter()
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o640)
+        done = 0
+        while done < self.source.size:
+            done += os.pwrite(descriptor, self.source.view[done:], done)
+        os.fsync(descriptor)
+        os.close(descriptor)
+        self._note("limit", time.perf_counter() - begin)
+        path.unlink()
+
+    def memcpy(self) -> None:
+        """The state itself, piece by piece, to memory that has been used before."""
+        addresses = [(part.data_ptr(), part.numel() * part.element_size()) for part in self.parts]
+        base = ctypes.addressof(ctypes.c_char.from_buffer(self.target.view))
+        self.dist.barrier()
+        begin = time.perf_counter()
+        at = base
+        for address, size in addresses:
+            ctypes.memmove(at, address, size)
+            at += size
+        self._note("memcpy", time.perf_counter() - begin)
+
+    # -- ours
+
+    def ours(self) -> None:
+        with self._timed("ours: save"):
+            path = self.engine.save(self.state, step=self.number)
+        self._drop_cache(path)
+        with self._timed("ours: load"):
+            self.engine.load(path, self.state, fall_back=False)
+
+    def ours_in_background(self) -> None:
+        def finished() -> bool:
+            return self.engine.progress() != "busy"
+
+        def start() -> Path:
+            return self.engine.save(self.state, step=self.number, background=True)
+
+        self._asynchronous("ours: background", start, finished, self.engine.drain)
+
+    # -- torch's
+
+    def _state_dict(self) -> dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    def dcp(self) -> None:
+        from torch.distributed.checkpoint.state_dict_loader import load
+        from torch.distributed.checkpoint.state_dict_saver import save
+
+        path = self.directory / f"dcp.{self.number}"
+        state = self._state_dict()
+        with self._timed("dcp.save"):
+            save(state, checkpoint_id=path)
+        self._drop_cache(path)
+        with self._timed("dcp.load"):
+            load(state, checkpoint_id=path)
+        self._remove(path)
+
+    def _dcp_async(self) -> list[Callable[[], None]]:
+        from torch.distributed.checkpoint import staging
+        from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save
+
+        options = staging.StagingOptions(
+            use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+        )
+        kinds = {
+            "dcp.async_save, thread": (AsyncCheckpointerType.THREAD, options),
+            "dcp.async_save, process": (
+                AsyncCheckpointerType.PROCESS,
+                staging.StagingOptions(
+                    use_pinned_memory=False,
+                    use_shared_memory=True,
+                    use_async_staging=False,
+                    use_non_blocking_copy=False,
+                ),
+            ),
+        }
+
+        def way(name: str) -> None:
+            kind, chosen = kinds[name]
+            path = self.directory / f"dcp.{self.number}"
+            state = self._state_dict()
+            pending: list[Any] = []
+
+            def start() -> None:
+                future = async_save(
+                    state,
+                    checkpoint_id=path,
+                    process_group=self.async_group,
+                    async_checkpointer_type=kind,
+                    async_stager=staging.DefaultStager(chosen),
+                )
+                pending.append(getattr(future, "upload_completion", future))
+
+            self._asynchronous(name, start, lambda: pending[0].done(), lambda: pending[0].result())
+            self._remove(path)
+
+        return [lambda name=name: way(name) for name in kinds]  # type: ignore[misc]
+
+    # -- Accelerate's
+
+    def _accelerate(self) -> Any:
+        try:
+            from accelerate import Accelerator
+        except ImportError:
+            return None
+        if not hasattr(self, "accelerator"):
+            import copy
+
+            accelerator = Accelerator(cpu=True)
+            whole = self.torch.nn.Sequential(
+                *[self.torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(len(self.model))]
+            )
+            optimizer = self.torch.optim.AdamW(whole.parameters(), lr=1e-5, foreach=True)
+            prepared, optimizer = accelerator.prepare(whole, optimizer)
+            prepared(copy.deepcopy(self.x)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            self.accelerator = accelerator
+        return self.accelerator
+
+    def theirs(self) -> None:
+        path = self.directory / f"accelerate.{self.number}"
+        with self._timed("Accelerate save_state"):
+            self.accelerator.save_state(str(path))
+        self._drop_cache(path)
+        with self._timed("Accelerate load_state"):
+            self.accelerator.load_state(str(path))
+        self._remove(path)
+
+    # -- taking time
+
+    def _timed(self, name: str) -> Any:
+        return _Timed(self, name)
+
+    def _asynchronous(
+        self, name: str, start: Callable[[], object], finished: Callable[[], bool], end: Callable[[], object]
+    ) -> None:
+        """A save that goes on while steps are done: what it takes, and what the steps take longer."""
+        undisturbed = self._steps(STEPS_AFTER)
+        self.dist.barrier()
+        begin = time.perf_counter()
+        start()
+        stall = time.perf_counter() - begin
+        seconds = []
+        durable = None
+        while durable is None or len(seconds) < STEPS_AFTER:
+            seconds += self._steps(1)
+            if durable is None and finished():
+                durable = time.perf_counter() - begin
+        end()
+        usual = statistics.median(undisturbed)
+        slower = max(0.0, sum(seconds) - usual * len(seconds))
+        self._note(f"{name}: stall", stall)
+        self._note(f"{name}: durable", durable)
+        self._note(f"{name}: slower", slower)
+        self._note(f"{name}: cost", stall + slower)
+
+    def _steps(self, count: int) -> list[float]:
+        """Steps as a training does them, without a word between the ranks, so that none waits for the other's disk."""
+        seconds = []
+        for _ in range(count):
+            begin = time.perf_counter()
+            self._own_step()
+            seconds.append(time.perf_counter() - begin)
+        return seconds
+
+    def _own_step(self) -> None:
+        for _ in range(8):
+            self.torch.mm(_matrix(self.torch), _matrix(self.torch))
+
+    def _note(self, name: str, seconds: float) -> None:
+        value = self.torch.tensor([seconds], dtype=self.torch.float64)
+        self.dist.all_reduce(value, op=self.dist.ReduceOp.MAX)
+        self.figures[name].append(value.item())
+
+    def _sum(self, number: int) -> int:
+        value = self.torch.tensor([number])
+        self.dist.all_reduce(value)
+        return int(value.item())
+
+    def _drop_cache(self, path: Path) -> None:
+        """Let the next reader find nothing in memory; whoever has not been to the disk goes there first."""
+        self.dist.barrier()
+        if self.rank == 0:
+            for file in path.rglob("*"):
+                if file.is_file():
+                    descriptor = os.open(file, os.O_RDONLY)
+                    os.fsync(descriptor)
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                    os.close(descriptor)
+        self.dist.barrier()
+
+    def _remove(self, path: Path) -> None:
+        self.dist.barrier()
+        if self.rank == 0:
+            shutil.rmtree(path)
+        self.dist.barrier()
+
+
+class _Timed:
+    def __init__(self, bench: Bench, name: str) -> None:
+        self._bench, self._name = bench, name
+
+    def __enter__(self) -> None:
+        self._bench.dist.barrier()
+        self._begin = time.perf_counter()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._bench._note(self._name, time.perf_counter() - self._begin)
+
+
+_matrices: list[Any] = []
+
+
+def _matrix(torch: Any) -> Any:
+    if not _matrices:
+        _matrices.append(torch.randn(700, 700))
+    return _matrices[0]
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def _report(size: str, found: dict[str, Any]) -> bool:
+    print(f"\n{size}: {found['bytes'] / 1e9:.3f} GB on {RANKS} ranks, medians of {found['rounds']} rounds")
+    limit = found["limit"]
+    for name in ("limit", "ours: save", "dcp.save", "Accelerate save_state"):
+        if name in found:
+            rate = found["bytes"] / found[name] / 1e9
+            print(f"  {name:28}{found[name]:8.3f} s {rate:7.2f} GB/s {limit / found[name]:7.0%} of the limit")
+    print(f"  {'':28}{'stall':>8}{'durable':>9}{'slower':>9}{'cost':>9}   s")
+    print(f"  {'memcpy':28}{found['memcpy']:8.3f}")
+    ways = ["ours: background", "dcp.async_save, thread", "dcp.async_save, process"]
+    for name in ways:
+        shown = [found[f"{name}: {figure}"] for figure in ("stall", "durable", "slower", "cost")]
+        print(f"  {name:28}" + f"{shown[0]:8.3f}" + "".join(f"{value:9.3f}" for value in shown[1:]))
+    for name in ("ours: load", "dcp.load", "Accelerate load_state"):
+        if name in found:
+            print(f"  {name:28}{found[name]:8.3f} s")
+    peers = min(found[f"{name}: cost"] for name in ways[1:])
+    return _targets(
+        {
+            "stall ≤ 1.5 × memcpy": (found["ours: background: stall"] / found["memcpy"], 1.5),
+            "a save ≤ limit / 0.8": (found["ours: save"] / limit, 1.25),
+            "durable in the background ≤ 1.5 × limit": (found["ours: background: durable"] / limit, 1.5),
+            "stall and slowdown ≤ 1/4 of DCP's best": (
+                found["ours: background: cost"] / min(peers, found["dcp.save"]),
+                0.25,
+            ),
+            "load ≤ dcp.load": (found["ours: load"] / found["dcp.load"], 1.0),
+        }
+    )
+
+
+def _targets(targets: dict[str, tuple[float, float]]) -> bool:
+    for name, (value, most) in targets.items():
+        print(f"  {name:44}{value:7.2f} of {most:.2f}   {'holds' if value <= most else 'FAILS'}")
+    return all(value <= most for value, most in targets.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,334 @@
+"""Saves that are written while the training goes on: the same bits, one at a time, and every failure is heard of."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpcaccel import layout
+from hpcaccel.checkpoint import CheckpointEngine, TrainingState, background, staging
+from hpcaccel.errors import CheckpointError
+from hpcaccel.layout import sealed
+from hpcaccel.rundir import read_lines
+from tests.checkpoint.test_faults import contents, small_disk
+from tests.checkpoint.training import Training
+from tests.checkpoint.world import Killed, run_ranks
+from tests.runtime.ranks import make_run
+from tests.runtime.ranks import run_ranks as run_program
+
+
+def writer_of(engine) -> int:
+    return engine._background._writer._process.pid
+
+
+def files(path):
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.name.startswith("rank_")}
+
+
+def settle(engine):
+    """As the training loop does it, once all ranks are through."""
+    while engine.progress() == "busy":
+        time.sleep(0.002)
+    engine.drain()
+
+
+def message(work):
+    with pytest.raises(CheckpointError) as caught:
+        work()
+    return str(caught.value)
+
+
+# -- on two ranks ------------------------------------------------------------------------------------------------------
+
+
+class Program:
+    """What two ranks go through together; what each part found, by its name."""
+
+    def __init__(self, rank, directory):
+        self.rank, self.directory = rank, directory
+        self.saved = []
+        self.engine = CheckpointEngine(
+            directory / "main", rank=rank, world_size=2, keep=2, local_world_size=2, on_saved=self.saved.append
+        )
+        self.training = Training("ddp", rank=rank)
+        self.training.steps(1)
+        self.found = {}
+
+    def start(self, step):
+        return self.engine.save(self.training.state(), step=step, reason="due", background=True)
+
+    def one(self):
+        self.start(1)
+        in_flight = self.engine.in_flight
+        settle(self.engine)
+        self.found["in flight"] = in_flight, self.engine.in_flight
+
+    def one_at_a_time(self):
+        for step in (2, 3, 4):
+            self.start(step)
+        found = self.engine.find("auto")
+        self.found["newest"] = found.name
+        self.found["kept"] = contents(self.directory / "main")
+        self.found["saves"] = [(save.step, save.background, save.stall_seconds > 0) for save in self.saved]
+
+    def killed_writer(self):
+        if self.rank == 1:
+            os.kill(writer_of(self.engine), signal.SIGSTOP)
+        self.start(5)
+        before = self.engine.progress()
+        if self.rank == 1:
+            os.kill(writer_of(self.engine), signal.SIGKILL)
+        self.found["killed writer"] = message(self.engine.drain)
+        self.found["stopped writer"] = before
+        self.found["after the kill"] = contents(self.directory / "main")
+
+    def no_snapshot(self):
+        snapshot, staging.Memory.snapshot = staging.Memory.snapshot, _refuse
+        if self.rank == 0:
+            staging.Memory.snapshot = snapshot
+        self.start(5)
+        staging.Memory.snapshot = snapshot
+        self.found["no snapshot"] = message(self.engine.drain)
+        self.start(5)
+        self.engine.drain()
+        self.found["at last"] = contents(self.directory / "main")
+
+    def no_memory(self):
+        engine = CheckpointEngine(self.directory / "small", rank=self.rank, world_size=2, on_saved=self.saved.append)
+        records = []
+        handler = logging.Handler()
+        handler.emit = lambda record: records.append(record.getMessage())
+        logging.getLogger("hpcaccel.checkpoint.engine").addHandler(handler)
+        room, background.no_room = background.no_room, lambda size, of: "it is full" if self.rank == 1 else None
+        for step in (1, 2):
+            engine.save(self.training.state(), step=step, background=True)
+            assert engine.in_flight is None
+        background.no_room = room
+        self.found["told"] = records
+
+    def run(self):
+        for part in (self.one, self.one_at_a_time, self.killed_writer, self.no_snapshot, self.no_memory):
+            part()
+        pid = writer_of(self.engine)
+        self.engine.close()
+        self.found["gone"] = not Path(f"/proc/{pid}").exists()
+        return self.found
+
+
+def _refuse(*_):
+    raise RuntimeError("no copy")
+
+
+def _program(rank, directory):
+    return Program(rank, directory).run()
+
+
+def test_two_ranks_save_in_the_background(tmp_path):
+    first, second = run_ranks(_program, tmp_path)
+    assert first["in flight"] == second["in flight"] == (1, None)
+    assert first["newest"] == second["newest"] == "step_00000004"
+    assert first["kept"] == ["step_00000003", "step_00000004"]
+    assert first["saves"] == [(step, True, True) for step in (1, 2, 3, 4)]
+    assert second["saves"] == []
+
+    assert first["stopped writer"] in ("busy", "done")
+    assert second["stopped writer"] == "busy"
+    assert first["killed writer"] == second["killed writer"]
+    assert "step 5 cannot be saved: the process that writes it has ended (signal SIGKILL)" in first["killed writer"]
+    assert "(rank 1 on " in first["killed writer"]
+    assert first["after the kill"] == ["step_00000003", "step_00000004"]
+    assert first["no snapshot"] == second["no snapshot"]
+    assert "RuntimeError: no copy (rank 1 on " in first["no snapshot"]
+    assert first["at last"] == ["step_00000004", "step_00000005"]
+    assert [told for told in first["told"] if "it is full" in told] == [
+        "checkpoints are not written in the background, training waits for them: it is full"
+    ]
+    assert second["told"] == []
+    assert [checkpoint.step for checkpoint in layout.committed(tmp_path / "small")] == [1, 2]
+    assert first["gone"]
+    assert second["gone"]
+
+    assert sealed.read(tmp_path / "main" / "step_00000005")["world_size"] == 2
+
+
+def _same(rank, directory):
+    training = Training("fsdp", rank=rank)
+    training.steps(2)
+    digest = training.digest()
+    for name, in_background in (("waited", False), ("background", True)):
+        engine = CheckpointEngine(directory / name, rank=rank, world_size=2)
+        engine.save(training.state(), step=2, background=in_background)
+        if in_background:
+            for parameter in training.model.parameters():
+                parameter.detach().fill_(0)
+        engine.drain()
+        engine.close()
+    return digest
+
+
+def test_the_bits_are_those_of_a_save_that_is_waited_for_whatever_the_training_does_meanwhile(tmp_path):
+    digest, _ = run_ranks(_same, tmp_path)
+    waited, later = (tmp_path / name / "step_00000002" for name in ("waited", "background"))
+    assert files(waited) == files(later)
+    assert len(files(later)) == 2
+    assert (waited / "index.json").read_bytes() == (later / "index.json").read_bytes()
+    unlike = {"time", "crc32"}
+    told = [
+        {k: v for k, v in json.loads((path / "COMMITTED").read_text()).items() if k not in unlike}
+        for path in (waited, later)
+    ]
+    assert told[0] == told[1]
+    again = Training("plain", seed=9)
+    again.load(CheckpointEngine(tmp_path / "background"))
+    assert again.digest() == digest
+
+
+# -- the disk is full, a rank is killed --------------------------------------------------------------------------------
+
+
+def _fill_the_disk(rank, directory):
+    engine = CheckpointEngine(directory, rank=rank, world_size=2)
+    engine.save(TrainingState(), step=1)
+    large = {"large": torch.zeros(1 << 20)} if rank == 1 else {}
+    engine.save(TrainingState(per_rank=large), step=2, background=True)
+    while rank == 1 and engine.progress() != "failed":
+        time.sleep(0.002)
+    said = message(lambda: engine.settle(failed=True))  # as at the step at which all have heard of it
+    engine.close()
+    return said
+
+
+def test_a_full_disk_is_an_error_on_all_ranks_and_the_older_one_stays(tmp_path):
+    with small_disk(tmp_path / "small") as disk:
+        first, second = run_ranks(_fill_the_disk, disk)
+        assert contents(disk) == ["step_00000001"]
+    assert first == second
+    assert "No space left on device" in first
+    assert "(rank 1 on " in first
+
+
+def _killed_rank(rank, directory, who, where):
+    engine = CheckpointEngine(directory, rank=rank, world_size=2, attempt=1)
+    training = Training("ddp", rank=rank)
+    for step in (1, 2):
+        training.steps(1)
+        engine.save(training.state(), step=step, background=True)
+        if step == 1:
+            settle(engine)
+    (directory / f"writer.{rank}").write_text(str(writer_of(engine)))
+    if where == "others wait" and rank != who:
+        os.kill(writer_of(engine), signal.SIGSTOP)
+        time.sleep(0.3)
+    if rank == who:
+        if where == "others wait":
+            time.sleep(0.6)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1.5)
+    if where == "others wait":
+        os.kill(writer_of(engine), signal.SIGCONT)
+    os._exit(3)
+
+
+@pytest.mark.parametrize(("who", "where"), [(0, "at once"), (0, "others wait"), (1, "at once")])
+def test_a_killed_rank_takes_its_writer_along_and_what_is_there_is_whole(tmp_path, who, where):
+    results = run_ranks(_killed_rank, tmp_path, who, where)
+    assert isinstance(results[who], Killed)
+    time.sleep(0.2)
+    for rank in (0, 1):
+        pid = int((tmp_path / f"writer.{rank}").read_text())
+        assert _is_gone(pid), (rank, pid)
+    committed = [checkpoint.step for checkpoint in layout.committed(tmp_path)]
+    assert committed in ([1], [1, 2])
+    again = Training("plain", seed=9)
+    engine = CheckpointEngine(tmp_path, attempt=2)
+    assert again.load(engine).step == committed[-1]
+    engine.save(again.state(), step=3)
+    assert not [name for name in contents(tmp_path) if name.endswith(".tmp")]
+
+
+def _is_gone(pid):
+    give_up = time.monotonic() + 5
+    while time.monotonic() < give_up:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+# -- alone -------------------------------------------------------------------------------------------------------------
+
+
+class Holder:
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+def test_another_size_another_snapshot(tmp_path):
+    engine = CheckpointEngine(tmp_path, keep=None)
+    values = [torch.arange(size, dtype=torch.float32) for size in (5, 200_000, 3, 1_000_000)]
+    for step, value in enumerate(values, 1):
+        engine.save(TrainingState(objects={"x": Holder(value)}), step=step, background=True)
+    engine.drain()
+    engine.close()
+    for step, value in enumerate(values, 1):
+        holder = Holder(None)
+        engine.load(tmp_path / layout.checkpoint_name(step), TrainingState(objects={"x": holder}))
+        assert torch.equal(holder.value, value)
+
+
+def test_a_ring_that_is_smaller_than_the_file_goes_round(tmp_path):
+    pieces = [os.urandom(size) for size in (0, 64, 5000, 1 << 20, 3_000_001, 64)]
+    padded = [data + bytes(-len(data) % 64) for data in pieces]
+    for number, size in enumerate((1, 4096, 1 << 20, 1 << 24)):
+        memory = staging.Memory(size)
+        views = [(memoryview(bytearray(data)), len(whole)) for data, whole in zip(pieces, padded, strict=True)]
+        crcs = staging.stream(memory, tmp_path / str(number), views)
+        assert (tmp_path / str(number)).read_bytes() == b"".join(padded)
+        assert crcs == [staging.zlib.crc32(whole) for whole in padded]
+
+
+def test_memory_is_looked_for_beforehand(monkeypatch):
+    free = staging.available_bytes()
+    assert free is None or free > 0
+    monkeypatch.setattr(staging, "available_bytes", lambda: 10_000)
+    assert staging.no_room(4000, of=2) is None
+    assert "0.00 GB on each of this node's 3 ranks does not fit" in (staging.no_room(4000, of=3) or "")
+
+
+# -- in a training -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["break", "stop"])
+def test_the_training_hears_of_a_failure_on_all_ranks_and_waits_for_the_last_save(tmp_path, end):
+    run = make_run(tmp_path / "run", checkpoint={"every_steps": 4, "when_busy": "skip", "keep": None})
+    ended = run_program("background.py", [end], run=run)
+    assert ended.codes == ([85, 85] if end == "stop" else [0, 0]), "\n".join(ended.outputs)
+    assert "the checkpoint of step 12 is left out" in ended.outputs[0]
+    steps = [checkpoint.step for checkpoint in layout.committed(run.checkpoints)]
+    told = [line for line, _ in read_lines(run.saves(1))]
+    assert [line["step"] for line in told] == steps
+    assert steps == ([4, 17, 20, 24] if end == "break" else [4, 17, 20, 24, 25])
+    assert [line["background"] for line in told] == [True, True, True, True, False][: len(steps)]
+    if end != "stop":
+        assert ended.result()["error_at"] == 15
+        assert "rank 1: 15" in ended.outputs[1]
+        assert "the process that writes it has ended (signal SIGKILL)" in ended.result()["said"]
+    assert all(line["bytes"] > 0 and line["seconds"] > 0 and line["stall_seconds"] > 0 for line in told)
+    assert contents(run.checkpoints) == [layout.checkpoint_name(step) for step in steps]
