@@ -73,6 +73,10 @@ class Allocation(Protocol):
         """Those of ``nodes`` without which the job, which needs so many nodes, could still start."""
         ...
 
+    def step_state(self, job_id: str, step_id: str) -> JobState | None:
+        """How the accounting says that a step of ranks ended, where it does."""
+        ...
+
     def avoid(self, nodes: Sequence[str], *, instead_of: Sequence[str], now: bool = False) -> None:
         """Keep the next start of the job away from these nodes, as soon as the scheduler takes such a wish.
 
@@ -197,6 +201,18 @@ class SlurmAllocation:
         by_name = hostlist.expand(job.required_nodes)
         return [node for node in nodes if node not in by_name and node not in excluded][: max(0, most)]
 
+    def step_state(self, job_id: str, step_id: str) -> JobState | None:
+        state = None
+        for delay in (1, 1, 0):
+            try:
+                state = self._slurm.step_state(job_id, step_id)
+            except (ClusterError, SlurmCommandError):
+                return None
+            if state is not None and state.is_ended:
+                return state
+            time.sleep(delay)
+        return state
+
     def avoid(self, nodes: Sequence[str], *, instead_of: Sequence[str], now: bool = False) -> None:
         self._avoid = (nodes, instead_of)
         if now:
@@ -269,6 +285,9 @@ class LocalAllocation:
 
     def dispensable(self, nodes: Sequence[str], *, needed: int) -> list[str]:
         return []  # there is no other machine
+
+    def step_state(self, job_id: str, step_id: str) -> JobState | None:
+        return None
 
     def avoid(self, nodes: Sequence[str], *, instead_of: Sequence[str], now: bool = False) -> None:
         pass

@@ -30,6 +30,7 @@ from hpcaccel.node.preflight import preflight
 from hpcaccel.node.verdict import Seen, Verdict, judge
 from hpcaccel.records import EXIT_CONTINUED, AttemptEnd, AttemptStart, Reason, StopRequest, to_dict
 from hpcaccel.rundir import RunDir, read_json, write_json
+from hpcaccel.slurm.states import JobState
 
 __all__ = ["Supervisor", "record_setup_failure", "supervise"]
 
@@ -458,13 +459,22 @@ class Supervisor:
         return self.allocation.dispensable(blamed, needed=self.launch.nodes) if blamed else []
 
     def _why(self, code: int) -> Failure:
-        return classify(
-            self.run,
-            attempt=self.attempt,
-            exit_code=code,
-            nodes=self.nodes,
-            ranks_per_node=self.launch.ranks_per_node,
-        )
+        def classified(step_state: JobState | None = None) -> Failure:
+            return classify(
+                self.run,
+                attempt=self.attempt,
+                exit_code=code,
+                nodes=self.nodes,
+                ranks_per_node=self.launch.ranks_per_node,
+                step_state=step_state,
+            )
+
+        failure = classified()
+        step = read_json(self.run.attempt(self.attempt) / "step.json")
+        if failure.cause.name == "killed" and step is not None:
+            # By whom? The accounting may know that the memory was used up.
+            return classified(self.allocation.step_state(step["job_id"], step["step_id"]))
+        return failure
 
     def _end_line(self, verdict: Verdict, *, started: float, exit_code: int | None) -> AttemptEnd:
         outcome = read_outcome(self.run, self.attempt)

@@ -46,6 +46,8 @@ class FakeSlurm:
 
     jobs: dict[str, JobInfo] = field(default_factory=dict)
     """By address: ``45``, ``46_3``."""
+    steps: dict[str, JobState] = field(default_factory=dict)
+    """How steps ended, by ``45.0``."""
     submissions: list[Submission] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     requeued: list[str] = field(default_factory=list)
@@ -117,6 +119,10 @@ class FakeSlurm:
             address: AccountingEntry(job_id=address, name=job.name, state=job.state, exit_code=job.exit_code)
             for address, job in self._matching(job_ids).items()
         }
+
+    def step_state(self, job_id: str, step_id: str | int) -> JobState | None:
+        self._called("step_state")
+        return self.steps.get(f"{job_id}.{step_id}") if self.accounted else None
 
     def cancel(self, job_id: str, *, only_pending: bool = False) -> None:
         self._called("cancel")

@@ -243,3 +243,24 @@ def test_a_users_defaults_fill_in_but_do_not_overrule() -> None:
     }
     script = "#SBATCH --partition=gpu\n#SBATCH --time=01:00:00\n#SBATCH --requeue\n"
     assert submission_environment(base, script=script) == {"SBATCH_ACCOUNT": "phys"}
+
+
+def test_how_a_step_ended() -> None:
+    terminal = Terminal(
+        (0, "RUNNING\nOUT_OF_ME+\n", ""), (0, "", ""), (1, "", "Slurm accounting storage is disabled\n")
+    )
+    slurm = Slurm(terminal)
+    assert slurm.step_state("45", 0) is JobState.OUT_OF_MEMORY  # of a job that was requeued the newest counts
+    assert slurm.step_state("45", "1") is None
+    assert slurm.step_state("45", "1") is None
+    assert "--jobs=45.0" in terminal.commands[0]
+
+
+def test_nodes_are_excluded_for_a_waiting_job() -> None:
+    terminal = Terminal((0, "", ""), (1, "", "Job is no longer pending execution for job 45\n"))
+    Slurm(terminal).exclude("46_3", ["n1", "n2"])
+    assert terminal.commands == [["scontrol", "update", "JobId=46_3", "ExcNodeList=n[1-2]"]]
+    with pytest.raises(SlurmCommandError, match="no longer pending"):
+        Slurm(terminal).exclude("45", [])
+    with pytest.raises(ValueError, match="no node's name"):
+        Slurm(terminal).exclude("45", ["n1 Requeue=0"])
