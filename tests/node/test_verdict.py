@@ -83,3 +83,34 @@ def seen(**changes: Any) -> Seen:
 def test_judge(what: Seen, reason: str, decision: str, by_scheduler: bool) -> None:
     verdict = judge(what)
     assert (verdict.reason, verdict.decision, verdict.by_scheduler) == (reason, decision, by_scheduler)
+
+
+BROKEN = failed("gpu_error", "n2")
+
+
+@pytest.mark.parametrize(
+    ("what", "decision", "exclude"),
+    [
+        (seen(exit_code=1, failure=BROKEN, excludable=("n2",)), "requeue", ("n2",)),
+        (seen(exit_code=1, failure=BROKEN, excludable=("n2",), spare=True), "restart", ("n2",)),
+        (seen(exit_code=1, failure=BROKEN, excludable=("n2",), spare=True, restarts_left=0), "requeue", ("n2",)),
+        (seen(exit_code=1, failure=BROKEN, excludable=("n2",), can_requeue=False), "restart", ()),
+        (seen(exit_code=1, failure=BROKEN), "restart", ()),
+        (seen(exit_code=1, failure=BROKEN, restarts_left=0), "requeue", ()),
+        (seen(exit_code=1, failure=failed("network")), "requeue", ()),
+        (seen(exit_code=1, failure=failed("network"), can_requeue=False), "restart", ()),
+        (seen(exit_code=1, failure=failed("hang", "n2"), excludable=("n2",)), "restart", ()),
+        (seen(exit_code=1, failure=failed("import_error")), "end", ()),
+        (seen(exit_code=1, situation=NODE_FAILURE, excludable=("n2",)), "requeue", ("n2",)),
+        (seen(exit_code=1, situation=IN_GRACE, failure=BROKEN, excludable=("n2",)), "requeue", ()),
+    ],
+)  # fmt: skip
+def test_what_follows_a_cause(what: Seen, decision: str, exclude: tuple[str, ...]) -> None:
+    verdict = judge(what)
+    assert (verdict.decision, verdict.exclude) == (decision, exclude)
+
+
+def test_the_ledger_names_the_cause_and_its_nodes() -> None:
+    verdict = judge(seen(exit_code=1, failure=BROKEN, excludable=("n2",)))
+    assert (verdict.error_class, verdict.detail, verdict.nodes_blamed) == ("gpu_error", "words", ("n2",))
+    assert verdict.advice == cause("gpu_error").advice
