@@ -57,23 +57,26 @@ class Heartbeats:
         Args:
             expected_seconds: the time between two looks.
         """
-        now = time.monotonic()
-        if self._looked is not None:
+        now, files = time.monotonic(), self._files()
+        if self._looked is not None and files is not None:
             self._now += min(now - self._looked, expected_seconds + LATE_SECONDS)
         self._looked = now
-        for rank, mtime in self._files():
+        for rank, mtime in (files or {}).items():
             beat = self._read(rank)
             if beat is not None:
                 self._seen[rank] = self._note(self._seen.get(rank), beat, mtime)
+        if files is not None:  # a rank that has taken its sign back can give none, and is none the worse for it
+            self._seen = {rank: seen for rank, seen in self._seen.items() if rank in files}
         return [self._sign(seen) for _, seen in sorted(self._seen.items())]
 
-    def _files(self) -> list[tuple[int, int]]:
+    def _files(self) -> dict[int, int] | None:
+        """Times of change (nanoseconds) by rank; None where nothing is known, so that no time passes."""
         try:
             with os.scandir(self._folder) as entries:
                 named = [entry for entry in entries if entry.name.endswith(".json") and not entry.name.startswith(".")]
-                return [(int(entry.name.removesuffix(".json")), entry.stat().st_mtime_ns) for entry in named]
+                return {int(entry.name.removesuffix(".json")): entry.stat().st_mtime_ns for entry in named}
         except OSError:
-            return []  # no rank has come so far, or the file system is away: nothing is known
+            return None  # no rank has come so far, or the file system is away
 
     def _read(self, rank: int) -> Beat | None:
         try:

@@ -178,6 +178,20 @@ def test_a_rank_that_can_write_nothing_lives(tmp_path: Path, monkeypatch: pytest
     assert (now.silent, now.idle, now.still) == (0, 0, 0)
 
 
+def test_a_rank_that_takes_its_sign_back_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, run = Clock(monkeypatch), RunDir(tmp_path)
+    seen = Heartbeats(run, 1)
+    write(run, sign().beat)
+    write(run, sign(1).beat)
+    assert len(seen.look(expected_seconds=10)) == 2
+    (run.heartbeats(1) / "1.json").unlink()
+    clock.now += 10
+    assert [(one.beat.rank, one.silent) for one in seen.look(expected_seconds=10)] == [(0, 10)]
+    run.heartbeats(1).rename(tmp_path / "away")
+    clock.now += 10  # while the file system is away no time passes
+    assert [(one.beat.rank, one.silent) for one in seen.look(expected_seconds=10)] == [(0, 10)]
+
+
 def test_a_stopped_process_is_seen_on_this_node_only() -> None:
     child = os.fork()
     if child == 0:

@@ -64,14 +64,22 @@ class Heartbeat:
         # Registered before the training's own ends, and so called after them: leaving can take long, too.
         atexit.register(self._over.set)
 
+    @property
+    def is_alive(self) -> bool:
+        """Not in a process that was forked from the one that started it."""
+        return self._thread.is_alive()
+
     def _beat_on(self) -> None:
-        while True:
-            self._write(self._beat())
-            self._stacks.answer()
-            if self._stragglers is not None and self.loop is not None:
-                self._stragglers.look(self.loop.own_time)
-            if self._over.wait(self.interval_seconds):
-                return
+        try:
+            while not self._over.wait(self.interval_seconds if self._number else 0):
+                self._write(self._beat())
+                self._stacks.answer()
+                if self._stragglers is not None and self.loop is not None:
+                    self._stragglers.look(self.loop.own_time)
+        except BaseException:
+            # A training must not be ended because this thread has failed: no sign at all is no bad sign.
+            self._path.unlink(missing_ok=True)
+            raise
 
     def _beat(self) -> Beat:
         self._number += 1
@@ -154,7 +162,11 @@ def start_heartbeat(run: RunDir | None, attempt: int) -> Heartbeat | None:
     rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if run is None or rank is None or world_size is None:
         return None
-    if _running is None or _running._thread.native_id is None or not _running._thread.is_alive():
+    if _running is None or not _running.is_alive:
         _running = Heartbeat(run, attempt, rank=int(rank), world_size=int(world_size))
-        _running.start()
+        try:
+            _running.start()
+        except OSError as error:
+            print(f"hpcaccel: no sign of life can be given: {error}", file=sys.stderr, flush=True)
+            _running = None
     return _running

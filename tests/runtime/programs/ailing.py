@@ -1,6 +1,7 @@
 """Ranks that are slow, or stand still: what their heartbeats, their stacks and the list of slow ranks say."""
 
 import argparse
+import ctypes
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ parser.add_argument("--slow", type=int, default=-1, help="the rank that takes lo
 parser.add_argument("--pause", type=float, default=0.002, help="seconds a step; the slow rank takes three times that")
 parser.add_argument("--until", type=int, default=10**9, help="the step after which it is slow no more")
 parser.add_argument("--stop", default="", help="step:rank that stops itself, or --how says")
-parser.add_argument("--how", choices=["signal", "sleep"], default="signal")
+parser.add_argument("--how", choices=["signal", "sleep", "lock"], default="signal")
 parser.add_argument("--slow-data", action="store_true", help="the slow rank's time goes into its data")
 args = parser.parse_args()
 rank, attempt = int(os.environ["RANK"]), int(os.environ["HPCACCEL_ATTEMPT"])
@@ -46,6 +47,8 @@ def stand_still() -> None:
     if args.how == "signal":
         os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(5)  # the signal that asks for the stacks may reach another thread a moment after this one is woken
+    while args.how == "lock":
+        ctypes.PyDLL(None).sleep(60)  # C code that keeps Python's lock
     while args.how == "sleep":
         time.sleep(1)
 
