@@ -13,7 +13,7 @@ from hpcaccel.view.words import clean, size
 __all__ = ["Transfer"]
 
 LINE_SECONDS = 10.0
-"""Where there is no terminal; what is done before the first line is not spoken of at all."""
+"""Where there is no terminal; what takes less is not spoken of at all."""
 
 
 class Transfer:
@@ -23,7 +23,7 @@ class Transfer:
         self._what = clean(what)
         self._stream = sys.stderr if stream is None else stream
         self._lock = threading.Lock()
-        self._said = time.monotonic()
+        self._said: float | None = None
         self._bar: Any = None
         self._task: Any = None
 
@@ -50,6 +50,8 @@ class Transfer:
         with self._lock:
             if self._bar is not None:
                 self._bar.update(self._task, completed=done, total=total)
+            elif self._said is None:
+                self._said = time.monotonic()
             elif time.monotonic() - self._said > LINE_SECONDS:
                 self._said = time.monotonic()
                 print(f"{self._what}: {size(done)} of {size(total)}", file=self._stream, flush=True)

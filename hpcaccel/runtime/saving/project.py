@@ -55,11 +55,14 @@ class Numbered:
         self._configuration.iteration = max(self._configuration.iteration, self._highest() + 1)
 
     def prune(self, newest: Path) -> None:
-        """Delete the oldest beyond ``total_limit``, now that a newer one is there. What resists is logged."""
+        """Delete the oldest beyond ``total_limit``, but no pinned one, now that a newer one is there. What resists is
+        logged."""
         limit = self._configuration.total_limit
         if limit is None:
             return
         for path in [path for path in reversed(self.all()) if path != newest][max(limit - 1, 0) :]:
+            if any((checkpoint.path / layout.PINNED).exists() for checkpoint in layout.committed(path)):
+                continue
             try:
                 shutil.rmtree(path)
             except OSError as error:
