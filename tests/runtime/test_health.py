@@ -17,7 +17,7 @@ import torch
 from hpcaccel.process import node_name
 from hpcaccel.rundir import RunDir, read_json, read_lines
 from hpcaccel.runtime.health.position import position_of
-from hpcaccel.runtime.health.stragglers import OwnTime, StragglerWatch, slow_ranks
+from hpcaccel.runtime.health.stragglers import SAMPLE_STEPS, OwnTime, StragglerWatch, slow_ranks
 
 from .ranks import ROOT, Ranks, make_run
 
@@ -159,4 +159,40 @@ def test_a_ranks_own_time_ends_where_it_may_wait_for_others(
         own.backward_begins()  # of the next micro-batch
     assert own.take() == pytest.approx(microseconds, abs=1)
     assert own.step_seconds == pytest.approx(0.152)
+    assert own.take() == 0
+
+
+class Event:
+    """Of a device that is a millisecond further at each event, and behind with the last ones."""
+
+    count = 0
+
+    def __init__(self) -> None:
+        Event.count += 1
+        self.number = Event.count
+
+    def query(self) -> bool:
+        return self.number <= 8
+
+    def elapsed_time(self, other: Event) -> float:
+        return float(other.number - self.number)
+
+
+def test_on_a_gpu_its_own_clock_counts_on_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcaccel.runtime.health.stragglers._event", Event)
+    own = OwnTime(torch.device("cuda"), until_batch=False)
+    for _ in range(5 * SAMPLE_STEPS):
+        own.step_is_over()
+        own.backward_begins()
+        own.backward_begins()
+    assert Event.count == 10
+    assert own.take() == 1000
+
+
+def test_a_step_that_is_over_only_at_the_next_backward_pass_is_not_measured() -> None:
+    own = OwnTime(torch.device("cpu"), until_batch=False)
+    for _ in range(3):
+        own.backward_begins()
+        own.step_is_over()
+        own.forget()
     assert own.take() == 0
