@@ -65,7 +65,10 @@ def test_time_limit(cluster: Cluster, scenario: Scenario) -> None:
     nothing_follows(cluster, scenario)
 
 
-@pytest.mark.parametrize("how", ["scancel", "hpcaccel cancel", "hpcaccel stop", "scancel of what waits"])
+@pytest.mark.parametrize(
+    "how",
+    ["scancel", pytest.param("hpcaccel cancel", marks=pytest.mark.chaos), "hpcaccel stop", "scancel of what waits"],
+)
 def test_whoever_ends_it_ends_the_chain(cluster: Cluster, scenario: Scenario, how: str) -> None:
     scenario.plain("--wait", runtime={"stop": "signals"}, slurm={"partition": "gpuc0"}, resilience={"chain": 4})
     scenario.wait_for_word("starting")
@@ -88,6 +91,7 @@ def test_whoever_ends_it_ends_the_chain(cluster: Cluster, scenario: Scenario, ho
     nothing_follows(cluster, scenario)
 
 
+@pytest.mark.chaos
 def test_where_sbatch_is_forbidden_on_nodes(scenario: Scenario, tmp_path: Path) -> None:
     refusal = tmp_path / "bin" / "sbatch"
     refusal.parent.mkdir()
@@ -108,6 +112,7 @@ def test_where_sbatch_is_forbidden_on_nodes(scenario: Scenario, tmp_path: Path) 
     assert "resilience.chain_ahead: 4 has submit hand in all" in log
 
 
+@pytest.mark.chaos
 def test_caps_count_the_whole_chain(cluster: Cluster, scenario: Scenario) -> None:
     scenario.plain("--fail", resilience={"chain": 9, "restart_in_place": 0, "max_failures": 10})
     assert scenario.wait_until_over() == 1
@@ -116,6 +121,7 @@ def test_caps_count_the_whole_chain(cluster: Cluster, scenario: Scenario) -> Non
     nothing_follows(cluster, scenario)
 
 
+@pytest.mark.chaos
 def test_its_last_job_leaves_the_run_to_be_resumed(cluster: Cluster, scenario: Scenario) -> None:
     # A batch step that is killed says nothing; the next job finds out.
     scenario.plain("--wait", runtime={"stop": "signals"}, resilience={"chain": 2})
@@ -128,6 +134,7 @@ def test_its_last_job_leaves_the_run_to_be_resumed(cluster: Cluster, scenario: S
     assert "the last job of its chain (resilience.chain: 2)" in scenario.status()["detail"]
 
 
+@pytest.mark.chaos
 def test_a_job_that_may_not_be_requeued_names_chains(cluster: Cluster, scenario: Scenario) -> None:
     scenario.plain("--wait", runtime={"stop": "signals"})
     scenario.wait_for_word("starting")
