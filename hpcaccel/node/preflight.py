@@ -9,7 +9,6 @@ import hmac
 import json
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from hpcaccel.node.classify import Failure
 from hpcaccel.node.launch import Launch
 from hpcaccel.node.launcher import default_signals, share_gpus
 from hpcaccel.node.preflight_checks import TOKEN, WHERE, check_node
-from hpcaccel.node.preflight_ranks import try_together
+from hpcaccel.node.preflight_ranks import told_to_leave, try_together
 from hpcaccel.rundir import RunDir, write_json
 from hpcaccel.slurm import hostlist
 
@@ -33,7 +32,6 @@ __all__ = ["Preflight", "preflight"]
 QUICK_SECONDS = 60.0
 """How long all nodes together may take; healthy ones need one or two seconds."""
 LEAVE_SECONDS = 10.0
-GIVE_UP = {signal.SIGTERM, signal.SIGINT}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,15 +119,19 @@ def _run(command: Sequence[str], env: Mapping[str, str]) -> tuple[dict[str, list
         command, env=dict(env), stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, preexec_fn=default_signals
     ) as srun:
         end = time.monotonic() + QUICK_SECONDS
+        told = False
         while True:
             try:
                 output, errors = srun.communicate(timeout=0.5)
                 break
             except subprocess.TimeoutExpired:
+                told = told or told_to_leave()
                 if time.monotonic() > end + LEAVE_SECONDS:
                     srun.kill()
-                elif time.monotonic() > end or GIVE_UP & signal.sigpending():
+                elif time.monotonic() > end or told:
                     srun.terminate()
+    if told:
+        return {}, "the job is being ended"
     return dict(_answers(output.decode(errors="replace"))), errors.decode(errors="replace").strip()
 
 

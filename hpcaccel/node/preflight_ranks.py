@@ -20,7 +20,7 @@ from hpcaccel.node.rank import python_of, rank_environment
 from hpcaccel.rundir import RunDir
 from hpcaccel.slurm import hostlist
 
-__all__ = ["PROGRAM", "become_check", "judge_together", "try_together"]
+__all__ = ["PROGRAM", "become_check", "judge_together", "told_to_leave", "try_together"]
 
 START_SECONDS = 120.0
 """How long ranks may take to import torch, from a file system that may be cold."""
@@ -89,7 +89,13 @@ def try_together(
     }
     if launch.share_gpus:
         share_gpus(environment)
-    return judge_together(_run(command, environment, ranks=launch.ranks), launch, nodes)
+    words = _run(command, environment, ranks=launch.ranks)
+    return ({}, "") if told_to_leave() else judge_together(words, launch, nodes)
+
+
+def told_to_leave() -> bool:
+    """Whether the batch step, which blocks these signals, is to end: then who does not answer is not to blame."""
+    return bool({signal.SIGTERM, signal.SIGINT} & signal.sigpending())
 
 
 def judge_together(
@@ -134,7 +140,7 @@ def _run(command: Sequence[str], env: Mapping[str, str], *, ranks: int) -> list[
             if all_came is None and len({word["rank"] for word in _words(output)}) == ranks:
                 all_came = now
             late = now - start > START_SECONDS if all_came is None else now - all_came > TOGETHER_SECONDS + 5
-            if late or {signal.SIGTERM, signal.SIGINT} & signal.sigpending():
+            if late or told_to_leave():
                 _end(srun)
             time.sleep(0.2)
         return list(_words(output))

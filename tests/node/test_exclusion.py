@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from hpcaccel.node.allocation import SlurmAllocation
+from hpcaccel.node.chain import ChainedAllocation
 from hpcaccel.node.exclusion import Exclusions
 from hpcaccel.node.launch import Resilience
 from hpcaccel.node.ledger import Ledger
 from hpcaccel.records import AttemptEnd, AttemptStart
-from hpcaccel.rundir import RunDir
+from hpcaccel.rundir import RunDir, write_json
 from hpcaccel.slurm import JobState
 from hpcaccel.slurm.fake import FakeSlurm
 from hpcaccel.slurm.states import JobInfo, PartitionInfo
@@ -133,3 +134,15 @@ def test_a_slurm_that_excludes_nothing_is_no_reason_to_stop(
 ) -> None:
     allocation.avoid(["n1"], instead_of=["n1"], now=True)  # the job still runs
     assert "job 45 cannot be kept away from n1" in capsys.readouterr().out
+
+
+def test_in_a_chain_the_jobs_that_wait_are_told(
+    run: RunDir, slurm: FakeSlurm, allocation: SlurmAllocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for job_id in ("46", "47"):
+        slurm.jobs[job_id] = JobInfo(job_id=job_id, state=JobState.PENDING, partition="gpu", excluded_nodes="n4")
+    write_json(run.record, {"job_ids": ["45"], "links": ["45", "46", "47"]})
+    chained = ChainedAllocation(run, limits(chain=5), slurm)  # type: ignore[arg-type]
+    chained.avoid(["n2"], instead_of=["n2"])
+    assert chained.requeue() == ""
+    assert [slurm.jobs[job_id].excluded_nodes for job_id in ("46", "47")] == ["n2,n4", "n2,n4"]

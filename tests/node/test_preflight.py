@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ import pytest
 
 from hpcaccel.node import preflight_checks
 from hpcaccel.node.launch import Launch, Resilience
-from hpcaccel.node.preflight import Preflight, _reception
+from hpcaccel.node.preflight import Preflight, _reception, preflight
 from hpcaccel.node.preflight_checks import TOKEN, WHERE, check_node
 from hpcaccel.node.preflight_ranks import PROGRAM, judge_together
+from hpcaccel.rundir import RunDir
 
 from .conftest import LocalRun
 
@@ -144,6 +146,37 @@ def test_the_way_to_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert found == "the name of rank 0's node, no-such-node.invalid, has no address here"
     with _reception(["elsewhere", "n2"]) as variables:
         assert variables == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "findings", "said"),
+    [
+        (
+            """echo '{"node": "n1", "findings": []}'; echo login; echo '{"node": "n2", "findings": ["x"]}'""",
+            ["x"],
+            "n2: x",
+        ),
+        ("""echo '{"node": "n1", "findings": []}'""", ["no answer to the checks"], "n2: no answer to the checks"),
+        ("echo 'srun: error: Unable to create step' >&2; exit 1", None, "no node was looked at: srun: error: Unable"),
+    ],
+)
+def test_all_nodes_are_asked_through_srun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, findings: list[str] | None, said: str
+) -> None:
+    _program(tmp_path / "srun", f"echo $* > {tmp_path}/words; {line}")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    run = RunDir(tmp_path / "run")
+    run.attempt(1).mkdir(parents=True)
+    heard: list[str] = []
+    quick = replace(launch().resilience, preflight="quick")
+    checked = preflight(
+        run, launch(resilience=quick), attempt=1, nodes=["n1", "n2"], avoid=["n0"], say=heard.append
+    )  # fmt: skip
+    assert checked.findings == ({"n1": [], "n2": findings} if findings is not None else {})
+    assert said in heard[0]
+    words = (tmp_path / "words").read_text()
+    assert "--nodes=2 --ntasks=2" in words
+    assert "--exclude=n0" in words
 
 
 # -- who is to blame ----------------------------------------------------------------------------------------------
