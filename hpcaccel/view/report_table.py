@@ -87,7 +87,7 @@ def interval_lines(interval: Interval) -> Iterator[str]:
         yield f"how often to save: nothing has interrupted this run so far ({numbers})"
         return
     yield (
-        f"how often to save: every {interval.suggested_steps} steps ({interval.suggested_seconds / 60:.3g} min) would "
+        f"how often to save: every {interval.suggested_steps} steps ({_time(interval.suggested_seconds)}) would "
         f"cost least, {_percent(interval.cost(interval.suggested_seconds))} of the time"
     )
     often = "interruption" if interval.interruptions == 1 else "interruptions"
