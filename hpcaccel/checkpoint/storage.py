@@ -7,15 +7,15 @@ checkpoint has been made one (see ``tree``). A file that is written in the backg
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
@@ -34,7 +34,7 @@ from torch.futures import Future
 from hpcaccel import layout
 from hpcaccel.checkpoint import manifest
 from hpcaccel.checkpoint.manifest import FileRecord, Index, Piece
-from hpcaccel.checkpoint.ranks import Damaged
+from hpcaccel.checkpoint.reading import Batch, StoredFile, batches, check, other_crc
 from hpcaccel.checkpoint.staging import RING_BYTES, Memory, raw_bytes, stream
 from hpcaccel.checkpoint.writer_files import combined_crc, rank_file
 from hpcaccel.errors import CheckpointError
@@ -43,8 +43,9 @@ from hpcaccel.rundir import atomic_write
 __all__ = ["ShardReader", "ShardWriter", "pieces_of", "rank_file", "raw_bytes", "stored_lengths"]
 
 ALIGNMENT_BYTES = 64
-BUFFER_BYTES = 1 << 20
-"""Small chunks reach the file system together, in writes and reads of this size; larger ones as they are."""
+READ_BYTES = 4 << 20
+READERS = 2
+"""Threads: while one checks what it has read the other reads."""
 
 
 class ShardWriter(StorageWriter):
@@ -180,11 +181,21 @@ class ShardReader(StorageReader):
             Damaged: a file is missing, too short, or not what was committed.
         """
         work = sorted(((self.index.pieces[item.storage_index], item) for item in plan.items), key=_place)
-        with self._files() as open_file, torch.no_grad():
-            for piece, item in work:
-                target = planner.resolve_tensor(item).detach()
-                self._read_item(open_file(piece.file), piece, item, target)
-                planner.commit_tensor(item, target)
+        targets = [planner.resolve_tensor(item).detach() for _, item in work]
+        with self._files() as open_file, ThreadPoolExecutor(READERS) as readers:
+            found = list(batches(work, targets))
+            for batch, later in zip(found, [*found[READERS:], *[None] * READERS], strict=False):
+                batch.file, batch.later = open_file(batch.pieces[0].file), later
+            for batch in found[:READERS]:
+                batch.announce()
+            try:
+                # In order, so that the first thing that is wrong is told of, whoever finds another one sooner.
+                for _ in readers.map(self._read_batch, found):
+                    pass
+            finally:
+                readers.shutdown(cancel_futures=True)
+        for target, (_, item) in zip(targets, work, strict=True):
+            planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -196,61 +207,74 @@ class ShardReader(StorageReader):
             Damaged: they are not what was committed.
         """
         piece = self.index.pieces[MetadataIndex(key, self.index.tensor(key).chunks[0].offsets)]
-        data = bytearray(piece.length)
         with self._files() as open_file:
-            self._read(open_file(piece.file), piece, key, memoryview(data))
-        return bytes(data)
+            data = open_file(piece.file).read(piece.offset, piece.stored, key)
+        check(self._directory / piece.file, piece, key, memoryview(data))
+        return bytes(data[: piece.length])
 
-    def _read_item(self, file: BinaryIO, piece: Piece, item: ReadItem, target: torch.Tensor) -> None:
-        """Straight into the tensor where its memory allows, else through a buffer of one chunk."""
-        key = item.storage_index.fqn
-        tensor = self.index.tensor(key)
+    def _read_batch(self, batch: Batch) -> None:
+        """Straight into the tensor where its memory allows, else through a buffer."""
+        assert batch.file is not None
+        if batch.later is not None:
+            batch.later.announce()
+        with torch.no_grad():
+            if len(batch.items) == 1 and self._fits(batch.items[0], batch.pieces[0], batch.targets[0]):
+                self._read_straight(batch.file, batch.pieces[0], batch.items[0], batch.targets[0])
+                return
+            begin = batch.pieces[0].offset
+            data = memoryview(batch.file.read(begin, batch.end - begin, batch.items[0].storage_index.fqn))
+            checked: set[int] = set()
+            for piece, item, target in zip(batch.pieces, batch.items, batch.targets, strict=True):
+                at = piece.offset - begin
+                if piece.offset not in checked:
+                    check(batch.file.path, piece, item.storage_index.fqn, data[at : at + piece.stored])
+                    checked.add(piece.offset)
+                self._place(data[at : at + piece.length], item, target)
+
+    def _fits(self, item: ReadItem, piece: Piece, target: torch.Tensor) -> bool:
+        """Whether the chunk and the target are the same bytes."""
+        dtype = self.index.tensor(item.storage_index.fqn).properties.dtype
         whole = piece.length == target.numel() * target.element_size()
-        if whole and target.device.type == "cpu" and target.is_contiguous() and target.dtype == tensor.properties.dtype:
-            self._read(file, piece, key, raw_bytes(target))
+        return whole and target.device.type == "cpu" and target.is_contiguous() and target.dtype == dtype
+
+    def _read_straight(self, file: StoredFile, piece: Piece, item: ReadItem, target: torch.Tensor) -> None:
+        """The CRC follows the bytes while they are still in the processor's cache."""
+        key, view, crc, done = item.storage_index.fqn, raw_bytes(target), 0, 0
+        while done < piece.length:
+            part = view[done : done + READ_BYTES]
+            file.read_into(part, piece.offset + done, key, piece)
+            crc = zlib.crc32(part, crc)
+            done += len(part)
+        padding = file.read(piece.offset + piece.length, piece.stored - piece.length, key)
+        if zlib.crc32(padding, crc) != piece.crc32:
+            raise other_crc(file.path, piece, key)
+
+    def _place(self, data: memoryview, item: ReadItem, target: torch.Tensor) -> None:
+        """The part of a chunk that is asked for, into its target."""
+        if not len(data):
             return
-        data = bytearray(piece.length)
-        self._read(file, piece, key, memoryview(data))
+        tensor = self.index.tensor(item.storage_index.fqn)
         sizes = next(chunk.sizes for chunk in tensor.chunks if chunk.offsets == item.storage_index.offset)
-        source = torch.frombuffer(data, dtype=torch.uint8).view(tensor.properties.dtype).reshape(sizes)
+        source = torch.frombuffer(data, dtype=torch.uint8).clone().view(tensor.properties.dtype).reshape(sizes)
         for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
             source = source.narrow(dimension, start, length)
         target.copy_(source)
 
-    def _read(self, file: BinaryIO, piece: Piece, key: str, target: memoryview) -> None:
-        padding = bytearray(piece.stored - piece.length)
-        try:
-            file.seek(piece.offset)
-            complete = file.readinto(target) == piece.length  # type: ignore[attr-defined]
-            complete = complete and file.readinto(padding) == len(padding)  # type: ignore[attr-defined]
-        except OSError as error:
-            if error.errno == errno.EIO:
-                raise Damaged(f"{file.name} cannot be read at byte {piece.offset}: {error.strerror}") from None
-            raise
-        if not complete:
-            raise Damaged(f"{file.name} ends before byte {piece.offset + piece.stored}, inside {key}")
-        if zlib.crc32(padding, zlib.crc32(target)) != piece.crc32:
-            raise Damaged(
-                f"{file.name} is damaged: {key}, {piece.stored} bytes from byte {piece.offset} on, has another CRC "
-                "than when it was committed"
-            )
-
     @contextmanager
-    def _files(self) -> Iterator[Any]:
+    def _files(self) -> Iterator[Callable[[str], StoredFile]]:
         """A function that opens a file of the checkpoint, each one once."""
-        with ExitStack() as stack:
-            opened: dict[str, BinaryIO] = {}
+        opened: dict[str, StoredFile] = {}
 
-            def open_file(name: str) -> BinaryIO:
-                if name not in opened:
-                    path = self._directory / name
-                    try:
-                        opened[name] = stack.enter_context(path.open("rb", buffering=BUFFER_BYTES))
-                    except FileNotFoundError:
-                        raise Damaged(f"{path} is missing") from None
-                return opened[name]
+        def open_file(name: str) -> StoredFile:
+            if name not in opened:
+                opened[name] = StoredFile(self._directory / name)
+            return opened[name]
 
+        try:
             yield open_file
+        finally:
+            for file in opened.values():
+                os.close(file.descriptor)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
