@@ -30,6 +30,9 @@ class OwnStream:
     def __init__(self, user: DataLoader[Any], sharing: Sharing, generator: torch.Generator) -> None:
         self._part = StreamPart(user.dataset, sharing)
         self._workers = bool(user.num_workers)
+        # A single worker sees the samples in their order, and what it is told when it starts.
+        self.counts_samples = not user.num_workers or (user.num_workers == 1 and not user.persistent_workers)
+        """Whether any place in the stream can be found again; else only the beginning of a round."""
         batched = user.batch_size is not None
         options = options_of(user, generator) | {"collate_fn": Counting(user.collate_fn, batched=batched)}
         if batched:
@@ -44,13 +47,15 @@ class OwnStream:
 
     def pull(self, behind: int, report: Progress, ready: Callable[[], None]) -> Iterator[Told]:
         """Batches, after so many units that are thrown away; ``ready`` is called when those are behind."""
-        in_samples = not self._workers
+        here = not self._workers
+        in_samples = here or (self.counts_samples and behind % self.units != 0)
         self._part.used = behind if in_samples else 0
-        self._part.report, self._part.ready = (report, ready) if in_samples else (None, None)
+        self._part.report, self._part.ready = (report, ready) if here else (None, None)
         with signals_held():
             source: Iterator[Any] = iter(self._inner)
         if not in_samples:
             source = forward(source, behind // self.units, report)
+        if not here:
             ready()
         for batch, samples, valid in source:
             yield Told(batch, samples, valid)
@@ -62,6 +67,7 @@ class ReadyStream:
     def __init__(self, loader: DataLoader[Any], batch_size: int | None) -> None:
         self._loader = loader
         self.units = batch_size or 1
+        self.counts_samples = False
         if loader.num_workers and not isinstance(loader.worker_init_fn, WorkerStart):
             loader.worker_init_fn = WorkerStart(WorkerInit(loader.worker_init_fn))
 
@@ -134,6 +140,8 @@ class TellingStream:
         behind = cursor.start - given
         if behind and cursor.resumed and self._bookmarks is None:
             self._explain(cursor, behind)
+        if behind % self._source.units and not self._source.counts_samples:
+            self._warn_of_repetition(cursor, behind % self._source.units)
         report = Progress("reading forward to where the training was", shown=shown, meanwhile=meanwhile)
         pulled = self._source.pull(behind, report, restore)
         return pulled if self._bookmarks is None else self._noted(pulled, self._bookmarks, cursor)
@@ -154,6 +162,14 @@ class TellingStream:
             what = "Give the dataset state_dict() and load_state_dict() to go on at once"
         warnings.warn(
             f"resuming epoch {cursor.epoch}: {behind} {cursor.unit} are read and thrown away, because {why}. {what}",
+            stacklevel=5,
+        )
+
+    def _warn_of_repetition(self, cursor: Cursor, count: int) -> None:
+        warnings.warn(
+            f"resuming epoch {cursor.epoch}: {count} {cursor.unit} that have been used come again, because this stream "
+            f"is read in steps of {self._source.units}, and another number of ranks or batch size has stopped in the "
+            "middle of one. Without workers, or with a single one that is not persistent, any place is found again",
             stacklevel=5,
         )
 
