@@ -274,7 +274,7 @@ class Supervisor:
                 self._hear_end(ranks)
             self._hear_users(ranks)
             self._watch_clock(ranks)
-            if self._hangs.look(ranks, judging=self.stop is None):
+            if self._hangs.look(ranks, judging=self._kill_at is None):
                 ranks.kill()
                 self._kill_at = time.monotonic() + KILL_AGAIN_SECONDS
         return code

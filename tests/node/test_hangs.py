@@ -221,6 +221,28 @@ class NoRanks:
         pass
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_ranks_that_do_not_answer_a_request_for_stacks_are_signalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    clock, run, ranks, said = Clock(monkeypatch), RunDir(tmp_path), NoRanks(), list[str]()
+    run.control.mkdir()
+    write(run, sign().beat)
+    watch = HangWatch(run, 1, setting=0, say=said.append)
+    watch.look(ranks, judging=True)
+    assert not (run.stacks(1) / "asked").exists()
+    (run.control / "stacks-1").touch()
+    watch.look(ranks, judging=True)
+    assert int((run.stacks(1) / "asked").read_text()) > 0
+    assert [path.name for path in run.control.iterdir()] == ["honoured-stacks-1"]
+    if answers:
+        (run.stacks(1) / "0.txt").write_text("here")
+    clock.now += 30
+    watch.look(ranks, judging=True)
+    watch.look(ranks, judging=True)
+    assert ranks.dumps == (0 if answers else 1)
+
+
 def test_what_goes_wrong_in_looking_ends_nothing(tmp_path: Path) -> None:
     said: list[str] = []
     run = RunDir(tmp_path)
