@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hpcaccel.layout import newest
-from hpcaccel.rundir import RunDir, read_lines
+from hpcaccel.rundir import RunDir, read_json, read_lines
 from hpcaccel.submission.facts import read_record
 from hpcaccel.submission.status import RunStatus
 from hpcaccel.view.history import Attempt, read_attempts, steps_lost, total_steps
@@ -87,7 +87,7 @@ def overview(run: RunDir, status: RunStatus) -> Overview:
         attempts=status.attempts,
         step=_step(attempts, metrics),
         total_steps=total_steps(attempts),
-        steps_lost=steps_lost(attempts, metrics.last_step),
+        steps_lost=steps_lost(attempts, _last_steps(run, attempts, metrics)),
         first_loss=metrics.first[LOSS][1] if LOSS in metrics.first else None,
         last_loss=metrics.last[LOSS][1] if LOSS in metrics.last else None,
         checkpoint=checkpoint.name if checkpoint is not None else None,
@@ -108,6 +108,16 @@ def _failure(status: RunStatus, attempts: list[Attempt]) -> dict[str, str]:
     if status.state != "failed" or end is None:
         return {}
     return {"error_class": end.error_class or "", "advice": end.advice}
+
+
+def _last_steps(run: RunDir, attempts: list[Attempt], metrics: Metrics) -> dict[int, int]:
+    """The last step of each attempt; of one that was killed, the metrics may know less than rank 0 had written down."""
+    last = dict(metrics.last_step)
+    for attempt in attempts:
+        timed = (read_json(run.timing(attempt.number)) or {}).get("last_step")
+        if timed is not None:
+            last[attempt.number] = max(timed, last.get(attempt.number, 0))
+    return last
 
 
 def _step(attempts: list[Attempt], metrics: Metrics) -> int | None:

@@ -89,11 +89,11 @@ def test_every_part_is_within_two_percent_of_what_was_injected(disturbed: Distur
     typical = sorted(seconds for one in steps.values() for seconds in one.values())[45]
     first_steps = sum(steps[n][resumed[n] + 1] - typical for n in steps)
     kept = {**{s: t for s, t in steps[1].items() if s <= 30}, **steps[2], **steps[3]}
-    assert sorted(kept) == list(range(1, 61))
+    assert sorted(kept) == list(range(1, 71))
     slow = sum(seconds - typical for step, seconds in steps[3].items() if seconds > 0.2 and step != stopped + 1)
     pauses = sum(0.05 for step in steps[2] if 44 <= step < stopped)
     truth = {
-        "training": 60 * typical,
+        "training": 70 * typical,
         "slow": slow + pauses,
         "lost": 5 * typical,
         "stall": sum(run.all("saved")) + 1.2,  # those at which the script left, or that came after its loop
@@ -118,13 +118,13 @@ def test_every_part_is_within_two_percent_of_what_was_injected(disturbed: Distur
     assert not wrong, (downtime, told["seconds"])
     ratio = truth["training"] / (total - told["seconds"]["paused"])
     assert told["ettr"] == pytest.approx(ratio, abs=0.02)
-    assert told["steps"] == 60
+    assert told["steps"] == 70
     assert 1 <= told["steps_lost"] <= 5  # what rank 0 had not written down yet died with it
 
 
 def test_what_people_see(disturbed: Disturbed) -> None:
     text = disturbed.cli("report", disturbed.dir.run_id)
-    for word in ("effective training time (ETTR)", "goodput", "steps: 60", "paused", "how often to save: every"):
+    for word in ("effective training time (ETTR)", "goodput", "steps: 70", "paused", "how often to save: every"):
         assert word in text, text
     for line in text.splitlines():
         if line.startswith("ended"):
