@@ -40,7 +40,7 @@ def list_(
 ) -> None:
     """List the checkpoints of a run or a directory."""
     from hpcaccel.submission.checkpoints import find_place
-    from hpcaccel.view.checkpoints import list_checkpoints, print_checkpoints
+    from hpcaccel.view.checkpoints import list_checkpoints, print_checkpoints, put_aside
 
     directory = find_place(place)
     found = list_checkpoints(directory)
@@ -53,6 +53,8 @@ def list_(
                 note(one.problem)
     else:
         note(f"there are no checkpoints in {directory} yet")
+    if not json and (aside := put_aside(directory)):
+        note(f"put aside, and neither used nor deleted: {', '.join(aside)}")
 
 
 @app.command()

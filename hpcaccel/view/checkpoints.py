@@ -18,7 +18,7 @@ from hpcaccel.layout.pins import is_pinned
 from hpcaccel.view.tables import console_for
 from hpcaccel.view.words import clean, clock_time, size
 
-__all__ = ["Listed", "list_checkpoints", "parts", "print_checkpoint", "print_checkpoints", "print_tensors"]
+__all__ = ["Listed", "list_checkpoints", "parts", "print_checkpoint", "print_checkpoints", "print_tensors", "put_aside"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,12 @@ def list_checkpoints(place: Path) -> list[Listed]:
     if (place / layout.MANIFEST).exists():
         return [_listed(place, None)]
     return [_listed(path, step) for step, path in reversed(layout.step_directories(place))]
+
+
+def put_aside(place: Path) -> list[str]:
+    """Names of damaged checkpoints, and of those of a course of training that was given up."""
+    names = [entry.name for entry in place.iterdir()] if place.is_dir() else []
+    return sorted(name for name in names if name.startswith(("quarantined_step_", "superseded_step_")))
 
 
 def _listed(path: Path, step: int | None) -> Listed:

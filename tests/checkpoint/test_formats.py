@@ -112,6 +112,8 @@ def test_a_whole_state_goes_on_without_hpcaccel(tmp_path):
     again.scheduler.load_state_dict(saved["schedulers"][0])
     torch.set_rng_state(saved["ranks"][0]["state"]["torch"])
     assert saved["manifest"]["step"] == 2
+    convert(Request(str(tmp_path / "all.pt"), str(tmp_path / "made"), "hpcaccel", part="models.0"))
+    assert len(Contents(tmp_path / "made").tree["models"][0]) == len(saved["models"][0])
     assert again.steps(3) == losses
     assert again.digest() == training.digest()
 

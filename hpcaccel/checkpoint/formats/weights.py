@@ -81,13 +81,16 @@ def model_in(saved: Mapping[Any, Any], part: str | None, where: object) -> dict[
 
 
 def _at(saved: Mapping[Any, Any], part: str, where: object) -> Mapping[Any, Any]:
-    """Keys may hold dots themselves: the longest that fits is taken."""
+    """Keys may hold dots themselves: the longest that fits is taken. Items of lists have their numbers."""
     if part == "":
         return saved
     words = part.split(".")
     for count in range(len(words), 0, -1):
         key = ".".join(words[:count])
-        if isinstance(inner := saved.get(key), Mapping):
+        inner = saved.get(key)
+        if isinstance(inner, list):
+            inner = {str(number): item for number, item in enumerate(inner)}
+        if isinstance(inner, Mapping):
             return _at(inner, ".".join(words[count:]), where)
     keys = ", ".join(map(str, list(saved)[:_SHOWN]))
     raise CheckpointError(f"--part {part!r} is not in {where} (there: {keys})")
