@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -33,6 +34,7 @@ __all__ = [
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
+PORT_TRIES = 100
 AFTER_FIRST_SECONDS = 15
 """How long the other local ranks have when one has failed, as srun's --kill-on-bad-exit gives them."""
 
@@ -62,11 +64,35 @@ class Ranks(Protocol):
 def free_port() -> int:
     """A TCP port that is free on this host at this moment.
 
-    The kernel does not hand the same one out again soon, so two jobs on one node do not meet on it.
+    It is taken only when the ranks have imported torch. Connections that go out meanwhile get their ports from one
+    range (ip(7)), so this one comes from outside of it; by chance, so that two jobs on one node do not meet on it.
     """
+    first, last = _ports_of_connections()
+    dice = random.SystemRandom()
+    for _ in range(PORT_TRIES):
+        port = dice.randrange(10_000, 1 << 16)
+        if not first <= port <= last and _is_free(port):
+            return port
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
+
+
+def _ports_of_connections() -> tuple[int, int]:
+    try:
+        first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    except OSError:
+        return 32_768, 60_999
+    return int(first), int(last)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 def start_ranks(

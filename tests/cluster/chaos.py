@@ -26,10 +26,12 @@ from . import injectors
 from .dev_cluster import Cluster, program, wait_until
 from .scenario import Scenario
 
-STEPS_PER_FAULT = 30
+STEPS_PER_FAULT = 20
 STEPS_PER_EPOCH = 10
-PAUSE_SECONDS = 0.25
+PAUSE_SECONDS = 0.4
 EVERY_STEPS = 2
+CALM_EVERY_STEPS = 100
+HANG_SECONDS = 15
 PATIENCE_SECONDS = 240
 
 Fault = Callable[["Chaos"], str]
@@ -114,6 +116,13 @@ def pause_a_rank(chaos: Chaos) -> str:
         time.sleep(seconds)
         injectors.signal_rank(chaos.run, rank, signal.SIGCONT)
     return f"rank {rank} for {seconds:.1f} s"
+
+
+def stop_a_rank_for_good(chaos: Chaos) -> str:
+    rank, ends = chaos.dice.randrange(4), len(chaos.run.lines("end"))
+    injectors.signal_rank(chaos.run, rank, signal.SIGSTOP)
+    chaos.wait_for_end(ends)
+    return f"rank {rank}, noticed"
 
 
 def sigterm_to_a_rank(chaos: Chaos) -> str:
@@ -264,6 +273,7 @@ FAULTS: dict[str, Fault] = {
     "all ranks of a node killed": kill_all_ranks_of_a_node,
     "killed inside a save": kill_inside_a_save,
     "a rank paused": pause_a_rank,
+    "a rank stopped for good": stop_a_rank_for_good,
     "SIGTERM to a rank": sigterm_to_a_rank,
     "SIGTERM to all, twice": sigterm_twice_to_all,
     "disk full or I/O error": disk_fault,
@@ -295,13 +305,13 @@ def schedule(faults: int, seed: int) -> list[str]:
 # -- the whole -----------------------------------------------------------------------------------------------------
 
 
-def train(run: Scenario, *words: str, epochs: int, strategy: str, faults: int) -> None:
+def train(run: Scenario, *words: str, epochs: int, strategy: str, faults: int, every_steps: int) -> None:
     run.train(
         "--epochs", str(epochs), *words,
         runtime={"strategy": strategy},
         slurm={"time": 600},
-        checkpoint={"every_steps": EVERY_STEPS, "keep": 3},
-        resilience={"max_failures": 10 * faults + 10, "restart_in_place": 2},
+        checkpoint={"every_steps": every_steps, "keep": 3},
+        resilience={"max_failures": 10 * faults + 10, "restart_in_place": 2, "hang_timeout_seconds": HANG_SECONDS},
     )  # fmt: skip
 
 
@@ -310,7 +320,7 @@ def attack(chaos: Chaos, names: Sequence[str], *, epochs: int, strategy: str = "
     slow = chaos.run.folder / "slow"
     slow.touch()
     words = ("--pause", str(PAUSE_SECONDS), "--while-there", str(slow))
-    train(chaos.run, *words, epochs=epochs, strategy=strategy, faults=len(names))
+    train(chaos.run, *words, epochs=epochs, strategy=strategy, faults=len(names), every_steps=EVERY_STEPS)
     print(f"run directory: {chaos.run.dir.path}", flush=True)
     began = time.monotonic()
     for number, name in enumerate(names, 1):
@@ -360,7 +370,7 @@ def disturb(root: Path, *, faults: int, seed: int, strategy: str = "ddp") -> boo
             (root / name).mkdir()
         epochs = (faults + 2) * STEPS_PER_FAULT // STEPS_PER_EPOCH
         calm = Scenario(cluster, root / "calm")
-        train(calm, epochs=epochs, strategy=strategy, faults=0)
+        train(calm, epochs=epochs, strategy=strategy, faults=0, every_steps=CALM_EVERY_STEPS)
         assert calm.wait_until_over() == 0, calm.story
         chaos = Chaos(cluster, Scenario(cluster, root / "run"), random.Random(seed))
         attack(chaos, schedule(faults, seed), epochs=epochs, strategy=strategy)

@@ -95,7 +95,7 @@ def test_a_pickle_is_never_opened(waiting: Scenario, assert_exact: Exact, tmp_pa
     for item, name in ((newest, "COMMITTED"), (second, "index.json")):
         (item.path / name).write_bytes(bomb)
     for item in (third, fourth):
-        shard = next(path for path in files_of(item.path) if path.suffix == ".bin")
+        shard = next(path for path in files_of(item.path) if path.name.startswith("rank_"))
         shard.write_bytes(bomb.ljust(shard.stat().st_size, b"\0"))
     falls_back_to(waiting, good, [newest, second, third, fourth])
     assert not mark.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -54,6 +55,7 @@ def ends_as_undisturbed(run: Scenario, factory: pytest.TempPathFactory) -> None:
 
 
 def nodes_of(run: Scenario, attempt: int = 1) -> list[str]:
+    """Of an attempt that has started."""
     nodes = run.lines("start")[attempt - 1]["nodes"]
     assert isinstance(nodes, list)
     return nodes
@@ -66,7 +68,7 @@ def test_power_cut(own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPat
     run.wait_for_step(12)
     lost = nodes_of(run)[0 if which == "first" else 1]
     with taken_away(own, lost):
-        run.wait_for_ends(1)
+        run.wait_for_word("starting", attempt=2)
         assert lost not in nodes_of(run, 2), run.story
         run.wait_for_step(13, attempt=2)
     ends_as_undisturbed(run, tmp_path_factory)
@@ -144,6 +146,18 @@ def test_a_crash_while_the_controller_is_away(
     with taken_away(own, "slurmctld"):
         signal_rank(run, 1)
         time.sleep(15)
+    ends_as_undisturbed(run, tmp_path_factory)
+    assert run.ends == [("failed", "restart"), ("completed", "end")], run.story
+
+
+def test_a_rank_stopped_for_good(own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory) -> None:
+    run.train(*PAUSE, checkpoint={"every_steps": 5}, resilience={"hang_timeout_seconds": 10})
+    run.wait_for_step(12)
+    signal_rank(run, 2, signal.SIGSTOP)
+    run.wait_for_ends(1)
+    end = run.lines("end")[0]
+    assert (end["error_class"], end["checkpoint_step"]) == ("hang", 10), run.story
+    assert f"rank 2 on {nodes_of(run)[1]}" in end["detail"]
     ends_as_undisturbed(run, tmp_path_factory)
     assert run.ends == [("failed", "restart"), ("completed", "end")], run.story
 
