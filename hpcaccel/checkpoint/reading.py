@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import mmap
 import os
+import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,9 +16,14 @@ import torch
 from torch.distributed.checkpoint.planner import ReadItem
 
 from hpcaccel.checkpoint.manifest import Piece
+from hpcaccel.checkpoint.staging import STEP_BYTES, copy_bytes
+from hpcaccel.checkpoint.writer_files import BLOCK_BYTES, DIRECT, up_to_block
 from hpcaccel.errors import Damaged
 
-__all__ = ["Batch", "StoredFile", "batches", "check", "other_crc"]
+__all__ = ["Batch", "StoredFile", "batches", "check", "other_crc", "read_into"]
+
+BOUNCE_BYTES = 32 << 20
+"""What a thread reads at a time."""
 
 BATCH_BYTES = 1 << 20
 """Small chunks are read together, in one read of this size at most; larger ones by themselves."""
@@ -24,35 +32,87 @@ BATCH_BYTES = 1 << 20
 class StoredFile:
     """A file of a checkpoint, read from anywhere in it by several threads.
 
+    With direct I/O where the file system has it: nobody needs these bytes a second time, and a cache that takes them in
+    costs more than the copy from here to the tensor.
+
     Raises:
         Damaged: it is missing, too short, or the disk cannot read it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._direct = bool(DIRECT)
+        flags = os.O_RDONLY | os.O_CLOEXEC
         try:
-            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self.descriptor = os.open(path, flags | DIRECT)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self._direct = False
+                self.descriptor = os.open(path, flags)
         except FileNotFoundError:
             raise Damaged(f"{path} is missing") from None
 
+    def announce(self, offset: int, length: int) -> None:
+        """Let the disk begin: the cache reads ahead of those who check. Direct reads are long enough."""
+        if not self._direct:
+            os.posix_fadvise(self.descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+
     def read(self, offset: int, length: int, key: str) -> bytearray:
-        data = bytearray(length)
-        self.read_into(memoryview(data), offset, key)
+        """These bytes; ``key`` names what they belong to in errors."""
+        data = bytearray()
+        for part in self.parts(offset, length, key):
+            data += part
         return data
 
-    def read_into(self, view: memoryview, offset: int, key: str, piece: Piece | None = None) -> None:
-        done = 0
-        while done < len(view):
-            try:
-                count = os.preadv(self.descriptor, [view[done:]], offset + done)
-            except OSError as error:
-                if error.errno == errno.EIO:
-                    raise Damaged(f"{self.path} cannot be read at byte {offset}: {error.strerror}") from None
-                raise
-            if not count:
-                end = offset + len(view) if piece is None else piece.offset + piece.stored
+    def parts(self, offset: int, length: int, key: str) -> Iterator[memoryview]:
+        """These bytes piece by piece, each gone when the next one is asked for."""
+        end = offset + length
+        memory = _bounce(min(up_to_block(length + BLOCK_BYTES), BOUNCE_BYTES))
+        while offset < end:
+            skip = offset % BLOCK_BYTES
+            wanted = min(up_to_block(skip + end - offset), len(memory))
+            count = min(self._pread(memory[:wanted], offset - skip), skip + end - offset) - skip
+            if count <= 0:
                 raise Damaged(f"{self.path} ends before byte {end}, inside {key}")
-            done += count
+            yield memory[skip : skip + count]
+            offset += count
+
+    def _pread(self, memory: memoryview, offset: int) -> int:
+        try:
+            return os.preadv(self.descriptor, [memory], offset)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                raise Damaged(f"{self.path} cannot be read at byte {offset}: {error.strerror}") from None
+            if error.errno != errno.EINVAL or not self._direct:
+                raise
+        self._direct = False
+        fcntl.fcntl(self.descriptor, fcntl.F_SETFL, fcntl.fcntl(self.descriptor, fcntl.F_GETFL) & ~DIRECT)
+        return os.preadv(self.descriptor, [memory], offset)
+
+
+def read_into(target: memoryview, parts: Iterator[memoryview]) -> int:
+    """Copy what ``parts`` gives to ``target``, as far as it reaches; the CRC32 of all of it."""
+    crc, done = 0, 0
+    for part in parts:
+        for start in range(0, len(part), STEP_BYTES):  # checked while it is in the processor's cache
+            step = part[start : start + STEP_BYTES]
+            copy_bytes(target[done : done + len(step)], step)
+            crc = zlib.crc32(step, crc)
+            done += len(step)
+    return crc
+
+
+_own = threading.local()
+
+
+def _bounce(size: int) -> memoryview:
+    """Aligned memory of this thread, used again: fresh pages cost more than what is read into them."""
+    if len(getattr(_own, "memory", b"")) < size:
+        _own.memory = memoryview(mmap.mmap(-1, size))
+    found: memoryview = _own.memory
+    return found[:size]
 
 
 @dataclass
@@ -74,7 +134,7 @@ class Batch:
         """Let the disk begin: it reads ahead of those who check."""
         assert self.file is not None
         begin = self.pieces[0].offset
-        os.posix_fadvise(self.file.descriptor, begin, self.end - begin, os.POSIX_FADV_WILLNEED)
+        self.file.announce(begin, self.end - begin)
 
 
 def batches(work: list[tuple[Piece, ReadItem]], targets: list[torch.Tensor]) -> Iterator[Batch]:

@@ -19,9 +19,9 @@ import torch
 
 from hpcaccel.checkpoint.writer_files import BLOCK_BYTES, ShardFile, up_to_block
 
-__all__ = ["Memory", "available_bytes", "can_share", "no_room", "raw_bytes", "stream"]
+__all__ = ["Memory", "available_bytes", "can_share", "copy_bytes", "no_room", "raw_bytes", "stream"]
 
-RING_BYTES = 256 << 20
+RING_BYTES = 128 << 20
 """What a save that is waited for uses at most, where there is no larger memory already."""
 STEP_BYTES = 1 << 20
 """So much is copied and then checked, so that the check finds it in the processor's cache."""
@@ -209,6 +209,16 @@ def raw_bytes(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor in row-major order: its own memory where that is what it holds, else a copy."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return memoryview(plain.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # a buffer since PEP 688
+
+
+def copy_bytes(target: memoryview, source: memoryview) -> None:
+    """Copy as many bytes as ``target`` holds; other threads run meanwhile."""
+    if len(target):
+        ctypes.memmove(
+            ctypes.addressof(ctypes.c_char.from_buffer(target)),
+            ctypes.addressof(ctypes.c_char.from_buffer(source)),
+            len(target),
+        )
 
 
 def can_share() -> bool:

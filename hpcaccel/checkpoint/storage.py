@@ -34,7 +34,7 @@ from torch.futures import Future
 from hpcaccel import layout
 from hpcaccel.checkpoint import manifest
 from hpcaccel.checkpoint.manifest import FileRecord, Index, Piece
-from hpcaccel.checkpoint.reading import Batch, StoredFile, batches, check, other_crc
+from hpcaccel.checkpoint.reading import Batch, StoredFile, batches, check, other_crc, read_into
 from hpcaccel.checkpoint.staging import RING_BYTES, Memory, raw_bytes, stream
 from hpcaccel.checkpoint.writer_files import combined_crc, rank_file
 from hpcaccel.errors import CheckpointError
@@ -43,7 +43,6 @@ from hpcaccel.rundir import atomic_write
 __all__ = ["ShardReader", "ShardWriter", "pieces_of", "rank_file", "raw_bytes", "stored_lengths"]
 
 ALIGNMENT_BYTES = 64
-READ_BYTES = 4 << 20
 READERS = 2
 """Threads: while one checks what it has read the other reads."""
 
@@ -238,15 +237,8 @@ class ShardReader(StorageReader):
         return whole and target.device.type == "cpu" and target.is_contiguous() and target.dtype == dtype
 
     def _read_straight(self, file: StoredFile, piece: Piece, item: ReadItem, target: torch.Tensor) -> None:
-        """The CRC follows the bytes while they are still in the processor's cache."""
-        key, view, crc, done = item.storage_index.fqn, raw_bytes(target), 0, 0
-        while done < piece.length:
-            part = view[done : done + READ_BYTES]
-            file.read_into(part, piece.offset + done, key, piece)
-            crc = zlib.crc32(part, crc)
-            done += len(part)
-        padding = file.read(piece.offset + piece.length, piece.stored - piece.length, key)
-        if zlib.crc32(padding, crc) != piece.crc32:
+        key = item.storage_index.fqn
+        if read_into(raw_bytes(target), file.parts(piece.offset, piece.stored, key)) != piece.crc32:
             raise other_crc(file.path, piece, key)
 
     def _place(self, data: memoryview, item: ReadItem, target: torch.Tensor) -> None:

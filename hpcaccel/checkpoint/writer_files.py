@@ -17,11 +17,11 @@ from pathlib import Path
 
 from hpcaccel.rundir import FILE_MODE
 
-__all__ = ["BLOCK_BYTES", "ShardFile", "combined_crc", "rank_file", "up_to_block"]
+__all__ = ["BLOCK_BYTES", "DIRECT", "ShardFile", "combined_crc", "rank_file", "up_to_block"]
 
 BLOCK_BYTES = 4096
 LARGEST_WRITE_BYTES = 1 << 30
-_DIRECT: int = getattr(os, "O_DIRECT", 0)
+DIRECT: int = getattr(os, "O_DIRECT", 0)
 _POLYNOMIAL = 0xEDB88320
 
 
@@ -38,10 +38,10 @@ class ShardFile:
     """A file that must not be there yet. Nothing is on the disk for certain before ``finish`` has returned."""
 
     def __init__(self, path: Path) -> None:
-        self._direct = bool(_DIRECT)
+        self._direct = bool(DIRECT)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         try:
-            self._fd = os.open(path, flags | _DIRECT, FILE_MODE)
+            self._fd = os.open(path, flags | DIRECT, FILE_MODE)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
@@ -59,7 +59,7 @@ class ShardFile:
                 if error.errno != errno.EINVAL or not self._direct:
                     raise
                 self._direct = False
-                fcntl.fcntl(self._fd, fcntl.F_SETFL, fcntl.fcntl(self._fd, fcntl.F_GETFL) & ~_DIRECT)
+                fcntl.fcntl(self._fd, fcntl.F_SETFL, fcntl.fcntl(self._fd, fcntl.F_GETFL) & ~DIRECT)
 
     def finish(self, size: int) -> None:
         """Cut the file to ``size`` bytes, and return when they are on the disk."""
