@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcaccel.node.launch import Resilience
+from hpcaccel.node.allocation import Allocation
+from hpcaccel.node.launch import Launch, Resilience
 from hpcaccel.records import ExcludedNode, from_dict, to_dict
 from hpcaccel.rundir import RunDir, read_json, write_json
 
-__all__ = ["Exclusions"]
+__all__ = ["Exclusions", "Placement"]
 
 TRIES = 1
 """How often a job that starts on an excluded node goes back into the queue for it: Slurm may not let us exclude any."""
@@ -69,3 +70,58 @@ class Exclusions:
 
     def _write(self) -> None:
         write_json(self.run.excluded_nodes, {"version": 1, "nodes": [to_dict(one) for one in self.nodes]})
+
+
+class Placement:
+    """On which nodes of an allocation the ranks go, and which ones the run could do without."""
+
+    def __init__(self, run: RunDir, launch: Launch, allocation: Allocation) -> None:
+        self._launch = launch
+        self._allocation = allocation
+        self._exclusions = Exclusions.read(run, launch.resilience)
+
+    @property
+    def nodes(self) -> list[str]:
+        """Where the ranks go: the first nodes that are not excluded, or all if these are too few."""
+        good = self._good()
+        return good[: self._launch.nodes] if len(good) >= self._launch.nodes else self._allocation.nodes
+
+    @property
+    def others(self) -> list[str]:
+        """Nodes of the allocation that srun would else choose."""
+        return [node for node in self._allocation.nodes if node not in self.nodes]
+
+    def misplaced(self) -> list[str]:
+        """Nodes that the ranks would go to though they are excluded."""
+        active = self._exclusions.active()
+        return [node for node in self.nodes if node in active]
+
+    def worth_leaving(self, nodes: Sequence[str]) -> bool:
+        """Whether the job should go back into the queue for these nodes, which are excluded; counts the tries."""
+        if not self._launch.resilience.requeue:
+            return False
+        return bool(self._dispensable(nodes)) and self._exclusions.worth_another_try(nodes)
+
+    def excludable(self, blamed: Sequence[str]) -> tuple[tuple[str, ...], bool]:
+        """Those of the nodes to blame that may be excluded; and whether the allocation has enough without them."""
+        blamed = self._exclusions.room_for(blamed)
+        if not blamed:
+            return (), False
+        # What environment.setup_per_node does was done on the first nodes only.
+        if not self._launch.setup_per_node and len(self._good(but=blamed)) >= self._launch.nodes:
+            return tuple(blamed), True
+        return tuple(self._dispensable(blamed)), False
+
+    def exclude(self, nodes: Sequence[str], *, why: str, detail: str, attempt: int) -> None:
+        self._exclusions.add(nodes, why=why, detail=detail, attempt=attempt)
+
+    def tell_scheduler(self, *, now: bool = False) -> None:
+        """See ``Allocation.avoid``."""
+        self._allocation.avoid(self._exclusions.active(), instead_of=self._exclusions.ever(), now=now)
+
+    def _good(self, *, but: Sequence[str] = ()) -> list[str]:
+        out = {*but, *self._exclusions.active()}
+        return [node for node in self._allocation.nodes if node not in out]
+
+    def _dispensable(self, nodes: Sequence[str]) -> list[str]:
+        return self._allocation.dispensable(nodes, needed=self._launch.nodes)

@@ -10,7 +10,6 @@ import dataclasses
 import os
 import signal
 import time
-from collections.abc import Sequence
 
 from hpcaccel import layout
 from hpcaccel.errors import HpcaccelError
@@ -21,7 +20,7 @@ from hpcaccel.node.chain import ChainedAllocation
 from hpcaccel.node.classify import Failure, classify
 from hpcaccel.node.control import cancel_was_asked, honour, pending_requests, ranks_ask
 from hpcaccel.node.deadline import Pace, forecast, lead_seconds, patience_seconds, read_pace, warnings
-from hpcaccel.node.exclusion import Exclusions
+from hpcaccel.node.exclusion import Placement
 from hpcaccel.node.hangs import HangWatch
 from hpcaccel.node.launch import Launch, read_launch
 from hpcaccel.node.launcher import Ranks, run_on_each_node, start_ranks
@@ -101,7 +100,7 @@ class Supervisor:
         self.launch = launch
         self.allocation = allocation
         self.ledger = Ledger.read(run)
-        self.exclusions = Exclusions.read(run, launch.resilience)
+        self.placement = Placement(run, launch, allocation)
         self.restarts = 0
         self.attempt = 0
         self.end_time: float | None = None
@@ -177,21 +176,13 @@ class Supervisor:
             return _exit_code(verdict)
         return None
 
-    @property
-    def nodes(self) -> list[str]:
-        """Where the ranks go: the first of those that are not excluded, or all if these are too few."""
-        excluded = self.exclusions.active()
-        good = [node for node in self.allocation.nodes if node not in excluded]
-        return good[: self.launch.nodes] if len(good) >= self.launch.nodes else self.allocation.nodes
-
     def _leave_excluded_nodes(self) -> int | None:
         """Back into the queue where the job has come to a node that it was to keep away from."""
-        bad = [node for node in self.nodes if node in self.exclusions.active()]
-        if not bad or not self.launch.resilience.requeue:
+        bad = self.placement.misplaced()
+        if not bad:
             return None
-        bad = self.allocation.dispensable(bad, needed=self.launch.nodes)
-        if not bad or not self.exclusions.worth_another_try(bad):
-            self._say(f"going on, though on nodes that were excluded: see {self.run.excluded_nodes}")
+        if not self.placement.worth_leaving(bad):
+            self._say(f"going on, though {', '.join(bad)} was excluded: see {self.run.excluded_nodes}")
             return None
         detail = f"started on {', '.join(bad)}, which the run keeps away from"
         self._say(detail)
@@ -202,10 +193,10 @@ class Supervisor:
         if verdict.by_scheduler and not chained:
             self._say("the scheduler brings this job back by itself")
             if verdict.exclude:
-                self.allocation.avoid(self.exclusions.active(), instead_of=self.exclusions.ever(), now=True)
+                self.placement.tell_scheduler(now=True)
             return EXIT_CONTINUED
         self._say("the next job of the chain goes on" if chained else "requeueing")
-        self.allocation.avoid(self.exclusions.active(), instead_of=self.exclusions.ever())
+        self.placement.tell_scheduler()
         problem = self.allocation.requeue()
         if problem:
             cancelled = problem == TAKEN_DOWN
@@ -235,7 +226,7 @@ class Supervisor:
                 time=started,
                 job_id=self.allocation.job_id,
                 restart_count=self.allocation.restart_count,
-                nodes=self.nodes,
+                nodes=self.placement.nodes,
                 ranks=self.launch.ranks,
                 checkpoint=newest.name if newest else None,
                 checkpoint_step=newest.step if newest else None,
@@ -244,7 +235,7 @@ class Supervisor:
             )
         )
         self._say(
-            f"attempt {self.attempt}: ranks: {self.launch.ranks}, nodes: {len(self.nodes)}, "
+            f"attempt {self.attempt}: ranks: {self.launch.ranks}, nodes: {len(self.placement.nodes)}, "
             f"from {newest.name if newest else 'the beginning'}"
         )
         if (verdict := self._preflight()) is not None:
@@ -253,9 +244,8 @@ class Supervisor:
         env = {"HPCACCEL_ATTEMPT": str(self.attempt)}
         if self.end_time is not None:
             env["HPCACCEL_DEADLINE"] = repr(self.end_time)
-        ranks = start_ranks(
-            self.run, self.launch, attempt=self.attempt, nodes=self.nodes, avoid=self._not_for_ranks(), env=env
-        )
+        nodes, avoid = self.placement.nodes, self.placement.others
+        ranks = start_ranks(self.run, self.launch, attempt=self.attempt, nodes=nodes, avoid=avoid, env=env)
         self._hangs = HangWatch(
             self.run, self.attempt, setting=self.launch.resilience.hang_timeout_seconds, say=self._say
         )
@@ -397,8 +387,8 @@ class Supervisor:
         return self._decide(code, situation, self._why(code) if code else None)
 
     def _decide(self, code: int, situation: Situation, failure: Failure | None) -> Verdict:
-        blamed = self.exclusions.room_for(situation.failed_nodes or (failure.nodes if failure else ()))
-        spare = self._can_do_without(blamed)
+        blamed = situation.failed_nodes or (failure.nodes if failure else ())
+        excludable, spare = self.placement.excludable(blamed)
         verdict = judge(
             Seen(
                 exit_code=code,
@@ -409,7 +399,7 @@ class Supervisor:
                 can_requeue=self.launch.resilience.requeue,
                 restarts_left=self.launch.resilience.restart_in_place - self.restarts,
                 failure=failure,
-                excludable=tuple(blamed if spare else self._dispensable(blamed)),
+                excludable=excludable,
                 spare=spare,
             )
         )
@@ -421,7 +411,7 @@ class Supervisor:
                 verdict = dataclasses.replace(verdict, decision="end", detail=detail, exclude=())
         if verdict.exclude:
             why, detail = verdict.error_class or "", verdict.detail
-            self.exclusions.add(verdict.exclude, why=why, detail=detail, attempt=self.attempt)
+            self.placement.exclude(verdict.exclude, why=why, detail=detail, attempt=self.attempt)
             self._say(f"keeping away from {', '.join(verdict.exclude)}: {why}")
         return verdict
 
@@ -431,12 +421,12 @@ class Supervisor:
             self.run,
             self.launch,
             attempt=self.attempt,
-            nodes=self.nodes,
-            avoid=self._not_for_ranks(),
+            nodes=self.placement.nodes,
+            avoid=self.placement.others,
             say=self._say,
         )
         self._preflight_seconds = checked.seconds
-        failure = checked.failure(self.nodes)
+        failure = checked.failure(self.placement.nodes)
         if failure is None:
             return None
         verdict = self._decide(1, self._ask_scheduler(), failure)
@@ -445,26 +435,13 @@ class Supervisor:
             return None
         return verdict
 
-    def _not_for_ranks(self) -> list[str]:
-        """Nodes of the allocation that srun would else choose."""
-        return [node for node in self.allocation.nodes if node not in self.nodes]
-
-    def _can_do_without(self, blamed: Sequence[str]) -> bool:
-        """Whether the allocation has nodes enough that are prepared and not excluded."""
-        out = {*blamed, *self.exclusions.active()}
-        good = [node for node in self.allocation.nodes if node not in out]
-        return bool(blamed) and not self.launch.setup_per_node and len(good) >= self.launch.nodes
-
-    def _dispensable(self, blamed: Sequence[str]) -> list[str]:
-        return self.allocation.dispensable(blamed, needed=self.launch.nodes) if blamed else []
-
     def _why(self, code: int) -> Failure:
         def classified(step_state: JobState | None = None) -> Failure:
             return classify(
                 self.run,
                 attempt=self.attempt,
                 exit_code=code,
-                nodes=self.nodes,
+                nodes=self.placement.nodes,
                 ranks_per_node=self.launch.ranks_per_node,
                 step_state=step_state,
             )
