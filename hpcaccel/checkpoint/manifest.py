@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+import hpcaccel
 from hpcaccel.checkpoint.tree import dtype_name, dtype_of
 from hpcaccel.errors import CheckpointError
 from hpcaccel.layout.sealed import INDEX, VERSION, read, read_index, seal
@@ -134,6 +135,7 @@ def build(*, files: list[FileRecord], **facts: Any) -> dict[str, Any]:
         "format": "hpcaccel",
         **facts,
         "time": time.time(),
+        "hpcaccel": hpcaccel.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "processor": processor(),

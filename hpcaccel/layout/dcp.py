@@ -122,6 +122,9 @@ _NAMES: dict[str, Any] = {
     f"{_HOME}.BytesStorageMetadata": _Bytes,
     f"{_HOME}.MetadataIndex": _Index,
     f"{_HOME}._MEM_FORMAT_ENCODING": Record,
+    # of older versions of torch
+    "torch.distributed._shard.sharded_tensor.metadata.TensorProperties": Record,
+    "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING": Record,
     "torch.distributed.checkpoint.filesystem._StorageInfo": Record,
     "torch.Size": lambda values=(): tuple(values),
     "torch.serialization._get_layout": Record,

@@ -56,6 +56,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise Damaged(f"{where} is damaged: it is not valid JSON") from None
     if not isinstance(manifest, dict) or seal(manifest) != text:
         raise Damaged(f"{where} is damaged: its CRC does not match its content")
+    if not isinstance(manifest.get("version"), int) or not isinstance(manifest.get("files"), dict):
+        raise Damaged(f"{where} is no manifest of a checkpoint")
     if manifest["version"] > VERSION:
         raise CheckpointError(
             f"{where} has version {manifest['version']}, written by a newer hpcaccel; this one reads up to {VERSION}"

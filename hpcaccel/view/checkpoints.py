@@ -126,7 +126,8 @@ def _facts(one: Listed) -> list[tuple[str, str]]:
         ("saved", f"{clock_time(said['time'])}, {said.get('reason') or 'no reason given'}"),
         ("guarantee", str(said.get("guarantee", "-"))),
         ("ranks", str(said.get("world_size", "-"))),
-        ("torch", f"{said.get('torch', '-')}, Python {said.get('python', '-')}, {said.get('processor', '-')}"),
+        ("written by", ", ".join(f"{name} {said[name]}" for name in ("hpcaccel", "torch", "python") if name in said)),
+        ("processor", str(said.get("processor", "-"))),
         ("size", f"{size(said.get('bytes', 0))} in {len(said.get('files', ()))} files"),
     ]
     if one.pinned:

@@ -129,6 +129,11 @@ def test_tensors_that_are_not_covered_or_nowhere_are_found(ours):
     assert "models.0.body.0.bias, whose bytes are nowhere" in problems
 
 
+def test_a_manifest_that_is_none_is_no_crash(ours):
+    (ours / layout.MANIFEST).write_bytes(sealed.seal({"anything": "else"}))
+    assert "is no manifest" in verify(ours).problems[0]
+
+
 def test_a_run_is_its_checkpoints_and_a_stranger_is_an_error(saved, tmp_path):
     assert checkpoints_in(saved) == [saved / "step_00000001"]
     (tmp_path / "file").write_text("no checkpoint")
