@@ -11,6 +11,7 @@ import io
 import multiprocessing
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -136,6 +137,9 @@ def train(rank: int, name: str, attempt: int) -> str | int:
 
         def backend(graph: Any, inputs: Any) -> Any:
             moment("compilation")
+            # A compiler, which a signal to all processes of the job would end.
+            compiler = subprocess.run(["bash", "-c", "kill -TERM $$; kill -USR2 $$; exit 7"], check=False)
+            assert compiler.returncode == 7
             return graph
 
         model = torch.compile(model, backend=backend)  # type: ignore[assignment]

@@ -3,6 +3,7 @@ into them."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Any
 
@@ -10,8 +11,9 @@ from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.parallel.wrapping import repeated_blocks
+from hpcaccel.runtime.training.stop import SIGNALS
 
-__all__ = ["compile_blocks", "compile_whole", "is_compiled", "options_of", "strip"]
+__all__ = ["compile_blocks", "compile_whole", "hold_signals", "is_compiled", "options_of", "strip"]
 
 
 def options_of(wish: Any, *, setting: bool = False) -> dict[str, Any] | None:
@@ -87,3 +89,31 @@ def strip(model: nn.Module) -> tuple[nn.Module, Any]:
         return model, None
     compiled: Any = model
     return compiled._orig_mod, compiled.dynamo_ctx
+
+
+def hold_signals() -> None:
+    """From now on, while torch compiles, the signals that stop a training are held back.
+
+    Compilers are processes of their own, and a signal that is sent to all processes of a job would end them: the
+    training would fail instead of stopping, or go on with other instructions than those of this processor. They
+    inherit what is held back; the rank hears the signal when it has compiled.
+    """
+    callbacks: Any = getattr(sys.modules.get("torch._dynamo"), "callback", None)
+    if callbacks is None or _hold in callbacks.callback_handler.start_callbacks:
+        return  # nothing is to be compiled, as far as anybody can know
+    callbacks.callback_handler.register_start_callback(_hold)
+    callbacks.callback_handler.register_end_callback(_release)
+
+
+_held: list[set[signal.Signals]] = []
+
+
+def _hold(*_: Any) -> None:
+    # Only what is listened to: a program with the signals' defaults is to end by them at once.
+    heard = {number for number in SIGNALS if callable(signal.getsignal(number))}
+    _held.append(heard - set(signal.pthread_sigmask(signal.SIG_BLOCK, heard)))
+
+
+def _release(*_: Any) -> None:
+    if _held:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _held.pop())

@@ -53,6 +53,7 @@ def prepare_model(session: Session, model: nn.Module, *, place: bool, evaluation
         prepared = compiler(wrapped)  # as the script had compiled it before
     elif options is not None:
         prepared = compiling.compile_whole(wrapped, options)
+    compiling.hold_signals()
     for raw in (model, inner, own):
         session.known.note(raw, prepared)
     session.prepared.models.append(prepared)
