@@ -10,8 +10,8 @@ import pytest
 
 from hpcaccel.node.allocation import SlurmAllocation
 from hpcaccel.node.chain import ChainedAllocation
-from hpcaccel.node.exclusion import Exclusions
-from hpcaccel.node.launch import Resilience
+from hpcaccel.node.exclusion import Exclusions, Placement
+from hpcaccel.node.launch import Launch, Resilience
 from hpcaccel.node.ledger import Ledger
 from hpcaccel.records import AttemptEnd, AttemptStart
 from hpcaccel.rundir import RunDir, write_json
@@ -146,3 +146,58 @@ def test_in_a_chain_the_jobs_that_wait_are_told(
     chained.avoid(["n2"], instead_of=["n2"])
     assert chained.requeue() == ""
     assert [slurm.jobs[job_id].excluded_nodes for job_id in ("46", "47")] == ["n2,n4", "n2,n4"]
+
+
+# -- where the ranks go -------------------------------------------------------------------------------------------
+
+
+class Nodes:
+    """An allocation of four nodes, of which Slurm would let us leave out n1 and n2."""
+
+    nodes = ["n1", "n2", "n3", "n4"]  # noqa: RUF012
+
+    def dispensable(self, nodes: list[str], *, needed: int) -> list[str]:
+        return [node for node in nodes if node in ("n1", "n2")]
+
+
+def placement(run: RunDir, *, nodes: int, setup: list[str] | None = None, **changes: Any) -> Placement:
+    launch = Launch(
+        callable=False, program=[], python=None, pythonpath=[], workdir="/", local=False, nodes=nodes,
+        ranks_per_node=1, cooperative=True, srun=[], share_gpus=False, setup_per_node=setup or [],
+        time_limit_seconds=None, resilience=limits(**changes),
+    )  # fmt: skip
+    return Placement(run, launch, Nodes())  # type: ignore[arg-type]
+
+
+def test_ranks_go_to_the_nodes_that_are_left(run: RunDir) -> None:
+    place = placement(run, nodes=3)
+    assert (place.nodes, place.others) == (["n1", "n2", "n3"], ["n4"])
+    place.exclude(["n2"], why="gpu_error", detail="", attempt=1)
+    assert (place.nodes, place.others, place.misplaced()) == (["n1", "n3", "n4"], ["n2"], [])
+
+
+def test_where_they_are_too_few_all_are_used_and_the_job_may_leave_once(run: RunDir) -> None:
+    place = placement(run, nodes=4)
+    place.exclude(["n2"], why="gpu_error", detail="", attempt=1)
+    assert (place.nodes, place.misplaced()) == (Nodes.nodes, ["n2"])
+    assert not placement(run, nodes=4, requeue=False).worth_leaving(["n2"])
+    assert place.worth_leaving(["n2"])
+    assert not place.worth_leaving(["n2"])
+    assert not place.worth_leaving(["n3"])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "setup", "blamed", "excludable", "spare"),
+    [
+        (3, None, ["n3"], ("n3",), True),
+        (3, ["true"], ["n2"], ("n2",), False),  # what is spare has not been set up
+        (4, None, ["n1"], ("n1",), False),
+        (4, None, ["n3"], (), False),
+        (4, None, [], (), False),
+        (1, None, ["n1", "n2", "n3"], ("n1", "n2"), True),  # the cap
+    ],
+)
+def test_which_nodes_may_be_excluded(
+    run: RunDir, nodes: int, setup: list[str] | None, blamed: list[str], excludable: tuple[str, ...], spare: bool
+) -> None:
+    assert placement(run, nodes=nodes, setup=setup).excludable(blamed) == (excludable, spare)
