@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpcaccel.checkpoint.engine import CheckpointEngine as CheckpointEngine
-    from hpcaccel.checkpoint.engine import Guarantee as Guarantee
-    from hpcaccel.checkpoint.engine import LoadedCheckpoint as LoadedCheckpoint
+    from hpcaccel.checkpoint.loading import Guarantee as Guarantee
+    from hpcaccel.checkpoint.loading import LoadedCheckpoint as LoadedCheckpoint
     from hpcaccel.checkpoint.rng import capture_rng as capture_rng
     from hpcaccel.checkpoint.rng import restore_rng as restore_rng
     from hpcaccel.checkpoint.state import Stateful as Stateful
     from hpcaccel.checkpoint.state import TrainingState as TrainingState
 
 _NAMES = {
-    "engine": "CheckpointEngine Guarantee LoadedCheckpoint",
+    "engine": "CheckpointEngine",
+    "loading": "Guarantee LoadedCheckpoint",
     "rng": "capture_rng restore_rng",
     "state": "Stateful TrainingState",
 }

@@ -24,22 +24,17 @@ was not renamed never counts.
 from __future__ import annotations
 
 import atexit
-import json
 import os
-import select
 import shutil
-import signal
-import subprocess
-import sys
 import time
 import weakref
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from hpcaccel.checkpoint.ranks import Ranks
 from hpcaccel.checkpoint.staging import Memory, no_room
+from hpcaccel.checkpoint.writer_process import WriterProcess
 from hpcaccel.errors import CheckpointError
 
 __all__ = ["Background", "Job", "Progress"]
@@ -50,10 +45,6 @@ EXIT_WAIT_SECONDS = (10.0, 2.0)
 """How long a rank that fails goes on living for its file, which may be of the newest state there is, and then rank 0
 for the commit, to which every rank must have come."""
 LONE_WAIT_SECONDS = 120.0
-_ROOT = Path(__file__).parents[2]
-_PROGRAM = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from hpcaccel.checkpoint.writer import main; main(sys.argv[2:])"
-)
 
 
 @dataclass(frozen=True)
@@ -84,7 +75,7 @@ class Background:
         self.memory: Memory | None = None
         self.job: Job | None = None
         """Of which it is not yet said, on all ranks, how it went."""
-        self._writer: _Writer | None = None
+        self._writer: WriterProcess | None = None
         self._problem: str | None = None
         self._at_exit = partial(_finish, weakref.ref(self), os.getpid())
 
@@ -119,11 +110,11 @@ class Background:
             self.memory = Memory(size)
         self._have_writer()
 
-    def _have_writer(self) -> _Writer:
+    def _have_writer(self) -> WriterProcess:
         if self._writer is None or self._writer.is_dead:
             assert self.memory is not None
             self._stop_writer()
-            self._writer = _Writer(self.memory)
+            self._writer = WriterProcess(self.memory)
             atexit.register(self._at_exit)
         return self._writer
 
@@ -245,92 +236,6 @@ class Background:
         self.job = None
         self._stop_writer()
         self.memory = None
-
-
-class _Writer:
-    """The process; see ``writer``."""
-
-    def __init__(self, memory: Memory) -> None:
-        arguments = [str(_ROOT), str(memory.descriptor), str(memory.size), str(os.getpid())]
-        # Signals that come while it starts are not for it either: the mask goes with it, for good.
-        before = signal.pthread_sigmask(
-            signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-        )
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _PROGRAM, *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                pass_fds=(memory.descriptor,),
-                bufsize=0,
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._input: IO[bytes] = self._process.stdin
-        self._output: IO[bytes] = self._process.stdout
-        os.set_blocking(self._output.fileno(), False)
-        self._poll = select.poll()
-        self._poll.register(self._output, select.POLLIN)
-        self._received = b""
-        self._words: dict[str, Any] = {}
-        self._problem: str | None = None
-        self._end = weakref.finalize(self, _end, self._process, os.getpid())
-        self._end.atexit = False
-
-    @property
-    def heard(self) -> set[str]:
-        """What it has said of the job that it has."""
-        return set(self._words)
-
-    @property
-    def is_dead(self) -> bool:
-        return self._process.poll() is not None
-
-    def send(self, order: dict[str, Any], index: bytes) -> None:
-        self._words.clear()
-        data = memoryview(json.dumps({**order, "index_bytes": len(index)}).encode() + b"\n" + index)
-        while data:
-            data = data[os.write(self._input.fileno(), data) :]
-
-    def look(self) -> str | None:
-        """Hear what it has said meanwhile; why it has failed, or None."""
-        while self._problem is None and self._poll.poll(0):
-            piece = os.read(self._output.fileno(), 1 << 16)
-            if not piece:
-                self._problem = f"the process that writes it has ended ({self._ended()})"
-                break
-            *lines, self._received = (self._received + piece).split(b"\n")
-            for line in lines:
-                self._words.update(json.loads(line))
-            self._problem = self._words.get("failed")
-        return self._problem
-
-    def _ended(self) -> str:
-        code = self._process.wait()
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-    def wait(self, seconds: float) -> None:
-        self._poll.poll(1000 * seconds)
-
-    def forget(self) -> dict[str, Any]:
-        words, self._words = self._words, {}
-        return words
-
-    def stop(self) -> None:
-        """End it, whatever it does."""
-        self._end()
-
-
-def _end(process: subprocess.Popen[bytes], owner: int) -> None:
-    if os.getpid() != owner:
-        return  # a fork of the rank, a data loader's worker say
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
 
 
 def _finish(reference: weakref.ref[Background], owner: int) -> None:
