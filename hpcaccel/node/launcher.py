@@ -35,6 +35,8 @@ _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
 PORT_TRIES = 100
+STEP_WAIT_SECONDS = 300
+"""How long srun tries to get a step: for a controller that is away, and not for ever where the nodes stay busy."""
 AFTER_FIRST_SECONDS = 15
 """How long the other local ranks have when one has failed, as srun's --kill-on-bad-exit gives them."""
 
@@ -176,6 +178,7 @@ class SrunRanks:
             "--unbuffered",
             "--kill-on-bad-exit=1",
             "--wait=60",
+            f"--immediate={STEP_WAIT_SECONDS}",
             "--export=ALL",
             f"--nodes={launch.nodes}",
             f"--ntasks={launch.ranks}",

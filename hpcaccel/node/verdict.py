@@ -123,6 +123,9 @@ def _failed(seen: Seen) -> Verdict:
         decision = "restart" if seen.spare and seen.restarts_left > 0 else "requeue" if seen.can_requeue else "end"
     elif row.follows == "requeue" and seen.can_requeue:
         decision = "requeue"
+    elif row.name == "launch" and seen.can_requeue:
+        # A step that Slurm has lost keeps its part of the allocation, in which no other would ever start.
+        decision = "requeue"
     elif row.follows != "end":
         decision = _try_again(seen)
     return Verdict(

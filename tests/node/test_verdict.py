@@ -59,6 +59,8 @@ def seen(**changes: Any) -> Seen:
         (seen(outcome=SAVED, stop=stop("pause"), situation=IN_GRACE), "preempted", "pause", False),
         (seen(exit_code=1, situation=NODE_FAILURE), "lost", "requeue", True),
         (seen(exit_code=0, situation=NODE_FAILURE), "lost", "requeue", True),  # srun has lost its nodes
+        (seen(exit_code=1, failure=failed("launch")), "failed", "requeue", False),
+        (seen(exit_code=1, failure=failed("launch"), can_requeue=False), "failed", "restart", False),
         (seen(exit_code=0, situation=NO_GRACE), "preempted", "requeue", True),
         (seen(outcome=SAVED, stop=stop("requeue", "preempted"), situation=NODE_FAILURE), "lost", "requeue", True),
         (seen(outcome=SAVED, exit_code=143, situation=TAKEN_DOWN), "cancelled", "end", False),
