@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from hpcaccel.runtime.training.stop import SIGNALS
 from tests.checkpoint.world import run_ranks
@@ -219,6 +219,46 @@ def test_all_ranks_leave_together_and_the_end_is_the_same(tmp_path: Path) -> Non
     assert results == expected
     said = "a stop was asked for during an evaluation: it comes at the next training step"
     assert said in log
+
+
+def _uneven(rank: int, folder: Path, stop: bool) -> list[tuple[int, int, float]]:
+    """Epochs of which the ranks have unequal parts, each as a whole in ``join_uneven_inputs``: the steps after each
+    attempt, this rank's batches in it, and the weight."""
+    from hpcaccel import Accelerator
+
+    found: list[tuple[int, int, float]] = []
+    while True:
+        accelerator = Accelerator(cpu=True, project_dir=str(folder), seed=1, even_batches=False)
+        model, batches = nn.Linear(1, 1), 0
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        loader = DataLoader(TensorDataset(torch.arange(7.0).reshape(7, 1)), batch_size=1)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        left = False
+        try:
+            for _ in accelerator.epochs(3):
+                with accelerator.join_uneven_inputs([model], even_batches=False):
+                    for (x,) in loader:
+                        accelerator.backward(model(x).mean())
+                        optimizer.step()
+                        optimizer.zero_grad()
+                        batches += 1
+                        if stop and not found and (batches, rank) == (2, 1):
+                            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+                accelerator.checkpoint()
+        except SystemExit:
+            left = True
+        found.append((accelerator.step, batches, accelerator.unwrap_model(model).weight.item()))
+        accelerator.end_training()
+        if not left:
+            return found
+
+
+def test_a_stop_among_ranks_of_unequal_length_comes_when_the_epoch_is_over(tmp_path: Path) -> None:
+    ((_, _, expected),), _ = run_ranks(_uneven, tmp_path / "whole", False)
+    stopped, others = run_ranks(_uneven, tmp_path / "stopped", True)
+    assert [(step, batches) for step, batches, _ in stopped] == [(4, 4), (12, 8)]
+    assert [batches for _, batches, _ in others] == [3, 6]
+    assert stopped[-1][2] == others[-1][2] == expected
 
 
 @pytest.mark.parametrize("arguments", [[], ["--from-step", "3"]], ids=["rendezvous", "training"])

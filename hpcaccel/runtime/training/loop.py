@@ -82,6 +82,8 @@ class Loop:
         self._stepped: set[int] = set()
         """Of the prepared optimizers but the first one those that have stepped since the last step was over."""
         self._held = 0
+        self._owes = False
+        """Whether steps have been done of which nobody was asked whether to save or to stop."""
         self._script_asks = False
         """Whether the script calls ``checkpoint``, and knows best when a step is over."""
         self._saved_step = 0
@@ -143,6 +145,7 @@ class Loop:
             self.step_is_over()
             if not self.finishing:
                 self._counters.epoch += 1
+                self._ask_at_once()  # not before: whoever goes on from here begins the next epoch
         self._exit()
 
     def steps(self, count: int) -> Iterator[int]:
@@ -233,7 +236,8 @@ class Loop:
 
     @contextmanager
     def ticks_held(self) -> Iterator[None]:
-        """Neither save nor stop inside, for ranks that do unequal numbers of steps there. All ranks enter and leave."""
+        """Neither save nor stop inside, for ranks that do unequal numbers of steps there, but after it (in ``epochs``:
+        after the epoch). All ranks enter and leave."""
         self._held += 1
         try:
             yield
@@ -241,6 +245,24 @@ class Loop:
             self._held -= 1
             # Ranks that have not stepped inside would not ask now, and those that have must not ask without them.
             self._seen_step = self._counters.step
+        self._owes = not self._held
+        if not self._used:
+            self._ask_at_once()
+
+    def _ask_at_once(self) -> None:
+        """All ranks are here, after steps of which nobody was asked: hear what was said before them, ask, and wait for
+        the answer. Epochs that are held as a whole would never save nor stop otherwise."""
+        if not self._owes:
+            return
+        self._owes = False
+        if self._fresh:
+            self._begin()
+        before = self._agreement.read() or Verdict()
+        self._issue()
+        now = self._agreement.read() or Verdict()
+        if before.stop or now.stop or before.save or now.save or self._saver.in_flight:
+            self._act(now._replace(stop=before.stop or now.stop, save=before.save or now.save))
+        self._issue()
 
     @property
     def finished_epochs_are_over(self) -> bool:
