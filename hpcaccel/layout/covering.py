@@ -14,7 +14,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 def covering_problem(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
     """What is wrong, in words; None where the boxes tile a tensor of ``shape``."""
     for at, size in boxes:
-        if len(at) != len(shape) or any(a < 0 or a + s > n for a, s, n in zip(at, size, shape, strict=False)):
+        if len(at) != len(shape) or any(a < 0 or s < 0 or a + s > n for a, s, n in zip(at, size, shape, strict=False)):
             return f"the chunk at {list(at)} of shape {list(size)} is not inside of shape {list(shape)}"
     covered, whole = sum(math.prod(size) for _, size in boxes), math.prod(shape)
     if covered < whole:

@@ -149,6 +149,8 @@ def _taken(path: Path, found: Any) -> Dcp:
         at = index.__dict__.get("offset")
         transforms = tuple(map(str, info.__dict__.get("transform_descriptors") or ()))
         place = Place(str(info.relative_path), int(info.offset), int(info.length), transforms)
+        if place.offset < 0 or place.length < 0:
+            raise ValueError(f"{index.fqn} at byte {place.offset}, {place.length} long")
         places[str(index.fqn), None if at is None else _numbers(at)] = place
     planned = found.__dict__.get("planner_data") or {}
     nested = {str(key): tuple(map(str, way)) for key, way in planned.items() if isinstance(way, tuple)}
@@ -187,6 +189,7 @@ def verify_dcp(path: Path, tell: Tell = lambda done, total: None) -> Report:
     with ThreadPoolExecutor(THREADS) as pool:
         answers = list(pool.map(check, work))
     report.problems += [problem for problem, _ in answers if problem is not None]
+    report.notes.append(f"{METADATA} has no CRC itself: it was checked against the files, and they against it")
     report.notes += sorted({note for _, note in answers if note is not None})
     report.bytes = sum(place.length for (_, place), answer in zip(work, answers, strict=True) if answer[1] is None)
     return report
