@@ -116,9 +116,16 @@ class Bench:
         self.x = torch.randn(2, WIDTH)
         self.step()
         self.state = TrainingState([self.model], [self.optimizer], per_rank={"rng": capture_rng()})
+        self.saved: list[Any] = []
         control = dist.new_group(backend="gloo")
         self.engine = CheckpointEngine(
-            directory / "ours", rank=rank, world_size=RANKS, group=control, keep=1, local_world_size=RANKS
+            directory / "ours",
+            rank=rank,
+            world_size=RANKS,
+            group=control,
+            keep=1,
+            local_world_size=RANKS,
+            on_saved=self.saved.append,
         )
         self.async_group = dist.new_group(backend="gloo")
         parts = [getattr(item, "_local_tensor", item) for item in self._tensors()]
@@ -190,13 +197,17 @@ class Bench:
             self.engine.load(path, self.state, fall_back=False)
 
     def ours_in_background(self) -> None:
+        def start() -> None:
+            self.engine.save(self.state, step=self.number, background=True)
+
         def finished() -> bool:
             return self.engine.progress() != "busy"
 
-        def start() -> Path:
-            return self.engine.save(self.state, step=self.number, background=True)
+        def end() -> float:
+            self.engine.drain()
+            return self.saved[-1].seconds if self.rank == 0 else 0.0  # the commit is rank 0's
 
-        self._asynchronous("ours: background", start, finished, self.engine.drain)
+        self._asynchronous("ours: background", start, finished, end)
 
     # -- torch's
 
@@ -244,8 +255,12 @@ class Bench:
             path = self.directory / f"dcp.{self.number}"
             state = self._state_dict()
             pending: list[Any] = []
+            ended: list[float] = []
+            begun = 0.0
 
             def start() -> None:
+                nonlocal begun
+                begun = time.perf_counter()
                 future = async_save(
                     state,
                     checkpoint_id=path,
@@ -254,8 +269,13 @@ class Bench:
                     async_stager=staging.DefaultStager(chosen),
                 )
                 pending.append(getattr(future, "upload_completion", future))
+                pending[0].add_done_callback(lambda _: ended.append(time.perf_counter()))
 
-            self._asynchronous(name, start, lambda: pending[0].done(), lambda: pending[0].result())
+            def end() -> float:
+                pending[0].result()
+                return ended[0] - begun
+
+            self._asynchronous(name, start, lambda: bool(ended), end)
             self._remove(path)
 
         return [lambda name=name: way(name) for name in kinds]  # type: ignore[misc]
@@ -297,21 +317,22 @@ class Bench:
         return _Timed(self, name)
 
     def _asynchronous(
-        self, name: str, start: Callable[[], object], finished: Callable[[], bool], end: Callable[[], object]
+        self, name: str, start: Callable[[], object], finished: Callable[[], bool], end: Callable[[], float]
     ) -> None:
-        """A save that goes on while steps are done: what it takes, and what the steps take longer."""
+        """A save that goes on while steps are done: what it takes, and what the steps take longer.
+
+        Args:
+            end: how many seconds after its beginning it was durable.
+        """
         undisturbed = self._steps(STEPS_AFTER)
         self.dist.barrier()
         begin = time.perf_counter()
         start()
         stall = time.perf_counter() - begin
-        seconds = []
-        durable = None
-        while durable is None or len(seconds) < STEPS_AFTER:
+        seconds: list[float] = []
+        while not finished() or len(seconds) < STEPS_AFTER:
             seconds += self._steps(1)
-            if durable is None and finished():
-                durable = time.perf_counter() - begin
-        end()
+        durable = end()
         usual = statistics.median(undisturbed)
         slower = max(0.0, sum(seconds) - usual * len(seconds))
         self._note(f"{name}: stall", stall)

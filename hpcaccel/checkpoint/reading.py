@@ -22,7 +22,7 @@ from hpcaccel.errors import Damaged
 
 __all__ = ["Batch", "StoredFile", "batches", "check", "other_crc", "read_into"]
 
-BOUNCE_BYTES = 32 << 20
+BOUNCE_BYTES = 8 << 20
 """What a thread reads at a time."""
 
 BATCH_BYTES = 1 << 20

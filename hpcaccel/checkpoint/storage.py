@@ -43,8 +43,8 @@ from hpcaccel.rundir import atomic_write
 __all__ = ["ShardReader", "ShardWriter", "pieces_of", "rank_file", "raw_bytes", "stored_lengths"]
 
 ALIGNMENT_BYTES = 64
-READERS = 2
-"""Threads: while one checks what it has read the other reads."""
+READERS = 4
+"""Threads: while some check what they have read the others wait for the disk."""
 
 
 class ShardWriter(StorageWriter):
