@@ -95,7 +95,9 @@ class Ledger:
         if ends:
             newest = ends[-1].checkpoint_step
             for reason, word in (("failed", "failures"), ("time_limit", "time limits")):
-                if sum(line.reason == reason and line.checkpoint_step == newest for line in ends) >= STUCK:
+                stuck = [line for line in ends if line.reason == reason and line.checkpoint_step == newest]
+                # That Slurm could not start the ranks says nothing of what they would have done.
+                if sum(line.error_class != "launch" for line in stuck) >= STUCK:
                     return f"{STUCK} {word} without a new checkpoint"
         if len(failures) >= limits.max_failures:
             return f"{_counted(len(failures), 'failure')} (resilience.max_failures: {limits.max_failures})"
