@@ -119,7 +119,9 @@ def _stop(state: State) -> None:
 def _end_descendants(state: State, roles: Sequence[str]) -> None:
     """Kills until none is left: one that forks while it is looked for shows up in the next round."""
     daemons_of = [state.processes[role] for role in roles if role in state.processes]
-    while left := processes.descendants(daemons_of, [*state.nodes, state.controller]):
+    # Of these alone: the number of a dead node's namespace may have gone to another node's, which came back before it.
+    hostnames = {role if role in state.nodes else state.controller for role in roles}
+    while left := processes.descendants(daemons_of, hostnames):
         processes.end(left, signal.SIGKILL, patience_seconds=10)
 
 

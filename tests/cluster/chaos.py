@@ -363,7 +363,7 @@ def report(chaos: Chaos, calm: Scenario) -> bool:
 def disturb(root: Path, *, faults: int, seed: int, strategy: str = "ddp") -> bool:
     """A cluster in ``root``, one run that nobody disturbs and one under attack; whether they ended alike."""
     root.chmod(0o755)  # munge wants its socket to be within everybody's reach
-    program("up", "--root", str(root / "cluster"), "--nodes", "4", "--slurmd-timeout-seconds", "5")
+    program("up", "--root", str(root / "cluster"), "--nodes", "4", "--slurmd-timeout-seconds", "10")
     try:
         cluster = Cluster.at(root / "cluster")
         for name in ("calm", "run"):

@@ -29,7 +29,7 @@ def own() -> Iterator[Cluster]:
     """Four nodes, a silent one is down soon, and little grace."""
     prefix = Path(os.environ["HPCACCEL_TEST_ROOTS"] + "-")
     root = Path(tempfile.mkdtemp(prefix=prefix.name, dir=prefix.parent))
-    options = ["--nodes", "4", "--slurmd-timeout-seconds", "5", "--grace-seconds", str(SHORT_GRACE_SECONDS)]
+    options = ["--nodes", "4", "--slurmd-timeout-seconds", "10", "--grace-seconds", str(SHORT_GRACE_SECONDS)]
     program("up", "--root", str(root), *options)
     yield Cluster.at(root)
     program("down", "--root", str(root))
