@@ -243,6 +243,7 @@ def _other_loaders(rank: int, size: int, folder: Path, steps: int | None):
     return {name: link(rank, size, folder / name, "ddp", name, steps, 2) for name in LOADERS if name != "shuffled"}
 
 
+@pytest.mark.chaos
 def test_every_kind_of_loader(tmp_path: Path) -> None:
     ends: dict[str, str] = {}
     seen = collections.defaultdict(list)

@@ -180,6 +180,7 @@ def _until_killed(rank: int, directory: Path, crash: int) -> None:
             threading.Timer(dice.uniform(0, 0.2), os.kill, (os.getpid(), signal.SIGKILL)).start()
 
 
+@pytest.mark.chaos
 def test_one_checkpoint_is_kept_and_ten_crashes_come_in_a_row(tmp_path: Path) -> None:
     steps = [0]
     for crash in range(10):

@@ -52,9 +52,24 @@ def waits_to_start_again(run: Scenario) -> None:
     run.cluster.wait_for(run.job_id, ["PENDING"])
 
 
-@pytest.mark.parametrize("how", ["scancel", "hpcaccel"])
+USUAL = {
+    (waits_in_the_queue, "hpcaccel"),
+    (starts, "scancel"),
+    (trains, "hpcaccel"),
+    (saves, "scancel"),
+    (is_in_its_grace_time, "scancel"),
+    (waits_to_start_again, "hpcaccel"),
+}
+MOMENTS = [waits_in_the_queue, starts, trains, saves, is_in_its_grace_time, waits_to_start_again]
+
+
 @pytest.mark.parametrize(
-    "when", [waits_in_the_queue, starts, trains, saves, is_in_its_grace_time, waits_to_start_again]
+    ("when", "how"),
+    [
+        pytest.param(when, how, marks=[] if (when, how) in USUAL else pytest.mark.chaos)
+        for when in MOMENTS
+        for how in ("scancel", "hpcaccel")
+    ],
 )
 def test_stays_cancelled(
     cluster: Cluster, lease: Lease, tmp_path: Path, when: Callable[[Scenario], None], how: str

@@ -55,6 +55,7 @@ def test_preempted_by_cancel(
     assert_exact(run)
 
 
+@pytest.mark.chaos
 def test_time_limit(cluster: Cluster, scenario: Scenario) -> None:
     scenario.plain(
         "--wait", "--until", "1", runtime={"stop": "signals"}, slurm={"time": 1},
@@ -67,7 +68,13 @@ def test_time_limit(cluster: Cluster, scenario: Scenario) -> None:
 
 @pytest.mark.parametrize(
     "how",
-    ["scancel", pytest.param("hpcaccel cancel", marks=pytest.mark.chaos), "hpcaccel stop", "scancel of what waits"],
+    [
+        "scancel",
+        *(
+            pytest.param(how, marks=pytest.mark.chaos)
+            for how in ("hpcaccel cancel", "hpcaccel stop", "scancel of what waits")
+        ),
+    ],
 )
 def test_whoever_ends_it_ends_the_chain(cluster: Cluster, scenario: Scenario, how: str) -> None:
     scenario.plain("--wait", runtime={"stop": "signals"}, slurm={"partition": "gpuc0"}, resilience={"chain": 4})

@@ -49,7 +49,10 @@ def _waited(cluster: Cluster, scenario: Scenario) -> float:
     return sum(start - end for start, end in zip(starts, left, strict=False))
 
 
-@pytest.mark.parametrize(("partition", "save_seconds"), [("gpu", 25), ("gpu0", 12)], ids=["grace", "KillWait"])
+@pytest.mark.parametrize(
+    ("partition", "save_seconds"),
+    [pytest.param("gpu", 25, id="grace"), pytest.param("gpu0", 12, id="KillWait", marks=pytest.mark.chaos)],
+)
 def test_a_save_that_cannot_end_in_time_is_not_begun(scenario: Scenario, partition: str, save_seconds: int) -> None:
     train(scenario, save_seconds=save_seconds, slurm={"partition": partition})
     scenario.wait_for_step(15)

@@ -22,8 +22,15 @@ def scenario(cluster: Cluster, lease: Lease, tmp_path: Path) -> Scenario:
     return Scenario(cluster, tmp_path, nodes=lease(2))
 
 
-@pytest.mark.parametrize("partition", ["gpu", "gpu0"])
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    ("strategy", "partition"),
+    [
+        ("ddp", "gpu0"),
+        ("fsdp", "gpu"),
+        pytest.param("ddp", "gpu", marks=pytest.mark.chaos),
+        pytest.param("fsdp", "gpu0", marks=pytest.mark.chaos),
+    ],
+)
 def test_preempted_by_an_urgent_job(scenario: Scenario, assert_exact: Exact, strategy: str, partition: str) -> None:
     scenario.train(*PAUSE, runtime={"strategy": strategy}, slurm={"partition": partition})
     scenario.wait_for_step(8)

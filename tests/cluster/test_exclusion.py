@@ -56,6 +56,7 @@ def test_a_broken_node_is_left_out_when_the_job_comes_back(cluster: Cluster, lea
     assert set(excluded) == {*cluster.nodes} - set(second)
 
 
+@pytest.mark.chaos
 def test_where_the_allocation_has_nodes_to_spare_the_ranks_start_again_on_those(
     cluster: Cluster, lease: Lease, scenario: Scenario
 ) -> None:
@@ -79,6 +80,7 @@ def test_where_the_allocation_has_nodes_to_spare_the_ranks_start_again_on_those(
     assert scenario.dir.rank_log(2, 0).read_text() == f"on {nodes[1]}\n"
 
 
+@pytest.mark.chaos
 def test_a_node_that_fails_the_checks_never_gets_ranks(cluster: Cluster, lease: Lease, scenario: Scenario) -> None:
     nodes = lease(3)
     programs = scenario.folder / "bin"

@@ -59,12 +59,16 @@ def stopped_and_resumed(run: RunDir, arguments: list[str], *, kill_at: str, size
     ("arguments", "kill_at", "size"),
     [
         (["--strategy", "ddp"], "9:1:SIGUSR2", 2),
-        (["--strategy", "ddp", "--accumulate", "2", "--workers", "2"], "5:0:SIGTERM", 2),
+        pytest.param(
+            ["--strategy", "ddp", "--accumulate", "2", "--workers", "2"], "5:0:SIGTERM", 2, marks=pytest.mark.chaos
+        ),
         (["--strategy", "fsdp", "--accumulate", "2"], "4:0:SIGUSR2", 2),
-        (["--strategy", "fsdp", "--workers", "2", "--precision", "bf16"], "13:1:SIGTERM", 2),
+        pytest.param(
+            ["--strategy", "fsdp", "--workers", "2", "--precision", "bf16"], "13:1:SIGTERM", 2, marks=pytest.mark.chaos
+        ),
         (["--strategy", "ddp"], "5:3:SIGTERM", 4),
         (["--strategy", "ddp"], "17:0:SIGTERM", 1),
-        (["--verbs", "steps"], "9:1:SIGUSR2", 2),
+        pytest.param(["--verbs", "steps"], "9:1:SIGUSR2", 2, marks=pytest.mark.chaos),
         (["--verbs", "none"], "9:1:SIGUSR2", 2),
     ],
     ids=["ddp", "ddp-accumulate-workers", "fsdp-accumulate", "fsdp-bf16-workers", "ddp-4", "single", "steps", "names"],
