@@ -74,12 +74,14 @@ class Chaos:
         return any(line["attempt"] == attempt for line, _ in read_lines(self.run.dir.metrics))
 
     def wait_for_progress(self) -> None:
-        before = self.seen_step
+        """Until the run trains, with a newer checkpoint than any fault and any end has seen."""
 
         def ready() -> bool:
+            ends = self.run.lines("end")
+            before = max(self.seen_step, (ends[-1]["checkpoint_step"] or 0) if ends else 0)
             return self.is_over or (self.newest > before and self.trains())
 
-        wait_until(ready, f"a checkpoint after step {before}", timeout_seconds=PATIENCE_SECONDS)
+        wait_until(ready, f"a checkpoint after step {self.seen_step}", timeout_seconds=PATIENCE_SECONDS)
         self.seen_step = self.newest
 
     def wait_for_end(self, ends: int) -> None:
@@ -90,15 +92,17 @@ class Chaos:
 
 
 def kill_a_rank(chaos: Chaos) -> str:
-    rank = chaos.dice.randrange(4)
+    rank, ends = chaos.dice.randrange(4), len(chaos.run.lines("end"))
     injectors.signal_rank(chaos.run, rank)
+    chaos.wait_for_end(ends)
     return f"rank {rank}"
 
 
 def kill_all_ranks_of_a_node(chaos: Chaos) -> str:
-    ranks = chaos.dice.choice([(0, 1), (2, 3)])
+    ranks, ends = chaos.dice.choice([(0, 1), (2, 3)]), len(chaos.run.lines("end"))
     for rank in ranks:
         injectors.signal_rank(chaos.run, rank)
+    chaos.wait_for_end(ends)
     return f"ranks {ranks[0]} and {ranks[1]}"
 
 
@@ -106,7 +110,9 @@ def kill_inside_a_save(chaos: Chaos) -> str:
     call, number = chaos.dice.choice([("fsync", 6), ("rename", 4), ("mkdir", 2)])
     rank = chaos.dice.randrange(4) if call == "fsync" else 0
     number = chaos.dice.randint(1, number if rank == 0 else 2)
+    ends = len(chaos.run.lines("end"))
     what = injectors.kill_inside_a_save(chaos.run, rank, call, number)
+    chaos.wait_for_end(ends)
     return f"rank {rank} before its {call} {number}: {what[-90:]}"
 
 
@@ -146,8 +152,10 @@ def sigterm_twice_to_all(chaos: Chaos) -> str:
 
 def disk_fault(chaos: Chaos) -> str:
     rank, error = chaos.dice.randrange(4), chaos.dice.choice(["ENOSPC", "EIO", "EDQUOT"])
+    ends = len(chaos.run.lines("end"))
     with injectors.injected(chaos.run, rank, f"error={error}", calls=["fsync"]) as log:
         wait_until(lambda: "INJECTED" in log.read_text(), f"a save meets {error}", timeout_seconds=60)
+    chaos.wait_for_end(ends)
     return f"{error} on rank {rank}"
 
 
