@@ -149,8 +149,10 @@ def assert_whole(directory: Path, results: list, victim: str, what: str) -> None
     assert "hangs" not in str(results), what
     if victim.startswith("rank"):
         killed = results[int(victim[-1])]
-        assert isinstance(killed, Killed), what
-        assert killed.args == (-signal.SIGKILL,), what
+        # How many writes a file takes depends on how fast the disk is: of the later ones there may be none this time.
+        if not (killed == "" and "pwrite64 number" in what and "pwrite64 number 1:" not in what):
+            assert isinstance(killed, Killed), what
+            assert killed.args == (-signal.SIGKILL,), what
     committed = [found.step for found in layout.committed(directory)]
     newest = max(committed)
     assert newest in ((1, 2) if victim.startswith("rank") else (2, 3)), what

@@ -275,7 +275,8 @@ def scalars(run: RunDir, name: str) -> list[tuple[int, float]]:
 
 def interrupted(tmp_path: Path, *arguments: str, size: int) -> tuple[RunDir, list[Any]]:
     """A run of two attempts, the first of which was killed a step behind its checkpoint, and what its tracker heard."""
-    run, heard = make_run(tmp_path / "run", checkpoint={"every_steps": 2}), tmp_path / "heard.json"
+    run = make_run(tmp_path / "run", checkpoint={"every_steps": 2, "background": False})
+    heard = tmp_path / "heard.json"
     first = run_ranks("trackers.py", [str(heard), "--die-at", "3", *arguments], size=size, run=run)
     assert first.codes[0] == -9, first.outputs
     second = run_ranks("trackers.py", [str(heard), "--die-at", "3", *arguments], size=size, run=run, attempt=2)

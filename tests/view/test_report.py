@@ -107,7 +107,7 @@ def test_every_part_is_within_two_percent_of_what_was_injected(disturbed: Distur
     assert sum(told["seconds"].values()) == pytest.approx(told["total_seconds"])
     for attempt in told["attempts"]:
         assert sum(attempt["seconds"].values()) > 0
-    assert 3.0 <= told["seconds"]["paused"] <= 5.0
+    assert told["seconds"]["paused"] >= 3.0
     downtime = total - told["seconds"]["paused"] - truth["training"]
     left = {1: created, 2: run.ended(1), 3: run.ended(2)}
     starting = sum(told["seconds"][part] for part in ("queue", "paused", "launch", "imports"))
