@@ -14,33 +14,27 @@ import time
 from hpcaccel import layout
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.node import lease
-from hpcaccel.node.allocation import TAKEN_DOWN, Allocation, LocalAllocation, Situation, current_allocation
+from hpcaccel.node.allocation import TAKEN_DOWN, Allocation, Situation, current_allocation
 from hpcaccel.node.causes import cause
 from hpcaccel.node.chain import ChainedAllocation
 from hpcaccel.node.classify import Failure, classify
-from hpcaccel.node.control import cancel_was_asked, honour, pending_requests, ranks_ask
-from hpcaccel.node.deadline import Pace, forecast, lead_seconds, patience_seconds, read_pace, warnings
+from hpcaccel.node.control import cancel_was_asked, honour, pending_requests
 from hpcaccel.node.exclusion import Placement
 from hpcaccel.node.hangs import HangWatch
 from hpcaccel.node.launch import Launch, read_launch
 from hpcaccel.node.launcher import Ranks, run_on_each_node, start_ranks
 from hpcaccel.node.ledger import Ledger, last_step, read_outcome, resumed_step
 from hpcaccel.node.preflight import preflight
+from hpcaccel.node.stopping import Inquiry, Stopping
 from hpcaccel.node.verdict import Seen, Verdict, judge
-from hpcaccel.records import EXIT_CONTINUED, AttemptEnd, AttemptStart, Reason, StopRequest, to_dict
-from hpcaccel.rundir import RunDir, read_json, write_json
+from hpcaccel.records import EXIT_CONTINUED, AttemptEnd, AttemptStart
+from hpcaccel.rundir import RunDir, read_json
 from hpcaccel.slurm.states import JobState
 
 __all__ = ["Supervisor", "record_setup_failure", "supervise"]
 
 WATCHED = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGCHLD}
 LOOK_SECONDS = 1.0
-ASK_SCHEDULER_SECONDS = 60.0
-"""Nobody tells a job that its limit was shortened. What is shortened to less than this needs Slurm's own warning."""
-LOOK_AT_PACE_SECONDS = 15.0
-EARLY_SECONDS = 90
-"""Slurm may send its warning up to 60 seconds early; a warning that comes earlier than this speaks of an old limit."""
-KILL_AGAIN_SECONDS = 10.0
 
 
 def supervise(run: RunDir) -> int:
@@ -103,23 +97,7 @@ class Supervisor:
         self.placement = Placement(run, launch, allocation)
         self.restarts = 0
         self.attempt = 0
-        self.end_time: float | None = None
-        self._granted: float | None = None
-        """The end time as it was when this job started, to tell an extended limit from a signal sent by hand."""
-        self._asked_scheduler = 0.0
-        self._began = time.time()
-        self._queued_at: float | None = None
-        self._allocated_at: float | None = None
-        self._forget_stop()
-
-    def _forget_stop(self) -> None:
-        self.stop: StopRequest | None = None
-        self.cancel_asked = False
-        self._kill_at: float | None = None
-        self._killed_at: float | None = None
-        """When the scheduler, which has begun to take the job down, kills what is left."""
-        self.pace: Pace | None = None
-        self._looked_at_pace = 0.0
+        self.inquiry = Inquiry(allocation)
         self._preflight_seconds: float | None = None
 
     # -- the whole ------------------------------------------------------------------------------------------------
@@ -214,10 +192,11 @@ class Supervisor:
 
     def _run_one(self) -> Verdict:
         self.attempt = self.ledger.next_attempt
-        self._forget_stop()
+        self.stopping = Stopping(self.run, self.launch, self.inquiry, attempt=self.attempt, say=self._say)
+        self._preflight_seconds = None
         self.run.attempt(self.attempt).mkdir(parents=True, exist_ok=True, mode=0o750)
         self._forget_results()
-        self._ask_scheduler()
+        self.inquiry.ask()
         started = time.time()
         newest = layout.newest(self.run.checkpoints)
         self.ledger.start(
@@ -230,8 +209,8 @@ class Supervisor:
                 ranks=self.launch.ranks,
                 checkpoint=newest.name if newest else None,
                 checkpoint_step=newest.step if newest else None,
-                queued_at=self._queued_at,
-                allocated_at=self._allocated_at,
+                queued_at=self.inquiry.queued_at,
+                allocated_at=self.inquiry.allocated_at,
             )
         )
         self._say(
@@ -242,8 +221,8 @@ class Supervisor:
             self._write_end(verdict, started=started)
             return verdict
         env = {"HPCACCEL_ATTEMPT": str(self.attempt)}
-        if self.end_time is not None:
-            env["HPCACCEL_DEADLINE"] = repr(self.end_time)
+        if self.inquiry.end_time is not None:
+            env["HPCACCEL_DEADLINE"] = repr(self.inquiry.end_time)
         nodes, avoid = self.placement.nodes, self.placement.others
         ranks = start_ranks(self.run, self.launch, attempt=self.attempt, nodes=nodes, avoid=avoid, env=env)
         self._hangs = HangWatch(
@@ -257,134 +236,16 @@ class Supervisor:
     def _watch(self, ranks: Ranks) -> int:
         while (code := ranks.poll()) is None:
             received = signal.sigtimedwait(WATCHED, LOOK_SECONDS)
-            number = received.si_signo if received else None
-            if number == signal.SIGUSR2:
-                self._hear_warning(ranks)
-            elif number in (signal.SIGTERM, signal.SIGINT):
-                self._hear_end(ranks)
-            self._hear_users(ranks)
-            self._watch_clock(ranks)
-            if self._hangs.look(ranks, judging=self._kill_at is None):
-                ranks.kill()
-                self._kill_at = time.monotonic() + KILL_AGAIN_SECONDS
+            self.stopping.hear(ranks, received.si_signo if received else None)
+            if self._hangs.look(ranks, judging=self.stopping.patient):
+                self.stopping.kill(ranks)
         return code
-
-    def _hear_warning(self, ranks: Ranks) -> None:
-        situation = self._ask_scheduler()
-        if situation.preempted:
-            self._request(ranks, "preempted")
-            return
-        limit = self.launch.resilience.warning_seconds + EARLY_SECONDS
-        if self.end_time is None or self.end_time - time.time() <= limit:
-            self._request(ranks, "time_limit")
-        elif self._granted is not None and self.end_time > self._granted + 1:
-            self._say("a warning came, but the time limit was extended: going on")
-        else:
-            self._request(ranks, "stop")  # somebody's own `scancel --batch --signal=USR2`
-
-    def _hear_end(self, ranks: Ranks) -> None:
-        """SIGTERM to the batch step: a preemption without grace, a cancel, or somebody's own `kill`."""
-        heard = time.time()
-        if isinstance(self.allocation, LocalAllocation):
-            self.allocation.cancelled()
-        situation = self._ask_scheduler()
-        if not situation.running and situation.known and self.allocation.kill_wait_seconds is not None:
-            self._killed_at = heard + self.allocation.kill_wait_seconds
-        if situation.running or not situation.known:
-            self._request(ranks, "preempted" if situation.preempted else "stop")
-        elif situation.comes_back or situation.taken_for:
-            self._request(ranks, situation.taken_for or "preempted")
-        else:
-            self.cancel_asked = True
-            self._request(ranks, "cancelled", then="cancel")
-
-    def _hear_users(self, ranks: Ranks) -> None:
-        if self.stop is None and ranks_ask(self.run, self.attempt):
-            # In a preemption with grace time Slurm signals the ranks alone.
-            situation = self._ask_scheduler(patient=False)
-            self._request(ranks, "preempted" if situation.preempted else "stop")
-        for name, request in pending_requests(self.run):
-            honour(self.run, name)
-            if request.then == "cancel":
-                self.cancel_asked = True
-            self._request(ranks, request.reason, then=request.then)
-
-    def _watch_clock(self, ranks: Ranks) -> None:
-        now = time.time()
-        if isinstance(self.allocation, LocalAllocation) or now - self._asked_scheduler > ASK_SCHEDULER_SECONDS:
-            self._ask_scheduler()
-        late = self._lead()
-        if self.stop is None and self.end_time is not None and now > self.end_time - late:
-            # Slurm tells nobody that it has extended a limit.
-            self._ask_scheduler(patient=False)
-            if now > self.end_time - late:
-                self._request(ranks, "time_limit")
-        if self._kill_at is not None and time.monotonic() > self._kill_at:
-            self._say("the ranks did not leave in time: killing them")
-            ranks.kill()
-            self._kill_at = time.monotonic() + KILL_AGAIN_SECONDS
-
-    def _request(self, ranks: Ranks, reason: Reason, *, then: str = "requeue") -> None:
-        """Ask the ranks to stop: the reason first, then the signal."""
-        if self.stop is not None and self.stop.then == then:
-            return
-        self._look_at_pace()
-        patience = self._patience(reason)
-        request = StopRequest(
-            reason=reason,
-            then=then,  # type: ignore[arg-type]
-            time=time.time(),
-            deadline=self._killed_at or (None if self._left(reason) is None else time.time() + patience),
-        )
-        self.stop = request
-        write_json(self.run.stop(self.attempt), to_dict(request))
-        self._say(f"asking the ranks to stop: {reason} ({then}){forecast(self.pace, request)}")
-        if self._kill_at is None and then != "finish":
-            self._kill_at = time.monotonic() + patience
-        ranks.ask()
-
-    def _lead(self) -> float:
-        """How long before the end the ranks are asked to stop, in seconds."""
-        now = time.time()
-        left = (self.end_time or now) - now
-        if self.end_time is not None and now - self._looked_at_pace > min(LOOK_AT_PACE_SECONDS, left / 10):
-            before = self.pace
-            self._look_at_pace()
-            if before is None and self.pace is not None:
-                for line in warnings(self.pace, self.launch.resilience, self.allocation.kill_wait_seconds):
-                    self._say(line)
-        # Slurm's own warning comes before this; it is for a warning that got lost, and for the local backend.
-        warning = self.launch.resilience.warning_seconds * (1.0 if self.launch.local else 0.5)
-        limit = (self.end_time or now) - self._began
-        return lead_seconds(self.pace, warning_seconds=warning, limit_seconds=limit)
-
-    def _look_at_pace(self) -> None:
-        self._looked_at_pace = time.time()
-        self.pace = read_pace(self.run, self.attempt) or self.pace
-
-    def _left(self, reason: Reason) -> float | None:
-        """Until the processes are killed, in seconds, where the scheduler will do that."""
-        if reason not in ("time_limit", "preempted") or self.end_time is None:
-            return None
-        return self.end_time - time.time()
-
-    def _patience(self, reason: Reason) -> float:
-        """How long the ranks may take to leave, in seconds."""
-        timeout = float(self.launch.resilience.stop_timeout_seconds)
-        left = None if self._killed_at else self._left(reason)  # then nobody needs time to requeue
-        return patience_seconds(self.pace, stop_timeout_seconds=timeout, left_seconds=left)
 
     # -- its end --------------------------------------------------------------------------------------------------
 
     def _conclude(self, code: int) -> Verdict:
-        for name, request in pending_requests(self.run):
-            if request.then == "cancel":
-                honour(self.run, name)
-                self.cancel_asked = True
-        if isinstance(self.allocation, LocalAllocation) and signal.SIGTERM in signal.sigpending():
-            self.allocation.cancelled()
-        situation = self._ask_scheduler()
-        return self._decide(code, situation, self._why(code) if code else None)
+        self.stopping.hear_the_last()
+        return self._decide(code, self.inquiry.ask(), self._why(code) if code else None)
 
     def _decide(self, code: int, situation: Situation, failure: Failure | None) -> Verdict:
         blamed = situation.failed_nodes or (failure.nodes if failure else ())
@@ -393,9 +254,9 @@ class Supervisor:
             Seen(
                 exit_code=code,
                 outcome=read_outcome(self.run, self.attempt),
-                stop=self.stop,
+                stop=self.stopping.request,
                 situation=situation,
-                cancel_asked=self.cancel_asked,
+                cancel_asked=self.stopping.cancel_asked,
                 can_requeue=self.launch.resilience.requeue,
                 restarts_left=self.launch.resilience.restart_in_place - self.restarts,
                 failure=failure,
@@ -429,7 +290,7 @@ class Supervisor:
         failure = checked.failure(self.placement.nodes)
         if failure is None:
             return None
-        verdict = self._decide(1, self._ask_scheduler(), failure)
+        verdict = self._decide(1, self.inquiry.ask(), failure)
         if verdict.reason == "failed" and failure.nodes and not verdict.exclude:
             self._say(f"starting all the same: {', '.join(failure.nodes)} cannot be left out")
             return None
@@ -481,15 +342,6 @@ class Supervisor:
         self._say(f"attempt {self.ledger.ends[-1].attempt} ended, {what}; then: {verdict.decision}")
 
     # -- helpers --------------------------------------------------------------------------------------------------
-
-    def _ask_scheduler(self, *, patient: bool = True) -> Situation:
-        situation = self.allocation.situation(patient=patient)
-        self._asked_scheduler = time.time()
-        if situation.known and situation.running:
-            self.end_time = situation.end_time
-            self._queued_at, self._allocated_at = situation.submit_time, situation.start_time
-            self._granted = self._granted or situation.end_time
-        return situation
 
     def _forget_results(self) -> None:
         """An old result must not pass for this attempt's: submitit takes any that it finds."""

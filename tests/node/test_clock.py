@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 
 from hpcaccel.node.allocation import Situation
 from hpcaccel.node.launch import read_launch
-from hpcaccel.node.supervisor import ASK_SCHEDULER_SECONDS, Supervisor
+from hpcaccel.node.stopping import ASK_SCHEDULER_SECONDS, Inquiry, Stopping
 from hpcaccel.records import Timing, to_dict
-from hpcaccel.rundir import write_json
+from hpcaccel.rundir import RunDir, write_json
 
 from .conftest import LocalRun
 
@@ -53,33 +54,41 @@ class Asked:
         raise AssertionError("nobody asked for this")
 
 
+class One(NamedTuple):
+    """An attempt that is under way."""
+
+    run: RunDir
+    inquiry: Inquiry
+    stopping: Stopping
+    said: list[str]
+
+
 @pytest.fixture
-def supervisor(local_run: Callable[..., LocalRun]) -> Callable[[Queue], Supervisor]:
-    def make(queue: Queue) -> Supervisor:
-        run = local_run("", launch={"backend": "slurm"})
-        run.dir.attempt(1).mkdir()
-        supervisor = Supervisor(run.dir, read_launch(run.dir), queue)  # type: ignore[arg-type]
-        supervisor.attempt = 1
-        supervisor._ask_scheduler()
-        return supervisor
+def attempt(local_run: Callable[..., LocalRun]) -> Callable[[Queue], One]:
+    def make(queue: Queue) -> One:
+        run = local_run("", launch={"backend": "slurm"}).dir
+        run.attempt(1).mkdir()
+        inquiry, said = Inquiry(queue), []  # type: ignore[arg-type, var-annotated]
+        inquiry.ask()
+        return One(run, inquiry, Stopping(run, read_launch(run), inquiry, attempt=1, say=said.append), said)
 
     return make
 
 
-def test_the_end_of_the_time_stops_the_ranks(supervisor: Callable[[Queue], Supervisor]) -> None:
+def test_the_end_of_the_time_stops_the_ranks(attempt: Callable[[Queue], One]) -> None:
     ranks = Asked()
-    one = supervisor(Queue(20))
-    one._watch_clock(ranks)
+    one = attempt(Queue(20))
+    one.stopping.watch_clock(ranks)
     assert ranks.asked
-    assert one.stop is not None
-    assert one.stop.reason == "time_limit"
+    assert one.stopping.request is not None
+    assert one.stopping.request.reason == "time_limit"
 
 
-def test_a_limit_that_was_extended_meanwhile_counts(supervisor: Callable[[Queue], Supervisor]) -> None:
+def test_a_limit_that_was_extended_meanwhile_counts(attempt: Callable[[Queue], One]) -> None:
     queue, ranks = Queue(20), Asked()
-    one = supervisor(queue)
+    one = attempt(queue)
     queue.seconds_left(3600)
-    one._watch_clock(ranks)
+    one.stopping.watch_clock(ranks)
     assert not ranks.asked
 
 
@@ -88,75 +97,73 @@ def test_a_limit_that_was_extended_meanwhile_counts(supervisor: Callable[[Queue]
     [(100, 100, "time_limit"), (100, 3600, None), (3600, 3600, "stop")],
     ids=["the limit is near", "it was extended", "somebody sent the signal by hand"],
 )
-def test_what_a_warning_means(
-    supervisor: Callable[[Queue], Supervisor], granted: float, left: float, reason: str | None
-) -> None:
+def test_what_a_warning_means(attempt: Callable[[Queue], One], granted: float, left: float, reason: str | None) -> None:
     queue, ranks = Queue(granted), Asked()
-    one = supervisor(queue)
+    one = attempt(queue)
     queue.seconds_left(left)
-    one._hear_warning(ranks)
+    one.stopping.hear_warning(ranks)
     assert ranks.asked is (reason is not None)
-    assert (one.stop.reason if one.stop else None) == reason
+    assert (one.stopping.request.reason if one.stopping.request else None) == reason
 
 
-def measured(one: Supervisor, **seconds: float) -> None:
+def measured(one: One, **seconds: float) -> None:
     """What the ranks would have written."""
     write_json(one.run.timing(1), to_dict(Timing(**seconds)))  # type: ignore[arg-type]
 
 
-def test_slow_saves_are_asked_for_early_and_said_in_the_log(supervisor: Callable[[Queue], Supervisor]) -> None:
+def test_slow_saves_are_asked_for_early_and_said_in_the_log(attempt: Callable[[Queue], One]) -> None:
     queue, ranks = Queue(1000), Asked()
-    one = supervisor(queue)
+    one = attempt(queue)
     measured(one, step_seconds=2.0, slowest_step_seconds=40.0, slowest_save_seconds=200.0)
-    one._watch_clock(ranks)
+    one.stopping.watch_clock(ranks)
     assert not ranks.asked
-    log = one.run.supervisor_log(1).read_text()
+    log = " ".join(one.said)
     assert "two steps and a save may take 267 s" in log
     assert "kills 30 s after a preemption without grace" in log
-    one._began -= 700  # so much of the limit is over: 300 s are left, of 1000
+    one.inquiry.began -= 700  # so much of the limit is over: 300 s are left, of 1000
     queue.seconds_left(281)
-    one._ask_scheduler()
-    one._watch_clock(ranks)
+    one.inquiry.ask()
+    one.stopping.watch_clock(ranks)
     assert ranks.asked
-    assert one.stop is not None
-    assert one.stop.reason == "time_limit"
-    assert one.stop.deadline == pytest.approx(queue.end_time - 15, abs=1)
+    assert one.stopping.request is not None
+    assert one.stopping.request.reason == "time_limit"
+    assert one.stopping.request.deadline == pytest.approx(queue.end_time - 15, abs=1)
 
 
-def test_a_limit_that_was_shortened_is_noticed(supervisor: Callable[[Queue], Supervisor]) -> None:
+def test_a_limit_that_was_shortened_is_noticed(attempt: Callable[[Queue], One]) -> None:
     queue, ranks = Queue(3600), Asked()
-    one = supervisor(queue)
+    one = attempt(queue)
     queue.seconds_left(50)
-    one._watch_clock(ranks)
+    one.stopping.watch_clock(ranks)
     assert not ranks.asked, "asked a moment ago"
-    one._asked_scheduler -= ASK_SCHEDULER_SECONDS
-    one._watch_clock(ranks)
+    one.inquiry.asked -= ASK_SCHEDULER_SECONDS
+    one.stopping.watch_clock(ranks)
     assert ranks.asked
 
 
 def test_ranks_that_were_signalled_alone_learn_how_long_the_grace_is(
-    supervisor: Callable[[Queue], Supervisor],
+    attempt: Callable[[Queue], One],
 ) -> None:
     queue, ranks = Queue(3600), Asked()
-    one = supervisor(queue)
+    one = attempt(queue)
     measured(one, step_seconds=1.0, slowest_step_seconds=1.0, slowest_save_seconds=100.0)
     queue.preempted = True
     queue.seconds_left(40)
-    one._hear_users(ranks)
-    assert one.stop is None
+    one.stopping.hear_users(ranks)
+    assert one.stopping.request is None
     one.run.signalled(1).touch()
-    one._hear_users(ranks)
-    assert one.stop is not None
-    assert (one.stop.reason, one.stop.then) == ("preempted", "requeue")
-    assert one.stop.deadline == pytest.approx(queue.end_time - 10, abs=1)
-    assert "a save has taken up to 100 s, and 30 s are left" in one.run.supervisor_log(1).read_text()
+    one.stopping.hear_users(ranks)
+    assert one.stopping.request is not None
+    assert (one.stopping.request.reason, one.stopping.request.then) == ("preempted", "requeue")
+    assert one.stopping.request.deadline == pytest.approx(queue.end_time - 10, abs=1)
+    assert "a save has taken up to 100 s, and 30 s are left" in " ".join(one.said)
 
 
-def test_a_preemption_without_grace_leaves_kill_wait(supervisor: Callable[[Queue], Supervisor]) -> None:
+def test_a_preemption_without_grace_leaves_kill_wait(attempt: Callable[[Queue], One]) -> None:
     queue, ranks = Queue(3600), Asked()
-    one = supervisor(queue)
+    one = attempt(queue)
     queue.situation = lambda **_: Situation(running=False, comes_back=True)  # type: ignore[method-assign]
-    one._hear_end(ranks)
-    assert one.stop is not None
-    assert one.stop.reason == "preempted"
-    assert one.stop.deadline == pytest.approx(time.time() + 30, abs=1)
+    one.stopping.hear_end(ranks)
+    assert one.stopping.request is not None
+    assert one.stopping.request.reason == "preempted"
+    assert one.stopping.request.deadline == pytest.approx(time.time() + 30, abs=1)

@@ -93,7 +93,7 @@ class Heartbeat:
         rollcall = loop.rollcall
         return self._of(
             position,
-            phase="evaluating" if loop.phase == "training" and loop.evaluates else loop.phase,
+            phase="evaluating" if loop.activity.phase == "training" and loop.evaluates else loop.activity.phase,
             step=step,
             first_step=loop.first_step,
             batches=loop.batches,

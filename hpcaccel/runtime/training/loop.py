@@ -17,16 +17,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hpcaccel import layout
-from hpcaccel.errors import CheckpointError, RuntimeMisuse
+from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.rundir import write_json
 from hpcaccel.runtime.ranks.process_group import Group
 from hpcaccel.runtime.saving.saver import Prepared, Saver
 from hpcaccel.runtime.settings import Place, Settings
 from hpcaccel.runtime.training.accumulation import Accumulation
+from hpcaccel.runtime.training.activity import Activity
 from hpcaccel.runtime.training.counters import Counters, Resumed
 from hpcaccel.runtime.training.ending import Ending
 from hpcaccel.runtime.training.metrics import MetricsWriter
-from hpcaccel.runtime.training.stop import BUSY, DONE, FAILED, StopAgreement, StopFlag, Verdict
+from hpcaccel.runtime.training.saves import Saves
+from hpcaccel.runtime.training.stop import BUSY, FAILED, StopAgreement, StopFlag, Verdict
 from hpcaccel.runtime.training.timing import Clock
 
 if TYPE_CHECKING:
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Loop", "Resumed"]
 
-_WORDS = {"done": DONE, "busy": BUSY, "failed": FAILED}
 PATIENCE_STEPS = 100
 """So many steps may pass before a backward pass says that they are over, where others should have said so."""
 
@@ -55,8 +56,7 @@ class Loop:
         clock: Clock,
     ) -> None:
         self.finishing = False
-        self.phase = "starting"
-        """What this rank does, for its heartbeat to read, as a ``records.Beat`` calls it."""
+        self.activity = Activity(is_main=group.is_main)
         self.first_step = 0
         self.rollcall = None if group.exchange is None else group.exchange.rollcall
         self.own_time = self._measure_own_time(group, settings, accumulation)
@@ -69,8 +69,16 @@ class Loop:
         self.clock = clock
         self.metrics = MetricsWriter(place.metrics if group.is_main else None, attempt=place.attempt)
         self._counters = Counters(self.metrics)
-        self._saver = Saver(place, group, settings, prepared)
-        self._has_place = self._saver.has_place
+        self.saver = Saver(place, group, settings, prepared)
+        self._saves = Saves(
+            self.saver,
+            group=group,
+            settings=settings,
+            counters=self._counters,
+            metrics=self.metrics,
+            clock=clock,
+            activity=self.activity,
+        )
         self._ending = Ending(place, group, self.end, flag.deafen)
         self._agreement = StopAgreement(group.control, None if group.exchange is None else group.exchange.rollcall)
         self._resumed: Resumed | None = None
@@ -86,20 +94,11 @@ class Loop:
         """Whether steps have been done of which nobody was asked whether to save or to stop."""
         self._script_asks = False
         """Whether the script calls ``checkpoint``, and knows best when a step is over."""
-        self._saved_step = 0
-        """The last step that is saved, or about to be."""
-        self._landed_step = 0
-        """The one before, while a save is under way in the background."""
-        self._passed_over = 0
-        """The last step whose save was due and left out."""
-        self._saved_at = time.monotonic()
         self._checked = False
-        self._is_main = group.is_main
         self._used = False
         """Whether the script uses any of the five verbs. One that does not only saves when it is stopped."""
-        self._warned = self._has_place
+        self._warned = self.saver.has_place
         self._fresh = True
-        self._said: set[str] = set()
 
     @property
     def step(self) -> int:
@@ -126,14 +125,14 @@ class Loop:
                 "resume() before anything was prepared: there is nothing to load into. Call it after prepare()"
             )
         self.clock.prepared()
-        path = self._saver.find()
+        path = self.saver.find()
         self._stop_before_start(path)
         if path is not None:
             return self.load(path)
         self._resumed = Resumed(0, 0, None)
         self.clock.loaded(0)
-        if self._saver.has_place:
-            self._say("starting at step 0: no checkpoint yet")
+        if self.saver.has_place:
+            self.activity.say("starting at step 0: no checkpoint yet")
         return self._resumed
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -225,7 +224,7 @@ class Loop:
         if verdict is not None:
             if verdict.uneven:
                 self._accumulation.warn_of_uneven_passes(self._group)
-            if verdict.stop or verdict.save or self._saver.in_flight:
+            if verdict.stop or verdict.save or self.saver.in_flight:
                 self._act(verdict)
         if self._agreement.times and self.own_time is not None:
             self.own_time.hear(step, self._agreement.times)
@@ -260,7 +259,7 @@ class Loop:
         before = self._agreement.read() or Verdict()
         self._issue()
         now = self._agreement.read() or Verdict()
-        if before.stop or now.stop or before.save or now.save or self._saver.in_flight:
+        if before.stop or now.stop or before.save or now.save or self.saver.in_flight:
             self._act(now._replace(stop=before.stop or now.stop, save=before.save or now.save))
         self._issue()
 
@@ -274,76 +273,50 @@ class Loop:
     def restore_rng(self) -> None:
         """Set the generators again to where the checkpoint has them; what ran since then has drawn from them."""
         if self._rng is not None:
-            self._saver.restore_rng(self._rng)
+            self.saver.restore_rng(self._rng)
             self._rng = None
-
-    @property
-    def saver(self) -> Saver:
-        return self._saver
 
     def load(self, path: Path, *, given: Path | None = None, fall_back: bool = True) -> Resumed:
         """Restore ``path`` into everything prepared; see ``Saver.load``."""
         self.clock.prepared()
-        before, self.phase = self.phase, "loading"
-        loaded = self._saver.load(path, self._counters, given=given, fall_back=fall_back)
+        with self.activity.during("loading"):
+            return self._load(path, given=given, fall_back=fall_back)
+
+    def _load(self, path: Path, *, given: Path | None, fall_back: bool) -> Resumed:
+        loaded = self.saver.load(path, self._counters, given=given, fall_back=fall_back)
         if self._settings.deterministic and self._group.device.type == "cpu":
             torch.set_num_threads(self._counters.threads)
-        self._rng = self._saver.random_state(loaded)
+        self._rng = self.saver.random_state(loaded)
         self._left_half_way = any(loader.state_dict()["running"] for loader in self._prepared.loaders)
-        self._saver.restore_rng(self._rng)
-        self._seen_step = self._saved_step = self.step
-        self._saved_at = time.monotonic()
+        self.saver.restore_rng(self._rng)
+        self._seen_step = self.step
+        self._saves.begin_at(self.step)
         self._checked = True
         self._called_for = loaded.manifest["reason"] == "save_state"
         self._resumed = Resumed(self.step, self.epoch, loaded.path)
         why = f" ({'; '.join(loaded.differences)})" if loaded.differences else ""
-        self._say(f"resumed at step {self.step} from {loaded.path}, {loaded.guarantee}{why}")
+        self.activity.say(f"resumed at step {self.step} from {loaded.path}, {loaded.guarantee}{why}")
         self.clock.loaded(self.step)
-        self.phase = before
         if loaded.random_states:
-            self._say(f"random states: {loaded.random_states}")
+            self.activity.say(f"random states: {loaded.random_states}")
         return self._resumed
 
     def save(
         self, reason: str, directory: Path | None = None, *, missing: Sequence[int] = (), background: bool = False
     ) -> Path:
-        """Save now, at the same step on all ranks; where ranks have done unequal numbers, the largest names it.
-
-        Args:
-            missing: ranks that take no part; then this is rank 0 alone, of whose save the others do not know, so that
-                it counts for nothing when the ranks agree on what is to be saved.
-            background: go on as soon as a snapshot is taken.
-        """
-        before, self.phase = self.phase, "saving"
-        with self.clock.saving():
-            self.metrics.flush()
-            step = self.step if missing else self._group.max_of(self.step)
-            path = self._saver.save(
-                self._counters,
-                step=step,
-                epoch=self.epoch,
-                reason=reason,
-                directory=directory,
-                missing=missing,
-                background=background,
-            )
-        self.phase = before
-        if directory is None and not missing:
-            self._landed_step = self._saved_step
-            self._saved_step = step
-            self._saved_at = time.monotonic()
-        return path
+        """Save now; see ``Saves.now``."""
+        return self._saves.now(reason, directory, missing=missing, background=background)
 
     def end(self) -> None:
         """The program ends by itself: save what is not saved yet, say so, leave the group."""
-        self.phase = "leaving"
+        self.activity.phase = "leaving"
         self.metrics.flush()
-        if (self.step > self._saved_step or self._saver.in_flight) and self._saver.has_place and self._used:
+        if (self.step > self._saves.step or self.saver.in_flight) and self.saver.has_place and self._used:
             # Only after a loop that was left by ``break``. Ranks that do not come have ended otherwise: then no word.
             if not self._group.meet_at_exit():
                 return
-            self._save_if_newer("completed")
-        self._saver.close()
+            self._saves.if_newer("completed")
+        self.saver.close()
         self.clock.end()
         self._ending.complete(self._outcome("completed", resume=False))
 
@@ -351,13 +324,13 @@ class Loop:
         """Nothing more is saved or said."""
         self.metrics.flush()
         self.clock.end()
-        self._saver.close()
+        self.saver.close()
         self._ending.forget()
 
     # -- stopping and saving ----------------------------------------------------------------------------------------
 
     def _issue(self, *, active: bool = True) -> None:
-        save = active and self._is_due(self.step + 1)
+        save = active and self._used and self._saves.is_due(self.step + 1)
         own = self.own_time.take() if self.own_time is not None and self._agreement.gathers else None
         self._agreement.issue(
             stop=self._flag.raised,
@@ -365,55 +338,16 @@ class Loop:
             active=active,
             passes=self._accumulation.passes,
             own=own,
-            saving=_WORDS[self._saver.progress()] if self._saver.in_flight else DONE,
+            saving=self._saves.word,
         )
 
-    def _is_due(self, step: int) -> bool:
-        """Whether the checkpoint schedule wants ``step`` saved. The clock that counts is rank 0's."""
-        if not (self._used and self._has_place):
-            return False
-        every = self._settings.every_steps
-        if every is not None and step // every > max(self._saved_step, self._passed_over) // every:
-            return True
-        minutes = self._settings.every_minutes
-        return minutes is not None and self._is_main and time.monotonic() - self._saved_at >= 60 * minutes
-
     def _act(self, verdict: Verdict) -> None:
-        if self._saver.in_flight and verdict.saving != BUSY:
-            self._land(failed=verdict.saving == FAILED)
+        if self.saver.in_flight and verdict.saving != BUSY:
+            self._saves.land(failed=verdict.saving == FAILED)
         if verdict.stop:
             self._stop()
         if verdict.save:
-            self._save_due()
-
-    def _save_due(self) -> None:
-        if self._saver.in_flight and self._settings.when_busy == "skip":
-            self._passed_over, self._saved_at = self.step, time.monotonic()
-            self.say_once(
-                f"the checkpoint of step {self.step} is left out, because the one before is still being written "
-                "(checkpoint.when_busy: skip). Later ones are left out in silence"
-            )
-            return
-        self.save("due", background=self._settings.background)
-
-    def _land(self, *, failed: bool) -> None:
-        """All ranks know that the save in the background is over.
-
-        Raises:
-            CheckpointError: on all ranks, if it failed.
-        """
-        if failed:
-            self._saved_step = self._landed_step
-        self._saver.settle(failed=failed)
-
-    def _wait_for_background(self) -> None:
-        """Before leaving. A save that failed is not the last word: whoever leaves saves once more."""
-        try:
-            with self.clock.waiting():
-                self._saver.drain()
-        except CheckpointError as error:
-            self._say(str(error))
-            self._saved_step = self._landed_step
+            self._saves.due()
 
     def _stop(self) -> None:
         request, in_time = self._ending.request(save_seconds=self.clock.expected_save_seconds)
@@ -422,8 +356,8 @@ class Loop:
             self._flag.clear()
             return
         if in_time:
-            self._save_if_newer(request.reason)
-        self._wait_for_background()
+            self._saves.if_newer(request.reason)
+        self._saves.wait()
         self._leave(request.reason)
 
     def _tell_of_waiting(self) -> None:
@@ -432,10 +366,9 @@ class Loop:
         source = self._accumulation.current
         if self._fresh or source is None or source.trains:
             return
-        saved = layout.checkpoint_name(self._saved_step) if self._saved_step else "the start"
-        self.say_once(
+        self.activity.say_once(
             "a stop was asked for during an evaluation: it comes at the next training step. Should the ranks be killed "
-            f"before that, the training goes on from {saved}"
+            f"before that, the training goes on from {self._saves.newest or 'the start'}"
         )
 
     def _stop_before_start(self, path: Path | None) -> None:
@@ -448,35 +381,23 @@ class Loop:
             self._flag.clear()
             return
         found = next((item for item in layout.committed(path.parent) if item.path == path), None) if path else None
-        self._counters.step = self._saved_step = found.step if found else 0
+        self._counters.step = self._saves.step = found.step if found else 0
         self._leave(request.reason)
 
     def _leave(self, reason: Reason) -> None:
-        self.phase = "leaving"
-        self._say(f"stopping at step {self.step} ({reason}): {self._what_is_saved()}")
+        self.activity.phase = "leaving"
+        self.activity.say(f"stopping at step {self.step} ({reason}): {self._saves.what_is_saved()}")
         self.metrics.flush()
         self.clock.end()
-        self._ending.leave(self._outcome(reason, resume=True), saved=self._saver.has_place)
-
-    def _what_is_saved(self) -> str:
-        if not (self._saver.has_place and self.step):
-            return "nothing to save"
-        if self._saved_step >= self.step:
-            return f"saved as {layout.checkpoint_name(self.step)}"
-        source = layout.checkpoint_name(self._saved_step) if self._saved_step else "the beginning"
-        return (
-            f"a save takes about {self.clock.expected_save_seconds or 0:.0f} s, and there is less time. Steps "
-            f"{self._saved_step + 1} to {self.step} are lost, and done again from {source}"
-        )
+        self._ending.leave(self._outcome(reason, resume=True), saved=self.saver.has_place)
 
     def _outcome(self, reason: Reason, *, resume: bool) -> Outcome:
-        saved = layout.checkpoint_name(self._saved_step) if self._saved_step else None
         from hpcaccel.records import Outcome
 
         return Outcome(
             reason=reason,
             step=self.step,
-            checkpoint=saved,
+            checkpoint=self._saves.newest,
             resume=resume,
             first_loss=self.metrics.first_loss,
             last_loss=self.metrics.last_loss,
@@ -516,11 +437,11 @@ class Loop:
                     break
             self._issue(active=False)
             inactive = True
-        self._save_if_newer("end of the loop")
-        self.phase = "finishing"
+        self._saves.if_newer("end of the loop")
+        self.activity.phase = "finishing"
 
     def _trains(self) -> None:
-        self.phase, self.first_step = "training", self.step
+        self.activity.phase, self.first_step = "training", self.step
 
     @property
     def batches(self) -> int:
@@ -545,11 +466,6 @@ class Loop:
         accumulation.own_time = own if waits_in_forward else None
         return own
 
-    def _save_if_newer(self, reason: str) -> None:
-        self._wait_for_background()
-        if self._saver.has_place and self._group.max_of(self.step) > self._saved_step:
-            self.save(reason)
-
     def _epoch_steps(self) -> int | None:
         """Optimizer steps of one pass over the first prepared loader."""
         if not self._prepared.loaders:
@@ -566,7 +482,7 @@ class Loop:
     def _begin(self) -> None:
         """The first step of this process is over."""
         self._fresh = False
-        if self.phase != "training":
+        if self.activity.phase != "training":
             self._trains()
         if not self._checked:
             self._check_resumed()
@@ -574,20 +490,20 @@ class Loop:
 
         text = effective_batch(self._accumulation, self._group)
         if text is not None:
-            self.say_once(text)
+            self.activity.say_once(text)
 
     def _check_resumed(self) -> None:
         """At the first step: a run that has a checkpoint must not start from the beginning without a word."""
         self._checked = True
-        path = self._saver.find() if self._resumed is None else None
-        if path is None or self._saver.has_made(path):
+        path = self.saver.find() if self._resumed is None else None
+        if path is None or self.saver.has_made(path):
             return
         if self._used:
             raise RuntimeMisuse(
                 f"this run has a checkpoint, {path}, but the script trains from the start. Call accelerator.resume() "
                 "after prepare() (epochs() and steps() do so too), or set checkpoint.resume to never"
             )
-        self._say(
+        self.activity.say(
             f"this run has a checkpoint, {path}, which the script does not load: it trains from the start. "
             "accelerator.load_state() without a path would load it"
         )
@@ -600,13 +516,3 @@ class Loop:
                 "Accelerator(project_dir=...)",
                 stacklevel=4,
             )
-
-    def say_once(self, text: str) -> None:
-        """Tell the log, on rank 0, unless it was told already."""
-        if text not in self._said:
-            self._said.add(text)
-            self._say(text)
-
-    def _say(self, text: str) -> None:
-        if self._group.is_main:
-            print(f"hpcaccel: {text}", flush=True)

@@ -100,7 +100,7 @@ def prepare_scheduler(session: Session, scheduler: Any) -> PreparedScheduler:
     with_optimizer = settings.step_scheduler_with_optimizer
     repeats = world_size if per_process and with_optimizer and not _counts_evaluations(scheduler) else 1
     if repeats > 1:
-        session.loop.say_once(
+        session.loop.activity.say_once(
             f"the prepared scheduler steps {repeats} times for each optimizer step, once a process, as Accelerate's "
             "does. Accelerator(step_scheduler_per_process=False) steps it once"
         )
