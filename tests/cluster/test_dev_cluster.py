@@ -24,7 +24,7 @@ def test_nodes_take_work_and_accounting_answers(cluster: Cluster, lease: LeaseNo
     assert list(states) == cluster.nodes
     assert {states[node] for node in leased} <= {"idle", "planned", "completing"}
     partitions = cluster.run("sinfo", "-h", "-o", "%P").stdout.split()
-    assert partitions == ["gpu*", "gpu0", "urgent"]
+    assert partitions == ["gpu*", "gpu0", "gpuc", "gpuc0", "urgent"]
     assert cluster.run("sacctmgr", "-n", "-P", "show", "cluster", "format=Cluster").stdout.split() == ["dev"]
 
 

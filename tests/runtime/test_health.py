@@ -52,7 +52,8 @@ def test_ranks_tell_how_far_they_are_and_where_and_which_one_is_slow(tmp_path: P
     assert ended.codes == [0, 0], ended.outputs
     last = beat(run, 1)
     assert (last["rank"], last["host"], last["pid"]) == (1, node_name(), ranks.processes[1].pid)
-    assert (last["step"], last["batches"], last["phase"]) == (260, 260, "finishing")
+    assert (last["step"], last["batches"]) == (260, 260)
+    assert last["phase"] in ("finishing", "leaving")  # whichever of the two its last beat met
     assert 0 < last["step_seconds"] < 5
     assert last["thread"] in (stacks / "1.txt").read_text()
     assert "ailing.py" in (stacks / "1.txt").read_text()
