@@ -24,7 +24,11 @@ __all__ = [
     "Save",
     "StopRequest",
     "Timing",
+    "WorkerEnd",
+    "WorkerSeen",
+    "WorkerStart",
     "from_dict",
+    "pruned",
     "to_dict",
 ]
 
@@ -39,6 +43,7 @@ Reason = Literal[
     "preempted",  # the cluster wanted the nodes
     "time_limit",
     "stop",  # a user's `hpcaccel stop`
+    "pruned",  # the sweep has seen enough of this trial, and nothing follows
     "cancelled",  # scancel, `hpcaccel cancel`
     "failed",  # the program failed; `error_class` says how
     "lost",  # the attempt ended without a word: node failure, SIGKILL of the batch step
@@ -145,6 +150,11 @@ class StopRequest:
     """When the processes will be killed (seconds since the epoch), where that is known."""
 
 
+def pruned(stop: StopRequest | None) -> bool:
+    """Whether a sweep gave this up: whatever comes on top of it, nothing is to be continued."""
+    return stop is not None and stop.reason == "pruned"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What rank 0 says before it leaves: trusted over any exit code."""
@@ -209,6 +219,7 @@ class RunRecord:
     version: int = 1
     run_id: str
     name: str
+    kind: Literal["run", "sweep"] = "run"
     backend: Literal["slurm", "local"]
     cluster: str = ""
     job_ids: list[str] = field(default_factory=list)
@@ -226,7 +237,7 @@ class RunRecord:
     git_dirty: bool | None = None
     submitted_from: str = ""
     array_size: int | None = None
-    """Number of tasks, in the parent folder of an array."""
+    """Number of tasks, in the parent folder of an array; of a sweep: of its workers."""
     overrides: dict[str, Any] = field(default_factory=dict)
     branched_from: dict[str, Any] | None = None
     """``checkpoint``, ``step`` and ``run_id`` of where the first attempt starts, if it was named at submission."""
@@ -312,3 +323,54 @@ class Hang:
     """The rank that the others wait for; None where none stands out."""
     node: str | None = None
     time: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerStart:
+    """A line of a sweep's ``workers/<i>/worker.jsonl``: the worker has got an allocation. Times are seconds since the
+    epoch."""
+
+    event: Literal["start"] = "start"
+    version: int = 1
+    time: float
+    job_id: str
+    restart_count: int = 0
+    nodes: list[str] = field(default_factory=list)
+    gpus: int = 0
+    """GPUs that the allocation holds, all nodes together."""
+    cpus: int = 0
+    allocated_at: float | None = None
+    """When it got its nodes, as the scheduler says: what is paid for begins here."""
+    host: str = ""
+    pid: int = 0
+    pid_start: int = 0
+    """Which process the host is; see ``Lease``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSeen:
+    """A line of ``worker.jsonl``: at this moment the allocation was still held. One at least every minute, and one
+    whenever a trial starts or ends: what is known of an allocation whose host was killed."""
+
+    event: Literal["seen"] = "seen"
+    version: int = 1
+    time: float
+    trial: int | None = None
+    """A trial that has just started, or ended."""
+    what: Literal["", "started", "ended"] = ""
+    trials: list[int] = field(default_factory=list)
+    """Those in flight after that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerEnd:
+    """A line of ``worker.jsonl``: the host is about to leave the allocation, or to give it back."""
+
+    event: Literal["end"] = "end"
+    version: int = 1
+    time: float
+    reason: Reason
+    decision: Decision
+    """requeue: the same worker comes back; pause: it waits for `sweep resume`; end: it has nothing more to do."""
+    detail: str = ""
+    """One sentence for people."""

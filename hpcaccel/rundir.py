@@ -18,6 +18,9 @@ from hpcaccel.errors import RunDirectoryError
 
 __all__ = [
     "RunDir",
+    "SweepDir",
+    "WorkerDir",
+    "append_bytes",
     "append_line",
     "atomic_write",
     "default_runs_dir",
@@ -105,13 +108,18 @@ def append_line(path: Path, value: Mapping[str, Any], *, sync: bool = False) -> 
     Args:
         sync: fsync before returning; for lines that must survive what comes next.
     """
-    line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    append_bytes(path, json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n", sync=sync)
+
+
+def append_bytes(path: Path, lines: bytes, *, sync: bool = False) -> None:
+    """Append whole lines, as ``append_line`` does."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE_MODE)
     try:
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":
-            line = b"\n" + line
-        os.write(fd, line)
+            lines = b"\n" + lines
+        while lines:  # a disk that fills up takes a part of them, and says so only when asked again
+            lines = lines[os.write(fd, lines) :]
         if sync:
             os.fsync(fd)
     finally:
@@ -152,14 +160,24 @@ class RunDir:
 
     @property
     def run_id(self) -> str:
-        """The id: the folder's name; for a task of an array ``<array id>_<index>``, as Slurm writes it."""
-        if self.is_task:
+        """The id: the folder's name; for a task of an array ``<array id>_<index>``, as Slurm writes it, and for a trial
+        of a sweep ``<sweep id>_<number>``."""
+        if self.is_task or self.is_trial:
             return f"{self.path.parent.parent.name}_{self.path.name}"
         return self.path.name
 
     @property
     def is_task(self) -> bool:
         return self.path.parent.name == "tasks"
+
+    @property
+    def is_trial(self) -> bool:
+        return self.path.parent.name == "trials"
+
+    @property
+    def _submitted(self) -> Path:
+        """Where what was submitted lies: a trial runs its sweep's code, of which there is one copy for all."""
+        return self.path.parent.parent if self.is_trial else self.path
 
     @property
     def spec_yaml(self) -> Path:
@@ -175,7 +193,7 @@ class RunDir:
 
     @property
     def code(self) -> Path:
-        return self.path / "code"
+        return self._submitted / "code"
 
     @property
     def record(self) -> Path:
@@ -202,6 +220,10 @@ class RunDir:
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
+    def foreign_metrics(self, attempt: int) -> Path:
+        """``$HPCACCEL_METRICS`` of rank 0, to which a program in any language appends JSON lines: see ``logged``."""
+        return self.attempt(attempt) / "metrics.jsonl"
+
     @property
     def trackers(self) -> Path:
         """Where trackers that need a directory write, when the script names none."""
@@ -222,7 +244,7 @@ class RunDir:
     @property
     def node_program(self) -> Path:
         """The batch step's program, a zip of base and ``node``: a copy, so that an upgrade leaves queued jobs alone."""
-        return self.path / "node.pyz"
+        return self._submitted / "node.pyz"
 
     @property
     def slurm_log(self) -> Path:
@@ -241,7 +263,7 @@ class RunDir:
 
     @property
     def journal(self) -> Path:
-        """Only in the parent folder of an array: one line a task, with its overrides."""
+        """Only in the parent folder of an array: one line a task, with its overrides; and of a sweep: its study."""
         return self.path / "journal.jsonl"
 
     @property
@@ -315,10 +337,121 @@ class RunDir:
             for folder in (self.attempts, self.control, self.checkpoints):
                 folder.mkdir(mode=DIRECTORY_MODE)
         except OSError as error:
-            raise RunDirectoryError(
-                f"cannot make the run directory {self.path}: {error.strerror}. "
-                "Choose another place with --runs-dir or HPCACCEL_RUNS_DIR"
-            ) from None
+            raise _cannot_make(self.path, error) from None
+
+
+class SweepDir(RunDir):
+    """The names inside a sweep's directory: a run directory with workers and trials in place of attempts."""
+
+    @property
+    def spec_yaml(self) -> Path:
+        return self.path / "sweep.yaml"
+
+    @property
+    def spec(self) -> Path:
+        return self.sweep
+
+    @property
+    def tasks(self) -> Path:
+        """A sweep's array is that of its workers."""
+        return self.workers
+
+    def task(self, index: int) -> RunDir:
+        return self.worker(index)
+
+    @property
+    def sweep(self) -> Path:
+        """The resolved spec, the sweep's section, and how a worker's chooser is started."""
+        return self.path / "sweep.json"
+
+    @property
+    def workers(self) -> Path:
+        return self.path / "workers"
+
+    def worker(self, index: int) -> WorkerDir:
+        return WorkerDir(self.workers / str(index))
+
+    def worker_indices(self) -> list[int]:
+        """Of the workers that have a folder, in order."""
+        return _numbered(self.workers)
+
+    @property
+    def trials(self) -> Path:
+        return self.path / "trials"
+
+    def trial(self, number: int) -> RunDir:
+        return RunDir(self.trials / str(number))
+
+    def trial_numbers(self) -> list[int]:
+        """Of the trials that have a folder, in order."""
+        return _numbered(self.trials)
+
+    def create(self) -> None:
+        """Make the directory and its folders; raises as for a run."""
+        try:
+            self.path.mkdir(parents=True, mode=DIRECTORY_MODE, exist_ok=False)
+            for folder in (self.workers, self.trials, self.control):
+                folder.mkdir(mode=DIRECTORY_MODE)
+        except OSError as error:
+            raise _cannot_make(self.path, error) from None
+
+
+class WorkerDir(RunDir):
+    """One worker's folder. It has a lease, a control folder and logs, as a run has."""
+
+    @property
+    def index(self) -> int:
+        return int(self.path.name)
+
+    @property
+    def sweep(self) -> SweepDir:
+        return SweepDir(self.path.parent.parent)
+
+    @property
+    def run_id(self) -> str:
+        return f"{self.path.parent.parent.name}_w{self.path.name}"
+
+    @property
+    def spec(self) -> Path:
+        return self.sweep.spec
+
+    @property
+    def script(self) -> Path:
+        return self.sweep.script
+
+    @property
+    def node_program(self) -> Path:
+        return self.sweep.node_program
+
+    @property
+    def account(self) -> Path:
+        """When this worker had an allocation, and how large: ``records.WorkerStart``, ``WorkerSeen`` and ``WorkerEnd``,
+        a line each. Written by the worker's host."""
+        return self.path / "worker.jsonl"
+
+    @property
+    def host_log(self) -> Path:
+        """What the host did and why, and what the chooser printed."""
+        return self.path / "host.log"
+
+    def prepare(self) -> None:
+        """Make the folders, where they are not there yet."""
+        for folder in (self.path, self.control):
+            folder.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+
+
+def _cannot_make(path: Path, error: OSError) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"cannot make the run directory {path}: {error.strerror}. "
+        "Choose another place with --runs-dir or HPCACCEL_RUNS_DIR"
+    )
+
+
+def _numbered(folder: Path) -> list[int]:
+    try:
+        return sorted(int(entry.name) for entry in os.scandir(folder) if entry.name.isdecimal())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 # -- the index: finds runs from any directory ---------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from hpcaccel import layout
 from hpcaccel.errors import RunDirectoryError
 from hpcaccel.records import AttemptEnd, from_dict, to_dict
-from hpcaccel.rundir import RunDir, append_line, atomic_write, index_lines, read_json, read_lines, register
+from hpcaccel.rundir import RunDir, SweepDir, append_line, atomic_write, index_lines, read_json, read_lines, register
 
 
 def test_a_torn_last_line_costs_only_itself(tmp_path: Path) -> None:
@@ -87,3 +87,16 @@ def test_only_directories_with_a_manifest_are_checkpoints(tmp_path: Path) -> Non
     newest = layout.newest(tmp_path)
     assert newest is not None
     assert newest.name == "step_00000020"
+
+
+def test_a_trial_runs_the_code_of_its_sweep(tmp_path: Path) -> None:
+    sweep = SweepDir(tmp_path / "gpt" / "20261120-153012-4f2a")
+    sweep.create()
+    trial = sweep.trial(7)
+    trial.create()
+    assert (trial.code, trial.node_program) == (sweep.code, sweep.node_program)
+    assert trial.run_id == "20261120-153012-4f2a_7"
+    worker = sweep.worker(0)
+    worker.prepare()
+    assert worker.sweep.path == sweep.path
+    assert (sweep.trial_numbers(), sweep.worker_indices()) == ([7], [0])
