@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcaccel.errors import SpecError
 from hpcaccel.render.quoting import pattern
-from hpcaccel.rundir import RunDir
+from hpcaccel.rundir import RunDir, SweepDir
 
 if TYPE_CHECKING:
     from hpcaccel.spec.cluster import ClusterProfile
@@ -49,9 +49,10 @@ def template_names(
         "profile": profile,
         "slurm": slurm,  # False on the local backend
         "array": array_size is not None,
+        "sweep": isinstance(run_dir, SweepDir),  # an array too, of workers
         "header": [f"hpcaccel job {spec.name}", *(f"{key}: {value}" for key, value in header.items())],
         "directives": _directives(spec, run_dir, array_size) if slurm else [],
-        "run_dir": str(run_dir.path),  # of an array: the parent folder
+        "run_dir": str(run_dir.path),  # of an array or a sweep: the parent folder
         "python": python,
         "workdir": workdir,
         "modules": environment.modules,

@@ -66,11 +66,14 @@ class Slurm:
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
-    def sbatch(self, script: Path, args: Sequence[str] = (), env: Mapping[str, str] | None = None) -> str:
+    def sbatch(
+        self, script: Path, args: Sequence[str] = (), env: Mapping[str, str] | None = None, *, words: Sequence[str] = ()
+    ) -> str:
         """Submit a script; returns the job id.
 
         Args:
             args: further options, before the script's name.
+            words: what the script gets as its own arguments.
             env: the environment to submit from, this process's own by default. Variables of a job that we may be
                 inside of are taken out, and so are ``SBATCH_*`` that would overrule what the script itself says.
 
@@ -78,7 +81,7 @@ class Slurm:
             ClusterError: no sbatch, or Slurm refused the job; its own words are in the message.
             SlurmCommandError: the controller did not answer. It may have taken the job all the same.
         """
-        command = ["sbatch", "--parsable", *args, str(script)]
+        command = ["sbatch", "--parsable", *args, str(script), *words]
         base = os.environ if env is None else env
         result = self._start(command, env=submission_environment(base, script=script.read_text(encoding="utf-8")))
         job_id = result.stdout.strip().splitlines()[-1].partition(";")[0] if result.stdout.strip() else ""
@@ -208,6 +211,17 @@ class Slurm:
         if bad := [node for node in nodes if not _NODE.fullmatch(node)]:
             raise ValueError(f"node {bad[0]!r} is no node's name")
         command = ["scontrol", "update", f"JobId={_address(job_id)}", f"ExcNodeList={hostlist.compress(nodes)}"]
+        result = self._start(command)
+        if result.returncode != 0:
+            raise self._refused(command, result)
+
+    def throttle(self, job_id: str, most: int) -> None:
+        """Let at most so many tasks of an array run at a time; those that run already go on. 0: as many as fit.
+
+        Raises:
+            SlurmCommandError: the array is over.
+        """
+        command = ["scontrol", "update", f"JobId={_address(job_id)}", f"ArrayTaskThrottle={most}"]
         result = self._start(command)
         if result.returncode != 0:
             raise self._refused(command, result)

@@ -15,6 +15,12 @@ from hpcaccel.slurm.states import AccountingEntry, Association, JobInfo, JobStat
 
 __all__ = ["FakeSlurm", "Submission"]
 
+SUBMIT_LIMIT = (
+    "QOSMaxSubmitJobPerUserLimit; Batch job submission failed: Job violates accounting/QOS policy "
+    "(job submit limit, user's size and/or time limits)"
+)
+"""What Slurm 22.05 says when a job or an array is more than a QOS lets a user have in the queue."""
+
 
 @dataclass(frozen=True)
 class Submission:
@@ -25,6 +31,7 @@ class Submission:
     text: str
     args: tuple[str, ...]
     env: dict[str, str]
+    words: tuple[str, ...] = ()
 
 
 @dataclass
@@ -43,6 +50,8 @@ class FakeSlurm:
     known_partitions: list[PartitionInfo] = field(default_factory=lambda: [PartitionInfo(name="gpu", default=True)])
     known_associations: list[Association] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
+    most_tasks: int | None = None
+    """The cluster refuses what would make more jobs and tasks than this, as a QOS may."""
 
     jobs: dict[str, JobInfo] = field(default_factory=dict)
     """By address: ``45``, ``46_3``."""
@@ -52,6 +61,7 @@ class FakeSlurm:
     cancelled: list[str] = field(default_factory=list)
     requeued: list[str] = field(default_factory=list)
     signals: list[tuple[str, str, str]] = field(default_factory=list)
+    throttled: dict[str, int] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
 
     def move(self, job_id: str, state: JobState, **changes: object) -> JobInfo:
@@ -70,15 +80,19 @@ class FakeSlurm:
         self._called("version")
         return "22.05.8"
 
-    def sbatch(self, script: Path, args: Sequence[str] = (), env: Mapping[str, str] | None = None) -> str:
+    def sbatch(
+        self, script: Path, args: Sequence[str] = (), env: Mapping[str, str] | None = None, *, words: Sequence[str] = ()
+    ) -> str:
         self._called("sbatch")
         if self.refuse:
             raise ClusterError(f"Slurm refused the job: {self.refuse}")
         text = script.read_text(encoding="utf-8")
         job_id = str(100 + len(self.submissions))
         environment = dict(os.environ if env is None else env)
-        self.submissions.append(Submission(job_id, script, text, tuple(args), environment))
         indices = _array_option(text, args)
+        if self.most_tasks is not None and self._unended() + len(indices or [0]) > self.most_tasks:
+            raise ClusterError(f"Slurm refused the job: {SUBMIT_LIMIT}")
+        self.submissions.append(Submission(job_id, script, text, tuple(args), environment, tuple(words)))
         requeue = self.may_requeue and "#SBATCH --requeue" in text
         if indices is None:
             self.jobs[job_id] = JobInfo(job_id=job_id, state=JobState.PENDING, partition="gpu", requeue=requeue)
@@ -157,6 +171,10 @@ class FakeSlurm:
             raise SlurmCommandError(["scontrol", "update", job_id], 1, "Job is no longer pending execution")
         self.jobs[job_id] = replace(self.jobs[job_id], excluded_nodes=",".join(nodes))
 
+    def throttle(self, job_id: str, most: int) -> None:
+        self._called("throttle")
+        self.throttled[job_id] = most
+
     def shell_command(self, job_id: str, *, node: str | None = None, terminal: bool = True) -> list[str]:
         return Slurm().shell_command(job_id, node=node, terminal=terminal)
 
@@ -175,6 +193,9 @@ class FakeSlurm:
     def config(self) -> dict[str, str]:
         self._called("config")
         return dict(self.settings)
+
+    def _unended(self) -> int:
+        return sum(not job.state.is_ended for job in self.jobs.values())
 
     def _called(self, name: str) -> None:
         if not self.installed:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from hpcaccel.errors import HpcaccelError
 
-__all__ = ["explain"]
+__all__ = ["explain", "submit_limit"]
 
 _HINTS = {
     r"invalid account": "slurm.account: see your accounts with `sacctmgr show associations user=$USER`",
@@ -33,6 +33,15 @@ def explain(stderr: str, partition_names: Callable[[], Sequence[str]]) -> str:
     message = "Slurm refused the job: " + ("; ".join(word for word in words if word) or "it gave no reason")
     hint = _partition_hint(stderr, partition_names) or _usual_hint(stderr)
     return f"{message}\n{hint}" if hint else message
+
+
+def submit_limit(refusal: str) -> str | None:
+    """The limit on the number of jobs that a refusal names: fewer of them would be taken. None for any other refusal.
+
+    Among them are QOSMaxSubmitJobPerUserLimit, QOSGrpSubmitJobsLimit, AssocMaxSubmitJobLimit (tried on 22.05).
+    """
+    found = re.search(r"\b(?:QOS|Assoc)\w*Submit\w*Limit\b", refusal)
+    return None if found is None else found[0]
 
 
 def _usual_hint(stderr: str) -> str:

@@ -11,7 +11,7 @@ from hpcaccel.rundir import RunDir
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission import local
 
-__all__ = ["Backend", "LocalBackend", "SlurmBackend", "backend_named"]
+__all__ = ["Backend", "LocalBackend", "SlurmBackend", "backend_named", "ranges"]
 
 
 class Backend(Protocol):
@@ -42,7 +42,7 @@ class SlurmBackend:
 
     def start(self, run: RunDir, script: Path, indices: Sequence[int] | None = None) -> str:
         # the option comes before the script's own --array line, which speaks of all tasks
-        args = [] if indices is None else [f"--array={_ranges(indices)}"]
+        args = [] if indices is None else [f"--array={ranges(indices)}"]
         return self.slurm.sbatch(script, args)
 
     def discard(self, run: RunDir, job_id: str) -> None:
@@ -71,7 +71,7 @@ def backend_named(name: Literal["slurm", "local"], slurm: Slurm | None = None) -
     return LocalBackend() if name == "local" else SlurmBackend(slurm)
 
 
-def _ranges(indices: Sequence[int]) -> str:
+def ranges(indices: Sequence[int]) -> str:
     """``0-3,7`` for 0, 1, 2, 3, 7."""
     parts: list[list[int]] = []
     for index in sorted(indices):

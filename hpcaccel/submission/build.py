@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import hpcaccel
 from hpcaccel.errors import RunDirectoryError
@@ -25,7 +26,10 @@ from hpcaccel.submission.package import write_node_program
 from hpcaccel.submission.prepare import Prepared, Task
 from hpcaccel.submission.provenance import packages, submitted_from
 
-__all__ = ["all_or_nothing", "build"]
+__all__ = ["all_or_nothing", "build", "new_record", "publish", "temporary"]
+
+
+R = TypeVar("R", bound=RunDir)
 
 
 @contextmanager
@@ -37,7 +41,7 @@ def all_or_nothing(run: RunDir) -> Iterator[None]:
             as a full disk.
     """
     made = [folder for folder in (run.path.parent, *run.path.parent.parents) if not os.path.exists(folder)]
-    place = _temporary(run)
+    place = temporary(run)
     try:
         place.create()
     except BaseException as error:
@@ -76,23 +80,28 @@ def build(prepared: Prepared) -> None:
     Raises:
         RunDirectoryError, OSError: something cannot be copied or written.
     """
-    temporary = _temporary(prepared.run)
+    place = temporary(prepared.run)
     if prepared.code is not None:
-        copy_code(prepared.code, temporary.code)
-    write_node_program(temporary.node_program)
-    temporary.submitit.mkdir(mode=0o750)
+        copy_code(prepared.code, place.code)
+    write_node_program(place.node_program)
+    place.submitit.mkdir(mode=0o750)
     if prepared.function is not None:
-        atomic_write(temporary.submitit / FUNCTION_FILE, prepared.function, mode=0o600)
-    record = _record(prepared)
-    _write_spec(temporary, prepared.tasks[0])
+        atomic_write(place.submitit / FUNCTION_FILE, prepared.function, mode=0o600)
+    record = new_record(prepared)
+    _write_spec(place, prepared.tasks[0])
     if prepared.is_array:
-        write_json(temporary.record, to_dict(replace(record, array_size=len(prepared.tasks))))
+        write_json(place.record, to_dict(replace(record, array_size=len(prepared.tasks))))
         for index, task in enumerate(prepared.tasks):
-            _build_task(temporary.task(index), task, index=index, prepared=prepared, record=record)
+            _build_task(place.task(index), task, index=index, prepared=prepared, record=record)
     else:
-        write_json(temporary.record, to_dict(record))
-    os.rename(temporary.path, prepared.run.path)
-    fsync_directory(prepared.run.path.parent)
+        write_json(place.record, to_dict(record))
+    publish(prepared.run)
+
+
+def publish(run: RunDir) -> None:
+    """Let the directory appear, now that all is in it."""
+    os.rename(temporary(run).path, run.path)
+    fsync_directory(run.path.parent)
 
 
 def _build_task(place: RunDir, task: Task, *, index: int, prepared: Prepared, record: RunRecord) -> None:
@@ -130,7 +139,8 @@ def _yaml(spec: JobSpec) -> str:
     return f"# The resolved spec{came_from}, with all defaults.\n{to_yaml(spec)}"
 
 
-def _record(prepared: Prepared) -> RunRecord:
+def new_record(prepared: Prepared) -> RunRecord:
+    """What is known of a run before it is submitted."""
     return RunRecord(
         run_id=prepared.run.run_id,
         name=prepared.name,
@@ -148,5 +158,6 @@ def _record(prepared: Prepared) -> RunRecord:
     )
 
 
-def _temporary(run: RunDir) -> RunDir:
-    return RunDir(run.path.with_name(f".{run.path.name}.tmp"))
+def temporary(run: R) -> R:
+    """Where a run or a sweep is made before its directory appears."""
+    return type(run)(run.path.with_name(f".{run.path.name}.tmp"))

@@ -29,8 +29,8 @@ def refuse_chained_array(spec: JobSpec, *, is_array: bool) -> None:
     """
     if is_array and spec.resilience.chain is not None:
         raise SpecError(
-            f"--grid: resilience.chain {spec.resilience.chain} is for single jobs, since Slurm knows no follow-up for "
-            "one task of an array. Submit such runs one by one, or set resilience.chain to null"
+            f"resilience.chain {spec.resilience.chain} is for single jobs, since Slurm knows no follow-up for one task "
+            "of an array, such as --grid and sweeps make. Submit such runs one by one, or set resilience.chain to null"
         )
 
 

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from hpcaccel.errors import ClusterError
 from hpcaccel.process import process_start
-from hpcaccel.rundir import RunDir, atomic_write, read_json, write_json
+from hpcaccel.rundir import RunDir, SweepDir, atomic_write, read_json, write_json
 
-__all__ = ["LocalProcess", "kill", "local_process", "new_job_id", "start", "start_array", "terminate"]
+__all__ = ["LocalProcess", "kill", "local_process", "new_job_id", "start", "start_array", "start_workers", "terminate"]
 
 _JOB_SHAPE = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PMI_", "PMIX_", "SUBMITIT_", "TORCHELASTIC_")
 _RANK_NAMES = {
@@ -73,6 +73,24 @@ def start_array(parent: RunDir, script: Path, job_id: str, indices: Sequence[int
     _launch(["bash", str(parent.local_driver)], job_id=job_id, log=parent.slurm_log, owners=owners)
 
 
+def start_workers(sweep: SweepDir, script: Path, indices: Sequence[int]) -> dict[int, str]:
+    """Start workers of a sweep, all at the same time; the job id of each. When one cannot be started, none is."""
+    job_id = new_job_id()
+    started: dict[int, str] = {}
+    try:
+        for index in indices:
+            worker = sweep.worker(index)
+            started[index] = f"{job_id}_{index}"
+            own = {"SLURM_ARRAY_TASK_ID": str(index)}
+            command = ["bash", str(script)]
+            _launch(command, job_id=started[index], log=worker.slurm_log, owners=[worker], variables=own)
+    except BaseException:
+        for index in started:
+            kill(sweep.worker(index))
+        raise
+    return started
+
+
 def _driver_text(parent: RunDir, script: Path, job_id: str, indices: Sequence[int]) -> str:
     tasks = shlex.quote(str(parent.tasks))
     return f"""#!/bin/bash
@@ -84,12 +102,14 @@ done
 """
 
 
-def _launch(command: list[str], *, job_id: str, log: Path, owners: Sequence[RunDir]) -> None:
+def _launch(
+    command: list[str], *, job_id: str, log: Path, owners: Sequence[RunDir], variables: Mapping[str, str] | None = None
+) -> None:
     with log.open("ab") as output:
         try:
             process = subprocess.Popen(
                 command,
-                env=_job_environment(os.environ, job_id),
+                env={**_job_environment(os.environ, job_id), **(variables or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import hpcaccel
 from hpcaccel.errors import RunDirectoryError, SpecError, UserError
 from hpcaccel.render import render
-from hpcaccel.rundir import RunDir, default_runs_dir, new_run_id
+from hpcaccel.rundir import RunDir, SweepDir, default_runs_dir, new_run_id
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.spec import (
     ClusterProfile,
@@ -121,9 +121,13 @@ def prepare(
     grid: Sequence[str] | None = None,
     name: str | None = None,
     from_run: str | os.PathLike[str] | None = None,
+    workers: int | None = None,
     slurm: Slurm | None = None,
 ) -> Prepared:
     """Check a submission completely; the arguments are those of :func:`hpcaccel.submit`.
+
+    Args:
+        workers: of a sweep, whose trials start as ``target`` does: the script is then that of an array of workers.
 
     Raises:
         SpecError, ClusterError, UserError: with what is wrong.
@@ -137,11 +141,11 @@ def prepare(
     specs = [_branched(_load(request, [*changes, *own], profile), origin) for own in chosen]
     _refuse_twins(specs, chosen)
     check_secrets(specs[0])
-    refuse_chained_array(specs[0], is_array=bool(grid))
+    refuse_chained_array(specs[0], is_array=bool(grid) or workers is not None)
     backend = backend_named(backend_name, slurm)
     backend.check()
     folder = _runs_dir(runs_dir, profile)
-    run = _new_run(folder, specs[0].name)
+    run = _new_run(folder, specs[0].name, RunDir if workers is None else SweepDir)
     base, workdir = request.base, _workdir(specs[0])
     entries = [find_entry(one, base=base, workdir=workdir, function=request.function) for one in specs]
     _refuse_folders_of_their_own(entries, chosen)
@@ -152,7 +156,15 @@ def prepare(
         name=specs[0].name,
         cluster=profile.name if profile is not None else backend_name,
         backend=backend,
-        script=_script(specs, chosen, run=run, profile=profile, backend=backend_name, is_array=bool(grid), git=git),
+        script=_script(
+            specs,
+            chosen,
+            run=run,
+            profile=profile,
+            backend=backend_name,
+            array_size=len(specs) if grid else workers,
+            git=git,
+        ),
         tasks=tuple(
             Task(
                 one,
@@ -233,14 +245,14 @@ def _runs_dir(given: str | os.PathLike[str] | None, profile: ClusterProfile | No
     return default_runs_dir(profile.runs_dir if profile is not None else None)
 
 
-def _new_run(folder: Path, name: str) -> RunDir:
+def _new_run(folder: Path, name: str, kind: type[RunDir]) -> RunDir:
     if match := re.search("%[jtaA]", str(folder)):
         raise RunDirectoryError(
             f"the directory of runs {str(folder)!r} holds {match[0]}, which stands for a number of the job's in names "
             "that submitit makes. Choose another place with --runs-dir or HPCACCEL_RUNS_DIR"
         )
     while True:
-        run = RunDir(folder / name / new_run_id())
+        run = kind(folder / name / new_run_id())
         if not os.path.lexists(run.path):
             return run
 
@@ -259,7 +271,7 @@ def _script(
     run: RunDir,
     profile: ClusterProfile | None,
     backend: Literal["slurm", "local"],
-    is_array: bool,
+    array_size: int | None,
     git: GitState | None,
 ) -> str:
     """The batch script, which the tasks of an array share."""
@@ -269,10 +281,15 @@ def _script(
         "commit": "none" if git is None else git.commit + (" and changes" if git.dirty else ""),
         "hpcaccel": hpcaccel.__version__,
     }
-    size = len(specs) if is_array else None
     scripts = [
         render(
-            spec, run_dir=run, python=sys.executable, profile=profile, array_size=size, backend=backend, header=header
+            spec,
+            run_dir=run,
+            python=sys.executable,
+            profile=profile,
+            array_size=array_size,
+            backend=backend,
+            header=header,
         )
         for spec in specs
     ]

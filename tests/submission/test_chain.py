@@ -65,7 +65,7 @@ def test_one_that_is_refused_takes_the_others_back(project: Project, monkeypatch
 
 
 def test_an_array_of_chains_is_refused(project: Project) -> None:
-    with pytest.raises(SpecError, match=r"--grid: resilience\.chain 5 is for single jobs"):
+    with pytest.raises(SpecError, match=r"resilience\.chain 5 is for single jobs"):
         project.queue(*CHAIN, grid=["args.lr=1,2"])
     assert project.slurm.submissions == []
 
