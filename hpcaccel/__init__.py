@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpcaccel.errors import HpcaccelError as HpcaccelError
     from hpcaccel.runtime.accelerator import Accelerator as Accelerator
+    from hpcaccel.runtime.anywhere import log as log
+    from hpcaccel.runtime.anywhere import should_stop as should_stop
     from hpcaccel.runtime.compat.availability import is_rich_available as is_rich_available
     from hpcaccel.runtime.data.permutation import PermutationSampler as PermutationSampler
     from hpcaccel.runtime.data.skipping import skip_first_batches as skip_first_batches
@@ -80,6 +82,8 @@ _NAMES = {
     # In a training script
     "hpcaccel.runtime.accelerator": "Accelerator",
     "hpcaccel.runtime.ranks.states": "AcceleratorState GradientState PartialState is_initialized",
+    # In any Python program that a run starts
+    "hpcaccel.runtime.anywhere": "log should_stop",
     # Settings
     "hpcaccel.runtime.handlers": """
         AORecipeKwargs AutocastKwargs DataLoaderConfiguration DistributedDataParallelKwargs

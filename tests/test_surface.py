@@ -25,15 +25,17 @@ NAMES = """
     init_on_device is_initialized is_rich_available load_checkpoint_in_model load_sharded notebook_launcher
     pad_across_processes reduce set_seed skip_first_batches synchronize_rng_states wait_for_everyone
 """
+ANYWHERE = {"log", "should_stop"}
+"""For programs with or without torch."""
 RANKS = set(NAMES.split())
 
 
 def test_the_exported_names() -> None:
-    assert set(hpcaccel.__all__) == LOGIN | RANKS
-    assert set(dir(hpcaccel)) >= LOGIN | RANKS | set(hpcaccel._PAGES)
+    assert set(hpcaccel.__all__) == LOGIN | ANYWHERE | RANKS
+    assert set(dir(hpcaccel)) >= LOGIN | ANYWHERE | RANKS | set(hpcaccel._PAGES)
 
 
-@pytest.mark.parametrize("name", sorted(LOGIN))
+@pytest.mark.parametrize("name", sorted(LOGIN | ANYWHERE))
 def test_each_name_can_be_imported(name: str) -> None:
     assert callable(getattr(hpcaccel, name))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcaccel import layout
+from hpcaccel.logged import Logged
 from hpcaccel.node.causes import cause
 from hpcaccel.node.launch import Resilience
 from hpcaccel.records import (
@@ -19,6 +20,7 @@ from hpcaccel.records import (
     Reason,
     StopRequest,
     from_dict,
+    pruned,
     to_dict,
 )
 from hpcaccel.rundir import RunDir, append_line, read_json, read_lines
@@ -121,7 +123,7 @@ class Ledger:
         line = AttemptEnd(
             attempt=start.attempt,
             time=time.time(),
-            reason=reason or (stop.reason if stop else "lost"),
+            reason="pruned" if pruned(stop) else reason or (stop.reason if stop else "lost"),
             decision=_what_follows(stop, decision),
             detail="the batch step was killed before it could write its end" + (f": {why}" if why else ""),
             seconds=max(0.0, _last_sign(run, start.attempt) - start.time),
@@ -136,6 +138,8 @@ class Ledger:
 
 def _what_follows(stop: StopRequest | None, known: Decision | None) -> Decision:
     """What somebody wanted to follow when the attempt was killed holds all the same; a cancel may be but a guess."""
+    if pruned(stop):
+        return "end"
     wish = stop.then if stop is not None else ""
     return "pause" if wish == "pause" else known or ("end" if wish == "cancel" else "requeue")
 
@@ -166,8 +170,7 @@ def resumed_step(run: RunDir, attempt: int) -> int:
 
 def last_step(run: RunDir, attempt: int) -> int | None:
     """The last step that this attempt wrote a metric for, or None."""
-    steps = [line["step"] for line, _ in read_lines(run.metrics) if line.get("attempt") == attempt and "step" in line]
-    return max(steps, default=None)
+    return max((line.step for line in Logged(run).read() if line.attempt == attempt), default=None)
 
 
 def _last_sign(run: RunDir, attempt: int) -> float:

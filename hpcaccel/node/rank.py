@@ -71,6 +71,9 @@ def rank_environment(run: RunDir, launch: Launch, env: dict[str, str]) -> dict[s
     if "RANK" not in env:
         env.update(_from_slurm(launch, env))
     env["HPCACCEL_RUN_DIR"] = str(run.path)
+    # As with what goes through hpcaccel.log, rank 0's word counts; a file for each rank would be too many.
+    attempt = int(env.get("HPCACCEL_ATTEMPT", "1"))
+    env["HPCACCEL_METRICS"] = str(run.foreign_metrics(attempt)) if env["RANK"] == "0" else os.devnull
     env["HPCACCEL_PROTOCOL"] = str(PROTOCOL)
     env.setdefault("WORLD_SIZE", str(launch.ranks))
     if launch.pythonpath:

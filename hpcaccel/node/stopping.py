@@ -11,7 +11,7 @@ from hpcaccel.node.control import honour, pending_requests, ranks_ask
 from hpcaccel.node.deadline import Pace, forecast, lead_seconds, patience_seconds, read_pace, warnings
 from hpcaccel.node.launch import Launch
 from hpcaccel.node.launcher import Ranks
-from hpcaccel.records import Reason, StopRequest, to_dict
+from hpcaccel.records import Reason, StopRequest, pruned, to_dict
 from hpcaccel.rundir import RunDir, write_json
 
 __all__ = ["Inquiry", "Stopping"]
@@ -22,6 +22,8 @@ LOOK_AT_PACE_SECONDS = 15.0
 EARLY_SECONDS = 90
 """Slurm may send its warning up to 60 seconds early; a warning that comes earlier than this speaks of an old limit."""
 KILL_AGAIN_SECONDS = 10.0
+PRUNED_SECONDS = 60.0
+"""How long a pruned trial may take to leave, at most: nothing of it is to be saved, and others wait for its nodes."""
 
 
 class Inquiry:
@@ -167,6 +169,10 @@ class Stopping:
             return
         self._look_at_pace()
         patience = self._patience(reason)
+        if pruned(self.request):
+            if self._kill_at is not None:  # somebody wants the nodes besides: no other end, only a sooner one
+                self._kill_at = min(self._kill_at, time.monotonic() + patience)
+            return
         request = StopRequest(
             reason=reason,
             then=then,  # type: ignore[arg-type]
@@ -176,7 +182,8 @@ class Stopping:
         self.request = request
         write_json(self._run.stop(self._attempt), to_dict(request))
         self._say(f"asking the ranks to stop: {reason} ({then}){forecast(self._pace, request)}")
-        if self._kill_at is None and then != "finish":
+        # Code behind the loop may take its time, unless nobody waits for what it makes.
+        if self._kill_at is None and (then != "finish" or reason == "pruned"):
             self._kill_at = time.monotonic() + patience
         ranks.ask()
 
@@ -208,5 +215,7 @@ class Stopping:
     def _patience(self, reason: Reason) -> float:
         """How long the ranks may take to leave, in seconds."""
         timeout = float(self._launch.resilience.stop_timeout_seconds)
+        if reason == "pruned":
+            return min(timeout, PRUNED_SECONDS)
         left = None if self._killed_at else self._left(reason)  # then nobody needs time to requeue
         return patience_seconds(self._pace, stop_timeout_seconds=timeout, left_seconds=left)

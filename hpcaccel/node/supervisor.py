@@ -27,7 +27,7 @@ from hpcaccel.node.ledger import Ledger, last_step, read_outcome, resumed_step
 from hpcaccel.node.preflight import preflight
 from hpcaccel.node.stopping import Inquiry, Stopping
 from hpcaccel.node.verdict import Seen, Verdict, judge
-from hpcaccel.records import EXIT_CONTINUED, AttemptEnd, AttemptStart
+from hpcaccel.records import EXIT_CONTINUED, AttemptEnd, AttemptStart, pruned
 from hpcaccel.rundir import RunDir, read_json
 from hpcaccel.slurm.states import JobState
 
@@ -137,11 +137,11 @@ class Supervisor:
     def _end_before_start(self) -> int | None:
         """Honour what was decided while the job waited in the queue."""
         for name, request in pending_requests(self.run):
-            if request.then in ("cancel", "pause"):
+            if request.then in ("cancel", "pause") or pruned(request):
                 honour(self.run, name)
                 verdict = Verdict(
                     reason=request.reason,
-                    decision="end" if request.then == "cancel" else "pause",
+                    decision="pause" if request.then == "pause" else "end",
                     detail="before the ranks started",
                 )
                 self._write_end(verdict, started=time.time())
@@ -362,7 +362,7 @@ class Supervisor:
 
 
 def _exit_code(verdict: Verdict) -> int:
-    if verdict.reason == "completed":
+    if verdict.reason in ("completed", "pruned"):
         return 0
     if verdict.decision == "pause":
         return EXIT_CONTINUED

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hpcaccel.node.allocation import Situation
 from hpcaccel.node.classify import Failure
-from hpcaccel.records import Decision, Outcome, Reason, StopRequest
+from hpcaccel.records import Decision, Outcome, Reason, StopRequest, pruned
 
 __all__ = ["Seen", "Verdict", "judge"]
 
@@ -51,6 +51,10 @@ class Verdict:
 
 
 def judge(seen: Seen) -> Verdict:
+    if pruned(seen.stop):
+        # Also where it crashed on its way out, or the nodes are wanted back: nobody waits for more of it.
+        detail = "" if seen.outcome is None else f"at step {seen.outcome.step}"
+        return Verdict(reason="pruned", decision="end", detail=detail)
     if _completed(seen):
         return Verdict(reason="completed", decision="end")
     if seen.cancel_asked:

@@ -15,7 +15,7 @@ from hpcaccel.rundir import atomic_write
 
 __all__ = ["build_node_program", "write_node_program"]
 
-_BASE = ("__init__.py", "errors.py", "process.py", "rundir.py", "records.py", "layout/__init__.py")
+_BASE = ("__init__.py", "errors.py", "process.py", "rundir.py", "records.py", "logged.py", "layout/__init__.py")
 _FOLDERS = ("slurm", "node")
 _MAIN = "from hpcaccel.node.__main__ import main\n\nmain()\n"
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)

@@ -26,6 +26,7 @@ ASK_SECONDS = {"slurm": 30.0, "local": 1.0}
 """How often a wait asks the scheduler. The run directory, which knows most ends first, is read every second."""
 LOOK_SECONDS = 1.0
 RESULT_SECONDS = 15.0
+_DONE = ("completed", "pruned")
 SURE_SECONDS = 10.0
 """A run that looks lost is looked at again so much later: file systems and queues may lag behind each other."""
 
@@ -145,11 +146,11 @@ class Run(_Handle):
         ended = self.wait(timeout_seconds)
         outcome, value = "success", None
         if self._launch["kind"] == "callable":
-            outcome, value = self._read_result(patience_seconds=RESULT_SECONDS if ended.state == "completed" else 0)
-        if ended.state == "completed" and outcome == "success":
+            outcome, value = self._read_result(patience_seconds=RESULT_SECONDS if ended.state in _DONE else 0)
+        if ended.state in _DONE and outcome == "success":
             return value
         why = f": {ended.detail}" if ended.detail else ""
-        if outcome == "missing" and ended.state == "completed":
+        if outcome == "missing" and ended.state in _DONE:
             why = f", but {value} is missing"
         trace = f"\nOn the rank:\n{value}" if outcome == "error" else ""
         raise RunFailed(f"run {self.run_id} is {ended.state}{why}. Its log: {self.log()}{trace}")

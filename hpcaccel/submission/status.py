@@ -27,6 +27,7 @@ State = Literal[
     "stopping",  # asked to save and leave, or being taken down
     "requeued",  # in the queue again, after at least one attempt
     "completed",
+    "pruned",  # a trial that its sweep has seen enough of
     "failed",
     "cancelled",
     "paused",  # goes on with `hpcaccel resume`
@@ -36,7 +37,7 @@ State = Literal[
 ACTIVE: frozenset[State] = frozenset({"pending", "starting", "running", "stopping", "requeued"})
 """States of a run that something is still going to happen to by itself."""
 
-_EXIT_CODES: dict[State, int] = {"completed": 0, "paused": 85, "cancelled": 130}
+_EXIT_CODES: dict[State, int] = {"completed": 0, "pruned": 0, "paused": 85, "cancelled": 130}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +60,12 @@ class RunStatus:
 
     @property
     def ended(self) -> bool:
-        """True when nothing follows by itself: completed, failed, cancelled, lost, or paused."""
+        """True when nothing follows by itself: completed, pruned, failed, cancelled, lost, or paused."""
         return self.state not in ACTIVE
 
     @property
     def exit_code(self) -> int:
-        """0 completed, 85 paused, 130 cancelled, 1 anything else that has ended."""
+        """0 completed or pruned, 85 paused, 130 cancelled, 1 anything else that has ended."""
         return _EXIT_CODES.get(self.state, 1)
 
 
@@ -107,7 +108,8 @@ def array_status(parent: Facts, tasks: Sequence[RunStatus]) -> RunStatus:
     for task in tasks:
         counts[task.state] = counts.get(task.state, 0) + 1
     order: tuple[State, ...] = (
-        "running", "stopping", "starting", "requeued", "pending", "failed", "lost", "cancelled", "paused", "completed",
+        "running", "stopping", "starting", "requeued", "pending", "failed", "lost", "cancelled", "paused", "pruned",
+        "completed",
     )  # fmt: skip
     state = next(one for one in order if one in counts)
     return RunStatus(
@@ -211,8 +213,8 @@ def _settled(fact: Facts) -> RunStatus:
     assert end is not None
     if end.decision == "pause":
         return _status(fact, "paused", end.reason, end.detail)
-    states: dict[str, State] = {"completed": "completed", "cancelled": "cancelled", "lost": "lost"}
-    return _status(fact, states.get(end.reason, "failed"), end.reason, end.detail)
+    state: State = end.reason if end.reason in ("completed", "pruned", "cancelled", "lost") else "failed"
+    return _status(fact, state, end.reason, end.detail)
 
 
 def _judge(fact: Facts, job: _Job) -> RunStatus:

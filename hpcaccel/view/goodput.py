@@ -36,7 +36,7 @@ HELD = tuple(part for part in PARTS if part not in ("queue", "paused"))
 
 Seconds = dict[str, float]
 
-_STOPPED = ("completed", "preempted", "time_limit", "stop", "cancelled")
+_STOPPED = ("completed", "pruned", "preempted", "time_limit", "stop", "cancelled")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +78,13 @@ def kept_until(spans: Sequence[Span], *, goes_on: bool) -> list[int | None]:
     """For each attempt the step up to which its work counts; None: all of it.
 
     Work is undone when a later attempt begins at an earlier step. What the last one did since its last checkpoint is
-    lost as well once it has ended, unless it completed the training.
+    lost as well once it has ended, unless it completed the training, or a sweep had seen enough of it.
     """
     kept: list[int | None] = []
     later: int | None = None
     for span in reversed(spans):
         bound = later
-        if bound is None and span.end is not None and span.end.reason != "completed":
+        if bound is None and span.end is not None and span.end.reason not in ("completed", "pruned"):
             bound = span.end.checkpoint_step or 0
         if later is None and span.end is None and not goes_on:
             bound = 0 if span.start.checkpoint_step is None else span.start.checkpoint_step

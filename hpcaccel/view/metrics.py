@@ -4,60 +4,56 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-from hpcaccel.rundir import read_lines
+from hpcaccel.logged import Line, Logged
+from hpcaccel.rundir import RunDir
 
-__all__ = ["Metric", "Metrics"]
+__all__ = ["Metrics"]
 
 PACE_WINDOW = 50
 """Number of logged lines from which the pace of a run is told."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    step: int
-    attempt: int
-    time: float
-    values: dict[str, float]
-
-
 @dataclass
 class Metrics:
-    """The tail of a ``metrics.jsonl``. ``read`` takes in what is new; the attributes tell what is known so far."""
+    """What was logged in ``run``. ``read`` takes in what is new; the attributes tell what is known so far."""
 
-    path: Path
-    offset: int = 0
+    run: RunDir
     first: dict[str, tuple[int, float]] = field(default_factory=dict)
     """The value of the lowest step, with that step, for each name."""
     last: dict[str, tuple[int, float]] = field(default_factory=dict)
     """The value that was written last, with its step, for each name."""
     last_step: dict[int, int] = field(default_factory=dict)
     """The last step of each attempt."""
-    recent: deque[Metric] = field(default_factory=lambda: deque(maxlen=PACE_WINDOW))
+    recent: deque[Line] = field(default_factory=lambda: deque(maxlen=PACE_WINDOW))
     """The newest lines of the newest attempt."""
 
-    def read(self) -> list[Metric]:
+    def __post_init__(self) -> None:
+        self._logged = Logged(self.run)
+
+    def read(self) -> list[Line]:
         """Take in the lines that were added since the last call, and return them."""
-        added = []
-        for line, behind in read_lines(self.path, offset=self.offset):
-            self.offset = behind
-            metric = _metric(line)
-            if metric is not None:
-                self._take(metric)
-                added.append(metric)
+        added = self._logged.read()
+        for line in added:
+            self._take(line)
         return added
 
-    def _take(self, metric: Metric) -> None:
-        for name, value in metric.values.items():
-            if name not in self.first or metric.step <= self.first[name][0]:
-                self.first[name] = (metric.step, value)
-            self.last[name] = (metric.step, value)
-        self.last_step[metric.attempt] = metric.step
-        if self.recent and self.recent[-1].attempt != metric.attempt:
+    @property
+    def warning(self) -> str:
+        """Which lines of ``$HPCACCEL_METRICS`` were of no use and why; empty where all were good."""
+        return self._logged.warning
+
+    def _take(self, line: Line) -> None:
+        self.last_step[line.attempt] = line.step
+        if self.recent and self.recent[-1].attempt > line.attempt:
+            return  # the last words of an attempt that another one has followed
+        for name, value in line.values.items():
+            if name not in self.first or line.step <= self.first[name][0]:
+                self.first[name] = (line.step, value)
+            self.last[name] = (line.step, value)
+        if self.recent and self.recent[-1].attempt != line.attempt:
             self.recent.clear()
-        self.recent.append(metric)
+        self.recent.append(line)
 
     @property
     def step(self) -> int | None:
@@ -71,16 +67,3 @@ class Metrics:
         steps = self.recent[-1].step - self.recent[0].step
         seconds = self.recent[-1].time - self.recent[0].time
         return seconds / steps if steps > 0 and seconds > 0 else None
-
-
-def _metric(line: dict[str, Any]) -> Metric | None:
-    """The metric of one line; None where a line of another kind got into the file."""
-    step, attempt, time, values = (line.get(key) for key in ("step", "attempt", "time", "values"))
-    if not (isinstance(step, int) and isinstance(attempt, int) and isinstance(time, int | float)):
-        return None
-    numbers = {
-        str(name): float(value)
-        for name, value in (values if isinstance(values, dict) else {}).items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
-    return Metric(step=step, attempt=attempt, time=float(time), values=numbers)

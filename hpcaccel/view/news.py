@@ -16,6 +16,7 @@ _REASON = {
     "preempted": "preempted",
     "time_limit": "time limit",
     "stop": "asked to stop",
+    "pruned": "pruned",
     "cancelled": "cancelled",
     "failed": "failed",
     "lost": "lost without a word",

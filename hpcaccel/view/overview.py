@@ -52,6 +52,8 @@ class Overview:
     """How the newest attempt failed, where the run has failed (docs/failures.md); and what can be done about it."""
     advice: str = ""
     values: dict[str, float] = field(default_factory=dict)
+    metrics_warning: str = ""
+    """Lines that the program appended to $HPCACCEL_METRICS and that are of no use."""
     history: list[Attempt] = field(default_factory=list)
     overrides: dict[str, Any] = field(default_factory=dict)
     """What this task of an array has of its own."""
@@ -68,7 +70,7 @@ class Overview:
 def overview(run: RunDir, status: RunStatus) -> Overview:
     """Gather what the run directory says about a run whose ``status`` is known."""
     record = read_record(run)
-    metrics = Metrics(run.metrics)
+    metrics = Metrics(run)
     metrics.read()
     attempts = read_attempts(run)
     checkpoint = newest(run.checkpoints)
@@ -97,6 +99,7 @@ def overview(run: RunDir, status: RunStatus) -> Overview:
         goodput=None if spent is None else spent.goodput,
         **_failure(status, attempts),
         values={name: value for name, (_, value) in metrics.last.items()},
+        metrics_warning=metrics.warning,
         history=attempts,
         overrides=record.overrides,
         tasks=[overview(run.task(index), task) for index, task in enumerate(status.tasks)],

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from hpcaccel.logged import Logged
 from hpcaccel.records import AttemptEnd, AttemptStart, Beat, Timing, from_dict
 from hpcaccel.rundir import RunDir, read_json, read_lines
 from hpcaccel.submission.facts import read_record
@@ -200,10 +201,8 @@ def _by_heartbeat(
 def _last_logged(run: RunDir) -> dict[int, tuple[int, float]]:
     """The last step of each attempt that has a line in the metrics, and when that was."""
     found: dict[int, tuple[int, float]] = {}
-    for line, _ in read_lines(run.metrics):
-        step, attempt, when = line.get("step"), line.get("attempt"), line.get("time")
-        if isinstance(step, int) and isinstance(attempt, int) and isinstance(when, int | float):
-            found[attempt] = max((step, when), found.get(attempt, (0, 0.0)))
+    for line in Logged(run).read():
+        found[line.attempt] = max((line.step, line.time), found.get(line.attempt, (0, 0.0)))
     return found
 
 

@@ -20,6 +20,7 @@ _STYLE = {
     "running": "green",
     "starting": "green",
     "completed": "bold green",
+    "pruned": "green",
     "failed": "bold red",
     "lost": "bold red",
     "cancelled": "yellow",
@@ -96,6 +97,8 @@ def _facts(run: Overview) -> list[tuple[str, str | Text]]:
         slow = [f"rank {one['rank']} on {clean(one['node'])} ({one['ratio']:g} x the others)" for one in run.slow_ranks]
         rows.append(("slow ranks", Text(", ".join(slow), style="yellow")))
     rows += [(clean(name), number(value)) for name, value in run.values.items()]
+    if run.metrics_warning:
+        rows.append(("metrics", Text(clean(run.metrics_warning), style="yellow")))
     rows.append(("checkpoint", run.checkpoint or "-"))
     rows.append(("directory", clean(run.path)))
     return rows

@@ -80,7 +80,7 @@ class Watcher:
 
     def __init__(self, run: RunDir, asking: Asking) -> None:
         self.run = run
-        self.metrics = Metrics(run.metrics)
+        self.metrics = Metrics(run)
         self._asking = asking
         self._ledger_lines = 0
 

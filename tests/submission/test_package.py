@@ -31,7 +31,8 @@ def test_it_runs_from_an_empty_directory_without_any_package(program: Path, tmp_
 def test_it_holds_the_base_and_the_batch_step_only(program: Path) -> None:
     with zipfile.ZipFile(program) as archive:
         rooms = {name.split("/")[1] for name in archive.namelist() if name.startswith("hpcaccel/")}
-    assert rooms == {"__init__.py", "errors.py", "process.py", "rundir.py", "records.py", "layout", "slurm", "node"}
+    base = {"__init__.py", "errors.py", "process.py", "rundir.py", "records.py", "logged.py", "layout", "slurm"}
+    assert rooms == {*base, "node"}
 
 
 def test_the_same_code_makes_the_same_bytes(program: Path) -> None:

@@ -8,7 +8,7 @@ from hpcaccel.view.metrics import Metrics
 
 
 def test_only_new_lines_are_read(hand_made):
-    metrics = Metrics(hand_made.run.metrics)
+    metrics = Metrics(hand_made.run)
     assert metrics.read() == []
     assert metrics.step is None
 
@@ -24,7 +24,7 @@ def test_only_new_lines_are_read(hand_made):
 
 
 def test_a_line_that_is_being_written_waits_for_its_end(hand_made):
-    metrics = Metrics(hand_made.run.metrics)
+    metrics = Metrics(hand_made.run)
     hand_made.run.metrics.write_text('{"step": 1, "attempt": 1, "time": 1.0, "val')
     assert metrics.read() == []
     with hand_made.run.metrics.open("a") as file:
@@ -37,7 +37,7 @@ def test_steps_that_are_done_again_count_as_the_newer_attempt_says(hand_made):
         hand_made.metric(step, attempt=1, loss=10.0 - step)
     for step in (2, 3, 4):
         hand_made.metric(step, attempt=2, loss=20.0 - step)
-    metrics = Metrics(hand_made.run.metrics)
+    metrics = Metrics(hand_made.run)
     metrics.read()
 
     assert metrics.step == 4
@@ -49,7 +49,7 @@ def test_steps_that_are_done_again_count_as_the_newer_attempt_says(hand_made):
 def test_the_pace_is_that_of_the_newest_attempt(hand_made):
     hand_made.metric(1, attempt=1, time=0.0)
     hand_made.metric(11, attempt=1, time=10.0)
-    metrics = Metrics(hand_made.run.metrics)
+    metrics = Metrics(hand_made.run)
     metrics.read()
     assert metrics.seconds_per_step() == 1.0
 
@@ -65,6 +65,6 @@ def test_what_is_no_metric_is_passed_over(hand_made):
     hand_made.run.metrics.write_text(
         '[1]\n{"step": "one"}\nnonsense\n{"step": 1, "attempt": 1, "time": 0, "values": {"loss": NaN, "note": "x"}}\n'
     )
-    (metric,) = Metrics(hand_made.run.metrics).read()
+    (metric,) = Metrics(hand_made.run).read()
     assert list(metric.values) == ["loss"]
     assert math.isnan(metric.values["loss"])

@@ -32,7 +32,7 @@ from hpcaccel.runtime.training.stop import BUSY, FAILED, StopAgreement, StopFlag
 from hpcaccel.runtime.training.timing import Clock
 
 if TYPE_CHECKING:
-    from hpcaccel.records import Outcome, Reason
+    from hpcaccel.records import Outcome, Reason, StopRequest
     from hpcaccel.runtime.health.stragglers import OwnTime
 
 __all__ = ["Loop", "Resumed"]
@@ -55,7 +55,7 @@ class Loop:
         flag: StopFlag,
         clock: Clock,
     ) -> None:
-        self.finishing = False
+        self.finishing = self._pruned = False
         self.activity = Activity(is_main=group.is_main)
         self.first_step = 0
         self.rollcall = None if group.exchange is None else group.exchange.rollcall
@@ -315,7 +315,7 @@ class Loop:
             # Only after a loop that was left by ``break``. Ranks that do not come have ended otherwise: then no word.
             if not self._group.meet_at_exit():
                 return
-            self._saves.if_newer("completed")
+            self._keep_result("completed")
         self.saver.close()
         self.clock.end()
         self._ending.complete(self._outcome("completed", resume=False))
@@ -352,13 +352,24 @@ class Loop:
     def _stop(self) -> None:
         request, in_time = self._ending.request(save_seconds=self.clock.expected_save_seconds)
         if request.then == "finish":
-            self.finishing = True
-            self._flag.clear()
+            self._finish(request)
             return
         if in_time:
             self._saves.if_newer(request.reason)
         self._saves.wait()
         self._leave(request.reason)
+
+    def _finish(self, request: StopRequest) -> None:
+        """Leave the loops, and let the script come to its end."""
+        self.finishing, self._pruned = True, request.reason == "pruned"
+        self._flag.clear()
+
+    def _keep_result(self, reason: str) -> None:
+        """Save what was reached; not of a trial that was pruned, of which no checkpoint is kept."""
+        if self._pruned:
+            self._saves.wait()
+        else:
+            self._saves.if_newer(reason)
 
     def _tell_of_waiting(self) -> None:
         """A stop that comes while a loader is read that nothing is trained on waits for the next step: an evaluation
@@ -377,8 +388,7 @@ class Loop:
             return
         request, _ = self._ending.request()
         if request.then == "finish":
-            self.finishing = True
-            self._flag.clear()
+            self._finish(request)
             return
         found = next((item for item in layout.committed(path.parent) if item.path == path), None) if path else None
         self._counters.step = self._saves.step = found.step if found else 0
@@ -437,7 +447,7 @@ class Loop:
                     break
             self._issue(active=False)
             inactive = True
-        self._saves.if_newer("end of the loop")
+        self._keep_result("end of the loop")
         self.activity.phase = "finishing"
 
     def _trains(self) -> None:

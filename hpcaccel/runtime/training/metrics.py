@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
-import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -13,11 +11,9 @@ from typing import Any, Protocol
 
 import torch
 
-from hpcaccel.rundir import append_line
+from hpcaccel.runtime.training.lines import FLUSH_SECONDS, Lines, is_kept, leaves, left_out, plain
 
 __all__ = ["Listener", "MetricsWriter", "plain"]
-
-FLUSH_SECONDS = 1.0
 
 
 class Listener(Protocol):
@@ -29,15 +25,14 @@ class Listener(Protocol):
 
 
 class MetricsWriter:
-    """Lines are kept for up to a second, so that quick steps do not wait for the file system, and written before a
-    checkpoint is committed, so that the metrics of a committed step are never lost."""
+    """Lines are kept for up to a second (see ``Lines``), and written before a checkpoint is committed, so that the
+    metrics of a committed step are never lost."""
 
     def __init__(self, path: Path | None, *, attempt: int) -> None:
-        self._path = path
+        self._lines = None if path is None else Lines(path)
         if path is not None:
-            atexit.register(self.flush)  # also of a program that dies of an exception: its last second tells why
+            atexit.register(self.flush)  # before the lines' own
         self._attempt = attempt
-        self._lines: list[dict[str, Any]] = []
         self._held: tuple[int, int, dict[str, Any]] | None = None
         self._flushed = 0.0
         self._warned = False
@@ -72,10 +67,9 @@ class MetricsWriter:
 
     def flush(self) -> None:
         self._let_go()
-        lines, self._lines = self._lines, []
         self._flushed = time.time()
-        if self._path is not None and lines:
-            _append(self._path, lines)
+        if self._lines is not None:
+            self._lines.write_out()
         if self.listener is not None:
             self.listener.flush()
 
@@ -96,49 +90,19 @@ class MetricsWriter:
 
     def _take(self, values: Mapping[str, Any], step: int, epoch: int) -> None:
         self.count(step)
-        if self._path is None:
+        if self._lines is None:
             return
         kept = dict(self._kept(values))
         loss = kept.get("loss")
         if isinstance(loss, float):
             self.last_loss = loss
             self.first_loss = loss if self.first_loss is None else self.first_loss
-        self._lines.append(
-            {"step": step, "attempt": self._attempt, "time": time.time(), "epoch": epoch, "values": kept}
-        )
+        self._lines.add({"step": step, "attempt": self._attempt, "time": time.time(), "epoch": epoch, "values": kept})
 
-    def _kept(self, values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-        """Names and what a line of JSON can hold of their values; images and the like are for trackers."""
-        for name, value in values.items():
-            value = plain(value)
-            if isinstance(value, Mapping):
-                yield from self._kept(value, f"{prefix}{name}/")
-            elif isinstance(value, bool | int | float | str) or value is None:
-                yield prefix + name, value
+    def _kept(self, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        for name, value in leaves(values):
+            if is_kept(value):
+                yield name, value
             elif self.listener is None and not self._warned:
                 self._warned = True
-                warnings.warn(
-                    f"log(): {prefix + name!r} is a {type(value).__name__}, and metrics.jsonl holds numbers and texts "
-                    "only; trackers take more (log_with=...). Left out, and no more said about such values",
-                    stacklevel=2,
-                )
-
-
-def plain(value: Any) -> Any:
-    """A tensor or an array of one element as a number; everything else as it is."""
-    if isinstance(value, torch.Tensor):
-        return value.item() if value.numel() == 1 else value
-    if hasattr(value, "item") and getattr(value, "size", 1) == 1:  # numpy's
-        return value.item()
-    return value
-
-
-def _append(path: Path, lines: list[dict[str, Any]]) -> None:
-    append_line(path, lines[0])  # closes a line that a crash tore
-    if len(lines) > 1:
-        data = "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines[1:])
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND)
-        try:
-            os.write(fd, data.encode())
-        finally:
-            os.close(fd)
+                warnings.warn(left_out(name, value), stacklevel=2)
