@@ -16,9 +16,10 @@ from hpcaccel.spec.job import JobSpec
 from hpcaccel.spec.layers import Layer
 from hpcaccel.spec.overrides import section_of
 from hpcaccel.spec.problems import describe, report
+from hpcaccel.spec.sweep import SweepFile, SweepSpec
 from hpcaccel.spec.yaml12 import FOREIGN_BREAK, NUMBERS
 
-__all__ = ["from_json", "spec_hash", "to_json", "to_yaml"]
+__all__ = ["from_json", "spec_hash", "sweep_to_yaml", "to_json", "to_yaml"]
 
 
 def to_json(spec: JobSpec) -> str:
@@ -53,16 +54,33 @@ def to_yaml(spec: JobSpec) -> str:
 
     Loading it gives the same spec again, but for a value that begins with a literal ``~/``, which no file can say.
     """
+    return _dumped(_shown(spec))
+
+
+def sweep_to_yaml(spec: SweepSpec) -> str:
+    """A sweep as ``to_yaml`` writes a job: loading it gives the same sweep again."""
+    section = _written(spec.sweep.model_dump(mode="json"), SweepFile.model_fields["sweep"])
+    section["parameters"] = {
+        name: {key: value for key, value in parameter.items() if value not in (None, False, {})}
+        for name, parameter in section["parameters"].items()
+    }
+    return _dumped({**_shown(spec.job), "sweep": section})
+
+
+def _shown(spec: JobSpec) -> dict[str, Any]:
     values = spec.model_dump(mode="json")
     written = {name: _written(values[name], field) for name, field in JobSpec.model_fields.items()}
-    shown = {name: value for name, value in written.items() if value not in (None, {})}
-    return yaml.dump(escape(shown), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100_000)
+    return {name: value for name, value in written.items() if value not in (None, {})}
+
+
+def _dumped(values: dict[str, Any]) -> str:
+    return yaml.dump(escape(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100_000)
 
 
 def _written(value: Any, field: FieldInfo) -> Any:
     """A section without the settings that are empty by default and were left so."""
     section = section_of(field.annotation)
-    if section is None:
+    if section is None or value is None:
         return value
     fields = {item.alias or name: item for name, item in section.model_fields.items()}
     kept = {key: _written(item, fields[key]) for key, item in value.items()}

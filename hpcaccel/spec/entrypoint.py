@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from hpcaccel.spec.fields import Conflict, PathText, Section, Text, Word, checked_text, format_number
 from hpcaccel.spec.yaml12 import Plain
 
-__all__ = ["Entrypoint"]
+__all__ = ["Entrypoint", "argument_value"]
 
 Argument = str | int | float | bool | list[Any] | dict[str, Any] | None
 
@@ -41,7 +41,7 @@ def _arguments(value: Any) -> Any:
     if value is None:
         return {}
     if isinstance(value, Mapping):
-        return {_key(key, ""): _argument(item, str(key)) for key, item in value.items()}
+        return {_key(key, ""): argument_value(item, str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_item(item, f"item {index + 1} ") for index, item in enumerate(value)]
     raise ValueError("must be a mapping (lr: 3e-4) or a list ([--lr, 3e-4])")
@@ -58,10 +58,10 @@ def _key(key: Any, parents: str) -> str:
     return checked_text(text)
 
 
-def _argument(value: Any, key: str) -> Argument:
-    """One value of the mapping: numbers as numbers, so that they can be printed in one way."""
+def argument_value(value: Any, key: str) -> Argument:
+    """One value of the mapping, ``key`` in messages: numbers as numbers, so that they can be printed in one way."""
     if isinstance(value, Mapping):
-        return {_key(name, f"{key}."): _argument(item, f"{key}.{name}") for name, item in value.items()}
+        return {_key(name, f"{key}."): argument_value(item, f"{key}.{name}") for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_element(item, f"{key}: item {index + 1} ") for index, item in enumerate(value)]
     return _scalar(value, f"{key}: ")

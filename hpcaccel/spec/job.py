@@ -33,8 +33,7 @@ class JobSpec(Section):
     """One training: what runs, where, with which resources, and what happens when the machines go away."""
 
     moved: ClassVar[dict[str, str]] = {
-        "sweep": "belongs to sweeps, which this command does not start: remove it, or use "
-        "`hpcaccel submit --grid key=a,b`",
+        "sweep": "is for `hpcaccel sweep start`, which runs many trials of this file: use that, or remove it here",
         "extends": "is read from files only",
     }
 

@@ -6,12 +6,23 @@ from typing import Any
 
 from hpcaccel.spec.job import JobSpec
 
-__all__ = ["schema"]
+__all__ = ["schema", "sweep_schema"]
 
 
 def schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a job spec file, with a description for every key."""
-    result = JobSpec.model_json_schema(by_alias=True)
+    return _schema(JobSpec, "hpcaccel job spec")
+
+
+def sweep_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a sweep's file: a job spec with a section ``sweep``."""
+    from hpcaccel.spec.sweep import SweepFile  # other commands do without it
+
+    return _schema(SweepFile, "hpcaccel sweep")
+
+
+def _schema(model: type[JobSpec], title: str) -> dict[str, Any]:
+    result = model.model_json_schema(by_alias=True)
     for section in (result, *result["$defs"].values()):
         _allow_empty(section)
     del result["$defs"]["Entrypoint"]["properties"]["function"]
@@ -29,7 +40,7 @@ def schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **result,
-        "title": "hpcaccel job spec",
+        "title": title,
         "properties": properties,
         "anyOf": [{"required": required}, {"required": ["extends"]}],
     }

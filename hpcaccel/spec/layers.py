@@ -40,7 +40,8 @@ class Layer:
 
 def merge(lower: Layer, upper: Layer) -> Layer:
     """``upper`` over ``lower``. Neither is changed."""
-    result = put(lower, list(_leaves(upper.values, ())))
+    settings = [(path, value) for path, value in _leaves(upper.values, ()) if value != {} or not _mapping(lower, path)]
+    result = put(lower, settings)
     result.places.update(upper.places)
     return result
 
@@ -85,10 +86,18 @@ def _rivals(path: KeyPath, value: Any) -> list[str]:
 
 def _leaves(values: Mapping[str, Any], path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
     for key, value in values.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             yield from _leaves(value, (*path, key))
         else:
             yield (*path, key), value
+
+
+def _mapping(layer: Layer, path: KeyPath) -> bool:
+    """Whether there is one already: an empty one over it changes nothing."""
+    value: Any = layer.values
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return isinstance(value, Mapping)
 
 
 def _forget(layer: Layer, path: KeyPath) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -21,7 +21,9 @@ from hpcaccel.spec.yaml12 import KeyPath, Place, Problem
 if TYPE_CHECKING:
     from hpcaccel.spec.cluster import ClusterProfile
 
-__all__ = ["load_spec", "spec_from_values"]
+__all__ = ["check_program", "laid_over", "load_spec", "spec_from_values", "validated"]
+
+J = TypeVar("J", bound=JobSpec)
 
 
 def load_spec(
@@ -49,9 +51,10 @@ def load_spec(
     layer = read_layers(source, str(path), problems)
     if function is not None:
         layer = Layer({**layer.values, "entrypoint": {"function": function}}, layer.places)
-    spec = _build(layer, source.parent, str(path), overrides=overrides, profile=profile, problems=problems)
+    layer = laid_over(layer, source.parent, overrides, profile, problems, JobSpec)
+    spec = validated(layer, str(path), problems, JobSpec)
     if check_files:
-        _check_files(spec, layer, str(path))
+        check_program(spec, layer, str(path))
     spec._source = source.absolute()
     return spec
 
@@ -74,37 +77,43 @@ def spec_from_values(
     problems: list[Problem] = []
     layer, found = expand(Layer(dict(values)), Path(base).absolute())
     problems += found
-    return _build(layer, Path(base), "spec", overrides=overrides, profile=profile, problems=problems)
+    layer = laid_over(layer, Path(base), overrides, profile, problems, JobSpec)
+    return validated(layer, "spec", problems, JobSpec)
 
 
-def _build(
+def laid_over(
     layer: Layer,
     base: Path,
-    source: str,
-    *,
     overrides: Sequence[str],
     profile: ClusterProfile | None,
     problems: list[Problem],
-) -> JobSpec:
+    model: type[JobSpec],
+) -> Layer:
+    """A file's values over a cluster's defaults, and the overrides over both."""
     if profile is not None:
         layer = merge(profile.defaults(), layer)
-    layer = _overridden(layer, overrides, base, problems)
+    return _overridden(layer, overrides, base, problems, model)
+
+
+def validated(layer: Layer, source: str, problems: list[Problem], model: type[J]) -> J:
     try:
-        spec = JobSpec.model_validate(layer.values)
+        spec = model.model_validate(layer.values)
     except ValidationError as error:
-        problems += describe(error, JobSpec, layer, source)
-        problems += conflicts(JobSpec, layer, source)
+        problems += describe(error, model, layer, source)
+        problems += conflicts(model, layer, source)
     if problems:
         raise SpecError(report(problems))
     return spec
 
 
-def _overridden(layer: Layer, overrides: Sequence[str], base: Path, problems: list[Problem]) -> Layer:
+def _overridden(
+    layer: Layer, overrides: Sequence[str], base: Path, problems: list[Problem], model: type[JobSpec]
+) -> Layer:
     settings: list[tuple[KeyPath, Any]] = []
     places: dict[KeyPath, Place] = {}
     for text in overrides:
         try:
-            path, document = parse_override(text, layer)
+            path, document = parse_override(text, layer, model)
         except SpecError as error:
             problems += [Problem(override_place(text), line) for line in error.problems]
             continue
@@ -125,7 +134,7 @@ def _at(values: Any, path: KeyPath) -> Any:
     return values
 
 
-def _check_files(spec: JobSpec, layer: Layer, source: str) -> None:
+def check_program(spec: JobSpec, layer: Layer, source: str) -> None:
     """A program that is named by its path must be there: better to hear it now than after the queue."""
     entrypoint = spec.entrypoint
     if entrypoint.script is not None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -17,36 +18,44 @@ from hpcaccel.spec.job import JobSpec
 from hpcaccel.spec.layers import Layer
 from hpcaccel.spec.yaml12 import Document, KeyPath, Place, parse_value
 
-__all__ = ["full_path", "override_place", "parse_override", "section_of", "sections"]
+__all__ = ["full_path", "override_place", "parse_override", "section_of", "sections", "setting_path"]
 
-FREE_MAPPINGS: tuple[KeyPath, ...] = (("entrypoint", "args"), ("slurm", "extra"), ("environment", "env"))
+FREE_MAPPINGS: tuple[KeyPath, ...] = (
+    ("entrypoint", "args"),
+    ("slurm", "extra"),
+    ("environment", "env"),
+    ("sweep", "parameters"),
+)
 """Mappings whose keys are the user's own: a path goes on below them."""
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The model class of a field that is a section of its own."""
+    """The model class of a field that is a section of its own, or may be left out as a whole."""
+    kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
+    if get_origin(annotation) in (Union, UnionType) and len(kinds) == 1:
+        annotation = kinds[0]
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
-def sections() -> dict[str, list[str]]:
+def sections(model: type[JobSpec] = JobSpec) -> dict[str, list[str]]:
     """Every section that a file may have and its keys; "" stands for the top."""
-    result = {"": list(JobSpec.model_fields)}
-    for name, field in JobSpec.model_fields.items():
+    result = {"": list(model.model_fields)}
+    for name, field in model.model_fields.items():
         if section := section_of(field.annotation):
             result[name] = [item.alias or key for key, item in section.model_fields.items() if key != "function"]
     return result
 
 
-def full_path(dotted: str) -> KeyPath:
-    """The whole path of a setting whose leading section may be missing.
+def full_path(dotted: str, model: type[JobSpec] = JobSpec) -> KeyPath:
+    """The whole path of a setting whose leading section may be missing; ``model`` says which settings there are.
 
     Raises:
         SpecError: nothing answers to it (with the closest match), or more than one thing does.
     """
     parts = tuple(dotted.split("."))
-    known = sections()
+    known = sections(model)
     if parts[0] in known:
-        _check_key(parts, known)
+        _check_key(parts, known, model)
         return _joined(parts)
     if parts[0] in known[""]:
         return parts
@@ -56,28 +65,28 @@ def full_path(dotted: str) -> KeyPath:
         raise SpecError(f"{dotted} is ambiguous: write {candidates}")
     if places:
         return _joined((places[0], *parts))
-    if advice := _moved(parts[0]):
+    if advice := _moved(parts[0], model):
         raise SpecError(f"{dotted} {advice}")
     every = [*known, *(f"{name}.{key}" for name, keys in known.items() if name for key in keys)]
     raise SpecError(f"{dotted} is not a known key.{_closest(dotted, every)}")
 
 
-def _check_key(parts: KeyPath, known: Mapping[str, list[str]]) -> None:
+def _check_key(parts: KeyPath, known: Mapping[str, list[str]], model: type[JobSpec]) -> None:
     section, *rest = (str(part) for part in parts)
     if not rest:
         raise SpecError(f"{section} is a section: set one of its keys ({', '.join(known[section])})")
     if rest[0] in known[section]:
         return
-    if advice := getattr(section_of(JobSpec.model_fields[section].annotation), "moved", {}).get(rest[0]):
+    if advice := getattr(section_of(model.model_fields[section].annotation), "moved", {}).get(rest[0]):
         raise SpecError(f"{section}.{rest[0]} {advice}")
     raise SpecError(
         f"{section}.{rest[0]} is not a known key (has: {', '.join(known[section])}).{_closest(rest[0], known[section])}"
     )
 
 
-def _moved(key: str) -> str | None:
-    for model in (JobSpec, *(section_of(field.annotation) for field in JobSpec.model_fields.values())):
-        if advice := getattr(model, "moved", {}).get(key):
+def _moved(key: str, model: type[JobSpec]) -> str | None:
+    for section in (model, *(section_of(field.annotation) for field in model.model_fields.values())):
+        if advice := getattr(section, "moved", {}).get(key):
             return str(advice)
     return None
 
@@ -102,7 +111,7 @@ def override_place(text: str) -> Place:
     return Place(f"command line: {text if len(text) <= 80 else text[:77] + '...'}")
 
 
-def parse_override(text: str, layer: Layer) -> tuple[KeyPath, Document]:
+def parse_override(text: str, layer: Layer, model: type[JobSpec] = JobSpec) -> tuple[KeyPath, Document]:
     """The path and the value of ``key.sub=value``, to be put over ``layer``.
 
     Raises:
@@ -111,13 +120,23 @@ def parse_override(text: str, layer: Layer) -> tuple[KeyPath, Document]:
     dotted, equals, value = text.partition("=")
     if not equals or not dotted:
         raise SpecError("an override is written key=value, such as nodes=4")
-    path = _levels(full_path(dotted), layer)
-    _check_levels(path, layer)
+    path = setting_path(dotted, layer, model)
     document = parse_value(value, override_place(text))
     if document.problems:
         words = "; ".join(problem.message for problem in document.problems)
         raise SpecError(f"{words}. Text that begins with a bracket or a quote is read as YAML: put all of it in quotes")
     return path, document
+
+
+def setting_path(dotted: str, layer: Layer, model: type[JobSpec] = JobSpec) -> KeyPath:
+    """Where a setting that is named in short stands in ``layer``, or would stand.
+
+    Raises:
+        SpecError: no such key, or one below a list.
+    """
+    path = _levels(full_path(dotted, model), layer)
+    _check_levels(path, layer)
+    return path
 
 
 def _levels(path: KeyPath, layer: Layer) -> KeyPath:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -70,6 +70,7 @@ def _line(details: Any, model: type[BaseModel], layer: Layer, source: str) -> Pr
     if kind == "extra_forbidden":
         return _located(layer, source, path, _unknown(path, model, details["input"]))
     if kind == "missing":
+        path = tuple(details["loc"])  # a name may stand for a mapping: its keys are in no file
         field = _model_at(path[:-1], model).model_fields[str(path[-1])]
         return _located(layer, source, path, f"{_dotted(path)} is missing. {field.description}")
     value = details["input"]
@@ -104,12 +105,15 @@ def _unknown(path: KeyPath, model: type[BaseModel], value: Any) -> str:
 
 
 def _model_at(path: KeyPath, model: type[BaseModel]) -> type[BaseModel]:
+    items: type[BaseModel] | None = None  # of a mapping whose keys are the user's own
     for key in path:
         fields = {field.alias or name: field for name, field in model.model_fields.items()}
-        found = section_of(fields[str(key)].annotation) if str(key) in fields else None
-        if found is None:
+        annotation = fields[str(key)].annotation if items is None and str(key) in fields else None
+        found = items or section_of(annotation)
+        items = section_of(get_args(annotation)[1]) if get_origin(annotation) is dict else None
+        if found is None and items is None:
             return model
-        model = found
+        model = found or model
     return model
 
 

@@ -112,8 +112,7 @@ sweep: {trials: 3}
         "job.yaml:16: checkpoint.keep 0 must be a whole number of at least 1",
         "job.yaml:17: name 'g pt' is not a name (letters, digits, '.', '_' and '-', a letter or digit first, at most 64): "
         "it names a folder",
-        "job.yaml:18: sweep belongs to sweeps, which this command does not start: remove it, or use "
-        "`hpcaccel submit --grid key=a,b`",
+        "job.yaml:18: sweep is for `hpcaccel sweep start`, which runs many trials of this file: use that, or remove it here",
         "command line: nodes=abc: slurm.nodes 'abc' is not a number of nodes (allowed: 4, 2-4, or a list of sizes such as 1,2,4-8:2)",
     ]  # fmt: skip
 
