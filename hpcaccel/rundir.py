@@ -111,7 +111,8 @@ def append_line(path: Path, value: Mapping[str, Any], *, sync: bool = False) -> 
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":
             line = b"\n" + line
-        os.write(fd, line)
+        while line:  # a disk that is about to be full takes a part of it
+            line = line[os.write(fd, line) :]
         if sync:
             os.fsync(fd)
     finally:
