@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,26 @@ def _say_what_was_skipped(config: pytest.Config) -> None:
     if os.environ.get("CI") == "true":
         reporter.write_line("With CI=true this is a failure.", red=True)
     reporter.write_sep("!", red=True, bold=True)
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts a tmpfs with given options; skips where that is not allowed."""
+    places: list[Path] = []
+
+    def mount(options: str) -> Path:
+        place = tmp_path / f"mount-{len(places)}"
+        place.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            pytest.skip("there is no mount program")
+        if done.returncode != 0:
+            pytest.skip(f"cannot mount a tmpfs here: {done.stderr.strip()}")
+        places.append(place)
+        return place
+
+    yield mount
+    for place in places:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)

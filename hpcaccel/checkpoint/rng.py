@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from hpcaccel.slurm.hostlist import ranks_text
+
 __all__ = ["capture_rng", "describe_heirs", "fresh_rng", "heirs", "restore_rng"]
 
 
@@ -88,22 +90,10 @@ def describe_heirs(inherited: Sequence[int | None], *, world_size: int) -> str:
     own = [rank for rank, source in enumerate(inherited) if source == rank]
     new = [rank for rank, source in enumerate(inherited) if source is None]
     left = sorted(set(range(world_size)) - set(inherited))
-    said = [f"own: {_ranks(own)}"] if own else []
+    said = [f"own: {ranks_text(own)}"] if own else []
     said += [f"of rank {source}: rank {rank}" for rank, source in enumerate(inherited) if source not in (None, rank)]
     if new:
-        said.append(f"new, from seed, rank and step: {_ranks(new)}")
+        said.append(f"new, from seed, rank and step: {ranks_text(new)}")
     if left and len(inherited) < world_size:
-        said.append(f"left behind: {_ranks(left)}")
+        said.append(f"left behind: {ranks_text(left)}")
     return "; ".join(said) if len(own) < max(len(inherited), world_size) else ""
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """Ascending numbers, neighbours drawn together: ``ranks 0-2, 5``."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"

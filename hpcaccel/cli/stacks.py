@@ -10,6 +10,7 @@ from hpcaccel.cli.options import Json, RunName
 from hpcaccel.cli.output import note, print_json
 from hpcaccel.cli.which import find, one_run
 from hpcaccel.errors import UserError
+from hpcaccel.slurm.hostlist import ranks_text
 
 if TYPE_CHECKING:
     from hpcaccel.rundir import RunDir
@@ -79,13 +80,13 @@ def _show(seen: list[RankStacks], silent: list[int], attempt: int, *, json: bool
     for one in groups:
         _print_group(one)
     if silent:
-        typer.echo(f"{_ranks(silent)}: no answer; stopped (SIGSTOP), or gone")
+        typer.echo(f"{ranks_text(silent)}: no answer; stopped (SIGSTOP), or gone")
 
 
 def _print_group(group: Group) -> None:
     where = ", ".join(group.nodes[:4]) + (" ..." if len(group.nodes) > 4 else "")
     waits = ", waits for other ranks or its device" if group.waits else ""
-    typer.echo(f"{_ranks(group.ranks)} on {where}{waits}:")
+    typer.echo(f"{ranks_text(group.ranks)} on {where}{waits}:")
     for call in group.calls or ("not in Python",):
         typer.echo(f"    {call}")
     typer.echo("")
@@ -94,7 +95,7 @@ def _print_group(group: Group) -> None:
 def _show_rank(seen: list[RankStacks], rank: int, *, json: bool) -> None:
     found = next((one for one in seen if one.rank == rank), None)
     if found is None:
-        answered = _ranks([one.rank for one in seen]) if seen else "no rank"
+        answered = ranks_text([one.rank for one in seen]) if seen else "no rank"
         raise UserError(f"rank {rank} has not answered, or there is no such rank (there are stacks of {answered})")
     threads = found.threads
     if json:
@@ -105,15 +106,3 @@ def _show_rank(seen: list[RankStacks], rank: int, *, json: bool) -> None:
         for call in thread.calls or ("not in Python",):
             typer.echo(f"    {call}")
         typer.echo("")
-
-
-def _ranks(ranks: list[int] | tuple[int, ...]) -> str:
-    """``rank 3``, or ``ranks 0, 2-5``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(texts)}"

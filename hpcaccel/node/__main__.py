@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from hpcaccel.errors import HpcaccelError
+from hpcaccel.node.writing import THE_DISK_SAYS_NO
 from hpcaccel.rundir import RunDir
 
 __all__ = ["main"]
@@ -18,6 +19,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     except HpcaccelError as error:
         print(f"hpcaccel: {error}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in THE_DISK_SAYS_NO:
+            raise
+        print(f"hpcaccel: {error}: this job ends here. `hpcaccel resume` goes on with the run", file=sys.stderr)
+        sys.exit(HpcaccelError.exit_code)
 
 
 def _dispatch(words: list[str]) -> int:

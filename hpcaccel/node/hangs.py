@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hpcaccel.node.heartbeats import Heartbeats, Sign
+from hpcaccel.node.writing import if_possible
 from hpcaccel.process import node_name
 from hpcaccel.records import Hang, to_dict
 from hpcaccel.rundir import RunDir, atomic_write, write_json
@@ -165,7 +166,7 @@ class HangWatch:
         self._signal_at: float | None = None
         self._asked = 0
         self._kill_at: float | None = None
-        run.stacks(attempt).mkdir(parents=True, exist_ok=True, mode=0o750)
+        if_possible(lambda: run.stacks(attempt).mkdir(parents=True, exist_ok=True, mode=0o750), say=say)
 
     def look(self, ranks: Ranks, *, judging: bool) -> bool:
         """Whether the ranks are to be killed now: they hang, and have had the time to write their stacks.

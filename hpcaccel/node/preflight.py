@@ -24,6 +24,7 @@ from hpcaccel.node.launch import Launch
 from hpcaccel.node.launcher import default_signals, share_gpus
 from hpcaccel.node.preflight_checks import TOKEN, WHERE, check_node
 from hpcaccel.node.preflight_ranks import told_to_leave, try_together
+from hpcaccel.node.writing import if_possible
 from hpcaccel.rundir import RunDir, write_json
 from hpcaccel.slurm import hostlist
 
@@ -82,11 +83,8 @@ def preflight(
     for node, words in findings.items():
         for word in words:
             say(f"preflight: {node}: {word}")
-    write_json(
-        run.attempt(attempt) / "preflight.json",
-        {"version": 1, "mode": mode, "seconds": result.seconds, "nodes": findings, "together": together},
-        sync=False,
-    )
+    document = {"version": 1, "mode": mode, "seconds": result.seconds, "nodes": findings, "together": together}
+    if_possible(lambda: write_json(run.attempt(attempt) / "preflight.json", document, sync=False), say=say)
     return result
 
 

@@ -11,6 +11,7 @@ from hpcaccel.node.control import honour, pending_requests, ranks_ask
 from hpcaccel.node.deadline import Pace, forecast, lead_seconds, patience_seconds, read_pace, warnings
 from hpcaccel.node.launch import Launch
 from hpcaccel.node.launcher import Ranks
+from hpcaccel.node.writing import if_possible
 from hpcaccel.records import Reason, StopRequest, pruned, to_dict
 from hpcaccel.rundir import RunDir, write_json
 
@@ -180,7 +181,8 @@ class Stopping:
             deadline=self._killed_at or (None if self._left(reason) is None else time.time() + patience),
         )
         self.request = request
-        write_json(self._run.stop(self._attempt), to_dict(request))
+        # Without it the ranks take the signal for the cluster's, and are continued: right for all but a user's wish.
+        if_possible(lambda: write_json(self._run.stop(self._attempt), to_dict(request)), say=self._say)
         self._say(f"asking the ranks to stop: {reason} ({then}){forecast(self._pace, request)}")
         # Code behind the loop may take its time, unless nobody waits for what it makes.
         if self._kill_at is None and (then != "finish" or reason == "pruned"):

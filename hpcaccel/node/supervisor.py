@@ -10,6 +10,8 @@ import dataclasses
 import os
 import signal
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from hpcaccel import layout
 from hpcaccel.errors import HpcaccelError
@@ -27,11 +29,14 @@ from hpcaccel.node.ledger import Ledger, last_step, read_outcome, resumed_step
 from hpcaccel.node.preflight import preflight
 from hpcaccel.node.stopping import Inquiry, Stopping
 from hpcaccel.node.verdict import Seen, Verdict, judge
+from hpcaccel.node.writing import if_possible, patiently
 from hpcaccel.records import EXIT_CONTINUED, AttemptEnd, AttemptStart, pruned
 from hpcaccel.rundir import RunDir, read_json
 from hpcaccel.slurm.states import JobState
 
 __all__ = ["Supervisor", "record_setup_failure", "supervise"]
+
+T = TypeVar("T")
 
 WATCHED = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGCHLD}
 LOOK_SECONDS = 1.0
@@ -43,7 +48,11 @@ def supervise(run: RunDir) -> int:
     _take_over_signals()
     launch = read_launch(run)
     allocation = current_allocation(run, launch)
-    lease.acquire(run, job_id=allocation.job_id, restart_count=allocation.restart_count)
+    patiently(
+        lambda: lease.acquire(run, job_id=allocation.job_id, restart_count=allocation.restart_count),
+        run=run,
+        say=_print,
+    )
     try:
         if isinstance(allocation, ChainedAllocation) and not allocation.begin():
             return 0
@@ -84,7 +93,7 @@ def record_setup_failure(run: RunDir, *, exit_code: int, name: str) -> int:
     )
     if isinstance(allocation, ChainedAllocation):
         allocation.end()
-    print(f"hpcaccel: {detail}", flush=True)
+    _print(detail)
     return 1
 
 
@@ -103,7 +112,7 @@ class Supervisor:
     # -- the whole ------------------------------------------------------------------------------------------------
 
     def run_attempts(self) -> int:
-        if (lost := self.ledger.close_lost(self.run)) is not None:
+        if (lost := self._patiently(lambda: self.ledger.close_lost(self.run))) is not None:
             self._say(f"attempt {lost.attempt} ended without a word ({lost.reason}); going on from what it left")
         if self._is_over():
             self._say("this job already ended; nothing to do")
@@ -194,25 +203,25 @@ class Supervisor:
         self.attempt = self.ledger.next_attempt
         self.stopping = Stopping(self.run, self.launch, self.inquiry, attempt=self.attempt, say=self._say)
         self._preflight_seconds = None
-        self.run.attempt(self.attempt).mkdir(parents=True, exist_ok=True, mode=0o750)
+        folder = self.run.attempt(self.attempt)
+        self._patiently(lambda: folder.mkdir(parents=True, exist_ok=True, mode=0o750))
         self._forget_results()
         self.inquiry.ask()
         started = time.time()
         newest = layout.newest(self.run.checkpoints)
-        self.ledger.start(
-            AttemptStart(
-                attempt=self.attempt,
-                time=started,
-                job_id=self.allocation.job_id,
-                restart_count=self.allocation.restart_count,
-                nodes=self.placement.nodes,
-                ranks=self.launch.ranks,
-                checkpoint=newest.name if newest else None,
-                checkpoint_step=newest.step if newest else None,
-                queued_at=self.inquiry.queued_at,
-                allocated_at=self.inquiry.allocated_at,
-            )
+        line = AttemptStart(
+            attempt=self.attempt,
+            time=started,
+            job_id=self.allocation.job_id,
+            restart_count=self.allocation.restart_count,
+            nodes=self.placement.nodes,
+            ranks=self.launch.ranks,
+            checkpoint=newest.name if newest else None,
+            checkpoint_step=newest.step if newest else None,
+            queued_at=self.inquiry.queued_at,
+            allocated_at=self.inquiry.allocated_at,
         )
+        self._patiently(lambda: self.ledger.start(line))
         self._say(
             f"attempt {self.attempt}: ranks: {self.launch.ranks}, nodes: {len(self.placement.nodes)}, "
             f"from {newest.name if newest else 'the beginning'}"
@@ -272,7 +281,10 @@ class Supervisor:
                 verdict = dataclasses.replace(verdict, decision="end", detail=detail, exclude=())
         if verdict.exclude:
             why, detail = verdict.error_class or "", verdict.detail
-            self.placement.exclude(verdict.exclude, why=why, detail=detail, attempt=self.attempt)
+            if_possible(
+                lambda: self.placement.exclude(verdict.exclude, why=why, detail=detail, attempt=self.attempt),
+                say=self._say,
+            )
             self._say(f"keeping away from {', '.join(verdict.exclude)}: {why}")
         return verdict
 
@@ -337,9 +349,15 @@ class Supervisor:
         )
 
     def _write_end(self, verdict: Verdict, *, started: float, exit_code: int | None = None) -> None:
-        self.ledger.end(self._end_line(verdict, started=started, exit_code=exit_code))
+        line = self._end_line(verdict, started=started, exit_code=exit_code)
+        if verdict.decision == "requeue":
+            if_possible(
+                lambda: self.ledger.end(line), say=self._say
+            )  # else the next start writes it, from what is left
+        else:
+            self._patiently(lambda: self.ledger.end(line))
         what = f"{verdict.reason}: {verdict.detail}" if verdict.detail else verdict.reason
-        self._say(f"attempt {self.ledger.ends[-1].attempt} ended, {what}; then: {verdict.decision}")
+        self._say(f"attempt {line.attempt} ended, {what}; then: {verdict.decision}")
 
     # -- helpers --------------------------------------------------------------------------------------------------
 
@@ -349,16 +367,25 @@ class Supervisor:
             for path in self.run.submitit.glob("*_result.pkl"):
                 path.unlink()
 
+    def _patiently(self, write: Callable[[], T]) -> T:
+        return patiently(write, run=self.run, say=self._say)
+
     def _say(self, text: str) -> None:
         line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}"
+        _print(line)
+        if self.attempt:
+            if_possible(lambda: self._log(line), say=_print)
+
+    def _log(self, line: str) -> None:
+        with self.run.supervisor_log(self.attempt).open("a", encoding="utf-8") as log:
+            log.write(line + "\n")
+
+
+def _print(line: str) -> None:
+    try:
         print(f"hpcaccel: {line}", flush=True)
-        if not self.attempt:
-            return
-        try:
-            with self.run.supervisor_log(self.attempt).open("a", encoding="utf-8") as log:
-                log.write(line + "\n")
-        except OSError as error:
-            print(f"hpcaccel: cannot write {log.name}: {error.strerror}", flush=True)
+    except OSError:
+        pass  # the disk with the job's output is full; what was to be said stays in the buffer
 
 
 def _exit_code(verdict: Verdict) -> int:

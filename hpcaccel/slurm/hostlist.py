@@ -1,4 +1,4 @@
-"""The bracket and repeat forms in which Slurm writes lists: hosts, tasks per node, array indices."""
+"""The bracket and repeat forms in which Slurm writes lists: hosts, tasks per node, array indices; ranks for people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import product
 
-__all__ = ["array_indices", "compress", "expand", "tasks_per_node"]
+__all__ = ["array_indices", "compress", "expand", "ranks_text", "tasks_per_node"]
 
 
 def expand(hostlist: str) -> list[str]:
@@ -62,18 +62,27 @@ def compress(hosts: Iterable[str]) -> str:
 def _group_text(prefix: str, width: int, suffix: str, numbers: list[int]) -> str:
     if width < 0:
         return prefix
+    inner = ",".join(_ranges_of(numbers, width))
+    return f"{prefix}{inner}{suffix}" if inner.isdigit() else f"{prefix}[{inner}]{suffix}"
+
+
+def _ranges_of(numbers: Iterable[int], width: int = 0) -> Iterator[str]:
+    """Numbers without their order and repetitions, neighbours drawn together: ``0``, ``2-5``."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:
             runs.append([number])
-    texts = []
     for run in runs:
         first, last = str(run[0]).zfill(width), str(run[-1]).zfill(width)
-        texts.append(first if len(run) == 1 else f"{first}-{last}")
-    inner = ",".join(texts)
-    return f"{prefix}{inner}{suffix}" if inner.isdigit() else f"{prefix}[{inner}]{suffix}"
+        yield first if len(run) == 1 else f"{first}-{last}"
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """For people: ``rank 3``, or ``ranks 0, 2-5``."""
+    ranks = set(ranks)
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(_ranges_of(ranks))}"
 
 
 def tasks_per_node(text: str) -> list[int]:

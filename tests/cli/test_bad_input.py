@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -113,29 +110,6 @@ def test_a_run_directory_below_a_file(shell, spec, refused):
     before = shell.files()
     assert "occupied" in refused(shell("submit", "job.yaml", "--cluster", "local", "--runs-dir", "occupied/runs"))
     assert shell.files() == before
-
-
-@pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[object]:
-    """Mounts a tmpfs with given options; skips where that is not allowed."""
-    places: list[Path] = []
-
-    def mount(options: str) -> Path:
-        place = tmp_path / f"mount-{len(places)}"
-        place.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-        except FileNotFoundError:
-            pytest.skip("there is no mount program")
-        if done.returncode != 0:
-            pytest.skip(f"cannot mount a tmpfs here: {done.stderr.strip()}")
-        places.append(place)
-        return place
-
-    yield mount
-    for place in places:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 @pytest.mark.parametrize("part", [0, 0.3, 0.7, 0.95])

@@ -46,7 +46,8 @@ class Chaos:
     dice: random.Random
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     missed: int = 0
-    """Faults for which there was no chance in time, such as the third rename of a save that makes but two."""
+    """Faults for which there was no chance in time, such as the third rename of a save that makes but two. They are
+    tried once more in the end."""
     seen_step: int = 0
     """The newest checkpoint when the last fault struck: two failures without a new one would end the run by its cap."""
 
@@ -331,7 +332,9 @@ def attack(chaos: Chaos, names: Sequence[str], *, epochs: int, strategy: str = "
     train(chaos.run, *words, epochs=epochs, strategy=strategy, faults=len(names), every_steps=EVERY_STEPS)
     print(f"run directory: {chaos.run.dir.path}", flush=True)
     began = time.monotonic()
-    for number, name in enumerate(names, 1):
+    left, number = list(names), 0
+    while left:
+        name, number = left.pop(0), number + 1
         chaos.wait_for_progress()
         if chaos.is_over:
             break
@@ -342,6 +345,8 @@ def attack(chaos: Chaos, names: Sequence[str], *, epochs: int, strategy: str = "
         except TimeoutError as error:
             chaos.missed += 1
             what = f"MISSED: {str(error).splitlines()[0]}"
+            if chaos.missed <= len(names) // 5:
+                left.append(name)
         else:
             chaos.counts[name] += 1
         print(f"{number:4} {time.monotonic() - began:6.0f} s  step {step:5}  {name}: {what}", flush=True)
@@ -382,7 +387,7 @@ def disturb(root: Path, *, faults: int, seed: int, strategy: str = "ddp") -> boo
         assert calm.wait_until_over() == 0, calm.story
         chaos = Chaos(cluster, Scenario(cluster, root / "run"), random.Random(seed))
         attack(chaos, schedule(faults, seed), epochs=epochs, strategy=strategy)
-        return report(chaos, calm) and chaos.counts.total() + chaos.missed == faults
+        return report(chaos, calm) and chaos.counts.total() == faults
     finally:
         program("down", "--root", str(root / "cluster"))
 

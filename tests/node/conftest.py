@@ -111,8 +111,15 @@ class LocalRun:
 def local_run(tmp_path: Path) -> Iterator[Callable[..., LocalRun]]:
     runs: list[LocalRun] = []
 
-    def make(program: str, *, ranks: int = 1, launch: dict[str, Any] | None = None, **resilience: Any) -> LocalRun:
-        run = LocalRun(tmp_path / new_run_id(), program, ranks=ranks, launch=launch or {}, **resilience)
+    def make(
+        program: str,
+        *,
+        ranks: int = 1,
+        launch: dict[str, Any] | None = None,
+        within: Path = tmp_path,
+        **resilience: Any,
+    ) -> LocalRun:
+        run = LocalRun(within / new_run_id(), program, ranks=ranks, launch=launch or {}, **resilience)
         runs.append(run)
         return run
 

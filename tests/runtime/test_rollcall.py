@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from hpcaccel.errors import RankFailed, RuntimeMisuse  # noqa: E402
-from hpcaccel.runtime.together.rollcall import CALLS, TICKS, Rollcall, ranks_text  # noqa: E402
+from hpcaccel.runtime.together.rollcall import CALLS, TICKS, Rollcall  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -169,8 +169,3 @@ def test_after_a_while_it_says_for_whom_it_waits(monkeypatch: pytest.MonkeyPatch
     said = capsys.readouterr().err
     assert said.count("hpcaccel: rank 0 has waited") == 1
     assert "for ranks 1-3 of 4. The limit is 60 s" in said
-
-
-def test_ranks_as_text() -> None:
-    assert ranks_text([3]) == "rank 3"
-    assert ranks_text([5, 0, 2, 3, 4]) == "ranks 0, 2-5"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcaccel.slurm.hostlist import array_indices, compress, expand, tasks_per_node
+from hpcaccel.slurm.hostlist import array_indices, compress, expand, ranks_text, tasks_per_node
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,8 @@ def test_array_indices(text: str, indices: list[int]) -> None:
 def test_array_indices_that_slurm_cut_short_are_refused() -> None:
     with pytest.raises(ValueError, match="array indices"):
         array_indices("1-5,7,...")
+
+
+def test_ranks_as_text() -> None:
+    assert ranks_text([3]) == "rank 3"
+    assert ranks_text([5, 0, 2, 3, 4]) == "ranks 0, 2-5"

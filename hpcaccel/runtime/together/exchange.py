@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 from hpcaccel.errors import HpcaccelError, RuntimeMisuse
 from hpcaccel.runtime.together.callsite import call_site
-from hpcaccel.runtime.together.rollcall import Rollcall, ranks_text
+from hpcaccel.runtime.together.rollcall import Rollcall
+from hpcaccel.slurm.hostlist import ranks_text
 
 __all__ = ["Answers", "Exchange", "Interrupted"]
 

@@ -22,8 +22,9 @@ from typing import Any, NoReturn
 from hpcaccel.errors import RankFailed, RuntimeMisuse
 from hpcaccel.runtime.ranks.abandoning import abandon
 from hpcaccel.runtime.together.callsite import call_site
+from hpcaccel.slurm.hostlist import ranks_text
 
-__all__ = ["CALLS", "TICKS", "Rollcall", "ranks_text"]
+__all__ = ["CALLS", "TICKS", "Rollcall"]
 
 PATIENCE_SECONDS = 5.0
 """How long a rank waits before it looks for the others. HPCACCEL_PATIENCE_SECONDS overrides it."""
@@ -255,15 +256,3 @@ def _is_done(work: Any, seconds: float) -> bool:
             return False
         work.wait()  # says what went wrong, or that it has just come
     return True
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    """``rank 3``, or ``ranks 0, 2-5``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    return f"rank{'s' if sum(map(len, runs)) != 1 else ''} {', '.join(texts)}"
