@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hpcaccel.records import WorkerEnd, WorkerSeen, WorkerStart, from_dict
 from hpcaccel.rundir import SweepDir, read_lines
@@ -77,12 +77,14 @@ class Account:
         stays = self.held.setdefault(index, [])
         if line.get("event") == "start":
             start = from_dict(WorkerStart, line)
+            if stays:  # what came before is over, whether its host could still say so or not
+                stays[-1] = replace(stays[-1], ended=True)
             stays.append(Held(worker=index, start=start, seen=start.time, ended=False))
         elif stays and line.get("event") in ("seen", "end"):
             ended = line["event"] == "end"
             sign = from_dict(WorkerEnd, line).time if ended else from_dict(WorkerSeen, line).time
             last = stays[-1]
-            stays[-1] = Held(worker=index, start=last.start, seen=max(last.seen, sign), ended=ended)
+            stays[-1] = replace(last, seen=max(last.seen, sign), ended=ended)
 
 
 @dataclass(frozen=True, kw_only=True)

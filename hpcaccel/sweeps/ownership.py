@@ -1,0 +1,123 @@
+"""Which worker a trial belongs to: claims in the journal, each with an epoch, of which the first one counts.
+
+A worker writes ``claim`` with the epoch that follows the newest one, and looks which claim of that epoch came first:
+all read the same order, so exactly one has won. A worker that was believed dead finds a higher epoch than its own, and
+lets the trial go. (Its ranks are kept from writing by the run's lease and by the attempt that has begun after theirs.)
+
+Slurm alone says who is dead. A worker that was requeued and waits is not, and neither is one of whom nothing is known.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from hpcaccel.errors import ClusterError, SlurmCommandError
+from hpcaccel.process import process_start
+from hpcaccel.records import WorkerStart, from_dict
+from hpcaccel.rundir import SweepDir, WorkerDir, read_json, read_lines
+from hpcaccel.slurm.commands import Slurm
+from hpcaccel.submission.local import local_process
+from hpcaccel.sweeps.reading import StudyRecord
+
+__all__ = ["Claim", "Notes", "gone_for_good"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """Whose a trial is. ``time`` is in seconds since the epoch."""
+
+    trial: int
+    worker: int
+    epoch: int
+    time: float = 0.0
+
+
+class Notes:
+    """What our own lines in a sweep's journal say: whose each trial is, and whether the sweep has stopped itself."""
+
+    def __init__(self, study: StudyRecord) -> None:
+        self._study = study
+        self._taken = 0
+        self.claims: dict[int, Claim] = {}
+        """The one that counts, by trial."""
+        self.halted = ""
+        """Why the sweep has stopped itself, until somebody resumes it."""
+
+    def read(self) -> Notes:
+        """Take in what is new in the journal."""
+        self._study.read()
+        for note in self._study.notes[self._taken :]:
+            self._take(note)
+        self._taken = len(self._study.notes)
+        return self
+
+    def _take(self, note: dict[str, Any]) -> None:
+        match note["hpcaccel"]:
+            case "claim":
+                claim = from_dict(Claim, note)
+                if claim.epoch == self.epoch(claim.trial) + 1:
+                    self.claims[claim.trial] = claim
+            case "halt":
+                self.halted = str(note["why"])
+            case "resume":
+                self.halted = ""
+
+    def epoch(self, trial: int) -> int:
+        """Of the claim that counts; 0 where nobody has claimed the trial."""
+        return self.claims[trial].epoch if trial in self.claims else 0
+
+    def owner(self, trial: int) -> int | None:
+        """The worker that the trial belongs to."""
+        return self.claims[trial].worker if trial in self.claims else None
+
+
+def gone_for_good(sweep: SweepDir, workers: Collection[int], slurm: Slurm) -> set[int]:
+    """Those of ``workers`` that will never come back by themselves."""
+    jobs = {worker: job for worker in workers if (job := _newest_job(sweep.worker(worker)))}
+    local = {worker for worker, job in jobs.items() if job.startswith("local-")}
+    ended = _ended({job for worker, job in jobs.items() if worker not in local}, slurm)
+    return {
+        worker
+        for worker, job in jobs.items()
+        if (_process_gone(sweep.worker(worker)) if worker in local else job in ended)
+    }
+
+
+def _newest_job(worker: WorkerDir) -> str:
+    """The job that was submitted last for a worker, whether it has begun or not; empty where none is known."""
+    jobs = (read_json(worker.record) or {}).get("job_ids", [])
+    start = _newest_start(worker)
+    return str(jobs[-1]) if jobs else "" if start is None else start.job_id
+
+
+def _newest_start(worker: WorkerDir) -> WorkerStart | None:
+    lines = [line for line, _ in read_lines(worker.account) if line.get("event") == "start"]
+    return from_dict(WorkerStart, lines[-1]) if lines else None
+
+
+def _process_gone(worker: WorkerDir) -> bool:
+    process = local_process(worker)
+    if process is not None:
+        return process.is_here and not process.is_alive
+    start = _newest_start(worker)
+    return start is not None and start.host == socket.gethostname() and process_start(start.pid) != start.pid_start
+
+
+def _ended(job_ids: Collection[str], slurm: Slurm) -> set[str]:
+    """Those of the jobs that are over, or that Slurm has forgotten."""
+    if not job_ids:
+        return set()
+    try:
+        queue = slurm.queue(sorted(job_ids), include_ended=True)
+        missing = sorted(set(job_ids) - queue.keys())
+        accounting = slurm.accounting(missing) if missing else {}
+        forgotten = {one for one in missing if one not in accounting and slurm.job(one) is None}
+    except (ClusterError, SlurmCommandError):
+        return set()  # nobody can say
+    # The controller knows whatever comes back; the accounting is asked about the others alone.
+    over = {one for one, entry in queue.items() if entry.state.is_ended}
+    over |= {one for one, entry in accounting.items() if entry.state.is_ended}
+    return forgotten | (over & set(job_ids))
