@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import textwrap
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -254,3 +255,82 @@ def test_a_callable_starts_submitits_process(local_run: Make) -> None:
     assert str(run.dir.submitit) in printed
     assert printed.endswith("local 0\n")
     assert not stale.exists()
+
+
+SIGNALS = {"stop": "signals"}
+
+
+def prune(run: LocalRun) -> None:
+    run.ask("finish", reason="pruned", name="pruned-1")
+
+
+def test_a_pruned_trial_of_a_program_that_knows_signals_only_ends_by_sigterm(local_run: Make) -> None:
+    run = local_run("import time\nprint('ready', flush=True)\ntime.sleep(60)", launch=SIGNALS)
+    run.start()
+    run.wait_for("ready")
+    prune(run)
+    assert run.wait() == 0
+    assert run.ends == [("pruned", "end")]
+    assert run.lines("end")[0]["exit_code"] == 128 + signal.SIGTERM
+    run.start()
+    assert run.wait() == 0  # the job comes again, and knows that nothing follows
+    assert len(run.lines("start")) == 1
+
+
+def test_a_pruned_trial_that_does_not_listen_is_killed(local_run: Make) -> None:
+    deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    run = local_run(
+        deaf + "import time\nprint('ready', flush=True)\ntime.sleep(60)", launch=SIGNALS, stop_timeout_seconds=1
+    )
+    run.start()
+    run.wait_for("ready")
+    prune(run)
+    assert run.wait() == 0
+    assert run.ends == [("pruned", "end")]
+
+
+def test_a_stop_that_comes_on_top_does_not_bring_a_pruned_trial_back(local_run: Make) -> None:
+    run = local_run(HEAD + "time.sleep(600)\n", stop_timeout_seconds=2)
+    run.start()
+    run.wait_for("ready")
+    prune(run)
+    stop = run.dir.stop(1)
+    while not stop.exists():
+        time.sleep(0.02)
+    run.ask("requeue", reason="preempted")
+    assert run.wait() == 0
+    assert run.ends == [("pruned", "end")]
+    assert json.loads(stop.read_text())["then"] == "finish"
+
+
+def test_a_trial_that_was_pruned_before_its_ranks_started(local_run: Make) -> None:
+    run = local_run("print('ran')")
+    prune(run)
+    assert run.run() == 0
+    assert run.ends == [("pruned", "end")]
+    assert not run.dir.attempt(1).exists()
+
+
+def test_a_supervisor_that_is_killed_while_a_pruned_trial_leaves(local_run: Make) -> None:
+    run = local_run(HEAD + "time.sleep(600)\n")
+    run.start()
+    run.wait_for("ready")
+    prune(run)
+    while not run.dir.stop(1).exists():
+        time.sleep(0.02)
+    assert run.process is not None
+    run.process.kill()
+    run.process.wait()
+    run.start()
+    assert run.wait() == 0
+    assert run.ends == [("pruned", "end")]
+
+
+def test_a_program_in_any_language_appends_its_metrics(local_run: Make) -> None:
+    run = local_run("", ranks=2, launch={"kind": "program", "program": ["sh", "-c", """
+        echo '{"step": 1, "loss": 0.5}' >> "$HPCACCEL_METRICS"; echo "$HPCACCEL_METRICS"
+    """]})  # fmt: skip
+    assert run.run() == 0
+    assert run.dir.foreign_metrics(1).read_text() == '{"step": 1, "loss": 0.5}\n'
+    assert run.dir.rank_log(1, 1).read_text() == "/dev/null\n"
+    assert run.lines("end")[0]["last_step"] == 1

@@ -68,3 +68,32 @@ def test_what_is_no_metric_is_passed_over(hand_made):
     (metric,) = Metrics(hand_made.run).read()
     assert list(metric.values) == ["loss"]
     assert math.isnan(metric.values["loss"])
+
+
+def append(hand_made, text, *, attempt):
+    with hand_made.run.foreign_metrics(attempt).open("a") as file:
+        file.write(text)
+
+
+def test_what_a_program_appends_is_shown_like_what_is_logged(hand_made):
+    hand_made.start(1)
+    hand_made.start(2)
+    hand_made.metric(1, attempt=1, loss=9.0)
+    append(hand_made, '{"step": 1, "acc": 0.1}\n{"step": 2, "acc": 0.2}\n', attempt=1)
+    append(hand_made, '{"step": 2, "acc": 0.25}\n', attempt=2)
+    metrics = Metrics(hand_made.run)
+    metrics.read()
+    assert metrics.last == {"loss": (1, 9.0), "acc": (2, 0.25)}
+    assert metrics.first["acc"] == (1, 0.1)
+    assert (metrics.step, metrics.last_step) == (2, {1: 2, 2: 2})
+
+
+def test_the_last_words_of_an_attempt_do_not_count_against_the_next_ones(hand_made):
+    hand_made.start(1)
+    metrics = Metrics(hand_made.run)
+    hand_made.start(2)
+    hand_made.metric(3, attempt=2, loss=3.0)
+    metrics.read()
+    append(hand_made, '{"step": 4, "loss": 4.0}\n', attempt=1)
+    metrics.read()
+    assert metrics.last == {"loss": (3, 3.0)}

@@ -128,3 +128,24 @@ def test_the_status_of_one_run(came_back):
     assert "[b]x[/b]\\x07" in text
     assert "asked to stop at step 120; comes back through the queue" in text
     assert str(came_back.run.path) in text
+
+
+def test_metrics_that_are_of_no_use_are_told(came_back):
+    with came_back.run.foreign_metrics(2).open("w") as file:
+        file.write('loss 0.5\n{"step": 401, "acc": NaN}\n')
+    run = overview(came_back.run, status_of(came_back))
+    out = io.StringIO()
+    print_status(run, stream=out)
+    said = " ".join(out.getvalue().split())
+    where = came_back.run.foreign_metrics(2)
+    assert f"metrics 1 line was passed over; it is line 1 of {where}: not JSON: 'loss 0.5'" in said
+    assert run.step == 401
+    assert json.loads(json.dumps(run.to_json(), allow_nan=False))["values"] == {"loss": 2.0, "acc": None}
+
+
+def test_a_pruned_trial_is_no_failure(hand_made):
+    hand_made.start(1)
+    hand_made.end(1, reason="pruned", detail="at step 20", last_step=20)
+    pruned = overview(hand_made.run, status_of(hand_made, "pruned", reason="pruned"))
+    assert "pruned\n  reason: attempt 1 pruned: at step 20\n" in summary(pruned)
+    assert status_of(hand_made, "pruned").exit_code == 0

@@ -48,10 +48,10 @@ class Lines:
         """Write what waits. Where that fails it waits on, for whoever calls next to hear of it."""
         with self._lock:
             self._stop_timer()
-            self._written = time.time()
             if self._waiting:
                 append_bytes(self._path, b"".join(self._waiting))
                 self._waiting = []
+            self._written = time.time()
 
     def _write_late(self) -> None:
         try:
