@@ -1,0 +1,115 @@
+"""Which points of a sweep are best, and its trials as a table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+
+from hpcaccel.sweeps.reading import State, TrialRecord
+from hpcaccel.sweeps.results import Goal, best, best_first, counts, pareto_front, ranking, rows, to_csv, to_json
+
+LOSS = Goal.of({"metric": "loss"})
+
+
+def trial(
+    number: int, *values: float, state: State = "complete", lr: float | None = None, step: int = 10
+) -> TrialRecord:
+    return TrialRecord(
+        number=number,
+        state=state,
+        values=list(values) or None,
+        params={"args.lr": float(number) if lr is None else lr},
+        intermediate={step: 1.0},
+        started=100.0,
+        ended=None if state == "running" else 160.0,
+        user_attrs={} if state == "running" else {"gpu_seconds": 120.0, "attempts": 2},
+    )
+
+
+def numbers(trials: list[TrialRecord], goal: Goal = LOSS) -> list[int]:
+    return [point.trial.number for point in ranking(trials, goal)]
+
+
+def test_the_mode_says_which_value_is_better() -> None:
+    trials = [trial(0, 3.0), trial(1, 1.0), trial(2, 2.0)]
+    assert numbers(trials) == [1, 2, 0]
+    assert numbers(trials, Goal.of({"metric": "loss", "mode": "max"})) == [0, 2, 1]
+
+
+def test_pruned_trials_come_after_complete_ones_however_good() -> None:
+    trials = [trial(0, 0.1, state="pruned", step=4), trial(1, 5.0), trial(2, 0.2, state="pruned", step=64)]
+    assert numbers(trials) == [1, 2, 0]
+    assert best_first(trials, LOSS) == [1]
+    assert best(trials[:1], LOSS) is None
+
+
+def test_what_has_no_value_is_not_ranked() -> None:
+    assert numbers([trial(0, state="failed"), trial(1, state="running"), trial(2, state="waiting")]) == []
+    assert best([], LOSS) is None
+
+
+def test_a_value_that_is_no_number_is_the_worst() -> None:
+    for mode in ("min", "max"):
+        goal = Goal.of({"metric": "loss", "mode": mode})
+        assert numbers([trial(0, math.nan), trial(1, 2.0)], goal) == [1, 0]
+
+
+def test_repeated_points_are_ranked_by_the_mean_of_their_seeds() -> None:
+    goal = Goal.of({"metric": "loss", "repeat": 2})
+    trials = [trial(0, 1.0, lr=1), trial(1, 4.0, lr=1), trial(2, 2.0, lr=2), trial(3, 2.5, lr=2)]
+    first, second = ranking(trials, goal)
+    assert (first.params, first.values, first.complete) == ({"args.lr": 2}, (2.25,), 2)
+    assert second.values == (2.5,)
+    assert second.trial.number == 0
+    assert best_first(trials, goal) == [2, 3, 0, 1]
+
+
+def test_a_point_that_lacks_a_seed_comes_after_whole_ones() -> None:
+    goal = Goal.of({"metric": "loss", "repeat": 2})
+    trials = [trial(0, 0.5, lr=1), trial(1, 0.4, lr=1, state="pruned"), trial(2, 2.0, lr=2), trial(3, 2.0, lr=2)]
+    assert numbers(trials, goal) == [2, 0]
+
+
+def test_several_metrics_have_a_front() -> None:
+    goal = Goal.of({"metric": ["loss", "accuracy"], "mode": ["min", "max"]})
+    trials = [
+        trial(0, 1.0, 0.5), trial(1, 2.0, 0.9), trial(2, 1.5, 0.4), trial(3, 3.0, 0.9), trial(4, 0.1, math.nan),
+        trial(5, 1.0, 0.5),
+    ]  # fmt: skip
+    assert [point.trial.number for point in pareto_front(trials, goal)] == [0, 5, 1]
+    assert numbers(trials, goal)[:3] == [0, 5, 1]
+    chosen = best(trials, goal)
+    assert chosen is not None
+    assert chosen.trial.number == 0
+
+
+def test_counts_name_every_state() -> None:
+    found = counts([trial(0, 1.0), trial(1, state="running"), trial(2, 1.0)])
+    assert found == {"running": 1, "complete": 2, "pruned": 0, "failed": 0, "waiting": 0}
+
+
+def test_a_row_for_every_trial() -> None:
+    table = rows([trial(0, 1.5), trial(1, state="running")], LOSS, workers={1: 3})
+    assert table[0] == {
+        "trial": 0, "state": "complete", "loss": 1.5, "args.lr": 0.0, "step": 10, "seconds": 60.0,
+        "gpu_seconds": 120.0, "worker": None, "attempts": 2,
+    }  # fmt: skip
+    assert (table[1]["loss"], table[1]["seconds"], table[1]["worker"]) == (None, None, 3)
+
+
+def test_tables_can_be_read_back() -> None:
+    trials = [trial(0, math.nan), trial(1, 2.0)]
+    trials[1].params["args.sizes"] = [1, 2]
+    table = rows(trials, LOSS)
+    assert [row["loss"] for row in json.loads(to_json(table))] == [None, 2.0]
+    head, *lines = csv.reader(io.StringIO(to_csv(table)))
+    assert head == list(table[0])
+    assert lines[1][head.index("args.sizes")] == "[1, 2]"
+    assert lines[0][head.index("worker")] == ""
+
+
+def test_a_metric_may_bear_the_name_of_a_column() -> None:
+    (row,) = rows([trial(0, 7.0)], Goal.of({"metric": "seconds"}))
+    assert (row["metric.seconds"], row["seconds"]) == (7.0, 60.0)
