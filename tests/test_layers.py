@@ -31,6 +31,7 @@ LIBRARIES = {
     "spec": frozenset({"pydantic", "pydantic_core", "yaml"}),
     "render": frozenset({"pydantic", "jinja2", "markupsafe", "yaml"}),
     "submission": frozenset({"pydantic", "jinja2", "yaml", "submitit", "cloudpickle", "rich"}),
+    "sweeps": frozenset({"pydantic", "yaml", "optuna", "scipy"}),
     "view": frozenset({"pydantic", "rich"}),
     "cli": frozenset({"pydantic", "yaml", "typer", "click", "rich"}),
 }

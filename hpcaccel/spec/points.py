@@ -6,6 +6,7 @@ come before what depends on them; the first varies slowest.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -13,7 +14,19 @@ from typing import Any
 
 from hpcaccel.spec.parameters import Parameter, same
 
-__all__ = ["Steps", "applies", "contains", "count", "equal", "in_order", "index_of", "points", "values"]
+__all__ = [
+    "Steps",
+    "applies",
+    "contains",
+    "count",
+    "equal",
+    "in_order",
+    "index_of",
+    "point_of",
+    "points",
+    "stored_choices",
+    "values",
+]
 
 Point = dict[str, Any]
 
@@ -44,6 +57,29 @@ def values(parameter: Parameter) -> Sequence[Any] | None:
     if parameter.kind == "int":
         return range(low, high + 1, int(parameter.step or 1))
     return None if parameter.step is None else Steps(low, high, parameter.step)
+
+
+def stored_choices(parameter: Parameter) -> list[bool | int | float | str | None]:
+    """The choices as they stand in the journal: as they are, or as JSON where some are no scalars or not told apart."""
+    assert parameter.choice is not None
+    choices = parameter.choice
+    scalar = all(choice is None or isinstance(choice, bool | int | float | str) for choice in choices)
+    if scalar and len(set(choices)) == len(choices):
+        return list(choices)
+    return [json.dumps(choice, ensure_ascii=False) for choice in choices]
+
+
+def point_of(parameters: Mapping[str, Parameter], stored: Mapping[str, Any]) -> Point:
+    """The point that the journal has in this form, in the order of the parameters."""
+    point: Point = {}
+    for name, parameter in parameters.items():
+        if name not in stored:
+            continue
+        value = stored[name]
+        if parameter.choice is not None:
+            value = parameter.choice[stored_choices(parameter).index(value)]
+        point[name] = value
+    return point
 
 
 def index_of(parameter: Parameter, value: Any) -> int | None:

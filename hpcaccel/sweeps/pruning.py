@@ -1,0 +1,214 @@
+"""When a trial ends early: what is looked at, and the rule.
+
+A trial is looked at when it first logs its metric at or behind a rung, a step that is known beforehand; only these
+values are written to the journal. Whoever reports one asks the rule with all values of that moment, so that nobody
+waits for anybody: a trial goes on at once or ends for good.
+
+ASHA is the stopping kind, which needs no paused trials: Li et al., "A System for Massively Parallel Hyperparameter
+Tuning", MLSys 2020, and the variant in Ray Tune and Syne Tune.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcaccel.spec.pruners import Asha, Hyperband, Median
+from hpcaccel.spec.sweep import Sweep
+
+__all__ = ["Curve", "Rule", "rule_of"]
+
+DECIDING_RUNGS = 3
+"""Rungs that count where nobody has said how long a trial is: 1/64, 1/16 and 1/4 of it, or more, at factor 4."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """What the journal knows of one trial's metric."""
+
+    number: int
+    values: Mapping[int, float]
+    """By step, at the steps where it was looked at."""
+    complete: bool = False
+    """Whether the trial ran to its end."""
+
+    @property
+    def step(self) -> int:
+        """The last step that was looked at; 0 before there is one."""
+        return max(self.values, default=0)
+
+    def at(self, rung: int) -> float | None:
+        """The first value at or behind a rung; None for a trial that has not come so far."""
+        step = min((step for step in self.values if step >= rung), default=None)
+        return None if step is None else self.values[step]
+
+
+class Rule(ABC):
+    """Decides about trials at their rungs.
+
+    Args:
+        mode: ``min`` or ``max``: which values are good.
+    """
+
+    def __init__(self, mode: str) -> None:
+        self._sign = 1.0 if mode == "min" else -1.0
+
+    @abstractmethod
+    def rungs(self, number: int) -> Iterator[int]:
+        """The steps at which a trial is looked at, upwards; maybe without end."""
+
+    @abstractmethod
+    def verdict(self, trial: Curve, others: Sequence[Curve]) -> str:
+        """Why the trial is to end, in words; empty: it goes on.
+
+        Args:
+            trial: with the value that has just come.
+            others: all other trials, whatever has become of them.
+        """
+
+    def wants(self, number: int, step: int, *, after: int = 0) -> bool:
+        """Whether a value at ``step`` is to be looked at, when the last one that was came at step ``after``."""
+        for rung in self.rungs(number):
+            if rung > step:
+                return False
+            if rung > after:
+                return True
+        return False
+
+    def _last_rung(self, trial: Curve) -> int | None:
+        """The highest rung that a trial has reached."""
+        return max(itertools.takewhile(lambda rung: rung <= trial.step, self.rungs(trial.number)), default=None)
+
+    def _cost(self, value: float) -> float:
+        """The value so that less is better; one that is no number is worst."""
+        return math.inf if math.isnan(value) else self._sign * value
+
+
+def rule_of(sweep: Sweep) -> Rule | None:
+    """The rule that a sweep asks for; None: every trial runs to its end."""
+    settings = sweep.pruner.rule
+    if isinstance(settings, Asha):
+        return _Asha(settings, sweep.modes[0])
+    if isinstance(settings, Hyperband):
+        return _Hyperband(settings, sweep.modes[0])
+    return _Median(settings, sweep.modes[0]) if isinstance(settings, Median) else None
+
+
+class _Asha(Rule):
+    def __init__(self, settings: Asha, mode: str) -> None:
+        super().__init__(mode)
+        self.factor = settings.reduction_factor
+        self.last = settings.max_steps
+        self.first = settings.min_steps
+        if self.first is None and self.last is not None:
+            self.first = _third(self.last, self.factor)
+
+    def rungs(self, number: int) -> Iterator[int]:
+        return _ladder(self.first or 1, self.factor, self.last)
+
+    def verdict(self, trial: Curve, others: Sequence[Curve]) -> str:
+        rung = self._last_rung(trial)
+        if rung is None or (self.first is None and rung < self._deciding(others)):
+            return ""
+        return self._halved(trial, others, rung)
+
+    def _halved(self, trial: Curve, others: Sequence[Curve], rung: int) -> str:
+        own = trial.values[trial.step]
+        if math.isnan(own):
+            return f"its metric is not a number at step {trial.step}"
+        costs = [self._cost(value) for other in others if (value := other.at(rung)) is not None]
+        if len(costs) + 1 < self.factor:
+            return ""
+        better = sum(cost < self._cost(own) for cost in costs)
+        kept = (len(costs) + 1) // self.factor
+        if better < kept:
+            return ""
+        return f"at step {rung} it was number {better + 1} of {len(costs) + 1}, of which the best {kept} go on"
+
+    def _deciding(self, others: Sequence[Curve]) -> float:
+        """The first rung that counts, as far as trials that have finished tell how long they are."""
+        longest = max((other.step for other in others if other.complete), default=0)
+        passed = list(itertools.takewhile(lambda rung: rung <= longest, self.rungs(0)))
+        return passed[-DECIDING_RUNGS:][0] if passed else math.inf
+
+
+class _Hyperband(_Asha):
+    """ASHA in brackets, of which each begins a rung later and gets fewer trials: Li et al., "Hyperband", JMLR 2018."""
+
+    def __init__(self, settings: Hyperband, mode: str) -> None:
+        first = settings.min_steps or _third(settings.max_steps, settings.reduction_factor)
+        super().__init__(
+            Asha(min_steps=first, max_steps=settings.max_steps, reduction_factor=settings.reduction_factor), mode
+        )
+        self.starts = [*_ladder(first, self.factor, settings.max_steps), settings.max_steps]
+        """The first rung of each bracket; the last one runs all its trials to their end."""
+        self.order = _dealt([self._share(bracket) for bracket in range(len(self.starts))])
+
+    def _share(self, bracket: int) -> int:
+        left = len(self.starts) - 1 - bracket
+        return math.ceil(len(self.starts) * int(self.factor**left) / (left + 1))
+
+    def bracket(self, number: int) -> int:
+        """The bracket of a trial: each gets its share of any stretch of numbers."""
+        return self.order[number % len(self.order)]
+
+    def rungs(self, number: int) -> Iterator[int]:
+        return _ladder(self.starts[self.bracket(number)], self.factor, self.last)
+
+    def verdict(self, trial: Curve, others: Sequence[Curve]) -> str:
+        bracket = self.bracket(trial.number)
+        return super().verdict(trial, [other for other in others if self.bracket(other.number) == bracket])
+
+
+class _Median(Rule):
+    def __init__(self, settings: Median, mode: str) -> None:
+        super().__init__(mode)
+        self.settings = settings
+
+    def rungs(self, number: int) -> Iterator[int]:
+        first = max(1, self.settings.warmup_steps)
+        if self.settings.interval_steps is None:
+            return _ladder(first, 2, None)
+        return itertools.count(first, self.settings.interval_steps)
+
+    def verdict(self, trial: Curve, others: Sequence[Curve]) -> str:
+        rung = self._last_rung(trial)
+        if rung is None:
+            return ""
+        if math.isnan(trial.values[trial.step]):
+            return f"its metric is not a number at step {trial.step}"
+        finished = [value for other in others if other.complete and (value := other.at(rung)) is not None]
+        if len(finished) < self.settings.startup_trials:
+            return ""
+        middle = statistics.median(self._cost(value) for value in finished)
+        best = min(self._cost(value) for value in trial.values.values())
+        if best <= middle:
+            return ""
+        return f"up to step {rung} it came to {self._sign * best:.6g}, the median there is {self._sign * middle:.6g}"
+
+
+def _ladder(first: int, factor: int, last: int | None) -> Iterator[int]:
+    rung = first
+    while last is None or rung < last:
+        yield rung
+        rung *= factor
+
+
+def _third(steps: int, factor: int) -> int:
+    """The first rung of three below ``steps``."""
+    return max(1, math.ceil(steps / factor**3))
+
+
+def _dealt(shares: Sequence[int]) -> list[int]:
+    """Bracket after bracket so that each has had its share, as nearly as can be, at any moment of a round."""
+    given = [0] * len(shares)
+    order = []
+    for _ in range(sum(shares)):
+        bracket = min(range(len(shares)), key=lambda index: (given[index] + 1) / shares[index])
+        given[bracket] += 1
+        order.append(bracket)
+    return order
