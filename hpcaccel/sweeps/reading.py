@@ -189,8 +189,9 @@ def _change_state(trial: TrialRecord, line: dict[str, Any]) -> None:
     if state == "running":
         if trial.state == "running":
             return  # two wanted a trial that waited, and the other one was first
+        if trial.started is None:
+            trial.params = {}  # those that are fixed are now chosen, one by one, with the others
         trial.started = _seconds(line["datetime_start"])
-        trial.params = {}  # those that are fixed are now chosen, one by one, with the others
     elif state != "waiting":
         trial.ended = _seconds(line["datetime_complete"])
     trial.state = state
