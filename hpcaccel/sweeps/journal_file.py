@@ -101,26 +101,28 @@ class JournalFile:
 
     def _append(self, data: bytes, sync: bool) -> None:
         while True:
-            self._segments.refresh()
             number = self._segments.newest
             if not self._claim.hold(self._segments.lock(number), self.patience_seconds):
                 self._pass_over(number)
                 continue
             try:
                 end = self._write(number, data, sync)
-                if not self._segments.is_closed(number):
+                if end is not None and not self._segments.is_closed(number):
                     return
             finally:
                 self._segments.lock(number).unlink(missing_ok=True)
-            # We were so slow that somebody has gone on without us.
-            self._segments.close(number, "its writer found it closed")
+            # Somebody has gone on without us, or is about to.
             self._segments.refresh()
+            if self._segments.newest == number:
+                self._segments.close(number, "whoever closed it went no further")
+                self._segments.refresh()
             if end is not None and self._segments.counts(number, end):
                 return
 
     def _pass_over(self, number: int) -> None:
         owner = owner_of(self._segments.lock(number)) or {}
         self._segments.close(number, f"process {owner.get('pid')} on {owner.get('host')} has left its lock behind")
+        self._segments.refresh()
 
     def _write(self, number: int, data: bytes, sync: bool) -> int | None:
         """Append to a segment that we hold the lock of; the length that it has then, None where it is closed."""

@@ -28,9 +28,9 @@ PATIENCE_SECONDS = 5.0
 """For how long a holder that cannot be seen to be dead (it is on another node, or is stopped) keeps the others waiting.
 It holds the lock for milliseconds; passing over one that is only slow costs nothing but a file."""
 
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.0005, 0.02
-LOOK_AFTER_SECONDS = 0.01
-"""Who waits for longer looks whether the holder lives."""
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.0005, 0.05
+LOOK_EVERY_SECONDS = 0.05
+"""Who waits looks so often whether the holder lives."""
 
 
 class Claim:
@@ -55,19 +55,21 @@ class Claim:
         Raises:
             OSError: the folder cannot be written.
         """
-        begin = time.monotonic()
-        since, pause = begin, FIRST_PAUSE_SECONDS
+        since = looked = time.monotonic()
         seen: str | None = ""
+        pause = FIRST_PAUSE_SECONDS
         while not self._taken(lock):
             now = time.monotonic()
-            if now - begin > LOOK_AFTER_SECONDS:
-                owner = owner_of(lock)
+            if now - looked > LOOK_EVERY_SECONDS:
+                owner, looked = owner_of(lock), now
                 token = owner.get("token", "") if owner is not None else None
                 if token == self._token:
                     return True  # the answer to our link(2) was lost and the request sent again, as NFS may do
                 if token != seen:
                     since, seen = now, token
-                elif token is not None and (is_dead(owner) or now - since > patience_seconds):
+                elif token is not None and now - since > patience_seconds:
+                    return False
+                if is_dead(owner):
                     return False
             time.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)

@@ -45,6 +45,13 @@ class Segments:
 
     @property
     def newest(self) -> int:
+        """The number of the newest segment, as far as is known."""
+        if not self._looked:
+            self.refresh()
+        return self._newest
+
+    @property
+    def _newest(self) -> int:
         return len(self._starts) - 1
 
     def path(self, number: int) -> Path:
@@ -60,14 +67,14 @@ class Segments:
             HpcaccelError: what was read from a segment does not count after all.
         """
         # A copy of the folder may have lost the permissions that say which segments are closed: look once.
-        while self.is_closed(self.newest) or not self._looked:
-            length = self._length_of(self.newest)
+        while not self._looked or self.is_closed(self._newest):
+            length = self._length_of(self._newest)
             if length is None:
                 break
             start = self._starts[-1] + length
             if self._furthest > start:
                 raise HpcaccelError(
-                    f"{self.path(self.newest)} was closed at byte {length}, and this process has read on from there: "
+                    f"{self.path(self._newest)} was closed at byte {length}, and this process has read on from there: "
                     "what it knows of the study is wrong. Start it again; the journal itself is in order"
                 )
             self._starts.append(start)
@@ -75,12 +82,17 @@ class Segments:
 
     def is_closed(self, number: int) -> bool:
         """Whether nothing that is appended to this segment from now on counts."""
+        found = self._attributes(number)
+        return found is not None and not found.st_mode & WRITABLE
+
+    def _attributes(self, number: int) -> os.stat_result | None:
+        """Those of the server, on NFS: they are asked for when a file is opened."""
         try:
             fd = os.open(self.path(number), os.O_RDONLY)
         except FileNotFoundError:
-            return False
+            return None
         try:
-            return not os.fstat(fd).st_mode & WRITABLE
+            return os.fstat(fd)
         finally:
             os.close(fd)
 
@@ -139,6 +151,8 @@ class Segments:
 
         A tail without a newline is left for the next reader; that of a closed segment will never be a line.
         """
+        if self._nothing_since(offset):
+            return
         self.refresh()
         number = max(index for index, start in enumerate(self._starts) if start <= offset)
         while True:
@@ -147,6 +161,13 @@ class Segments:
                 return
             number += 1
             offset = self._starts[number]
+
+    def _nothing_since(self, offset: int) -> bool:
+        """Seen at one glance: whoever asks most often, Optuna, mostly finds nothing new."""
+        if not self._looked:
+            return False
+        found = self._attributes(self._newest)
+        return found is not None and bool(found.st_mode & WRITABLE) and found.st_size <= offset - self._starts[-1]
 
     def _pieces_of(self, number: int, offset: int) -> Iterator[tuple[int, bytes]]:
         start = self._starts[number]
