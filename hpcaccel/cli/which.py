@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING
 from hpcaccel.errors import RunNotFound, UserError
 
 if TYPE_CHECKING:
-    from hpcaccel.submission import Run, RunArray
+    from hpcaccel.submission import Run
+    from hpcaccel.submission.run import AnyRun
 
 __all__ = ["find", "latest", "one_run"]
 
 
-def find(name: str) -> Run | RunArray:
+def find(name: str) -> AnyRun:
     """The run that ``name`` means: an id, the beginning of one, a name, a job id, or a path."""
     from hpcaccel.submission.find import find_run
 
     return find_run(name)
 
 
-def latest() -> Run | RunArray:
+def latest() -> AnyRun:
     """The run that was submitted last."""
     from hpcaccel.submission.find import all_runs
 
@@ -29,13 +30,18 @@ def latest() -> Run | RunArray:
     return runs[-1]
 
 
-def one_run(run: Run | RunArray) -> Run:
-    """``run``, unless it is an array, whose tasks are runs of their own."""
-    from hpcaccel.submission.run import RunArray
+def one_run(run: AnyRun) -> Run:
+    """``run``, unless it is an array or a sweep, whose parts are runs of their own."""
+    from hpcaccel.submission.run import RunArray, SweepRun
 
     if isinstance(run, RunArray):
         raise UserError(
             f"{run.run_id} is an array of {len(run)} runs; name one of them, from {run.run_id}_0 to "
             f"{run.run_id}_{len(run) - 1}"
+        )
+    if isinstance(run, SweepRun):
+        raise UserError(
+            f"{run.run_id} is a sweep; name one of its trials, such as {run.run_id}_0. "
+            f"They are listed by `hpcaccel sweep table {run.run_id}`"
         )
     return run

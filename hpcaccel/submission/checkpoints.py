@@ -106,7 +106,7 @@ def find_place(token: str) -> Path:
 
 def _run_of(token: str) -> RunDir:
     from hpcaccel.submission.find import find_run
-    from hpcaccel.submission.run import RunArray
+    from hpcaccel.submission.run import RunArray, SweepRun
 
     try:
         run = find_run(token)
@@ -114,6 +114,8 @@ def _run_of(token: str) -> RunDir:
         raise RunNotFound(f"{error}\nA path would do as well, and there is none of that name") from None
     if isinstance(run, RunArray):
         raise UserError(f"{run.run_id} is an array of {len(run)} runs; name one of them, such as {run.run_id}_0")
+    if isinstance(run, SweepRun):
+        raise UserError(f"{run.run_id} is a sweep; name one of its trials, such as {run.run_id}_0")
     return run.dir
 
 

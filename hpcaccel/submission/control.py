@@ -9,7 +9,7 @@ from typing import Literal
 
 from hpcaccel.errors import RunDirectoryError, UserError
 from hpcaccel.records import Reason, StopRequest, to_dict
-from hpcaccel.rundir import RunDir, read_json, write_json
+from hpcaccel.rundir import RunDir, SweepDir, read_json, write_json
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission import local
 from hpcaccel.submission.chain import cancel_waiting
@@ -45,13 +45,15 @@ def request_stop(run: RunDir, *, then: Then, slurm: Slurm | None = None) -> None
             f"run {now.run_id} is {now.state}: it has no training loop to leave. "
             f"Take it out of the queue with `hpcaccel stop {now.run_id}` or `hpcaccel cancel {now.run_id}`"
         )
+    if isinstance(run, SweepDir) and then != "pause":
+        raise UserError(f"{now.run_id} is a sweep, which can be stopped, to go on later, or cancelled")
     active = _active(run, now)
     if then == "finish" and not _is_cooperative(active[0]):
         raise UserError(
             f"run {now.run_id} is stopped by signals (runtime.stop), which know no finish. "
             f"Let it come back later with `hpcaccel stop {now.run_id}`, or end it with `hpcaccel cancel {now.run_id}`"
         )
-    for one in active:
+    for one in _asked(run, active):
         _write(one, reason="stop", then=then)
     waits = any(one.state in _WAITING for one in now.tasks or [now])
     if then == "pause" and waits and read_record(run).backend == "slurm":
@@ -70,7 +72,7 @@ def request_cancel(run: RunDir, *, slurm: Slurm | None = None) -> None:
     if now.ended:
         raise UserError(f"run {now.run_id} is {now.state}: there is nothing to cancel")
     active = _active(run, now)
-    for one in active:
+    for one in _asked(run, active):
         _write(one, reason="cancelled", then="cancel")
     if read_record(run).backend == "local":
         for one in active:
@@ -85,6 +87,11 @@ def _active(run: RunDir, now: RunStatus) -> list[RunDir]:
     if not now.tasks:
         return [run]
     return [run.task(index) for index, task in enumerate(now.tasks) if not task.ended]
+
+
+def _asked(run: RunDir, active: list[RunDir]) -> list[RunDir]:
+    """Whose control folder gets the request: a sweep's own one is read by all its workers."""
+    return [run] if isinstance(run, SweepDir) else active
 
 
 def _is_cooperative(run: RunDir) -> bool:

@@ -7,9 +7,18 @@ from dataclasses import dataclass
 
 from hpcaccel.errors import RunDirectoryError
 from hpcaccel.records import AttemptEnd, AttemptStart, RunRecord, StopRequest, from_dict, to_dict
-from hpcaccel.rundir import RunDir, read_json, read_lines, write_json
+from hpcaccel.rundir import RunDir, WorkerDir, read_json, read_lines, write_json
 
-__all__ = ["Facts", "honoured_name", "open_requests", "read_facts", "read_record", "waiting_links", "write_record"]
+__all__ = [
+    "Facts",
+    "honoured_name",
+    "open_requests",
+    "read_facts",
+    "read_record",
+    "read_worker_facts",
+    "waiting_links",
+    "write_record",
+]
 
 _HONOURED = "honoured-"
 
@@ -98,6 +107,37 @@ def read_facts(run: RunDir) -> Facts:
         last_end=last if isinstance(last, AttemptEnd) else None,
         asked=requests[-1][1] if requests else None,
         stopping=started is not None and run.stop(started.attempt).exists(),
+    )
+
+
+def read_worker_facts(worker: WorkerDir) -> Facts:
+    """The same of a sweep's worker: its allocations are its attempts.
+
+    Raises:
+        RunDirectoryError: ``worker`` is no worker's folder.
+    """
+    record = read_record(worker)
+    count = restarts = 0
+    last: AttemptStart | AttemptEnd | None = None
+    for line, offset in read_lines(worker.account):
+        current = offset > record.ledger_offset
+        if line.get("event") == "start":
+            count += 1
+            last = from_dict(AttemptStart, {**line, "attempt": count}) if current else None
+        elif line.get("event") == "end":
+            end = from_dict(AttemptEnd, {**line, "attempt": count})
+            restarts += end.decision == "requeue"
+            last = end if current else None
+    requests = [*open_requests(worker.sweep), *open_requests(worker)]
+    return Facts(
+        run=worker,
+        record=record,
+        attempts=count,
+        restarts=restarts,
+        started=last if isinstance(last, AttemptStart) else None,
+        last_end=last if isinstance(last, AttemptEnd) else None,
+        asked=requests[-1][1] if requests else None,
+        stopping=False,
     )
 
 

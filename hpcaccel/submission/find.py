@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcaccel.errors import HpcaccelError, RunNotFound
-from hpcaccel.rundir import RunDir, default_runs_dir, index_lines, read_json
+from hpcaccel.rundir import RunDir, SweepDir, default_runs_dir, index_lines, read_json
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission.facts import read_record
-from hpcaccel.submission.run import Run, RunArray, open_run
+from hpcaccel.submission.run import AnyRun, open_run
 
 __all__ = ["all_runs", "find_run"]
 
@@ -26,15 +26,15 @@ class _Known:
     name: str
 
 
-def all_runs(runs_dir: Path | None = None, *, slurm: Slurm | None = None) -> list[Run | RunArray]:
+def all_runs(runs_dir: Path | None = None, *, slurm: Slurm | None = None) -> list[AnyRun]:
     """Every run of the index and of ``runs_dir`` (default: the one that submit would use), oldest first."""
     return [open_run(known.path, slurm=slurm) for known in _known(runs_dir)]
 
 
-def find_run(token: str, *, runs_dir: Path | None = None, slurm: Slurm | None = None) -> Run | RunArray:
+def find_run(token: str, *, runs_dir: Path | None = None, slurm: Slurm | None = None) -> AnyRun:
     """The run that ``token`` names: a run id, a unique beginning of one, a name (its latest run), a job id, or a path.
 
-    ``<id>_3`` and ``46_3`` name one task of an array.
+    ``<id>_3`` and ``46_3`` name one task of an array, ``<id>_3`` also a trial of a sweep.
 
     Raises:
         RunNotFound: there is none, or the beginning fits several; the message lists what comes near.
@@ -60,8 +60,9 @@ def _by_id(token: str, runs: list[_Known]) -> Path | None:
     for run in runs:
         if run.run_id == token:
             return run.path
-        if run.run_id == base and index.isdigit() and (task := RunDir(run.path).task(int(index))).record.exists():
-            return task.path
+        if run.run_id == base and index.isdigit():
+            parts = (RunDir(run.path).task(int(index)), SweepDir(run.path).trial(int(index)))
+            return next((part.path for part in parts if part.record.exists()), None)
     return None
 
 
@@ -81,6 +82,8 @@ def _by_job_id(token: str, runs: list[_Known]) -> Path | None:
             return run.path
         if base in job_ids and index.isdigit() and here.task(int(index)).record.exists():
             return here.task(int(index)).path
+        if base in job_ids and record.get("kind") == "sweep":
+            return run.path  # a worker is no run of its own
     return None
 
 

@@ -9,18 +9,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcaccel.errors import RunFailed
+from hpcaccel.errors import RunFailed, UserError
 from hpcaccel.records import RunRecord
-from hpcaccel.rundir import RunDir, read_json
+from hpcaccel.rundir import RunDir, SweepDir, read_json
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission import control
-from hpcaccel.submission.facts import read_facts, read_record
+from hpcaccel.submission.facts import read_facts, read_record, read_worker_facts
 from hpcaccel.submission.status import RunStatus, status
 
 if TYPE_CHECKING:
     from submitit import Job
 
-__all__ = ["Run", "RunArray", "open_run"]
+__all__ = ["AnyRun", "Run", "RunArray", "SweepRun", "open_run"]
 
 ASK_SECONDS = {"slurm": 30.0, "local": 1.0}
 """How often a wait asks the scheduler. The run directory, which knows most ends first, is read every second."""
@@ -203,13 +203,37 @@ class RunArray(_Handle):
         return all(read_facts(self.dir.task(index)).settled is not None for index in range(len(self)))
 
 
-def open_run(path: str | os.PathLike[str], *, slurm: Slurm | None = None) -> Run | RunArray:
-    """The run in the directory ``path``.
+class SweepRun(_Handle):
+    """A sweep, as far as it is an array of workers; ``hpcaccel.sweeps.Sweep`` knows its trials."""
+
+    def __init__(self, path: str | os.PathLike[str], *, slurm: Slurm | None = None) -> None:
+        super().__init__(path, slurm=slurm)
+        self.dir: SweepDir = SweepDir(path)
+
+    def resume(self) -> None:
+        raise UserError(f"{self.run_id} is a sweep: go on with it by `hpcaccel sweep resume {self.run_id}`")
+
+    @property
+    def _look_seconds(self) -> float:
+        return max(LOOK_SECONDS, (self.record.array_size or 0) / 100)
+
+    def _settled(self) -> bool:
+        workers = (self.dir.worker(index) for index in range(self.record.array_size or 0))
+        return all(read_worker_facts(worker).settled is not None for worker in workers)
+
+
+AnyRun = Run | RunArray | SweepRun
+
+
+def open_run(path: str | os.PathLike[str], *, slurm: Slurm | None = None) -> AnyRun:
+    """The run, array or sweep in the directory ``path``.
 
     Raises:
         RunDirectoryError: it is none.
     """
     record = read_record(RunDir(path))
+    if record.kind == "sweep":
+        return SweepRun(path, slurm=slurm)
     if record.array_size is not None:
         return RunArray(path, slurm=slurm)
     return Run(path, slurm=slurm)

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Literal
 
 from hpcaccel.errors import HpcaccelError
-from hpcaccel.rundir import RunDir
+from hpcaccel.rundir import RunDir, SweepDir, WorkerDir
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.slurm.states import AccountingEntry, JobState, QueueEntry
 from hpcaccel.submission import local
-from hpcaccel.submission.facts import Facts, read_facts
+from hpcaccel.submission.facts import Facts, read_facts, read_worker_facts
 
 __all__ = ["ACTIVE", "RunStatus", "State", "array_status", "status", "statuses"]
 
@@ -112,6 +112,8 @@ def array_status(parent: Facts, tasks: Sequence[RunStatus]) -> RunStatus:
         "completed",
     )  # fmt: skip
     state = next(one for one in order if one in counts)
+    if parent.record.kind == "sweep" and state not in ACTIVE and "completed" in counts:
+        state = "completed"  # one worker that finds nothing left to do knows it of all
     return RunStatus(
         run_id=parent.run.run_id,
         name=parent.record.name,
@@ -127,6 +129,9 @@ def array_status(parent: Facts, tasks: Sequence[RunStatus]) -> RunStatus:
 
 def _task_facts(fact: Facts) -> list[Facts]:
     size = fact.record.array_size
+    if fact.record.kind == "sweep":
+        sweep = SweepDir(fact.run.path)
+        return [read_worker_facts(sweep.worker(index)) for index in range(size or 0)]
     return [] if size is None else [read_facts(fact.run.task(index)) for index in range(size)]
 
 
@@ -143,7 +148,7 @@ def _judge_all(facts: Sequence[Facts], slurm: Slurm | None) -> dict[Path, RunSta
             job = _ask_processes(fact)
         if job.phase in ("ended", "gone"):
             # The ledger's last line may have come between our reading it and the scheduler's answer.
-            fact = read_facts(fact.run)
+            fact = read_worker_facts(fact.run) if isinstance(fact.run, WorkerDir) else read_facts(fact.run)
         found[fact.run.path] = _settled(fact) if fact.settled is not None else _judge(fact, job)
     return found
 

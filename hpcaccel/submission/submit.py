@@ -103,4 +103,6 @@ def submit_prepared(prepared: Prepared) -> Run | RunArray:
         job_id = hand_in(run, text=prepared.script, backend=prepared.backend, indices=indices, after=record_job)
     register(run, name=prepared.name, job_id=job_id)
     slurm = prepared.backend.slurm if isinstance(prepared.backend, SlurmBackend) else None
-    return open_run(run.path, slurm=slurm)
+    submitted = open_run(run.path, slurm=slurm)
+    assert isinstance(submitted, Run | RunArray)
+    return submitted

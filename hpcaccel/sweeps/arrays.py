@@ -36,10 +36,10 @@ class WorkerArrays:
     """The job of each worker that was taken: ``46_3``, and ``local-1b2c3d4e_3`` on the local backend."""
     refusal: str = ""
     """Why there are fewer workers than were asked for."""
+    name: Literal["slurm", "local"] = "slurm"
 
-    @property
-    def name(self) -> Literal["slurm", "local"]:
-        return self.backend.name
+    def __post_init__(self) -> None:
+        self.name = self.backend.name
 
     @property
     def array_ids(self) -> list[str]:

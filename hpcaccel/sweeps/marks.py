@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["ORIGIN", "POINT", "REPEAT", "SURPLUS", "is_drawn", "is_surplus", "point_number", "repeat_number"]
+__all__ = [
+    "FROM",
+    "ORIGIN",
+    "POINT",
+    "REPEAT",
+    "SETTINGS",
+    "SURPLUS",
+    "is_drawn",
+    "is_surplus",
+    "point_number",
+    "repeat_number",
+]
 
 POINT = "point"
 """The number of the trial for which the point was drawn; not there in that trial itself."""
@@ -22,6 +33,13 @@ ORIGIN = "origin"
 
 SURPLUS = "surplus"
 """Why a trial that was drawn was given back. It never ran, and is neither counted nor shown."""
+
+
+FROM = "from"
+"""The number of the trial that this one goes on from, where a command put it in."""
+
+SETTINGS = "set"
+"""What it has of its own beside the point, such as ``["args.epochs=20"]``."""
 
 
 def point_number(number: int, user_attrs: Mapping[str, Any]) -> int:

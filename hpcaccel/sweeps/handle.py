@@ -1,0 +1,184 @@
+"""``hpcaccel.sweep``, and the hold on a sweep that was started."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcaccel.errors import UserError
+from hpcaccel.records import RunRecord
+from hpcaccel.slurm.commands import Slurm
+from hpcaccel.spec import SweepSpec
+from hpcaccel.submission.find import find_run
+from hpcaccel.submission.run import SweepRun
+from hpcaccel.submission.status import RunStatus
+from hpcaccel.sweeps import again, starting, steering
+from hpcaccel.sweeps.arrays import WorkerArrays
+from hpcaccel.sweeps.definition import read_definition
+from hpcaccel.sweeps.overview import Study, SweepOverview, sweep_overview
+from hpcaccel.sweeps.reading import TrialRecord
+from hpcaccel.sweeps.results import rows
+from hpcaccel.sweeps.winner import Winner, choose
+
+__all__ = ["Sweep", "find_sweep", "sweep"]
+
+LOOK_SECONDS = 2.0
+
+
+def sweep(
+    source: starting.Source,
+    *,
+    cluster: str | None = None,
+    runs_dir: str | os.PathLike[str] | None = None,
+    overrides: Sequence[str] = (),
+    name: str | None = None,
+) -> Sweep:
+    """Start a sweep: a spec file with a section ``sweep``, a ``SweepSpec``, or a mapping of the same keys.
+
+    When anything fails, nothing is left behind: no directory, no job.
+
+    Args:
+        cluster: a profile, ``local`` or ``slurm``. Default: the default profile, else Slurm.
+        runs_dir: where the sweep's directory is made. Default: ``HPCACCEL_RUNS_DIR``, the profile's, or ``./runs``.
+        overrides: ``key.sub=value``, as on the command line.
+        name: in place of the spec's name.
+
+    Raises:
+        SpecError: something in the spec is wrong.
+        ClusterError: there is no Slurm here, or it took no worker at all.
+        RunDirectoryError: the directory cannot be written.
+    """
+    plan = starting.prepare_sweep(source, cluster=cluster, runs_dir=runs_dir, overrides=overrides, name=name)
+    for sentence in plan.advice:
+        warnings.warn(sentence, stacklevel=2)
+    arrays = starting.start_sweep(plan)
+    for sentence in starting.advice_afterwards(plan, arrays):
+        warnings.warn(sentence, stacklevel=2)
+    return Sweep(plan.dir.path)
+
+
+class Sweep:
+    """A sweep that was started: its trials, and steering them.
+
+    Raises:
+        RunDirectoryError: ``path`` is no sweep's directory.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, slurm: Slurm | None = None) -> None:
+        self._run = SweepRun(path, slurm=slurm)
+        self._slurm = slurm
+        self.dir = self._run.dir
+        self._study = Study(self.dir)
+
+    def __repr__(self) -> str:
+        return f"Sweep({str(self.path)!r})"
+
+    @property
+    def path(self) -> Path:
+        return self.dir.path
+
+    @property
+    def run_id(self) -> str:
+        return self.dir.run_id
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def record(self) -> RunRecord:
+        return self._run.record
+
+    @property
+    def spec(self) -> SweepSpec:
+        return read_definition(self.dir).spec
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    def status(self) -> SweepOverview:
+        """Where it stands now: trials, the best one, workers, what has been spent."""
+        return sweep_overview(self._study.read(), self.worker_status())
+
+    def worker_status(self) -> RunStatus:
+        """Of the workers alone, as ``tasks``."""
+        return self._run.status()
+
+    @property
+    def trials(self) -> list[TrialRecord]:
+        """All trials so far, by number."""
+        return self._study.read().trials
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row for every trial: state, metrics, parameters, steps, seconds, GPU-seconds, worker, attempts."""
+        study = self._study.read()
+        return rows(study.trials, study.goal, workers=study.workers())
+
+    def best(self, *, trial: int | None = None, metric: str | None = None) -> Winner:
+        """The best trial, with its values and its spec.
+
+        Args:
+            trial: this one instead.
+            metric: of several metrics, the one that decides.
+
+        Raises:
+            UserError: nothing has finished yet, or several metrics leave it open which one is best.
+        """
+        return choose(self.dir, trial=trial, metric=metric)
+
+    def wait(self, timeout_seconds: float | None = None) -> SweepOverview:
+        """Wait until nothing follows by itself.
+
+        Raises:
+            TimeoutError: that took longer than ``timeout_seconds``; the sweep goes on.
+        """
+        self._run.wait(timeout_seconds)
+        return self.status()
+
+    # -- steering -------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Let the running trials save and leave; :meth:`resume` goes on with them."""
+        self._run.stop("pause")
+
+    def cancel(self) -> None:
+        """End the workers now."""
+        self._run.cancel()
+
+    def resume(self, *, changes: Sequence[str] = (), file: starting.Source | None = None) -> WorkerArrays:
+        """Go on with new workers; see :func:`hpcaccel.sweeps.steering.resume`."""
+        return steering.resume(self.dir, changes=changes, file=file, slurm=self._slurm)
+
+    def retry_failed(self) -> tuple[list[again.Again], WorkerArrays | None]:
+        """Queue the failed trials once more; new workers start where none is left."""
+        return self._with_workers(again.retry_failed(self.dir))
+
+    def extend(self, top: int, *, settings: Sequence[str] = ()) -> tuple[list[again.Again], WorkerArrays | None]:
+        """Let the best ``top`` trials go on, with ``settings`` such as ``args.epochs=20``; workers as above."""
+        return self._with_workers(again.extend(self.dir, top, settings=settings))
+
+    def _with_workers(self, queued: list[again.Again]) -> tuple[list[again.Again], WorkerArrays | None]:
+        if not self.worker_status().ended:
+            return queued, None
+        spec = self.spec
+        count = min(spec.sweep.workers, -(-len(queued) // spec.sweep.pack))
+        return queued, steering.start_workers(self.dir, spec, count=count, slurm=self._slurm)
+
+    def throttle(self, most: int) -> None:
+        """Let at most ``most`` workers run at a time."""
+        steering.throttle(self.dir, most, slurm=self._slurm)
+
+
+def find_sweep(token: str, *, slurm: Slurm | None = None) -> Sweep:
+    """The sweep that ``token`` names: an id, a unique beginning of one, a name (its latest run), a job id, or a path.
+
+    Raises:
+        RunNotFound: there is none.
+        UserError: it is a run.
+    """
+    found = find_run(token, slurm=slurm)
+    if not isinstance(found, SweepRun):
+        raise UserError(f"{found.run_id} ({found.name}) is no sweep. Look at it with `hpcaccel status {found.run_id}`")
+    return Sweep(found.path, slurm=slurm)

@@ -1,0 +1,205 @@
+"""Starting a sweep: check everything, make its directory, hand its workers in, remember it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpcaccel.records import RunRecord, to_dict
+from hpcaccel.rundir import RunDir, SweepDir, WorkerDir, atomic_write, register, write_json
+from hpcaccel.slurm.commands import Slurm
+from hpcaccel.spec import SweepSpec, load_profile, load_sweep, profile_names, sweep_from_values
+from hpcaccel.spec.canonical import sweep_to_yaml
+from hpcaccel.spec.expand import escape
+from hpcaccel.spec.points import count
+from hpcaccel.spec.sweep_notes import notes
+from hpcaccel.submission.backend import SlurmBackend
+from hpcaccel.submission.build import all_or_nothing, new_record, publish, temporary
+from hpcaccel.submission.codecopy import copy_code
+from hpcaccel.submission.facts import read_record, write_record
+from hpcaccel.submission.foresight import advice_on_job
+from hpcaccel.submission.handin import hand_in
+from hpcaccel.submission.package import write_node_program
+from hpcaccel.submission.prepare import Prepared, prepare
+from hpcaccel.sweeps.arrays import WorkerArrays
+from hpcaccel.sweeps.definition import sweep_document, sweep_hash
+
+__all__ = [
+    "PreparedSweep",
+    "Source",
+    "advice_afterwards",
+    "hand_in_workers",
+    "load",
+    "make_worker",
+    "prepare_sweep",
+    "resolved_yaml",
+    "start_sweep",
+    "trials_at_most",
+    "workers_needed",
+]
+
+Source = str | os.PathLike[str] | SweepSpec | Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedSweep:
+    """A sweep that is known to be sound; nothing has been written yet."""
+
+    spec: SweepSpec
+    prepared: Prepared
+    """A run with the spec's own values, but for its directory and its script, which are the sweep's."""
+    workers: int
+    """No more than can have work."""
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What the user should know before it runs, a sentence each."""
+        return (*self.prepared.advice, *notes(self.spec))
+
+    @property
+    def dir(self) -> SweepDir:
+        assert isinstance(self.prepared.run, SweepDir)
+        return self.prepared.run
+
+
+def prepare_sweep(
+    source: Source,
+    *,
+    cluster: str | None = None,
+    runs_dir: str | os.PathLike[str] | None = None,
+    overrides: Sequence[str] = (),
+    name: str | None = None,
+    slurm: Slurm | None = None,
+) -> PreparedSweep:
+    """Check a sweep completely; the arguments are those of :func:`hpcaccel.sweep`.
+
+    Raises:
+        SpecError, ClusterError, UserError: with what is wrong.
+    """
+    changes = [*overrides, *([] if name is None else [f"name={name}"])]
+    spec = load(source, cluster=cluster, overrides=changes)
+    workers = workers_needed(spec)
+    prepared = prepare(spec.job, cluster=cluster, runs_dir=runs_dir, workers=workers, slurm=slurm)
+    return PreparedSweep(spec=spec, prepared=prepared, workers=workers)
+
+
+def load(source: Source, *, cluster: str | None = None, overrides: Sequence[str] = ()) -> SweepSpec:
+    """The sweep of a file, a spec or a mapping, over the defaults of a cluster's profile.
+
+    Raises:
+        SpecError: with a line for each thing that is wrong.
+    """
+    named = cluster != "slurm" or "slurm" in profile_names()
+    profile = load_profile(cluster) if named else None
+    if isinstance(source, str | os.PathLike):
+        return load_sweep(source, overrides=overrides, profile=profile)
+    base = Path.cwd()
+    if isinstance(source, SweepSpec):
+        base = base if source.source is None else source.source.parent
+        job, sweep = (one.model_dump(mode="json", exclude_unset=True) for one in (source.job, source.sweep))
+        source = escape({**job, "sweep": sweep})
+        assert isinstance(source, Mapping)
+    return sweep_from_values(source, base=base, overrides=overrides, profile=profile)
+
+
+def trials_at_most(spec: SweepSpec) -> int | None:
+    """How many trials there can be; None where neither the space nor ``max_trials`` has an end."""
+    points = count(spec.sweep.parameters)
+    ends = [spec.sweep.max_trials, None if points is None else points * spec.sweep.repeat]
+    return min((end for end in ends if end is not None), default=None)
+
+
+def workers_needed(spec: SweepSpec) -> int:
+    """``sweep.workers``, or fewer where there are not so many trials."""
+    most = trials_at_most(spec)
+    if most is None:
+        return spec.sweep.workers
+    return max(1, min(spec.sweep.workers, -(-most // spec.sweep.pack)))
+
+
+def start_sweep(plan: PreparedSweep) -> WorkerArrays:
+    """Make the sweep's directory and hand its workers in; when anything fails, nothing is left behind.
+
+    Returns:
+        Which workers there are, and why there are not more.
+
+    Raises:
+        ClusterError: Slurm refused all of them.
+        RunDirectoryError: the directory cannot be written.
+    """
+    arrays = WorkerArrays(plan.prepared.backend, range(plan.workers))
+    with all_or_nothing(plan.dir):
+        _build(plan)
+        hand_in_workers(plan.dir, arrays, text=plan.prepared.script)
+    register(plan.dir, name=plan.prepared.name, job_id=arrays.array_ids[0])
+    return arrays
+
+
+def hand_in_workers(sweep: SweepDir, arrays: WorkerArrays, *, text: str | None = None) -> None:
+    """Submit workers, whose folders are there, and write down which job is whose.
+
+    Args:
+        text: the script; None: the one that lies there.
+    """
+
+    def record_jobs(_: str) -> None:
+        for index in arrays.indices:
+            worker = sweep.worker(index)
+            if index in arrays.jobs:
+                _add_jobs(worker, [arrays.jobs[index]], ledger_offset=_size(worker.account))
+            elif not worker.account.exists():
+                shutil.rmtree(worker.path)  # there is no room for it in the queue
+        _add_jobs(sweep, arrays.array_ids, array_size=len(sweep.worker_indices()))
+
+    hand_in(sweep, backend=arrays, indices=None, after=record_jobs, text=text)
+
+
+def _add_jobs(place: RunDir, job_ids: Sequence[str], **changes: Any) -> None:
+    record = read_record(place)
+    write_record(place, replace(record, job_ids=[*record.job_ids, *job_ids], **changes))
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def advice_afterwards(plan: PreparedSweep, arrays: WorkerArrays) -> tuple[str, ...]:
+    """What the user should know of the workers, now that the cluster has them."""
+    if not isinstance(plan.prepared.backend, SlurmBackend):
+        return ()
+    return advice_on_job(plan.spec.job, plan.prepared.backend.slurm, next(iter(arrays.jobs.values())))
+
+
+def _build(plan: PreparedSweep) -> None:
+    place = temporary(plan.dir)
+    prepared = plan.prepared
+    if prepared.code is not None:
+        copy_code(prepared.code, place.code)
+    write_node_program(place.node_program)
+    place.submitit.mkdir(mode=0o750)
+    atomic_write(place.spec_yaml, resolved_yaml(plan.spec), sync=False)
+    write_json(place.sweep, sweep_document(plan.spec, prepared.tasks[0].launch), sync=False)
+    record = replace(new_record(prepared), kind="sweep", array_size=plan.workers, spec_hash=sweep_hash(plan.spec))
+    write_json(place.record, to_dict(record))
+    for index in range(plan.workers):
+        make_worker(place.worker(index), record, run_id=plan.dir.worker(index).run_id)
+    publish(plan.dir)
+
+
+def make_worker(worker: WorkerDir, record: RunRecord, *, run_id: str) -> None:
+    """The folder of a worker that has not run yet; ``record`` is the sweep's."""
+    worker.prepare()
+    own = replace(record, kind="run", run_id=run_id, array_size=None, packages={}, job_ids=[])
+    write_json(worker.record, to_dict(own), sync=False)
+    program = worker.path / worker.node_program.name
+    program.symlink_to(Path("..", "..", worker.node_program.name))
+
+
+def resolved_yaml(spec: SweepSpec) -> str:
+    """What ``sweep.yaml`` holds."""
+    came_from = f" of {spec.source}" if spec.source is not None else ""
+    return f"# The resolved sweep{came_from}, with all defaults.\n{sweep_to_yaml(spec)}"
