@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from hpcaccel.sweeps.marks import SETTINGS, point_number
 from hpcaccel.sweeps.reading import STATES, State, TrialRecord
 
 __all__ = [
@@ -150,12 +151,19 @@ def to_json(table: Sequence[Mapping[str, Any]]) -> str:
 
 def _by_point(trials: Iterable[TrialRecord], goal: Goal) -> list[list[TrialRecord]]:
     """Trials that differ in nothing but their seed, together."""
-    groups: dict[Any, list[TrialRecord]] = {}
+    groups: dict[tuple[int, str], list[TrialRecord]] = {}
     for trial in trials:
         if trial.values and len(trial.values) == len(goal.metrics) and trial.state in ("complete", "pruned"):
-            key = trial.number if goal.repeat == 1 else json.dumps(trial.params, sort_keys=True)
-            groups.setdefault(key, []).append(trial)
+            groups.setdefault(_key(trial, goal), []).append(trial)
     return list(groups.values())
+
+
+def _key(trial: TrialRecord, goal: Goal) -> tuple[int, str]:
+    """What the seeds of a point have in common. One that was given more to do is none of them."""
+    if goal.repeat == 1:
+        return trial.number, ""
+    settings = trial.user_attrs.get(SETTINGS) or []
+    return point_number(trial.number, trial.user_attrs), json.dumps(settings)
 
 
 def _point(group: list[TrialRecord], goal: Goal) -> Point | None:

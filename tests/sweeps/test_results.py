@@ -14,17 +14,20 @@ LOSS = Goal.of({"metric": "loss"})
 
 
 def trial(
-    number: int, *values: float, state: State = "complete", lr: float | None = None, step: int = 10
+    number: int, *values: float, state: State = "complete", point: int | None = None, step: int = 10
 ) -> TrialRecord:
+    drawn = number if point is None else point
+    marks = {} if drawn == number else {"point": drawn, "origin": "repeat"}
+    told = {} if state == "running" else {"gpu_seconds": 120.0, "attempts": 2}
     return TrialRecord(
         number=number,
         state=state,
         values=list(values) or None,
-        params={"args.lr": float(number) if lr is None else lr},
+        params={"args.lr": float(drawn)},
         intermediate={step: 1.0},
         started=100.0,
         ended=None if state == "running" else 160.0,
-        user_attrs={} if state == "running" else {"gpu_seconds": 120.0, "attempts": 2},
+        user_attrs={**marks, **told},
     )
 
 
@@ -58,9 +61,9 @@ def test_a_value_that_is_no_number_is_the_worst() -> None:
 
 def test_repeated_points_are_ranked_by_the_mean_of_their_seeds() -> None:
     goal = Goal.of({"metric": "loss", "repeat": 2})
-    trials = [trial(0, 1.0, lr=1), trial(1, 4.0, lr=1), trial(2, 2.0, lr=2), trial(3, 2.5, lr=2)]
+    trials = [trial(0, 1.0), trial(1, 4.0, point=0), trial(2, 2.0), trial(3, 2.5, point=2)]
     first, second = ranking(trials, goal)
-    assert (first.params, first.values, first.complete) == ({"args.lr": 2}, (2.25,), 2)
+    assert (first.params, first.values, first.complete) == ({"args.lr": 2.0}, (2.25,), 2)
     assert second.values == (2.5,)
     assert second.trial.number == 0
     assert best_first(trials, goal) == [2, 3, 0, 1]
@@ -68,8 +71,16 @@ def test_repeated_points_are_ranked_by_the_mean_of_their_seeds() -> None:
 
 def test_a_point_that_lacks_a_seed_comes_after_whole_ones() -> None:
     goal = Goal.of({"metric": "loss", "repeat": 2})
-    trials = [trial(0, 0.5, lr=1), trial(1, 0.4, lr=1, state="pruned"), trial(2, 2.0, lr=2), trial(3, 2.0, lr=2)]
+    trials = [trial(0, 0.5), trial(1, 0.4, point=0, state="pruned"), trial(2, 2.0), trial(3, 2.0, point=2)]
     assert numbers(trials, goal) == [2, 0]
+
+
+def test_a_trial_that_was_given_more_to_do_is_no_further_seed() -> None:
+    goal = Goal.of({"metric": "loss", "repeat": 2})
+    more = trial(2, 0.1, point=0)
+    more.user_attrs |= {"origin": "extend", "set": ["args.epochs=20"]}
+    trials = [trial(0, 1.0), trial(1, 2.0, point=0), more]
+    assert [(point.values, point.complete) for point in ranking(trials, goal)] == [((1.5,), 2), ((0.1,), 1)]
 
 
 def test_several_metrics_have_a_front() -> None:
