@@ -175,6 +175,10 @@ class RunDir:
         return self.path.parent.name == "trials"
 
     @property
+    def is_worker(self) -> bool:
+        return self.path.parent.name == "workers"
+
+    @property
     def _submitted(self) -> Path:
         """Where what was submitted lies: a trial runs its sweep's code, of which there is one copy for all."""
         return self.path.parent.parent if self.is_trial else self.path

@@ -1,4 +1,4 @@
-"""The program ``node.pyz``: ``supervise DIR``, ``rank DIR`` and ``setup-failed DIR CODE NAME``."""
+"""The program ``node.pyz``: the batch step of a run or of a sweep's worker, a trial's supervisor, a rank's shim."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.node.writing import THE_DISK_SAYS_NO
-from hpcaccel.rundir import RunDir
+from hpcaccel.rundir import RunDir, SweepDir, WorkerDir
 
 __all__ = ["main"]
 
@@ -32,6 +32,15 @@ def _dispatch(words: list[str]) -> int:
             from hpcaccel.node.supervisor import supervise
 
             return supervise(RunDir(directory))
+        case ["work", directory, index]:
+            from hpcaccel.node.host import work
+
+            return work(SweepDir(directory), int(index))
+        case ["trial", directory, slot, report_to]:
+            from hpcaccel.node.slots import Slot
+            from hpcaccel.node.trial import run_trial
+
+            return run_trial(RunDir(directory), slot=Slot.parse(slot), report_to=int(report_to))
         case ["rank", directory]:
             from hpcaccel.node.rank import become_program
 
@@ -44,11 +53,15 @@ def _dispatch(words: list[str]) -> int:
             from hpcaccel.node.preflight_ranks import become_check
 
             become_check(RunDir(directory))
+        case ["setup-failed", directory, code, name] if RunDir(directory).is_worker:
+            from hpcaccel.node import host
+
+            return host.record_setup_failure(WorkerDir(directory), exit_code=int(code), name=name)
         case ["setup-failed", directory, code, name]:
             from hpcaccel.node.supervisor import record_setup_failure
 
             return record_setup_failure(RunDir(directory), exit_code=int(code), name=name)
-    print("usage: node.pyz supervise DIR | rank DIR | setup-failed DIR CODE NAME", file=sys.stderr)
+    print("usage: node.pyz supervise DIR | work DIR INDEX | rank DIR | setup-failed DIR CODE NAME", file=sys.stderr)
     return 2
 
 

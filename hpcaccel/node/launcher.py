@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +25,7 @@ __all__ = [
     "Ranks",
     "SrunRanks",
     "default_signals",
+    "dying_with_us",
     "free_port",
     "run_on_each_node",
     "share_gpus",
@@ -144,7 +145,7 @@ def run_on_each_node(line: str, *, launch: Launch) -> int:
     if not launch.local:
         tasks = [f"--nodes={launch.nodes}", f"--ntasks={launch.nodes}", "--ntasks-per-node=1"]
         command = ["srun", *tasks, "--kill-on-bad-exit=1", "--export=ALL", f"--chdir={launch.workdir}", *command]
-    return subprocess.run(command, cwd=launch.workdir, preexec_fn=default_signals, check=False).returncode
+    return subprocess.run(command, cwd=launch.workdir, preexec_fn=dying_with_us(signal.SIGTERM), check=False).returncode
 
 
 def _rank_command(run: RunDir, launch: Launch) -> list[str]:
@@ -157,10 +158,25 @@ def default_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
-def _die_with_the_supervisor() -> None:
-    """As above; and no rank outlives a supervisor that is killed, as Slurm sees to on a cluster (prctl(2))."""
-    default_signals()
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def dying_with_us(
+    number: signal.Signals = signal.SIGKILL, *, deaf_to: Collection[signal.Signals] = ()
+) -> Callable[[], None]:
+    """As above; and the child gets a signal when this process is killed, so that nothing goes on without us (prctl(2)).
+
+    Only for a process of one thread: the kernel means the thread that forks.
+
+    Args:
+        deaf_to: signals that are to stay blocked in the child.
+    """
+    parent = os.getpid()
+
+    def between_fork_and_exec() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, deaf_to)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:  # killed in between
+            os._exit(128 + number)
+
+    return between_fork_and_exec
 
 
 class SrunRanks:
@@ -190,8 +206,14 @@ class SrunRanks:
             *launch.srun,
             *_rank_command(run, launch),
         ]
+        # Slurm ends all steps with the batch step; but the supervisor of a sweep's trial is a child of that, and may be
+        # killed alone. On SIGTERM srun ends its step.
         self._srun = subprocess.Popen(
-            command, env=dict(env), stdin=subprocess.DEVNULL, preexec_fn=default_signals, start_new_session=True
+            command,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            preexec_fn=dying_with_us(signal.SIGTERM),
+            start_new_session=True,
         )
         self._kills = 0
 
@@ -269,7 +291,7 @@ class LocalRanks:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                preexec_fn=_die_with_the_supervisor,
+                preexec_fn=dying_with_us(),
                 start_new_session=True,
             )
 

@@ -18,8 +18,11 @@ NAMED_WITHIN_SECONDS = 10.0
 """A job may start before whoever submitted it has written down its number."""
 
 
-def acquire(run: RunDir, *, job_id: str, restart_count: int) -> None:
+def acquire(run: RunDir, *, job_id: str, restart_count: int, trusted: bool = False) -> None:
     """Take the lease; one of a supervisor that is gone is taken over.
+
+    Args:
+        trusted: whoever started this job has made sure that it is the run's, whatever its record says.
 
     Raises:
         RunBusy: another supervisor is alive, or this job is none of the run's, whose own comes back.
@@ -32,7 +35,8 @@ def acquire(run: RunDir, *, job_id: str, restart_count: int) -> None:
                 f"run {run.run_id} is being written by job {holder.job_id} on {holder.host} (process {holder.pid}). "
                 f"Wait for it, or end it with: hpcaccel cancel {run.run_id}"
             )
-    _refuse_a_stranger(run, job_id)
+    if not trusted:
+        _refuse_a_stranger(run, job_id)
     lease = Lease(
         job_id=job_id,
         restart_count=restart_count,

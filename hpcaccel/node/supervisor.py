@@ -34,7 +34,7 @@ from hpcaccel.records import EXIT_CONTINUED, AttemptEnd, AttemptStart, pruned
 from hpcaccel.rundir import RunDir, read_json
 from hpcaccel.slurm.states import JobState
 
-__all__ = ["Supervisor", "record_setup_failure", "supervise"]
+__all__ = ["WATCHED", "Supervisor", "record_setup_failure", "supervise", "take_over_signals"]
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ LOOK_SECONDS = 1.0
 def supervise(run: RunDir) -> int:
     """Run the ranks of ``run`` until nothing is left to do in this allocation; the batch step's exit code."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-    _take_over_signals()
+    take_over_signals()
     launch = read_launch(run)
     allocation = current_allocation(run, launch)
     patiently(
@@ -63,7 +63,7 @@ def supervise(run: RunDir) -> int:
         lease.release(run)
 
 
-def _take_over_signals() -> None:
+def take_over_signals() -> None:
     """Hear what the batch script heard during its set-up. Until here it ignored USR2, which our children must not."""
     signal.signal(signal.SIGUSR2, signal.SIG_DFL)
     for name in os.environ.pop("HPCACCEL_EARLY_SIGNALS", "").split():
@@ -98,11 +98,11 @@ def record_setup_failure(run: RunDir, *, exit_code: int, name: str) -> int:
 
 
 class Supervisor:
-    def __init__(self, run: RunDir, launch: Launch, allocation: Allocation) -> None:
+    def __init__(self, run: RunDir, launch: Launch, allocation: Allocation, *, ledger: Ledger | None = None) -> None:
         self.run = run
         self.launch = launch
         self.allocation = allocation
-        self.ledger = Ledger.read(run)
+        self.ledger = ledger or Ledger.read(run)
         self.placement = Placement(run, launch, allocation)
         self.restarts = 0
         self.attempt = 0

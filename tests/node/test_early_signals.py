@@ -9,7 +9,7 @@ PROGRAM = """
 import os, signal
 from hpcaccel.node import supervisor
 signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.WATCHED)
-supervisor._take_over_signals()
+supervisor.take_over_signals()
 print(sorted(number.name for number in signal.sigpending()))
 print(signal.getsignal(signal.SIGUSR2).name)
 print(os.environ.get("HPCACCEL_EARLY_SIGNALS"))

@@ -1,0 +1,70 @@
+"""Several trials side by side in one allocation: the share of each.
+
+On Slurm each trial is a step that holds its part of CPUs, memory and GPUs (``--exact``), so that Slurm itself keeps
+them apart. Where there are fewer GPUs than trials, or their number cannot be divided, the steps overlap and each trial
+sees its own part, or one GPU that it shares. Locally each trial sees its part of ``CUDA_VISIBLE_DEVICES``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpcaccel.node.account import gpus_of
+
+__all__ = ["Slot"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """The place of one trial in an allocation of ``of`` places."""
+
+    number: int
+    of: int
+
+    @classmethod
+    def parse(cls, text: str) -> Slot:
+        """From ``number/of``."""
+        number, of = text.split("/")
+        return cls(number=int(number), of=int(of))
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    def visible(self, gpus: list[str]) -> list[str]:
+        """The part of the GPUs that is this place's: its own ones, or one of which it is not the only user."""
+        if not gpus:
+            return []
+        share = len(gpus) // self.of
+        if share:
+            return gpus[self.number * share : (self.number + 1) * share]
+        return [gpus[self.number % len(gpus)]]
+
+    def environment(self, env: Mapping[str, str], *, local: bool) -> dict[str, str]:
+        """What the variables of the allocation are for this place, where they differ."""
+        if self.of == 1:
+            return {}
+        changes: dict[str, str] = {}
+        if local and (count := gpus_of(env, ["localhost"], local=True)):
+            listed = env.get("CUDA_VISIBLE_DEVICES")
+            gpus = [one for one in listed.split(",") if one] if listed else [str(one) for one in range(count)]
+            changes["CUDA_VISIBLE_DEVICES"] = ",".join(self.visible(gpus))
+        threads = env.get("OMP_NUM_THREADS", "")
+        if threads.isdecimal() and threads == (env.get("SRUN_CPUS_PER_TASK") or env.get("SLURM_CPUS_PER_TASK")):
+            changes["OMP_NUM_THREADS"] = str(max(1, int(threads) // self.of))
+        return changes
+
+    def srun_options(self, env: Mapping[str, str], *, ranks_per_node: int) -> list[str]:
+        """Options that make a step of this place's share, beside the steps of the others."""
+        if self.of == 1:
+            return []
+        cpus = int(env.get("SLURM_CPUS_ON_NODE") or self.of) // self.of // ranks_per_node
+        options = [f"--cpus-per-task={max(1, cpus)}"]
+        if (memory := env.get("SLURM_MEM_PER_NODE", "")).isdecimal() and int(memory):
+            options.append(f"--mem={max(1, int(memory) // self.of)}M")
+        gpus = int(env.get("SLURM_GPUS_ON_NODE") or 0)
+        if gpus % self.of:
+            return ["--overlap", *options]
+        if gpus and "SLURM_GPUS_PER_TASK" not in env:
+            options.append(f"--gpus-per-node={gpus // self.of}")
+        return ["--exact", *options]

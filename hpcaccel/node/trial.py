@@ -1,0 +1,138 @@
+"""The supervisor of one trial of a sweep: a run's, in an allocation that belongs to the sweep's worker.
+
+It does for the trial what it does for a run: ranks, ledger, restarts, stops, hangs. But what follows is the worker's
+and the sweep's affair: this process requeues nothing, and whatever takes the allocation away leaves a trial that is to
+be continued, by this worker or another. Its last word goes to the host, through a pipe.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+from collections.abc import Collection
+from typing import Any
+
+from hpcaccel.errors import HpcaccelError, RunBusy
+from hpcaccel.node import lease
+from hpcaccel.node.allocation import Allocation, LocalAllocation, Situation, SlurmAllocation
+from hpcaccel.node.launch import Launch, read_launch
+from hpcaccel.node.ledger import Ledger
+from hpcaccel.node.slots import Slot
+from hpcaccel.node.supervisor import WATCHED, Supervisor
+from hpcaccel.node.verdict import Verdict
+from hpcaccel.records import EXIT_CONTINUED, AttemptEnd
+from hpcaccel.rundir import RunDir, read_json, read_lines, write_json
+
+__all__ = ["END_TIME", "HOSTS_REQUEST", "run_trial"]
+
+END_TIME = "HPCACCEL_WORKER_END"
+"""Variable: when the time of a local worker is over, in seconds since the epoch."""
+HOSTS_REQUEST = "worker.json"
+"""In a trial's ``control``: what its worker asks of it, for as long as this worker runs it."""
+_OVER = ("completed", "pruned")
+_LONGEST = 4000
+
+
+def run_trial(run: RunDir, *, slot: Slot, report_to: int) -> int:
+    """Run a trial until its ranks have left for good, or for now; the exit code is that of a run.
+
+    Args:
+        slot: its place in the allocation.
+        report_to: a file descriptor, which gets one JSON line: ``reason``, ``decision``, ``error_class``, ``detail``.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    try:
+        code = _supervise(run, slot)
+        end = _last_end(run)
+        assert end is not None, "a supervisor has left without a line in the ledger"
+        word = {name: getattr(end, name) for name in ("reason", "decision", "error_class", "detail", "nodes_excluded")}
+    except HpcaccelError as error:
+        print(f"hpcaccel: {error}", flush=True)
+        kind = "busy" if isinstance(error, RunBusy) else "refused"
+        word = {"reason": "failed", "decision": "end", "error_class": kind, "detail": str(error)}
+        code = error.exit_code
+    word["detail"] = word["detail"][:_LONGEST]
+    os.write(report_to, json.dumps(word).encode() + b"\n")
+    return code
+
+
+def _supervise(run: RunDir, slot: Slot) -> int:
+    launch = read_launch(run)
+    if not launch.local:
+        own = slot.srun_options(os.environ, ranks_per_node=launch.ranks_per_node)
+        launch = dataclasses.replace(launch, srun=[*own, *launch.srun])
+    allocation: Allocation = LocalTrialAllocation(run, launch) if launch.local else TrialAllocation()
+    lease.acquire(run, job_id=allocation.job_id, restart_count=allocation.restart_count, trusted=True)
+    try:
+        (run.control / HOSTS_REQUEST).unlink(missing_ok=True)
+        _note_job(run, allocation.job_id)
+        return TrialSupervisor(run, launch, allocation, ledger=TrialLedger.read(run)).run_attempts()
+    finally:
+        lease.release(run)
+
+
+def _note_job(run: RunDir, job_id: str) -> None:
+    record: dict[str, Any] = read_json(run.record) or {}
+    if job_id not in record.get("job_ids", [])[-1:]:
+        jobs = [*(one for one in record.get("job_ids", []) if one != job_id), job_id]
+        write_json(run.record, {**record, "job_ids": jobs}, sync=False)
+
+
+def _offset(run: RunDir) -> int:
+    return int((read_json(run.record) or {}).get("ledger_offset", 0))
+
+
+def _last_end(run: RunDir) -> AttemptEnd | None:
+    ends = Ledger.read(run).ends
+    return ends[-1] if ends else None
+
+
+class TrialLedger(Ledger):
+    """A trial's: it may go on in any job of the sweep's."""
+
+    def _ends_of(self, jobs: Collection[str]) -> list[AttemptEnd]:
+        # After an end, the sweep has decided that it is to be tried again: the counts begin anew.
+        last = max((at for at, line in enumerate(self.ends) if line.decision in ("end", "pause")), default=-1)
+        return self.ends[last + 1 :]
+
+
+class TrialSupervisor(Supervisor):
+    """A run's, that decides nothing beyond the allocation."""
+
+    def _is_over(self) -> bool:
+        # Told twice to run it: a chooser died before it had heard, or written down, that the trial had ended. Where
+        # more is asked of a trial than it has done, the lines before count no more.
+        lines = [line for line, _ in read_lines(self.run.ledger, offset=_offset(self.run))]
+        return bool(lines) and lines[-1].get("event") == "end" and lines[-1].get("reason") in _OVER
+
+    def _leave_excluded_nodes(self) -> int | None:
+        return None  # the worker keeps away from nodes
+
+    def _requeue(self, verdict: Verdict) -> int:
+        return EXIT_CONTINUED
+
+
+class TrialAllocation(SlurmAllocation):
+    """The allocation of a sweep's worker, as one of its trials sees it."""
+
+    def situation(self, *, patient: bool = True) -> Situation:
+        now = super().situation(patient=patient)
+        if now.running or now.comes_back or not now.known:
+            return now
+        # Whatever becomes of this worker: others go on with the trial.
+        return dataclasses.replace(now, comes_back=True, taken_for=now.taken_for or "cancelled")
+
+
+class LocalTrialAllocation(LocalAllocation):
+    """The same on this machine."""
+
+    def __init__(self, run: RunDir, launch: Launch) -> None:
+        super().__init__(run, launch)
+        given = os.environ.get(END_TIME)
+        self._end_time = None if given is None else float(given)
+
+    def situation(self, *, patient: bool = True) -> Situation:
+        now = super().situation(patient=patient)
+        return now if now.running else dataclasses.replace(now, comes_back=True, taken_for="cancelled")
