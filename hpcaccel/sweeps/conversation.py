@@ -6,7 +6,6 @@ import json
 import os
 import select
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,14 +72,29 @@ class Host:
         self._source = source
         self._sink = sink
         self._torn = b""
+        self._waiting: list[Event] = []
+        """What was said before somebody listened to it."""
+
+    def welcome(self) -> Hello:
+        """The host's first word.
+
+        Raises:
+            HostGone: it has none.
+        """
+        while True:
+            events = list(self._read(None))
+            for index, event in enumerate(events):
+                if isinstance(event, Hello):
+                    self._waiting = events[index + 1 :]
+                    return event
 
     def run(self, trial: int, *, slot: int) -> None:
         """Start a trial, whose directory is written."""
         self._say({"run": trial, "slot": slot})
 
-    def end(self, why: str) -> None:
-        """There is nothing more to do for this worker."""
-        self._say({"end": True, "why": why})
+    def end(self, why: str, *, then: str = "") -> None:
+        """There is nothing more to do for this worker; with ``requeue``, not before it comes back with fresh time."""
+        self._say({"end": True, "why": why, "then": then})
 
     def _say(self, value: dict[str, Any]) -> None:
         data = json.dumps(value).encode() + b"\n"
@@ -96,13 +110,10 @@ class Host:
         Raises:
             HostGone: it will say nothing any more.
         """
-        deadline = time.monotonic() + seconds
-        while not (events := list(self._read(max(0.0, deadline - time.monotonic())))):
-            if time.monotonic() >= deadline:
-                break
-        return events
+        events, self._waiting = self._waiting, []
+        return events or list(self._read(seconds))
 
-    def _read(self, seconds: float) -> Iterator[Event]:
+    def _read(self, seconds: float | None) -> Iterator[Event]:
         if not select.select([self._source], [], [], seconds)[0]:
             return
         data = os.read(self._source, PIECE_BYTES)

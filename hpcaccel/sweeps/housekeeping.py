@@ -35,8 +35,9 @@ class Housekeeping:
         drop_checkpoints(self.sweep.trial(number))
         fold(self.sweep.trial(number))
 
-    def after_failed(self, number: int) -> None:
-        """`sweep retry-failed` goes on from the newest checkpoint, and the last attempt's logs say what was wrong."""
+    def after_interrupted(self, number: int) -> None:
+        """Of a trial that failed, or for which the budget did not suffice: `sweep retry-failed` and `extend` go on from
+        its newest checkpoint, and the last attempt's logs say what was wrong."""
         drop_checkpoints(self.sweep.trial(number), all_but_newest=True)
         fold(self.sweep.trial(number), signs_of_life=True)
 

@@ -32,6 +32,8 @@ class Claim:
     trial: int
     worker: int
     epoch: int
+    token: str = ""
+    """Which start of the worker it was."""
     time: float = 0.0
 
 

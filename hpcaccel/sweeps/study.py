@@ -6,7 +6,7 @@ Any number of processes do so on one storage at once, each with a ``SweepStudy``
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import optuna
@@ -114,18 +114,23 @@ class SweepStudy:
         trial = Trial(self.study, self._trial_id(number))
         return self._asked(trial, self.drawing.space.suggest(trial))
 
-    def enqueue(self, number: int, *, origin: str) -> None:
+    def put_back(self, number: int) -> None:
+        """Let a trial that was asked for wait, with its point, for whoever asks next."""
+        self.study._storage.set_trial_state_values(self._trial_id(number), TrialState.WAITING)
+
+    def enqueue(self, number: int, *, origin: str, marks: Mapping[str, object] | None = None) -> None:
         """Let the point and the seed of a trial run once more, next: as a trial of its own.
 
         Args:
             origin: why, ``retry`` or ``extend``.
+            marks: what else the new trial's user attributes are to say.
         """
         old = self.trials()[number]
-        self._enqueue(old, repeat_number(old.user_attrs), origin)
+        self._enqueue(old, repeat_number(old.user_attrs), origin, marks or {})
 
-    def _enqueue(self, old: FrozenTrial, repeat: int, origin: str) -> None:
+    def _enqueue(self, old: FrozenTrial, repeat: int, origin: str, more: Mapping[str, object]) -> None:
         marks = {POINT: point_number(old.number, old.user_attrs), REPEAT: repeat, ORIGIN: origin}
-        self.study.enqueue_trial(dict(old.params), user_attrs=marks)
+        self.study.enqueue_trial(dict(old.params), user_attrs={**marks, **more})
 
     def _asked(self, trial: Trial, point: Point) -> Asked:
         if is_drawn(trial.user_attrs):
@@ -145,7 +150,7 @@ class SweepStudy:
         }
         for repeat in range(1, self.spec.sweep.repeat):
             if repeat not in there:
-                self._enqueue(trials[number], repeat, "repeat")
+                self._enqueue(trials[number], repeat, "repeat", {})
 
     def _points_allowed(self) -> int | None:
         most = self.spec.sweep.max_trials
@@ -209,6 +214,11 @@ class SweepStudy:
         curves = [_curve(trial) for trial in self.trials() if not is_surplus(trial.user_attrs)]
         others = [curve for curve in curves if curve.number != number]
         return self.rule.verdict(next(curve for curve in curves if curve.number == number), others)
+
+    def mark(self, number: int, attributes: Mapping[str, object]) -> None:
+        """Note something of a trial that has not been told yet."""
+        for name, value in attributes.items():
+            self.study._storage.set_trial_user_attr(self._trial_id(number), name, value)
 
     def complete(self, number: int, values: Sequence[float]) -> None:
         """The trial ran to its end.

@@ -61,7 +61,7 @@ def test_the_best_finished_trials_keep_theirs(sweep: SweepDir) -> None:
 def test_a_failed_trial_keeps_the_checkpoint_that_a_retry_goes_on_from(sweep: SweepDir) -> None:
     run = trial(sweep, 0, 10, 20)
     (run.attempt(1) / "stacks").mkdir(parents=True)
-    Housekeeping(sweep, keep=0).after_failed(0)
+    Housekeeping(sweep, keep=0).after_interrupted(0)
     assert steps(run) == [20]
     assert (run.attempt(1) / "stacks").is_dir()
 

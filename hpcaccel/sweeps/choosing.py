@@ -1,0 +1,173 @@
+"""Which trial a worker runs next: what is its own, what dead workers have left, then a point that nobody had.
+
+Whatever it chooses it has claimed, and the trial's directory is written. One new point is drawn ahead, while trials
+run, and put among those that wait in the journal: the worker that is free first takes it, this one or another.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from hpcaccel.errors import SpecError
+from hpcaccel.rundir import SweepDir
+from hpcaccel.slurm.commands import Slurm
+from hpcaccel.sweeps.again import continued
+from hpcaccel.sweeps.definition import Definition
+from hpcaccel.sweeps.journal import Journal
+from hpcaccel.sweeps.making import make_trial
+from hpcaccel.sweeps.marks import is_surplus
+from hpcaccel.sweeps.ownership import Notes, gone_for_good
+from hpcaccel.sweeps.reading import StudyRecord, TrialRecord
+from hpcaccel.sweeps.study import Asked, NoMore, SweepStudy
+
+__all__ = ["Choosing", "Impossible"]
+
+LOOK_SECONDS = 60.0
+"""So often at most Slurm is asked which workers are dead."""
+UNCLAIMED_SECONDS = 60.0
+"""A trial that was begun so long ago and that nobody has claimed belongs to a worker that was killed in between."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Impossible:
+    """A trial whose values the job spec refuses."""
+
+    number: int
+    why: str
+
+
+class Choosing:
+    """Args:
+    worker: this one.
+    token: names this start of it: an earlier one may believe that it lives.
+    """
+
+    def __init__(
+        self,
+        sweep: SweepDir,
+        *,
+        worker: int,
+        token: str,
+        definition: Definition,
+        study: SweepStudy,
+        journal: Journal,
+        record: StudyRecord,
+        notes: Notes,
+        slurm: Slurm | None = None,
+    ) -> None:
+        self.sweep = sweep
+        self.worker = worker
+        self._token = token
+        self._definition = definition
+        self._study = study
+        self._journal = journal
+        self._record = record
+        self._notes = notes
+        self._slurm = slurm or Slurm()
+        self._looked = float("-inf")
+        self._used_up = False
+
+    # -- whose it is ----------------------------------------------------------------------------------------------
+
+    def claim(self, number: int) -> bool:
+        """Make a trial this worker's; False where another one was first."""
+        self._notes.read()
+        epoch = self._notes.epoch(number) + 1
+        self._journal.note(
+            "claim", trial=number, worker=self.worker, epoch=epoch, token=self._token, time=round(time.time(), 3)
+        )
+        self._notes.read()
+        return self.is_ours(number)
+
+    def is_ours(self, number: int) -> bool:
+        """Whether the newest claim is this one's, as of the last reading."""
+        claim = self._notes.claims.get(number)
+        return claim is not None and (claim.worker, claim.token) == (self.worker, self._token)
+
+    # -- what was begun before ------------------------------------------------------------------------------------
+
+    def unfinished(self, passing_over: Collection[int]) -> int | None:
+        """A trial that an earlier start of this worker has left."""
+        self._notes.read()
+        for trial in self._running(passing_over):
+            if self._notes.owner(trial.number) == self.worker and self.claim(trial.number):
+                return trial.number
+        return None
+
+    def orphan(self, passing_over: Collection[int], *, at_once: bool = False) -> int | None:
+        """A trial that a dead worker has left.
+
+        Args:
+            at_once: ask Slurm now, however lately it was asked.
+        """
+        self._notes.read()
+        others = {
+            trial.number: self._notes.claims.get(trial.number)
+            for trial in self._running(passing_over)
+            if self._notes.owner(trial.number) != self.worker
+        }
+        dead = self._dead({claim.worker for claim in others.values() if claim is not None}, at_once)
+        for number, claim in others.items():
+            if (self._was_dropped(number) if claim is None else claim.worker in dead) and self.claim(number):
+                return number
+        return None
+
+    def _running(self, passing_over: Collection[int]) -> list[TrialRecord]:
+        return [
+            trial
+            for trial in self._record.trials
+            if trial.state == "running" and trial.number not in passing_over and not is_surplus(trial.user_attrs)
+        ]
+
+    def _dead(self, workers: Collection[int], at_once: bool) -> set[int]:
+        if not workers or (not at_once and time.monotonic() - self._looked < LOOK_SECONDS):
+            return set()
+        self._looked = time.monotonic()
+        return gone_for_good(self.sweep, workers, self._slurm)
+
+    def _was_dropped(self, number: int) -> bool:
+        started = self._record.trials[number].started
+        return started is not None and time.time() - started > UNCLAIMED_SECONDS
+
+    # -- what is new ----------------------------------------------------------------------------------------------
+
+    def new(self) -> int | Impossible | NoMore:
+        """A trial that nobody has begun."""
+        while True:
+            asked = self._study.ask()
+            if isinstance(asked, NoMore):
+                return asked
+            if self.claim(asked.number):
+                return self._written(asked)
+
+    def write(self, number: int) -> int | Impossible:
+        """See to it that the directory of a trial is there that was begun before, however far that had come."""
+        if self.sweep.trial(number).spec.exists():
+            return number
+        return self._written(self._study.again(number))
+
+    def _written(self, asked: Asked) -> int | Impossible:
+        self._notes.read()
+        try:
+            job = continued(self.sweep, asked.job(self._definition.spec), self._record.trials[asked.number].user_attrs)
+        except SpecError as error:
+            return Impossible(number=asked.number, why=str(error))
+        point = {**asked.point, **({} if asked.seed is None else {"runtime.seed": asked.seed})}
+        make_trial(self.sweep, asked.number, definition=self._definition, job=job, overrides=point)
+        return asked.number
+
+    def draw_ahead(self) -> None:
+        """Draw a point and write its directory, unless one waits already."""
+        self._notes.read()
+        waiting = [trial for trial in self._record.trials if trial.state == "waiting"]
+        if self._used_up or any(self.sweep.trial(trial.number).spec.exists() for trial in waiting):
+            return
+        asked = self._study.ask()
+        if isinstance(asked, NoMore):
+            self._used_up = True
+            return
+        if self.claim(asked.number):  # until it is put back: this process may be killed before that
+            self._written(asked)
+            self._study.put_back(asked.number)

@@ -1,0 +1,118 @@
+"""What the study is told when a trial's ranks have left: a pure function of what was seen."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcaccel.sweeps.conversation import Ended
+from hpcaccel.sweeps.marks import is_surplus
+from hpcaccel.sweeps.reading import TrialRecord
+
+__all__ = ["BUDGET", "DETAIL", "ERROR_CLASS", "METRIC", "Verdict", "hopeless", "judge"]
+
+ERROR_CLASS, DETAIL = "error_class", "detail"
+"""What a chooser says of a trial that failed or was pruned, in the trial's user attributes."""
+
+METRIC = "metric"
+"""The class of trials that ended well and logged nothing to judge them by."""
+DIVERGED = "diverged"
+BUDGET = "budget"
+"""Of trials that were ended because the sweep may cost no more: they could go on."""
+
+MOST_INTERRUPTIONS = 3
+"""A trial whose supervisor is killed again and again in one allocation is not worth it (memory, most often)."""
+FIRST_WITHOUT_METRIC = 3
+FIRST_FAILED = 5
+"""So many trials, if they are the first and have all failed alike, end a sweep."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What becomes of a trial. ``left``: nothing, it is to be continued, later or by others."""
+
+    state: Literal["complete", "pruned", "failed", "again", "left"]
+    values: tuple[float, ...] = ()
+    why: str = ""
+    error_class: str | None = None
+
+
+def judge(
+    ended: Ended,
+    *,
+    values: Sequence[float] | None,
+    never_logged: str,
+    asked: str,
+    over_budget: bool,
+    failures: int,
+    interruptions: int,
+    retries: int,
+    stopping: bool,
+) -> Verdict:
+    """Args:
+    values: the last value of each metric, None where one has not come.
+    never_logged: what to say then.
+    asked: why the chooser had asked it to end, if it had.
+    over_budget: that was because the sweep may cost no more.
+    failures: how often the trial has failed, this time counted.
+    interruptions: how often it has left in this allocation so as to be continued, this time counted.
+    stopping: the host is giving the allocation up.
+    """
+    if ended.reason == "pruned":
+        return Verdict(state="pruned", why=asked or ended.detail, error_class=BUDGET if over_budget else None)
+    if ended.reason == "completed":
+        return _completed(values, never_logged)
+    if stopping or ended.error_class == "busy" or ended.decision == "pause":
+        return Verdict(state="left", why=ended.detail)
+    if ended.decision != "end":
+        # Where it concerns more than this trial, the host's next word is that it stops.
+        return _interrupted(ended, interruptions)
+    if ended.reason == "cancelled":
+        return Verdict(state="failed", why="somebody has cancelled it", error_class="cancelled")
+    why = ended.detail or ended.reason
+    if failures <= retries:
+        return Verdict(state="again", why=why, error_class=ended.error_class)
+    return Verdict(state="failed", why=why, error_class=ended.error_class or ended.reason)
+
+
+def _interrupted(ended: Ended, interruptions: int) -> Verdict:
+    why = ended.detail or ended.reason
+    if interruptions <= MOST_INTERRUPTIONS:
+        return Verdict(state="again", why=why)
+    return Verdict(state="failed", why=f"{why} ({interruptions} times)", error_class=ended.error_class or ended.reason)
+
+
+def _completed(values: Sequence[float] | None, never_logged: str) -> Verdict:
+    if values is None:
+        return Verdict(state="failed", why=never_logged, error_class=METRIC)
+    if not all(map(math.isfinite, values)):
+        # As in Optuna, where a trial that returns NaN has failed: once more would only give the same.
+        shown = ", ".join(f"{value:g}" for value in values)
+        return Verdict(state="failed", why=f"the last value is no finite number: {shown}", error_class=DIVERGED)
+    return Verdict(state="complete", values=tuple(values))
+
+
+def hopeless(trials: Sequence[TrialRecord]) -> str:
+    """Why no other trial should begin; empty where there is hope.
+
+    That is so when the first trials that have ended all failed in the same way: whoever comes next would as well. What
+    one trial does never ends a sweep otherwise.
+    """
+    ended = sorted(filter(_counts, trials), key=lambda trial: trial.ended or 0.0)
+    if not ended or any(trial.state != "failed" for trial in ended):
+        return ""
+    classes = Counter(trial.user_attrs.get(ERROR_CLASS) for trial in ended)
+    if len(classes) > 1:
+        return ""
+    (found,) = classes
+    if found is None or len(ended) < (FIRST_WITHOUT_METRIC if found == METRIC else FIRST_FAILED):
+        return ""
+    return f"the first {len(ended)} trials all failed ({found}): {ended[0].user_attrs.get(DETAIL, '')}"
+
+
+def _counts(trial: TrialRecord) -> bool:
+    by_hand = trial.user_attrs.get(ERROR_CLASS) == "cancelled"
+    return trial.is_finished and not by_hand and not is_surplus(trial.user_attrs)

@@ -1,0 +1,299 @@
+"""The chooser of a sweep's worker: which trial runs next, when one ends early, what the study is told.
+
+``python -m hpcaccel.sweeps.worker SWEEP_DIR INDEX``, a child of the worker's host (``hpcaccel.node.host``), with which
+it speaks on its standard input and output; what it prints to standard error stands in the worker's log. It may be
+killed at any moment: what it knows is in the journal and in the trials' directories, and the next one goes on there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from optuna.storages import JournalStorage
+
+from hpcaccel.errors import HpcaccelError
+from hpcaccel.rundir import SweepDir
+from hpcaccel.slurm.commands import Slurm
+from hpcaccel.sweeps import results
+from hpcaccel.sweeps.allowance import Allowance
+from hpcaccel.sweeps.budget import in_hours
+from hpcaccel.sweeps.choosing import Choosing, Impossible
+from hpcaccel.sweeps.conversation import Ended, Event, Hello, Host, HostGone, Stopping, take_over_stdout
+from hpcaccel.sweeps.course import Course
+from hpcaccel.sweeps.definition import read_definition
+from hpcaccel.sweeps.housekeeping import Housekeeping
+from hpcaccel.sweeps.journal import Journal
+from hpcaccel.sweeps.ownership import Notes
+from hpcaccel.sweeps.reading import StudyRecord
+from hpcaccel.sweeps.study import NoMore, SweepStudy
+from hpcaccel.sweeps.telling import BUDGET, DETAIL, ERROR_CLASS, Verdict, hopeless, judge
+
+__all__ = ["Worker", "main"]
+
+LOOK_SECONDS = 0.5
+"""So often trials are looked at; what the host says is heard at once."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    directory, index = sys.argv[1:] if argv is None else argv
+    host = Host(0, take_over_stdout())
+    try:
+        hello = host.welcome()
+        Worker(SweepDir(directory), int(index), hello, host).work()
+    except HostGone:
+        sys.exit(0)
+    except HpcaccelError as error:
+        print(f"hpcaccel: {error}", file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nothing:
+    """Why there is no trial to start, and what is to follow for this worker: its end, or ``requeue``."""
+
+    why: str
+    then: str = ""
+
+
+class Worker:
+    """One start of a chooser.
+
+    Raises:
+        RunDirectoryError: it is no sweep's directory, or cannot be written any more. What was told before stands, and
+            trials that run stay this worker's.
+    """
+
+    def __init__(self, sweep: SweepDir, index: int, hello: Hello, host: Host, *, slurm: Slurm | None = None) -> None:
+        self.sweep = sweep
+        self.index = index
+        self.host = host
+        self.slots = hello.slots
+        definition = read_definition(sweep)
+        self.section = definition.spec.sweep
+        self.goal = results.Goal.of(self.section.model_dump(mode="json"))
+        journal = Journal(sweep.journal)
+        self.journal = journal
+        self.study = SweepStudy(definition.spec, JournalStorage(journal))
+        self.record = StudyRecord(sweep.journal)
+        self.notes = Notes(self.record)
+        self.choosing = Choosing(
+            sweep,
+            worker=index,
+            token=f"{hello.job_id}.{hello.restart_count}.{os.getpid()}",
+            definition=definition,
+            study=self.study,
+            journal=journal,
+            record=self.record,
+            notes=self.notes,
+            slurm=slurm,
+        )
+        self.allowance = Allowance(sweep, definition, hello, record=self.record)
+        self.housekeeping = Housekeeping(sweep, keep=self.section.keep_checkpoints)
+        self.courses: dict[int, Course] = {}
+        """Trials in flight, by number."""
+        self.stopping = False
+        self._again: list[int] = []
+        self._left: set[int] = set()
+        """Trials that are not for this start of the worker, though nobody has ended them."""
+        self._failures: Counter[int] = Counter()
+        self._interruptions: Counter[int] = Counter()
+        for slot, number in hello.running.items():
+            self._take_over(number, int(slot))
+
+    # -- the whole ------------------------------------------------------------------------------------------------
+
+    def work(self) -> None:
+        """Until there is nothing more to do for this worker, or the host has gone (``HostGone``)."""
+        while True:
+            end = self._fill()
+            if end is not None and not self.courses:
+                self._say(f"nothing more to do here: {end.why}")
+                self.host.end(end.why, then=end.then)
+                return
+            for event in self.host.hear(LOOK_SECONDS):
+                self._hear(event)
+            self._look()
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Stopping):
+            self.stopping = True
+            self._say(f"stopping: {event.reason}")
+        elif isinstance(event, Ended) and event.trial in self.courses:
+            self._has_ended(self.courses.pop(event.trial), event)
+
+    def _look(self) -> None:
+        """What is to be looked at while trials run."""
+        for course in self.courses.values():
+            self._follow(course)
+        if over := self.allowance.is_used_up(self.courses.values()):
+            for course in self.courses.values():
+                course.over_budget = course.over_budget or not course.asked
+                self._end_early(course, over)
+        if self.courses and len(self.courses) == self.slots and not self.stopping and not self._why_no_other():
+            self.choosing.draw_ahead()
+
+    # -- beginning ------------------------------------------------------------------------------------------------
+
+    def _fill(self) -> Nothing | None:
+        """Start trials until there is place for no other; why it remains, where it does."""
+        while len(self.courses) < self.slots and not self.stopping:
+            found = self._next()
+            if isinstance(found, Nothing):
+                return found
+            self._start(found)
+        return None
+
+    def _next(self) -> int | Impossible | Nothing:
+        busy = {*self.courses, *self._left}
+        if why := self._why_none():
+            return Nothing(why=why)
+        begun = self._again.pop() if self._again else self.choosing.unfinished(busy)
+        begun = self.choosing.orphan(busy) if begun is None else begun
+        if begun is None and (why := self._why_no_other()):
+            return Nothing(why=why, then="requeue" if self.allowance.is_short_of_time() else "")
+        found = begun if begun is not None else self.choosing.new()
+        if isinstance(found, NoMore):
+            begun = self.choosing.orphan(busy, at_once=True)
+            if begun is None:
+                return Nothing(why=found.why)
+            found = begun
+        return self.choosing.write(found) if isinstance(found, int) else found
+
+    def _why_none(self) -> str:
+        """Why nothing may start, not even what was begun before."""
+        self.notes.read()
+        return self.notes.halted or self.allowance.is_used_up()
+
+    def _why_no_other(self) -> str:
+        """Why no new trial may begin; empty where one may."""
+        return self._why_none() or self.allowance.against_another()
+
+    def _start(self, found: int | Impossible) -> None:
+        if isinstance(found, Impossible):
+            self._tell(found.number, Verdict(state="failed", why=found.why, error_class="spec"))
+            return
+        slot = min(set(range(self.slots)) - {course.slot for course in self.courses.values()})
+        course = self._watch(found, slot)
+        self.host.run(found, slot=slot)
+        params = ", ".join(f"{name}={value}" for name, value in self.record.trials[found].params.items())
+        self._say(f"trial {found}: {'starts' if course.is_new else 'goes on'} ({params})")
+
+    def _watch(self, number: int, slot: int) -> Course:
+        course = Course(self.sweep.trial(number), number, slot=slot, metrics=self.section.metrics)
+        course.reported = self.record.trials[number].step or 0
+        self.courses[number] = course
+        return course
+
+    def _take_over(self, number: int, slot: int) -> None:
+        """A trial that runs already: the chooser before this one has died."""
+        self.choosing.claim(number)
+        self._watch(number, slot)
+        self._say(f"trial {number}: runs in place {slot}; following it from here")
+
+    # -- on the way -----------------------------------------------------------------------------------------------
+
+    def _follow(self, course: Course) -> None:
+        rule = self.study.rule
+        for step, values in course.follower.read():
+            if rule is None or course.asked or not rule.wants(course.number, step, after=course.reported):
+                continue
+            value = values[self.section.metrics[0]]
+            course.reported = step
+            if (why := self.study.report(course.number, step, value)) and not self.stopping:
+                self._end_early(course, why)
+
+    def _end_early(self, course: Course, why: str) -> None:
+        if not course.asked:
+            self._say(f"trial {course.number}: to end at step {course.follower.step}: {why}")
+            course.ask_to_end(why)
+
+    # -- its end --------------------------------------------------------------------------------------------------
+
+    def _has_ended(self, course: Course, ended: Ended) -> None:
+        self._follow(course)
+        number, spent = course.number, course.spent()
+        self._failures[number] += ended.reason == "failed" and ended.decision == "end"
+        self._interruptions[number] += ended.decision == "requeue"
+        verdict = judge(
+            ended,
+            values=course.values,
+            never_logged=course.follower.never_logged,
+            asked=course.asked,
+            over_budget=course.over_budget,
+            failures=max(spent.failures, self._failures[number]),
+            interruptions=self._interruptions[number],
+            retries=self.section.retries,
+            stopping=self.stopping,
+        )
+        self.notes.read()
+        if self.record.trials[number].is_finished or not self.choosing.is_ours(number):
+            self._say(f"trial {number}: worker {self.notes.owner(number)} has taken it over")
+            self._left.add(number)
+        elif verdict.state == "again":
+            self._say(f"trial {number}: once more, after {verdict.why}")
+            self._again.append(number)
+        elif verdict.state == "left":
+            self._say(f"trial {number}: to be continued ({verdict.why or ended.reason})")
+            self._left.add(number)
+        else:
+            self.allowance.learn(course)
+            steps, _ = course.steps()
+            cost = spent.seconds * self.allowance.share
+            marks = {results.GPU_SECONDS: round(cost, 3), results.STEPS: steps, results.ATTEMPTS: spent.attempts}
+            self._tell(number, verdict, marks)
+
+    def _tell(self, number: int, verdict: Verdict, marks: Mapping[str, object] | None = None) -> None:
+        reasons = {ERROR_CLASS: verdict.error_class, DETAIL: verdict.why or None}
+        self.study.mark(
+            number, {name: value for name, value in {**(marks or {}), **reasons}.items() if value is not None}
+        )
+        if verdict.state == "complete":
+            self.study.complete(number, verdict.values)
+        elif verdict.state == "pruned":
+            self.study.prune(number)
+        else:
+            self.study.fail(number)
+        self.notes.read()
+        shown = ", ".join(f"{name}={value:g}" for name, value in zip(self.goal.metrics, verdict.values, strict=False))
+        self._say(f"trial {number}: {verdict.state} {shown or verdict.why}{self._standing()}")
+        self._tidy(number, verdict)
+        if verdict.state == "failed":
+            self._halt_where_hopeless()
+
+    def _tidy(self, number: int, verdict: Verdict) -> None:
+        if verdict.state == "complete":
+            self.housekeeping.after_finished(number, results.best_first(self.record.trials, self.goal))
+        elif verdict.state == "pruned" and verdict.error_class != BUDGET:
+            self.housekeeping.after_pruned(number)
+        else:
+            self.housekeeping.after_interrupted(number)
+
+    def _halt_where_hopeless(self) -> None:
+        why = hopeless(self.record.trials)
+        if why and not self.notes.halted:
+            self.journal.note("halt", why=why, time=time.time())
+            self._say(f"the sweep stops: {why}")
+
+    # -- signs of life --------------------------------------------------------------------------------------------
+
+    def _standing(self) -> str:
+        best = results.best(self.record.trials, self.goal)
+        shown = (
+            ""
+            if best is None
+            else f"; best so far: trial {best.trial.number}, "
+            + ", ".join(f"{name}={value:g}" for name, value in zip(self.goal.metrics, best.values, strict=True))
+        )
+        return f"{shown}; spent: {in_hours(self.allowance.spent())}"
+
+    def _say(self, text: str) -> None:
+        print(f"hpcaccel: {time.strftime('%Y-%m-%dT%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
