@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcaccel.records import AttemptEnd
+from hpcaccel.records import AttemptEnd, pruned
 from hpcaccel.view.history import Attempt
 from hpcaccel.view.watch import Snapshot
 from hpcaccel.view.words import clean
@@ -40,7 +40,8 @@ _FOLLOWS = {
 def news(before: Snapshot | None, after: Snapshot) -> Iterator[str]:
     """Lines for people about everything that ``before`` did not know yet."""
     for request in after.requests[len(before.requests) if before is not None else 0 :]:
-        yield f"somebody asked: {_ASKED.get(request.then, clean(request.then))}"
+        asked = "somebody asked: " + _ASKED.get(request.then, clean(request.then))
+        yield "its sweep has seen enough of this trial" if pruned(request) else asked
     known = {attempt.number: attempt for attempt in before.attempts} if before is not None else {}
     for attempt in after.attempts:
         old = known.get(attempt.number)

@@ -165,21 +165,18 @@ def test_the_supervisors_reason_is_in_the_outcome(tmp_path: Path) -> None:
     assert (left["reason"], left["step"], left["resume"]) == ("time_limit", 4, True)
 
 
-def test_a_stop_for_good_ends_the_loop_and_runs_what_follows_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("reason", "kept"), [("stop", "step_00000004"), ("pruned", None)])
+def test_a_stop_for_good_ends_the_loop_and_runs_what_follows_it(tmp_path: Path, reason: str, kept: str | None) -> None:
     run = make_run(tmp_path / "run")
-    request(run, "stop", "finish")
+    request(run, reason, "finish")
     ended = run_ranks("train.py", ["--kill-at", "3:1:SIGUSR2"], run=run)
     assert ended.codes == [0, 0], ended.outputs[0]
     assert ended.result()["step"] == 4
     assert ended.result()["stopped"]
     left = outcome(run)
     assert left is not None
-    assert (left["reason"], left["step"], left["checkpoint"], left["resume"]) == (
-        "completed",
-        4,
-        "step_00000004",
-        False,
-    )
+    assert (left["reason"], left["step"], left["checkpoint"], left["resume"]) == ("completed", 4, kept, False)
+    assert [path.name for path in run.checkpoints.iterdir()] == ([kept] if kept else [])
 
 
 def test_an_exception_leaves_no_word_and_the_run_goes_on_from_the_last_commit(
