@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 import hpcaccel
-from hpcaccel.cli import checkpoint, control, init, logs, report, runs, shell, spec, stacks, submit
+from hpcaccel.cli import checkpoint, control, init, logs, report, runs, shell, spec, stacks, submit, sweep
 from hpcaccel.errors import HpcaccelError, SpecError, UserError
 
 __all__ = ["app"]
@@ -101,4 +101,5 @@ for command in (
 ):
     app.command(command.__name__.rstrip("_"))(command)
 
+app.add_typer(sweep.app, name="sweep")
 app.add_typer(checkpoint.app, name="checkpoint")

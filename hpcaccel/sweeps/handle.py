@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hpcaccel.records import RunRecord
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.spec import SweepSpec
 from hpcaccel.submission.find import find_run
-from hpcaccel.submission.run import SweepRun
+from hpcaccel.submission.run import ASK_SECONDS, SURE_SECONDS, SweepRun
 from hpcaccel.submission.status import RunStatus
 from hpcaccel.sweeps import again, starting, steering
 from hpcaccel.sweeps.arrays import WorkerArrays
@@ -26,6 +27,7 @@ from hpcaccel.sweeps.winner import Winner, choose
 __all__ = ["Sweep", "find_sweep", "sweep"]
 
 LOOK_SECONDS = 2.0
+"""How often a sweep that is followed is looked at; the scheduler is asked as for a run."""
 
 
 def sweep(
@@ -127,6 +129,24 @@ class Sweep:
             UserError: nothing has finished yet, or several metrics leave it open which one is best.
         """
         return choose(self.dir, trial=trial, metric=metric)
+
+    def follow(self) -> Iterator[SweepOverview]:
+        """Where it stands, again and again whenever that has changed, until nothing follows by itself."""
+        pause = ASK_SECONDS[self.record.backend]
+        workers, asked = self.worker_status(), time.monotonic()
+        shown: Any = None
+        looked_lost = False
+        while True:
+            now = sweep_overview(self._study.read(), workers)
+            if (what := (now.state, now.trials, now.workers)) != shown:
+                yield now
+                shown = what
+            if now.ended and (now.state != "lost" or looked_lost):
+                return
+            looked_lost = now.ended
+            time.sleep(SURE_SECONDS if looked_lost else LOOK_SECONDS)
+            if looked_lost or self._run._settled() or time.monotonic() - asked >= pause:
+                workers, asked = self.worker_status(), time.monotonic()
 
     def wait(self, timeout_seconds: float | None = None) -> SweepOverview:
         """Wait until nothing follows by itself.

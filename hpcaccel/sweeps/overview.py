@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hpcaccel.errors import RunDirectoryError
+from hpcaccel.records import EXIT_CONTINUED
 from hpcaccel.rundir import SweepDir, read_json
 from hpcaccel.submission.facts import read_record
 from hpcaccel.submission.status import ACTIVE, RunStatus
@@ -118,6 +119,11 @@ class SweepOverview:
         """Whether nothing follows by itself."""
         return self.state not in ACTIVE
 
+    @property
+    def exit_code(self) -> int:
+        """0 completed, 85 paused, 130 cancelled, 1 anything else that has ended."""
+        return {"completed": 0, "paused": EXIT_CONTINUED, "cancelled": 130}.get(self.state, 1)
+
     def to_json(self) -> dict[str, Any]:
         """A plain dict without NaN or infinity, which JSON does not have: they become None."""
         plain = _finite(asdict(self))
@@ -142,13 +148,13 @@ def sweep_overview(study: Study, status: RunStatus, *, now: float | None = None)
         cluster=record.cluster,
         job_ids=record.job_ids,
         created=record.created,
-        state=status.state,
+        state="failed" if status.ended and study.notes.halted else status.state,
         detail=_why(study, status),
         method=section["method"],
         pruner=next((name for name, settings in section["pruner"].items() if settings is not None), "none"),
         metrics=list(goal.metrics),
         modes=list(goal.modes),
-        trials=_counted(trials),
+        trials={str(state): count for state, count in counts(trials).items()},
         max_trials=section["max_trials"],
         best=None if leader is None else _found(leader, goal),
         front=[_found(point, goal) for point in pareto_front(trials, goal)] if len(goal.metrics) > 1 else [],
@@ -158,12 +164,6 @@ def sweep_overview(study: Study, status: RunStatus, *, now: float | None = None)
         seconds_left=_seconds_left(study, trials, status, account, gpu_seconds, now),
         failures=_failures(trials),
     )
-
-
-def _counted(trials: Sequence[TrialRecord]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    found.update(counts(trials))
-    return found
 
 
 def _why(study: Study, status: RunStatus) -> str:

@@ -14,12 +14,13 @@ from hpcaccel.view.news import describe_end
 from hpcaccel.view.overview import Overview
 from hpcaccel.view.words import clean, clock_time, duration, number, step_of
 
-__all__ = ["console_for", "print_runs", "print_status"]
+__all__ = ["console_for", "print_runs", "print_status", "state_text"]
 
 _STYLE = {
     "running": "green",
     "starting": "green",
     "completed": "bold green",
+    "complete": "bold green",
     "pruned": "green",
     "failed": "bold red",
     "lost": "bold red",
@@ -120,7 +121,12 @@ def _attempts(run: Overview) -> Table:
 
 
 def _state(run: Overview) -> Text:
-    return Text(run.state, style=_STYLE.get(run.state, ""))
+    return state_text(run.state)
+
+
+def state_text(state: str) -> Text:
+    """A state of a run or a trial in its colour."""
+    return Text(state, style=_STYLE.get(state, ""))
 
 
 def console_for(stream: TextIO | None) -> Console:

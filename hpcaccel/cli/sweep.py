@@ -1,0 +1,199 @@
+"""``sweep``: many trials of one job, started, looked at and steered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpcaccel.cli.options import RUN_HELP, Cluster, Json, Overrides, RunsDir, SpecFile
+from hpcaccel.cli.output import note, print_json
+from hpcaccel.cli.sweep_telling import (
+    show,
+    tell_of_again,
+    tell_what_goes_on,
+    tell_what_is,
+    tell_what_would_be,
+    wait_for_the_end,
+)
+
+if TYPE_CHECKING:
+    from hpcaccel.sweeps.handle import Sweep
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Search hyperparameters: many trials of one job on an array of workers.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+SweepName = Annotated[str, typer.Argument(metavar="SWEEP", help=RUN_HELP, show_default=False)]
+
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="May be given again.", show_default=False)
+]
+
+
+def _find(name: str) -> Sweep:
+    from hpcaccel.sweeps.handle import find_sweep
+
+    return find_sweep(name)
+
+
+# -- starting ---------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def start(
+    file: SpecFile,
+    overrides: Overrides = None,
+    cluster: Cluster = None,
+    runs_dir: RunsDir = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the sweep; its result is the exit code.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and start nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Start the sweep of a spec file: an array of workers, each of which runs trial after trial."""
+    from hpcaccel.sweeps.foresight import foresee
+    from hpcaccel.sweeps.handle import Sweep
+    from hpcaccel.sweeps.starting import advice_afterwards, prepare_sweep, start_sweep
+
+    plan = prepare_sweep(str(file), cluster=cluster, runs_dir=runs_dir, overrides=overrides or [])
+    for sentence in plan.advice:
+        note(f"note: {sentence}")
+    if dry_run:
+        tell_what_would_be(foresee(plan), json=json)
+        return
+    arrays = start_sweep(plan)
+    for sentence in advice_afterwards(plan, arrays):
+        note(f"note: {sentence}")
+    sweep = Sweep(plan.dir.path)
+    if not (wait and json):  # a program that waits reads one document: the end
+        tell_what_is(sweep, arrays, json=json)
+    if wait:
+        wait_for_the_end(sweep, json=json)
+
+
+# -- looking ----------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def status(sweep: SweepName, json: Json = False) -> None:
+    """Show where a sweep stands: trials, the best one, workers, GPU-hours, failures."""
+    show(_find(sweep), json=json)
+
+
+@app.command()
+def table(
+    sweep: SweepName,
+    csv: Annotated[
+        bool, typer.Option("--csv", help="Comma-separated values, as where the output is no terminal.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """List all trials: state, metrics, parameters, steps, cost. CSV where the output is no terminal."""
+    import sys
+
+    from hpcaccel.sweeps.results import to_csv, to_json
+
+    rows = _find(sweep).table()
+    if json:
+        typer.echo(to_json(rows), nl=False)
+    elif csv or not sys.stdout.isatty():
+        typer.echo(to_csv(rows), nl=False)
+    else:
+        from hpcaccel.view.sweep_tables import print_trials
+
+        print_trials(rows)
+
+
+@app.command()
+def best(
+    sweep: SweepName,
+    trial: Annotated[int | None, typer.Option(metavar="N", help="This trial instead.", show_default=False)] = None,
+    metric: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of several metrics, the one that decides.", show_default=False)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Print the best trial as a spec file, for `hpcaccel submit`: hpcaccel sweep best SWEEP > best.yaml"""
+    found = _find(sweep).best(trial=trial, metric=metric)
+    if json:
+        spec = found.spec.model_dump(mode="json")
+        said = {"trial": found.trial, "values": found.values, "params": found.params, "path": str(found.path)}
+        print_json({**said, "spec": spec})
+        return
+    typer.echo(found.to_yaml(), nl=False)
+
+
+@app.command()
+def plot(
+    sweep: SweepName,
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="FILE", help="Where it is written: .html, .png, .svg or .pdf.")
+    ] = Path("sweep.html"),
+) -> None:
+    """Draw a sweep in one file: history, parallel coordinates, importances, learning curves, rungs."""
+    from hpcaccel.view.sweep_plot import write_plot
+
+    typer.echo(str(write_plot(_find(sweep), out)))
+
+
+# -- steering ---------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def stop(sweep: SweepName) -> None:
+    """Let the running trials save and leave; `sweep resume` goes on with the same ones."""
+    found = _find(sweep)
+    found.stop()
+    typer.echo(
+        f"asked {found.run_id} to stop: its trials save and leave; go on with hpcaccel sweep resume {found.run_id}"
+    )
+
+
+@app.command()
+def resume(
+    sweep: SweepName,
+    file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The sweep's spec file once more.", show_default=False)
+    ] = None,
+    settings: Settings = None,
+    json: Json = False,
+) -> None:
+    """Go on with a sweep of which no worker is left. --set sweep.max_trials=200 and the like let it do more."""
+    found = _find(sweep)
+    arrays = found.resume(changes=settings or [], file=None if file is None else str(file))
+    tell_what_goes_on(found, arrays, json=json)
+
+
+@app.command("retry-failed")
+def retry_failed(sweep: SweepName, json: Json = False) -> None:
+    """Run the trials that failed once more."""
+    found = _find(sweep)
+    tell_of_again(found, *found.retry_failed(), json=json)
+
+
+@app.command()
+def extend(
+    sweep: SweepName,
+    top: Annotated[int, typer.Option(metavar="K", min=1, help="So many of the best trials.")],
+    settings: Settings = None,
+    json: Json = False,
+) -> None:
+    """Let the best trials go on, as with --set args.epochs=20. Without --set: those that were ended early."""
+    found = _find(sweep)
+    tell_of_again(found, *found.extend(top, settings=settings or []), json=json)
+
+
+@app.command()
+def throttle(
+    sweep: SweepName, most: Annotated[int, typer.Argument(metavar="N", help="So many workers at a time.", min=1)]
+) -> None:
+    """Let at most N workers run at a time; those that run already go on until their time limit."""
+    found = _find(sweep)
+    found.throttle(most)
+    typer.echo(f"{found.run_id}: at most {most} workers run at a time")
