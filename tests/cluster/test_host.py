@@ -1,0 +1,185 @@
+"""A sweep's workers on a real Slurm, with a small script for a chooser and a program without torch for the trials."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcaccel.process import process_start
+from hpcaccel.rundir import SweepDir, read_json, read_lines, write_json
+
+from .dev_cluster import Cluster, wait_until
+
+Lease = Callable[[int], list[str]]
+ROOT = Path(__file__).parents[2]
+
+COUNTS = """
+import json, os, signal, sys, time
+run, attempt = os.environ["HPCACCEL_RUN_DIR"], os.environ["HPCACCEL_ATTEMPT"]
+asked = []
+for number in (signal.SIGUSR2, signal.SIGTERM):
+    signal.signal(number, lambda *_: asked.append(True))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGUSR2})
+try:
+    step = int(open(f"{run}/state").read())
+except FileNotFoundError:
+    step = 0
+print("starting", step, os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
+last = step + 5 if step else 10**6
+while step < last and not asked:
+    step += 1
+    open(f"{run}/alive", "w").write(str(step))
+    time.sleep(0.1)
+open(f"{run}/state.new", "w").write(str(step))
+os.replace(f"{run}/state.new", f"{run}/state")
+word = {"version": 1, "reason": "stop" if asked else "completed", "step": step, "resume": bool(asked)}
+open(f"{run}/attempts/{attempt}/outcome.json", "w").write(json.dumps(word))
+sys.exit(85 if asked else 0)
+"""
+"""Counts until it is asked to stop; what has been stopped once counts five more."""
+
+CHOOSER = """
+import json, sys
+folder, worker = sys.argv[1:]
+hello = json.loads(sys.stdin.readline())
+for slot in range(hello["slots"]):
+    print(json.dumps({"run": int(worker) * hello["slots"] + slot, "slot": slot}), flush=True)
+ended = 0
+for line in sys.stdin:
+    event = json.loads(line)
+    if event["event"] == "ended" and event["decision"] == "end":
+        ended += 1
+        if ended == hello["slots"]:
+            print(json.dumps({"end": True, "why": "all have ended"}), flush=True)
+            break
+"""
+
+
+class Workers:
+    def __init__(self, cluster: Cluster, folder: Path, *, trials: int, pack: int = 1) -> None:
+        self.cluster = cluster
+        self.dir = SweepDir(folder / "sweep")
+        self.dir.create()
+        for name, text in (("program.py", COUNTS), ("chooser.py", CHOOSER)):
+            (self.dir.path / name).write_text(text)
+        resilience = {
+            "requeue": True, "warning_seconds": 60, "stop_timeout_seconds": 20, "max_failures": 3,
+            "max_preemptions": None, "restart_in_place": 2,
+        }  # fmt: skip
+        launch = {
+            "kind": "program", "program": [sys.executable, str(self.dir.path / "program.py")], "python": sys.executable,
+            "pythonpath": [], "workdir": str(folder), "backend": "slurm", "nodes": 1, "ranks_per_node": 1,
+            "stop": "cooperative", "srun": [], "setup_per_node": [],
+        }  # fmt: skip
+        document: dict[str, Any] = {"version": 1, "spec": {"resilience": resilience}, "launch": launch}
+        chooser = [sys.executable, str(self.dir.path / "chooser.py")]
+        write_json(self.dir.spec, {**document, "sweep": {"pack": pack}, "chooser": chooser})
+        for number in range(trials):
+            trial = self.dir.trial(number)
+            trial.create()
+            write_json(trial.spec, document)
+        self.dir.node_program.write_text(
+            f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom hpcaccel.node.__main__ import main\nmain()\n"
+        )
+        command = shlex.join([sys.executable, str(self.dir.node_program), "work", str(self.dir.path)])
+        self.dir.script.write_text(f'#!/bin/bash\nexec {command} "$SLURM_ARRAY_TASK_ID"\n')
+
+    def submit(self, worker: int, *, node: str, partition: str) -> str:
+        self.dir.worker(worker).prepare()
+        array = self.cluster.sbatch(
+            f"--array={worker}", f"--partition={partition}", f"--nodelist={node}", "--nodes=1", "--ntasks-per-node=1",
+            "--gpus-per-node=2", "--cpus-per-task=4", "--mem=4G", "--time=10", "--requeue", "--open-mode=append",
+            "--signal=B:USR2@60", f"--output={self.dir.worker(worker).slurm_log}", str(self.dir.script),
+        )  # fmt: skip
+        return f"{array}_{worker}"
+
+    def ends(self, trial: int) -> list[tuple[str, str]]:
+        lines = [line for line, _ in read_lines(self.dir.trial(trial).ledger) if line["event"] == "end"]
+        return [(line["reason"], line["decision"]) for line in lines]
+
+    def worker_ends(self, worker: int) -> list[tuple[str, str]]:
+        lines = [line for line, _ in read_lines(self.dir.worker(worker).account) if line["event"] == "end"]
+        return [(line["reason"], line["decision"]) for line in lines]
+
+    def said(self, trial: int, attempt: int) -> list[str]:
+        """What a trial's rank has printed when it started: step, process id, GPUs."""
+        log = self.dir.trial(trial).rank_log(attempt, 0)
+        return log.read_text().split()[1:4] if log.exists() else []
+
+    def wait(self, condition: Callable[[], object], what: str, seconds: float = 90) -> None:
+        try:
+            wait_until(lambda: bool(condition()), what, timeout_seconds=seconds)
+        except TimeoutError as error:
+            logs = [*self.dir.path.glob("workers/*/*.log"), *self.dir.path.glob("trials/*/slurm.log")]
+            raise TimeoutError(f"{error}\n" + "\n".join(f"--- {log}\n{log.read_text()}" for log in logs)) from None
+
+
+def test_preempted_workers_come_back_to_their_trials(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
+    nodes = dict(zip(("gpu", "gpu0"), lease(2), strict=True))  # with grace time, and without
+    sweep = Workers(cluster, tmp_path, trials=2)
+    jobs = [sweep.submit(at, node=node, partition=name) for at, (name, node) in enumerate(nodes.items())]
+    for trial in (0, 1):
+        sweep.wait(lambda trial=trial: sweep.said(trial, 1), f"trial {trial} runs")  # type: ignore[misc]
+    cluster.sbatch(
+        "--partition=urgent", "--nodes=2", f"--nodelist={','.join(nodes.values())}", "--exclusive", "--time=1",
+        "--gpus-per-node=2", "--output=/dev/null", "--wrap=sleep 1",
+    )  # fmt: skip
+    for at, job in enumerate(jobs):
+        sweep.wait(lambda at=at: len(sweep.worker_ends(at)) == 2, f"worker {at} has ended")  # type: ignore[misc]
+        assert sweep.worker_ends(at) == [("preempted", "requeue"), ("completed", "end")]
+        assert sweep.ends(at) == [("preempted", "requeue"), ("completed", "end")]
+        saved = sweep.said(at, 2)[0]
+        assert int(saved) > 0
+        assert read_json(sweep.dir.trial(at).outcome(1)) == {
+            "version": 1, "reason": "stop", "step": int(saved), "resume": True
+        }  # fmt: skip
+        assert cluster.wait_for(job, ["COMPLETED"])["Restarts"] == "1"
+
+
+def test_a_cancelled_worker_leaves_its_trials_to_be_continued(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
+    (node,) = lease(1)
+    sweep = Workers(cluster, tmp_path, trials=2, pack=2)
+    job = sweep.submit(0, node=node, partition="gpu")
+    sweep.wait(lambda: sweep.said(0, 1) and sweep.said(1, 1), "both trials run")
+    assert {sweep.said(trial, 1)[2] for trial in (0, 1)} == {"0", "1"}  # a GPU each
+    cluster.run("scancel", job)
+    sweep.wait(lambda: sweep.worker_ends(0), "the worker has ended")
+    assert sweep.worker_ends(0) == [("cancelled", "end")]
+    assert [sweep.ends(trial) for trial in (0, 1)] == [[("cancelled", "requeue")]] * 2
+    cluster.wait_for(job, ["CANCELLED"])
+    sweep.submit(0, node=node, partition="gpu")  # another one goes on
+    sweep.wait(lambda: len(sweep.worker_ends(0)) == 2, "the other worker has ended")
+    assert [sweep.ends(trial)[1:] for trial in (0, 1)] == [[("completed", "end")]] * 2
+
+
+@pytest.mark.parametrize("victim", ["host", "trial"])
+def test_nothing_goes_on_without_its_parent(cluster: Cluster, lease: Lease, tmp_path: Path, victim: str) -> None:
+    (node,) = lease(1)
+    sweep = Workers(cluster, tmp_path, trials=1)
+    job = sweep.submit(0, node=node, partition="gpu")
+    sweep.wait(lambda: sweep.said(0, 1), "the trial runs")
+    holder = sweep.dir.worker(0) if victim == "host" else sweep.dir.trial(0)
+    os.kill((read_json(holder.lease) or {})["pid"], signal.SIGKILL)
+    rank = int(sweep.said(0, 1)[1])
+    sweep.wait(lambda: process_start(rank) is None, "the rank is gone", 30)
+    if victim == "host":
+        cluster.wait_for(job, ["FAILED"])
+        sweep.submit(0, node=node, partition="gpu")
+    (sweep.dir.trial(0).path / "state").write_text("1")
+    if victim == "trial":
+        sweep.wait(lambda: not sweep.dir.trial(0).lease.exists() or "without a last word" in _log(sweep), "it is told")
+        cluster.run("scancel", job)
+        return
+    sweep.wait(lambda: sweep.worker_ends(0), "the worker has ended")
+    assert sweep.ends(0) == [("lost", "requeue"), ("completed", "end")]
+
+
+def _log(sweep: Workers) -> str:
+    return sweep.dir.worker(0).host_log.read_text()
