@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from hpcaccel.rundir import RunDir
 
@@ -26,8 +26,7 @@ MOST_NAMES = 1000
 """So many names of values that are no numbers are remembered."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
+class Line(NamedTuple):
     """What was logged at once."""
 
     step: int
@@ -178,11 +177,15 @@ def _our_line(raw: bytes) -> Line | None:
         line = _parse(raw)
     except ValueError:
         return None
-    step, attempt, time, values = (line.get(key) for key in ("step", "attempt", "time", "values"))
+    step, attempt, time, values = line.get("step"), line.get("attempt"), line.get("time"), line.get("values")
     if not (isinstance(step, int) and isinstance(attempt, int) and isinstance(time, int | float)):
         return None
-    numbers = _numbers(values if isinstance(values, dict) else {}, lambda name, value: None)
+    numbers = _numbers(values if isinstance(values, dict) else {}, _pass_over)
     return Line(step=step, attempt=attempt, time=float(time), values=numbers)
+
+
+def _pass_over(name: str, value: Any) -> None:
+    """What is logged through us beside numbers, such as texts, is nobody's mistake."""
 
 
 def _parse(raw: bytes) -> dict[str, Any]:
@@ -199,9 +202,9 @@ def _numbers(values: Mapping[str, Any], other: Callable[[str, Any], None]) -> di
     """The numbers among ``values``; the others are told to ``other``."""
     found = {}
     for name, value in values.items():
-        number = _number(value)
         if not name.isascii():  # half a surrogate pair is a text to JSON, and to nobody else
             name = name.encode(errors="backslashreplace").decode()
+        number = value if type(value) is float else _number(value)
         if number is None:
             other(name, value)
         else:
