@@ -1,0 +1,214 @@
+"""A sweep's directory as `sweep start` makes it, and a host that only speaks: trials are played by the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from hpcaccel import layout
+from hpcaccel.process import process_start
+from hpcaccel.records import AttemptEnd, AttemptStart, WorkerStart, to_dict
+from hpcaccel.rundir import RunDir, SweepDir, append_line, read_json, write_json
+from hpcaccel.sweeps import starting
+from hpcaccel.sweeps.conversation import Host
+from hpcaccel.sweeps.ownership import Notes
+from hpcaccel.sweeps.reading import StudyRecord, TrialRecord
+from hpcaccel.sweeps.worker import Worker
+
+SPEC = """\
+name: tune
+entrypoint: {script: train.py, args: {lr: 0.5}}
+slurm: {time: 60}
+runtime: {stop: cooperative}
+sweep:
+  method: random
+  metric: loss
+  parameters:
+    args.lr: {float: [0.1, 1.0]}
+  max_trials: 3
+  retries: 0
+"""
+
+
+def make_sweep(path: Path, *overrides: str, text: str = SPEC) -> SweepDir:
+    """All that `sweep start` writes; no worker is started."""
+    (path / "train.py").write_text("print('here')\n")
+    (path / "sweep.yaml").write_text(text)
+    plan = starting.prepare_sweep(path / "sweep.yaml", cluster="local", runs_dir=path / "runs", overrides=overrides)
+    with starting.all_or_nothing(plan.dir):
+        starting._build(plan)
+    return plan.dir
+
+
+def read(sweep: SweepDir) -> StudyRecord:
+    study = StudyRecord(sweep.journal)
+    study.read()
+    return study
+
+
+def owner(sweep: SweepDir, trial: int) -> int | None:
+    return Notes(StudyRecord(sweep.journal)).read().owner(trial)
+
+
+def trials(sweep: SweepDir, state: str) -> list[TrialRecord]:
+    return [trial for trial in read(sweep).trials if trial.state == state]
+
+
+class FakeHost:
+    """One worker's host, in front of a chooser that is a thread here, or a process of its own.
+
+    Args:
+        gpus: what the allocation holds.
+    """
+
+    def __init__(
+        self,
+        sweep: SweepDir,
+        index: int = 0,
+        *,
+        process: bool = False,
+        slots: int = 1,
+        gpus: int = 1,
+        end_time: float | None = None,
+        running: dict[str, int] | None = None,
+    ) -> None:
+        self.sweep = sweep
+        self.index = index
+        to_chooser, self._sink = os.pipe()
+        self._source, from_chooser = os.pipe()
+        self._lines: list[dict[str, Any]] = []
+        self._torn = b""
+        self.error: BaseException | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log = sweep.worker(index).host_log
+        sweep.worker(index).prepare()
+        self._account(gpus)
+        hello = {"event": "hello", "worker": index, "job_id": "local-1", "restart_count": 0}
+        self.say({**hello, "end_time": end_time, "slots": slots, "gpus": gpus, "running": running or {}})
+        if process:
+            self._start_process(to_chooser, from_chooser)
+        else:
+            self._thread = threading.Thread(target=self._work, args=(to_chooser, from_chooser), daemon=True)
+            self._thread.start()
+
+    def _account(self, gpus: int) -> None:
+        pid = os.getpid()
+        start = WorkerStart(time=time.time(), job_id="local-1", gpus=gpus, host=os.uname().nodename, pid=pid,
+                            pid_start=process_start(pid) or 0)  # fmt: skip
+        append_line(self.sweep.worker(self.index).account, to_dict(start))
+
+    def _start_process(self, source: int, sink: int) -> None:
+        command = [sys.executable, "-m", "hpcaccel.sweeps.worker", str(self.sweep.path), str(self.index)]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdin=source, stdout=sink, stderr=log)
+        os.close(source)
+        os.close(sink)
+
+    def _work(self, source: int, sink: int) -> None:
+        host = Host(source, sink)
+        try:
+            Worker(self.sweep, self.index, host.welcome(), host).work()
+        except BaseException as error:  # for the test to look at
+            self.error = error
+        finally:
+            os.close(sink)
+            os.close(source)
+
+    # -- speaking -------------------------------------------------------------------------------------------------
+
+    def say(self, value: dict[str, Any]) -> None:
+        os.write(self._sink, json.dumps(value).encode() + b"\n")
+
+    def hear(self, seconds: float = 30) -> dict[str, Any]:
+        """The next message; {} when the chooser has gone."""
+        deadline = time.monotonic() + seconds
+        while not self._lines:
+            left = deadline - time.monotonic()
+            assert left > 0, "the chooser is silent"
+            if not select.select([self._source], [], [], left)[0]:
+                continue
+            data = os.read(self._source, 1 << 16)
+            if not data:
+                return {}
+            *lines, self._torn = (self._torn + data).split(b"\n")
+            self._lines += [json.loads(line) for line in lines]
+        return self._lines.pop(0)
+
+    def silent(self, seconds: float = 1.0) -> bool:
+        return not self._lines and not select.select([self._source], [], [], seconds)[0]
+
+    def hang_up(self) -> None:
+        os.close(self._sink)
+        if self.process is None:
+            self._thread.join(20)
+
+    # -- playing a trial ------------------------------------------------------------------------------------------
+
+    def trial(self, number: int) -> Played:
+        return Played(self.sweep.trial(number), number)
+
+    def ended(self, number: int, reason: str, decision: str = "end", **more: Any) -> None:
+        """The trial's supervisor has left."""
+        played = self.trial(number)
+        word = {"error_class": None, "detail": "", **more}
+        played.close(reason, decision, **word)
+        self.say({"event": "ended", "trial": number, "reason": reason, "decision": decision, "seconds": 1.0, **word})
+
+    def play(self, loss: float | None, *, step: int = 10, reason: str = "completed", **more: Any) -> int:
+        """Hear of a trial, let it log and end; its number."""
+        message = self.hear()
+        assert "run" in message, message
+        number = int(message["run"])
+        played = self.trial(number)
+        if loss is not None:
+            played.log(step, loss=loss)
+        self.ended(number, reason, **more)
+        return number
+
+
+class Played:
+    """The directory of a trial, written as its ranks and its supervisor would."""
+
+    def __init__(self, run: RunDir, number: int) -> None:
+        self.run = run
+        self.number = number
+        self.attempt = 1 + sum(path.name.isdecimal() for path in run.attempts.iterdir())
+
+    def begin(self) -> None:
+        if self.run.attempt(self.attempt).exists():
+            return
+        self.run.attempt(self.attempt).mkdir()
+        append_line(self.run.ledger, to_dict(AttemptStart(attempt=self.attempt, time=time.time(), job_id="local-1")))
+
+    def log(self, step: int, **values: float) -> None:
+        line = {"step": step, "attempt": self.attempt, "time": time.time(), "values": values}
+        append_line(self.run.metrics, line)
+
+    def save(self, step: int) -> None:
+        path = self.run.checkpoints / layout.checkpoint_name(step)
+        path.mkdir()
+        write_json(path / layout.MANIFEST, {"version": 1, "step": step})
+
+    def close(self, reason: str, decision: str, *, error_class: str | None = None, detail: str = "") -> None:
+        self.begin()
+        end = AttemptEnd(attempt=self.attempt, time=time.time(), reason=reason, decision=decision, seconds=2.0,
+                         error_class=error_class, detail=detail)  # type: ignore[arg-type] # fmt: skip
+        append_line(self.run.ledger, to_dict(end))
+
+    @property
+    def requests(self) -> list[dict[str, Any]]:
+        """What was asked of it."""
+        return [value for path in sorted(self.run.control.glob("stop-*.json")) if (value := read_json(path))]
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        value = read_json(self.run.spec)
+        assert value is not None
+        return value
