@@ -1,0 +1,36 @@
+"""Sweeps: early stopping beside random search, 64 processes that are killed at one journal, reading 10,000 trials.
+
+    python benchmarks/sweep.py [curves] [journal] [reading]
+
+Ends with code 1 when a limit is passed.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+PARTS = ("reading", "journal", "curves")
+
+
+def main(wanted: list[str]) -> int:
+    try:
+        import optuna
+    except ImportError:
+        print("optuna is not installed here: pip install 'hpcaccel[sweep]'")
+        return 1
+    if unknown := set(wanted) - set(PARTS):
+        print(f"no such part: {', '.join(sorted(unknown))} (has: {', '.join(PARTS)})")
+        return 2
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    print(f"optuna {optuna.__version__}")
+    passed = []
+    for part in PARTS:
+        if part in (wanted or PARTS):
+            print(flush=True)
+            passed.append(import_module(f"sweep_{part}").main())
+    return 0 if all(passed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
