@@ -59,7 +59,7 @@ class Goal:
         return tuple(math.inf if math.isnan(value) else value for value in signed)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Point:
     """A point of the space with all its trials: one, or as many as ``repeat`` says."""
 
@@ -95,28 +95,28 @@ def ranking(trials: Iterable[TrialRecord], goal: Goal) -> list[Point]:
     Points of which every seed is complete come before those that lack some, and these before pruned ones, of which the
     one that came furthest leads. With several metrics the front comes first; the first metric orders the others.
     """
-    points = [point for group in _by_point(trials, goal) if (point := _point(group, goal)) is not None]
+    points = [_point(group, goal) for group in _by_point(trials, goal)]
     points.sort(key=lambda point: _order(point, goal))
-    front = {id(point) for point in _front(points, goal)}
-    marked = [Point(**{**vars(point), "on_front": id(point) in front}) for point in points]
+    for point in _front(points, goal):
+        point.on_front = True
     if len(goal.metrics) > 1:
-        marked.sort(key=lambda point: not point.on_front)  # stable
-    return marked
+        points.sort(key=lambda point: not point.on_front)  # stable
+    return points
 
 
 def best(trials: Iterable[TrialRecord], goal: Goal) -> Point | None:
     """The best point of which a trial is complete; with several metrics, the best in the first one among the front."""
-    return next((point for point in ranking(trials, goal) if point.complete), None)
+    return next(iter(ranking(_complete(trials), goal)), None)
 
 
 def pareto_front(trials: Iterable[TrialRecord], goal: Goal) -> list[Point]:
     """The points that no other one is better than in every respect, ordered by the first metric."""
-    return [point for point in ranking(trials, goal) if point.on_front]
+    return [point for point in ranking(_complete(trials), goal) if point.on_front]
 
 
 def best_first(trials: Iterable[TrialRecord], goal: Goal) -> list[int]:
     """Numbers of all complete trials, those of the best points first."""
-    return [trial.number for point in ranking(trials, goal) if point.complete for trial in point.trials]
+    return [trial.number for point in ranking(_complete(trials), goal) for trial in point.trials]
 
 
 def rows(
@@ -149,6 +149,10 @@ def to_json(table: Sequence[Mapping[str, Any]]) -> str:
     return json.dumps(clean, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def _complete(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
+    return [trial for trial in trials if trial.state == "complete"]
+
+
 def _by_point(trials: Iterable[TrialRecord], goal: Goal) -> list[list[TrialRecord]]:
     """Trials that differ in nothing but their seed, together."""
     groups: dict[tuple[int, str], list[TrialRecord]] = {}
@@ -166,8 +170,8 @@ def _key(trial: TrialRecord, goal: Goal) -> tuple[int, str]:
     return point_number(trial.number, trial.user_attrs), json.dumps(settings)
 
 
-def _point(group: list[TrialRecord], goal: Goal) -> Point | None:
-    complete = [trial for trial in group if trial.state == "complete"]
+def _point(group: list[TrialRecord], goal: Goal) -> Point:
+    complete = _complete(group)
     counted = complete or [max(group, key=lambda trial: trial.step or 0)]
     counted.sort(key=lambda trial: goal.cost(trial.values or ()))
     columns = zip(*(trial.values or () for trial in counted), strict=True)
