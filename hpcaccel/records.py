@@ -151,7 +151,8 @@ class StopRequest:
 
 
 def pruned(stop: StopRequest | None) -> bool:
-    """Whether a sweep gave this up: whatever comes on top of it, nothing is to be continued."""
+    """Whether a sweep gave this up: whatever comes on top of it, nothing follows by itself. With ``then="finish"``
+    nothing of it is kept, with ``pause`` it saves, for a budget that may grow."""
     return stop is not None and stop.reason == "pruned"
 
 

@@ -169,7 +169,7 @@ class Stopping:
         if self.request is not None and self.request.then == then:
             return
         self._look_at_pace()
-        patience = self._patience(reason)
+        patience = self._patience(reason, then)
         if pruned(self.request):
             if self._kill_at is not None:  # somebody wants the nodes besides: no other end, only a sooner one
                 self._kill_at = min(self._kill_at, time.monotonic() + patience)
@@ -214,10 +214,10 @@ class Stopping:
             return None
         return self._inquiry.end_time - time.time()
 
-    def _patience(self, reason: Reason) -> float:
+    def _patience(self, reason: Reason, then: str) -> float:
         """How long the ranks may take to leave, in seconds."""
         timeout = float(self._launch.resilience.stop_timeout_seconds)
-        if reason == "pruned":
+        if reason == "pruned" and then == "finish":
             return min(timeout, PRUNED_SECONDS)
         left = None if self._killed_at else self._left(reason)  # then nobody needs time to requeue
         return patience_seconds(self._pace, stop_timeout_seconds=timeout, left_seconds=left)

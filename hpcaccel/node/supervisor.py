@@ -150,7 +150,7 @@ class Supervisor:
                 honour(self.run, name)
                 verdict = Verdict(
                     reason=request.reason,
-                    decision="pause" if request.then == "pause" else "end",
+                    decision="pause" if request.then == "pause" and not pruned(request) else "end",
                     detail="before the ranks started",
                 )
                 self._write_end(verdict, started=time.time())

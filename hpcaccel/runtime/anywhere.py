@@ -146,4 +146,5 @@ def _is_asked() -> bool:
             return False
     except FileNotFoundError:
         return False
-    return (read_json(path) or {}).get("then") in ("finish", "cancel")
+    found = read_json(path) or {}
+    return found.get("then") in ("finish", "cancel") or found.get("reason") == "pruned"

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from hpcaccel.records import AttemptEnd, Progress, StopRequest, Timing, from_dict, to_dict
 from hpcaccel.rundir import RunDir, read_json, read_lines, write_json
@@ -64,7 +65,9 @@ class Course:
             OSError: its directory cannot be written.
         """
         self.asked = why
-        request = StopRequest(reason="pruned", then="finish", time=time.time())
+        # What the budget ends may go on when there is more of it, from where it leaves.
+        then: Literal["pause", "finish"] = "pause" if self.over_budget else "finish"
+        request = StopRequest(reason="pruned", then=then, time=time.time())
         name = f"stop-{time.time_ns()}-{secrets.token_hex(2)}.json"
         write_json(self.run.control / name, to_dict(request))
 

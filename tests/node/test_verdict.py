@@ -76,6 +76,7 @@ def seen(**changes: Any) -> Seen:
         (seen(stop=stop("requeue"), exit_code=0), "stop", "requeue", False),
         (seen(stop=stop("finish"), exit_code=0), "completed", "end", False),
         (seen(outcome=DONE, stop=stop("finish", "pruned")), "pruned", "end", False),
+        (seen(outcome=SAVED, stop=stop("pause", "pruned"), exit_code=85), "pruned", "end", False),
         (seen(stop=stop("finish", "pruned"), exit_code=0), "pruned", "end", False),
         (seen(stop=stop("finish", "pruned"), exit_code=143), "pruned", "end", False),
         (seen(stop=stop("finish", "pruned"), exit_code=1, failure=failed("exception")), "pruned", "end", False),

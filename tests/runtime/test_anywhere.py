@@ -143,8 +143,18 @@ def test_a_disk_that_takes_nothing_is_an_error_of_the_next_call(run: RunDir) -> 
     assert [step for _, step, _ in logged(run.metrics)] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(("then", "stops"), [("finish", True), ("cancel", True), ("requeue", False), ("pause", False)])
-def test_should_stop_hears_of_ends_for_good(run: RunDir, then: str, stops: bool) -> None:
+@pytest.mark.parametrize(
+    ("reason", "then", "stops"),
+    [
+        ("pruned", "finish", True),
+        ("pruned", "pause", True),
+        ("stop", "finish", True),
+        ("cancelled", "cancel", True),
+        ("preempted", "requeue", False),
+        ("stop", "pause", False),
+    ],
+)
+def test_should_stop_hears_of_ends_for_good(run: RunDir, reason: str, then: str, stops: bool) -> None:
     code = """
         import sys
         from hpcaccel.runtime import anywhere
@@ -158,7 +168,7 @@ def test_should_stop_hears_of_ends_for_good(run: RunDir, then: str, stops: bool)
     process = start(code, run=run)
     assert process.stdout is not None
     assert process.stdout.readline() == "False\n"
-    write_json(run.stop(1), to_dict(StopRequest(reason="pruned", then=then, time=0.0)))  # type: ignore[arg-type]
+    write_json(run.stop(1), to_dict(StopRequest(reason=reason, then=then, time=0.0)))  # type: ignore[arg-type]
     out, error = process.communicate("go\n", timeout=60)
     assert out == f"{stops}\n", error
 
