@@ -83,8 +83,8 @@ class SweepStudy:
         )
         if self.study.directions != directions:
             raise UserError(
-                f"this sweep was started with {len(self.study.directions)} metrics and other modes than "
-                f"{', '.join(spec.sweep.modes)}: start a new one for another metric or mode"
+                f"this sweep was started with other metrics or modes ({_modes(self.study.directions)}) than "
+                f"{_modes(directions)}: start a new one for them"
             )
 
     # -- beginning ------------------------------------------------------------------------------------------------
@@ -243,6 +243,10 @@ class SweepStudy:
 
     def _trial_id(self, number: int) -> int:
         return self.trials()[number]._trial_id
+
+
+def _modes(directions: Sequence[StudyDirection]) -> str:
+    return ", ".join(mode for one in directions for mode, direction in _DIRECTIONS.items() if one == direction)
 
 
 def _curve(trial: FrozenTrial) -> Curve:

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+
+from hpcaccel.sweeps.pruning import Curve, Rule, rule_of
+from tests.sweeps.making import made
+
+
+def rule(pruner: Any, mode: str = "min") -> Rule:
+    found = rule_of(made(pruner=pruner, mode=mode).sweep)
+    assert found is not None
+    return found
+
+
+def curves(*values: float, step: int = 1, complete: bool = False) -> list[Curve]:
+    return [Curve(number=100 + index, values={step: value}, complete=complete) for index, value in enumerate(values)]
+
+
+def verdict(rule: Rule, value: float, others: list[Curve], step: int = 1) -> str:
+    return rule.verdict(Curve(number=0, values={step: value}), others)
+
+
+def first_rungs(rule: Rule, number: int = 0) -> list[int]:
+    return list(itertools.islice(rule.rungs(number), 5))
+
+
+def test_without_a_pruner_nothing_is_looked_at() -> None:
+    assert rule_of(made().sweep) is None
+
+
+@pytest.mark.parametrize(
+    ("pruner", "steps"),
+    [
+        ("asha", [1, 4, 16, 64, 256]),
+        ({"asha": {"min_steps": 100}}, [100, 400, 1600, 6400, 25600]),
+        ({"asha": {"min_steps": 1, "max_steps": 27, "reduction_factor": 3}}, [1, 3, 9]),
+        ({"asha": {"max_steps": 1000}}, [16, 64, 256]),
+        ("median", [1, 2, 4, 8, 16]),
+        ({"median": {"warmup_steps": 10, "interval_steps": 5}}, [10, 15, 20, 25, 30]),
+    ],
+)
+def test_rungs(pruner: Any, steps: list[int]) -> None:
+    assert first_rungs(rule(pruner)) == steps
+
+
+def test_each_rung_is_looked_at_once_however_often_the_program_logs() -> None:
+    asha = rule({"asha": {"min_steps": 4}})
+    looked: list[int] = []
+    for step in [0, 1, 3, *range(5, 80, 5)]:
+        if asha.wants(0, step, after=looked[-1] if looked else 0):
+            looked.append(step)
+    assert looked == [5, 20, 65]  # rungs 4, 16 and 64
+
+
+def test_the_best_of_a_rung_go_on() -> None:
+    asha = rule({"asha": {"min_steps": 1, "reduction_factor": 2}})
+    others = curves(1.0, 2.0, 3.0)
+    assert verdict(asha, 0.5, others) == ""
+    assert verdict(asha, 1.5, others) == ""
+    assert verdict(asha, 2.5, others) == "at step 1 it was number 3 of 4, of which the best 2 go on"
+    assert verdict(rule({"asha": {"min_steps": 1, "reduction_factor": 2}}, "max"), 2.5, others) == ""
+
+
+def test_nobody_waits_for_enough_trials() -> None:
+    asha = rule({"asha": {"min_steps": 1}})
+    assert verdict(asha, 9.0, curves(1.0, 2.0)) == ""
+    assert verdict(asha, 9.0, curves(1.0, 2.0, 3.0)) != ""
+
+
+def test_trials_that_have_not_come_so_far_do_not_count() -> None:
+    asha = rule({"asha": {"min_steps": 1}})
+    assert verdict(asha, 9.0, [*curves(1.0, 2.0), *curves(0.1, 0.2, step=1)], step=4) == ""
+
+
+def test_what_comes_late_is_compared_at_the_rung_that_it_has_passed() -> None:
+    asha = rule({"asha": {"min_steps": 4, "reduction_factor": 2}})
+    late = [Curve(number=index, values={6: 1.0, 17: 9.0}) for index in range(1, 4)]
+    assert verdict(asha, 2.0, late, step=5) != ""
+    assert verdict(asha, 0.5, late, step=5) == ""
+
+
+@pytest.mark.parametrize("pruner", [{"asha": {"min_steps": 1}}, {"hyperband": {"max_steps": 81}}, {"median": {}}])
+def test_a_trial_that_is_no_number_ends_at_once(pruner: Any) -> None:
+    decides = rule(pruner)
+    step = next(decides.rungs(0))
+    assert verdict(decides, math.nan, [], step=step) == f"its metric is not a number at step {step}"
+
+
+def test_others_that_are_no_number_are_the_worst() -> None:
+    asha = rule({"asha": {"min_steps": 1, "reduction_factor": 2}}, "max")
+    assert verdict(asha, -5.0, curves(math.nan, math.nan, 1.0)) == ""
+
+
+def test_until_a_trial_has_finished_nobody_knows_how_long_one_is() -> None:
+    asha = rule("asha")
+    others = curves(1.0, 2.0, 3.0, step=64)
+    assert verdict(asha, 9.0, others, step=64) == ""
+    done = [Curve(number=9, values=dict.fromkeys((1, 4, 16, 64, 256), 1.0), complete=True)]
+    assert verdict(asha, 9.0, [*others, *done], step=64) != ""
+    assert verdict(asha, 9.0, [*curves(1.0, 2.0, 3.0, step=4), *done], step=4) == ""
+
+
+def test_brackets_get_their_shares_and_are_apart() -> None:
+    hyperband = rule({"hyperband": {"min_steps": 1, "max_steps": 27}})
+    starts = [first_rungs(hyperband, number)[:1] for number in range(60)]
+    shares = [starts.count(start) for start in ([1], [3], [9], [])]
+    assert shares == sorted(shares, reverse=True)
+    assert min(shares) > 0  # one bracket runs its trials to their end
+    own = [number for number in range(60) if starts[number] == [1]]
+    foreign = [Curve(number=number, values={9: 0.0}) for number in range(60) if starts[number] == [9]]
+    assert hyperband.verdict(Curve(number=own[0], values={9: 5.0}), foreign) == ""
+
+
+def test_the_median_of_finished_trials_is_the_measure() -> None:
+    median = rule({"median": {"startup_trials": 3}})
+    finished = curves(1.0, 2.0, 3.0, complete=True)
+    assert verdict(median, 2.0, finished) == ""
+    assert verdict(median, 2.5, finished) == "up to step 1 it came to 2.5, the median there is 2"
+    assert verdict(median, 2.5, curves(1.0, 2.0, 3.0)) == ""
+    assert verdict(median, 2.5, finished[:2]) == ""
+    earlier = Curve(number=0, values={1: 1.0, 2: 9.0})
+    assert median.verdict(earlier, curves(1.0, 2.0, 3.0, step=2, complete=True)) == ""
+
+
+def test_the_median_of_what_is_to_be_large() -> None:
+    median = rule({"median": {"startup_trials": 3}}, "max")
+    assert (
+        verdict(median, 1.5, curves(1.0, 2.0, 3.0, complete=True))
+        == "up to step 1 it came to 1.5, the median there is 2"
+    )
