@@ -36,11 +36,10 @@ def _dispatch(words: list[str]) -> int:
             from hpcaccel.node.host import work
 
             return work(SweepDir(directory), int(index))
-        case ["trial", directory, slot, report_to]:
-            from hpcaccel.node.slots import Slot
-            from hpcaccel.node.trial import run_trial
+        case ["trial", report_to]:
+            from hpcaccel.node.trial import wait_for_a_trial
 
-            return run_trial(RunDir(directory), slot=Slot.parse(slot), report_to=int(report_to))
+            return wait_for_a_trial(report_to=int(report_to))
         case ["rank", directory]:
             from hpcaccel.node.rank import become_program
 

@@ -7,21 +7,23 @@ it is one thread that blocks the signals that matter and waits for them. Its chi
 
 from __future__ import annotations
 
+import os
 import signal
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from hpcaccel.node import lease
 from hpcaccel.node.account import WorkerAccount
-from hpcaccel.node.allocation import TAKEN_DOWN, Allocation, LocalAllocation, Situation, SlurmAllocation
+from hpcaccel.node.allocation import TAKEN_DOWN, Allocation, LocalAllocation, SlurmAllocation
 from hpcaccel.node.chooser import SPOKEN, Chooser
 from hpcaccel.node.control import honour, pending_requests
 from hpcaccel.node.launch import Launch, read_launch
+from hpcaccel.node.recall import Recall, Stop
 from hpcaccel.node.slots import Slot
-from hpcaccel.node.stopping import ASK_SCHEDULER_SECONDS, EARLY_SECONDS, Inquiry
+from hpcaccel.node.stopping import Inquiry
 from hpcaccel.node.supervisor import WATCHED, take_over_signals
-from hpcaccel.node.trials import Trial
+from hpcaccel.node.trial import CHECKED, END_TIME
+from hpcaccel.node.trials import Spare, Trial
 from hpcaccel.records import EXIT_CONTINUED, Decision, Reason, StopRequest, WorkerStart
 from hpcaccel.rundir import SweepDir, WorkerDir, read_json
 
@@ -33,18 +35,6 @@ LEAVE_SECONDS, HURRY_SECONDS = 20.0, 4.0
 _EXIT_CODES: dict[Reason, int] = {"completed": 0, "cancelled": 130}
 _TAKEN = ("preempted", "time_limit", "lost", "cancelled")
 """Reasons for which a trial is to be continued, that concern the whole allocation."""
-_FINALITY: dict[Decision, int] = {"requeue": 0, "pause": 1, "end": 2}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stop:
-    """Why this worker starts no more trials, and what follows when those in flight are gone."""
-
-    reason: Reason
-    then: Decision
-    detail: str = ""
-    by_scheduler: bool = False
-    """The scheduler brings the worker back by itself."""
 
 
 def work(sweep: SweepDir, index: int) -> int:
@@ -82,12 +72,16 @@ class Host:
         self.launch = launch
         self.allocation = allocation
         self.inquiry = Inquiry(allocation)
+        self.recall = Recall(self.inquiry, launch, say=self._say)
         self.account = WorkerAccount(worker)
         self.pack = int(document["sweep"].get("pack") or 1)
         self.trials: dict[int, Trial] = {}
         """Those in flight, by place."""
+        self.spare = Spare(worker.node_program)
         self.stop: Stop | None = None
         """Set once no trial may start any more."""
+        self.checked = False
+        """Whether a trial has come to a good end here."""
         self.avoid: set[str] = set()
         """Nodes that a trial's supervisor holds to be bad."""
         command = [*document["chooser"], str(worker.sweep.path), str(worker.index)]
@@ -111,6 +105,7 @@ class Host:
             self._hear_users()
             self._see_ends()
             self._hear_chooser()
+            self.spare.keep(wanted=self.stop is None)
             self.account.sign()
         return self._leave()
 
@@ -151,11 +146,18 @@ class Host:
         if place in self.trials or not 0 <= place < self.pack:
             self.chooser.kill(f"trial {number} is to run in place {place}, which is taken or none of the {self.pack}")
             return
-        end_time = self.inquiry.end_time if self.launch.local else None
         run, slot = self.worker.sweep.trial(number), Slot(number=place, of=self.pack)
-        self.trials[place] = Trial(run, number, slot, local=self.launch.local, end_time=end_time, say=self._say)
+        self.trials[place] = Trial(run, number, slot, self.spare, variables=self._variables(slot), say=self._say)
         self._say(f"trial {number} starts in place {place}")
         self.account.trial(number, "started", trials=self._numbers())
+
+    def _variables(self, slot: Slot) -> dict[str, str]:
+        variables = slot.environment(os.environ, local=self.launch.local)
+        if self.launch.local and self.inquiry.end_time is not None:
+            variables[END_TIME] = repr(self.inquiry.end_time)  # nobody else keeps it
+        if self.checked:
+            variables[CHECKED] = "1"
+        return variables
 
     def _see_ends(self) -> None:
         for place, trial in list(self.trials.items()):
@@ -167,6 +169,7 @@ class Host:
                 f"trial {trial.number} ended, {end['reason']}; then: {end['decision']} {end['detail'] or ''}".rstrip()
             )
             bad = end.pop("nodes_excluded", [])
+            self.checked |= end["reason"] in ("completed", "pruned")
             self.chooser.tell(end)
             if end["decision"] == "requeue":
                 self._look_behind(end, bad)
@@ -178,11 +181,11 @@ class Host:
             # Slurm cannot start ranks here, or should not: for the others that is no better.
             self._stop(Stop(reason="failed", then="requeue", detail=end["detail"]), request=_to_be_continued("stop"))
         elif end["reason"] in _TAKEN and self.stop is None:
-            situation = self.inquiry.ask(patient=False)
-            if end["reason"] == "lost" and situation.running:
+            wish = self.recall.look()
+            if wish is None and end["reason"] == "lost":
                 return  # its supervisor alone was killed
-            stop = self._stop_of(situation) or Stop(reason=end["reason"], then="requeue")
-            self._stop(stop, number=_signal_of(situation))
+            stop, number = wish or (Stop(reason=end["reason"], then="requeue"), signal.SIGUSR2)
+            self._stop(stop, number=number)
 
     def _numbers(self) -> list[int]:
         return [trial.number for trial in self.trials.values()]
@@ -190,50 +193,9 @@ class Host:
     # -- being stopped --------------------------------------------------------------------------------------------
 
     def _hear_scheduler(self, number: int | None) -> None:
-        if number == signal.SIGUSR2:
-            self._hear_warning()
-        elif number in (signal.SIGTERM, signal.SIGINT):
-            if isinstance(self.allocation, LocalAllocation):
-                self.allocation.cancelled()
-            self._stop(self._stop_of(self.inquiry.ask()) or Stop(reason="stop", then="requeue"), number=signal.SIGTERM)
-        elif self.launch.local or time.time() - self.inquiry.asked > ASK_SCHEDULER_SECONDS:
-            # In a preemption with grace time Slurm signals ranks alone, and there may have been none.
-            situation = self.inquiry.ask(patient=False)
-            if (stop := self._stop_of(situation)) is not None:
-                self._stop(stop, number=_signal_of(situation))
-
-    def _hear_warning(self) -> None:
-        """SIGUSR2, as a supervisor understands it."""
-        inquiry = self.inquiry
-        stop, end_time = self._stop_of(inquiry.ask()), inquiry.end_time
-        limit = self.launch.resilience.warning_seconds + EARLY_SECONDS
-        if stop is None and end_time is not None and end_time - time.time() > limit:
-            if inquiry.granted is not None and end_time > inquiry.granted + 1:
-                self._say("a warning came, but the time limit was extended: going on")
-                return
-            stop = Stop(reason="stop", then="requeue", detail="somebody's own signal")
-        self._stop(stop or Stop(reason="time_limit", then="requeue"), number=signal.SIGUSR2)
-
-    def _stop_of(self, now: Situation) -> Stop | None:
-        """What the scheduler wants with this allocation, where it wants anything."""
-        if not now.known:
-            return None
-        if now.running:
-            if now.preempted:
-                return Stop(reason="preempted", then="requeue")
-            return Stop(reason="time_limit", then="requeue") if self._is_late(now.end_time) else None
-        if now.comes_back:
-            reason: Reason = now.taken_for or ("lost" if now.failed_nodes else "preempted")
-            return Stop(reason=reason, then="requeue", by_scheduler=True)
-        return Stop(reason=now.taken_for or "cancelled", then="end", detail="other workers may go on with its trials")
-
-    def _is_late(self, end_time: float | None) -> bool:
-        """Whether the end is near. Trials know how long they take, and leave earlier where they must."""
-        if end_time is None:
-            return False
-        # Slurm's own warning comes before this; it is for a warning that got lost, and for the local backend.
-        warning = self.launch.resilience.warning_seconds * (1.0 if self.launch.local else 0.5)
-        return time.time() > end_time - min(warning, (end_time - self.inquiry.began) / 2)
+        if (wish := self.recall.heard(number)) is not None:
+            stop, signal_of_it = wish
+            self._stop(stop, number=signal_of_it)
 
     def _hear_users(self) -> None:
         """Requests to this worker, and to the whole sweep. The latter stay until it is resumed: a worker that waits in
@@ -256,11 +218,11 @@ class Host:
             number: a signal for their supervisors, which ask the scheduler what it means.
             request: what they are asked, where it is not the scheduler's wish.
         """
-        if self.stop is None or _FINALITY[stop.then] > _FINALITY[self.stop.then]:
+        if stop.outdoes(self.stop):
             self._say(f"stopping: {stop.reason}, then: {stop.then} {stop.detail}".rstrip())
             self.stop = stop
             self.chooser.tell(self._stopping(stop))
-        elif stop.by_scheduler and self.stop.then == "requeue":
+        elif stop.by_scheduler and self.stop is not None and self.stop.then == "requeue":
             self.stop = stop  # it was about to be requeued, and now that happens without us
         for trial in self.trials.values():
             if number is not None:
@@ -275,6 +237,7 @@ class Host:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def _leave(self) -> int:
+        self.spare.close()
         taken = self.stop is not None and (self.stop.by_scheduler or self.stop.then == "end")
         self.chooser.dismiss(HURRY_SECONDS if taken else LEAVE_SECONDS)
         self._hear_users()
@@ -320,11 +283,6 @@ class Host:
                 log.write(line + "\n")
         except OSError as error:
             print(f"hpcaccel: cannot write {self.worker.host_log}: {error.strerror}", flush=True)
-
-
-def _signal_of(now: Situation) -> signal.Signals:
-    """Which signal makes a supervisor ask about this situation, and find the same."""
-    return signal.SIGUSR2 if now.running else signal.SIGTERM
 
 
 def _to_be_continued(reason: Reason) -> StopRequest:

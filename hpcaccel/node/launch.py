@@ -48,6 +48,8 @@ class Launch:
     setup_per_node: list[str]
     time_limit_seconds: int | None
     resilience: Resilience
+    beside: bool = False
+    """Steps of others run in the same allocation: a short step must not wait for what they hold."""
 
     @property
     def ranks(self) -> int:

@@ -144,6 +144,7 @@ def run_on_each_node(line: str, *, launch: Launch) -> int:
     command = ["bash", "-c", line]
     if not launch.local:
         tasks = [f"--nodes={launch.nodes}", f"--ntasks={launch.nodes}", "--ntasks-per-node=1"]
+        tasks += ["--overlap"] if launch.beside else []
         command = ["srun", *tasks, "--kill-on-bad-exit=1", "--export=ALL", f"--chdir={launch.workdir}", *command]
     return subprocess.run(command, cwd=launch.workdir, preexec_fn=dying_with_us(signal.SIGTERM), check=False).returncode
 

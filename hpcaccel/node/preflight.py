@@ -91,7 +91,7 @@ def preflight(
 def _ask_nodes(
     run: RunDir, launch: Launch, *, nodes: Sequence[str], avoid: Sequence[str], say: Callable[[str], None]
 ) -> dict[str, list[str]]:
-    command = ["srun", *one_task_a_node(nodes, avoid), "--chdir=/"]
+    command = ["srun", *one_task_a_node(nodes, avoid), *(["--overlap"] if launch.beside else []), "--chdir=/"]
     command += [sys.executable, str(run.node_program), "preflight", str(run.path)]
     with _reception(nodes) as variables:
         environment = {**os.environ, **variables}

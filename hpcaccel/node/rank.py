@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from hpcaccel.errors import RankEnvironmentError
 from hpcaccel.node.launch import Launch, read_launch
+from hpcaccel.node.slots import SLOT, Slot
 from hpcaccel.records import PROTOCOL
 from hpcaccel.rundir import RunDir, write_json
 from hpcaccel.slurm import hostlist
@@ -76,6 +77,8 @@ def rank_environment(run: RunDir, launch: Launch, env: dict[str, str]) -> dict[s
     env["HPCACCEL_METRICS"] = str(run.foreign_metrics(attempt)) if env["RANK"] == "0" else os.devnull
     env["HPCACCEL_PROTOCOL"] = str(PROTOCOL)
     env.setdefault("WORLD_SIZE", str(launch.ranks))
+    if SLOT in env and (gpus := env.get("CUDA_VISIBLE_DEVICES")):
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(Slot.parse(env.pop(SLOT)).visible(gpus.split(",")))
     if launch.pythonpath:
         env["PYTHONPATH"] = os.pathsep.join([*launch.pythonpath, *filter(None, [env.get("PYTHONPATH")])])
     if launch.callable:

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 
 from hpcaccel.node.account import gpus_of
 
-__all__ = ["Slot"]
+__all__ = ["SLOT", "Slot"]
+
+SLOT = "HPCACCEL_SLOT"
+"""Variable: which part of the GPUs that its step sees is a rank's to use, where steps overlap."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +33,9 @@ class Slot:
 
     def __str__(self) -> str:
         return f"{self.number}/{self.of}"
+
+    def _overlaps(self, env: Mapping[str, str]) -> bool:
+        return bool(int(env.get("SLURM_GPUS_ON_NODE") or 0) % self.of)
 
     def visible(self, gpus: list[str]) -> list[str]:
         """The part of the GPUs that is this place's: its own ones, or one of which it is not the only user."""
@@ -49,6 +55,8 @@ class Slot:
             listed = env.get("CUDA_VISIBLE_DEVICES")
             gpus = [one for one in listed.split(",") if one] if listed else [str(one) for one in range(count)]
             changes["CUDA_VISIBLE_DEVICES"] = ",".join(self.visible(gpus))
+        if not local and self._overlaps(env):
+            changes[SLOT] = str(self)
         threads = env.get("OMP_NUM_THREADS", "")
         if threads.isdecimal() and threads == (env.get("SRUN_CPUS_PER_TASK") or env.get("SLURM_CPUS_PER_TASK")):
             changes["OMP_NUM_THREADS"] = str(max(1, int(threads) // self.of))
@@ -62,9 +70,9 @@ class Slot:
         options = [f"--cpus-per-task={max(1, cpus)}"]
         if (memory := env.get("SLURM_MEM_PER_NODE", "")).isdecimal() and int(memory):
             options.append(f"--mem={max(1, int(memory) // self.of)}M")
-        gpus = int(env.get("SLURM_GPUS_ON_NODE") or 0)
-        if gpus % self.of:
+        if self._overlaps(env):
             return ["--overlap", *options]
+        gpus = int(env.get("SLURM_GPUS_ON_NODE") or 0)
         if gpus and "SLURM_GPUS_PER_TASK" not in env:
             options.append(f"--gpus-per-node={gpus // self.of}")
         return ["--exact", *options]

@@ -11,10 +11,12 @@ import dataclasses
 import json
 import os
 import signal
+import sys
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
-from hpcaccel.errors import HpcaccelError, RunBusy
+from hpcaccel.errors import HpcaccelError, RunBusy, UserError
 from hpcaccel.node import lease
 from hpcaccel.node.allocation import Allocation, LocalAllocation, Situation, SlurmAllocation
 from hpcaccel.node.launch import Launch, read_launch
@@ -25,14 +27,41 @@ from hpcaccel.node.verdict import Verdict
 from hpcaccel.records import EXIT_CONTINUED, AttemptEnd
 from hpcaccel.rundir import RunDir, read_json, read_lines, write_json
 
-__all__ = ["END_TIME", "HOSTS_REQUEST", "run_trial"]
+__all__ = ["CHECKED", "END_TIME", "HOSTS_REQUEST", "run_trial", "wait_for_a_trial"]
 
 END_TIME = "HPCACCEL_WORKER_END"
 """Variable: when the time of a local worker is over, in seconds since the epoch."""
+CHECKED = "HPCACCEL_NODES_CHECKED"
+"""Variable: a trial has come to a good end in this allocation, so that its nodes need not be looked at for the next."""
 HOSTS_REQUEST = "worker.json"
 """In a trial's ``control``: what its worker asks of it, for as long as this worker runs it."""
 _OVER = ("completed", "pruned")
 _LONGEST = 4000
+
+
+def wait_for_a_trial(*, report_to: int) -> int:
+    """Be a trial's supervisor as soon as the host says on standard input which one's: a JSON object with ``run``, a
+    directory, ``slot`` and ``env``. The exit code is that of a run; 0 where the host says nothing."""
+    line = sys.stdin.readline()
+    if not line:
+        return 0
+    order = json.loads(line)
+    os.environ.update(order["env"])
+    run = RunDir(order["run"])
+    try:
+        _print_to(run.slurm_log)
+    except OSError as error:
+        return _refuse(report_to, f"cannot write {run.slurm_log}: {error.strerror}")
+    return run_trial(run, slot=Slot.parse(order["slot"]), report_to=report_to)
+
+
+def _print_to(path: Path) -> None:
+    sys.stdout.flush()
+    log, nothing = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640), os.open(os.devnull, os.O_RDONLY)
+    for ours, theirs in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(ours, theirs)
+    os.close(log)
+    os.close(nothing)
 
 
 def run_trial(run: RunDir, *, slot: Slot, report_to: int) -> int:
@@ -48,21 +77,26 @@ def run_trial(run: RunDir, *, slot: Slot, report_to: int) -> int:
         end = _last_end(run)
         assert end is not None, "a supervisor has left without a line in the ledger"
         word = {name: getattr(end, name) for name in ("reason", "decision", "error_class", "detail", "nodes_excluded")}
-    except HpcaccelError as error:
+    except (HpcaccelError, OSError) as error:
         print(f"hpcaccel: {error}", flush=True)
-        kind = "busy" if isinstance(error, RunBusy) else "refused"
-        word = {"reason": "failed", "decision": "end", "error_class": kind, "detail": str(error)}
-        code = error.exit_code
+        return _refuse(report_to, str(error), kind="busy" if isinstance(error, RunBusy) else "refused")
     word["detail"] = word["detail"][:_LONGEST]
     os.write(report_to, json.dumps(word).encode() + b"\n")
     return code
+
+
+def _refuse(report_to: int, detail: str, *, kind: str = "refused") -> int:
+    """No rank can be started; nothing of that stands in the ledger."""
+    word = {"reason": "failed", "decision": "end", "error_class": kind, "detail": detail[:_LONGEST]}
+    os.write(report_to, json.dumps(word).encode() + b"\n")
+    return UserError.exit_code
 
 
 def _supervise(run: RunDir, slot: Slot) -> int:
     launch = read_launch(run)
     if not launch.local:
         own = slot.srun_options(os.environ, ranks_per_node=launch.ranks_per_node)
-        launch = dataclasses.replace(launch, srun=[*own, *launch.srun])
+        launch = dataclasses.replace(launch, srun=[*own, *launch.srun], beside=slot.of > 1)
     allocation: Allocation = LocalTrialAllocation(run, launch) if launch.local else TrialAllocation()
     lease.acquire(run, job_id=allocation.job_id, restart_count=allocation.restart_count, trusted=True)
     try:
@@ -106,6 +140,11 @@ class TrialSupervisor(Supervisor):
         # more is asked of a trial than it has done, the lines before count no more.
         lines = [line for line, _ in read_lines(self.run.ledger, offset=_offset(self.run))]
         return bool(lines) and lines[-1].get("event") == "end" and lines[-1].get("reason") in _OVER
+
+    def _preflight(self) -> Verdict | None:
+        if CHECKED in os.environ and not self.restarts:
+            return None
+        return super()._preflight()
 
     def _leave_excluded_nodes(self) -> int | None:
         return None  # the worker keeps away from nodes
