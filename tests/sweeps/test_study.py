@@ -77,9 +77,8 @@ def test_a_gaussian_process() -> None:
 
 
 def test_the_specs_own_values_come_first_then_what_is_enqueued() -> None:
-    spec = made(
-        MIXED, args={"lr": 0.02}, enqueue=[{"args.depth": 3}, {"args.lr": 1e-3, "args.depth": 4, "args.o": "b"}]
-    )
+    whole = {"args.lr": 1e-3, "args.depth": 4, "args.o": "b"}
+    spec = made(MIXED, args={"lr": 0.02}, enqueue=[{"args.depth": 3}, whole])
     one = study(spec)
     first, second, third, fourth = (drawn(one) for _ in range(4))
     assert first.point["args.lr"] == 0.02
