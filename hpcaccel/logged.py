@@ -52,7 +52,8 @@ class Logged:
 
     def read(self) -> list[Line]:
         """The lines that were added since the last call, older attempts before newer ones."""
-        lines = [line for _, raw, _ in self._ours.read() if raw is not None and (line := _our_line(raw)) is not None]
+        ours = (self._our_line(raw) for _, raw, _ in self._ours.read() if raw is not None)
+        lines = [line for line in ours if line is not None]
         theirs = [line for attempt in self._attempts() for line in self._read_theirs(attempt)]
         return sorted(lines + theirs, key=lambda line: line.attempt) if theirs else lines
 
@@ -73,6 +74,18 @@ class Logged:
         wanted = [number for number in found if number > self._over]
         self._over = max([self._over, *wanted[:-1]])
         return wanted
+
+    def _our_line(self, raw: bytes) -> Line | None:
+        """None where a line was torn, or one of another kind got into the file."""
+        try:
+            line = _parse(raw)
+        except ValueError:
+            return None
+        step, attempt, time, values = line.get("step"), line.get("attempt"), line.get("time"), line.get("values")
+        if not (isinstance(step, int) and isinstance(attempt, int) and isinstance(time, int | float)):
+            return None
+        numbers = _numbers(values if isinstance(values, dict) else {}, self._remember)
+        return Line(step=step, attempt=attempt, time=float(time), values=numbers)
 
     def _read_theirs(self, attempt: int) -> Iterator[Line]:
         theirs = self._theirs.setdefault(attempt, _Theirs(_Tail(self._run.foreign_metrics(attempt), limit=THEIR_LIMIT)))
@@ -169,23 +182,6 @@ def _is_object(raw: bytes) -> bool:
         return bool(_parse(raw))
     except ValueError:
         return False
-
-
-def _our_line(raw: bytes) -> Line | None:
-    """None where a line was torn, or one of another kind got into the file."""
-    try:
-        line = _parse(raw)
-    except ValueError:
-        return None
-    step, attempt, time, values = line.get("step"), line.get("attempt"), line.get("time"), line.get("values")
-    if not (isinstance(step, int) and isinstance(attempt, int) and isinstance(time, int | float)):
-        return None
-    numbers = _numbers(values if isinstance(values, dict) else {}, _pass_over)
-    return Line(step=step, attempt=attempt, time=float(time), values=numbers)
-
-
-def _pass_over(name: str, value: Any) -> None:
-    """What is logged through us beside numbers, such as texts, is nobody's mistake."""
 
 
 def _parse(raw: bytes) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.rundir import read_json
 from hpcaccel.runtime import settings
 from hpcaccel.runtime.log import this_rank
@@ -35,9 +36,12 @@ def log(values: Mapping[str, Any], *, step: int | None = None) -> None:
             the same name and step: the last counts.
 
     Raises:
+        RuntimeMisuse: ``values`` is no dict.
         RankEnvironmentError: the variables of this process contradict each other.
         OSError: the file cannot be written.
     """
+    if not isinstance(values, Mapping):
+        raise RuntimeMisuse(f'hpcaccel.log() takes names and numbers, {{"loss": 0.5}}, and not {values!r}')
     session = _session()
     if session is None:
         _writer().write(values, step)

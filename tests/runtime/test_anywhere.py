@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+import hpcaccel
+from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.records import StopRequest, to_dict
 from hpcaccel.rundir import RunDir, read_lines, write_json
 
@@ -70,6 +72,11 @@ def test_lines_are_those_of_an_accelerator(run: RunDir) -> None:
     assert third == (2, 5, {"file\ud800": 1})
     (line, *_) = [line for line, _ in read_lines(run.metrics)]
     assert abs(line["time"] - time.time()) < 600
+
+
+def test_a_value_without_a_name() -> None:
+    with pytest.raises(RuntimeMisuse, match=r"takes names and numbers, \{\"loss\": 0.5\}, and not 0.25"):
+        hpcaccel.log(0.25)  # type: ignore[arg-type]
 
 
 def test_rank_0_alone_writes(run: RunDir) -> None:

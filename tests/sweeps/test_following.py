@@ -104,6 +104,10 @@ def test_a_metric_that_is_no_number(run: RunDir) -> None:
     follower.read()
     said = "metric 'loss' was never logged as a number: the trial logged '0.5' for 'loss'"
     assert follower.never_logged == said
+    append_line(run.metrics, {"step": 1, "attempt": 1, "time": 1.0, "values": {"loss": None, "acc": 1}})
+    through_us = Follower(RunDir(run.path), ["acc", "loss"])
+    through_us.read()
+    assert through_us.never_logged == said.replace("'0.5'", "None")
 
 
 def test_lines_that_were_of_no_use_are_named(run: RunDir) -> None:
