@@ -17,6 +17,7 @@ __all__ = [
     "SETTINGS",
     "SURPLUS",
     "is_drawn",
+    "is_extended",
     "is_surplus",
     "point_number",
     "repeat_number",
@@ -55,6 +56,11 @@ def repeat_number(user_attrs: Mapping[str, Any]) -> int:
 def is_surplus(user_attrs: Mapping[str, Any]) -> bool:
     """Whether a trial was given back before it ran."""
     return SURPLUS in user_attrs
+
+
+def is_extended(user_attrs: Mapping[str, Any]) -> bool:
+    """Whether somebody wants this trial to come further than it, or another one, has: it is not ended early."""
+    return user_attrs.get(ORIGIN) == "extend"
 
 
 def is_drawn(user_attrs: Mapping[str, Any]) -> bool:

@@ -23,15 +23,16 @@ from hpcaccel.sweeps import results
 from hpcaccel.sweeps.allowance import Allowance
 from hpcaccel.sweeps.budget import in_hours
 from hpcaccel.sweeps.choosing import Choosing, Impossible
+from hpcaccel.sweeps.chores import Chores
 from hpcaccel.sweeps.conversation import Ended, Event, Hello, Host, HostGone, Stopping, take_over_stdout
 from hpcaccel.sweeps.course import Course
 from hpcaccel.sweeps.definition import read_definition
-from hpcaccel.sweeps.housekeeping import Housekeeping
 from hpcaccel.sweeps.journal import Journal
+from hpcaccel.sweeps.marks import is_extended
 from hpcaccel.sweeps.ownership import Notes
 from hpcaccel.sweeps.reading import StudyRecord
 from hpcaccel.sweeps.study import NoMore, SweepStudy
-from hpcaccel.sweeps.telling import BUDGET, DETAIL, ERROR_CLASS, Verdict, hopeless, judge
+from hpcaccel.sweeps.telling import DETAIL, ERROR_CLASS, Verdict, hopeless, judge
 
 __all__ = ["Worker", "main"]
 
@@ -93,7 +94,7 @@ class Worker:
             slurm=slurm,
         )
         self.allowance = Allowance(sweep, definition, hello, record=self.record)
-        self.housekeeping = Housekeeping(sweep, keep=self.section.keep_checkpoints)
+        self.chores = Chores(sweep, keep=self.section.keep_checkpoints, goal=self.goal, record=self.record)
         self.courses: dict[int, Course] = {}
         """Trials in flight, by number."""
         self.stopping = False
@@ -102,6 +103,7 @@ class Worker:
         """Trials that are not for this start of the worker, though nobody has ended them."""
         self._failures: Counter[int] = Counter()
         self._interruptions: Counter[int] = Counter()
+        self.chores.catch_up(index, self.notes.read())
         for slot, number in hello.running.items():
             self._take_over(number, int(slot))
 
@@ -111,6 +113,7 @@ class Worker:
         """Until there is nothing more to do for this worker, or the host has gone (``HostGone``)."""
         while True:
             end = self._fill()
+            self.chores.do()
             if end is not None and not self.courses:
                 self._say(f"nothing more to do here: {end.why}")
                 self.host.end(end.why, then=end.then)
@@ -204,7 +207,8 @@ class Worker:
                 continue
             value = values[self.section.metrics[0]]
             course.reported = step
-            if (why := self.study.report(course.number, step, value)) and not self.stopping:
+            why = self.study.report(course.number, step, value)
+            if why and not self.stopping and not is_extended(self.record.trials[course.number].user_attrs):
                 self._end_early(course, why)
 
     def _end_early(self, course: Course, why: str) -> None:
@@ -260,18 +264,11 @@ class Worker:
             self.study.fail(number)
         self.notes.read()
         shown = ", ".join(f"{name}={value:g}" for name, value in zip(self.goal.metrics, verdict.values, strict=False))
-        self._say(f"trial {number}: {verdict.state} {shown or verdict.why}{self._standing()}")
-        self._tidy(number, verdict)
+        what = shown if verdict.state == "complete" else verdict.why if verdict.state == "failed" else ""
+        self._say(f"trial {number}: {verdict.state}{what and f', {what}'}{self._standing()}")
+        self.chores.add(number)
         if verdict.state == "failed":
             self._halt_where_hopeless()
-
-    def _tidy(self, number: int, verdict: Verdict) -> None:
-        if verdict.state == "complete":
-            self.housekeeping.after_finished(number, results.best_first(self.record.trials, self.goal))
-        elif verdict.state == "pruned" and verdict.error_class != BUDGET:
-            self.housekeeping.after_pruned(number)
-        else:
-            self.housekeeping.after_interrupted(number)
 
     def _halt_where_hopeless(self) -> None:
         why = hopeless(self.record.trials)
@@ -292,7 +289,7 @@ class Worker:
         return f"{shown}; spent: {in_hours(self.allowance.spent())}"
 
     def _say(self, text: str) -> None:
-        print(f"hpcaccel: {time.strftime('%Y-%m-%dT%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+        print(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from hpcaccel import layout
 from hpcaccel.process import process_start
 from hpcaccel.records import AttemptEnd, AttemptStart, WorkerStart, to_dict
 from hpcaccel.rundir import RunDir, SweepDir, append_line, read_json, write_json
+from hpcaccel.submission.build import all_or_nothing
 from hpcaccel.sweeps import starting
 from hpcaccel.sweeps.conversation import Host
 from hpcaccel.sweeps.ownership import Notes
@@ -42,7 +43,7 @@ def make_sweep(path: Path, *overrides: str, text: str = SPEC) -> SweepDir:
     (path / "train.py").write_text("print('here')\n")
     (path / "sweep.yaml").write_text(text)
     plan = starting.prepare_sweep(path / "sweep.yaml", cluster="local", runs_dir=path / "runs", overrides=overrides)
-    with starting.all_or_nothing(plan.dir):
+    with all_or_nothing(plan.dir):
         starting._build(plan)
     return plan.dir
 
@@ -59,6 +60,10 @@ def owner(sweep: SweepDir, trial: int) -> int | None:
 
 def trials(sweep: SweepDir, state: str) -> list[TrialRecord]:
     return [trial for trial in read(sweep).trials if trial.state == state]
+
+
+OPEN: list[FakeHost] = []
+"""Those of the test that runs, to be closed behind it."""
 
 
 class FakeHost:
@@ -79,6 +84,7 @@ class FakeHost:
         end_time: float | None = None,
         running: dict[str, int] | None = None,
     ) -> None:
+        OPEN.append(self)
         self.sweep = sweep
         self.index = index
         to_chooser, self._sink = os.pipe()
@@ -145,9 +151,20 @@ class FakeHost:
         return not self._lines and not select.select([self._source], [], [], seconds)[0]
 
     def hang_up(self) -> None:
-        os.close(self._sink)
+        """Let the chooser know that its host has gone, and see it leave."""
+        if self._sink >= 0:
+            os.close(self._sink)
+            self._sink = -1
         if self.process is None:
             self._thread.join(20)
+            assert not self._thread.is_alive(), "the chooser has not left"
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        self.hang_up()
+        os.close(self._source)
 
     # -- playing a trial ------------------------------------------------------------------------------------------
 
@@ -198,8 +215,8 @@ class Played:
 
     def close(self, reason: str, decision: str, *, error_class: str | None = None, detail: str = "") -> None:
         self.begin()
-        end = AttemptEnd(attempt=self.attempt, time=time.time(), reason=reason, decision=decision, seconds=2.0,
-                         error_class=error_class, detail=detail)  # type: ignore[arg-type] # fmt: skip
+        ending: dict[str, Any] = {"reason": reason, "decision": decision, "error_class": error_class, "detail": detail}
+        end = AttemptEnd(attempt=self.attempt, time=time.time(), seconds=2.0, **ending)
         append_line(self.run.ledger, to_dict(end))
 
     @property

@@ -6,6 +6,7 @@ import math
 import os
 import resource
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,25 +15,27 @@ from hpcaccel import layout
 from hpcaccel.errors import RunDirectoryError
 from hpcaccel.records import WorkerEnd, to_dict
 from hpcaccel.rundir import SweepDir, append_line, write_json
-from tests.sweeps.hosting import FakeHost, make_sweep, owner, read, trials
+from tests.sweeps.hosting import OPEN, FakeHost, make_sweep, owner, read, trials
 
 pytest.importorskip("optuna")
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in [name for name in os.environ if name.startswith(("HPCACCEL_", "SLURM_")) and "TEST" not in name]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    yield
+    while OPEN:
+        OPEN.pop().close()
 
 
 def test_trial_after_trial_until_all_have_begun(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, "sweep.keep_checkpoints=1")
     host = FakeHost(sweep)
     for loss in (3.0, 1.0, 2.0):
-        host.trial_number = host.hear()["run"]  # type: ignore[attr-defined]
-        played = host.trial(host.trial_number)  # type: ignore[attr-defined]
+        played = host.trial(host.hear()["run"])
         played.log(10, loss=loss + 1)
         played.log(20, loss=loss)
         played.save(20)
@@ -245,7 +248,10 @@ def test_a_trial_whose_supervisor_was_killed_goes_on_and_not_for_ever(tmp_path: 
     assert "killed by signal 9 (4 times)" in trials(sweep, "failed")[0].user_attrs["detail"]
 
 
-def test_a_budget_that_is_used_up_ends_what_runs_and_starts_nothing(tmp_path: Path) -> None:
+def test_a_budget_that_is_used_up_ends_what_runs_and_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcaccel.sweeps.allowance.LOOK_SECONDS", 0.1)
     sweep = make_sweep(tmp_path, "sweep.max_gpu_hours=1")
     host = FakeHost(sweep)
     number = host.hear()["run"]
@@ -255,7 +261,7 @@ def test_a_budget_that_is_used_up_ends_what_runs_and_starts_nothing(tmp_path: Pa
     played.log(10, loss=2.0)
     write_json(played.run.progress(1), {"resumed_step": 0, "total_steps": 40})
     spend(sweep, 9, gpu_seconds=3600)
-    eventually(lambda: played.requests, seconds=40)
+    eventually(lambda: played.requests)
     host.ended(number, "pruned")
     why = host.hear()["why"]
     assert "max_gpu_hours is 1" in why
@@ -317,8 +323,8 @@ def test_the_chooser_leaves_when_its_host_is_gone(tmp_path: Path) -> None:
     assert [trial.number for trial in trials(sweep, "running")] == [number]
 
 
-def eventually(question: object, *, seconds: float = 20) -> None:
+def eventually(question: Callable[[], object], *, seconds: float = 20) -> None:
     deadline = time.monotonic() + seconds
-    while not question():  # type: ignore[operator]
+    while not question():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.05)
