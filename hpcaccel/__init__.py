@@ -70,6 +70,8 @@ if TYPE_CHECKING:
     from hpcaccel.submission import Run as Run
     from hpcaccel.submission import find_run as find_run
     from hpcaccel.submission.submit import submit as submit
+    from hpcaccel.sweeps.handle import Sweep as Sweep
+    from hpcaccel.sweeps.handle import sweep as sweep
 
 __version__ = "0.1.0"
 
@@ -79,6 +81,7 @@ _NAMES = {
     "hpcaccel.spec": "JobSpec load_spec",
     "hpcaccel.submission": "Run find_run",
     "hpcaccel.submission.submit": "submit",
+    "hpcaccel.sweeps.handle": "Sweep sweep",
     # In a training script
     "hpcaccel.runtime.accelerator": "Accelerator",
     "hpcaccel.runtime.ranks.states": "AcceleratorState GradientState PartialState is_initialized",

@@ -32,7 +32,7 @@ LIBRARIES = {
     "render": frozenset({"pydantic", "jinja2", "markupsafe", "yaml"}),
     "submission": frozenset({"pydantic", "jinja2", "yaml", "submitit", "cloudpickle", "rich"}),
     "sweeps": frozenset({"pydantic", "yaml", "optuna", "scipy"}),
-    "view": frozenset({"pydantic", "rich"}),
+    "view": frozenset({"pydantic", "rich", "jinja2", "matplotlib"}),
     "cli": frozenset({"pydantic", "yaml", "typer", "click", "rich"}),
 }
 ALLOWED_ELSEWHERE = {("submission", "remote"): {"fabric"}}

@@ -14,7 +14,7 @@ import hpcaccel
 
 ROOT = Path(__file__).resolve().parent.parent
 
-LOGIN = {"HpcaccelError", "JobSpec", "Run", "find_run", "load_spec", "submit"}
+LOGIN = {"HpcaccelError", "JobSpec", "Run", "Sweep", "find_run", "load_spec", "submit", "sweep"}
 NAMES = """
     AORecipeKwargs Accelerator AcceleratorState AutocastKwargs DDPCommunicationHookType DataLoaderConfiguration
     DistributedDataParallelKwargs DistributedType DynamoBackend FP8RecipeKwargs FullyShardedDataParallelPlugin

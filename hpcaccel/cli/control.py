@@ -8,7 +8,8 @@ import typer
 
 from hpcaccel.cli.options import Json, RunName
 from hpcaccel.cli.output import print_json
-from hpcaccel.cli.which import find
+from hpcaccel.cli.sweep_telling import tell_what_goes_on
+from hpcaccel.cli.which import as_sweep, find
 from hpcaccel.errors import UserError
 
 __all__ = ["cancel", "resume", "stop"]
@@ -36,6 +37,9 @@ def stop(
 def resume(run: RunName, json: Json = False) -> None:
     """Go on with a run that was stopped or has failed, from its newest checkpoint."""
     found = find(run)
+    if (sweep := as_sweep(found)) is not None:
+        tell_what_goes_on(sweep, sweep.resume(), json=json)
+        return
     found.resume()
     job_id = found.job_id
     if json:

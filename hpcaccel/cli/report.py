@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpcaccel.cli.options import Json, RunName
 from hpcaccel.cli.output import print_json
-from hpcaccel.cli.which import find
+from hpcaccel.cli.which import as_sweep, find, one_run
 
 __all__ = ["report"]
 
@@ -14,6 +14,8 @@ def report(run: RunName, json: Json = False) -> None:
     from hpcaccel.view.report import report as gather
 
     found = find(run)
+    if as_sweep(found) is not None:
+        one_run(found)
     told = gather(found.dir, found.status())
     if json:
         print_json(told.to_json())

@@ -9,7 +9,8 @@ import typer
 from hpcaccel.cli.following import follow_to_the_end
 from hpcaccel.cli.options import Json, RunName
 from hpcaccel.cli.output import note, print_json
-from hpcaccel.cli.which import find
+from hpcaccel.cli.sweep_telling import show, wait_for_the_end
+from hpcaccel.cli.which import as_sweep, find
 
 __all__ = ["list_", "status", "wait"]
 
@@ -19,6 +20,9 @@ def status(run: RunName, json: Json = False) -> None:
     from hpcaccel.view.overview import overview
 
     found = find(run)
+    if (sweep := as_sweep(found)) is not None:
+        show(sweep, json=json)
+        return
     now = overview(found.dir, found.status())
     if json:
         print_json(now.to_json())
@@ -58,4 +62,7 @@ def wait(run: RunName, json: Json = False) -> None:
 
     0 done, 1 failed, 85 paused, 130 cancelled. Ctrl-C leaves the run running.
     """
-    follow_to_the_end(find(run).dir, json=json)
+    found = find(run)
+    if (sweep := as_sweep(found)) is not None:
+        wait_for_the_end(sweep, json=json)
+    follow_to_the_end(found.dir, json=json)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -87,8 +87,8 @@ def tell_of_again(sweep: Sweep, queued: list[Again], arrays: WorkerArrays | None
         print_json({**_identity(sweep), "trials": trials, "job_ids": [] if arrays is None else arrays.array_ids})
         return
     for one in queued:
-        start = "from the beginning" if one.checkpoint_step is None else f"from step {one.checkpoint_step}"
-        typer.echo(f"trial {one.trial} goes on {start}, as a trial of its own")
+        what = "begins anew" if one.checkpoint_step is None else f"goes on from step {one.checkpoint_step}"
+        typer.echo(f"trial {one.trial} {what}, as a trial of its own")
     who = (
         "the workers take them next"
         if arrays is None
@@ -108,7 +108,7 @@ def show(sweep: Sweep, *, json: bool) -> None:
     print_sweep(now)
 
 
-def wait_for_the_end(sweep: Sweep, *, json: bool) -> None:
+def wait_for_the_end(sweep: Sweep, *, json: bool) -> NoReturn:
     """Say how a sweep goes until nothing follows by itself, and leave with its result.
 
     Raises:

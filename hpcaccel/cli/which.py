@@ -9,8 +9,9 @@ from hpcaccel.errors import RunNotFound, UserError
 if TYPE_CHECKING:
     from hpcaccel.submission import Run
     from hpcaccel.submission.run import AnyRun
+    from hpcaccel.sweeps.handle import Sweep
 
-__all__ = ["find", "latest", "one_run"]
+__all__ = ["as_sweep", "find", "latest", "one_run"]
 
 
 def find(name: str) -> AnyRun:
@@ -28,6 +29,17 @@ def latest() -> AnyRun:
     if not runs:
         raise RunNotFound("there are no runs yet; start one with hpcaccel submit job.yaml")
     return runs[-1]
+
+
+def as_sweep(run: AnyRun) -> Sweep | None:
+    """``run`` with its trials, where it is a sweep."""
+    from hpcaccel.submission.run import SweepRun
+
+    if not isinstance(run, SweepRun):
+        return None
+    from hpcaccel.sweeps.handle import Sweep
+
+    return Sweep(run.path)
 
 
 def one_run(run: AnyRun) -> Run:

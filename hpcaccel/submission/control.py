@@ -45,8 +45,6 @@ def request_stop(run: RunDir, *, then: Then, slurm: Slurm | None = None) -> None
             f"run {now.run_id} is {now.state}: it has no training loop to leave. "
             f"Take it out of the queue with `hpcaccel stop {now.run_id}` or `hpcaccel cancel {now.run_id}`"
         )
-    if isinstance(run, SweepDir) and then != "pause":
-        raise UserError(f"{now.run_id} is a sweep, which can be stopped, to go on later, or cancelled")
     active = _active(run, now)
     if then == "finish" and not _is_cooperative(active[0]):
         raise UserError(

@@ -213,6 +213,12 @@ class SweepRun(_Handle):
     def resume(self) -> None:
         raise UserError(f"{self.run_id} is a sweep: go on with it by `hpcaccel sweep resume {self.run_id}`")
 
+    def stop(self, then: control.Then = "pause") -> None:
+        """Let its trials save and leave."""
+        if then != "pause":
+            raise UserError(f"{self.run_id} is a sweep: it can be stopped, to go on later, or cancelled")
+        super().stop(then)
+
     @property
     def _look_seconds(self) -> float:
         return max(LOOK_SECONDS, (self.record.array_size or 0) / 100)

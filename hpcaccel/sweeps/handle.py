@@ -21,7 +21,7 @@ from hpcaccel.sweeps.arrays import WorkerArrays
 from hpcaccel.sweeps.definition import read_definition
 from hpcaccel.sweeps.overview import Study, SweepOverview, sweep_overview
 from hpcaccel.sweeps.reading import TrialRecord
-from hpcaccel.sweeps.results import rows
+from hpcaccel.sweeps.results import Goal, rows
 from hpcaccel.sweeps.winner import Winner, choose
 
 __all__ = ["Sweep", "find_sweep", "sweep"]
@@ -97,6 +97,11 @@ class Sweep:
     @property
     def spec(self) -> SweepSpec:
         return read_definition(self.dir).spec
+
+    @property
+    def goal(self) -> Goal:
+        """What decides: metrics, and whether small or large values are good."""
+        return self._study.goal
 
     # -- looking --------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,238 @@
+"""The drawings of a sweep, each on axes that somebody else made. matplotlib is needed by whoever made them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpcaccel.sweeps.curves import Rung
+from hpcaccel.sweeps.reading import TrialRecord
+from hpcaccel.sweeps.results import Goal
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["PANELS", "Panel", "SweepData"]
+
+GOOD, DIM, BAD, BEST, INK = "#2a6fbb", "#b9c0c8", "#c8553d", "#e08e0b", "#2f3640"
+"""Complete, pruned, failed, the best one, and what is written: colours that colour-blind people tell apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepData:
+    """What is drawn."""
+
+    goal: Goal
+    trials: Sequence[TrialRecord]
+    best: TrialRecord | None
+    curves: Mapping[int, Sequence[tuple[int, float]]]
+    """The first metric by step, of each trial that has a curve."""
+    importances: Mapping[str, float]
+    rungs: Sequence[Rung]
+    log_parameters: frozenset[str] = frozenset()
+    """Those that are searched on a logarithmic scale."""
+
+    @property
+    def metric(self) -> str:
+        return self.goal.metrics[0]
+
+    def with_value(self, *states: str) -> list[TrialRecord]:
+        """Trials in one of these states that have a finite first value."""
+        return [
+            trial
+            for trial in self.trials
+            if trial.state in states and trial.values and all(map(math.isfinite, trial.values))
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One drawing."""
+
+    title: str
+    about: str
+    """What it shows, in a sentence."""
+    draw: Callable[[Axes, SweepData], None]
+    wide: bool = False
+    wanted: Callable[[SweepData], bool] = lambda data: True
+
+
+def value_of(trial: TrialRecord) -> float:
+    assert trial.values
+    return trial.values[0]
+
+
+def draw_history(axes: Axes, data: SweepData) -> None:
+    """Each trial's value, and the best so far."""
+    complete, pruned = data.with_value("complete"), data.with_value("pruned")
+    failed = [trial for trial in data.trials if trial.state == "failed"]
+    axes.scatter(*_numbered(pruned), s=14, color=DIM, label=f"pruned ({len(pruned)})", zorder=2)
+    axes.scatter(*_numbered(complete), s=22, color=GOOD, label=f"complete ({len(complete)})", zorder=3)
+    if failed:
+        low, _ = axes.get_ylim()
+        axes.scatter(
+            [trial.number for trial in failed], [low] * len(failed), marker="x", s=22, color=BAD,
+            label=f"failed ({len(failed)})", zorder=3,
+        )  # fmt: skip
+    best = min if data.goal.modes[0] == "min" else max
+    steps: list[tuple[int, float]] = []
+    for trial in complete:
+        steps.append((trial.number, value_of(trial) if not steps else best(steps[-1][1], value_of(trial))))
+    if steps:
+        steps.append((max(trial.number for trial in data.trials), steps[-1][1]))
+        axes.step(*zip(*steps, strict=True), where="post", color=BEST, linewidth=1.6, label="best so far", zorder=4)
+    _whole_numbers(axes)
+    axes.set_xlabel("trial")
+    _value_axis(axes, data)
+    axes.legend(frameon=False, fontsize=8, ncols=2)
+
+
+def draw_curves(axes: Axes, data: SweepData) -> None:
+    """The metric of each trial on its way."""
+    for trial in data.trials:
+        points = data.curves.get(trial.number)
+        if not points or (data.best is not None and trial.number == data.best.number):
+            continue
+        colour, width = (GOOD, 1.0) if trial.state == "complete" else (BAD if trial.state == "failed" else DIM, 0.7)
+        axes.plot(*zip(*points, strict=True), color=colour, linewidth=width, alpha=0.75)
+        if len(points) == 1 or trial.state == "pruned":
+            axes.plot(*points[-1], marker="o", markersize=2.5, color=colour)
+    if data.best is not None and data.curves.get(data.best.number):
+        points = data.curves[data.best.number]
+        axes.plot(*zip(*points, strict=True), color=BEST, linewidth=2.0, label=f"trial {data.best.number}, the best")
+        axes.legend(frameon=False, fontsize=8)
+    for rung in data.rungs:
+        axes.axvline(rung.step, color=DIM, linewidth=0.6, linestyle=":", zorder=0)
+    axes.set_xlabel("step")
+    steps = [step for points in data.curves.values() for step, _ in points]
+    if steps and max(steps) > 50 * max(1, min(steps)):
+        axes.set_xscale("log")
+    _value_axis(axes, data)
+
+
+def draw_rungs(axes: Axes, data: SweepData) -> None:
+    """How many trials came to each rung, and how many were ended there."""
+    places = range(len(data.rungs))
+    reached = [rung.reached for rung in data.rungs]
+    ended = [rung.ended for rung in data.rungs]
+    on = [came - left for came, left in zip(reached, ended, strict=True)]
+    axes.barh(places, on, color=GOOD, label="went on", height=0.7)
+    axes.barh(places, ended, left=on, color=DIM, label="ended here", height=0.7)
+    for place, rung in zip(places, data.rungs, strict=True):
+        axes.annotate(str(rung.reached), (rung.reached, place), xytext=(4, 0), textcoords="offset points", va="center",
+                      fontsize=8, color=INK)  # fmt: skip
+    axes.set_yticks(list(places), [f"step {rung.step}" for rung in data.rungs])
+    axes.invert_yaxis()
+    _whole_numbers(axes)
+    axes.margins(x=0.12)
+    axes.set_xlabel("trials")
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+
+
+def draw_importances(axes: Axes, data: SweepData) -> None:
+    """Each parameter's share."""
+    if not data.importances:
+        _say(axes, "too few finished trials to tell")
+        return
+    names = list(data.importances)
+    shares = [100 * data.importances[name] for name in names]
+    axes.barh(range(len(names)), shares, color=GOOD, height=0.7)
+    for place, share in enumerate(shares):
+        axes.annotate(f"{share:.0f} %", (share, place), xytext=(4, 0), textcoords="offset points", va="center",
+                      fontsize=8, color=INK)  # fmt: skip
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.set_xlabel("% of the difference between good and other trials")
+
+
+def draw_front(axes: Axes, data: SweepData) -> None:
+    """Two metrics against each other."""
+    complete = data.with_value("complete")
+    costs = {trial.number: data.goal.cost(trial.values or ()) for trial in complete}
+    front = [trial for trial in complete if not any(_beats(other, costs[trial.number]) for other in costs.values())]
+    for trials, colour, label in ((complete, GOOD, "complete"), (front, BEST, "none is better in both")):
+        points = sorted((trial.values or [])[:2] for trial in trials)
+        axes.scatter([x for x, _ in points], [y for _, y in points], s=24, color=colour, label=label, zorder=3)
+    for trial in front:
+        assert trial.values
+        axes.annotate(str(trial.number), (trial.values[0], trial.values[1]), xytext=(4, 4), textcoords="offset points",
+                      fontsize=7)  # fmt: skip
+    axes.set_xlabel(f"{data.goal.metrics[0]} ({data.goal.modes[0]})")
+    axes.set_ylabel(f"{data.goal.metrics[1]} ({data.goal.modes[1]})")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def draw_parallel(axes: Axes, data: SweepData) -> None:
+    """A line for each trial through its parameters to its value."""
+    from hpcaccel.view.sweep_parallel import draw
+
+    draw(axes, data)
+
+
+PANELS = (
+    Panel(
+        title="Parallel coordinates",
+        about="A line for each trial, from parameters to value: dark ones are good, grey ones were ended early.",
+        draw=draw_parallel,
+        wide=True,
+    ),
+    Panel(title="History", about="What each trial came to, in the order in which they began.", draw=draw_history),
+    Panel(
+        title="Learning curves",
+        about="The metric on the way; dotted lines are rungs.",
+        draw=draw_curves,
+        wanted=lambda data: any(data.curves.values()),
+    ),
+    Panel(
+        title="Rungs",
+        about="How many trials came to each rung, and how many were ended there.",
+        draw=draw_rungs,
+        wanted=lambda data: bool(data.rungs),
+    ),
+    Panel(
+        title="Importance",
+        about="What each parameter has to do with a trial being good (PED-ANOVA over finished trials).",
+        draw=draw_importances,
+    ),
+    Panel(
+        title="Front",
+        about="Two metrics against each other.",
+        draw=draw_front,
+        wanted=lambda data: len(data.goal.metrics) > 1,
+    ),
+)
+
+
+def _numbered(trials: Sequence[TrialRecord]) -> tuple[list[int], list[float]]:
+    return [trial.number for trial in trials], [value_of(trial) for trial in trials]
+
+
+def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
+    return list(one) != list(other) and all(a <= b for a, b in zip(one, other, strict=True))
+
+
+def _value_axis(axes: Axes, data: SweepData) -> None:
+    """Logarithmic where values differ by magnitudes; and no outlier may flatten all the others."""
+    axes.set_ylabel(data.metric)
+    values = [value_of(trial) for trial in data.with_value("complete", "pruned")]
+    if values and min(values) > 0 and max(values) > 20 * min(values):
+        axes.set_yscale("log")
+
+
+def _whole_numbers(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _say(axes: Axes, text: str) -> None:
+    axes.text(0.5, 0.5, text, ha="center", va="center", color=INK, transform=axes.transAxes)
+    axes.set_axis_off()
+
+
+def shown(value: Any) -> str:
+    """A value at an axis."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,193 @@
+"""``sweep plot``: the drawings of a sweep in one file, a picture or a page that needs no network."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcaccel.errors import UserError
+from hpcaccel.rundir import SweepDir, atomic_write
+from hpcaccel.sweeps.curves import curve, rungs
+from hpcaccel.sweeps.handle import Sweep
+from hpcaccel.sweeps.importances import importances
+from hpcaccel.sweeps.overview import SweepOverview
+from hpcaccel.sweeps.reading import TrialRecord
+from hpcaccel.sweeps.results import best_first
+from hpcaccel.view.sweep_figures import PANELS, Panel, SweepData, shown
+from hpcaccel.view.words import clock_time
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["write_plot"]
+
+PICTURES = (".png", ".svg", ".pdf")
+SIZE, WIDE = (5.6, 3.5), (11.6, 3.7)
+"""Of a panel, in inches."""
+MOST_CURVES = 400
+ROWS = 20
+
+
+def write_plot(sweep: Sweep, out: Path) -> Path:
+    """Draw ``sweep`` into ``out``, whose ending says what it is to be; the whole path.
+
+    Raises:
+        UserError: an ending that is none of ours, no matplotlib, no folder, or nothing to draw yet.
+    """
+    out = out.expanduser().absolute()
+    if out.suffix not in (".html", *PICTURES):
+        raise UserError(f"{out.name!r}: sweep plot writes .html, {', '.join(PICTURES)}")
+    if not out.parent.is_dir():
+        raise UserError(f"there is no folder {out.parent}")
+    _need_matplotlib()
+    data = _gather(sweep)
+    if not data.with_value("complete", "pruned"):
+        raise UserError(f"no trial of sweep {sweep.run_id} has a value yet: there is nothing to draw")
+    panels = [panel for panel in PANELS if panel.wanted(data)]
+    if out.suffix == ".html":
+        atomic_write(out, _page(sweep, data, panels))
+    else:
+        atomic_write(out, _picture(sweep, data, panels, out.suffix[1:]))
+    return out
+
+
+def _need_matplotlib() -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UserError(
+            f"sweep plot needs matplotlib, which {sys.executable} does not have: pip install 'hpcaccel[plot]'"
+        )
+
+
+def _gather(sweep: Sweep) -> SweepData:
+    spec, trials = sweep.spec, sweep.trials
+    goal = sweep.goal
+    leaders = best_first(trials, goal)
+    names = {number: trials[place] for place, number in enumerate(trial.number for trial in trials)}
+    return SweepData(
+        goal=goal,
+        trials=trials,
+        best=names[leaders[0]] if leaders else None,
+        curves=_curves(sweep.dir, trials, leaders, goal.metrics[0]),
+        importances=importances(sweep.dir, trials),
+        rungs=rungs(sweep.dir, trials),
+        log_parameters=frozenset(name for name, parameter in spec.sweep.parameters.items() if parameter.log),
+    )
+
+
+def _curves(
+    sweep: SweepDir, trials: list[TrialRecord], leaders: list[int], metric: str
+) -> dict[int, list[tuple[int, float]]]:
+    """Of all trials, or of a large sweep the best and the first ones; of others what the journal says."""
+    order = [*leaders, *(trial.number for trial in trials if trial.number not in set(leaders))]
+    whole = set(order[:MOST_CURVES])
+    return {
+        trial.number: curve(sweep, trial, metric) if trial.number in whole else sorted(trial.intermediate.items())
+        for trial in trials
+    }
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    from matplotlib import rc_context
+
+    with rc_context(
+        {
+            "font.size": 9,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.edgecolor": "#8a929c",
+            "svg.fonttype": "none",
+            "svg.hashsalt": "hpcaccel",
+        }
+    ):
+        yield
+
+
+def _picture(sweep: Sweep, data: SweepData, panels: list[Panel], kind: str) -> bytes:
+    from matplotlib.figure import Figure
+
+    wide, narrow = [panel for panel in panels if panel.wide], [panel for panel in panels if not panel.wide]
+    rows = len(wide) + -(-len(narrow) // 2)
+    with _style():
+        figure = Figure(figsize=(WIDE[0], rows * (SIZE[1] + 0.2) + 0.4), layout="constrained")
+        grid = figure.add_gridspec(rows, 2)
+        for row, panel in enumerate(wide):
+            _draw(figure, grid[row, :], panel, data)
+        for place, panel in enumerate(narrow):
+            alone = place == len(narrow) - 1 and place % 2 == 0
+            row = len(wide) + place // 2
+            _draw(figure, grid[row, :] if alone else grid[row, place % 2], panel, data)
+        figure.suptitle(f"{sweep.name}  {sweep.run_id}", fontsize=11)
+        return _saved(figure, kind)
+
+
+def _draw(figure: Figure, place: Any, panel: Panel, data: SweepData) -> None:
+    axes = figure.add_subplot(place)
+    panel.draw(axes, data)
+    axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold")
+
+
+def _saved(figure: Figure, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type")) if kind == "svg" else {}
+    figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
+    return buffer.getvalue()
+
+
+def _page(sweep: Sweep, data: SweepData, panels: list[Panel]) -> str:
+    import jinja2
+
+    from hpcaccel.render.templates import our_folder
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(our_folder()),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    now = sweep.status()
+    columns, rows = _best_rows(sweep, data)
+    return environment.get_template("sweep.html.j2").render(
+        sweep=now,
+        made=clock_time(sweep.dir.sweep.stat().st_mtime),
+        facts=_facts(now),
+        panels=[(panel, _svg(panel, data)) for panel in panels],
+        columns=columns,
+        rows=rows,
+    )
+
+
+def _facts(now: SweepOverview) -> list[tuple[str, str]]:
+    counted = [(state, str(count)) for state, count in now.trials.items() if count]
+    facts = [*counted, ("GPU-hours", f"{now.gpu_hours:.3g}")]
+    if now.best is not None:
+        values = [(f"best {name}, trial {now.best.trial}", f"{value:.5g}") for name, value in now.best.values.items()]
+        facts = [*values, *facts]
+    return facts
+
+
+def _svg(panel: Panel, data: SweepData) -> str:
+    from matplotlib.figure import Figure
+
+    with _style():
+        figure = Figure(figsize=WIDE if panel.wide else SIZE, layout="constrained")
+        panel.draw(figure.add_subplot(), data)
+        text = _saved(figure, "svg").decode()
+    # Several drawings share a page: without this the clip paths of one would be those of another.
+    text = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{panel.title.split()[0].lower()}-", text)
+    return text[text.index("<svg") :]
+
+
+def _best_rows(sweep: Sweep, data: SweepData) -> tuple[list[str], list[list[str]]]:
+    table = {row["trial"]: row for row in sweep.table()}
+    chosen = [table[number] for number in best_first(data.trials, data.goal)[:ROWS]]
+    if not chosen:
+        return [], []
+    return list(chosen[0]), [["" if value is None else shown(value) for value in row.values()] for row in chosen]
