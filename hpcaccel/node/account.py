@@ -19,7 +19,7 @@ __all__ = ["WorkerAccount", "gpus_of"]
 SHARE = 0.01
 """A sign comes after so much of the time that the allocation has been held: what a killed host leaves unsaid stays
 below, and the lines of the first hour are some hundred."""
-FEWEST_SECONDS, MOST_SECONDS = 2.0, 60.0
+FEWEST_SECONDS, MOST_SECONDS = 1.0, 60.0
 _GPUS_HERE = Path("/proc/driver/nvidia/gpus")
 
 

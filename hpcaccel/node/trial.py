@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from hpcaccel.errors import HpcaccelError, RunBusy, UserError
 from hpcaccel.node import lease
 from hpcaccel.node.allocation import Allocation, LocalAllocation, Situation, SlurmAllocation
+from hpcaccel.node.control import honour, pending_requests
 from hpcaccel.node.launch import Launch, read_launch
 from hpcaccel.node.ledger import Ledger
 from hpcaccel.node.slots import Slot
@@ -100,7 +102,6 @@ def _supervise(run: RunDir, slot: Slot) -> int:
     allocation: Allocation = LocalTrialAllocation(run, launch) if launch.local else TrialAllocation()
     lease.acquire(run, job_id=allocation.job_id, restart_count=allocation.restart_count, trusted=True)
     try:
-        (run.control / HOSTS_REQUEST).unlink(missing_ok=True)
         _note_job(run, allocation.job_id)
         return TrialSupervisor(run, launch, allocation, ledger=TrialLedger.read(run)).run_attempts()
     finally:
@@ -140,6 +141,15 @@ class TrialSupervisor(Supervisor):
         # more is asked of a trial than it has done, the lines before count no more.
         lines = [line for line, _ in read_lines(self.run.ledger, offset=_offset(self.run))]
         return bool(lines) and lines[-1].get("event") == "end" and lines[-1].get("reason") in _OVER
+
+    def _end_before_start(self) -> int | None:
+        for name, request in pending_requests(self.run):
+            if name == HOSTS_REQUEST and request.then == "requeue":
+                honour(self.run, name)
+                verdict = Verdict(reason=request.reason, decision="requeue", detail="before the ranks started")
+                self._write_end(verdict, started=time.time())
+                return EXIT_CONTINUED
+        return super()._end_before_start()
 
     def _preflight(self) -> Verdict | None:
         if CHECKED in os.environ and not self.restarts:

@@ -121,6 +121,7 @@ class Trial:
         self._supervisor: Supervisor | None = None
         self._problem = ""
         try:
+            (run.control / HOSTS_REQUEST).unlink(missing_ok=True)  # of a host that was killed
             self._supervisor = spare.take()
             self._supervisor.order({"run": str(run.path), "slot": str(slot), "env": dict(variables)})
         except OSError as error:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -184,8 +187,7 @@ def test_nothing_goes_on_without_its_parent(sweep: Make, victim: str) -> None:
     if victim == "host":
         one.signal(signal.SIGKILL)
         one.wait()
-        for pid in (rank, supervisor, chooser):
-            one.until(lambda pid=pid: is_gone(pid), f"process {pid} is gone")
+        one.until(lambda: all(is_gone(pid) for pid in (rank, supervisor, chooser)), "all are gone")
         one.start()
         assert one.wait() == 0
         assert one.ends(0) == [("lost", "requeue"), ("completed", "end")]
@@ -196,6 +198,22 @@ def test_nothing_goes_on_without_its_parent(sweep: Make, victim: str) -> None:
         one.until(lambda: one.heard[1:], "the chooser is told")
         assert (one.heard[1]["reason"], one.heard[1]["decision"]) == ("lost", "requeue")
         assert one.wait() == 0
+
+
+def test_a_trial_that_is_asked_to_leave_before_its_ranks_start(sweep: Make) -> None:
+    one = sweep("print('ran')", "")
+    trial = one.dir.trial(0)
+    one.ask(trial, "requeue", name="worker")
+    report, report_to = os.pipe()
+    order = json.dumps({"run": str(trial.path), "slot": "0/1", "env": {}}) + "\n"
+    command = [sys.executable, str(trial.node_program), "trial", str(report_to)]
+    done = subprocess.run(command, input=order.encode(), pass_fds=[report_to], check=False)
+    os.close(report_to)
+    with os.fdopen(report) as word:
+        assert json.load(word)["detail"] == "before the ranks started"
+    assert done.returncode == 85
+    assert one.ends(0) == [("stop", "requeue")]
+    assert not trial.attempt(1).exists()
 
 
 def test_a_setup_that_fails_is_the_workers_end(sweep: Make) -> None:
