@@ -15,7 +15,7 @@ import math
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hpcaccel.spec.pruners import Asha, Hyperband, Median
 from hpcaccel.spec.sweep import Sweep
@@ -28,13 +28,14 @@ DECIDING_RUNGS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """What the journal knows of one trial's metric."""
+    """What the journal knows of one trial's metric. It is asked often: what it has said once it remembers."""
 
     number: int
     values: Mapping[int, float]
     """By step, at the steps where it was looked at."""
     complete: bool = False
     """Whether the trial ran to its end."""
+    _at: dict[int, float | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def step(self) -> int:
@@ -43,8 +44,10 @@ class Curve:
 
     def at(self, rung: int) -> float | None:
         """The first value at or behind a rung; None for a trial that has not come so far."""
-        step = min((step for step in self.values if step >= rung), default=None)
-        return None if step is None else self.values[step]
+        if rung not in self._at:
+            step = min((step for step in self.values if step >= rung), default=None)
+            self._at[rung] = None if step is None else self.values[step]
+        return self._at[rung]
 
 
 class Rule(ABC):
@@ -123,7 +126,8 @@ class _Asha(Rule):
         costs = [self._cost(value) for other in others if (value := other.at(rung)) is not None]
         if len(costs) + 1 < self.factor:
             return ""
-        better = sum(cost < self._cost(own) for cost in costs)
+        mine = self._cost(own)
+        better = sum(cost < mine for cost in costs)
         kept = (len(costs) + 1) // self.factor
         if better < kept:
             return ""

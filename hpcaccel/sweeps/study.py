@@ -72,6 +72,7 @@ class SweepStudy:
         self.drawing = Drawing(spec)
         self._looked_at: dict[int, int] = {}
         """The last step of a trial that is written down, for those that this process follows."""
+        self._ended: dict[int, Curve] = {}
         directions = [_DIRECTIONS[mode] for mode in spec.sweep.modes]
         self.study = optuna.create_study(
             storage=storage,
@@ -211,9 +212,17 @@ class SweepStudy:
         """Why a trial is to end, by what is written down of it; empty where it goes on. For who takes a trial over."""
         if self.rule is None:
             return ""
-        curves = [_curve(trial) for trial in self.trials() if not is_surplus(trial.user_attrs)]
-        others = [curve for curve in curves if curve.number != number]
-        return self.rule.verdict(next(curve for curve in curves if curve.number == number), others)
+        trials = self.trials()
+        others = [self._curve(trial) for trial in trials if trial.number != number and trial.intermediate_values]
+        return self.rule.verdict(_curve(trials[number]), others)
+
+    def _curve(self, trial: FrozenTrial) -> Curve:
+        """The same one each time for a trial that has ended: with thousands of them this is what takes time."""
+        if not trial.state.is_finished():
+            return _curve(trial)
+        if trial.number not in self._ended:
+            self._ended[trial.number] = _curve(trial)
+        return self._ended[trial.number]
 
     def mark(self, number: int, attributes: Mapping[str, object]) -> None:
         """Note something of a trial that has not been told yet."""
