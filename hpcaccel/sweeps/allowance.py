@@ -30,7 +30,8 @@ class Allowance:
         self.share = (hello.gpus or ranks) / hello.slots
         """What one of this worker's trials costs in a second, in GPU-seconds."""
         self._budget = Budget(max_gpu_hours=definition.spec.sweep.max_gpu_hours)
-        self._account = Account(sweep, ranks=ranks)
+        self.account = Account(sweep, ranks=ranks)
+        """Read every few seconds."""
         self._record = record
         self._read_at = float("-inf")
         self._end_time = hello.end_time
@@ -46,8 +47,8 @@ class Allowance:
         """GPU-seconds of all workers, as of some seconds ago."""
         if time.monotonic() - self._read_at > LOOK_SECONDS:
             self._read_at = time.monotonic()
-            self._account.read()
-        return self._account.gpu_seconds()
+            self.account.read()
+        return self.account.gpu_seconds()
 
     def is_used_up(self, courses: Iterable[Course] = ()) -> str:
         """Why what runs must end; empty where it may go on.

@@ -69,9 +69,11 @@ class Account:
     def gpus(self, one: Held) -> int:
         return one.start.gpus or self.ranks
 
-    def newest(self, worker: int) -> Held | None:
-        """The last allocation that this worker is known to have had."""
-        return self.held[worker][-1] if self.held.get(worker) else None
+    def is_fresh(self, worker: int, now: float | None = None) -> bool:
+        """Whether a worker has given a sign lately, and has not said that it leaves."""
+        newest = self.held[worker][-1] if self.held.get(worker) else None
+        now = time.time() if now is None else now
+        return newest is not None and not newest.ended and now - newest.seen < FRESH_SECONDS
 
     def _take(self, index: int, line: dict[str, object]) -> None:
         stays = self.held.setdefault(index, [])

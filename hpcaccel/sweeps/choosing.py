@@ -14,6 +14,7 @@ from hpcaccel.errors import SpecError
 from hpcaccel.rundir import SweepDir
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.sweeps.again import continued
+from hpcaccel.sweeps.budget import Account
 from hpcaccel.sweeps.definition import Definition
 from hpcaccel.sweeps.journal import Journal
 from hpcaccel.sweeps.making import make_trial
@@ -25,7 +26,7 @@ from hpcaccel.sweeps.study import Asked, NoMore, SweepStudy
 __all__ = ["Choosing", "Impossible"]
 
 LOOK_SECONDS = 60.0
-"""So often at most Slurm is asked which workers are dead."""
+"""So often at most Slurm is asked whether silent workers are dead."""
 UNCLAIMED_SECONDS = 60.0
 """A trial that was begun so long ago and that nobody has claimed belongs to a worker that was killed in between."""
 
@@ -42,6 +43,7 @@ class Choosing:
     """Args:
     worker: this one.
     token: names this start of it: an earlier one may believe that it lives.
+    account: of the whole sweep; its reading is the caller's.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Choosing:
         journal: Journal,
         record: StudyRecord,
         notes: Notes,
+        account: Account,
         slurm: Slurm | None = None,
     ) -> None:
         self.sweep = sweep
@@ -65,8 +68,10 @@ class Choosing:
         self._journal = journal
         self._record = record
         self._notes = notes
+        self._account = account
         self._slurm = slurm or Slurm()
         self._looked = float("-inf")
+        self._dead: set[int] = set()
         self._used_up = False
 
     # -- whose it is ----------------------------------------------------------------------------------------------
@@ -100,19 +105,31 @@ class Choosing:
         """A trial that a dead worker has left.
 
         Args:
-            at_once: ask Slurm now, however lately it was asked.
+            at_once: ask Slurm now, however lately it was asked, and about all workers.
         """
         self._notes.read()
-        others = {
-            trial.number: self._notes.claims.get(trial.number)
-            for trial in self._running(passing_over)
-            if self._notes.owner(trial.number) != self.worker
-        }
-        dead = self._dead({claim.worker for claim in others.values() if claim is not None}, at_once)
-        for number, claim in others.items():
-            if (self._was_dropped(number) if claim is None else claim.worker in dead) and self.claim(number):
-                return number
+        if at_once:
+            self._dead = gone_for_good(self.sweep, self._owners(), self._slurm)
+        for trial in self._running(passing_over):
+            owner = self._notes.owner(trial.number)
+            left = _was_dropped(trial) if owner is None else owner != self.worker and owner in self._dead
+            if left and self.claim(trial.number):
+                return trial.number
         return None
+
+    def look_for_dead(self) -> None:
+        """Find out now and then which workers are dead, of those that have given no sign for a while. To be called
+        while trials run: Slurm may take its time."""
+        if time.monotonic() - self._looked < LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        silent = {worker for worker in self._owners() if not self._account.is_fresh(worker)}
+        self._dead = gone_for_good(self.sweep, silent, self._slurm) if silent else set()
+
+    def _owners(self) -> set[int]:
+        """Other workers that trials belong to which nobody has ended."""
+        owners = {self._notes.owner(trial.number) for trial in self._running(())}
+        return {owner for owner in owners if owner is not None and owner != self.worker}
 
     def _running(self, passing_over: Collection[int]) -> list[TrialRecord]:
         return [
@@ -120,16 +137,6 @@ class Choosing:
             for trial in self._record.trials
             if trial.state == "running" and trial.number not in passing_over and not is_surplus(trial.user_attrs)
         ]
-
-    def _dead(self, workers: Collection[int], at_once: bool) -> set[int]:
-        if not workers or (not at_once and time.monotonic() - self._looked < LOOK_SECONDS):
-            return set()
-        self._looked = time.monotonic()
-        return gone_for_good(self.sweep, workers, self._slurm)
-
-    def _was_dropped(self, number: int) -> bool:
-        started = self._record.trials[number].started
-        return started is not None and time.time() - started > UNCLAIMED_SECONDS
 
     # -- what is new ----------------------------------------------------------------------------------------------
 
@@ -171,3 +178,7 @@ class Choosing:
         if self.claim(asked.number):  # until it is put back: this process may be killed before that
             self._written(asked)
             self._study.put_back(asked.number)
+
+
+def _was_dropped(trial: TrialRecord) -> bool:
+    return trial.started is not None and time.time() - trial.started > UNCLAIMED_SECONDS

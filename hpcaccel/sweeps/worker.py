@@ -82,6 +82,7 @@ class Worker:
         self.study = SweepStudy(definition.spec, JournalStorage(journal))
         self.record = StudyRecord(sweep.journal)
         self.notes = Notes(self.record)
+        self.allowance = Allowance(sweep, definition, hello, record=self.record)
         self.choosing = Choosing(
             sweep,
             worker=index,
@@ -91,9 +92,9 @@ class Worker:
             journal=journal,
             record=self.record,
             notes=self.notes,
+            account=self.allowance.account,
             slurm=slurm,
         )
-        self.allowance = Allowance(sweep, definition, hello, record=self.record)
         self.chores = Chores(sweep, keep=self.section.keep_checkpoints, goal=self.goal, record=self.record)
         self.courses: dict[int, Course] = {}
         """Trials in flight, by number."""
@@ -133,6 +134,7 @@ class Worker:
         """What is to be looked at while trials run."""
         for course in self.courses.values():
             self._follow(course)
+        self.choosing.look_for_dead()
         if over := self.allowance.is_used_up(self.courses.values()):
             for course in self.courses.values():
                 course.over_budget = course.over_budget or not course.asked

@@ -108,6 +108,24 @@ def test_a_dead_workers_trial_is_taken_over_and_a_waiting_ones_is_not(tmp_path: 
     assert [trial.number for trial in trials(sweep, "running")] == [numbers[0]]
 
 
+def test_silent_workers_are_asked_about_while_trials_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcaccel.sweeps.budget.FRESH_SECONDS", 0)
+    sweep = make_sweep(tmp_path, "sweep.max_trials=9")
+    lost = FakeHost(sweep, 0)
+    number = lost.hear()["run"]
+    lost.hang_up()
+    dead = {"job_id": "local-1_0", "host": os.uname().nodename, "pid": os.getpid(), "pid_start": 1}
+    write_json(sweep.worker(0).local_process, dead)
+    host = FakeHost(sweep, 1)
+    first = host.hear()["run"]
+    assert first != number
+    eventually(lambda: len(trials(sweep, "waiting")) == 1)  # by then it has looked around
+    host.trial(first).log(10, loss=1.0)
+    host.ended(first, "completed")
+    assert host.hear()["run"] == number
+    host.hang_up()
+
+
 def test_a_worker_that_comes_back_lets_go_what_another_one_has_taken(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, "sweep.max_trials=1")
     host = FakeHost(sweep)
