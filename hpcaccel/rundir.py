@@ -7,6 +7,7 @@ never sees half a file and a torn last line costs only itself.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -36,6 +37,7 @@ __all__ = [
 DIRECTORY_MODE = 0o750
 PRIVATE_MODE = 0o600
 FILE_MODE = 0o640
+_NO_SYNC = {errno.EBADF, errno.EINVAL, errno.ENOTSUP}
 
 
 def new_run_id(now: float | None = None) -> str:
@@ -50,12 +52,13 @@ def default_runs_dir(profile_runs_dir: str | os.PathLike[str] | None = None) -> 
 
 
 def fsync_directory(path: Path) -> None:
-    """Make a rename in ``path`` durable. File systems that refuse to sync a directory need no sync."""
+    """Make a rename in ``path`` durable. File systems that do not know how to sync a directory need no sync."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
-    except OSError:
-        pass
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
     finally:
         os.close(fd)
 

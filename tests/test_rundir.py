@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import errno
+import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -7,7 +10,17 @@ import pytest
 from hpcaccel import layout
 from hpcaccel.errors import RunDirectoryError
 from hpcaccel.records import AttemptEnd, from_dict, to_dict
-from hpcaccel.rundir import RunDir, SweepDir, append_line, atomic_write, index_lines, read_json, read_lines, register
+from hpcaccel.rundir import (
+    RunDir,
+    SweepDir,
+    append_line,
+    atomic_write,
+    fsync_directory,
+    index_lines,
+    read_json,
+    read_lines,
+    register,
+)
 
 
 def test_a_torn_last_line_costs_only_itself(tmp_path: Path) -> None:
@@ -100,3 +113,15 @@ def test_a_trial_runs_the_code_of_its_sweep(tmp_path: Path) -> None:
     worker.prepare()
     assert worker.sweep.path == sweep.path
     assert (sweep.trial_numbers(), sweep.worker_indices()) == ([7], [0])
+
+
+@pytest.mark.parametrize(("number", "passes"), [(errno.EINVAL, True), (errno.EIO, False)])
+def test_a_directory_that_cannot_be_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, passes: bool
+) -> None:
+    def fsync(fd: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with nullcontext() if passes else pytest.raises(OSError, match="Input/output"):
+        fsync_directory(tmp_path)

@@ -91,7 +91,11 @@ def publish(temporary: Path, final: Path) -> None:
         raise CheckpointError(f"{final} exists already; a committed checkpoint is never overwritten")
     fsync_directory(temporary)
     os.rename(temporary, final)
-    fsync_directory(final.parent)
+    try:
+        fsync_directory(final.parent)
+    except OSError:
+        os.rename(final, temporary)  # a power cut might take the name back as well
+        raise
 
 
 def _refuse_a_former_attempt(temporary: Path, final: Path) -> None:

@@ -76,7 +76,7 @@ def find_hang(signs: Sequence[Sign], setting: int | None, stopped: Callable[[Sig
         for sign in silent:
             if stopped(sign) and waited > SILENT_BEATS * sign.beat.interval_seconds:
                 return _silent_hang(sign, silent, how="its process is stopped (SIGSTOP)")
-        if _judged(signs) and waited > min(limit, SILENT_SECONDS):
+        if _judged(others) and _came_along(silent, others) and waited > min(limit, SILENT_SECONDS):
             return _silent_hang(silent[0], silent, how="stopped, or in C code that keeps Python's lock")
     if _judged(signs) and all(_nothing_for(sign, limit, alone=len(signs) == 1) for sign in signs):
         return culprit(signs)
@@ -85,6 +85,13 @@ def find_hang(signs: Sequence[Sign], setting: int | None, stopped: Callable[[Sig
 
 def _judged(signs: Sequence[Sign]) -> bool:
     return all(sign.beat.phase in JUDGED for sign in signs)
+
+
+def _came_along(silent: Sequence[Sign], others: Sequence[Sign]) -> bool:
+    """Whether the silent ones are in the loop, too. One that said "starting" last is, if the others have done a step:
+    they do none without it."""
+    stepped = all(sign.beat.step > sign.beat.first_step for sign in others)
+    return all(sign.beat.phase in JUDGED or (sign.beat.phase == "starting" and stepped) for sign in silent)
 
 
 def _nothing_for(sign: Sign, limit: float, *, alone: bool) -> bool:

@@ -66,6 +66,10 @@ def _fail_in_turn(rank, directory):
     messages.append(_message(engine, training.state(), 2))
     if rank == 0:
         commit.os.rename = rename
+        commit.fsync_directory, sync = _not_the_parent, commit.fsync_directory
+    messages.append(_message(engine, training.state(), 2))
+    if rank == 0:
+        commit.fsync_directory = sync
     left = contents(directory)
     engine.save(training.state(), step=2)
     return messages, left, training.digest()
@@ -73,6 +77,11 @@ def _fail_in_turn(rank, directory):
 
 def _refuse(*_):
     raise PermissionError(13, "Permission denied")
+
+
+def _not_the_parent(path):
+    if path.name == "checkpoints":
+        raise OSError(5, "Input/output error")
 
 
 @contextmanager
@@ -92,7 +101,7 @@ def test_a_failure_on_one_rank_is_an_error_on_all_and_leaves_nothing(tmp_path):
     directory = tmp_path / "checkpoints"
     (messages, left, digest), (other_messages, _, _) = run_ranks(_fail_in_turn, directory)
     assert messages == other_messages
-    unsupported, both, mistake, no_rename = messages
+    unsupported, both, mistake, no_rename, not_durable = messages
     assert "rank.1['hook'] is a builtin_function_or_method" in unsupported
     assert "(rank 1 on " in unsupported
     assert "objects.sampler['fn'] is a function" in both
@@ -100,6 +109,7 @@ def test_a_failure_on_one_rank_is_an_error_on_all_and_leaves_nothing(tmp_path):
     assert "ZeroDivisionError" in mistake
     assert "(rank 1 on " in mistake
     assert "Permission denied" in no_rename
+    assert "Input/output error" in not_durable
     assert left == ["step_00000001"]
     assert contents(directory) == ["step_00000001", "step_00000002"]
     again = Training("plain", seed=9)

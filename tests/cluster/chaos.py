@@ -156,8 +156,9 @@ def disk_fault(chaos: Chaos) -> str:
     ends = len(chaos.run.lines("end"))
     with injectors.injected(chaos.run, rank, f"error={error}", calls=["fsync"]) as log:
         wait_until(lambda: "INJECTED" in log.read_text(), f"a save meets {error}", timeout_seconds=60)
-    chaos.wait_for_end(ends)
-    return f"{error} on rank {rank}"
+    what = next(line for line in log.read_text().splitlines() if "INJECTED" in line)
+    chaos.run.wait_for_ends(ends + 1, timeout_seconds=120)
+    return f"{error} on rank {rank}: {what.partition('=')[0][-90:]}"
 
 
 def damage_the_newest(chaos: Chaos) -> str:

@@ -73,7 +73,8 @@ def injected(
     log = run.folder / f"strace-{rank}-{time.monotonic_ns()}"
     names = ",".join(calls)
     pids = [f"--attach={pid}" for pid in family(pid_of(run, rank))]
-    command = ["strace", "-f", *pids, f"--output={log}", f"--trace={names}", f"--inject={names}:{fault}:when={when}"]
+    command = ["strace", "-f", "-y", *pids, f"--output={log}"]
+    command += [f"--trace={names}", f"--inject={names}:{fault}:when={when}"]
     tracer = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert tracer.stdout is not None
     tracer.stdout.readline()  # "Process … attached", or why not

@@ -182,7 +182,7 @@ def test_preempted_with_too_short_a_grace(
     run.preempt(nodes_of(run))
     ends_as_undisturbed(run, tmp_path_factory)
     assert run.ends == [("preempted", "requeue"), ("completed", "end")], run.story
-    assert run.lines("end")[1]["resumed_step"] == 5
+    assert run.lines("end")[1]["resumed_step"] in (5, 10)  # 10, where the urgent job took its time
 
 
 def test_limit_shortened_in_mid_run(own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -75,7 +75,7 @@ def test_a_lone_rank_keeps_nobody_waiting() -> None:
 @pytest.mark.parametrize("phase", ["starting", "finishing", "leaving"])
 def test_before_and_behind_the_loop_a_program_does_what_it_likes(phase: str) -> None:
     assert hang(sign(idle=1e5, phase=phase), sign(1, idle=1e5)) is None
-    assert hang(sign(idle=1e5, silent=1e5, phase=phase), sign(1, idle=1e5)) is None
+    assert hang(sign(idle=1e5, silent=1e5, phase=phase), sign(1, idle=1e5, step=3, first_step=3)) is None
 
 
 def test_a_silent_rank_hangs_when_the_others_have_waited_for_it() -> None:
@@ -85,6 +85,14 @@ def test_a_silent_rank_hangs_when_the_others_have_waited_for_it() -> None:
     assert why.startswith("rank 2 on n1 has given no sign of life for 320 s (stopped, or in C code that keeps Python's")
     assert hang(*others[:2], sign(3, idle=3), sign(2, silent=320, idle=320)) is None
     assert hang(*others, sign(2, silent=59, idle=320)) is None
+
+
+def test_a_rank_that_fell_silent_before_its_first_step_could_be_seen_has_done_those_of_the_others() -> None:
+    others = [sign(rank, idle=310, step=14) for rank in (0, 1, 3)]
+    found = hang(*others, sign(2, silent=320, idle=320, phase="starting", step=0))
+    assert found is not None
+    assert found.startswith("rank 2 on n1 has given no sign of life for 320 s")
+    assert hang(*others, sign(2, silent=320, idle=320, phase="finishing", step=14)) is None
 
 
 def test_a_stopped_process_is_known_soon() -> None:

@@ -1,0 +1,27 @@
+"""The files that docs/sweeps.md shows are sweeps."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.spec import load_sweep
+from hpcaccel.spec.sweep import METHODS
+from hpcaccel.spec.sweep_notes import notes
+
+PAGE = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
+FILES = [text for text in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if "\nsweep:" in text]
+
+
+@pytest.mark.parametrize("text", FILES)
+def test_the_files_are_valid(text: str) -> None:
+    Path("job.yaml").write_text("name: gpt\nentrypoint: {script: train.py, args: {lr: 1.0e-3}}\n")
+    Path("sweep.yaml").write_text(text)
+    assert notes(load_sweep("sweep.yaml")) == []
+
+
+def test_every_method_has_its_line() -> None:
+    assert len(FILES) == 4
+    assert [name for name in METHODS if f"\n| `{name}`" not in PAGE] == []
