@@ -45,8 +45,8 @@ class Asha(Section):
 
     min_steps: Count | None = Field(
         default=None,
-        description="The first rung: no trial ends before this step. Default: max_steps / reduction_factor³; without "
-        "max_steps the three highest rungs count that a finished trial has passed, and until one has finished, none.",
+        description="The first rung: no trial ends before this step. Default: max_steps / reduction_factor²; without "
+        "max_steps the two highest rungs count that a finished trial has passed, and until one has finished, none.",
         examples=[100],
     )
     max_steps: Count | None = Field(

@@ -22,8 +22,9 @@ from hpcaccel.spec.sweep import Sweep
 
 __all__ = ["Curve", "Rule", "rule_of"]
 
-DECIDING_RUNGS = 3
-"""Rungs that count where nobody has said how long a trial is: 1/64, 1/16 and 1/4 of it, or more, at factor 4."""
+DECIDING_RUNGS = 2
+"""Rungs that count where nobody has said where the first one is: 1/16 and 1/4 of a trial, or more, at factor 4. Earlier
+than that a learning rate that warms up, or a large one, says little about where a trial ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +109,7 @@ class _Asha(Rule):
         self.last = settings.max_steps
         self.first = settings.min_steps
         if self.first is None and self.last is not None:
-            self.first = _third(self.last, self.factor)
+            self.first = _below(self.last, self.factor, DECIDING_RUNGS)
 
     def rungs(self, number: int) -> Iterator[int]:
         return _ladder(self.first or 1, self.factor, self.last)
@@ -144,7 +145,7 @@ class _Hyperband(_Asha):
     """ASHA in brackets, of which each begins a rung later and gets fewer trials: Li et al., "Hyperband", JMLR 2018."""
 
     def __init__(self, settings: Hyperband, mode: str) -> None:
-        first = settings.min_steps or _third(settings.max_steps, settings.reduction_factor)
+        first = settings.min_steps or _below(settings.max_steps, settings.reduction_factor, 3)
         super().__init__(
             Asha(min_steps=first, max_steps=settings.max_steps, reduction_factor=settings.reduction_factor), mode
         )
@@ -202,9 +203,9 @@ def _ladder(first: int, factor: int, last: int | None) -> Iterator[int]:
         rung *= factor
 
 
-def _third(steps: int, factor: int) -> int:
-    """The first rung of three below ``steps``."""
-    return max(1, math.ceil(steps / factor**3))
+def _below(steps: int, factor: int, rungs: int) -> int:
+    """The first of so many rungs below ``steps``."""
+    return max(1, math.ceil(steps / int(factor**rungs)))
 
 
 def _dealt(shares: Sequence[int]) -> list[int]:
