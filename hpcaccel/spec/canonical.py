@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import ValidationError
@@ -16,8 +16,10 @@ from hpcaccel.spec.job import JobSpec
 from hpcaccel.spec.layers import Layer
 from hpcaccel.spec.overrides import section_of
 from hpcaccel.spec.problems import describe, report
-from hpcaccel.spec.sweep import SweepFile, SweepSpec
 from hpcaccel.spec.yaml12 import FOREIGN_BREAK, NUMBERS
+
+if TYPE_CHECKING:
+    from hpcaccel.spec.sweep import SweepSpec
 
 __all__ = ["from_json", "spec_hash", "sweep_to_yaml", "to_json", "to_yaml"]
 
@@ -59,6 +61,8 @@ def to_yaml(spec: JobSpec) -> str:
 
 def sweep_to_yaml(spec: SweepSpec) -> str:
     """A sweep as ``to_yaml`` writes a job: loading it gives the same sweep again."""
+    from hpcaccel.spec.sweep import SweepFile  # whose models take time to build
+
     section = _written(spec.sweep.model_dump(mode="json"), SweepFile.model_fields["sweep"])
     section["parameters"] = {
         name: {key: value for key, value in parameter.items() if value not in (None, False, {})}

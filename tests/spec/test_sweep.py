@@ -1,6 +1,8 @@
 # ruff: noqa: E501  (messages stand here in one piece)
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import yaml
 
 from hpcaccel.errors import SpecError
 from hpcaccel.spec import JobSpec, SweepSpec, load_spec, load_sweep, resolve, sweep_from_values, sweep_schema
+from hpcaccel.spec.canonical import sweep_to_yaml
 from hpcaccel.spec.points import count, points
 from hpcaccel.spec.sweep_notes import notes
 from hpcaccel.spec.trials import own_point, seed_of
@@ -103,6 +106,26 @@ def test_overrides_reach_both_halves() -> None:
 @pytest.mark.parametrize(("text", "name"), [("none", "none"), ("", "none"), ("{asha: }", "asha"), ("{hyperband: {max_steps: 81}}", "hyperband")])  # fmt: skip
 def test_pruners(text: str, name: str) -> None:
     assert load(f"{LR}\npruner: {text}").sweep.pruner.name == name
+
+
+@pytest.mark.parametrize(
+    "sweep",
+    [
+        "parameters: {args.a: {choice: [null, true, 1, '1', 007, [1, 2], ~/x]}, args.b: {float: [0, 1], step: 0.1, when: {args.a: [1, null]}}}",
+        f"{LR}\nenqueue: [{{args.lr: 0.01}}]\nmetric: [a, b]\nmode: [min, max]",
+        f"{LR}\npruner: {{hyperband: {{max_steps: 64}}}}\nmax_trials: null\nmax_gpu_hours: 3\nkeep_checkpoints: null",
+    ],
+)
+def test_what_is_written_down_loads_as_the_same(sweep: str) -> None:
+    spec = load(sweep)
+    Path("again.yaml").write_text(sweep_to_yaml(spec))
+    again = load_sweep("again.yaml")
+    assert (again.job, again.sweep) == (spec.job, spec.sweep)
+
+
+def test_commands_that_know_no_sweeps_do_not_build_its_models() -> None:
+    code = "import sys, hpcaccel.spec; print('hpcaccel.spec.sweep' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 # -- what it means --------------------------------------------------------------------------------------------------
