@@ -40,6 +40,8 @@ class Allowance:
         self._startup: list[float] = []
         """How long trials took here to their first step, in seconds."""
         self._learned = False
+        self._over = ""
+        """What was said when the budget was used up before any trial had ended."""
 
     # -- the budget -----------------------------------------------------------------------------------------------
 
@@ -63,8 +65,8 @@ class Allowance:
         if furthest is not None and not any(trial.state in ("complete", "pruned") for trial in self._record.trials):
             used = (time.time() - furthest.began + furthest.spent().seconds) * self.share
             step, total = furthest.steps()
-            return too_small(self._budget, trial=furthest.number, used=used, step=step, total=total)
-        return f"max_gpu_hours is {self._budget.max_gpu_hours:g}, and {in_hours(spent)} are used up"
+            self._over = too_small(self._budget, trial=furthest.number, used=used, step=step, total=total)
+        return self._over or f"max_gpu_hours is {self._budget.max_gpu_hours:g}, and {in_hours(spent)} are used up"
 
     def against_another(self) -> str:
         """Why no other trial may begin in this worker; empty where one may."""

@@ -23,7 +23,7 @@ from hpcaccel.sweeps.ownership import Notes, gone_for_good
 from hpcaccel.sweeps.reading import StudyRecord, TrialRecord
 from hpcaccel.sweeps.study import Asked, NoMore, SweepStudy
 
-__all__ = ["Choosing", "Impossible"]
+__all__ = ["Choosing", "Impossible", "Nothing"]
 
 LOOK_SECONDS = 60.0
 """So often at most Slurm is asked whether silent workers are dead."""
@@ -37,6 +37,14 @@ class Impossible:
 
     number: int
     why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nothing:
+    """Why there is no trial to start, and what is to follow for this worker: its end, or ``requeue``."""
+
+    why: str
+    then: str = ""
 
 
 class Choosing:

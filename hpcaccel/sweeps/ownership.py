@@ -47,6 +47,8 @@ class Notes:
         """The one that counts, by trial."""
         self.halted = ""
         """Why the sweep has stopped itself, until somebody resumes it."""
+        self.resumed = 0.0
+        """When somebody did that last, in seconds since the epoch."""
 
     def read(self) -> Notes:
         """Take in what is new in the journal."""
@@ -65,7 +67,7 @@ class Notes:
             case "halt":
                 self.halted = str(note["why"])
             case "resume":
-                self.halted = ""
+                self.halted, self.resumed = "", float(note.get("time", 0.0))
 
     def epoch(self, trial: int) -> int:
         """Of the claim that counts; 0 where nobody has claimed the trial."""

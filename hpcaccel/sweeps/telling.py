@@ -95,17 +95,21 @@ def _completed(values: Sequence[float] | None, never_logged: str) -> Verdict:
     return Verdict(state="complete", values=tuple(values))
 
 
-def hopeless(trials: Sequence[TrialRecord]) -> str:
+def hopeless(trials: Sequence[TrialRecord], *, since: float = 0.0) -> str:
     """Why no other trial should begin; empty where there is hope.
+
+    Args:
+        since: failures from before this moment are forgiven (seconds since the epoch): somebody has looked into them.
 
     That is so when the first trials that have ended all failed in the same way: whoever comes next would as well. What
     one trial does never ends a sweep otherwise.
     """
-    ended = sorted(filter(_counts, trials), key=lambda trial: trial.ended or 0.0)
-    if not ended or any(trial.state != "failed" for trial in ended):
+    counted = [trial for trial in trials if _counts(trial)]
+    if any(trial.state != "failed" for trial in counted):
         return ""
+    ended = sorted((trial for trial in counted if (trial.ended or 0.0) >= since), key=lambda trial: trial.ended or 0.0)
     classes = Counter(trial.user_attrs.get(ERROR_CLASS) for trial in ended)
-    if len(classes) > 1:
+    if len(classes) != 1:
         return ""
     (found,) = classes
     if found is None or len(ended) < (FIRST_WITHOUT_METRIC if found == METRIC else FIRST_FAILED):

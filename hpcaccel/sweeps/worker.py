@@ -12,7 +12,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from optuna.storages import JournalStorage
 
@@ -22,7 +21,7 @@ from hpcaccel.slurm.commands import Slurm
 from hpcaccel.sweeps import results
 from hpcaccel.sweeps.allowance import Allowance
 from hpcaccel.sweeps.budget import in_hours
-from hpcaccel.sweeps.choosing import Choosing, Impossible
+from hpcaccel.sweeps.choosing import Choosing, Impossible, Nothing
 from hpcaccel.sweeps.chores import Chores
 from hpcaccel.sweeps.conversation import Ended, Event, Hello, Host, HostGone, Stopping, take_over_stdout
 from hpcaccel.sweeps.course import Course
@@ -51,14 +50,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     except HpcaccelError as error:
         print(f"hpcaccel: {error}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Nothing:
-    """Why there is no trial to start, and what is to follow for this worker: its end, or ``requeue``."""
-
-    why: str
-    then: str = ""
 
 
 class Worker:
@@ -207,11 +198,17 @@ class Worker:
         for step, values in course.follower.read():
             if rule is None or course.asked or not rule.wants(course.number, step, after=course.reported):
                 continue
-            value = values[self.section.metrics[0]]
             course.reported = step
-            why = self.study.report(course.number, step, value)
-            if why and not self.stopping and not is_extended(self.record.trials[course.number].user_attrs):
-                self._end_early(course, why)
+            self._has_reached(course, step, values[self.section.metrics[0]])
+
+    def _has_reached(self, course: Course, step: int, value: float) -> None:
+        """A trial has come to a rung."""
+        why = self.study.report(course.number, step, value)
+        extended = is_extended(self.record.trials[course.number].user_attrs)
+        if why and not extended and not self.stopping:
+            self._end_early(course, why)
+        else:
+            self._say(f"trial {course.number}: goes on at step {step}, {self.section.metrics[0]}={value:g}")
 
     def _end_early(self, course: Course, why: str) -> None:
         if not course.asked:
@@ -273,7 +270,7 @@ class Worker:
             self._halt_where_hopeless()
 
     def _halt_where_hopeless(self) -> None:
-        why = hopeless(self.record.trials)
+        why = hopeless(self.record.trials, since=self.notes.resumed)
         if why and not self.notes.halted:
             self.journal.note("halt", why=why, time=time.time())
             self._say(f"the sweep stops: {why}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import resource
@@ -159,8 +160,9 @@ def test_trials_that_all_fail_alike_from_the_first_on_stop_the_sweep_until_it_is
     assert "the first 5 trials all failed (import): ModuleNotFoundError" in host.hear()["why"]
     assert "all failed" in FakeHost(sweep).hear()["why"]
     with sweep.journal.open("a") as journal:
-        journal.write('{"hpcaccel":"resume"}\n')
+        journal.write(json.dumps({"hpcaccel": "resume", "time": time.time()}) + "\n")
     again = FakeHost(sweep)
+    again.play(None, reason="failed", error_class="import")  # what was before is forgiven
     assert "run" in again.hear()
     again.hang_up()
 
@@ -282,7 +284,7 @@ def test_a_budget_that_is_used_up_ends_what_runs_and_starts_nothing(
     eventually(lambda: played.requests)
     host.ended(number, "pruned")
     why = host.hear()["why"]
-    assert "max_gpu_hours is 1" in why
+    assert "max_gpu_hours is 1, less than one trial takes" in why
     (pruned,) = trials(sweep, "pruned")
     assert "less than one trial takes: trial 0 has used" in pruned.user_attrs["detail"]
     assert "for 10 of 40 steps" in pruned.user_attrs["detail"]
