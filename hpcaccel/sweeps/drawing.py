@@ -10,10 +10,8 @@ except what Optuna's CMA-ES writes into its trials.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import itertools
 import random
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -25,36 +23,22 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
-from hpcaccel.errors import UserError
 from hpcaccel.spec.parameters import same
 from hpcaccel.spec.points import applies, contains, equal, points
 from hpcaccel.spec.sweep import SweepSpec
 from hpcaccel.spec.trials import own_point
 from hpcaccel.sweeps.marks import is_drawn, is_surplus, point_number
+from hpcaccel.sweeps.packages import check_packages
 from hpcaccel.sweeps.space import Point, Space
 
-__all__ = ["Drawing", "UsedUp", "check_method", "rank"]
+__all__ = ["Drawing", "UsedUp", "rank"]
 
 MAX_LISTED = 10_000
 """Up to so many points, random goes through all of them in a shuffled order, and no method draws one twice."""
 
-_NEEDS = {"cmaes": ["cmaes"], "gp": ["scipy", "torch"], "qmc": ["scipy"]}
-_EXTRAS = {"torch": "hpcaccel[sweep,train]"}
-
 
 class UsedUp(Exception):
     """Every point of the space has been drawn."""
-
-
-def check_method(method: str) -> None:
-    """Raises UserError where a package is missing that the method needs."""
-    missing = [name for name in _NEEDS.get(method, []) if importlib.util.find_spec(name) is None]
-    if missing:
-        extra = next((_EXTRAS[name] for name in missing if name in _EXTRAS), "hpcaccel[sweep]")
-        raise UserError(
-            f"sweep.method {method} needs {' and '.join(missing)}, which {sys.executable} does not have: "
-            f"pip install '{extra}'"
-        )
 
 
 def rank(trials: Sequence[FrozenTrial], number: int) -> int:
@@ -66,7 +50,7 @@ class Drawing(BaseSampler):
     """Optuna's face of all methods: gives a trial its whole point at once."""
 
     def __init__(self, spec: SweepSpec) -> None:
-        check_method(spec.sweep.method)
+        check_packages(spec.sweep.method)
         self.sweep = spec.sweep
         self.space = Space(spec.sweep.parameters)
         self.listed = self.space.count is not None and self.space.count <= MAX_LISTED

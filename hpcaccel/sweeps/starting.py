@@ -27,6 +27,7 @@ from hpcaccel.submission.package import write_node_program
 from hpcaccel.submission.prepare import Prepared, prepare
 from hpcaccel.sweeps.arrays import WorkerArrays
 from hpcaccel.sweeps.definition import sweep_document, sweep_hash
+from hpcaccel.sweeps.packages import check_packages
 
 __all__ = [
     "PreparedSweep",
@@ -82,6 +83,7 @@ def prepare_sweep(
     """
     changes = [*overrides, *([] if name is None else [f"name={name}"])]
     spec = load(source, cluster=cluster, overrides=changes)
+    check_packages(spec.sweep.method)
     workers = workers_needed(spec)
     prepared = prepare(spec.job, cluster=cluster, runs_dir=runs_dir, workers=workers, slurm=slurm)
     return PreparedSweep(spec=spec, prepared=prepared, workers=workers)

@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 
 from hpcaccel.errors import UserError
 from hpcaccel.spec import SweepSpec
-from hpcaccel.sweeps import drawing
+from hpcaccel.sweeps import packages
 from hpcaccel.sweeps.journal import Journal
 from hpcaccel.sweeps.marks import is_surplus, point_number
 from hpcaccel.sweeps.study import Asked, NoMore, SweepStudy
@@ -266,11 +266,11 @@ def test_another_mode_is_another_study() -> None:
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ("cmaes", r"needs cmaes, .* pip install 'hpcaccel\[sweep\]'"),
-        ("gp", r"needs scipy and torch, .* pip install 'hpcaccel\[sweep,train\]'"),
+        ("cmaes", r"needs optuna and cmaes, .* pip install 'hpcaccel\[sweep\]'"),
+        ("gp", r"needs optuna and scipy and torch, .* pip install 'hpcaccel\[sweep,train\]'"),
     ],
 )
 def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch, method: str, message: str) -> None:
-    monkeypatch.setattr(drawing.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=message):
         study(made(MIXED, method=method))
