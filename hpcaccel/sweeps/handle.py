@@ -1,4 +1,8 @@
-"""``hpcaccel.sweep``, and the hold on a sweep that was started."""
+"""``hpcaccel.sweep``, and the hold on a sweep that was started.
+
+Looking at a sweep needs neither pydantic nor Optuna, which take longer to import than ten thousand trials to read: what
+starts and steers is imported by the methods that do.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +11,24 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcaccel.errors import UserError
 from hpcaccel.records import RunRecord
 from hpcaccel.slurm.commands import Slurm
-from hpcaccel.spec import SweepSpec
 from hpcaccel.submission.find import find_run
 from hpcaccel.submission.run import ASK_SECONDS, SURE_SECONDS, SweepRun
 from hpcaccel.submission.status import RunStatus
-from hpcaccel.sweeps import again, starting, steering
-from hpcaccel.sweeps.arrays import WorkerArrays
-from hpcaccel.sweeps.definition import read_definition
 from hpcaccel.sweeps.overview import Study, SweepOverview, sweep_overview
 from hpcaccel.sweeps.reading import TrialRecord
 from hpcaccel.sweeps.results import Goal, rows
-from hpcaccel.sweeps.winner import Winner, choose
+
+if TYPE_CHECKING:
+    from hpcaccel.spec import SweepSpec
+    from hpcaccel.sweeps.again import Again
+    from hpcaccel.sweeps.arrays import WorkerArrays
+    from hpcaccel.sweeps.starting import Source
+    from hpcaccel.sweeps.winner import Winner
 
 __all__ = ["Sweep", "find_sweep", "sweep"]
 
@@ -31,7 +37,7 @@ LOOK_SECONDS = 2.0
 
 
 def sweep(
-    source: starting.Source,
+    source: Source,
     *,
     cluster: str | None = None,
     runs_dir: str | os.PathLike[str] | None = None,
@@ -53,6 +59,8 @@ def sweep(
         ClusterError: there is no Slurm here, or it took no worker at all.
         RunDirectoryError: the directory cannot be written.
     """
+    from hpcaccel.sweeps import starting
+
     plan = starting.prepare_sweep(source, cluster=cluster, runs_dir=runs_dir, overrides=overrides, name=name)
     for sentence in plan.advice:
         warnings.warn(sentence, stacklevel=2)
@@ -96,6 +104,8 @@ class Sweep:
 
     @property
     def spec(self) -> SweepSpec:
+        from hpcaccel.sweeps.definition import read_definition
+
         return read_definition(self.dir).spec
 
     @property
@@ -133,6 +143,8 @@ class Sweep:
         Raises:
             UserError: nothing has finished yet, or several metrics leave it open which one is best.
         """
+        from hpcaccel.sweeps.winner import choose
+
         return choose(self.dir, trial=trial, metric=metric)
 
     def follow(self) -> Iterator[SweepOverview]:
@@ -172,19 +184,27 @@ class Sweep:
         """End the workers now."""
         self._run.cancel()
 
-    def resume(self, *, changes: Sequence[str] = (), file: starting.Source | None = None) -> WorkerArrays:
+    def resume(self, *, changes: Sequence[str] = (), file: Source | None = None) -> WorkerArrays:
         """Go on with new workers; see :func:`hpcaccel.sweeps.steering.resume`."""
+        from hpcaccel.sweeps import steering
+
         return steering.resume(self.dir, changes=changes, file=file, slurm=self._slurm)
 
-    def retry_failed(self) -> tuple[list[again.Again], WorkerArrays | None]:
+    def retry_failed(self) -> tuple[list[Again], WorkerArrays | None]:
         """Queue the failed trials once more; new workers start where none is left."""
+        from hpcaccel.sweeps import again
+
         return self._with_workers(again.retry_failed(self.dir))
 
-    def extend(self, top: int, *, settings: Sequence[str] = ()) -> tuple[list[again.Again], WorkerArrays | None]:
+    def extend(self, top: int, *, settings: Sequence[str] = ()) -> tuple[list[Again], WorkerArrays | None]:
         """Let the best ``top`` trials go on, with ``settings`` such as ``args.epochs=20``; workers as above."""
+        from hpcaccel.sweeps import again
+
         return self._with_workers(again.extend(self.dir, top, settings=settings))
 
-    def _with_workers(self, queued: list[again.Again]) -> tuple[list[again.Again], WorkerArrays | None]:
+    def _with_workers(self, queued: list[Again]) -> tuple[list[Again], WorkerArrays | None]:
+        from hpcaccel.sweeps import steering
+
         if not self.worker_status().ended:
             return queued, None
         spec = self.spec
@@ -193,6 +213,8 @@ class Sweep:
 
     def throttle(self, most: int) -> None:
         """Let at most ``most`` workers run at a time."""
+        from hpcaccel.sweeps import steering
+
         steering.throttle(self.dir, most, slurm=self._slurm)
 
 

@@ -140,6 +140,7 @@ def sweep_overview(study: Study, status: RunStatus, *, now: float | None = None)
     now = time.time() if now is None else now
     gpu_seconds = account.gpu_seconds(now)
     leader = best(trials, goal)
+    state = _state(study, trials, status)
     return SweepOverview(
         run_id=sweep.run_id,
         name=record.name,
@@ -148,8 +149,8 @@ def sweep_overview(study: Study, status: RunStatus, *, now: float | None = None)
         cluster=record.cluster,
         job_ids=record.job_ids,
         created=record.created,
-        state="failed" if status.ended and study.notes.halted else status.state,
-        detail=_why(study, status),
+        state=state,
+        detail=_why(study, state, status),
         method=section["method"],
         pruner=next((name for name, settings in section["pruner"].items() if settings is not None), "none"),
         metrics=list(goal.metrics),
@@ -166,11 +167,21 @@ def sweep_overview(study: Study, status: RunStatus, *, now: float | None = None)
     )
 
 
-def _why(study: Study, status: RunStatus) -> str:
+def _state(study: Study, trials: Iterable[TrialRecord], status: RunStatus) -> str:
+    """What the workers say, but where they have gone before what was begun was done."""
+    if status.ended and study.notes.halted:
+        return "failed"
+    if status.state != "completed" or all(trial.state != "running" for trial in trials):
+        return status.state
+    others = {worker.state for worker in status.tasks}
+    return next((state for state in ("failed", "lost", "cancelled", "paused") if state in others), "completed")
+
+
+def _why(study: Study, state: str, status: RunStatus) -> str:
     """Why it stands where it stands; of workers that ended alike, one word for all."""
     if study.notes.halted and status.ended:
         return study.notes.halted
-    told = [worker.detail for worker in status.tasks if worker.state == status.state and worker.detail]
+    told = [worker.detail for worker in status.tasks if worker.state == state and worker.detail]
     return told[-1] if told else ""
 
 

@@ -198,12 +198,14 @@ def _order(point: Point, goal: Goal) -> tuple[Any, ...]:
 def _front(points: Sequence[Point], goal: Goal) -> list[Point]:
     """Of points that are ordered by their cost, and so never dominated by a later one that is not their equal."""
     tier = [point for point in points if point.is_whole] or [point for point in points if point.complete]
-    front: list[tuple[tuple[float, ...], Point]] = []
+    front: list[Point] = []
+    costs: dict[tuple[float, ...], None] = {}
     for point in tier:
         cost = goal.cost(point.values)
-        if all(map(math.isfinite, cost)) and not any(_dominates(other, cost) for other, _ in front):
-            front.append((cost, point))
-    return [point for _, point in front]
+        if cost in costs or (all(map(math.isfinite, cost)) and not any(_dominates(other, cost) for other in costs)):
+            costs[cost] = None
+            front.append(point)
+    return front
 
 
 def _dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:

@@ -85,7 +85,8 @@ def _goal(sweep: SweepOverview) -> str:
 
 def _trials(sweep: SweepOverview) -> str:
     begun = sum(count for state, count in sweep.trials.items() if state != "waiting")
-    counted = [f"{sweep.trials[state]} {state}" for state in TRIALS if sweep.trials.get(state)]
+    words = {"running": "interrupted"} if sweep.ended else {}
+    counted = [f"{sweep.trials[state]} {words.get(state, state)}" for state in TRIALS if sweep.trials.get(state)]
     most = "" if sweep.max_trials is None else f" of {sweep.max_trials}"
     return f"{begun}{most}{': ' if counted else ''}{', '.join(counted)}"
 
