@@ -21,7 +21,7 @@ from hpcaccel.spec.points import equal
 from hpcaccel.spec.sweep import SweepSpec
 from hpcaccel.spec.trials import resolve, seed_of
 from hpcaccel.sweeps.drawing import Drawing, UsedUp, rank
-from hpcaccel.sweeps.marks import ORIGIN, POINT, REPEAT, SURPLUS, is_drawn, is_surplus, point_number, repeat_number
+from hpcaccel.sweeps.marks import ORIGIN, POINT, REPEAT, SURPLUS, is_drawn, point_number, repeat_number
 from hpcaccel.sweeps.pruning import Curve, rule_of
 from hpcaccel.sweeps.space import Point
 
@@ -179,12 +179,15 @@ class SweepStudy:
         return f"the space is used up: all its {self.drawing.space.count} points have been tried"
 
     def _is_double(self, trial: Trial, point: Point) -> bool:
-        """Whether an earlier trial has the same point of a small space: two workers have drawn in the same moment."""
+        """Whether another trial has the same point of a small space: two workers have drawn in the same moment.
+
+        One of them has written its point after the other, and sees it. Where both do, both draw once more.
+        """
         if not (self.drawing.listed and is_drawn(trial.user_attrs)):
             return False
         space = self.drawing.space
         return any(
-            other.number < trial.number and not is_surplus(other.user_attrs) and equal(space.point(other.params), point)
+            other.number != trial.number and is_drawn(other.user_attrs) and equal(space.point(other.params), point)
             for other in self.trials()
         )
 
@@ -238,8 +241,15 @@ class SweepStudy:
         assert not any(math.isnan(value) for value in values)
         self.study.tell(number, list(values), state=TrialState.COMPLETE, skip_if_finished=True)
 
-    def prune(self, number: int) -> None:
-        """The trial was ended early."""
+    def prune(self, number: int, *, last: tuple[int, float] | None = None) -> None:
+        """The trial was ended early.
+
+        Args:
+            last: step and value that it had come to; counts where nothing has been reported.
+        """
+        trial = self.trials()[number]
+        if last is not None and trial.last_step is None and len(self.study.directions) == 1:
+            self.study._storage.set_trial_intermediate_value(trial._trial_id, *last)
         self.study.tell(number, state=TrialState.PRUNED, skip_if_finished=True)
 
     def fail(self, number: int) -> None:
