@@ -73,6 +73,8 @@ class Slot:
         if self._overlaps(env):
             return ["--overlap", *options]
         gpus = int(env.get("SLURM_GPUS_ON_NODE") or 0)
-        if gpus and "SLURM_GPUS_PER_TASK" not in env:
+        if gpus and "SLURM_GPUS_PER_TASK" in env:
+            options.append(f"--gpus-per-task={max(1, gpus // self.of // ranks_per_node)}")
+        elif gpus:
             options.append(f"--gpus-per-node={gpus // self.of}")
         return ["--exact", *options]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import hpcaccel
 from hpcaccel.errors import RunDirectoryError
 from hpcaccel.rundir import SweepDir, read_json
+from hpcaccel.sweeps.sharing import share
 
 if TYPE_CHECKING:
     from hpcaccel.spec import JobSpec
@@ -42,14 +43,16 @@ class Definition:
 
     def launch_of(self, job: JobSpec) -> dict[str, Any]:
         """The ``launch`` part of the ``spec.json`` of a trial whose spec is ``job``."""
-        own = {"program": [*self.program, *job.arguments()], "stop": job.stop_mode}
+        own: dict[str, Any] = {"program": [*self.program, *job.arguments()], "stop": job.stop_mode}
+        if self.spec.sweep.pack > 1:
+            own["ranks_per_node"] = share(job, self.spec.sweep.pack).ranks_per_node
         return {**self.launch, **own}
 
     def document_of(self, job: JobSpec) -> dict[str, Any]:
         """The whole ``spec.json`` of a trial whose spec is ``job``."""
         from hpcaccel.spec import spec_hash
 
-        spec = job.model_dump(mode="json")
+        spec = share(job, self.spec.sweep.pack).model_dump(mode="json")
         return {"version": 1, "hash": spec_hash(job), "spec": spec, "launch": self.launch_of(job)}
 
 

@@ -105,7 +105,7 @@ def test_what_the_scheduler_says_reaches_every_trial(sweep: Make, number: signal
 
 def test_a_worker_comes_back_to_the_same_trial_when_its_time_was_over(sweep: Make) -> None:
     chooser = CONTINUES.replace("NUMBERS", "(0,)")
-    one = sweep(STOPS_AND_GOES_ON, chooser, time_limit_seconds=8, resilience={"warning_seconds": 4})
+    one = sweep(STOPS_AND_GOES_ON, chooser, time_limit_seconds=14, resilience={"warning_seconds": 4})
     assert one.run() == 0
     assert one.ends(0) == [("time_limit", "requeue"), ("completed", "end")]
     assert one.worker_ends == [("time_limit", "requeue"), ("completed", "end")]
