@@ -15,8 +15,8 @@ from hpcaccel.sweeps.results import GPU_SECONDS
 
 __all__ = ["Allowance"]
 
-LOOK_SECONDS = 10.0
-"""So often the accounts of all workers are read."""
+LOOK_SECONDS = 30.0
+"""So often the accounts of all workers are read; between, those that live are taken to live on."""
 
 
 class Allowance:

@@ -1,18 +1,21 @@
-"""What the study is told when a trial's ranks have left: a pure function of what was seen."""
+"""What the study is told when a trial's ranks have left."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from hpcaccel.sweeps.conversation import Ended
 from hpcaccel.sweeps.marks import is_surplus
 from hpcaccel.sweeps.reading import TrialRecord
 
-__all__ = ["BUDGET", "DETAIL", "ERROR_CLASS", "METRIC", "Verdict", "hopeless", "judge"]
+if TYPE_CHECKING:
+    from hpcaccel.sweeps.study import SweepStudy
+
+__all__ = ["BUDGET", "DETAIL", "ERROR_CLASS", "METRIC", "Verdict", "hopeless", "judge", "write_down"]
 
 ERROR_CLASS, DETAIL = "error_class", "detail"
 """What a chooser says of a trial that failed or was pruned, in the trial's user attributes."""
@@ -52,14 +55,16 @@ def judge(
     retries: int,
     stopping: bool,
 ) -> Verdict:
-    """Args:
-    values: the last value of each metric, None where one has not come.
-    never_logged: what to say then.
-    asked: why the chooser had asked it to end, if it had.
-    over_budget: that was because the sweep may cost no more.
-    failures: how often the trial has failed, this time counted.
-    interruptions: how often it has left in this allocation so as to be continued, this time counted.
-    stopping: the host is giving the allocation up.
+    """What becomes of a trial, of all that was seen of it.
+
+    Args:
+        values: the last value of each metric, None where one has not come.
+        never_logged: what to say then.
+        asked: why the chooser had asked it to end, if it had.
+        over_budget: that was because the sweep may cost no more.
+        failures: how often the trial has failed, this time counted.
+        interruptions: how often it has left in this allocation so as to be continued, this time counted.
+        stopping: the host is giving the allocation up.
     """
     if ended.reason == "pruned":
         return Verdict(state="pruned", why=asked or ended.detail, error_class=BUDGET if over_budget else None)
@@ -93,6 +98,30 @@ def _completed(values: Sequence[float] | None, never_logged: str) -> Verdict:
         shown = ", ".join(f"{value:g}" for value in values)
         return Verdict(state="failed", why=f"the last value is no finite number: {shown}", error_class=DIVERGED)
     return Verdict(state="complete", values=tuple(values))
+
+
+def write_down(
+    study: SweepStudy,
+    number: int,
+    verdict: Verdict,
+    marks: Mapping[str, object],
+    *,
+    last: tuple[int, float] | None = None,
+) -> None:
+    """Tell the study how a trial has ended.
+
+    Args:
+        marks: what else is to be noted of it.
+        last: the last step of the first metric, and its value.
+    """
+    reasons = {ERROR_CLASS: verdict.error_class, DETAIL: verdict.why or None}
+    study.mark(number, {name: value for name, value in {**marks, **reasons}.items() if value is not None})
+    if verdict.state == "complete":
+        study.complete(number, verdict.values)
+    elif verdict.state == "pruned":
+        study.prune(number, last=last)
+    else:
+        study.fail(number)
 
 
 def hopeless(trials: Sequence[TrialRecord], *, since: float = 0.0) -> str:

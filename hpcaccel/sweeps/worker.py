@@ -31,7 +31,7 @@ from hpcaccel.sweeps.marks import is_extended
 from hpcaccel.sweeps.ownership import Notes
 from hpcaccel.sweeps.reading import StudyRecord
 from hpcaccel.sweeps.study import NoMore, SweepStudy
-from hpcaccel.sweeps.telling import DETAIL, ERROR_CLASS, Verdict, hopeless, judge
+from hpcaccel.sweeps.telling import Verdict, hopeless, judge, write_down
 
 __all__ = ["Worker", "main"]
 
@@ -248,19 +248,20 @@ class Worker:
             steps, _ = course.steps()
             cost = spent.seconds * self.allowance.share
             marks = {results.GPU_SECONDS: round(cost, 3), results.STEPS: steps, results.ATTEMPTS: spent.attempts}
-            self._tell(number, verdict, marks)
+            self._tell(number, verdict, marks, last=course.follower.last.get(self.section.metrics[0]))
 
-    def _tell(self, number: int, verdict: Verdict, marks: Mapping[str, object] | None = None) -> None:
-        reasons = {ERROR_CLASS: verdict.error_class, DETAIL: verdict.why or None}
-        self.study.mark(
-            number, {name: value for name, value in {**(marks or {}), **reasons}.items() if value is not None}
-        )
-        if verdict.state == "complete":
-            self.study.complete(number, verdict.values)
-        elif verdict.state == "pruned":
-            self.study.prune(number)
-        else:
-            self.study.fail(number)
+    def _tell(
+        self,
+        number: int,
+        verdict: Verdict,
+        marks: Mapping[str, object] | None = None,
+        *,
+        last: tuple[int, float] | None = None,
+    ) -> None:
+        """Args:
+        last: the last step of the first metric, and its value.
+        """
+        write_down(self.study, number, verdict, marks or {}, last=last)
         self.notes.read()
         shown = ", ".join(f"{name}={value:g}" for name, value in zip(self.goal.metrics, verdict.values, strict=False))
         what = shown if verdict.state == "complete" else verdict.why if verdict.state == "failed" else ""

@@ -286,6 +286,7 @@ def test_a_budget_that_is_used_up_ends_what_runs_and_starts_nothing(
     why = host.hear()["why"]
     assert "max_gpu_hours is 1, less than one trial takes" in why
     (pruned,) = trials(sweep, "pruned")
+    assert pruned.values == [2.0]
     assert "less than one trial takes: trial 0 has used" in pruned.user_attrs["detail"]
     assert "for 10 of 40 steps" in pruned.user_attrs["detail"]
     assert len(layout.committed(played.run.checkpoints)) == 1  # with a larger budget it can go on
