@@ -16,6 +16,7 @@ from hpcaccel.rundir import RunDir, SweepDir, atomic_write, fsync_directory, wri
 from hpcaccel.spec import JobSpec, spec_hash, to_yaml
 from hpcaccel.submission.facts import read_record
 from hpcaccel.sweeps.definition import Definition
+from hpcaccel.sweeps.sharing import share
 
 __all__ = ["make_trial"]
 
@@ -46,7 +47,7 @@ def make_trial(
             kind="run",
             run_id=trial.run_id,
             created=time.time(),
-            spec_hash=spec_hash(job),
+            spec_hash=spec_hash(share(job, definition.spec.sweep.pack)),
             array_size=None,
             job_ids=[],
             packages={},
@@ -61,7 +62,8 @@ def make_trial(
 
 
 def _fill(place: RunDir, definition: Definition, job: JobSpec, number: int) -> None:
-    atomic_write(place.spec_yaml, f"# Trial {number}: the resolved spec.\n{to_yaml(job)}", sync=False)
+    part = share(job, definition.spec.sweep.pack)
+    atomic_write(place.spec_yaml, f"# Trial {number}: the resolved spec.\n{to_yaml(part)}", sync=False)
     document = json.dumps(definition.document_of(job), indent=1, ensure_ascii=False)
     atomic_write(place.spec, document + "\n")  # whoever finds it takes the trial for written
 
