@@ -52,8 +52,9 @@ class Definition:
         """The whole ``spec.json`` of a trial whose spec is ``job``."""
         from hpcaccel.spec import spec_hash
 
-        spec = share(job, self.spec.sweep.pack).model_dump(mode="json")
-        return {"version": 1, "hash": spec_hash(job), "spec": spec, "launch": self.launch_of(job)}
+        part = share(job, self.spec.sweep.pack)
+        spec = part.model_dump(mode="json")
+        return {"version": 1, "hash": spec_hash(part), "spec": spec, "launch": self.launch_of(job)}
 
 
 def read_definition(sweep: SweepDir) -> Definition:
