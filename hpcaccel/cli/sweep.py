@@ -32,10 +32,6 @@ app = typer.Typer(
 
 SweepName = Annotated[str, typer.Argument(metavar="SWEEP", help=RUN_HELP, show_default=False)]
 
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="May be given again.", show_default=False)
-]
-
 
 def _find(name: str) -> Sweep:
     from hpcaccel.sweeps.handle import find_sweep
@@ -158,15 +154,15 @@ def stop(sweep: SweepName) -> None:
 @app.command()
 def resume(
     sweep: SweepName,
+    overrides: Overrides = None,
     file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The sweep's spec file once more.", show_default=False)
     ] = None,
-    settings: Settings = None,
     json: Json = False,
 ) -> None:
-    """Go on with a sweep of which no worker is left. --set sweep.max_trials=200 and the like let it do more."""
+    """Go on with a sweep of which no worker is left; with sweep.max_trials=200 and the like it does more."""
     found = _find(sweep)
-    arrays = found.resume(changes=settings or [], file=None if file is None else str(file))
+    arrays = found.resume(changes=overrides or [], file=None if file is None else str(file))
     tell_what_goes_on(found, arrays, json=json)
 
 
@@ -181,12 +177,15 @@ def retry_failed(sweep: SweepName, json: Json = False) -> None:
 def extend(
     sweep: SweepName,
     top: Annotated[int, typer.Option(metavar="K", min=1, help="So many of the best trials.")],
-    settings: Settings = None,
+    overrides: Overrides = None,
     json: Json = False,
 ) -> None:
-    """Let the best trials go on, as with --set args.epochs=20. Without --set: those that were ended early."""
+    """Let the best trials go on from their checkpoints with more to do, such as args.epochs=20.
+
+    Without any such value, those that were ended early go on.
+    """
     found = _find(sweep)
-    tell_of_again(found, *found.extend(top, settings=settings or []), json=json)
+    tell_of_again(found, *found.extend(top, settings=overrides or []), json=json)
 
 
 @app.command()

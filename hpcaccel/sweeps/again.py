@@ -70,7 +70,7 @@ def extend(sweep: SweepDir, top: int, *, settings: Sequence[str] = ()) -> list[A
     points = ranking(study.trials, study.goal)
     chosen = [point.trial for point in points if settings or not point.complete][:top]
     if not chosen and points:
-        raise UserError("no trial was ended early. Give those that have finished more to do: --set args.epochs=20")
+        raise UserError("no trial was ended early. Give those that have finished more to do, such as args.epochs=20")
     if not chosen:
         raise UserError(f"no trial of sweep {sweep.run_id} has a value yet")
     for trial in chosen:
@@ -105,7 +105,7 @@ def _refuse_parameter(spec: SweepSpec, text: str) -> None:
     path = setting_path(text.partition("=")[0], layer)
     for name in spec.sweep.parameters:
         if setting_path(name, layer) == path:
-            raise SpecError(f"--set {text}: {name} is a parameter of the sweep, of which each trial has its own value")
+            raise SpecError(f"{text}: {name} is a parameter of the sweep, of which each trial has its own value")
 
 
 def _without_successors(trials: Sequence[TrialRecord], everything: Sequence[TrialRecord]) -> list[TrialRecord]:

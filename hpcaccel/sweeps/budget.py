@@ -137,7 +137,7 @@ def too_small(budget: Budget, *, trial: int, used: float, step: int | None, tota
         text += f"{in_hours(used * total / step)} for all of them"
     else:
         text += f"trial {trial} has used {in_hours(used)} and was not done"
-    return f"{text}. Raise it with `hpcaccel sweep resume --set sweep.max_gpu_hours=…`, or make trials shorter"
+    return f"{text}. Raise it with `hpcaccel sweep resume SWEEP sweep.max_gpu_hours=…`, or make trials shorter"
 
 
 def in_hours(gpu_seconds: float) -> str:

@@ -16,7 +16,7 @@ from hpcaccel.rundir import SweepDir, read_json
 from hpcaccel.submission.facts import read_record
 from hpcaccel.submission.status import ACTIVE, RunStatus
 from hpcaccel.sweeps.budget import Account
-from hpcaccel.sweeps.marks import is_surplus
+from hpcaccel.sweeps.marks import FROM, is_surplus
 from hpcaccel.sweeps.ownership import Notes
 from hpcaccel.sweeps.reading import StudyRecord, TrialRecord
 from hpcaccel.sweeps.results import Goal, Point, best, counts, pareto_front
@@ -101,6 +101,8 @@ class SweepOverview:
     modes: list[str]
     trials: dict[str, int]
     """How many are in each state."""
+    again: int
+    """Trials beside those that ``max_trials`` counts: failed ones once more, and the best ones with more to do."""
     max_trials: int | None
     best: Found | None
     front: list[Found]
@@ -156,6 +158,7 @@ def sweep_overview(study: Study, status: RunStatus, *, now: float | None = None)
         metrics=list(goal.metrics),
         modes=list(goal.modes),
         trials={str(state): count for state, count in counts(trials).items()},
+        again=sum(FROM in trial.user_attrs for trial in trials),
         max_trials=section["max_trials"],
         best=None if leader is None else _found(leader, goal),
         front=[_found(point, goal) for point in pareto_front(trials, goal)] if len(goal.metrics) > 1 else [],
@@ -181,6 +184,9 @@ def _why(study: Study, state: str, status: RunStatus) -> str:
     """Why it stands where it stands; of workers that ended alike, one word for all."""
     if study.notes.halted and status.ended:
         return study.notes.halted
+    most = study.section["max_trials"]
+    if state == "completed" and most is not None and len(study.trials) >= most:
+        return ""  # as it was to be
     told = [worker.detail for worker in status.tasks if worker.state == state and worker.detail]
     return told[-1] if told else ""
 
@@ -209,7 +215,7 @@ def _seconds_left(
 ) -> float | None:
     """What is left at the pace so far: the time that workers have taken for each trial that has ended."""
     at_work = sum(worker.state in ("running", "starting") for worker in status.tasks)
-    ended = sum(trial.is_finished for trial in trials)
+    ended = sum(trial.is_finished for trial in trials if FROM not in trial.user_attrs)
     held = sum(stay.seconds(now) for stays in account.held.values() for stay in stays)
     ends = []
     if at_work and ended and study.section["max_trials"] is not None:

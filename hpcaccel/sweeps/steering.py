@@ -92,7 +92,7 @@ def throttle(sweep: SweepDir, most: int, *, slurm: Slurm | None = None) -> None:
     if record.backend == "local":
         raise UserError(
             f"sweep {sweep.run_id} runs on this machine, where there is no queue: stop it, and go on with fewer "
-            f"workers by `hpcaccel sweep resume {sweep.run_id} --set sweep.workers={most}`"
+            f"workers by `hpcaccel sweep resume {sweep.run_id} sweep.workers={most}`"
         )
     slurm = slurm or Slurm()
     now = status(sweep, slurm)
@@ -180,7 +180,7 @@ def _refuse_finished(sweep: SweepDir, spec: SweepSpec, now: RunStatus) -> None:
     if now.state == "completed" and is_done and all(trial.is_finished for trial in trials):
         raise UserError(
             f"sweep {sweep.run_id} is completed, with all of its {len(trials)} trials: there is nothing to go on with. "
-            f"For more of them: `hpcaccel sweep resume {sweep.run_id} --set sweep.max_trials={2 * len(trials)}`"
+            f"For more of them: `hpcaccel sweep resume {sweep.run_id} sweep.max_trials={2 * len(trials)}`"
         )
 
 

@@ -64,7 +64,7 @@ def _facts(sweep: SweepOverview) -> list[tuple[str, str | Text]]:
             ("best", Text(f"{_values(sweep.best)}  trial {sweep.best.trial}{_seeds(sweep.best)}", style="bold"))
         )
         rows.append(("", _params(sweep.best)))
-    rows.append(("workers", _workers(sweep)))
+    rows.append(("workers", _workers(sweep).partition(": ")[2]))
     rows.append(("GPU-hours", _spent(sweep)))
     if sweep.seconds_left is not None:
         rows.append(("time left", f"about {duration(sweep.seconds_left)}"))
@@ -84,16 +84,18 @@ def _goal(sweep: SweepOverview) -> str:
 
 
 def _trials(sweep: SweepOverview) -> str:
-    begun = sum(count for state, count in sweep.trials.items() if state != "waiting")
+    begun = sum(sweep.trials.values()) - sweep.again
     words = {"running": "interrupted"} if sweep.ended else {}
     counted = [f"{sweep.trials[state]} {words.get(state, state)}" for state in TRIALS if sweep.trials.get(state)]
     most = "" if sweep.max_trials is None else f" of {sweep.max_trials}"
-    return f"{begun}{most}{': ' if counted else ''}{', '.join(counted)}"
+    again = f", and {sweep.again} once more" if sweep.again else ""
+    return f"{begun}{most}{again}{': ' if counted else ''}{', '.join(counted)}"
 
 
 def _workers(sweep: SweepOverview) -> str:
     counted = ", ".join(f"{count} {state}" for state, count in sweep.workers.items())
-    return f"{sum(sweep.workers.values())} workers: {counted}"
+    count = sum(sweep.workers.values())
+    return f"{count} worker{'s' if count != 1 else ''}: {counted}"
 
 
 def _spent(sweep: SweepOverview) -> str:

@@ -138,7 +138,7 @@ def test_with_all_trials_done_there_is_nothing_to_go_on_with(place: Place) -> No
     trials = Trials(sweep.dir)
     for value in (4.0, 3.0, 2.0, 1.0):
         trials.complete(value)
-    with pytest.raises(UserError, match=r"all of its 4 trials.*--set sweep\.max_trials=8"):
+    with pytest.raises(UserError, match=r"all of its 4 trials.*sweep\.max_trials=8"):
         sweep.resume()
     assert len(sweep.resume(changes=["sweep.max_trials=8"]).jobs) == 4
 
