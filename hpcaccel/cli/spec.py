@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,11 +20,14 @@ RUN_ID = "RUN_ID"
 """Stands for the id that submit would choose: the same file gives the same text, so that two can be compared."""
 
 
-def schema() -> None:
+def schema(
+    sweep: Annotated[bool, typer.Option("--sweep", help="Of files with a section sweep.")] = False,
+) -> None:
     """Print the JSON Schema of spec files, for editors."""
     from hpcaccel.spec import schema as job_schema
+    from hpcaccel.spec import sweep_schema
 
-    print_json(job_schema())
+    print_json(sweep_schema() if sweep else job_schema())
 
 
 def validate(file: SpecFile, overrides: Overrides = None, cluster: Cluster = None, json: Json = False) -> None:

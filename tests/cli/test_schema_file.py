@@ -1,4 +1,4 @@
-"""The schema for editors in the repository, and the examples that name it in their header."""
+"""The schemas for editors in the repository, and the examples that name it in their header."""
 
 from __future__ import annotations
 
@@ -9,22 +9,28 @@ import jsonschema
 import pytest
 import yaml
 
-from hpcaccel.spec import schema
+from hpcaccel.spec import schema, sweep_schema
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCHEMA = ROOT / "docs" / "job.schema.json"
+SWEEP_SCHEMA = ROOT / "docs" / "sweep.schema.json"
 HEADER = "# yaml-language-server: $schema="
 EXAMPLES = sorted(path for path in (ROOT / "jobs").rglob("*.yaml"))
 
 
 def test_the_file_is_what_the_command_prints():
     assert json.loads(SCHEMA.read_text()) == schema(), "run: hpcaccel schema > docs/job.schema.json"
+    assert json.loads(SWEEP_SCHEMA.read_text()) == sweep_schema(), (
+        "run: hpcaccel schema --sweep > docs/sweep.schema.json"
+    )
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_an_example_names_the_schema_and_fits_it(path):
     first = path.read_text().splitlines()[0]
     assert first.startswith(HEADER)
-    assert (path.parent / first.removeprefix(HEADER)).resolve() == SCHEMA
+    values = yaml.safe_load(path.read_text())
+    expected = SWEEP_SCHEMA if "sweep" in values else SCHEMA
+    assert (path.parent / first.removeprefix(HEADER)).resolve() == expected
 
-    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(yaml.safe_load(path.read_text()))
+    jsonschema.Draft202012Validator(json.loads(expected.read_text())).validate(values)

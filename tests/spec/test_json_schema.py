@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import jsonschema
 import pytest
 import yaml
 
-from hpcaccel.spec import schema
+from hpcaccel.spec import schema, sweep_schema
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
 
@@ -22,8 +23,9 @@ def test_it_is_a_schema_of_draft_2020_12() -> None:
     jsonschema.Draft202012Validator.check_schema(schema())
 
 
-def test_every_key_is_described() -> None:
-    every = properties(schema())
+@pytest.mark.parametrize("made", [schema, sweep_schema])
+def test_every_key_is_described(made: Callable[[], dict[str, Any]]) -> None:
+    every = properties(made())
     assert len(every) > 80
     assert [name for name, value in every if len(value.get("description", "")) < 10] == []
 
@@ -37,7 +39,9 @@ def test_the_names_are_those_of_the_file() -> None:
 
 @pytest.mark.parametrize("path", sorted(JOBS.rglob("*.yaml")), ids=lambda path: str(path.relative_to(JOBS)))
 def test_the_examples_fit(path: Path) -> None:
-    jsonschema.validate(yaml.safe_load(path.read_text()), schema(), cls=jsonschema.Draft202012Validator)
+    values = yaml.safe_load(path.read_text())
+    fitting = sweep_schema() if "sweep" in values else schema()
+    jsonschema.validate(values, fitting, cls=jsonschema.Draft202012Validator)
 
 
 @pytest.mark.parametrize(
