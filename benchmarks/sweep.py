@@ -28,7 +28,7 @@ def main(wanted: list[str]) -> int:
     for part in PARTS:
         if part in (wanted or PARTS):
             print(flush=True)
-            passed.append(import_module(f"sweep_{part}").main())
+            passed.append(import_module(f"sweeps.{part}").main())
     return 0 if all(passed) else 1
 
 
