@@ -193,7 +193,7 @@ class Host:
     # -- being stopped --------------------------------------------------------------------------------------------
 
     def _hear_scheduler(self, number: int | None) -> None:
-        if (wish := self.recall.heard(number)) is not None:
+        if (wish := self.recall.heard(number, idle=not self.trials)) is not None:
             stop, signal_of_it = wish
             self._stop(stop, number=signal_of_it)
 

@@ -43,9 +43,13 @@ class Recall:
         self._launch = launch
         self._say = say
 
-    def heard(self, number: int | None) -> tuple[Stop, signal.Signals] | None:
+    def heard(self, number: int | None, *, idle: bool) -> tuple[Stop, signal.Signals] | None:
         """What follows from the signal ``number``, or from the time that has passed where none came; and the signal on
-        which the trials' supervisors ask, and find the same. None where the worker goes on."""
+        which the trials' supervisors ask, and find the same. None where the worker goes on.
+
+        Args:
+            idle: no trial is in flight, whose supervisor would ask the scheduler now and then.
+        """
         if number == signal.SIGUSR2:
             stop = self._warned()
             return None if stop is None else (stop, signal.SIGUSR2)
@@ -53,7 +57,7 @@ class Recall:
             if isinstance(self._inquiry.allocation, LocalAllocation):
                 self._inquiry.allocation.cancelled()
             return self._wish(self._inquiry.ask()) or Stop(reason="stop", then="requeue"), signal.SIGTERM
-        if self._launch.local or time.time() - self._inquiry.asked > ASK_SCHEDULER_SECONDS:
+        if self._launch.local or (idle and time.time() - self._inquiry.asked > ASK_SCHEDULER_SECONDS):
             # In a preemption with grace time Slurm signals ranks alone, and there may have been none.
             return self.look()
         return None
