@@ -116,12 +116,9 @@ def _without_successors(trials: Sequence[TrialRecord], everything: Sequence[Tria
 def _enqueue(
     sweep: SweepDir, spec: SweepSpec, trials: Sequence[TrialRecord], *, origin: str, settings: Sequence[str]
 ) -> list[Again]:
-    from optuna.storages import JournalStorage
-
-    from hpcaccel.sweeps.journal import Journal
     from hpcaccel.sweeps.study import SweepStudy
 
-    study = SweepStudy(spec, JournalStorage(Journal(sweep.journal)))
+    study = SweepStudy.of(sweep, spec)
     found = []
     for trial in trials:
         study.enqueue(trial.number, origin=origin, marks={FROM: trial.number, SETTINGS: list(settings)})

@@ -70,7 +70,9 @@ class Allowance:
 
     def against_another(self) -> str:
         """Why no other trial may begin in this worker; empty where one may."""
-        why = self._budget.against_a_trial(self.spent(), usual=self._usual(), running=self._running())
+        why = ""
+        if self._budget.max_gpu_hours is not None:
+            why = self._budget.against_a_trial(self.spent(), usual=self._usual(), running=self._running())
         if not why and self.is_short_of_time():
             why = "the time that is left in this allocation is too short for another trial"
         return why

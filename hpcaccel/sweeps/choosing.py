@@ -7,8 +7,9 @@ run, and put among those that wait in the journal: the worker that is free first
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hpcaccel.errors import SpecError
 from hpcaccel.rundir import SweepDir
@@ -16,12 +17,14 @@ from hpcaccel.slurm.commands import Slurm
 from hpcaccel.sweeps.again import continued
 from hpcaccel.sweeps.budget import Account
 from hpcaccel.sweeps.definition import Definition
-from hpcaccel.sweeps.journal import Journal
+from hpcaccel.sweeps.journal_file import JournalFile
 from hpcaccel.sweeps.making import make_trial
 from hpcaccel.sweeps.marks import is_surplus
 from hpcaccel.sweeps.ownership import Notes, gone_for_good
 from hpcaccel.sweeps.reading import StudyRecord, TrialRecord
-from hpcaccel.sweeps.study import Asked, NoMore, SweepStudy
+
+if TYPE_CHECKING:
+    from hpcaccel.sweeps.study import Asked, SweepStudy
 
 __all__ = ["Choosing", "Impossible", "Nothing"]
 
@@ -51,6 +54,7 @@ class Choosing:
     """Args:
     worker: this one.
     token: names this start of it: an earlier one may believe that it lives.
+    study: opens it, once. What was begun before needs none: loading Optuna and a large study takes a while.
     account: of the whole sweep; its reading is the caller's.
     """
 
@@ -61,8 +65,8 @@ class Choosing:
         worker: int,
         token: str,
         definition: Definition,
-        study: SweepStudy,
-        journal: Journal,
+        study: Callable[[], SweepStudy],
+        journal: JournalFile,
         record: StudyRecord,
         notes: Notes,
         account: Account,
@@ -88,9 +92,8 @@ class Choosing:
         """Make a trial this worker's; False where another one was first."""
         self._notes.read()
         epoch = self._notes.epoch(number) + 1
-        self._journal.note(
-            "claim", trial=number, worker=self.worker, epoch=epoch, token=self._token, time=round(time.time(), 3)
-        )
+        mine = {"trial": number, "worker": self.worker, "epoch": epoch, "token": self._token}
+        self._journal.append([{"hpcaccel": "claim", **mine, "time": round(time.time(), 3)}])
         self._notes.read()
         return self.is_ours(number)
 
@@ -148,20 +151,24 @@ class Choosing:
 
     # -- what is new ----------------------------------------------------------------------------------------------
 
-    def new(self) -> int | Impossible | NoMore:
+    def new(self) -> int | Impossible | Nothing:
         """A trial that nobody has begun."""
-        while True:
-            asked = self._study.ask()
-            if isinstance(asked, NoMore):
-                return asked
+        while not isinstance(asked := self._ask(), Nothing):
             if self.claim(asked.number):
                 return self._written(asked)
+        return asked
+
+    def _ask(self) -> Asked | Nothing:
+        from hpcaccel.sweeps.study import NoMore
+
+        asked = self._study().ask()
+        return Nothing(why=asked.why) if isinstance(asked, NoMore) else asked
 
     def write(self, number: int) -> int | Impossible:
         """See to it that the directory of a trial is there that was begun before, however far that had come."""
         if self.sweep.trial(number).spec.exists():
             return number
-        return self._written(self._study.again(number))
+        return self._written(self._study().again(number))
 
     def _written(self, asked: Asked) -> int | Impossible:
         self._notes.read()
@@ -179,13 +186,13 @@ class Choosing:
         waiting = [trial for trial in self._record.trials if trial.state == "waiting"]
         if self._used_up or any(self.sweep.trial(trial.number).spec.exists() for trial in waiting):
             return
-        asked = self._study.ask()
-        if isinstance(asked, NoMore):
+        asked = self._ask()
+        if isinstance(asked, Nothing):
             self._used_up = True
             return
         if self.claim(asked.number):  # until it is put back: this process may be killed before that
             self._written(asked)
-            self._study.put_back(asked.number)
+            self._study().put_back(asked.number)
 
 
 def _was_dropped(trial: TrialRecord) -> bool:

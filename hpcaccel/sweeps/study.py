@@ -11,16 +11,18 @@ from dataclasses import dataclass
 
 import optuna
 from optuna.pruners import NopPruner
-from optuna.storages import BaseStorage
+from optuna.storages import BaseStorage, JournalStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from hpcaccel.errors import UserError
+from hpcaccel.rundir import SweepDir
 from hpcaccel.spec.job import JobSpec
 from hpcaccel.spec.points import equal
 from hpcaccel.spec.sweep import SweepSpec
 from hpcaccel.spec.trials import resolve, seed_of
 from hpcaccel.sweeps.drawing import Drawing, UsedUp, rank
+from hpcaccel.sweeps.journal import Journal
 from hpcaccel.sweeps.marks import ORIGIN, POINT, REPEAT, SURPLUS, is_drawn, point_number, repeat_number
 from hpcaccel.sweeps.pruning import Curve, rule_of
 from hpcaccel.sweeps.space import Point
@@ -87,6 +89,11 @@ class SweepStudy:
                 f"this sweep was started with other metrics or modes ({_modes(self.study.directions)}) than "
                 f"{_modes(directions)}: start a new one for them"
             )
+
+    @classmethod
+    def of(cls, sweep: SweepDir, spec: SweepSpec) -> SweepStudy:
+        """The study of a sweep's directory; raises as above."""
+        return cls(spec, JournalStorage(Journal(sweep.journal)))
 
     # -- beginning ------------------------------------------------------------------------------------------------
 

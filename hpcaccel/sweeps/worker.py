@@ -12,8 +12,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-
-from optuna.storages import JournalStorage
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.rundir import SweepDir
@@ -26,12 +26,15 @@ from hpcaccel.sweeps.chores import Chores
 from hpcaccel.sweeps.conversation import Ended, Event, Hello, Host, HostGone, Stopping, take_over_stdout
 from hpcaccel.sweeps.course import Course
 from hpcaccel.sweeps.definition import read_definition
-from hpcaccel.sweeps.journal import Journal
+from hpcaccel.sweeps.journal_file import JournalFile
 from hpcaccel.sweeps.marks import is_extended
 from hpcaccel.sweeps.ownership import Notes
+from hpcaccel.sweeps.pruning import rule_of
 from hpcaccel.sweeps.reading import StudyRecord
-from hpcaccel.sweeps.study import NoMore, SweepStudy
 from hpcaccel.sweeps.telling import Verdict, hopeless, judge, write_down
+
+if TYPE_CHECKING:
+    from hpcaccel.sweeps.study import SweepStudy
 
 __all__ = ["Worker", "main"]
 
@@ -65,12 +68,11 @@ class Worker:
         self.index = index
         self.host = host
         self.slots = hello.slots
-        definition = read_definition(sweep)
+        self.definition = definition = read_definition(sweep)
         self.section = definition.spec.sweep
         self.goal = results.Goal.of(self.section.model_dump(mode="json"))
-        journal = Journal(sweep.journal)
-        self.journal = journal
-        self.study = SweepStudy(definition.spec, JournalStorage(journal))
+        self.rule = rule_of(self.section)
+        self.journal = JournalFile(sweep.journal)
         self.record = StudyRecord(sweep.journal)
         self.notes = Notes(self.record)
         self.allowance = Allowance(sweep, definition, hello, record=self.record)
@@ -79,8 +81,8 @@ class Worker:
             worker=index,
             token=f"{hello.job_id}.{hello.restart_count}.{os.getpid()}",
             definition=definition,
-            study=self.study,
-            journal=journal,
+            study=lambda: self.study,
+            journal=self.journal,
             record=self.record,
             notes=self.notes,
             account=self.allowance.account,
@@ -98,6 +100,13 @@ class Worker:
         self.chores.catch_up(index, self.notes.read())
         for slot, number in hello.running.items():
             self._take_over(number, int(slot))
+
+    @cached_property
+    def study(self) -> SweepStudy:
+        """Optuna's view, opened when it is first needed."""
+        from hpcaccel.sweeps.study import SweepStudy
+
+        return SweepStudy.of(self.sweep, self.definition.spec)
 
     # -- the whole ------------------------------------------------------------------------------------------------
 
@@ -153,11 +162,9 @@ class Worker:
         if begun is None and (why := self._why_no_other()):
             return Nothing(why=why, then="requeue" if self.allowance.is_short_of_time() else "")
         found = begun if begun is not None else self.choosing.new()
-        if isinstance(found, NoMore):
+        if isinstance(found, Nothing):
             begun = self.choosing.orphan(busy, at_once=True)
-            if begun is None:
-                return Nothing(why=found.why)
-            found = begun
+            found = found if begun is None else begun
         return self.choosing.write(found) if isinstance(found, int) else found
 
     def _why_none(self) -> str:
@@ -194,9 +201,8 @@ class Worker:
     # -- on the way -----------------------------------------------------------------------------------------------
 
     def _follow(self, course: Course) -> None:
-        rule = self.study.rule
         for step, values in course.follower.read():
-            if rule is None or course.asked or not rule.wants(course.number, step, after=course.reported):
+            if self.rule is None or course.asked or not self.rule.wants(course.number, step, after=course.reported):
                 continue
             course.reported = step
             self._has_reached(course, step, values[self.section.metrics[0]])
@@ -273,7 +279,7 @@ class Worker:
     def _halt_where_hopeless(self) -> None:
         why = hopeless(self.record.trials, since=self.notes.resumed)
         if why and not self.notes.halted:
-            self.journal.note("halt", why=why, time=time.time())
+            self.journal.append([{"hpcaccel": "halt", "why": why, "time": time.time()}], sync=True)
             self._say(f"the sweep stops: {why}")
 
     # -- signs of life --------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import json
 import math
 import os
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -88,6 +90,12 @@ def test_a_killed_chooser_is_followed_by_one_that_goes_on_with_its_trial(tmp_pat
     assert third.play(1.0) == other
     assert third.hear()["end"]
     assert [trial.values for trial in trials(sweep, "complete")] == [[2.0], [1.0]]
+
+
+def test_going_on_with_a_trial_does_not_wait_for_optuna() -> None:
+    code = "import sys, hpcaccel.sweeps.worker; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {"optuna", "numpy", "torch"}.isdisjoint(loaded)
 
 
 def test_a_dead_workers_trial_is_taken_over_and_a_waiting_ones_is_not(tmp_path: Path) -> None:
