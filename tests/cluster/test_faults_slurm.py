@@ -73,7 +73,7 @@ def test_power_cut(own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPat
         run.wait_for_step(13, attempt=2)
     ends_as_undisturbed(run, tmp_path_factory)
     assert run.ends[0] in [("lost", "requeue"), ("failed", "restart")], run.story
-    assert run.lines("start")[-1]["checkpoint_step"] in (5, 10)
+    assert run.lines("start")[-1]["checkpoint_step"] in (5, 10, 15)  # 15, where the cut took its time
 
 
 def test_slurmd_killed_and_soon_back(own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory) -> None:
