@@ -52,7 +52,7 @@ def start(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and start nothing.")] = False,
     json: Json = False,
 ) -> None:
-    """Start the sweep of a spec file: an array of workers, each of which runs trial after trial."""
+    """Start a sweep: workers that run trial after trial."""
     from hpcaccel.sweeps.foresight import foresee
     from hpcaccel.sweeps.handle import Sweep
     from hpcaccel.sweeps.starting import advice_afterwards, prepare_sweep, start_sweep
@@ -78,7 +78,7 @@ def start(
 
 @app.command()
 def status(sweep: SweepName, json: Json = False) -> None:
-    """Show where a sweep stands: trials, the best one, workers, GPU-hours, failures."""
+    """Show trials, the best one, workers, cost."""
     show(_find(sweep), json=json)
 
 
@@ -90,7 +90,10 @@ def table(
     ] = False,
     json: Json = False,
 ) -> None:
-    """List all trials: state, metrics, parameters, steps, cost. CSV where the output is no terminal."""
+    """List all trials; CSV into a file or a pipe.
+
+    State, metrics, parameters, steps, cost, worker, attempts.
+    """
     import sys
 
     from hpcaccel.sweeps.results import to_csv, to_json
@@ -115,7 +118,10 @@ def best(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Print the best trial as a spec file, for `hpcaccel submit`: hpcaccel sweep best SWEEP > best.yaml"""
+    """Print the best trial as a spec file.
+
+    For submit: hpcaccel sweep best SWEEP > best.yaml; hpcaccel submit best.yaml
+    """
     found = _find(sweep).best(trial=trial, metric=metric)
     if json:
         spec = found.spec.model_dump(mode="json")
@@ -132,7 +138,10 @@ def plot(
         Path, typer.Option("-o", "--out", metavar="FILE", help="Where it is written: .html, .png, .svg or .pdf.")
     ] = Path("sweep.html"),
 ) -> None:
-    """Draw a sweep in one file: history, parallel coordinates, importances, learning curves, rungs."""
+    """Draw a sweep into one file.
+
+    Parallel coordinates, history, learning curves, rungs, importances.
+    """
     from hpcaccel.view.sweep_plot import write_plot
 
     typer.echo(str(write_plot(_find(sweep), out)))
@@ -143,7 +152,7 @@ def plot(
 
 @app.command()
 def stop(sweep: SweepName) -> None:
-    """Let the running trials save and leave; `sweep resume` goes on with the same ones."""
+    """Let trials save and leave; resume goes on."""
     found = _find(sweep)
     found.stop()
     typer.echo(
@@ -160,7 +169,10 @@ def resume(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Go on with a sweep of which no worker is left; with sweep.max_trials=200 and the like it does more."""
+    """Go on with the same trials.
+
+    No worker may be left. With sweep.max_trials=200 and the like there is more to do.
+    """
     found = _find(sweep)
     arrays = found.resume(changes=overrides or [], file=None if file is None else str(file))
     tell_what_goes_on(found, arrays, json=json)
@@ -180,9 +192,9 @@ def extend(
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
-    """Let the best trials go on from their checkpoints with more to do, such as args.epochs=20.
+    """Let the best trials go on with more to do.
 
-    Without any such value, those that were ended early go on.
+    Such as args.epochs=20, from their checkpoints. Without any value, those that were ended early go on.
     """
     found = _find(sweep)
     tell_of_again(found, *found.extend(top, settings=overrides or []), json=json)
@@ -192,7 +204,10 @@ def extend(
 def throttle(
     sweep: SweepName, most: Annotated[int, typer.Argument(metavar="N", help="So many workers at a time.", min=1)]
 ) -> None:
-    """Let at most N workers run at a time; those that run already go on until their time limit."""
+    """Let at most N workers run at a time.
+
+    Those that run already go on until they come back through the queue.
+    """
     found = _find(sweep)
     found.throttle(most)
     typer.echo(f"{found.run_id}: at most {most} workers run at a time")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpcaccel.sweeps.curves import Rung
+from hpcaccel.sweeps.importances import Importances
 from hpcaccel.sweeps.reading import TrialRecord
 from hpcaccel.sweeps.results import Goal
 
@@ -29,7 +30,7 @@ class SweepData:
     best: TrialRecord | None
     curves: Mapping[int, Sequence[tuple[int, float]]]
     """The first metric by step, of each trial that has a curve."""
-    importances: Mapping[str, float]
+    importances: Importances
     rungs: Sequence[Rung]
     log_parameters: frozenset[str] = frozenset()
     """Those that are searched on a logarithmic scale."""
@@ -86,7 +87,7 @@ def draw_history(axes: Axes, data: SweepData) -> None:
     _whole_numbers(axes)
     axes.set_xlabel("trial")
     _value_axis(axes, data)
-    axes.legend(frameon=False, fontsize=8, ncols=2)
+    axes.legend(frameon=True, edgecolor="none", framealpha=0.8, fontsize=8, ncols=2)
 
 
 def draw_curves(axes: Axes, data: SweepData) -> None:
@@ -102,13 +103,14 @@ def draw_curves(axes: Axes, data: SweepData) -> None:
     if data.best is not None and data.curves.get(data.best.number):
         points = data.curves[data.best.number]
         axes.plot(*zip(*points, strict=True), color=BEST, linewidth=2.0, label=f"trial {data.best.number}, the best")
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=True, edgecolor="none", framealpha=0.8, fontsize=8)
     for rung in data.rungs:
         axes.axvline(rung.step, color=DIM, linewidth=0.6, linestyle=":", zorder=0)
     axes.set_xlabel("step")
     steps = [step for points in data.curves.values() for step, _ in points]
     if steps and max(steps) > 50 * max(1, min(steps)):
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
     _value_axis(axes, data)
 
 
@@ -128,16 +130,13 @@ def draw_rungs(axes: Axes, data: SweepData) -> None:
     _whole_numbers(axes)
     axes.margins(x=0.12)
     axes.set_xlabel("trials")
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.legend(frameon=True, edgecolor="none", framealpha=0.8, fontsize=8, loc="lower right")
 
 
 def draw_importances(axes: Axes, data: SweepData) -> None:
     """Each parameter's share."""
-    if not data.importances:
-        _say(axes, "too few finished trials to tell")
-        return
-    names = list(data.importances)
-    shares = [100 * data.importances[name] for name in names]
+    names = list(data.importances.shares)
+    shares = [100 * data.importances.shares[name] for name in names]
     axes.barh(range(len(names)), shares, color=GOOD, height=0.7)
     for place, share in enumerate(shares):
         axes.annotate(f"{share:.0f} %", (share, place), xytext=(4, 0), textcoords="offset points", va="center",
@@ -145,7 +144,8 @@ def draw_importances(axes: Axes, data: SweepData) -> None:
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.margins(x=0.15)
-    axes.set_xlabel("% of the difference between good and other trials")
+    where = "at their end" if data.importances.step is None else f"at step {data.importances.step}"
+    axes.set_xlabel(f"% of the difference between good and other trials, {where}")
 
 
 def draw_front(axes: Axes, data: SweepData) -> None:
@@ -162,7 +162,7 @@ def draw_front(axes: Axes, data: SweepData) -> None:
                       fontsize=7)  # fmt: skip
     axes.set_xlabel(f"{data.goal.metrics[0]} ({data.goal.modes[0]})")
     axes.set_ylabel(f"{data.goal.metrics[1]} ({data.goal.modes[1]})")
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=True, edgecolor="none", framealpha=0.8, fontsize=8)
 
 
 def draw_parallel(axes: Axes, data: SweepData) -> None:
@@ -194,8 +194,9 @@ PANELS = (
     ),
     Panel(
         title="Importance",
-        about="What each parameter has to do with a trial being good (PED-ANOVA over finished trials).",
+        about="What each parameter has to do with a trial being good (PED-ANOVA); a hint, with few trials.",
         draw=draw_importances,
+        wanted=lambda data: bool(data.importances.shares),
     ),
     Panel(
         title="Front",
@@ -226,11 +227,6 @@ def _whole_numbers(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def _say(axes: Axes, text: str) -> None:
-    axes.text(0.5, 0.5, text, ha="center", va="center", color=INK, transform=axes.transAxes)
-    axes.set_axis_off()
 
 
 def shown(value: Any) -> str:

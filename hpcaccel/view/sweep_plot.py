@@ -66,7 +66,7 @@ def _need_matplotlib() -> None:
 
 def _gather(sweep: Sweep) -> SweepData:
     spec, trials = sweep.spec, sweep.trials
-    goal = sweep.goal
+    goal, reached = sweep.goal, rungs(sweep.dir, trials)
     leaders = best_first(trials, goal)
     names = {number: trials[place] for place, number in enumerate(trial.number for trial in trials)}
     return SweepData(
@@ -74,8 +74,8 @@ def _gather(sweep: Sweep) -> SweepData:
         trials=trials,
         best=names[leaders[0]] if leaders else None,
         curves=_curves(sweep.dir, trials, leaders, goal.metrics[0]),
-        importances=importances(sweep.dir, trials),
-        rungs=rungs(sweep.dir, trials),
+        importances=importances(sweep.dir, trials, reached),
+        rungs=reached,
         log_parameters=frozenset(name for name, parameter in spec.sweep.parameters.items() if parameter.log),
     )
 

@@ -1,0 +1,79 @@
+"""Drawings of sweeps of every kind: that they can be made, and what stands in them."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.errors import UserError
+from hpcaccel.rundir import append_line
+from hpcaccel.sweeps.curves import MOST_POINTS, Rung, curve, rungs
+from hpcaccel.sweeps.handle import Sweep
+from hpcaccel.view.sweep_plot import write_plot
+from tests.sweeps.conftest import place as place
+from tests.sweeps.sweeping import SPEC, Place, Trials
+
+pytest.importorskip("matplotlib")
+
+CONDITIONAL = SPEC.replace(
+    "args.depth: {choice: [2, 4, 8]}",
+    "args.depth: {choice: [2, 4, [8, 8]]}\n    args.wide: {int: [1, 9], when: {args.depth: 4}}",
+)
+
+
+def swept(place: Place, *overrides: str) -> tuple[Sweep, Trials]:
+    sweep, _ = place.start(*overrides)
+    return sweep, Trials(sweep.dir)
+
+
+def drawings(page: str) -> list[str]:
+    return ["<svg" + part.partition("</svg>")[0] + "</svg>" for part in page.split("<svg")[1:]]
+
+
+def test_a_page_of_two_metrics_conditions_and_failures(place: Place) -> None:
+    Path("sweep.yaml").write_text(CONDITIONAL.replace("metric: loss", "metric: [loss, seconds]\n  mode: [min, min]"))
+    sweep, trials = swept(place, "name=a-b")
+    for number in range(8):
+        trials.complete(10.0 ** (number % 4), 9.0 - number)
+    trials.fail()
+    page = write_plot(sweep, Path("sweep.html")).read_text()
+    found = drawings(page)
+    assert len(found) == 4
+    for drawing in found:
+        ElementTree.fromstring(drawing)
+    names = [part.partition('"')[0] for part in page.split(' id="')[1:]]
+    assert len(names) == len(set(names))
+    assert "none is better in both" in page
+    assert "failed (1)" in page
+    assert "args.wide" in page
+
+
+def test_a_picture(place: Place) -> None:
+    sweep, trials = swept(place)
+    with pytest.raises(UserError, match="has a value yet: there is nothing to draw"):
+        write_plot(sweep, Path("sweep.png"))
+    trials.complete(1.0)
+    assert write_plot(sweep, Path("sweep.png")).read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UserError, match=r"'sweep\.gif': sweep plot writes \.html, \.png"):
+        write_plot(sweep, Path("sweep.gif"))
+    with pytest.raises(UserError, match="there is no folder"):
+        write_plot(sweep, Path("nowhere/sweep.png"))
+
+
+def test_curves_and_rungs(place: Place) -> None:
+    sweep, trials = swept(place, "sweep.pruner={asha: {min_steps: 2, reduction_factor: 2, max_steps: 8}}")
+    for number, last in enumerate((8, 2, 4)):
+        assert trials.begin() == number
+        for step in (2, 4, 8)[: (2, 4, 8).index(last) + 1]:
+            trials.study.report(number, step, float(number))
+    trials.study.complete(0, [0.0])
+    trials.study.prune(1)
+    found = rungs(sweep.dir, sweep.trials)
+    assert found == [Rung(step=2, reached=3, ended=1), Rung(step=4, reached=2, ended=0)]
+    for step in range(1, 1001):
+        append_line(sweep.dir.trial(0).metrics, {"step": step, "attempt": 1, "time": 0.0, "values": {"loss": 1 / step}})
+    points = curve(sweep.dir, sweep.trials[0], "loss")
+    assert MOST_POINTS / 2 < len(points) <= MOST_POINTS + 1
+    assert (points[0], points[-1]) == ((1, 1.0), (1000, 0.001))
