@@ -43,9 +43,8 @@ def importances(sweep: SweepDir, trials: Sequence[TrialRecord], rungs: Sequence[
     values = {number: value for number, value in values.items() if math.isfinite(value)}
     if len(values) < FEWEST or len(set(values.values())) < 2:
         return Importances()
-    return Importances(
-        shares=_evaluated(sweep, [trial for trial in begun if trial.number in values], values), step=step
-    )
+    compared = [trial for trial in begun if trial.number in values]
+    return Importances(shares=_evaluated(sweep, compared, values), step=step)
 
 
 def _at(trial: TrialRecord, rung: int) -> float | None:

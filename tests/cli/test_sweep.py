@@ -83,7 +83,7 @@ def test_a_sweep_from_its_start_to_a_spec_of_its_best_trial(shell: Shell, sweep:
 
     assert shell("sweep", "plot", name, "-o", "sweep.html").returncode == 0
     page = (shell.folder / "sweep.html").read_text()
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == 3
     assert "script" not in page
     assert shell("wait", name).returncode == 0
 
