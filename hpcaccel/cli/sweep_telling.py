@@ -62,8 +62,9 @@ def tell_what_would_be(told: Foresight, *, json: bool) -> None:
     if told.trials is None or len(told.first_points) < told.trials:
         typer.echo("    …")
     arrays = " + ".join(f"0-{size - 1}" for size in told.arrays)
-    typer.echo(f"  workers:    {told.workers}, each with {told.gpus_per_worker} GPUs or ranks; array {arrays}")
-    stay = "without a time limit" if told.gpu_hours_per_stay is None else f"{told.gpu_hours_per_stay:g} at most"
+    what = f"GPUs: {told.gpus_per_worker}" if told.gpus_per_worker else f"ranks, without GPUs: {told.ranks_per_worker}"
+    typer.echo(f"  workers:    {told.workers} (array {arrays}); each has {what}")
+    stay = "without a time limit" if told.gpu_hours_per_stay is None else f"{told.gpu_hours_per_stay:.3g} at most"
     typer.echo(f"  GPU-hours:  {stay}, until all workers have come to their time limit; then they come back")
     limit = "no limit (max_gpu_hours)" if told.max_gpu_hours is None else f"{told.max_gpu_hours:g} (max_gpu_hours)"
     typer.echo(f"              in all: {limit}")

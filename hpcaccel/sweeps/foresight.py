@@ -37,7 +37,8 @@ class Foresight:
     arrays: list[int]
     """The size of each array; one array unless the cluster takes no larger ones."""
     gpus_per_worker: int
-    """Ranks, where no GPUs are asked for: so they are counted."""
+    ranks_per_worker: int
+    """What is counted where no GPUs are asked for."""
     gpu_hours_per_stay: float | None
     """What all workers cost from their start to their time limit; None without a limit."""
     max_gpu_hours: float | None
@@ -51,7 +52,8 @@ class Foresight:
 def foresee(plan: PreparedSweep) -> Foresight:
     """What starting ``plan`` would do. Nothing is written."""
     job, sweep = plan.spec.job, plan.spec.sweep
-    gpus = job.slurm.min_nodes * (job.slurm.node_gpus or job.ranks_per_node)
+    nodes = job.slurm.min_nodes
+    gpus, ranks = nodes * job.slurm.node_gpus, nodes * job.ranks_per_node
     seconds = job.slurm.time_seconds
     return Foresight(
         name=plan.prepared.name,
@@ -64,7 +66,8 @@ def foresee(plan: PreparedSweep) -> Foresight:
         workers=plan.workers,
         arrays=_arrays(plan),
         gpus_per_worker=gpus,
-        gpu_hours_per_stay=None if seconds is None else plan.workers * gpus * seconds / 3600,
+        ranks_per_worker=ranks,
+        gpu_hours_per_stay=None if seconds is None else plan.workers * (gpus or ranks) * seconds / 3600,
         max_gpu_hours=sweep.max_gpu_hours,
         files=_files(plan),
     )

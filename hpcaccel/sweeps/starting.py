@@ -79,7 +79,7 @@ def prepare_sweep(
     """Check a sweep completely; the arguments are those of :func:`hpcaccel.sweep`.
 
     Raises:
-        SpecError, ClusterError, UserError: with what is wrong.
+        SpecError, ClusterError, UserError: with what is wrong, a missing package too.
     """
     changes = [*overrides, *([] if name is None else [f"name={name}"])]
     spec = load(source, cluster=cluster, overrides=changes)
