@@ -39,9 +39,15 @@ class Chores:
                 self.add(number)
         self._open.append(lambda: self._housekeeping.drop_worse(best_first(self._record.trials, self._goal)))
 
-    def do(self) -> None:
+    def do(self) -> list[str]:
+        """Do them all; what could not be done, for people. It costs space, and no trial."""
+        problems = []
         while self._open:
-            self._open.popleft()()
+            try:
+                self._open.popleft()()
+            except OSError as error:
+                problems.append(f"cannot tidy up: {error}")
+        return problems
 
     def _behind(self, trial: TrialRecord) -> None:
         if trial.state == "complete":

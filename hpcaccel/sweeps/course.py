@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from hpcaccel.errors import RunDirectoryError
 from hpcaccel.records import AttemptEnd, Progress, StopRequest, Timing, from_dict, to_dict
 from hpcaccel.rundir import RunDir, read_json, read_lines, write_json
 from hpcaccel.sweeps.following import Follower
@@ -62,14 +63,17 @@ class Course:
         """Have its supervisor end it for good, as a trial of which nothing more is wanted.
 
         Raises:
-            OSError: its directory cannot be written.
+            RunDirectoryError: its directory cannot be written.
         """
         self.asked = why
         # What the budget ends may go on when there is more of it, from where it leaves.
         then: Literal["pause", "finish"] = "pause" if self.over_budget else "finish"
         request = StopRequest(reason="pruned", then=then, time=time.time())
         name = f"stop-{time.time_ns()}-{secrets.token_hex(2)}.json"
-        write_json(self.run.control / name, to_dict(request))
+        try:
+            write_json(self.run.control / name, to_dict(request))
+        except OSError as error:
+            raise RunDirectoryError(f"cannot ask trial {self.number} to end: {self.run.control}: {error}") from error
 
     def spent(self) -> Spent:
         ends = [from_dict(AttemptEnd, line) for line, _ in read_lines(self.run.ledger) if line.get("event") == "end"]

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Literal
 from hpcaccel.sweeps.conversation import Ended
 from hpcaccel.sweeps.marks import is_surplus
 from hpcaccel.sweeps.reading import TrialRecord
+from hpcaccel.sweeps.results import Goal, best
 
 if TYPE_CHECKING:
     from hpcaccel.sweeps.study import SweepStudy
 
-__all__ = ["BUDGET", "DETAIL", "ERROR_CLASS", "METRIC", "Verdict", "hopeless", "judge", "write_down"]
+__all__ = ["BUDGET", "DETAIL", "ERROR_CLASS", "METRIC", "Verdict", "hopeless", "in_words", "judge", "write_down"]
 
 ERROR_CLASS, DETAIL = "error_class", "detail"
 """What a chooser says of a trial that failed or was pruned, in the trial's user attributes."""
@@ -122,6 +123,23 @@ def write_down(
         study.prune(number, last=last)
     else:
         study.fail(number)
+
+
+def in_words(verdict: Verdict, trials: Sequence[TrialRecord], goal: Goal) -> str:
+    """What has become of a trial, and where that leaves the sweep."""
+    words: str = verdict.state
+    if verdict.state == "complete":
+        words += f", {_values(goal, verdict.values)}"
+    elif verdict.state == "failed":
+        words += f", {verdict.why}"
+    leader = best(trials, goal)
+    if leader is not None:
+        words += f"; best so far: trial {leader.trial.number}, {_values(goal, leader.values)}"
+    return words
+
+
+def _values(goal: Goal, values: Sequence[float]) -> str:
+    return ", ".join(f"{name}={value:g}" for name, value in zip(goal.metrics, values, strict=True))
 
 
 def hopeless(trials: Sequence[TrialRecord], *, since: float = 0.0) -> str:

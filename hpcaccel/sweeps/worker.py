@@ -31,7 +31,7 @@ from hpcaccel.sweeps.marks import is_extended
 from hpcaccel.sweeps.ownership import Notes
 from hpcaccel.sweeps.pruning import rule_of
 from hpcaccel.sweeps.reading import StudyRecord
-from hpcaccel.sweeps.telling import Verdict, hopeless, judge, write_down
+from hpcaccel.sweeps.telling import Verdict, hopeless, in_words, judge, write_down
 
 if TYPE_CHECKING:
     from hpcaccel.sweeps.study import SweepStudy
@@ -40,6 +40,8 @@ __all__ = ["Worker", "main"]
 
 LOOK_SECONDS = 0.5
 """So often trials are looked at; what the host says is heard at once."""
+PAUSE_SECONDS = 30.0
+"""A place for which there is no trial stays empty for so long, unless one ends in another."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -95,6 +97,7 @@ class Worker:
         self._again: list[int] = []
         self._left: set[int] = set()
         """Trials that are not for this start of the worker, though nobody has ended them."""
+        self._ask_again_at = 0.0
         self._failures: Counter[int] = Counter()
         self._interruptions: Counter[int] = Counter()
         self.chores.catch_up(index, self.notes.read())
@@ -114,7 +117,8 @@ class Worker:
         """Until there is nothing more to do for this worker, or the host has gone (``HostGone``)."""
         while True:
             end = self._fill()
-            self.chores.do()
+            for problem in self.chores.do():
+                self._say(problem)
             if end is not None and not self.courses:
                 self._say(f"nothing more to do here: {end.why}")
                 self.host.end(end.why, then=end.then)
@@ -128,6 +132,7 @@ class Worker:
             self.stopping = True
             self._say(f"stopping: {event.reason}")
         elif isinstance(event, Ended) and event.trial in self.courses:
+            self._ask_again_at = 0.0
             self._has_ended(self.courses.pop(event.trial), event)
 
     def _look(self) -> None:
@@ -146,9 +151,12 @@ class Worker:
 
     def _fill(self) -> Nothing | None:
         """Start trials until there is place for no other; why it remains, where it does."""
+        if self.courses and time.monotonic() < self._ask_again_at:
+            return None
         while len(self.courses) < self.slots and not self.stopping:
             found = self._next()
             if isinstance(found, Nothing):
+                self._ask_again_at = time.monotonic() + PAUSE_SECONDS
                 return found
             self._start(found)
         return None
@@ -269,9 +277,8 @@ class Worker:
         """
         write_down(self.study, number, verdict, marks or {}, last=last)
         self.notes.read()
-        shown = ", ".join(f"{name}={value:g}" for name, value in zip(self.goal.metrics, verdict.values, strict=False))
-        what = shown if verdict.state == "complete" else verdict.why if verdict.state == "failed" else ""
-        self._say(f"trial {number}: {verdict.state}{what and f', {what}'}{self._standing()}")
+        news = in_words(verdict, self.record.trials, self.goal)
+        self._say(f"trial {number}: {news}; spent: {in_hours(self.allowance.spent())}")
         self.chores.add(number)
         if verdict.state == "failed":
             self._halt_where_hopeless()
@@ -283,16 +290,6 @@ class Worker:
             self._say(f"the sweep stops: {why}")
 
     # -- signs of life --------------------------------------------------------------------------------------------
-
-    def _standing(self) -> str:
-        best = results.best(self.record.trials, self.goal)
-        shown = (
-            ""
-            if best is None
-            else f"; best so far: trial {best.trial.number}, "
-            + ", ".join(f"{name}={value:g}" for name, value in zip(self.goal.metrics, best.values, strict=True))
-        )
-        return f"{shown}; spent: {in_hours(self.allowance.spent())}"
 
     def _say(self, text: str) -> None:
         print(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}", file=sys.stderr, flush=True)

@@ -238,6 +238,28 @@ def test_places_side_by_side_and_seeds_of_one_point(tmp_path: Path) -> None:
     host.hang_up()
 
 
+def test_an_empty_place_does_not_ask_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = make_sweep(tmp_path, "sweep.max_trials=2")
+    other = FakeHost(sweep, 1)
+    other.hear()
+    asked: list[float] = []
+
+    def nobody(*_: object) -> set[int]:
+        asked.append(time.time())
+        return set()
+
+    monkeypatch.setattr("hpcaccel.sweeps.choosing.gone_for_good", nobody)
+    host = FakeHost(sweep, slots=2)
+    number = host.hear()["run"]
+    eventually(lambda: asked)
+    assert host.silent(2)
+    assert len(asked) == 1
+    host.trial(number).log(10, loss=1.0)
+    host.ended(number, "completed")
+    assert "have begun" in host.hear()["why"]
+    other.hang_up()
+
+
 def test_while_a_trial_runs_the_next_one_is_drawn_and_waits_for_whoever_is_free(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, "sweep.max_trials=2")
     host = FakeHost(sweep)
