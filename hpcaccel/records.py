@@ -27,6 +27,7 @@ __all__ = [
     "WorkerEnd",
     "WorkerSeen",
     "WorkerStart",
+    "WorkerTaken",
     "from_dict",
     "pruned",
     "to_dict",
@@ -361,6 +362,16 @@ class WorkerSeen:
     what: Literal["", "started", "ended"] = ""
     trials: list[int] = field(default_factory=list)
     """Those in flight after that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerTaken:
+    """A line of ``worker.jsonl``: from this moment on Slurm has been taking the allocation down. What still runs there
+    saves and leaves, and the cluster's accounting does not count it (seen with Slurm 22.05)."""
+
+    event: Literal["taken"] = "taken"
+    version: int = 1
+    time: float
 
 
 @dataclass(frozen=True, kw_only=True)

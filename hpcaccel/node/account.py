@@ -11,7 +11,7 @@ from typing import Literal
 
 from hpcaccel.node.allocation import Allocation
 from hpcaccel.process import process_start, started_at
-from hpcaccel.records import Decision, Reason, WorkerEnd, WorkerSeen, WorkerStart, to_dict
+from hpcaccel.records import Decision, Reason, WorkerEnd, WorkerSeen, WorkerStart, WorkerTaken, to_dict
 from hpcaccel.rundir import WorkerDir, append_line
 
 __all__ = ["WorkerAccount", "gpus_of"]
@@ -31,6 +31,7 @@ class WorkerAccount:
         self._began = time.time()
         self._seen = 0.0
         self._trials: Collection[int] = ()
+        self._taken = False
 
     def start(self, allocation: Allocation, *, allocated_at: float | None, local: bool) -> WorkerStart:
         now, pid = time.time(), os.getpid()
@@ -63,6 +64,12 @@ class WorkerAccount:
         if now - self._seen >= min(MOST_SECONDS, max(FEWEST_SECONDS, SHARE * (now - self._began))):
             self._write(WorkerSeen(time=now, trials=sorted(self._trials)))
 
+    def taken(self, moment: float) -> None:
+        """Slurm has begun to take the allocation down. To be said as often as one likes."""
+        if not self._taken:
+            self._taken = True
+            self._append(WorkerTaken(time=moment), sync=False)
+
     def end(self, reason: Reason, decision: Decision, detail: str = "") -> None:
         self._append(WorkerEnd(time=time.time(), reason=reason, decision=decision, detail=detail), sync=True)
 
@@ -70,7 +77,7 @@ class WorkerAccount:
         self._seen = line.time
         self._append(line, sync=False)
 
-    def _append(self, line: WorkerStart | WorkerSeen | WorkerEnd, *, sync: bool) -> None:
+    def _append(self, line: WorkerStart | WorkerSeen | WorkerTaken | WorkerEnd, *, sync: bool) -> None:
         try:
             append_line(self._path, to_dict(line), sync=sync)
         except OSError as error:

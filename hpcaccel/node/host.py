@@ -104,6 +104,8 @@ class Host:
             self._hear_scheduler(received.si_signo if received else None)
             self._hear_users()
             self._see_ends()
+            if self.inquiry.over_since is not None and not self.launch.local:
+                self.account.taken(self.inquiry.over_since)
             self._hear_chooser()
             self.spare.keep(wanted=self.stop is None)
             self.account.sign()

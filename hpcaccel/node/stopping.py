@@ -40,11 +40,16 @@ class Inquiry:
         """The end time as it was when this job started, to tell an extended limit from a signal sent by hand."""
         self.queued_at: float | None = None
         self.allocated_at: float | None = None
+        self.over_since: float | None = None
+        """When the scheduler has begun to take the allocation down: what still runs in it is no longer counted."""
 
     def ask(self, *, patient: bool = True) -> Situation:
         """See ``Allocation.situation``."""
+        before = time.time()
         situation = self.allocation.situation(patient=patient)
         self.asked = time.time()
+        if situation.known and not situation.running and self.over_since is None:
+            self.over_since = before
         if situation.known and situation.running:
             self.end_time = situation.end_time
             self.queued_at, self.allocated_at = situation.submit_time, situation.start_time

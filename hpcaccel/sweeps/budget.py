@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from hpcaccel.records import WorkerEnd, WorkerSeen, WorkerStart, from_dict
+from hpcaccel.records import WorkerEnd, WorkerSeen, WorkerStart, WorkerTaken, from_dict
 from hpcaccel.rundir import SweepDir, read_lines
 
 __all__ = ["Account", "Budget", "Held", "in_hours", "too_small", "typical"]
@@ -28,6 +28,8 @@ class Held:
     seen: float
     """The last moment at which it is known to have been held."""
     ended: bool
+    taken: float | None = None
+    """When Slurm began to take it down, where it did. As in its own accounting, nothing counts after that."""
 
     @property
     def began(self) -> float:
@@ -35,6 +37,8 @@ class Held:
 
     def seconds(self, now: float) -> float:
         """How long it has been held, in seconds."""
+        if self.taken is not None:
+            return max(0.0, self.taken - self.began)
         alive = not self.ended and now - self.seen < FRESH_SECONDS
         return max(0.0, (max(now, self.seen) if alive else self.seen) - self.began)
 
@@ -82,6 +86,8 @@ class Account:
             if stays:  # what came before is over, whether its host could still say so or not
                 stays[-1] = replace(stays[-1], ended=True)
             stays.append(Held(worker=index, start=start, seen=start.time, ended=False))
+        elif stays and line.get("event") == "taken":
+            stays[-1] = replace(stays[-1], taken=from_dict(WorkerTaken, line).time)
         elif stays and line.get("event") in ("seen", "end"):
             ended = line["event"] == "end"
             sign = from_dict(WorkerEnd, line).time if ended else from_dict(WorkerSeen, line).time

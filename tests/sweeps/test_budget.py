@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.records import WorkerEnd, WorkerSeen, WorkerStart, to_dict
+from hpcaccel.records import WorkerEnd, WorkerSeen, WorkerStart, WorkerTaken, to_dict
 from hpcaccel.rundir import SweepDir, append_line
 from hpcaccel.sweeps.budget import Account, Budget, in_hours, too_small, typical
 
@@ -18,7 +18,7 @@ def sweep(tmp_path: Path) -> SweepDir:
     return sweep
 
 
-def write(sweep: SweepDir, worker: int, *lines: WorkerStart | WorkerSeen | WorkerEnd) -> None:
+def write(sweep: SweepDir, worker: int, *lines: WorkerStart | WorkerSeen | WorkerTaken | WorkerEnd) -> None:
     sweep.worker(worker).prepare()
     for line in lines:
         append_line(sweep.worker(worker).account, to_dict(line))
@@ -43,6 +43,13 @@ def test_a_killed_host_is_counted_until_its_last_sign_and_a_living_one_until_now
     account = Account(sweep).read()
     assert account.gpu_seconds(now=1100) == 100
     assert account.gpu_seconds(now=5000) == 60
+
+
+def test_what_slurm_is_taking_down_counts_no_more(sweep: SweepDir) -> None:
+    write(sweep, 0, start(1000, gpus=1), WorkerTaken(time=1050), WorkerSeen(time=1058), end(1060), start(1100, gpus=1))
+    account = Account(sweep).read()
+    assert account.gpu_seconds(now=1130) == 50 + 30
+    assert account.is_fresh(0, now=1130)
 
 
 def test_an_allocation_that_another_one_follows_is_over(sweep: SweepDir) -> None:
