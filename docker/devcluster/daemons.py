@@ -29,11 +29,12 @@ def start_munged(state: State) -> None:
 
 def start_mariadbd(state: State) -> None:
     root = state.root
-    common = ["--no-defaults", f"--datadir={root}/mysql", "--user=root"]
+    # Temporary files of its own: in /tmp, another cluster that is being made at the same moment takes them away.
+    common = ["--no-defaults", f"--datadir={root}/mysql", f"--tmpdir={root}/tmp", "--user=root"]
     # A throw-away database: small, and it need not survive a power cut.
     common += ["--innodb-log-file-size=8M", "--innodb-flush-method=nosync", "--innodb-flush-log-at-trx-commit=0"]
     install = [_program("mariadb-install-db"), *common, "--auth-root-authentication-method=socket", "--skip-test-db"]
-    files = [f"--socket={root}/run/mariadb.socket", f"--pid-file={root}/run/mariadbd.pid", f"--tmpdir={root}/tmp"]
+    files = [f"--socket={root}/run/mariadb.socket", f"--pid-file={root}/run/mariadbd.pid"]
     # slurmdbd's own check wants such a cache, and a patient lock wait.
     settings = [
         "--skip-networking",
