@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 
 from hpcaccel.rundir import SweepDir
-from hpcaccel.sweeps.budget import Account, Budget, in_hours, too_small, typical
+from hpcaccel.sweeps.budget import Account, Budget, in_hours, too_small, too_small_for_any, typical
 from hpcaccel.sweeps.conversation import Hello
 from hpcaccel.sweeps.course import Course
 from hpcaccel.sweeps.definition import Definition
@@ -63,9 +63,11 @@ class Allowance:
             return ""
         furthest = max(courses, key=lambda course: course.follower.step or 0, default=None)
         if furthest is not None and not any(trial.state in ("complete", "pruned") for trial in self._record.trials):
-            used = (time.time() - furthest.began + furthest.spent().seconds) * self.share
+            used = min(spent, (time.time() - furthest.began + furthest.spent().seconds) * self.share)
             step, total = furthest.steps()
             self._over = too_small(self._budget, trial=furthest.number, used=used, step=step, total=total)
+        if not self._over and not self._record.trials:
+            self._over = too_small_for_any(self._budget, spent)
         return self._over or f"max_gpu_hours is {self._budget.max_gpu_hours:g}, and {in_hours(spent)} are used up"
 
     def against_another(self) -> str:

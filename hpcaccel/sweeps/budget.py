@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from hpcaccel.records import WorkerEnd, WorkerSeen, WorkerStart, WorkerTaken, from_dict
 from hpcaccel.rundir import SweepDir, read_lines
 
-__all__ = ["Account", "Budget", "Held", "in_hours", "too_small", "typical"]
+__all__ = ["Account", "Budget", "Held", "in_hours", "too_small", "too_small_for_any", "typical"]
 
+_RAISE_IT = "Raise it with `hpcaccel sweep resume SWEEP sweep.max_gpu_hours=…`"
 FRESH_SECONDS = 150.0
 """A worker gives a sign at least every minute: an open allocation with a younger one than this is still held."""
 
@@ -143,7 +144,15 @@ def too_small(budget: Budget, *, trial: int, used: float, step: int | None, tota
         text += f"{in_hours(used * total / step)} for all of them"
     else:
         text += f"trial {trial} has used {in_hours(used)} and was not done"
-    return f"{text}. Raise it with `hpcaccel sweep resume SWEEP sweep.max_gpu_hours=…`, or make trials shorter"
+    return f"{text}. {_RAISE_IT}, or make trials shorter"
+
+
+def too_small_for_any(budget: Budget, spent: float) -> str:
+    """What to say when the workers' start alone has used it up; ``spent`` are GPU-seconds."""
+    return (
+        f"max_gpu_hours is {budget.max_gpu_hours:g}, and {in_hours(spent)} were used up before any trial had begun. "
+        f"{_RAISE_IT}"
+    )
 
 
 def in_hours(gpu_seconds: float) -> str:

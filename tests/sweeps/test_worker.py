@@ -322,6 +322,14 @@ def test_a_budget_that_is_used_up_ends_what_runs_and_starts_nothing(
     assert len(layout.committed(played.run.checkpoints)) == 1  # with a larger budget it can go on
 
 
+def test_a_budget_that_is_used_up_before_any_trial_says_how_to_raise_it(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, "sweep.max_gpu_hours=1")
+    spend(sweep, 9, gpu_seconds=3600)
+    why = FakeHost(sweep).hear()["why"]
+    assert "1 GPU-hours were used up before any trial had begun" in why
+    assert "sweep.max_gpu_hours=" in why
+
+
 def spend(sweep: SweepDir, worker: int, *, gpu_seconds: float) -> None:
     sweep.worker(worker).prepare()
     account = sweep.worker(worker).account
