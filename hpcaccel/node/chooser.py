@@ -28,6 +28,8 @@ CRASHES = 3
 PAUSES_SECONDS = (0.0, 1.0, 3.0)
 LEAVE_SECONDS = 20.0
 PIECE_BYTES = 1 << 16
+OURS = "hpcaccel: "
+"""A line of a chooser's that names an error of ours begins so."""
 
 
 class Chooser:
@@ -59,6 +61,8 @@ class Chooser:
         self._written = 0
         self._crashes = 0
         self._again_at = 0.0
+        self._said_before = 0
+        """Where in the log the words of this one begin."""
         self.end: dict[str, Any] | None = None
         """Its last word, once it has nothing more to do here."""
         self.failed = ""
@@ -138,6 +142,7 @@ class Chooser:
             return
         try:
             with self._log.open("ab") as log:
+                self._said_before = log.tell()
                 self._process = subprocess.Popen(
                     self._command,
                     stdin=subprocess.PIPE,
@@ -172,13 +177,24 @@ class Chooser:
         self.end = None
         self._crashes += 1
         how = f"signal {-code}" if code < 0 else f"code {code}" if code else "code 0, but without a last word"
-        what = f"the chooser has died ({how}); see {self._log}"
+        what = f"the chooser has died ({how}){self._last_words()}; see {self._log}"
         if self._crashes >= CRASHES:
             self.failed = f"{what}. {self._crashes} times without a trial's end in between: giving up"
             self._say(self.failed)
             return
         self._again_at = time.monotonic() + PAUSES_SECONDS[self._crashes]
         self._say(f"{what}; starting it again")
+
+    def _last_words(self) -> str:
+        """What it said was wrong, if it did: a full disk, for instance."""
+        try:
+            with self._log.open("rb") as log:
+                log.seek(max(self._said_before, log.seek(0, os.SEEK_END) - PIECE_BYTES))
+                lines = log.read(PIECE_BYTES).decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        said = [line.removeprefix(OURS) for line in lines if line.startswith(OURS)]
+        return f": {said[-1]}" if said else ""
 
     def kill(self, why: str) -> None:
         """End one that makes no sense; it counts as a crash."""

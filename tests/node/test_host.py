@@ -166,11 +166,12 @@ def test_a_trial_goes_on_while_the_chooser_is_started_again(sweep: Make) -> None
 
 
 def test_a_chooser_that_only_crashes_ends_the_worker_with_its_words(sweep: Make) -> None:
-    one = sweep(STOPS_AND_GOES_ON, "say(run=0, slot=0)\ntime.sleep(0.5)\nraise SystemExit('no such sampler')")
+    one = sweep(STOPS_AND_GOES_ON, "say(run=0, slot=0)\ntime.sleep(0.5)\nraise SystemExit('hpcaccel: no such sampler')")
     assert one.run() == 1
     assert one.worker_ends == [("failed", "end")]
+    assert "died (code 1): no such sampler; see" in one.account[-1]["detail"]
     assert "3 times without a trial's end in between" in one.account[-1]["detail"]
-    assert one.worker.host_log.read_text().count("no such sampler") == 3
+    assert one.worker.host_log.read_text().count("hpcaccel: no such sampler") == 3
     assert one.ends(0) == [("stop", "requeue")]
 
 
