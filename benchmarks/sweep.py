@@ -1,6 +1,7 @@
-"""Sweeps: early stopping beside random search, 64 processes that are killed at one journal, reading 10,000 trials.
+"""Sweeps: early stopping beside random search, 64 processes that are killed at one journal, reading 10,000 trials; and
+on a Slurm, if one answers, how long the workers of a real sweep have nothing running.
 
-    python benchmarks/sweep.py [curves] [journal] [reading]
+    python benchmarks/sweep.py [curves] [journal] [reading] [idle]
 
 Ends with code 1 when a limit is passed.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-PARTS = ("reading", "journal", "curves")
+PARTS = ("reading", "journal", "curves", "idle")
 
 
 def main(wanted: list[str]) -> int:

@@ -1,0 +1,87 @@
+"""How much of their allocation the workers of a real sweep leave idle: no rank process is alive.
+
+The sweep is that of ``jobs/gpt`` with 24 trials and 4 workers, on the Slurm that is at hand (``eval "$(docker/cluster
+env)"``), and nobody disturbs it. A rank lives from when it has said which step of Slurm's it is, to when its supervisor
+has seen it leave, or more strictly to its last word, after which nothing is left but Python's own end.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpcaccel.rundir import RunDir, SweepDir, read_lines
+from hpcaccel.sweeps.budget import Account, Held
+from hpcaccel.sweeps.ownership import Notes
+from hpcaccel.sweeps.reading import StudyRecord
+
+SPEC = Path(__file__).parents[2] / "jobs" / "gpt" / "sweep.yaml"
+LONGER = ("args.epochs=3", "sweep.pruner.asha.min_steps=60")
+"""Trials of a minute or so: as it stands, the example is over in two, a part of which is the workers' start."""
+LIMIT = 0.02
+
+
+def main() -> bool:
+    if not shutil.which("sinfo") or subprocess.run(["sinfo"], capture_output=True, check=False).returncode:
+        print("idle: no Slurm answers here; left out")
+        return True
+    with tempfile.TemporaryDirectory(prefix="hpcaccel-idle-") as folder:
+        sweep = _run(Path(folder))
+        share = _measure(sweep, until_last_word=False)
+        strict = _measure(sweep, until_last_word=True)
+    print(f"idle, no rank process alive: {share:.2%} of the allocations; to the ranks' last word: {strict:.2%}")
+    print(f"limit {LIMIT:.0%}: {'kept' if share < LIMIT else 'PASSED'}")
+    return share < LIMIT
+
+
+def _run(folder: Path) -> SweepDir:
+    hpcaccel = [sys.executable, "-m", "hpcaccel"]
+    start = [*hpcaccel, "sweep", "start", str(SPEC), *LONGER, f"environment.python={sys.executable}"]
+    words = ["--cluster", "slurm", "--runs-dir", str(folder), "--wait", "--json"]
+    answer = subprocess.run([*start, *words], stdout=subprocess.PIPE, text=True, check=True)
+    status = json.loads(answer.stdout)
+    print(f"{status['trials']}, workers {status['workers']}, {status['gpu_hours']:.3f} GPU-hours")
+    return SweepDir(status["path"])
+
+
+def _measure(sweep: SweepDir, *, until_last_word: bool) -> float:
+    """The share of all workers' allocations in which none of their ranks lived."""
+    owners = Notes(StudyRecord(sweep.journal)).read().claims
+    held = idle = 0.0
+    for worker, stays in Account(sweep).read().held.items():
+        mine = [sweep.trial(number) for number, claim in owners.items() if claim.worker == worker]
+        lives = sorted(life for run in mine for life in _lives(run, until_last_word=until_last_word))
+        for stay in stays:
+            seconds = stay.seen - stay.began
+            gaps = _gaps(lives, stay)
+            print(f"  worker {worker}: {seconds:.1f} s, first rank after {gaps[0]:.1f} s, then {_told(gaps[1:])}")
+            held, idle = held + seconds, idle + sum(gaps)
+    return idle / held
+
+
+def _lives(run: RunDir, *, until_last_word: bool) -> Iterator[tuple[float, float]]:
+    for line, _ in read_lines(run.ledger):
+        if line["event"] == "end":
+            born = (run.attempt(line["attempt"]) / "step.json").stat().st_mtime
+            died = run.outcome(line["attempt"]).stat().st_mtime if until_last_word else line["time"]
+            yield born, died
+
+
+def _gaps(lives: list[tuple[float, float]], stay: Held) -> list[float]:
+    inside = [life for life in lives if stay.began <= life[0] <= stay.seen]
+    deaths = [stay.began, *(died for _, died in inside)]
+    births = [*(born for born, _ in inside), stay.seen]
+    return [max(0.0, born - died) for died, born in zip(deaths, births, strict=True)]
+
+
+def _told(gaps: list[float]) -> str:
+    return f"{len(gaps)} gaps, the longest {max(gaps, default=0.0):.2f} s, {sum(gaps):.2f} s in all"
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main() else 1)
