@@ -205,7 +205,7 @@ CAUSES = (
     Cause(
         name="quota",
         meaning="the user's or the project's quota of a file system is used up",
-        follows="end",
+        follows="restart",
         advice="Delete files or ask for more quota, then `hpcaccel resume`; checkpoint.keep bounds what a run keeps.",
         errors=(r"Disk quota exceeded", r"\[Errno 122\]"),
         lines=(_STEPD + r"error: .*Disk quota exceeded",),

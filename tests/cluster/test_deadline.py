@@ -27,6 +27,7 @@ def train(scenario: Scenario, *, save_seconds: int, **sections: object) -> None:
     scenario.train(*arguments, slurm=slurm, checkpoint={"every_steps": 10}, **sections)
 
 
+@pytest.mark.chaos
 def test_the_time_limit_leaves_room_for_a_slow_save(cluster: Cluster, scenario: Scenario) -> None:
     train(scenario, save_seconds=12, slurm={"time": 2}, resilience={"warning_seconds": 5})
     assert scenario.wait_until_over() == 0, scenario.story
@@ -49,9 +50,9 @@ def _waited(cluster: Cluster, scenario: Scenario) -> float:
     return sum(start - end for start, end in zip(starts, left, strict=False))
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize(
-    ("partition", "save_seconds"),
-    [pytest.param("gpu", 25, id="grace"), pytest.param("gpu0", 12, id="KillWait", marks=pytest.mark.chaos)],
+    ("partition", "save_seconds"), [pytest.param("gpu", 25, id="grace"), pytest.param("gpu0", 12, id="KillWait")]
 )
 def test_a_save_that_cannot_end_in_time_is_not_begun(scenario: Scenario, partition: str, save_seconds: int) -> None:
     train(scenario, save_seconds=save_seconds, slurm={"partition": partition})

@@ -161,7 +161,7 @@ def prepared(optimizer: PreparedOptimizer, scheduler: Any, **settings: Any) -> t
         group=SimpleNamespace(world_size=4),
         faces=[optimizer],
         accumulation=optimizer._accumulation,
-        loop=SimpleNamespace(say_once=said.append),
+        loop=SimpleNamespace(activity=SimpleNamespace(say_once=said.append)),
     )
     return prepare_scheduler(session, scheduler), said  # type: ignore[arg-type]
 
