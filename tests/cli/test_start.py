@@ -12,7 +12,7 @@ from hpcaccel.cli.main import app
 
 COMMANDS = [
     "init", "schema", "validate", "render", "submit", "status", "list", "logs", "wait", "report", "stop", "resume",
-    "cancel", "shell", "stacks", "checkpoint",
+    "cancel", "shell", "stacks", "sweep", "checkpoint",
 ]  # fmt: skip
 
 HEAVY = ("torch", "optuna", "fabric", "numpy", "submitit")
