@@ -17,6 +17,7 @@ from pathlib import Path
 from hpcaccel import layout
 from hpcaccel.errors import CheckpointError, Damaged
 from hpcaccel.layout import sealed
+from hpcaccel.layout.pins import is_pinned
 from hpcaccel.rundir import DIRECTORY_MODE, fsync_directory
 
 __all__ = [
@@ -34,8 +35,6 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 _TEMPORARY = re.compile(r"\.step_\d{8,}\..+\.tmp")
-QUARANTINED = "quarantined"
-SUPERSEDED = "superseded"
 
 
 def clean(directory: Path) -> None:
@@ -131,12 +130,12 @@ def newest_good(directory: Path, *, ours: bool) -> Path | None:
 
 def damaged(directory: Path) -> list[Path]:
     """What has been quarantined here, and what would be. Only of use where no checkpoint is good."""
-    return sorted(directory.glob(f"{QUARANTINED}_*")) + [path for _, path in layout.step_directories(directory)]
+    return sorted(directory.glob(f"{layout.QUARANTINED}_*")) + [path for _, path in layout.step_directories(directory)]
 
 
 def quarantine(path: Path, why: str) -> Path:
     """Rename a damaged checkpoint so that nobody takes it for a good one. It is kept for whoever wants to look."""
-    kept = set_aside(path, QUARANTINED)
+    kept = set_aside(path, layout.QUARANTINED)
     log.warning("checkpoint %s is damaged and now called %s: %s", path.name, kept.name, why)
     return kept
 
@@ -163,7 +162,7 @@ def prune(directory: Path, *, keep: int, newest_step: int, keep_every: int | Non
     try:
         newest_first = [(step, path) for step, path in layout.step_directories(directory) if step <= newest_step]
         for step, path in _too_old(newest_first, keep):
-            if not (path / layout.PINNED).exists() and not _is_milestone(step, newest_first, keep_every):
+            if not is_pinned(path) and not _is_milestone(step, newest_first, keep_every):
                 _delete(path, step)
     except OSError as error:
         log.warning("cannot delete old checkpoints in %s: %s", directory, error)

@@ -316,7 +316,7 @@ class CheckpointEngine:
         commit.clean(self.directory)
         for other, path in layout.step_directories(self.directory):
             if self._is_given_up(other, now=step):
-                kept = commit.set_aside(path, commit.SUPERSEDED)
+                kept = commit.set_aside(path, layout.SUPERSEDED)
                 log.warning("%s is not of this course of training and now called %s", path.name, kept.name)
         if not final.exists():
             return False

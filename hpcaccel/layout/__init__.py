@@ -16,6 +16,9 @@ from typing import Any
 __all__ = [
     "MANIFEST",
     "PINNED",
+    "PUT_ASIDE",
+    "QUARANTINED",
+    "SUPERSEDED",
     "Checkpoint",
     "attempt_of",
     "checkpoint_name",
@@ -29,6 +32,8 @@ __all__ = [
 MANIFEST = "COMMITTED"
 PINNED = "PINNED"
 """Beside the manifest: never delete this checkpoint. What is in it is for people."""
+QUARANTINED, SUPERSEDED = PUT_ASIDE = ("quarantined", "superseded")
+"""In front of the names of directories that are no checkpoints any more: damaged, or of a course that was given up."""
 
 _NAME = re.compile(r"step_(\d{8,})$")
 _TEMPORARY = re.compile(r"\.step_\d{8,}\.(\d+)\.tmp")

@@ -47,7 +47,7 @@ def list_checkpoints(place: Path) -> list[Listed]:
 def put_aside(place: Path) -> list[str]:
     """Names of damaged checkpoints, and of those of a course of training that was given up."""
     names = [entry.name for entry in place.iterdir()] if place.is_dir() else []
-    return sorted(name for name in names if name.startswith(("quarantined_step_", "superseded_step_")))
+    return sorted(name for name in names if name.startswith(tuple(f"{word}_step_" for word in layout.PUT_ASIDE)))
 
 
 def _listed(path: Path, step: int | None) -> Listed:

@@ -17,7 +17,7 @@ from hpcaccel.checkpoint import CheckpointEngine, TrainingState, background, sta
 from hpcaccel.errors import CheckpointError
 from hpcaccel.layout import sealed
 from hpcaccel.rundir import read_lines
-from tests.checkpoint.test_faults import contents, small_disk
+from tests.checkpoint.test_faults import contents
 from tests.checkpoint.training import Training
 from tests.checkpoint.world import Killed, run_ranks
 from tests.runtime.ranks import make_run
@@ -205,10 +205,10 @@ def _fill_the_disk(rank, directory):
     return said
 
 
-def test_a_full_disk_is_an_error_on_all_ranks_and_the_older_one_stays(tmp_path):
-    with small_disk(tmp_path / "small") as disk:
-        first, second = run_ranks(_fill_the_disk, disk)
-        assert contents(disk) == ["step_00000001"]
+def test_a_full_disk_is_an_error_on_all_ranks_and_the_older_one_stays(mounted):
+    disk = mounted("size=1m")
+    first, second = run_ranks(_fill_the_disk, disk)
+    assert contents(disk) == ["step_00000001"]
     assert first == second
     assert "No space left on device" in first
     assert "(rank 1 on " in first

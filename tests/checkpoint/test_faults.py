@@ -3,8 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -84,19 +82,6 @@ def _not_the_parent(path):
         raise OSError(5, "Input/output error")
 
 
-@contextmanager
-def small_disk(path):
-    """A file system of 1 MiB at ``path``. Where none can be made the test is skipped."""
-    path.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", path], capture_output=True, text=True)
-    if made.returncode:
-        pytest.skip(f"cannot mount a small file system here: {made.stderr.strip()}")
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", path], check=True)
-
-
 def test_a_failure_on_one_rank_is_an_error_on_all_and_leaves_nothing(tmp_path):
     directory = tmp_path / "checkpoints"
     (messages, left, digest), (other_messages, _, _) = run_ranks(_fail_in_turn, directory)
@@ -125,10 +110,10 @@ def _fill_the_disk(rank, directory):
     return _message(engine, TrainingState(per_rank=large), 2)
 
 
-def test_a_full_disk_on_one_rank_is_an_error_on_all_and_gives_the_space_back(tmp_path):
-    with small_disk(tmp_path / "small") as disk:
-        message, other = run_ranks(_fill_the_disk, disk)
-        assert contents(disk) == ["step_00000001"]
+def test_a_full_disk_on_one_rank_is_an_error_on_all_and_gives_the_space_back(mounted):
+    disk = mounted("size=1m")
+    message, other = run_ranks(_fill_the_disk, disk)
+    assert contents(disk) == ["step_00000001"]
     assert message == other
     assert "rank_00001.bin: No space left on device" in message
 

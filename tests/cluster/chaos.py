@@ -47,7 +47,7 @@ class Chaos:
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     missed: int = 0
     """Faults for which there was no chance in time, such as the third rename of a save that makes but two. They are
-    tried once more in the end."""
+    tried again at the end."""
     seen_step: int = 0
     """The newest checkpoint when the last fault struck: two failures without a new one would end the run by its cap."""
 

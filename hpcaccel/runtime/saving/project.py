@@ -10,6 +10,7 @@ from typing import Any
 
 from hpcaccel import layout
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.layout.pins import is_pinned
 
 __all__ = ["Numbered", "newest_first"]
 
@@ -61,7 +62,7 @@ class Numbered:
         if limit is None:
             return
         for path in [path for path in reversed(self.all()) if path != newest][max(limit - 1, 0) :]:
-            if any((checkpoint.path / layout.PINNED).exists() for checkpoint in layout.committed(path)):
+            if any(is_pinned(checkpoint.path) for checkpoint in layout.committed(path)):
                 continue
             try:
                 shutil.rmtree(path)
