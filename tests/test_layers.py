@@ -26,7 +26,7 @@ ROWS = {
 LIBRARIES = {
     **dict.fromkeys(BASE, frozenset[str]()),
     "node": frozenset[str](),
-    "checkpoint": frozenset({"torch", "numpy"}),
+    "checkpoint": frozenset({"torch", "numpy", "isal"}),
     "runtime": frozenset({"torch", "numpy"}),
     "spec": frozenset({"pydantic", "pydantic_core", "yaml"}),
     "render": frozenset({"pydantic", "jinja2", "markupsafe", "yaml"}),

@@ -25,10 +25,12 @@ __all__ = [
     "begin",
     "clean",
     "damaged",
+    "delete",
     "has_adopted",
     "newest_good",
     "prune",
     "publish",
+    "retire",
     "set_aside",
 ]
 
@@ -152,20 +154,39 @@ def set_aside(path: Path, word: str) -> Path:
 
 
 def prune(directory: Path, *, keep: int, newest_step: int, keep_every: int | None = None) -> None:
-    """Delete what is older than the newest ``keep`` good checkpoints up to ``newest_step``, the one just committed.
+    """``retire`` and ``delete``."""
+    delete(retire(directory, keep=keep, newest_step=newest_step, keep_every=keep_every))
+
+
+def retire(directory: Path, *, keep: int, newest_step: int, keep_every: int | None = None) -> list[Path]:
+    """Take their names from what is older than the newest ``keep`` good checkpoints up to ``newest_step``, the one just
+    committed: the temporary directories that are to be deleted.
 
     A damaged one does not count as good. Later ones than the newest are of some other training and stay. So do pinned
     ones, and milestones: with ``keep_every`` the first good one in every so many steps.
 
-    What cannot be deleted is logged: the newer one is committed, and training goes on.
+    What resists is logged: the newer one is committed, and training goes on.
     """
+    doomed = []
     try:
         newest_first = [(step, path) for step, path in layout.step_directories(directory) if step <= newest_step]
         for step, path in _too_old(newest_first, keep):
             if not is_pinned(path) and not _is_milestone(step, newest_first, keep_every):
-                _delete(path, step)
+                aside = path.with_name(layout.temporary_name(step, "deleted"))
+                os.rename(path, aside)
+                doomed.append(aside)
     except OSError as error:
         log.warning("cannot delete old checkpoints in %s: %s", directory, error)
+    return doomed
+
+
+def delete(doomed: list[Path]) -> None:
+    """Delete what ``retire`` gave. What resists is logged."""
+    for path in doomed:
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            log.warning("cannot delete %s, an old checkpoint: %s", path, error)
 
 
 def _too_old(newest_first: list[tuple[int, Path]], keep: int) -> list[tuple[int, Path]]:
@@ -193,12 +214,3 @@ def _is_good(path: Path) -> bool:
         log.warning("checkpoint %s does not count as good: %s", path.name, error)
         return False
     return True
-
-
-def _delete(path: Path, step: int) -> None:
-    doomed = path.with_name(layout.temporary_name(step, "deleted"))
-    try:
-        os.rename(path, doomed)
-        shutil.rmtree(doomed)
-    except OSError as error:
-        log.warning("cannot delete the old checkpoint %s: %s", path, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -65,6 +66,8 @@ class CheckpointEngine:
         self._on_saved = on_saved
         self._planning = SavePlanning()
         self._background = Background(self._ranks, local_world_size=local_world_size)
+        self._deletion: threading.Thread | None = None
+        """Of old checkpoints, on rank 0."""
         self._room_for: Planned | None = None
         """The plan for which it was last asked whether snapshots fit, and the answer."""
         self._fits = False
@@ -185,6 +188,7 @@ class CheckpointEngine:
 
     def close(self) -> None:
         """End what works in the background. A save that is under way is lost: ``drain`` first. One rank or all call."""
+        self._wait_for_deletion()
         self._background.close()
 
     def find(self, resume: str | Path | None = "auto") -> Path | None:
@@ -306,11 +310,21 @@ class CheckpointEngine:
         return {"keep": self._keep, "keep_every": self._keep_every, "newest_step": step}
 
     def _prune(self, step: int) -> None:
-        if (arguments := self._pruning(step)) is not None:
-            commit.prune(self.directory, **arguments)
+        """Old ones lose their names now. To delete large files takes a disk a while, for which no training waits."""
+        arguments = self._pruning(step)
+        doomed = commit.retire(self.directory, **arguments) if arguments is not None else []
+        if doomed:
+            self._deletion = threading.Thread(target=commit.delete, args=(doomed,), name="checkpoint-deletion")
+            self._deletion.start()
+
+    def _wait_for_deletion(self) -> None:
+        if self._deletion is not None:
+            self._deletion.join()
+            self._deletion = None
 
     def _make_way(self, step: int, final: Path, *, alone: bool) -> bool:
         """On rank 0, before a save. True when this step is committed already and stays as it is."""
+        self._wait_for_deletion()  # what it frees may be needed
         if step in self._lone_steps and not alone:
             self._lone_steps.discard(step)  # what all ranks save takes its place
         commit.clean(self.directory)

@@ -7,7 +7,6 @@ import fcntl
 import mmap
 import os
 import threading
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import torch
 from torch.distributed.checkpoint.planner import ReadItem
 
+from hpcaccel.checkpoint.crc import crc32
 from hpcaccel.checkpoint.manifest import Piece
 from hpcaccel.checkpoint.staging import STEP_BYTES, copy_bytes
 from hpcaccel.checkpoint.writer_files import BLOCK_BYTES, DIRECT, up_to_block
@@ -99,7 +99,7 @@ def read_into(target: memoryview, parts: Iterator[memoryview]) -> int:
         for start in range(0, len(part), STEP_BYTES):  # checked while it is in the processor's cache
             step = part[start : start + STEP_BYTES]
             copy_bytes(target[done : done + len(step)], step)
-            crc = zlib.crc32(step, crc)
+            crc = crc32(step, crc)
             done += len(step)
     return crc
 
@@ -154,7 +154,7 @@ def batches(work: list[tuple[Piece, ReadItem]], targets: list[torch.Tensor]) -> 
 
 
 def check(path: Path, piece: Piece, key: str, stored: memoryview) -> None:
-    if zlib.crc32(stored) != piece.crc32:
+    if crc32(stored) != piece.crc32:
         raise other_crc(path, piece, key)
 
 

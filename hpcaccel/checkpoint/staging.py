@@ -11,18 +11,19 @@ import ctypes
 import mmap
 import os
 import threading
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
+from hpcaccel.checkpoint.crc import crc32
 from hpcaccel.checkpoint.writer_files import BLOCK_BYTES, ShardFile, up_to_block
 
 __all__ = ["Memory", "available_bytes", "can_share", "copy_bytes", "no_room", "raw_bytes", "stream"]
 
-RING_BYTES = 128 << 20
-"""What a save that is waited for uses at most, where there is no larger memory already."""
+RING_BYTES = 32 << 20
+"""What a save that is waited for goes through, where there is no larger memory already: a larger ring makes longer
+writes, but to have fresh memory takes longer than they save."""
 STEP_BYTES = 1 << 20
 """So much is copied and then checked, so that the check finds it in the processor's cache."""
 LARGEST_PART = 0.9
@@ -140,7 +141,7 @@ class _Ring:
             of_data = max(0, min(step, len(data) - done))
             self._memory.copy(data[done : done + of_data], start)
             self._memory.clear(start + of_data, start + step)
-            crc = zlib.crc32(self._memory.view[start : start + step], crc)
+            crc = crc32(self._memory.view[start : start + step], crc)
             done += step
             with self._changed:
                 self._put += step

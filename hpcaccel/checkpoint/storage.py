@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -33,10 +32,11 @@ from torch.futures import Future
 
 from hpcaccel import layout
 from hpcaccel.checkpoint import manifest
+from hpcaccel.checkpoint.crc import combined_crc, crc32
 from hpcaccel.checkpoint.manifest import FileRecord, Index, Piece
 from hpcaccel.checkpoint.reading import Batch, StoredFile, batches, check, other_crc, read_into
 from hpcaccel.checkpoint.staging import RING_BYTES, Memory, raw_bytes, stream
-from hpcaccel.checkpoint.writer_files import combined_crc, rank_file
+from hpcaccel.checkpoint.writer_files import rank_file
 from hpcaccel.errors import CheckpointError
 from hpcaccel.rundir import atomic_write
 
@@ -129,7 +129,7 @@ class ShardWriter(StorageWriter):
         pieces = {result.index: result.storage_data for result in flat if isinstance(result.storage_data, Piece)}
         text = Index(metadata, pieces).to_json()
         atomic_write(self._directory / manifest.INDEX, text)
-        files.append(FileRecord(manifest.INDEX, len(text), zlib.crc32(text)))
+        files.append(FileRecord(manifest.INDEX, len(text), crc32(text)))
         content = manifest.build(files=files, **self._facts)
         self.bytes = content["bytes"]
         atomic_write(self._directory / layout.MANIFEST, manifest.seal(content))

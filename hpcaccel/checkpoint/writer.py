@@ -20,11 +20,11 @@ import select
 import signal
 import threading
 import time
-import zlib
 from pathlib import Path
 from typing import Any
 
 from hpcaccel.checkpoint import commit, writer_commit
+from hpcaccel.checkpoint.crc import crc32
 from hpcaccel.checkpoint.writer_files import ShardFile, up_to_block
 
 __all__ = ["main"]
@@ -107,7 +107,7 @@ def _write(job: dict[str, Any], memory: memoryview) -> None:
 def _reckon(memory: memoryview, lengths: list[int], crcs: list[int]) -> None:
     offset = 0
     for length in lengths:
-        crcs.append(zlib.crc32(memory[offset : offset + length]))
+        crcs.append(crc32(memory[offset : offset + length]))
         offset += length
 
 

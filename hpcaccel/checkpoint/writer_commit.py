@@ -11,14 +11,13 @@ import json
 import os
 import shutil
 import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hpcaccel import layout
 from hpcaccel.checkpoint import commit
-from hpcaccel.checkpoint.writer_files import combined_crc
+from hpcaccel.checkpoint.crc import combined_crc, crc32
 from hpcaccel.layout import sealed
 from hpcaccel.rundir import atomic_write
 
@@ -69,7 +68,7 @@ def publish(
     text = _complete(json.loads(index), told)
     atomic_write(temporary / sealed.INDEX, text)
     files = {item["file"]: {"bytes": item["bytes"], "crc32": f"{item['crc32']:08x}"} for item in told}
-    files[sealed.INDEX] = {"bytes": len(text), "crc32": f"{zlib.crc32(text):08x}"}
+    files[sealed.INDEX] = {"bytes": len(text), "crc32": f"{crc32(text):08x}"}
     size = sum(int(file["bytes"]) for file in files.values())
     content = {**facts, "time": time.time(), "bytes": size, "files": files}
     atomic_write(temporary / layout.MANIFEST, sealed.seal(content))

@@ -1,4 +1,4 @@
-"""One rank's file on its way to the disk, without torch: direct I/O where the file system has it, and its CRCs.
+"""One rank's file on its way to the disk, without torch: direct I/O where the file system has it.
 
 Direct I/O goes past the page cache: the disk takes the bytes from where they lie, which is the fastest way to have them
 there for good, and the pages that the training reads its data from stay. It wants addresses, offsets and lengths in
@@ -11,18 +11,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterable
-from functools import lru_cache
 from pathlib import Path
 
 from hpcaccel.rundir import FILE_MODE
 
-__all__ = ["BLOCK_BYTES", "DIRECT", "ShardFile", "combined_crc", "rank_file", "up_to_block"]
+__all__ = ["BLOCK_BYTES", "DIRECT", "ShardFile", "rank_file", "up_to_block"]
 
 BLOCK_BYTES = 4096
 LARGEST_WRITE_BYTES = 1 << 30
 DIRECT: int = getattr(os, "O_DIRECT", 0)
-_POLYNOMIAL = 0xEDB88320
 
 
 def rank_file(rank: int) -> str:
@@ -72,34 +69,3 @@ class ShardFile:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-
-def combined_crc(parts: Iterable[tuple[int, int]]) -> int:
-    """The CRC32 of bytes one behind the other, from the CRC32 and the length of each part: no byte is read again."""
-    whole = 0
-    for crc, length in parts:
-        whole = _multiply(_shift(length), whole) ^ crc
-    return whole
-
-
-@lru_cache(maxsize=4096)
-def _shift(length: int) -> int:
-    """x to the power of 8 · length, modulo the polynomial: what so many zero bytes do to a CRC."""
-    power, result = 0x40000000, 1 << 31  # x and 1, lowest power in the highest bit
-    for _ in range(3):
-        power = _multiply(power, power)
-    while length:
-        if length & 1:
-            result = _multiply(power, result)
-        power = _multiply(power, power)
-        length >>= 1
-    return result
-
-
-def _multiply(a: int, b: int) -> int:
-    product = 0
-    for bit in range(31, -1, -1):
-        if a >> bit & 1:
-            product ^= b
-        b = b >> 1 ^ _POLYNOMIAL if b & 1 else b >> 1
-    return product

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,7 @@ def test_a_killed_rank_takes_its_writer_along_and_what_is_there_is_whole(tmp_pat
     engine = CheckpointEngine(tmp_path, attempt=2)
     assert again.load(engine).step == committed[-1]
     engine.save(again.state(), step=3)
+    engine.close()
     assert not [name for name in contents(tmp_path) if name.endswith(".tmp")]
 
 
@@ -301,7 +303,7 @@ def test_a_ring_that_is_smaller_than_the_file_goes_round(tmp_path):
         views = [(memoryview(bytearray(data)), len(whole)) for data, whole in zip(pieces, padded, strict=True)]
         crcs = staging.stream(memory, tmp_path / str(number), views)
         assert (tmp_path / str(number)).read_bytes() == b"".join(padded)
-        assert crcs == [staging.zlib.crc32(whole) for whole in padded]
+        assert crcs == [zlib.crc32(whole) for whole in padded]
 
 
 def test_memory_is_looked_for_beforehand(monkeypatch):

@@ -1,9 +1,11 @@
 """Finding, keeping and giving up checkpoints."""
 
+import threading
+
 import pytest
 
 from hpcaccel import layout
-from hpcaccel.checkpoint import CheckpointEngine, TrainingState
+from hpcaccel.checkpoint import CheckpointEngine, TrainingState, commit
 from hpcaccel.errors import CheckpointError
 
 
@@ -39,7 +41,24 @@ def test_only_the_newest_are_kept(tmp_path):
     assert steps_of(tmp_path) == [2, 3]
     save(engine, 4)
     assert steps_of(tmp_path) == [3, 4]
+    engine.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000003", "step_00000004"]
+
+
+def test_old_ones_lose_their_names_at_once_and_are_gone_before_the_next_save(tmp_path, monkeypatch):
+    told = []
+    begin, goes_on, delete = commit.begin, threading.Event(), commit.delete
+    monkeypatch.setattr(commit, "delete", lambda doomed: goes_on.wait(60) and delete(doomed))
+    monkeypatch.setattr(commit, "begin", lambda path: (told.append(sorted(tmp_path.glob(".*"))), begin(path)))
+    engine = CheckpointEngine(tmp_path, keep=1)
+    save(engine, 1, 2)
+    assert steps_of(tmp_path) == [2]
+    assert list(tmp_path.glob(".*"))
+    goes_on.set()
+    save(engine, 3)
+    engine.close()
+    assert told == [[], [], []]
+    assert steps_of(tmp_path) == [3]
 
 
 def test_keep_none_keeps_all_and_less_than_one_is_refused(tmp_path):

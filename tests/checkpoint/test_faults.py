@@ -123,7 +123,7 @@ KILLS = {
     "between two chunks": ("rank 1", "raw_bytes"),
     "between the files and the manifest": ("rank 0", "finish"),
     "between the manifest and the rename": ("rank 0", "publish"),
-    "between the rename and the end": ("rank 0", "prune"),
+    "between the rename and the end": ("rank 0", "retire"),
 }
 
 
@@ -141,7 +141,7 @@ def _killed(rank, directory, who, where):
             "raw_bytes": storage,
             "finish": storage.ShardWriter,
             "publish": commit,
-            "prune": commit,
+            "retire": commit,
         }[where]
         setattr(place, where, _die)
     engine.save(training.state(), step=2)
@@ -164,6 +164,7 @@ def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(tmp_path, when):
     engine = CheckpointEngine(tmp_path, attempt=2)
     assert again.load(engine).step == committed[-1]
     engine.save(again.state(), step=committed[-1] + 1)
+    engine.close()
     assert not [name for name in contents(tmp_path) if name.endswith(".tmp")]
 
 

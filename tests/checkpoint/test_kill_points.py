@@ -162,6 +162,7 @@ def assert_whole(directory: Path, results: list, victim: str, what: str) -> None
     assert values(model) == {newest}, what
     assert not list(directory.glob("quarantined_*")), what
     engine.save(state_of(newest + 1)[1], step=newest + 1)
+    engine.close()
     assert [path.name for path in directory.iterdir()] == [layout.checkpoint_name(newest + 1)], what
 
 

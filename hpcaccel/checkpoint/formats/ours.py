@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +20,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from hpcaccel import layout
 from hpcaccel.checkpoint import manifest
+from hpcaccel.checkpoint.crc import crc32
 from hpcaccel.checkpoint.formats.weights import Source, Weight
 from hpcaccel.checkpoint.manifest import FileRecord, Index, Piece
 from hpcaccel.checkpoint.storage import ALIGNMENT_BYTES, rank_file, raw_bytes
@@ -136,7 +136,7 @@ def _write_files(directory: Path, source: Source, origin: str, wrote: Callable[[
     index = writer.index().to_json()
     atomic_write(directory / manifest.INDEX, index)
     content = manifest.build(
-        files=[writer.record(), FileRecord(manifest.INDEX, len(index), zlib.crc32(index))],
+        files=[writer.record(), FileRecord(manifest.INDEX, len(index), crc32(index))],
         step=0,
         epoch=0,
         reason="imported",
@@ -165,12 +165,12 @@ class _Writer:
         self._file.write(data)
         self._file.write(padding)
         stored = len(data) + len(padding)
-        piece = Piece(self._name, self._offset, len(data), stored, zlib.crc32(padding, zlib.crc32(data)))
+        piece = Piece(self._name, self._offset, len(data), stored, crc32(padding, crc32(data)))
         at = torch.Size([0] * tensor.dim())
         self._pieces[MetadataIndex(key, at)] = piece
         chunk = ChunkStorageMetadata(offsets=at, sizes=tensor.shape)
         self._metadata[key] = TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), tensor.shape, [chunk])
-        self._crc = zlib.crc32(padding, zlib.crc32(data, self._crc))
+        self._crc = crc32(padding, crc32(data, self._crc))
         self._offset += stored
 
     def index(self) -> Index:

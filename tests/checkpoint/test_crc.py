@@ -1,0 +1,36 @@
+"""CRCs: the numbers of zlib, from whichever library."""
+
+import json
+import subprocess
+import sys
+import zlib
+from itertools import pairwise
+
+import pytest
+
+from hpcaccel.checkpoint import crc, writer_process
+
+
+def test_the_numbers_are_those_of_zlib():
+    data = bytes(range(256)) * 5000
+    assert crc.crc32(data) == zlib.crc32(data)
+    assert crc.crc32(data[7:], crc.crc32(data[:7])) == zlib.crc32(data)
+
+
+@pytest.mark.parametrize("cuts", [(), (1,), (64, 64, 4096)])
+def test_parts_are_combined(cuts):
+    data = bytes(range(256)) * 40
+    edges = [0, *cuts, len(data)]
+    parts = [(zlib.crc32(data[start:stop]), stop - start) for start, stop in pairwise(edges)]
+    assert crc.combined_crc(parts) == zlib.crc32(data)
+
+
+def test_the_writer_reckons_with_the_library_that_the_rank_has():
+    program = writer_process._PROGRAM.replace(
+        "writer import main; main(sys.argv[2:])", "crc import crc32; print(crc32.__module__)"
+    )
+    places = json.dumps(writer_process._places())
+    said = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program, places], capture_output=True, text=True, check=True
+    )
+    assert said.stdout.strip() == str(crc.crc32.__module__)
