@@ -1,0 +1,129 @@
+"""A job spec held against the stored facts of its cluster, offline: what Slurm would refuse, or never start.
+
+What the facts do not say is no mistake: a limit that is unknown limits nothing, and a list that could not be read
+forbids nothing. A job may name several partitions, of which Slurm takes the first that fits (sbatch(1)): what only some
+of them forbid is a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpcaccel.errors import SpecError
+from hpcaccel.spec import JobSpec
+from hpcaccel.spec.site import Partition, SiteFacts
+from hpcaccel.submission.site_checks_accounts import accounts, groups
+from hpcaccel.submission.site_checks_limits import array_size, job_limits, partition_limits
+from hpcaccel.submission.site_checks_nodes import hardware
+from hpcaccel.submission.site_checks_preemption import preemption
+from hpcaccel.submission.site_checks_storage import storage
+from hpcaccel.submission.site_findings import Finding, error, listed, located, nearest, warning, with_age
+from hpcaccel.submission.site_history import History
+
+__all__ = ["advice_or_refusal", "check_site", "wanted_partitions"]
+
+
+def advice_or_refusal(
+    spec: JobSpec,
+    facts: SiteFacts,
+    *,
+    array_tasks: int | None = None,
+    runs_dir: Path | None = None,
+    history: History | None = None,
+) -> tuple[str, ...]:
+    """The warnings of :func:`check_site` as sentences.
+
+    Raises:
+        SpecError: with every error, and what to do where the facts are out of date.
+    """
+    found = check_site(spec, facts, array_tasks=array_tasks, runs_dir=runs_dir, history=history)
+    if any(one.is_error for one in found):
+        raise SpecError([*(str(one) for one in found if one.is_error), way_out(facts)])
+    return tuple(str(one) for one in found)
+
+
+def way_out(facts: SiteFacts) -> str:
+    """What to do where the cluster has changed since it was probed."""
+    return (
+        f"if cluster {facts.name} has changed since, read it anew with `hpcaccel cluster probe {facts.name}`, or leave "
+        "its facts aside with --no-facts"
+    )
+
+
+def check_site(
+    spec: JobSpec,
+    facts: SiteFacts,
+    *,
+    array_tasks: int | None = None,
+    runs_dir: Path | None = None,
+    history: History | None = None,
+    now: float | None = None,
+) -> list[Finding]:
+    """Everything that the facts have to say against ``spec``, errors first.
+
+    Args:
+        array_tasks: how many tasks the array has, None for a single job.
+        runs_dir: where checkpoints will lie, as the cluster names it; None: not known.
+        history: what the last run of that name has measured.
+        now: seconds since 1970, for the age of the facts.
+    """
+    if spec.slurm.clusters not in (None, facts.config.cluster_name):
+        return []  # the facts are of another cluster of the federation
+    found = [
+        *_unknown_partitions(spec, facts),
+        *accounts(spec, facts),
+        *_by_partition(spec, facts),
+        *job_limits(spec, facts),
+        *array_size(spec, facts, array_tasks),
+        *hardware(spec, facts, wanted_partitions(spec, facts)),
+        *storage(spec, facts, runs_dir=runs_dir, history=history),
+        *preemption(spec, facts, wanted_partitions(spec, facts), history=history),
+    ]
+    ordered = sorted(found, key=lambda one: not one.is_error)
+    return located([with_age(one, facts, now) for one in ordered], spec)
+
+
+def wanted_partitions(spec: JobSpec, facts: SiteFacts) -> list[Partition]:
+    """Those of the spec that there are; without any, the cluster's default."""
+    if spec.slurm.partition is None:
+        return [] if facts.default_partition is None else [facts.default_partition]
+    found = (facts.partition(name) for name in spec.slurm.partition.split(","))
+    return [one for one in found if one is not None]
+
+
+def _unknown_partitions(spec: JobSpec, facts: SiteFacts) -> Iterator[Finding]:
+    known = [one.name for one in facts.partitions]
+    if not known or spec.slurm.partition is None:
+        return
+    for name in spec.slurm.partition.split(","):
+        if name not in known:
+            yield error(
+                "slurm.partition",
+                f"{name!r} is not on cluster {facts.name!r} {listed(known)}{nearest(name, known)}",
+            )
+
+
+def _by_partition(spec: JobSpec, facts: SiteFacts) -> Iterator[Finding]:
+    """Errors of each partition; warnings where another one of the spec's takes the job."""
+    partitions = wanted_partitions(spec, facts)
+    found = {one.name: list(_of_partition(spec, facts, one)) for one in partitions}
+    one_is_free = any(not any(finding.is_error for finding in own) for own in found.values())
+    for own in found.values():
+        for finding in own:
+            yield warning(finding.key, finding.message) if one_is_free else finding
+
+
+def _of_partition(spec: JobSpec, facts: SiteFacts, partition: Partition) -> Iterator[Finding]:
+    yield from _state(partition)
+    yield from groups(spec, facts, partition)
+    yield from partition_limits(spec, facts, partition)
+
+
+def _state(partition: Partition) -> Iterator[Finding]:
+    if partition.state.upper() != "UP":
+        what = {"DOWN": "jobs wait there", "DRAIN": "it takes no new jobs", "INACTIVE": "it takes no jobs"}
+        then = what.get(partition.state.upper(), "it may not start jobs")
+        yield warning("slurm.partition", f"{partition.name!r} was {partition.state} when it was looked at: {then}")
+    if partition.root_only:
+        yield error("slurm.partition", f"{partition.name!r} is for root only: name another one")
