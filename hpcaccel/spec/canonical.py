@@ -21,7 +21,7 @@ from hpcaccel.spec.yaml12 import FOREIGN_BREAK, NUMBERS
 if TYPE_CHECKING:
     from hpcaccel.spec.sweep import SweepSpec
 
-__all__ = ["from_json", "spec_hash", "sweep_to_yaml", "to_json", "to_yaml"]
+__all__ = ["from_json", "spec_hash", "sweep_to_yaml", "to_json", "to_yaml", "write_yaml"]
 
 
 def to_json(spec: JobSpec) -> str:
@@ -78,7 +78,15 @@ def _shown(spec: JobSpec) -> dict[str, Any]:
 
 
 def _dumped(values: dict[str, Any]) -> str:
-    return yaml.dump(escape(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100_000)
+    return write_yaml(escape(values))
+
+
+def write_yaml(values: dict[str, Any], *, compact: bool = False) -> str:
+    """Plain values as YAML that every reader takes for the same. ``compact``: short lists and mappings on one line."""
+    style = None if compact else False
+    return yaml.dump(
+        values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100_000, default_flow_style=style
+    )
 
 
 def _written(value: Any, field: FieldInfo) -> Any:
