@@ -31,6 +31,7 @@ __all__ = [
     "read_json",
     "read_lines",
     "register",
+    "state_home",
     "write_json",
 ]
 
@@ -464,9 +465,13 @@ def _numbered(folder: Path) -> list[int]:
 # -- the index: finds runs from any directory ---------------------------------------------------------------------
 
 
+def state_home() -> Path:
+    """Where programs keep what they remember of this user: ``XDG_STATE_HOME``, or ``~/.local/state``."""
+    return Path(os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state"))
+
+
 def _index_path() -> Path:
-    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return Path(base) / "hpcaccel" / "runs.jsonl"
+    return state_home() / "hpcaccel" / "runs.jsonl"
 
 
 def register(run: RunDir, *, name: str, job_id: str) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from hpcaccel.errors import ClusterError, SlurmCommandError
 from hpcaccel.slurm import hostlist, output
 from hpcaccel.slurm.environment import query_environment, submission_environment
+from hpcaccel.slurm.queue_place import note_change
 from hpcaccel.slurm.refusals import explain
 from hpcaccel.slurm.states import (
     AccountingEntry,
@@ -55,6 +56,11 @@ class Slurm:
         self._run = run
         self._timeout_seconds = timeout_seconds
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the Slurm of this machine, for all that is run on it, and no stand-in."""
+        return self._run is subprocess.run
+
     def available(self) -> bool:
         """Whether jobs can be submitted from this machine, as far as its PATH tells."""
         return shutil.which("sbatch") is not None
@@ -86,6 +92,7 @@ class Slurm:
         result = self._start(command, env=submission_environment(base, script=script.read_text(encoding="utf-8")))
         job_id = result.stdout.strip().splitlines()[-1].partition(";")[0] if result.stdout.strip() else ""
         if result.returncode == 0 and job_id.isdigit():
+            self._changed()
             return job_id
         if result.returncode == 0 or _is_transient(result.stderr):
             raise SlurmCommandError(command, result.returncode, result.stderr or f"unexpected answer {result.stdout!r}")
@@ -168,6 +175,7 @@ class Slurm:
         result = self._start(command)
         if result.returncode != 0 and not _is_over(result.stderr):
             raise self._refused(command, result)
+        self._changed()
 
     def signal_step(self, job_id: str, step_id: str | int, signal: str) -> bool:
         """Send a signal (``TERM``, ``USR1``) to all processes of a step. False: the step is over."""
@@ -225,6 +233,7 @@ class Slurm:
         result = self._start(command)
         if result.returncode != 0:
             raise self._refused(command, result)
+        self._changed()
 
     def shell_command(self, job_id: str, *, node: str | None = None, terminal: bool = True) -> list[str]:
         """The command that opens a shell in a running job, beside its ranks; for exec, since it needs the terminal.
@@ -270,6 +279,11 @@ class Slurm:
         return output.config_values(self._output(["scontrol", "show", "config"]))
 
     # -- starting commands -----------------------------------------------------------------------------------------
+
+    def _changed(self) -> None:
+        """Not for requeue: that kills its caller, who has little time left, and the run's ledger tells of it."""
+        if self.is_here:
+            note_change()
 
     def _partition_names(self) -> list[str]:
         return [partition.name for partition in self.partitions()]

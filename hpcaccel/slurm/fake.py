@@ -73,6 +73,10 @@ class FakeSlurm:
         """Let a job vanish, as Slurm does some minutes after its end."""
         del self.jobs[job_id]
 
+    @property
+    def is_here(self) -> bool:
+        return False
+
     def available(self) -> bool:
         return self.installed
 
@@ -192,7 +196,7 @@ class FakeSlurm:
 
     def config(self) -> dict[str, str]:
         self._called("config")
-        return dict(self.settings)
+        return {"MinJobAge": "0 sec", **self.settings}  # so that a job which is forgotten is gone at once
 
     def _unended(self) -> int:
         return sum(not job.state.is_ended for job in self.jobs.values())

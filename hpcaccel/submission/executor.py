@@ -55,7 +55,7 @@ class RunWatcher(SlurmInfoWatcher):
         if not open_jobs:
             return
         self._num_calls += 1
-        found = statuses([self._runs[job_id] for job_id in open_jobs])
+        found = statuses([self._runs[job_id] for job_id in open_jobs], patient=bool(self._statuses))
         self._statuses.update(zip(open_jobs, found, strict=True))
         self._finished.update(job_id for job_id, one in zip(open_jobs, found, strict=True) if one.ended)
         self._last_status_check = time.time()

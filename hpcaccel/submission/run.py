@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["AnyRun", "Run", "RunArray", "SweepRun", "open_run"]
 
 ASK_SECONDS = {"slurm": 30.0, "local": 1.0}
-"""How often a wait asks the scheduler. The run directory, which knows most ends first, is read every second."""
+"""How often a wait looks what the scheduler says, which is asked more seldom still (``slurm.queue``). The run
+directory, which knows most ends first, is read every second."""
 LOOK_SECONDS = 1.0
 RESULT_SECONDS = 15.0
 _DONE = ("completed", "pruned")
@@ -64,9 +65,13 @@ class _Handle:
         job_ids = self.record.job_ids
         return job_ids[-1] if job_ids else ""
 
-    def status(self) -> RunStatus:
-        """Where it stands now. Asks the scheduler only when the run directory does not know."""
-        return status(self.dir, self._slurm)
+    def status(self, *, patient: bool = False) -> RunStatus:
+        """Where it stands now. Asks the scheduler only when the run directory does not know, and seldom.
+
+        Args:
+            patient: for who looks again and again; see :func:`hpcaccel.submission.status.statuses`.
+        """
+        return status(self.dir, self._slurm, patient=patient)
 
     def wait(self, timeout_seconds: float | None = None) -> RunStatus:
         """Wait until nothing follows by itself: it has ended, or is paused.
@@ -81,7 +86,7 @@ class _Handle:
         while True:
             now = time.monotonic()
             if self._settled() or now - asked >= ask_seconds or looked_lost is not None:
-                current, asked = self.status(), now
+                current, asked = self.status(patient=asked > 0), now
                 if current.ended and (current.state != "lost" or looked_lost is not None):
                     return current
                 looked_lost = now if current.ended else None

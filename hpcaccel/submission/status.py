@@ -1,20 +1,22 @@
-"""Where a run stands: its own directory first, then squeue, then sacct, then its directory again.
+"""Where a run stands: its own directory first, then the shared answer of squeue, then its directory again.
 
-A run whose ledger says that nothing follows is never asked about. For all others together there is one squeue, and
-one sacct for those that squeue does not know: a queue that prints nothing is no proof that a job is gone.
+A run whose ledger says that nothing follows is never asked about. What Slurm says of all others comes from
+``slurm.queue``, and may be a minute old: where the ledger tells of something later, the ledger counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from hpcaccel.errors import HpcaccelError
 from hpcaccel.rundir import RunDir, SweepDir, WorkerDir
 from hpcaccel.slurm.commands import Slurm
-from hpcaccel.slurm.states import AccountingEntry, JobState, QueueEntry
+from hpcaccel.slurm.queue import Answer, Known, Queue
+from hpcaccel.slurm.states import JobState
 from hpcaccel.submission import local
 from hpcaccel.submission.facts import Facts, read_facts, read_worker_facts
 
@@ -57,6 +59,10 @@ class RunStatus:
     """How many attempts followed another inside the same allocation."""
     tasks: tuple[RunStatus, ...] = ()
     """Of an array, by index."""
+    asked: float | None = None
+    """When Slurm was asked for what is shown, in seconds since the epoch; None where the directory says it all."""
+    note: str = ""
+    """Why that is not newer, for people."""
 
     @property
     def ended(self) -> bool:
@@ -76,26 +82,33 @@ class _Job:
     phase: Literal["pending", "running", "ending", "ended", "gone", "unknown"]
     state: JobState = JobState.UNKNOWN
     words: str = ""
+    at: float = 0.0
+    """When the scheduler said so, in seconds since the epoch; 0.0: it has not."""
+    note: str = ""
+    """Why that is not newer."""
 
 
-def status(run: RunDir, slurm: Slurm | None = None) -> RunStatus:
-    """Where ``run`` stands; for the parent folder of an array its tasks taken together.
-
-    Raises:
-        RunDirectoryError: it is no run directory.
-    """
-    return statuses([run], slurm)[0]
+def status(run: RunDir, slurm: Slurm | None = None, *, patient: bool = False) -> RunStatus:
+    """Where ``run`` stands; for the parent folder of an array its tasks taken together. As :func:`statuses`."""
+    return statuses([run], slurm, patient=patient)[0]
 
 
-def statuses(runs: Sequence[RunDir], slurm: Slurm | None = None) -> list[RunStatus]:
-    """Where each of ``runs`` stands, with one squeue and one sacct for all of them.
+def statuses(
+    runs: Sequence[RunDir], slurm: Slurm | None = None, *, patient: bool = False, queue: Queue | None = None
+) -> list[RunStatus]:
+    """Where each of ``runs`` stands, with one question to Slurm for all of them at most.
+
+    Args:
+        queue: asks instead of ``slurm``.
+        patient: for who looks again and again: an answer serves until it is too old, whatever was changed meanwhile.
 
     Raises:
         RunDirectoryError: one of them is no run directory.
     """
     facts = [read_facts(run) for run in runs]
     tasks = [_task_facts(fact) for fact in facts]
-    found = _judge_all([one for fact, own in zip(facts, tasks, strict=True) for one in (own or [fact])], slurm)
+    flat = [one for fact, own in zip(facts, tasks, strict=True) for one in (own or [fact])]
+    found = _judge_all(flat, lambda: queue or Queue(slurm), patient=patient)
     return [
         array_status(fact, [found[task.run.path] for task in own]) if own else found[fact.run.path]
         for fact, own in zip(facts, tasks, strict=True)
@@ -124,6 +137,8 @@ def array_status(parent: Facts, tasks: Sequence[RunStatus]) -> RunStatus:
         attempts=sum(task.attempts for task in tasks),
         restarts=sum(task.restarts for task in tasks),
         tasks=tuple(tasks),
+        asked=min((task.asked for task in tasks if task.asked is not None), default=None),
+        note=next((task.note for task in tasks if task.note), ""),
     )
 
 
@@ -135,9 +150,9 @@ def _task_facts(fact: Facts) -> list[Facts]:
     return [] if size is None else [read_facts(fact.run.task(index)) for index in range(size)]
 
 
-def _judge_all(facts: Sequence[Facts], slurm: Slurm | None) -> dict[Path, RunStatus]:
+def _judge_all(facts: Sequence[Facts], queue: Callable[[], Queue], *, patient: bool) -> dict[Path, RunStatus]:
     open_ones = [fact for fact in facts if fact.settled is None]
-    queued = _ask_slurm([fact for fact in open_ones if fact.record.backend == "slurm"], slurm)
+    queued = _ask_slurm([fact for fact in open_ones if fact.record.backend == "slurm"], queue, patient=patient)
     found = {}
     for fact in facts:
         if fact.settled is not None:
@@ -156,45 +171,51 @@ def _judge_all(facts: Sequence[Facts], slurm: Slurm | None) -> dict[Path, RunSta
 # -- the scheduler's word -------------------------------------------------------------------------------------------
 
 
-def _ask_slurm(facts: Sequence[Facts], slurm: Slurm | None) -> dict[str, _Job]:
-    job_ids = [job_id for fact in facts for job_id in (fact.job_id, *fact.waiting) if job_id]
-    if not job_ids:
+def _ask_slurm(facts: Sequence[Facts], queue: Callable[[], Queue], *, patient: bool) -> dict[str, _Job]:
+    submitted = {job_id: _submitted(fact) for fact in facts for job_id in (fact.job_id, *fact.waiting) if job_id}
+    if not submitted:
         return {}
-    slurm = slurm or Slurm()
+    answer = queue().look(submitted, submitted=submitted, after=0.0 if patient else None)
+    return {job_id: _from_known(known, answer) for job_id, known in answer.jobs.items()}
+
+
+def _submitted(fact: Facts) -> float:
+    """When the newest job was submitted at the latest: that is written into the record."""
     try:
-        queue = slurm.queue(job_ids, include_ended=True)
-        found = {job_id: _from_entry(queue[job_id]) for job_id in job_ids if job_id in queue}
-        missing = [job_id for job_id in job_ids if job_id not in found]
-        if missing:
-            accounting = slurm.accounting(missing)
-            found |= {job_id: _from_entry(accounting[job_id]) for job_id in missing if job_id in accounting}
-    except HpcaccelError as error:
-        # A controller that restarts must not make runs look lost, nor end a wait for them.
-        unknown = _Job(phase="unknown", words=f"Slurm does not answer: {error}")
-        return dict.fromkeys(job_ids, unknown)
-    return found
+        return os.stat(fact.run.record).st_mtime
+    except OSError:
+        return fact.record.created
 
 
 def _job_of(fact: Facts, queued: Mapping[str, _Job]) -> _Job:
     """The run's newest job; of a chain the first of those behind it, where that one is over."""
-    newest = queued.get(fact.job_id) or _Job(phase="gone")
+    newest = queued.get(fact.job_id) or _Job(phase="gone")  # its record names no job
     if newest.phase in ("ended", "gone"):
         behind = [queued[job_id] for job_id in fact.waiting if job_id in queued]
-        return next((job for job in behind if job.phase != "ended"), newest)
-    return newest
+        newest = next((job for job in behind if job.phase not in ("ended", "gone")), newest)
+    return _Job(phase="unknown", at=newest.at) if _is_older(newest, fact) else newest
 
 
-def _from_entry(entry: QueueEntry | AccountingEntry) -> _Job:
-    state = entry.state
-    if state.is_pending:
-        return _Job(phase="pending", state=state, words=entry.reason)
-    if state.is_running:
-        return _Job(phase="running", state=state)
-    if state.is_ending:
-        return _Job(phase="ending", state=state)
+def _is_older(job: _Job, fact: Facts) -> bool:
+    """Whether the ledger has later news than the scheduler's word."""
+    last = fact.started or fact.last_end
+    return last is not None and 0.0 < job.at < last.time
+
+
+def _from_known(known: Known, answer: Answer) -> _Job:
+    state, at = known.state, known.at
+    if known.gone:
+        return _Job(phase="gone", at=at, note=answer.note)
     if state is JobState.UNKNOWN:
-        return _Job(phase="unknown", state=state, words="Slurm names a state that is not known here")
-    return _Job(phase="ended", state=state, words=entry.reason)
+        return _Job(phase="unknown", words=known.words, at=at, note=answer.note)
+    phase: Literal["pending", "running", "ending", "ended"] = "ended"
+    if state.is_pending:
+        phase = "pending"
+    elif state.is_running:
+        phase = "running"
+    elif state.is_ending:
+        phase = "ending"
+    return _Job(phase=phase, state=state, words=known.reason, at=at, note=answer.note)
 
 
 def _ask_processes(fact: Facts) -> _Job:
@@ -223,6 +244,17 @@ def _settled(fact: Facts) -> RunStatus:
 
 
 def _judge(fact: Facts, job: _Job) -> RunStatus:
+    judged = _judged(fact, job)
+    if fact.record.backend != "slurm":
+        return judged
+    detail = judged.detail
+    if job.note and job.at and not judged.ended:
+        said = f"as of {time.strftime('%H:%M:%S', time.localtime(job.at))}; {job.note}"
+        detail = f"{detail} ({said})" if detail else said
+    return replace(judged, detail=detail, asked=job.at or None, note=job.note)
+
+
+def _judged(fact: Facts, job: _Job) -> RunStatus:
     if job.phase == "unknown":
         return _status(fact, _by_directory(fact), "", job.words)
     if job.phase == "pending":
@@ -237,6 +269,8 @@ def _judge(fact: Facts, job: _Job) -> RunStatus:
 def _by_directory(fact: Facts) -> State:
     if fact.started is not None:
         return "stopping" if fact.stopping else "running"
+    if fact.last_end is not None and fact.last_end.decision == "restart":
+        return "starting"
     return "requeued" if fact.attempts else "pending"
 
 

@@ -119,9 +119,9 @@ class Sweep:
         """Where it stands now: trials, the best one, workers, what has been spent."""
         return sweep_overview(self._study.read(), self.worker_status())
 
-    def worker_status(self) -> RunStatus:
-        """Of the workers alone, as ``tasks``."""
-        return self._run.status()
+    def worker_status(self, *, patient: bool = False) -> RunStatus:
+        """Of the workers alone, as ``tasks``; ``patient`` as for a run."""
+        return self._run.status(patient=patient)
 
     @property
     def trials(self) -> list[TrialRecord]:
@@ -163,7 +163,7 @@ class Sweep:
             looked_lost = now.ended
             time.sleep(SURE_SECONDS if looked_lost else LOOK_SECONDS)
             if looked_lost or self._run._settled() or time.monotonic() - asked >= pause:
-                workers, asked = self.worker_status(), time.monotonic()
+                workers, asked = self.worker_status(patient=True), time.monotonic()
 
     def wait(self, timeout_seconds: float | None = None) -> SweepOverview:
         """Wait until nothing follows by itself.

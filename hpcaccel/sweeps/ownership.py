@@ -9,16 +9,18 @@ Slurm alone says who is dead. A worker that was requeued and waits is not, and n
 
 from __future__ import annotations
 
+import os
 import socket
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from hpcaccel.errors import ClusterError, SlurmCommandError
 from hpcaccel.process import process_start
 from hpcaccel.records import WorkerStart, from_dict
 from hpcaccel.rundir import SweepDir, WorkerDir, read_json, read_lines
 from hpcaccel.slurm.commands import Slurm
+from hpcaccel.slurm.queue import Queue
 from hpcaccel.submission.local import local_process
 from hpcaccel.sweeps.reading import StudyRecord
 
@@ -78,11 +80,19 @@ class Notes:
         return self.claims[trial].worker if trial in self.claims else None
 
 
-def gone_for_good(sweep: SweepDir, workers: Collection[int], slurm: Slurm) -> set[int]:
-    """Those of ``workers`` that will never come back by themselves."""
+def gone_for_good(sweep: SweepDir, workers: Collection[int], slurm: Slurm, *, at_once: bool = False) -> set[int]:
+    """Those of ``workers`` that will never come back by themselves.
+
+    Args:
+        at_once: Slurm is asked now. Otherwise its last answer does while it is not too old, whoever of the user's
+            processes has asked.
+    """
     jobs = {worker: job for worker in workers if (job := _newest_job(sweep.worker(worker)))}
     local = {worker for worker, job in jobs.items() if job.startswith("local-")}
-    ended = _ended({job for worker, job in jobs.items() if worker not in local}, slurm)
+    submitted = {job: _submitted(sweep.worker(worker)) for worker, job in jobs.items() if worker not in local}
+    answer = Queue(slurm).look(submitted, submitted=submitted, after=time.time() if at_once else 0.0)
+    # An old word would do for an end, and not for a job that comes back: so nothing counts while Slurm is silent.
+    ended = set() if answer.note else {job for job, known in answer.jobs.items() if known.gone or known.state.is_ended}
     return {
         worker
         for worker, job in jobs.items()
@@ -110,18 +120,9 @@ def _process_gone(worker: WorkerDir) -> bool:
     return start is not None and start.host == socket.gethostname() and process_start(start.pid) != start.pid_start
 
 
-def _ended(job_ids: Collection[str], slurm: Slurm) -> set[str]:
-    """Those of the jobs that are over, or that Slurm has forgotten."""
-    if not job_ids:
-        return set()
+def _submitted(worker: WorkerDir) -> float:
+    """When its newest job was submitted at the latest; 0.0 where that is not known."""
     try:
-        queue = slurm.queue(sorted(job_ids), include_ended=True)
-        missing = sorted(set(job_ids) - queue.keys())
-        accounting = slurm.accounting(missing) if missing else {}
-        forgotten = {one for one in missing if one not in accounting and slurm.job(one) is None}
-    except (ClusterError, SlurmCommandError):
-        return set()  # nobody can say
-    # The controller knows whatever comes back; the accounting is asked about the others alone.
-    over = {one for one, entry in queue.items() if entry.state.is_ended}
-    over |= {one for one, entry in accounting.items() if entry.state.is_ended}
-    return forgotten | (over & set(job_ids))
+        return os.stat(worker.record).st_mtime
+    except OSError:
+        return 0.0

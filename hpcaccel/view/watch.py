@@ -20,7 +20,8 @@ from hpcaccel.view.metrics import Metrics
 __all__ = ["QUEUE_SECONDS", "Asking", "Snapshot", "Watcher"]
 
 QUEUE_SECONDS = {"slurm": 15.0, "local": 1.0}
-"""How long the answer of a status query is used, for each backend."""
+"""How long the answer of a status query is used, for each backend. Slurm itself is asked more seldom: that is shared
+with all other processes of the user (``slurm.queue``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,12 @@ class Asking:
     @classmethod
     def about(cls, run: RunDir) -> Asking:
         """Asks about ``run`` as often as its backend likes."""
-        return cls(lambda: status(run), seconds=QUEUE_SECONDS[read_record(run).backend])
+        first = [True]
+
+        def ask() -> RunStatus:
+            return status(run, patient=not (first and first.pop()))
+
+        return cls(ask, seconds=QUEUE_SECONDS[read_record(run).backend])
 
     def now(self, *, afresh: bool = False) -> RunStatus:
         """The answer; ``afresh``: something happened, so that the last one does not count."""

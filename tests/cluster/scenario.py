@@ -30,6 +30,7 @@ class Scenario:
         self.nodes = nodes or []
         self.folder = folder
         self.env = dict(cluster.env if cluster else os.environ, XDG_STATE_HOME=str(folder), OMP_NUM_THREADS="1")
+        self.env["HPCACCEL_QUEUE_SECONDS"] = "0"  # what a test does to a job by hand is to be seen at once
         self.dir = RunDir(folder)
         self.job_id = ""
 

@@ -19,7 +19,7 @@ from tests.submission.conftest import Project
 @pytest.fixture(autouse=True)
 def one_slurm(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """submitit's jobs find their Slurm by themselves."""
-    monkeypatch.setattr("hpcaccel.submission.status.Slurm", lambda: project.slurm)
+    monkeypatch.setattr("hpcaccel.slurm.queue.Slurm", lambda **_: project.slurm)
     monkeypatch.setattr("hpcaccel.submission.control.Slurm", lambda: project.slurm)
     monkeypatch.setattr(RunJob, "watcher", RunWatcher())
 

@@ -8,6 +8,8 @@ import pytest
 
 from hpcaccel.records import AttemptEnd, AttemptStart, Decision, Reason, StopRequest, to_dict
 from hpcaccel.rundir import append_line, write_json
+from hpcaccel.slurm.queue import Queue
+from hpcaccel.slurm.queue_place import shared_place
 from hpcaccel.slurm.states import JobState
 from hpcaccel.submission import Run, RunArray, statuses
 from hpcaccel.submission.status import RunStatus
@@ -139,7 +141,7 @@ def test_what_squeue_does_not_know_sacct_may(project: Project, run: Run) -> None
     project.slurm.forget(run.job_id)
     project.slurm.calls.clear()
     assert run.status().state == "lost"
-    assert project.slurm.calls == ["queue", "accounting"]
+    assert project.slurm.calls == ["queue", "accounting", "job", "config"]
 
 
 @pytest.mark.parametrize(("history", "state"), [([], "pending"), (["start"], "running")])
@@ -152,6 +154,41 @@ def test_a_controller_that_is_down_makes_nothing_look_lost(
     now = run.status()
     assert (now.state, now.ended) == (state, False)
     assert "Slurm does not answer" in now.detail
+
+
+def test_a_job_that_slurm_should_still_remember_is_not_gone(project: Project, run: Run) -> None:
+    started(run)
+    project.slurm.settings["MinJobAge"] = "300 sec"
+    project.slurm.forget(run.job_id)
+    now = run.status()
+    assert (now.state, now.ended) == ("running", False)
+    assert "does not know it, although it was there a moment ago" in now.detail
+
+
+def test_the_ledger_tells_of_later_things_than_an_answer_that_is_not_new(project: Project, run: Run) -> None:
+    asking = Queue(project.slurm, seconds=60.0, place=shared_place())
+    statuses([run.dir], queue=asking)
+    line = AttemptStart(attempt=1, time=time.time(), job_id=run.job_id)
+    append_line(run.dir.ledger, to_dict(line))
+    run.dir.attempt(1).mkdir()
+    project.slurm.calls.clear()
+    (now,) = statuses([run.dir], queue=asking)
+    assert (now.state, project.slurm.calls) == ("running", [])
+    later = AttemptEnd(attempt=1, time=time.time(), reason="preempted", decision="requeue")
+    append_line(run.dir.ledger, to_dict(later))
+    assert statuses([run.dir], queue=asking)[0].state == "requeued"
+
+
+def test_an_outage_shows_what_slurm_said_before_and_when(project: Project, run: Run) -> None:
+    asking = Queue(project.slurm, seconds=0.0, place=shared_place())
+    project.slurm.move(run.job_id, JobState.PENDING, reason="Priority")
+    (before,) = statuses([run.dir], queue=asking)
+    assert (before.note, before.asked is not None) == ("", True)
+    project.slurm.unreachable = "Unable to contact slurm controller (connect failure)"
+    (now,) = statuses([run.dir], queue=asking)
+    assert (now.state, now.reason, now.asked) == ("pending", "Priority", before.asked)
+    assert "Slurm does not answer" in now.note
+    assert now.detail.startswith("Priority: jobs of a higher priority are before it (as of ")
 
 
 def test_why_a_job_waits(project: Project, run: Run) -> None:
@@ -189,7 +226,7 @@ def test_many_runs_cost_one_question(project: Project) -> None:
     project.slurm.calls.clear()
     found = statuses([run.dir for run in runs], project.slurm)
     assert [one.state for one in found] == ["lost", "lost", "pending", "pending", "pending"]
-    assert project.slurm.calls == ["queue", "accounting"]
+    assert project.slurm.calls == ["queue", "accounting", "job", "config", "job"]
 
 
 def test_an_array_is_what_its_tasks_are(project: Project) -> None:

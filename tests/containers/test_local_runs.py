@@ -1,0 +1,71 @@
+"""A run on the local backend whose ranks have another root, in which there is torch and no hpcaccel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcaccel.submission import Run
+from hpcaccel.submission.submit import submit
+
+PROGRAM = """\
+import os, sys
+assert not os.path.exists("/work"), "the root is the host's"
+import torch
+from torch import nn
+import hpcaccel
+from hpcaccel import Accelerator
+
+accelerator = Accelerator(cpu=True)
+model, optimizer = nn.Linear(2, 1), None
+model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+accelerator.resume()
+for step in range(3):
+    loss = model(torch.ones(4, 2)).mean()
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+accelerator.save_state()
+print("rank", accelerator.process_index, "of", accelerator.num_processes, os.getcwd(), os.environ["GREETING"])
+print("hpcaccel", hpcaccel.__file__, "python", sys.executable)
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "train.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def job(image: str, **sections: Any) -> dict[str, Any]:
+    container = {"image": image, "env": {"GREETING": "from inside"}, **sections.pop("container", {})}
+    return {
+        "name": "contained",
+        "entrypoint": {"script": "train.py"},
+        "slurm": {"ntasks_per_node": 2},
+        "container": container,
+        **sections,
+    }
+
+
+def submitted(here: Path, spec: dict[str, Any]) -> Run:
+    import yaml
+
+    (here / "job.yaml").write_text(yaml.safe_dump(spec))
+    run = submit("job.yaml", cluster="local", runs_dir=here / "runs")
+    assert isinstance(run, Run)
+    return run
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_an_image_needs_torch_but_not_hpcaccel(here: Path, image: Path, apptainer: Path, launcher: str) -> None:
+    run = submitted(here, job(str(image), launcher=launcher))
+    assert run.wait(90).state == "completed", run.dir.slurm_log.read_text() + run.dir.rank_log(1, 0).read_text()
+    words = run.dir.rank_log(1, 1).read_text()
+    assert f"rank 1 of 2 {here} from inside" in words
+    assert f"hpcaccel {run.path}/rank_side/hpcaccel/__init__.py python /usr/bin/python3" in words
+    assert [path.name for path in run.dir.checkpoints.iterdir()], "the run directory is there to be written to"
