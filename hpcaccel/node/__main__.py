@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.node.writing import THE_DISK_SAYS_NO
@@ -44,6 +45,23 @@ def _dispatch(words: list[str]) -> int:
             from hpcaccel.node.rank import become_program
 
             become_program(RunDir(directory))
+        case ["agent", directory]:
+            from hpcaccel.node.launcher_torchrun import become_agent
+
+            become_agent(RunDir(directory))
+        case ["import-image", directory, runtime]:
+            from hpcaccel.node.container_import import import_for
+
+            return import_for(RunDir(directory), runtime)
+        case ["stage", directory, place]:
+            from hpcaccel.node.launch import read_launch
+            from hpcaccel.node.stage import stage_here
+
+            return stage_here(read_launch(RunDir(directory)), Path(place))
+        case ["unstage", place]:
+            from hpcaccel.node.stage import unstage_here
+
+            return unstage_here(Path(place))
         case ["preflight", directory]:
             from hpcaccel.node.preflight_checks import print_findings
 

@@ -18,6 +18,7 @@ from hpcaccel.node.allocation import TAKEN_DOWN, Allocation, LocalAllocation, Sl
 from hpcaccel.node.chooser import SPOKEN, Chooser
 from hpcaccel.node.control import honour, pending_requests
 from hpcaccel.node.launch import Launch, read_launch
+from hpcaccel.node.launcher_provision import clean_stage
 from hpcaccel.node.recall import Recall, Stop
 from hpcaccel.node.slots import Slot
 from hpcaccel.node.stopping import Inquiry
@@ -244,6 +245,8 @@ class Host:
         self.chooser.dismiss(HURRY_SECONDS if taken else LEAVE_SECONDS)
         self._hear_users()
         stop = self.stop or self._end_of_chooser()
+        if self.inquiry.over_since is None and (problem := clean_stage(self.worker, self.launch)):
+            self._say(problem)
         if stop.then != "requeue":
             return self._end(stop, code=_EXIT_CODES.get(stop.reason, EXIT_CONTINUED if stop.then == "pause" else 1))
         if not self.launch.resilience.requeue:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcaccel.errors import RunDirectoryError
+from hpcaccel.node.container import Container, read_container
+from hpcaccel.node.stage_place import Stage, read_stage
 from hpcaccel.rundir import RunDir, read_json
 
 __all__ = ["Launch", "Resilience", "read_launch"]
@@ -50,6 +52,10 @@ class Launch:
     resilience: Resilience
     beside: bool = False
     """Steps of others run in the same allocation: a short step must not wait for what they hold."""
+    launcher: str = "srun"
+    """``srun``, or ``torchrun``: one a node, which starts the node's ranks."""
+    container: Container | None = None
+    stage: Stage | None = None
 
     @property
     def ranks(self) -> int:
@@ -82,6 +88,9 @@ def read_launch(run: RunDir) -> Launch:
             share_gpus=launch.get("share_gpus", False),
             setup_per_node=launch["setup_per_node"],
             time_limit_seconds=launch.get("time_limit_seconds"),
+            launcher=launch.get("launcher", "srun"),
+            container=read_container(launch.get("container")),
+            stage=read_stage(launch.get("stage")),
             resilience=Resilience(
                 requeue=resilience["requeue"],
                 warning_seconds=launch.get("warning_seconds", resilience["warning_seconds"]),

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Protocol
 
 from hpcaccel.errors import SlurmCommandError
+from hpcaccel.node.container import Wrapped, into_container
 from hpcaccel.node.launch import Launch
+from hpcaccel.node.stage_place import STAGE_DIR
 from hpcaccel.rundir import RunDir, read_json
 from hpcaccel.slurm import hostlist
 from hpcaccel.slurm.commands import Slurm
@@ -27,6 +29,7 @@ __all__ = [
     "default_signals",
     "dying_with_us",
     "free_port",
+    "rank_command",
     "run_on_each_node",
     "share_gpus",
     "start_ranks",
@@ -117,10 +120,19 @@ def start_ranks(
         "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(launch.ranks),
     }
-    if launch.share_gpus:
+    agents = launch.launcher == "torchrun"
+    if launch.share_gpus or agents:
         share_gpus(environment)
+    if launch.local and agents:
+        from hpcaccel.node.launcher_agents import LocalAgent
+
+        wrapped = rank_command(run, launch, environment)
+        number = signal.SIGUSR2 if launch.cooperative else signal.SIGTERM
+        return LocalAgent(run, wrapped.command, attempt=attempt, env=wrapped.env, workdir=launch.workdir, number=number)
     if launch.local:
         return LocalRanks(run, launch, attempt=attempt, env=environment)
+    if agents and (cpus := environment.get("SRUN_CPUS_PER_TASK", "")).isdecimal():
+        environment["SRUN_CPUS_PER_TASK"] = str(int(cpus) * launch.ranks_per_node)
     return SrunRanks(run, launch, attempt=attempt, env=environment, avoid=avoid)
 
 
@@ -149,9 +161,20 @@ def run_on_each_node(line: str, *, launch: Launch) -> int:
     return subprocess.run(command, cwd=launch.workdir, preexec_fn=dying_with_us(signal.SIGTERM), check=False).returncode
 
 
-def _rank_command(run: RunDir, launch: Launch) -> list[str]:
+def rank_command(run: RunDir, launch: Launch, env: Mapping[str, str], word: str = "") -> Wrapped:
+    """The shim of a rank, or of a node's torchrun, in the ranks' container if they have one.
+
+    Args:
+        word: another part of the node program than the launcher's own.
+    """
     # The shim runs under the ranks' own interpreter, which is the only one that a container is sure to hold.
-    return [launch.python or "python3", str(run.node_program), "rank", str(run.path)]
+    word = word or ("agent" if launch.launcher == "torchrun" else "rank")
+    command = [launch.python or "python3", str(run.node_program), word, str(run.path)]
+    if launch.container is None:
+        return Wrapped(srun=[], command=command, env=dict(env))
+    staged = env.get(STAGE_DIR)
+    also = [] if staged is None else [f"{staged}:{staged}"]
+    return into_container(launch.container, launch.container.runtime, command, env, also=also)
 
 
 def default_signals() -> None:
@@ -190,6 +213,8 @@ class SrunRanks:
         self._step_file = run.attempt(attempt) / "step.json"
         # srun expands %-patterns in file names
         log = str(run.attempt(attempt)).replace("%", "%%") + "/%t.log"
+        wrapped = rank_command(run, launch, env)
+        tasks_per_node = 1 if launch.launcher == "torchrun" else launch.ranks_per_node
         command = [
             "srun",
             "--unbuffered",
@@ -198,20 +223,21 @@ class SrunRanks:
             f"--immediate={STEP_WAIT_SECONDS}",
             "--export=ALL",
             f"--nodes={launch.nodes}",
-            f"--ntasks={launch.ranks}",
-            f"--ntasks-per-node={launch.ranks_per_node}",
+            f"--ntasks={launch.nodes * tasks_per_node}",
+            f"--ntasks-per-node={tasks_per_node}",
             f"--chdir={launch.workdir}",
             f"--output={log}",
             *([f"--exclude={hostlist.compress(avoid)}"] if avoid else []),
             "--open-mode=append",
             *launch.srun,
-            *_rank_command(run, launch),
+            *wrapped.srun,
+            *wrapped.command,
         ]
         # Slurm ends all steps with the batch step; but the supervisor of a sweep's trial is a child of that, and may be
         # killed alone. On SIGTERM srun ends its step.
         self._srun = subprocess.Popen(
             command,
-            env=dict(env),
+            env=wrapped.env,
             stdin=subprocess.DEVNULL,
             preexec_fn=dying_with_us(signal.SIGTERM),
             start_new_session=True,
@@ -284,10 +310,11 @@ class LocalRanks:
             "GROUP_RANK": "0",
         }
         log: Path = run.rank_log(attempt, rank)
+        wrapped = rank_command(run, launch, environment)
         with log.open("ab") as output:
             return subprocess.Popen(
-                _rank_command(run, launch),
-                env=environment,
+                wrapped.command,
+                env=wrapped.env,
                 cwd=launch.workdir,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from hpcaccel.node.launch import Launch, read_launch
-from hpcaccel.node.launcher import default_signals, free_port, share_gpus
+from hpcaccel.node.launcher import default_signals, free_port, rank_command, share_gpus
 from hpcaccel.node.rank import python_of, rank_environment
 from hpcaccel.rundir import RunDir
 from hpcaccel.slurm import hostlist
@@ -72,14 +72,6 @@ def try_together(
     run: RunDir, launch: Launch, *, attempt: int, nodes: Sequence[str], avoid: Sequence[str]
 ) -> tuple[dict[str, list[str]], str]:
     """Findings by node; and why the ranks did not compute together, where no node stands out."""
-    command = [
-        "srun",
-        *(f"--nodes={launch.nodes}", f"--ntasks={launch.ranks}", f"--ntasks-per-node={launch.ranks_per_node}"),
-        *("--export=ALL", "--kill-on-bad-exit=0", "--unbuffered", "--input=none", f"--chdir={launch.workdir}"),
-        *([f"--exclude={hostlist.compress(avoid)}"] if avoid else []),
-        *launch.srun,
-        *(launch.python or "python3", str(run.node_program), "preflight-rank", str(run.path)),
-    ]
     environment = {
         **os.environ,
         "HPCACCEL_ATTEMPT": str(attempt),
@@ -89,7 +81,17 @@ def try_together(
     }
     if launch.share_gpus:
         share_gpus(environment)
-    words = _run(command, environment, ranks=launch.ranks)
+    wrapped = rank_command(run, launch, environment, "preflight-rank")
+    command = [
+        "srun",
+        *(f"--nodes={launch.nodes}", f"--ntasks={launch.ranks}", f"--ntasks-per-node={launch.ranks_per_node}"),
+        *("--export=ALL", "--kill-on-bad-exit=0", "--unbuffered", "--input=none", f"--chdir={launch.workdir}"),
+        *([f"--exclude={hostlist.compress(avoid)}"] if avoid else []),
+        *launch.srun,
+        *wrapped.srun,
+        *wrapped.command,
+    ]
+    words = _run(command, wrapped.env, ranks=launch.ranks)
     return ({}, "") if told_to_leave() else judge_together(words, launch, nodes)
 
 

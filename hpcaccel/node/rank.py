@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from hpcaccel.errors import RankEnvironmentError
 from hpcaccel.node.launch import Launch, read_launch
+from hpcaccel.node.launcher_torchrun import log_to
 from hpcaccel.node.slots import SLOT, Slot
 from hpcaccel.records import PROTOCOL
 from hpcaccel.rundir import RunDir, write_json
@@ -29,14 +30,18 @@ def become_program(run: RunDir) -> NoReturn:
         RankEnvironmentError: the environment is not a rank's, or the program cannot be started.
     """
     launch = read_launch(run)
-    if launch.cooperative:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
+    theirs = {signal.SIGTERM, signal.SIGUSR2}  # where torchrun starts the ranks they are blocked already
+    signal.pthread_sigmask(signal.SIG_BLOCK if launch.cooperative else signal.SIG_UNBLOCK, theirs)
     environment = rank_environment(run, launch, dict(os.environ))
     if environment["RANK"] == "0" and "SLURM_STEP_ID" in environment:
         attempt = run.attempt(int(environment["HPCACCEL_ATTEMPT"]))
         write_json(
             attempt / "step.json", {"job_id": environment["SLURM_JOB_ID"], "step_id": environment["SLURM_STEP_ID"]}
         )
+    if launch.launcher == "torchrun":
+        log_to(run, int(environment["RANK"]))
+    if launch.container is not None:
+        _enter(launch.container.workdir)
     command = _command(run, launch, environment)
     try:
         os.execvpe(command[0], command, environment)
@@ -44,6 +49,14 @@ def become_program(run: RunDir) -> NoReturn:
         raise RankEnvironmentError(
             f"cannot start {command[0]!r}: {error.strerror}. Is it on every node, and executable?"
         ) from None
+
+
+def _enter(workdir: str) -> None:
+    """Not every container runtime has an option for the directory."""
+    try:
+        os.chdir(workdir)
+    except OSError as error:
+        raise RankEnvironmentError(f"container.workdir {workdir!r}: {error.strerror} inside of the container") from None
 
 
 def _command(run: RunDir, launch: Launch, environment: dict[str, str]) -> list[str]:

@@ -25,6 +25,8 @@ from hpcaccel.node.exclusion import Placement
 from hpcaccel.node.hangs import HangWatch
 from hpcaccel.node.launch import Launch, read_launch
 from hpcaccel.node.launcher import Ranks, run_on_each_node, start_ranks
+from hpcaccel.node.launcher_provision import Provision, clean_stage
+from hpcaccel.node.launcher_step import BeforeRanks
 from hpcaccel.node.ledger import Ledger, last_step, read_outcome, resumed_step
 from hpcaccel.node.preflight import preflight
 from hpcaccel.node.stopping import Inquiry, Stopping
@@ -107,6 +109,7 @@ class Supervisor:
         self.restarts = 0
         self.attempt = 0
         self.inquiry = Inquiry(allocation)
+        self.provision = Provision(run, launch, watch=self._watch_before)
         self._preflight_seconds: float | None = None
 
     # -- the whole ------------------------------------------------------------------------------------------------
@@ -129,6 +132,7 @@ class Supervisor:
             if verdict.decision == "restart":
                 self.restarts += 1
                 continue
+            self._clean()
             if verdict.decision == "requeue":
                 return self._requeue(verdict)
             return _exit_code(verdict)
@@ -226,14 +230,15 @@ class Supervisor:
             f"attempt {self.attempt}: ranks: {self.launch.ranks}, nodes: {len(self.placement.nodes)}, "
             f"from {newest.name if newest else 'the beginning'}"
         )
-        if (verdict := self._preflight()) is not None:
+        if (verdict := self._before_ranks()) is not None:
             self._write_end(verdict, started=started)
             return verdict
-        env = {"HPCACCEL_ATTEMPT": str(self.attempt)}
+        env = {"HPCACCEL_ATTEMPT": str(self.attempt), **self.provision.env}
         if self.inquiry.end_time is not None:
             env["HPCACCEL_DEADLINE"] = repr(self.inquiry.end_time)
         nodes, avoid = self.placement.nodes, self.placement.others
-        ranks = start_ranks(self.run, self.launch, attempt=self.attempt, nodes=nodes, avoid=avoid, env=env)
+        launch = self.provision.launch
+        ranks = start_ranks(self.run, launch, attempt=self.attempt, nodes=nodes, avoid=avoid, env=env)
         self._hangs = HangWatch(
             self.run, self.attempt, setting=self.launch.resilience.hang_timeout_seconds, say=self._say
         )
@@ -292,7 +297,7 @@ class Supervisor:
         """What follows where the ranks must not start on these nodes."""
         checked = preflight(
             self.run,
-            self.launch,
+            self.provision.launch,
             attempt=self.attempt,
             nodes=self.placement.nodes,
             avoid=self.placement.others,
@@ -307,6 +312,30 @@ class Supervisor:
             self._say(f"starting all the same: {', '.join(failure.nodes)} cannot be left out")
             return None
         return verdict
+
+    def _before_ranks(self) -> Verdict | None:
+        """The image, the checks, the staged data; what follows where the ranks cannot start, or are not to any more."""
+        failure = self.provision.image()
+        if failure is None and self.stopping.request is None:
+            if (verdict := self._preflight()) is not None:
+                return verdict
+            failure = self.provision.stage(avoid=self.placement.others)
+        if failure is None and self.stopping.request is None:
+            return None
+        self.stopping.hear_the_last()
+        return self._decide(1, self.inquiry.ask(), failure)
+
+    def _watch_before(self, step: BeforeRanks) -> int:
+        while (code := step.poll()) is None:
+            received = signal.sigtimedwait(WATCHED, LOOK_SECONDS)
+            self.stopping.hear(step, received.si_signo if received else None)
+        return code
+
+    def _clean(self) -> None:
+        if self.inquiry.over_since is not None:
+            return  # no step starts any more
+        if problem := clean_stage(self.run, self.launch, avoid=self.placement.others):
+            self._say(problem)
 
     def _why(self, code: int) -> Failure:
         def classified(step_state: JobState | None = None) -> Failure:

@@ -97,7 +97,8 @@ def _refuse(report_to: int, detail: str, *, kind: str = "refused") -> int:
 def _supervise(run: RunDir, slot: Slot) -> int:
     launch = read_launch(run)
     if not launch.local:
-        own = slot.srun_options(os.environ, ranks_per_node=launch.ranks_per_node)
+        tasks = 1 if launch.launcher == "torchrun" else launch.ranks_per_node
+        own = slot.srun_options(os.environ, ranks_per_node=tasks)
         launch = dataclasses.replace(launch, srun=[*own, *launch.srun], beside=slot.of > 1)
     allocation: Allocation = LocalTrialAllocation(run, launch) if launch.local else TrialAllocation()
     lease.acquire(run, job_id=allocation.job_id, restart_count=allocation.restart_count, trusted=True)
@@ -155,6 +156,9 @@ class TrialSupervisor(Supervisor):
         if CHECKED in os.environ and not self.restarts:
             return None
         return super()._preflight()
+
+    def _clean(self) -> None:
+        pass  # the worker does, when its last trial is over
 
     def _leave_excluded_nodes(self) -> int | None:
         return None  # the worker keeps away from nodes

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hpcaccel.spec.container import is_image_path
 from hpcaccel.spec.layers import Layer
 from hpcaccel.spec.yaml12 import KeyPath, Place, Plain, Problem
 
@@ -35,6 +36,8 @@ _PATHS_WITH_SLASH: set[KeyPath] = {
 }
 """Names when they hold no slash (found on PATH, or by conda), paths when they do."""
 _RESUME: KeyPath = ("checkpoint", "resume")
+_IMAGE: KeyPath = ("container", "image")
+_STAGED: KeyPath = ("stage", "sources")
 
 
 def expand(layer: Layer, base: Path) -> tuple[Layer, list[Problem]]:
@@ -69,6 +72,9 @@ class _Walker:
         text = value.text if isinstance(value, Plain) else value
         if not isinstance(text, str):
             return value
+        if path[:2] == ("container", "mounts"):
+            source, colon, rest = text.partition(":")
+            return self.path(source, path) + colon + rest
         if _is_path(path, text):
             return self.path(text, path)
         return self.text(value, path) if isinstance(value, str) else value
@@ -111,4 +117,8 @@ class _Walker:
 def _is_path(path: KeyPath, text: str) -> bool:
     if path == _RESUME:
         return text not in ("auto", "never")
+    if path == _IMAGE:
+        return is_image_path(text)
+    if path[:2] == _STAGED:
+        return True
     return path in _PATHS or (path in _PATHS_WITH_SLASH and ("/" in text or text.startswith("~")))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, WithJsonSchema
 
+from hpcaccel.spec.container import Container
+from hpcaccel.spec.dependencies import After
 from hpcaccel.spec.entrypoint import Entrypoint
 from hpcaccel.spec.environment import Code, Environment
-from hpcaccel.spec.fields import PathText, Section
+from hpcaccel.spec.fields import Conflict, PathText, Section
 from hpcaccel.spec.slurm import Slurm, Srun
+from hpcaccel.spec.staging import Stage
 from hpcaccel.spec.training import Checkpoint, Resilience, Runtime
 from hpcaccel.spec.yaml12 import Plain
 
@@ -29,12 +33,20 @@ def _name(value: Any) -> str:
     return text
 
 
+def _part(values: dict[str, Any], key: str) -> Mapping[str, Any]:
+    """A section, validated or as read; empty where it is something else."""
+    section = values.get(key)
+    return dict(section) if isinstance(section, Section | Mapping) else {}
+
+
 class JobSpec(Section):
     """One training: what runs, where, with which resources, and what happens when the machines go away."""
 
     moved: ClassVar[dict[str, str]] = {
         "sweep": "is for `hpcaccel sweep start`, which runs many trials of this file: use that, or remove it here",
         "extends": "is read from files only",
+        "jobs": "is for `hpcaccel submit`, which takes several jobs of one file: nothing but what they share stands "
+        "beside it",
     }
 
     name: Annotated[
@@ -46,6 +58,20 @@ class JobSpec(Section):
     environment: Environment = Field(
         default_factory=Environment, description="What has to be there before the ranks start."
     )
+    launcher: Literal["srun", "torchrun"] = Field(
+        default="srun",
+        description="srun: Slurm starts every rank. torchrun: it starts one torchrun on each node, which starts the "
+        "node's ranks. Environment, logs, signals and what follows are the same.",
+    )
+    container: Container | None = Field(default=None, description="An image that the ranks run in.")
+    stage: Stage | None = Field(default=None, description="Data to copy to the nodes' own disks.")
+    after: list[After] = Field(
+        default_factory=list,
+        description="Runs that must have ended before this one starts, by name, run id or job id: NAME or afterok:NAME "
+        "(it has ended well), afterany:NAME, afternotok:NAME. What counts is the end of the run, however often it is "
+        "requeued before.",
+        examples=[["prepare", "afterany:clean"]],
+    )
     code: Code = Field(default_factory=Code, description="The copy of the code that the run keeps.")
     workdir: PathText | None = Field(
         default=None, description="Where the ranks start. Default: the directory where submit was called."
@@ -55,6 +81,25 @@ class JobSpec(Section):
     resilience: Resilience = Field(default_factory=Resilience, description="What happens when nodes are lost.")
 
     _source: Path | None = PrivateAttr(default=None)
+
+    @classmethod
+    def conflicts(cls, values: dict[str, Any]) -> list[Conflict]:
+        found = super().conflicts(values)
+        if values.get("container") is None:
+            return found
+        environment, srun, entrypoint = (_part(values, key) for key in ("environment", "srun", "entrypoint"))
+        for key in ("conda", "venv"):
+            if environment.get(key) is not None:
+                advice = "is outside of the container, whose image brings its own Python (environment.python names it)"
+                found.append(Conflict(f"environment.{key}", advice))
+        for index, word in enumerate(srun.get("extra") or []):
+            if str(word).startswith(("--container", "--no-container")):
+                found.append(Conflict(f"srun.extra.{index}", f"{str(word)!r} is set by the section container"))
+        if entrypoint.get("function") is not None:
+            found.append(
+                Conflict("container", "is for scripts, modules and commands: a Python function would need submitit")
+            )
+        return found
 
     @property
     def source(self) -> Path | None:

@@ -24,6 +24,7 @@ FREE_MAPPINGS: tuple[KeyPath, ...] = (
     ("entrypoint", "args"),
     ("slurm", "extra"),
     ("environment", "env"),
+    ("container", "env"),
     ("sweep", "parameters"),
 )
 """Mappings whose keys are the user's own: a path goes on below them."""

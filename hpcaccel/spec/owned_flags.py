@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["OWNED_FLAGS", "extra_advice", "owned_by_srun"]
+__all__ = ["HETEROGENEOUS", "OWNED_FLAGS", "extra_advice", "owned_by_srun"]
+
+HETEROGENEOUS = (
+    "is not supported: the components of a heterogeneous job are requeued and preempted together, and srun starts no "
+    "step of one run over them. A helper on other nodes is a job of its own: give it a name in a file with several "
+    "jobs (jobs: …), with after: where one waits for the other"
+)
 
 OWNED_FLAGS = {
     "array": "is made by `hpcaccel submit --grid`",
@@ -44,6 +50,8 @@ _SRUN_SHORT = {
 
 def extra_advice(flag: str, fields: Iterable[str]) -> str | None:
     """Why an option may not stand under ``slurm.extra``, or None where it may; ``fields`` are the section's keys."""
+    if flag in ("het-group", "hetjob"):
+        return HETEROGENEOUS
     elsewhere = {name.replace("_", "-"): f"is set by slurm.{name}" for name in fields if name != "extra"} | OWNED_FLAGS
     if flag in elsewhere:
         return elsewhere[flag]

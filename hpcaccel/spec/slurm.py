@@ -26,7 +26,7 @@ from hpcaccel.spec.fields import (
     checked_text,
     words,
 )
-from hpcaccel.spec.owned_flags import OWNED_FLAGS, extra_advice, owned_by_srun
+from hpcaccel.spec.owned_flags import HETEROGENEOUS, OWNED_FLAGS, extra_advice, owned_by_srun
 from hpcaccel.spec.yaml12 import Plain
 
 __all__ = ["Slurm", "Srun"]
@@ -73,7 +73,10 @@ def _extra_value(key: Any, value: Any) -> str | bool:
 class Slurm(Section):
     """Resources and queue, by the long names of sbatch's options with _ for -."""
 
-    moved: ClassVar[dict[str, str]] = {name.replace("-", "_"): advice for name, advice in OWNED_FLAGS.items()}
+    moved: ClassVar[dict[str, str]] = {name.replace("-", "_"): advice for name, advice in OWNED_FLAGS.items()} | {
+        "het": HETEROGENEOUS,
+        "hetjob": HETEROGENEOUS,
+    }
     rivals: ClassVar[tuple[tuple[str, ...], ...]] = (("mem", "mem_per_cpu", "mem_per_gpu"),)
 
     account: Word | None = Field(default=None, description="The account that is charged.")

@@ -25,6 +25,7 @@ from hpcaccel.submission.codecopy import copy_code
 from hpcaccel.submission.package import write_node_program
 from hpcaccel.submission.prepare import Prepared, Task
 from hpcaccel.submission.provenance import packages, submitted_from
+from hpcaccel.submission.rank_side import FOLDER, write_rank_side
 
 __all__ = ["all_or_nothing", "build", "new_record", "publish", "temporary"]
 
@@ -84,6 +85,8 @@ def build(prepared: Prepared) -> None:
     if prepared.code is not None:
         copy_code(prepared.code, place.code)
     write_node_program(place.node_program)
+    if prepared.tasks[0].spec.container is not None:
+        write_rank_side(place.path / FOLDER)
     place.submitit.mkdir(mode=0o750)
     if prepared.function is not None:
         atomic_write(place.submitit / FUNCTION_FILE, prepared.function, mode=0o600)

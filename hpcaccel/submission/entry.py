@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpcaccel.errors import SpecError
 from hpcaccel.submission.codecopy import CodePlan, plan_code
+from hpcaccel.submission.images import IMAGES, Image, container_section
+from hpcaccel.submission.rank_side import FOLDER
 
 if TYPE_CHECKING:
     from hpcaccel.spec import JobSpec
@@ -96,19 +98,32 @@ def plan_copy(spec: JobSpec, entry: Entry, *, runs_dir: Path) -> CodePlan | None
 
 
 def launch_section(
-    spec: JobSpec, *, entry: Entry, plan: CodePlan | None, code: Path, workdir: Path, backend: Literal["slurm", "local"]
+    spec: JobSpec,
+    *,
+    entry: Entry,
+    plan: CodePlan | None,
+    code: Path,
+    workdir: Path,
+    backend: Literal["slurm", "local"],
+    image: Image | None = None,
+    images: Path = Path(IMAGES),
 ) -> dict[str, Any]:
     """The ``launch`` part of ``spec.json``: what the batch step needs to start the ranks.
 
     Args:
         code: where the copy that ``plan`` describes will lie.
+        image: of the container, and ``images`` the folder that it is imported to.
     """
     root = entry.root if plan is None else code
+    container = container_section(
+        spec, image, code=code, roots=_roots(entry, plan), workdir=workdir, images=images, backend=backend
+    )
+    rank_side = [] if container is None else [str(code.parent / FOLDER)]
     return {
         "kind": "callable" if spec.entrypoint.kind == "function" else "program",
         "program": _program(spec, entry, plan, code),
         "python": _python(spec),
-        "pythonpath": [] if root is None else [str(root)],
+        "pythonpath": [*([] if root is None else [str(root)]), *rank_side],
         "workdir": str(workdir),
         "backend": backend,
         "nodes": spec.slurm.min_nodes,
@@ -119,7 +134,17 @@ def launch_section(
         "setup_per_node": spec.environment.setup_per_node,
         "time_limit_seconds": spec.slurm.time_seconds,
         "warning_seconds": spec.warning_seconds,
+        "launcher": spec.launcher,
+        "container": container,
+        "stage": None if spec.stage is None else spec.stage.model_dump(mode="json"),
     }
+
+
+def _roots(entry: Entry, plan: CodePlan | None) -> list[Path]:
+    """Folders of code that the ranks run where it lies."""
+    if plan is not None:
+        return []
+    return [folder for folder in (entry.root, entry.file and entry.file.parent) if folder is not None]
 
 
 def _share_gpus(spec: JobSpec) -> bool:
@@ -152,6 +177,8 @@ def _python(spec: JobSpec) -> str | None:
     environment = spec.environment
     if environment.python is not None:
         return environment.python
+    if spec.container is not None:
+        return "python3"  # the image's
     if environment.conda is not None or environment.venv is not None:
         return None
     if (environment.modules or environment.setup) and importlib.util.find_spec("torch") is None:

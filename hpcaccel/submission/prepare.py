@@ -31,10 +31,12 @@ from hpcaccel.submission.backend import Backend, SlurmBackend, backend_named
 from hpcaccel.submission.calls import pickle_function
 from hpcaccel.submission.chain import refuse_chained_array
 from hpcaccel.submission.checkpoints import Origin, find_origin
-from hpcaccel.submission.codecopy import CodePlan
+from hpcaccel.submission.codecopy import CodePlan, sent_files
 from hpcaccel.submission.entry import Entry, check_secrets, find_entry, launch_section, plan_copy
 from hpcaccel.submission.foresight import advice, advice_on_cluster
+from hpcaccel.submission.images import IMAGES, look_at_image
 from hpcaccel.submission.provenance import GitState, git_state
+from hpcaccel.submission.site_checks import advice_or_refusal
 
 __all__ = ["Prepared", "Task", "prepare"]
 
@@ -123,10 +125,12 @@ def prepare(
     from_run: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     slurm: Slurm | None = None,
+    facts: bool = True,
 ) -> Prepared:
     """Check a submission completely; the arguments are those of :func:`hpcaccel.submit`.
 
     Args:
+        facts: hold it against the stored facts of the cluster, too.
         workers: of a sweep, whose trials start as ``target`` does: the script is then that of an array of workers.
 
     Raises:
@@ -145,11 +149,16 @@ def prepare(
     backend = backend_named(backend_name, slurm)
     backend.check()
     folder = _runs_dir(runs_dir, profile)
+    tasks = len(specs) if grid else workers
+    on_site = advice_or_refusal(specs[0], profile, array_tasks=tasks, runs_dir=folder) if facts else None
     run = _new_run(folder, specs[0].name, RunDir if workers is None else SweepDir)
     base, workdir = request.base, _workdir(specs[0])
     entries = [find_entry(one, base=base, workdir=workdir, function=request.function) for one in specs]
     _refuse_folders_of_their_own(entries, chosen)
     code = plan_copy(specs[0], entries[0], runs_dir=folder)
+    if specs[0].workdir is None and code is not None and sent_files(code.root) is not None:
+        workdir = run.code  # what was sent serves many runs: each starts in its own copy
+    images = [look_at_image(one, folder) for one in specs]
     git = git_state(entries[0].root or base, runs_dir=folder)
     return Prepared(
         run=run,
@@ -164,14 +173,24 @@ def prepare(
             backend=backend_name,
             array_size=len(specs) if grid else workers,
             git=git,
+            workdir=workdir,
         ),
         tasks=tuple(
             Task(
                 one,
-                launch_section(one, entry=entry, plan=code, code=run.code, workdir=workdir, backend=backend_name),
+                launch_section(
+                    one,
+                    entry=entry,
+                    plan=code,
+                    code=run.code,
+                    workdir=workdir,
+                    backend=backend_name,
+                    image=image,
+                    images=folder / IMAGES,
+                ),
                 dict(text.split("=", 1) for text in own),
             )
-            for one, entry, own in zip(specs, entries, chosen, strict=True)
+            for one, entry, own, image in zip(specs, entries, chosen, images, strict=True)
         ),
         is_array=bool(grid),
         code=code,
@@ -181,8 +200,10 @@ def prepare(
         origin=origin,
         advice=(
             *(() if request.function is not None else advice(specs[0], entries[0], code)),
-            *(advice_on_cluster(specs[0], backend.slurm) if isinstance(backend, SlurmBackend) else ()),
+            *(on_site or ()),
+            *(advice_on_cluster(specs[0], backend.slurm) if on_site is None and isinstance(backend, SlurmBackend) else ()),
             *_advice_on_origin(origin),
+            *dict.fromkeys(sentence for image in images if image is not None for sentence in image.advice),
         ),
     )
 
@@ -273,6 +294,7 @@ def _script(
     backend: Literal["slurm", "local"],
     array_size: int | None,
     git: GitState | None,
+    workdir: Path,
 ) -> str:
     """The batch script, which the tasks of an array share."""
     header = {
@@ -290,6 +312,7 @@ def _script(
             array_size=array_size,
             backend=backend,
             header=header,
+            workdir=workdir,
         )
         for spec in specs
     ]

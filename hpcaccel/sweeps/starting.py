@@ -25,6 +25,7 @@ from hpcaccel.submission.foresight import advice_on_job
 from hpcaccel.submission.handin import hand_in
 from hpcaccel.submission.package import write_node_program
 from hpcaccel.submission.prepare import Prepared, prepare
+from hpcaccel.submission.rank_side import FOLDER, write_rank_side
 from hpcaccel.sweeps.arrays import WorkerArrays
 from hpcaccel.sweeps.definition import sweep_document, sweep_hash
 from hpcaccel.sweeps.packages import check_packages
@@ -182,6 +183,8 @@ def _build(plan: PreparedSweep) -> None:
     if prepared.code is not None:
         copy_code(prepared.code, place.code)
     write_node_program(place.node_program)
+    if plan.spec.job.container is not None:
+        write_rank_side(place.path / FOLDER)
     place.submitit.mkdir(mode=0o750)
     atomic_write(place.spec_yaml, resolved_yaml(plan.spec), sync=False)
     write_json(place.sweep, sweep_document(plan.spec, prepared.tasks[0].launch), sync=False)

@@ -2,7 +2,8 @@
 
 An "image" is a file that names a folder of libraries. The root that it makes holds the system's own /usr, and those
 libraries under /opt/libraries, which the image's environment puts on PYTHONPATH: nothing of hpcaccel, of the tests or
-of the environment that they run in. Written against Apptainer 1.4's `exec --help`: --nv, --bind src[:dest[:opts]], --pwd.
+of the environment that they run in.
+Written against the words of Apptainer's own help: --nv, --bind src[:dest[:opts]], --pwd.
 """
 
 from __future__ import annotations
