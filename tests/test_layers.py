@@ -35,7 +35,8 @@ LIBRARIES = {
     "view": frozenset({"pydantic", "rich", "jinja2", "matplotlib"}),
     "cli": frozenset({"pydantic", "yaml", "typer", "click", "rich"}),
 }
-ALLOWED_ELSEWHERE = {("submission", "remote"): {"fabric"}}
+ALLOWED_ELSEWHERE = {("submission", "remote"): {"fabric", "paramiko"}}
+"""By room and folder inside it."""
 OPTIONAL = {
     "safetensors", "torchao", "torchdata", "tqdm", "transformer_engine", "aim", "clearml", "comet_ml", "dvclive",
     "matplotlib", "mlflow", "swanlab", "tensorboard", "tensorboardX", "trackio", "wandb", "yaml",
@@ -92,7 +93,7 @@ def test_arrows(room: str, path: Path) -> None:
             target = rest.partition(".")[0]
             assert not target or target == "__version__" or target in may_import(room), f"{path} imports {name}"
         elif top not in sys.stdlib_module_names:
-            allowed = LIBRARIES.get(room, frozenset()) | ALLOWED_ELSEWHERE.get((room, path.stem), set())
+            allowed = LIBRARIES.get(room, frozenset()) | ALLOWED_ELSEWHERE.get((room, path.parent.name), set())
             optional = room == "runtime" and top in OPTIONAL and top not in at_the_top(path)
             assert top in allowed or optional, f"{path} imports {name}"
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,8 +31,10 @@ def logs(
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run has ended.")] = False,
 ) -> None:
     """Show what a run printed."""
-    import sys
+    from hpcaccel.cli.remotely import logs_there
 
+    if logs_there(run, rank=rank, attempt=attempt, follow=follow):
+        return
     from hpcaccel.view.logs import Logs, copy_logs
     from hpcaccel.view.watch import Asking
 
@@ -40,6 +44,37 @@ def logs(
     written = copy_logs(wanted, sys.stdout.buffer, ended=(lambda: asking.now().ended) if follow else None)
     if written == 0:
         _nothing(found, wanted)
+
+
+def follow_from(request: Mapping[str, Any], write: Callable[[bytes, dict[str, Any]], None]) -> str:
+    """For another machine: what is asked for and was not read yet, piece by piece, each with the place behind it.
+
+    Returns:
+        What to say where there was nothing at all.
+    """
+    from hpcaccel.view.logs import LOOK_SECONDS, Logs
+    from hpcaccel.view.watch import Asking
+
+    found = one_run(find(request["run"]) if request["run"] is not None else latest()).dir
+    wanted = Logs(found, rank=request["rank"], attempt=request["attempt"])
+    if request["position"] is not None:
+        wanted.go_on(request["position"])
+    asking = Asking.about(found)
+    nothing = request["position"] is None
+    while True:
+        over = not request["follow"] or asking.now().ended
+        for chunk in wanted.new(last=over):
+            write(chunk, wanted.position())
+            nothing = False
+        if over:
+            break
+        time.sleep(LOOK_SECONDS)
+    if not nothing:
+        return ""
+    if wanted.rank != "batch" and not wanted.attempts() and found.slurm_log.exists():
+        return f"no attempt has started; this is what the batch script printed:\n{found.slurm_log.read_text()}"
+    known = ", ".join(map(str, wanted.attempts())) or "none yet"
+    return f"{found.run_id} has printed nothing for --rank {wanted.rank} (attempts: {known})\n"
 
 
 def _nothing(run: RunDir, wanted: Logs) -> None:

@@ -14,7 +14,26 @@ import typer
 from typer.core import TyperGroup
 
 import hpcaccel
-from hpcaccel.cli import checkpoint, control, init, logs, report, runs, shell, spec, stacks, submit, sweep
+from hpcaccel.cli import (
+    answer,
+    checkpoint,
+    clean,
+    control,
+    explain,
+    init,
+    logs,
+    plan,
+    pull,
+    report,
+    run,
+    runs,
+    shell,
+    spec,
+    stacks,
+    submit,
+    sweep,
+)
+from hpcaccel.cli.forwarding import COMMAND_LINE, forwarded
 from hpcaccel.errors import HpcaccelError, SpecError, UserError
 
 __all__ = ["app"]
@@ -31,6 +50,7 @@ class Commands(TyperGroup):
     """Turns the errors that we raise on purpose into one message and an exit code; bugs keep their traceback."""
 
     def invoke(self, ctx: Any) -> Any:
+        COMMAND_LINE.set((*ctx._protected_args, *ctx.args))
         try:
             return super().invoke(ctx)
         except SpecError as error:
@@ -87,19 +107,31 @@ for command in (
     spec.schema,
     spec.validate,
     spec.render,
+    plan.plan,
     submit.submit,
+    run.run,
+    logs.logs,
+    pull.pull,
+    shell.shell,
+    clean.clean,
+):
+    app.command(command.__name__.rstrip("_"))(command)
+
+for command in (
     runs.status,
     runs.list_,
-    logs.logs,
     runs.wait,
+    explain.explain,
     report.report,
     control.stop,
     control.resume,
     control.cancel,
-    shell.shell,
     stacks.stacks,
 ):
-    app.command(command.__name__.rstrip("_"))(command)
+    name = command.__name__.rstrip("_")
+    app.command(name)(forwarded([name], command))
+
+app.command("answer", hidden=True)(answer.answer)
 
 app.add_typer(sweep.app, name="sweep")
 app.add_typer(checkpoint.app, name="checkpoint")

@@ -40,4 +40,6 @@ RunsDir = Annotated[
     ),
 ]
 
+Key = Annotated[str | None, typer.Option("--key", hidden=True, help="Asked twice with one key, submit once.")]
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]

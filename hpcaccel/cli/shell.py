@@ -29,6 +29,10 @@ def shell(
     ] = None,
 ) -> None:
     """Open a shell on a node of the running job, beside its ranks, in the run's directory."""
+    from hpcaccel.cli.remotely import shell_there
+
+    if shell_there(run, node):
+        return
     found = one_run(find(run))
     if found.record.backend == "local":
         _on_this_machine(found, node)

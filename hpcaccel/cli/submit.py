@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpcaccel.cli.before import check_here, debug_overrides, refuse_what_slurm_refuses, show_changes
 from hpcaccel.cli.following import follow_to_the_end
-from hpcaccel.cli.options import Cluster, Json, Overrides, RunsDir, SpecFile
+from hpcaccel.cli.forwarding import behind_ssh
+from hpcaccel.cli.options import Cluster, Json, Key, Overrides, RunsDir, SpecFile
 from hpcaccel.cli.output import note, print_json
 
 if TYPE_CHECKING:
@@ -37,39 +39,76 @@ def submit(
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the run; its result is the exit code.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and submit nothing.")] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Show what has changed, spec and code, since the last run of that name.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="One node, a short time, the site's partition or QOS for debugging.")
+    ] = False,
+    live: Annotated[bool, typer.Option("--live", help="Ask Slurm first whether it would take it.")] = False,
+    no_facts: Annotated[
+        bool, typer.Option("--no-facts", help="Leave the stored facts of the cluster aside; they may be old.")
+    ] = False,
     json: Json = False,
+    key: Key = None,
 ) -> None:
     """Submit a spec file as a job, or as an array with --grid."""
+    from hpcaccel.submission.once import once_or_always
     from hpcaccel.submission.prepare import prepare
+    from hpcaccel.submission.run import open_run
     from hpcaccel.submission.submit import advice_afterwards, submit_prepared
 
-    prepared = prepare(
-        str(file),
-        cluster=cluster,
-        runs_dir=runs_dir,
-        overrides=overrides or [],
-        grid=grid or None,
-        from_run=from_,
-    )
-    for sentence in prepared.advice:
-        note(f"note: {sentence}")
-    if dry_run:
-        _tell_what_would_be(prepared, json=json)
-        return
-    run = submit_prepared(prepared)
+    settings = debug_overrides(file, overrides or [], cluster) if debug else overrides or []
+    if (there := behind_ssh(cluster)) is not None:
+        from hpcaccel.cli.remotely import submit_there
+
+        if not no_facts:
+            check_here(file, settings, cluster, grid=grid or [])
+        options = [*(f"--grid={axis}" for axis in grid or []), *([] if from_ is None else ["--from", from_])]
+        options += [option for option, wanted in (("--diff", diff), ("--live", live)) if wanted]
+        place = None if runs_dir is None else str(runs_dir)
+        submit_there(
+            there, str(file), settings, options,
+            runs_dir=place, is_sweep=False, wait=wait, dry_run=dry_run, json=json,
+        )  # fmt: skip
+    with once_or_always(key) as once:
+        if (earlier := once.earlier()) is not None:
+            _tell_what_is(open_run(earlier), json=json)  # type: ignore[arg-type]
+            return
+        prepared = prepare(
+            str(file),
+            cluster=cluster,
+            runs_dir=runs_dir,
+            overrides=settings,
+            grid=grid or None,
+            from_run=from_,
+            slurm=once.slurm,
+            facts=not no_facts,
+        )
+        for sentence in prepared.advice:
+            note(f"note: {sentence}")
+        if live:
+            refuse_what_slurm_refuses(prepared)
+        changes = show_changes(prepared, json=json) if diff else None
+        if dry_run:
+            _tell_what_would_be(prepared, json=json, changes=changes)
+            return
+        once.begin(prepared.run)
+        run = submit_prepared(prepared)
     for sentence in advice_afterwards(prepared, run):
         note(f"note: {sentence}")
     if not (wait and json):  # a program that waits reads one document: the end
-        _tell_what_is(run, json=json)
+        _tell_what_is(run, json=json, changes=changes)
     if wait:
         follow_to_the_end(run.dir, json=json)
 
 
-def _tell_what_is(run: Run | RunArray, *, json: bool) -> None:
+def _tell_what_is(run: Run | RunArray, *, json: bool, changes: dict[str, Any] | None = None) -> None:
     """The run id, the job id, the directory, and the commands that follow the run and cancel it."""
     if json:
         branched = {} if run.record.branched_from is None else {"branched_from": run.record.branched_from}
-        print_json({"run_id": run.run_id, "name": run.name, "job_id": run.job_id, "path": str(run.path), **branched})
+        said = {"run_id": run.run_id, "name": run.name, "job_id": run.job_id, "path": str(run.path), **branched}
+        print_json(said if changes is None else {**said, "changes": changes})
         return
     tasks = run.record.array_size
     typer.echo(f"submitted {run.name}{'' if tasks is None else f' ({tasks} tasks)'}")
@@ -84,7 +123,7 @@ def _tell_what_is(run: Run | RunArray, *, json: bool) -> None:
     typer.echo(f"  cancel it:  hpcaccel cancel {run.run_id}")
 
 
-def _tell_what_would_be(prepared: Prepared, *, json: bool) -> None:
+def _tell_what_would_be(prepared: Prepared, *, json: bool, changes: dict[str, Any] | None = None) -> None:
     tasks = [task.overrides for task in prepared.tasks] if prepared.is_array else []
     if json:
         said: dict[str, Any] = {
@@ -95,6 +134,8 @@ def _tell_what_would_be(prepared: Prepared, *, json: bool) -> None:
         }
         if prepared.origin is not None:
             said["branched_from"] = prepared.origin.to_json()
+        if changes is not None:
+            said["changes"] = changes
         print_json({**said, "script": prepared.script})
         return
     typer.echo(f"{prepared.name} can be submitted to {prepared.cluster}; nothing was (--dry-run)")

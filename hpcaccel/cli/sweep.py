@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcaccel.cli.options import RUN_HELP, Cluster, Json, Overrides, RunsDir, SpecFile
+from hpcaccel.cli.forwarding import behind_ssh, forwarded
+from hpcaccel.cli.options import RUN_HELP, Cluster, Json, Key, Overrides, RunsDir, SpecFile
 from hpcaccel.cli.output import note, print_json
 from hpcaccel.cli.sweep_telling import (
     show,
@@ -30,6 +32,16 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+def _there_or_here(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command that goes to the login node where the sweep is behind SSH."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        app.command(name)(forwarded(["sweep", name], command))
+        return command
+
+    return add
+
+
 SweepName = Annotated[str, typer.Argument(metavar="SWEEP", help=RUN_HELP, show_default=False)]
 
 
@@ -51,19 +63,36 @@ def start(
     wait: Annotated[bool, typer.Option("--wait", help="Follow the sweep; its result is the exit code.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and start nothing.")] = False,
     json: Json = False,
+    key: Key = None,
 ) -> None:
     """Start a sweep: workers that run trial after trial."""
+    from hpcaccel.submission.once import once_or_always
     from hpcaccel.sweeps.foresight import foresee
     from hpcaccel.sweeps.handle import Sweep
     from hpcaccel.sweeps.starting import advice_afterwards, prepare_sweep, start_sweep
 
-    plan = prepare_sweep(str(file), cluster=cluster, runs_dir=runs_dir, overrides=overrides or [])
-    for sentence in plan.advice:
-        note(f"note: {sentence}")
-    if dry_run:
-        tell_what_would_be(foresee(plan), json=json)
-        return
-    arrays = start_sweep(plan)
+    if (there := behind_ssh(cluster)) is not None:
+        from hpcaccel.cli.remotely import submit_there
+
+        place = None if runs_dir is None else str(runs_dir)
+        submit_there(
+            there, str(file), overrides or [], [],
+            runs_dir=place, is_sweep=True, wait=wait, dry_run=dry_run, json=json,
+        )  # fmt: skip
+    with once_or_always(key) as once:
+        if (earlier := once.earlier()) is not None:
+            show(Sweep(earlier), json=json)
+            return
+        plan = prepare_sweep(
+            str(file), cluster=cluster, runs_dir=runs_dir, overrides=overrides or [], slurm=once.slurm
+        )
+        for sentence in plan.advice:
+            note(f"note: {sentence}")
+        if dry_run:
+            tell_what_would_be(foresee(plan), json=json)
+            return
+        once.begin(plan.dir)
+        arrays = start_sweep(plan)
     for sentence in advice_afterwards(plan, arrays):
         note(f"note: {sentence}")
     sweep = Sweep(plan.dir.path)
@@ -76,13 +105,13 @@ def start(
 # -- looking ----------------------------------------------------------------------------------------------------------
 
 
-@app.command()
+@_there_or_here("status")
 def status(sweep: SweepName, json: Json = False) -> None:
     """Show trials, the best one, workers, cost."""
     show(_find(sweep), json=json)
 
 
-@app.command()
+@_there_or_here("table")
 def table(
     sweep: SweepName,
     csv: Annotated[
@@ -109,7 +138,7 @@ def table(
         print_trials(rows)
 
 
-@app.command()
+@_there_or_here("best")
 def best(
     sweep: SweepName,
     trial: Annotated[int | None, typer.Option(metavar="N", help="This trial instead.", show_default=False)] = None,
@@ -150,7 +179,7 @@ def plot(
 # -- steering ---------------------------------------------------------------------------------------------------------
 
 
-@app.command()
+@_there_or_here("stop")
 def stop(sweep: SweepName) -> None:
     """Let trials save and leave; resume goes on."""
     found = _find(sweep)
@@ -160,7 +189,7 @@ def stop(sweep: SweepName) -> None:
     )
 
 
-@app.command()
+@_there_or_here("resume")
 def resume(
     sweep: SweepName,
     overrides: Overrides = None,
@@ -178,14 +207,14 @@ def resume(
     tell_what_goes_on(found, arrays, json=json)
 
 
-@app.command("retry-failed")
+@_there_or_here("retry-failed")
 def retry_failed(sweep: SweepName, json: Json = False) -> None:
     """Run the trials that failed once more."""
     found = _find(sweep)
     tell_of_again(found, *found.retry_failed(), json=json)
 
 
-@app.command()
+@_there_or_here("extend")
 def extend(
     sweep: SweepName,
     top: Annotated[int, typer.Option(metavar="K", min=1, help="So many of the best trials.")],
@@ -200,7 +229,7 @@ def extend(
     tell_of_again(found, *found.extend(top, settings=overrides or []), json=json)
 
 
-@app.command()
+@_there_or_here("throttle")
 def throttle(
     sweep: SweepName, most: Annotated[int, typer.Argument(metavar="N", help="So many workers at a time.", min=1)]
 ) -> None:

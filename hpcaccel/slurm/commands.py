@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hpcaccel.errors import ClusterError, SlurmCommandError
-from hpcaccel.slurm import hostlist, output
+from hpcaccel.slurm import hostlist, output, site_output
 from hpcaccel.slurm.environment import query_environment, submission_environment
 from hpcaccel.slurm.queue_place import note_change
 from hpcaccel.slurm.refusals import explain
@@ -31,6 +31,7 @@ from hpcaccel.slurm.states import (
     QueueEntry,
     parse_state,
 )
+from hpcaccel.slurm.waiting import WAITING_FORMAT, StartEstimate, WaitingJob, parse_estimate, parse_waiting
 
 __all__ = ["Slurm"]
 
@@ -39,6 +40,13 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 _ADDRESS = re.compile(r"\d+(?:_\d+|\+\d+)?")
 _STEP = re.compile(r"\d+|batch|extern|interactive")
 _NODE = re.compile(r"[A-Za-z0-9][\w.-]*")
+_ASSOCIATION_COLUMNS = (
+    "DefaultAccount,Cluster,Account,Partition,DefaultQOS,QOS,MaxJobs,MaxSubmit,MaxWall,MaxTRES,GrpTRES"
+)
+_QOS_COLUMNS = (
+    "Name,Priority,GraceTime,Preempt,PreemptMode,PreemptExemptTime,Flags,MaxWall,MaxTRES,MaxTRESPerNode,MaxTRESPerUser,"
+    "MaxJobsPerUser,MaxSubmitJobsPerUser,MinTRES"
+)
 _SIGNAL = re.compile(r"[A-Z][A-Z0-9]*|\d+")
 _LONGEST_LIST = 100_000
 """Bytes of job ids that go into one argument (Linux takes 128 KiB); beyond that all jobs are asked for."""
@@ -98,6 +106,31 @@ class Slurm:
             raise SlurmCommandError(command, result.returncode, result.stderr or f"unexpected answer {result.stdout!r}")
         raise ClusterError(explain(result.stderr, self._partition_names))
 
+    def test_only(self, script: Path, args: Sequence[str] = ()) -> StartEstimate:
+        """When Slurm would start this script, as ``sbatch --test-only`` says; nothing is submitted.
+
+        Raises:
+            ClusterError: no sbatch.
+            SlurmCommandError: the controller did not answer.
+        """
+        command = ["sbatch", "--test-only", *args, str(script)]
+        text = script.read_text(encoding="utf-8")
+        result = self._start(command, env=submission_environment(os.environ, script=text))
+        if result.returncode == 0 and (estimate := parse_estimate(result.stderr + result.stdout)) is not None:
+            return estimate
+        if result.returncode == 0 or _is_transient(result.stderr):
+            raise SlurmCommandError(command, result.returncode, result.stderr or f"unexpected answer {result.stdout!r}")
+        return StartEstimate(refusal=explain(result.stderr, self._partition_names))
+
+    def waiting(self, partitions: Sequence[str]) -> list[WaitingJob]:
+        """The pending jobs of all users in these partitions, as far as the site shows them, one line an array.
+
+        Raises:
+            SlurmCommandError: the controller did not answer.
+        """
+        command = ["squeue", "--noheader", "--states=PENDING", f"--format={WAITING_FORMAT}"]
+        return parse_waiting(self._output([*command, f"--partition={','.join(partitions)}"]))
+
     def job(self, job_id: str) -> JobInfo | None:
         """What the controller knows of one job or one array task (``46_0``); None once it has forgotten it."""
         result = self._start(["scontrol", "show", "job", _address(job_id)])
@@ -132,6 +165,13 @@ class Slurm:
             if (include_ended or not entry.state.is_ended)
             and (wanted is None or one in wanted or one.partition("_")[0] in wanted)
         }
+
+    def jobs_of_script(self, script: Path) -> list[str]:
+        """Plain ids of this user's jobs that were submitted with ``script``, oldest first, those that have just ended
+        included, as far as the controller remembers them."""
+        command = ["squeue", "--me", "--noheader", "--states=all", "--format=%F|%o"]
+        lines = (line.partition("|") for line in self._output(command).splitlines())
+        return sorted({job_id.strip() for job_id, _, path in lines if path.strip() == str(script)}, key=int)
 
     def accounting(self, job_ids: Sequence[str]) -> dict[str, AccountingEntry]:
         """The newest record of each job; an array's plain id stands for all its tasks. {} without accounting."""
@@ -265,7 +305,7 @@ class Slurm:
             raise ValueError(f"user {user!r} is no user name")
         command = ["sacctmgr", "--parsable2", "--noheader", "--readonly", "show", "user"]
         command += ["where", f"name={user}", "withassoc", f"format={output.ASSOCIATION_FORMAT}"]
-        if shutil.which("sacctmgr") is None and self._run is subprocess.run:
+        if shutil.which("sacctmgr") is None and getattr(self._run, "func", self._run) is subprocess.run:
             return []
         result = self._start(command)
         if result.returncode == 0:
@@ -277,6 +317,38 @@ class Slurm:
     def config(self) -> dict[str, str]:
         """Slurm's configuration, e.g. ``config()["KillWait"] == "30 sec"``."""
         return output.config_values(self._output(["scontrol", "show", "config"]))
+
+    def partition_records(self) -> list[dict[str, str]]:
+        """``scontrol show partition``: every partition that this user may see, with Slurm's own keys."""
+        return site_output.records(self._output(["scontrol", "--oneliner", "show", "partition"]), "PartitionName")
+
+    def node_records(self) -> list[dict[str, str]]:
+        """``scontrol show node``: every node that this user may see, with Slurm's own keys."""
+        return site_output.records(self._output(["scontrol", "--oneliner", "show", "node"]), "NodeName")
+
+    def association_table(self, user: str) -> list[dict[str, str]] | None:
+        """The user's associations with their limits, by sacctmgr's column names; None where there is no accounting."""
+        if not re.fullmatch(r"[\w.@+-]+", user):
+            raise ValueError(f"user {user!r} is no user name")
+        where = ["user", "where", f"name={user}", "withassoc"]
+        return self._accounts([*where, f"format={_ASSOCIATION_COLUMNS}"])
+
+    def qos_table(self) -> list[dict[str, str]] | None:
+        """All QOS with their limits, by sacctmgr's column names; None where there is no accounting."""
+        return self._accounts(["qos", f"format={_QOS_COLUMNS}"])
+
+    def has_pyxis(self) -> bool:
+        """Whether srun here starts containers by itself."""
+        return site_output.knows_containers(self._output(["srun", "--help"]))
+
+    def _accounts(self, what: Sequence[str]) -> list[dict[str, str]] | None:
+        command = ["sacctmgr", "--parsable2", "--readonly", "show", *what]
+        result = self._start(command)
+        if result.returncode == 0:
+            return site_output.table(result.stdout)
+        if _has_no_accounting(result.stderr):
+            return None
+        raise SlurmCommandError(command, result.returncode, result.stderr)
 
     # -- starting commands -----------------------------------------------------------------------------------------
 

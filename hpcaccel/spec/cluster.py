@@ -130,6 +130,8 @@ def is_profile_name(name: str) -> bool:
 
 
 def profiles_directory() -> Path:
+    if sent := os.environ.get("HPCACCEL_PROFILES"):  # for one command that another machine has sent
+        return Path(sent)
     base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
     return Path(base) / "hpcaccel" / "clusters"
 

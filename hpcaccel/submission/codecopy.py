@@ -15,11 +15,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from hpcaccel.errors import RunDirectoryError, SpecError
+from hpcaccel.rundir import read_json
 
-__all__ = ["MAX_BYTES", "MAX_FILES", "CodePlan", "copy_code", "plan_code"]
+__all__ = ["MAX_BYTES", "MAX_FILES", "SENT_CODE", "CodePlan", "copy_code", "plan_code", "sent_files"]
 
 MAX_BYTES = 200 * 1024**2
 MAX_FILES = 20_000
+SENT_CODE = ".code"
+"""The folder in ``runs_dir`` with what was sent from other machines: a folder for each content, its list beside it."""
 
 _NEVER = {".git", ".hg", ".svn"}
 _NO_CODE = {
@@ -71,6 +74,10 @@ def plan_code(
     Raises:
         SpecError: it is more than ``MAX_BYTES`` or ``MAX_FILES``; the message names the largest files.
     """
+    if (sent := sent_files(root)) is not None:
+        names = {PurePosixPath(name) for name in sent}
+        total = sum(_size(root / name) or 0 for name in names)
+        return CodePlan(root=root, files=tuple(sorted(names)), total_bytes=total)
     names = set(_base_files(root, runs_dir, exclude))
     names.update(_included(root, include))
     names = {name for name in names if not _matches_any(name, exclude)}
@@ -81,6 +88,14 @@ def plan_code(
     if total > MAX_BYTES or len(sizes) > MAX_FILES:
         raise SpecError(_too_much(root, sizes, total))
     return CodePlan(root=root, files=tuple(sorted(sizes)), total_bytes=total)
+
+
+def sent_files(root: Path) -> list[str] | None:
+    """The files of code that was sent here from another machine, which has chosen them; None for any other folder."""
+    if root.parent.name != SENT_CODE:
+        return None
+    listed = read_json(root.with_suffix(".json"))
+    return None if listed is None else list(listed["files"])
 
 
 def copy_code(plan: CodePlan, destination: Path) -> None:

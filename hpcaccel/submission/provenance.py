@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["GitState", "git_state", "packages", "submitted_from"]
+__all__ = ["SENT_COMMIT", "SENT_FROM", "GitState", "git_state", "packages", "submitted_from"]
+
+SENT_COMMIT, SENT_FROM = "HPCACCEL_SENT_COMMIT", "HPCACCEL_SENT_FROM"
+"""What another machine says of the code that it sent: its commit (with + behind it for changes), and who and where."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,12 @@ class GitState:
 
 
 def git_state(folder: Path, *, runs_dir: Path | None = None) -> GitState | None:
-    """The commit that ``folder`` is at, ``runs_dir`` disregarded; None outside of git, or before a first commit."""
+    """The commit that ``folder`` is at, ``runs_dir`` disregarded; None outside of git, or before a first commit.
+
+    For code that was sent here from another machine: as that one said.
+    """
+    if (sent := os.environ.get(SENT_COMMIT)) is not None:
+        return GitState(sent.rstrip("+"), sent.endswith("+")) if sent else None
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
@@ -56,6 +64,8 @@ def packages() -> dict[str, str]:
 
 def submitted_from() -> str:
     """``user@host:/directory``"""
+    if (sent := os.environ.get(SENT_FROM)) is not None:
+        return sent
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user id without a name

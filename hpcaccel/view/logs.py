@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from hpcaccel.errors import UserError
 from hpcaccel.rundir import RunDir
@@ -34,6 +34,15 @@ class Logs:
         self.attempt = attempt
         self._first = attempt if attempt is not None else max(self.attempts(), default=1)
         self._offsets: dict[Path, int] = {}
+
+    def position(self) -> dict[str, Any]:
+        """How far has been read, for :meth:`go_on` of another process."""
+        return {"first": self._first, "offsets": {str(path): offset for path, offset in self._offsets.items()}}
+
+    def go_on(self, position: Mapping[str, Any]) -> None:
+        """Read only what comes after ``position``."""
+        self._first = int(position["first"])
+        self._offsets = {Path(path): int(offset) for path, offset in position["offsets"].items()}
 
     def attempts(self) -> list[int]:
         """The attempts that have a folder, oldest first."""

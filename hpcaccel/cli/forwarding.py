@@ -1,0 +1,160 @@
+"""Commands about runs on a cluster behind SSH: the same command runs on its login node.
+
+A run is behind SSH when this machine has submitted it there, when it is written as ``CLUSTER:RUN``, or when it is not
+known here and the default profile has a ``host``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+from hpcaccel.cli.output import note
+from hpcaccel.errors import RunNotFound, UserError
+
+if TYPE_CHECKING:
+    from hpcaccel.spec import ClusterProfile
+    from hpcaccel.submission.remote.cluster import Conversation, RemoteCluster
+
+__all__ = ["COMMAND_LINE", "behind_ssh", "behind_ssh_run", "copy_frames", "forwarded"]
+
+FOLLOWING = {"wait"}
+"""They only look, for as long as the run goes on."""
+LOOKING = {"status", "list", "report", "explain", "table", "best"}
+"""They may be asked again without harm."""
+NAMES = ("run", "sweep")
+COMMAND_LINE: ContextVar[Sequence[str]] = ContextVar("COMMAND_LINE")
+"""What stands behind ``hpcaccel`` in the call that is carried out; set by the program."""
+EXIT_INTERRUPTED = 130
+
+C = TypeVar("C", bound=Callable[..., None])
+
+
+def behind_ssh(name: str | None) -> RemoteCluster | None:
+    """The cluster of the profile ``name`` (the default one without a name), when it is behind SSH."""
+    from hpcaccel.cli.cluster import chosen_profile
+
+    profile = chosen_profile(name)
+    return None if profile is None or profile.host is None else _connected(profile)
+
+
+def behind_ssh_run(token: str | None) -> tuple[RemoteCluster, str] | None:
+    """The cluster of the run that ``token`` names, when it is behind SSH, and what it is called there."""
+    from hpcaccel.submission.remote.memory import remote_of
+
+    if token is None or os.sep in token:
+        return None
+    if (named := _with_cluster(token)) is not None:
+        return named
+    if (run := remote_of(token)) is not None and not _is_here(token, newer_than=run["run_id"]):
+        cluster = behind_ssh(run["cluster"])
+        if cluster is None:
+            raise UserError(f"{token} was submitted to {run['cluster']}, whose profile has no host any more")
+        base, underscore, index = token.partition("_")
+        is_part = underscore and index.isdecimal() and base in (run["run_id"], run["job_id"])
+        return cluster, run["run_id"] + (f"_{index}" if is_part else "")
+    return _at_the_default(token)
+
+
+def _with_cluster(token: str) -> tuple[RemoteCluster, str] | None:
+    from hpcaccel.spec import profile_names
+
+    name, colon, rest = token.partition(":")
+    if not colon or not rest or name not in profile_names():
+        return None
+    cluster = behind_ssh(name)
+    return None if cluster is None else (cluster, rest)
+
+
+def _is_here(token: str, *, newer_than: str) -> bool:
+    """Whether a run of this machine answers to ``token``, and is newer than the one elsewhere."""
+    try:
+        from hpcaccel.cli.which import find
+
+        found = find(token)
+    except RunNotFound:
+        return False
+    return found.run_id > newer_than or found.run_id == token
+
+
+def _at_the_default(token: str) -> tuple[RemoteCluster, str] | None:
+    cluster = behind_ssh(None)
+    if cluster is None or _is_here(token, newer_than=""):
+        return None
+    return cluster, token
+
+
+def _connected(profile: ClusterProfile) -> RemoteCluster:
+    from hpcaccel.submission.remote import RemoteCluster
+
+    return RemoteCluster(profile, note=note)
+
+
+def forwarded(words: Sequence[str], command: C) -> C:
+    """``command``, which goes to the cluster of its run (or of ``--cluster``) where that is behind SSH.
+
+    Args:
+        words: the command's name, as in ``["sweep", "status"]``.
+    """
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        name = next((name for name in NAMES if values.get(name) is not None), None)
+        if name is not None:
+            found = behind_ssh_run(values[name])
+        else:
+            found = None if (cluster := behind_ssh(values.get("cluster"))) is None else (cluster, "")
+        if found is None:
+            command(**values)
+            return
+        cluster, run_id = found
+        with cluster:
+            args = [run_id if word == values.get(name or "") else word for word in COMMAND_LINE.get()]
+            raise typer.Exit(_forward(cluster, [*words, *_without_cluster(args[len(words) :])]))
+
+    return run  # type: ignore[return-value]
+
+
+def _without_cluster(args: Sequence[str]) -> list[str]:
+    kept: list[str] = []
+    words = iter(args)
+    for word in words:
+        if word == "--cluster":
+            next(words, None)
+        elif not word.startswith("--cluster="):
+            kept.append(word)
+    return kept
+
+
+def _forward(cluster: RemoteCluster, args: Sequence[str]) -> int:
+    follows = args[0] in FOLLOWING
+    request: dict[str, Any] = {"do": "command", "args": list(args), "columns": shutil.get_terminal_size().columns}
+    if follows:
+        request["follows"] = True
+    elif not set(args[:2]) & LOOKING:
+        request["id"] = uuid.uuid4().hex
+    try:
+        return int(cluster.again(lambda: cluster.converse(request, copy_frames)))
+    except KeyboardInterrupt:
+        if follows:
+            note("\nthe run goes on")
+        return EXIT_INTERRUPTED
+
+
+def copy_frames(conversation: Conversation) -> int:
+    """Print what comes, as it comes; the exit code."""
+    while True:
+        head, payload = conversation.frame()
+        if head["frame"] == "exit":
+            return int(head["code"])
+        stream = sys.stdout if head["frame"] == "out" else sys.stderr
+        stream.buffer.write(payload)
+        stream.flush()

@@ -1,0 +1,80 @@
+"""The other side: a spec, a profile and code that came over, made into a command of hpcaccel's."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hpcaccel.errors import RunDirectoryError
+from hpcaccel.rundir import RunDir, atomic_write, default_runs_dir, read_json
+from hpcaccel.spec import load_profile
+from hpcaccel.submission.provenance import SENT_COMMIT, SENT_FROM
+
+__all__ = ["arrived", "profile_that_came", "runs_folder", "submitted"]
+
+
+@contextmanager
+def profile_that_came(request: dict[str, Any]) -> Iterator[str]:
+    """Let the profile of ``request``, with its templates, be this command's; its name."""
+    name = str(request["cluster"])
+    with tempfile.TemporaryDirectory(prefix="hpcaccel-profile-") as folder:
+        place = Path(folder)
+        atomic_write(place / f"{name}.yaml", request["profile"], mode=0o600)
+        os.environ["HPCACCEL_PROFILES"] = folder
+        try:
+            yield name
+        finally:
+            del os.environ["HPCACCEL_PROFILES"]
+
+
+def runs_folder(request: dict[str, Any], name: str) -> Path:
+    """Where runs are made: as was asked for, as the profile says, or in the home directory."""
+    if request["runs_dir"] is not None:
+        return Path(os.path.expanduser(request["runs_dir"])).absolute()
+    profile = load_profile(name)
+    assert profile is not None
+    return default_runs_dir(profile.runs_dir)
+
+
+@contextmanager
+def arrived(request: dict[str, Any]) -> Iterator[list[str]]:
+    """The command that submits what ``request`` holds.
+
+    Raises:
+        RunDirectoryError: the code that it names is not here.
+    """
+    with profile_that_came(request) as name:
+        runs_dir = runs_folder(request, name)
+        base = Path(request["code"]) if request["code"] is not None else Path.cwd()
+        if not base.is_dir():
+            raise RunDirectoryError(f"the code has gone from {base} on the cluster. Submit once more")
+        file = base / f".{request['kind']}-{request['id']}.yaml"
+        atomic_write(file, json.dumps(request["document"]), mode=0o600)
+        os.environ[SENT_COMMIT], os.environ[SENT_FROM] = request["commit"], request["from"]
+        os.chdir(base)
+        try:
+            command = ["submit"] if request["kind"] == "job" else ["sweep", "start"]
+            key = [] if request["key"] is None else ["--key", request["key"]]
+            yield [*command, "--cluster", name, "--runs-dir", str(runs_dir), *key, *request["options"], "--", str(file)]
+        finally:
+            file.unlink(missing_ok=True)
+
+
+def submitted(key: str | None) -> dict[str, str] | None:
+    """The run of a key, as this side's index would tell it; None where nothing was submitted."""
+    from hpcaccel.submission.facts import read_record
+    from hpcaccel.submission.remote.memory import state_folder
+
+    said = None if key is None else read_json(state_folder() / "keys" / f"{key}.json")
+    if said is None or not RunDir(said["run"]).record.exists():
+        return None
+    run = RunDir(said["run"])
+    record = read_record(run)
+    if not record.job_ids:
+        return None
+    return {"run_id": run.run_id, "name": record.name, "job_id": record.job_ids[-1], "path": str(run.path)}

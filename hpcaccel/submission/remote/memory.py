@@ -1,0 +1,109 @@
+"""What this machine remembers of clusters behind SSH: which run is where, which submission may have come through."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcaccel.rundir import append_line, read_json, read_lines, write_json
+
+__all__ = ["Pending", "pending_submission", "remember", "remote_of", "remote_runs", "state_folder"]
+
+
+def state_folder() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return Path(base) / "hpcaccel"
+
+
+def _runs_file() -> Path:
+    return state_folder() / "remote-runs.jsonl"
+
+
+def remember(cluster: str, run: Mapping[str, Any]) -> None:
+    """Args:
+    run: ``run_id``, ``name``, ``job_id`` and ``path`` (on the cluster).
+    """
+    path = _runs_file()
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    known = {key: str(run[key]) for key in ("run_id", "name", "job_id", "path")}
+    append_line(path, {"cluster": cluster, **known}, sync=True)
+
+
+def remote_runs() -> list[dict[str, Any]]:
+    """All remembered runs, oldest first; ``cluster``, ``run_id``, ``name``, ``job_id``, ``path`` of each."""
+    return [line for line, _ in read_lines(_runs_file())]
+
+
+def remote_of(token: str) -> dict[str, Any] | None:
+    """The remembered run that ``token`` names: its id, ``<id>_3``, a beginning of one, its name, or its job id.
+
+    A beginning that fits runs of several clusters fits none.
+    """
+    runs = list(reversed(remote_runs()))
+    base = token.partition("_")[0]
+    found: dict[str, Any] | None
+    for fits in (
+        lambda run: run["run_id"] in (token, base),
+        lambda run: run["name"] == token,
+        lambda run: run["job_id"] in (token, base),
+    ):
+        if (found := next(filter(fits, runs), None)) is not None:
+            return found
+    begins: list[dict[str, Any]] = [run for run in runs if token and run["run_id"].startswith(token)]
+    return begins[0] if len({run["run_id"] for run in begins}) == 1 else None
+
+
+@dataclass
+class Pending:
+    """A submission under way. ``done`` once its answer is here, whatever that was."""
+
+    key: str
+    is_repeated: bool
+    """An earlier call with the same contents was cut off: it may have come through."""
+    done: bool = False
+
+
+@contextmanager
+def pending_submission(cluster: str, contents: Mapping[str, Any]) -> Iterator[Pending]:
+    """A key for a submission, on disk before the block begins, and kept when the block does not say that it is done.
+
+    Who submits the same once more gets the same key then, and the cluster makes one job of both. Two calls at the
+    same time are two submissions: the file is locked by the one that uses it.
+    """
+    text = json.dumps({"cluster": cluster, **contents}, sort_keys=True)
+    folder = state_folder() / "remote-submissions"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    name = hashlib.sha256(text.encode()).hexdigest()[:32]
+    path, lock = _free(folder, name)
+    try:
+        before = read_json(path)
+        pending = Pending(uuid.uuid4().hex if before is None else str(before["key"]), before is not None)
+        if before is None:
+            write_json(path, {"key": pending.key, "cluster": cluster}, mode=0o600)
+        yield pending
+        if pending.done:
+            path.unlink()
+    finally:
+        os.close(lock)
+
+
+def _free(folder: Path, name: str) -> tuple[Path, int]:
+    """The first of ``name-0``, ``name-1`` … that no living process works on, and the lock on it."""
+    for number in range(1000):
+        path = folder / f"{name}-{number}.json"
+        lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            continue
+        return path, lock
+    raise AssertionError(f"a thousand submissions at a time in {folder}")

@@ -1,0 +1,107 @@
+"""Through the user's own ``ssh``, where ``~/.ssh/config`` lets it keep one connection for many commands.
+
+A one-time code is then asked for once, by ssh, and not for every command.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from typing import IO
+
+from hpcaccel.errors import ClusterError
+from hpcaccel.submission.remote.session import Connection, ConnectionLost, Session, Unreachable
+
+__all__ = ["OpenSshConnection", "shares_connections"]
+
+SSH_FAILED = 255
+"""ssh's own exit code: no connection, or it broke."""
+
+
+def _arguments(host: str) -> list[str]:
+    login, colon, port = host.rpartition(":")
+    if colon and port.isdigit() and not login.endswith(":"):
+        return ["-p", port, login.strip("[]")]
+    return [host]
+
+
+def shares_connections(host: str) -> bool:
+    """Whether the user's ssh keeps connections to ``host`` open (ControlMaster with a ControlPath)."""
+    if shutil.which("ssh") is None:
+        return False
+    command = ["ssh", "-G", *_arguments(host)]
+    asked = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    values = dict(line.partition(" ")[::2] for line in asked.stdout.splitlines())
+    return values.get("controlmaster", "false") not in ("false", "no") and values.get("controlpath", "none") != "none"
+
+
+class OpenSshConnection(Connection):
+    def __init__(self, host: str, *, cluster: str) -> None:
+        self._host = host
+        self._cluster = cluster
+
+    def start(self, command: str) -> Session:
+        words = ["ssh", "-T", "-o", "StrictHostKeyChecking=yes", *_arguments(self._host), command]
+        process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+        )
+        return ProcessSession(process, self._host)
+
+    def terminal(self, command: str) -> int:
+        words = ["ssh", "-t", "-o", "StrictHostKeyChecking=yes", *_arguments(self._host), command]
+        return subprocess.run(words, check=False).returncode
+
+    def close(self) -> None:
+        """The connection is ssh's."""
+
+
+class ProcessSession(Session):
+    def __init__(self, process: subprocess.Popen[bytes], host: str) -> None:
+        self._process = process
+        self._host = host
+        self._said = b""
+
+    def write(self, data: bytes) -> None:
+        try:
+            while data:
+                data = data[_stream(self._process.stdin).write(data) :]
+        except OSError:
+            self.wait()
+            raise ConnectionLost(f"the connection to {self._host} broke") from None
+
+    def close_input(self) -> None:
+        _stream(self._process.stdin).close()
+
+    def read(self, count: int) -> bytes:
+        return _stream(self._process.stdout).read(count)
+
+    def read_error(self, count: int) -> bytes:
+        piece = _stream(self._process.stderr).read(count)
+        self._said = (self._said + piece)[-4096:]
+        return piece
+
+    def wait(self) -> int:
+        code = self._process.wait()
+        if code == SSH_FAILED:
+            raise self._why()
+        return code
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            _stream(stream).close()
+
+    def _why(self) -> ClusterError:
+        said = self._said.decode("utf-8", "replace").strip()
+        if "Host key verification failed" in said or "Permission denied" in said or "Could not resolve" in said:
+            return ClusterError(f"ssh {self._host}: {said}")
+        if "Connection refused" in said or "timed out" in said or "No route" in said:
+            return Unreachable(f"ssh {self._host}: {said}")
+        return ConnectionLost(f"the connection to {self._host} broke{f' ({said})' if said else ''}")
+
+
+def _stream(stream: IO[bytes] | None) -> IO[bytes]:
+    assert stream is not None
+    return stream
