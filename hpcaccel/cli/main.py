@@ -18,6 +18,7 @@ from hpcaccel.cli import (
     answer,
     checkpoint,
     clean,
+    cluster_commands,
     control,
     explain,
     init,
@@ -133,5 +134,6 @@ for command in (
 
 app.command("answer", hidden=True)(answer.answer)
 
+app.add_typer(cluster_commands.app, name="cluster")
 app.add_typer(sweep.app, name="sweep")
 app.add_typer(checkpoint.app, name="checkpoint")

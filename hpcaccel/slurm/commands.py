@@ -263,6 +263,18 @@ class Slurm:
         if result.returncode != 0:
             raise self._refused(command, result)
 
+    def depend(self, job_id: str, dependency: str) -> None:
+        """Have a job that waits in the queue wait for others; one that has started or ended stays as it is.
+
+        Raises:
+            SlurmCommandError: Slurm did not answer, or refused.
+        """
+        command = ["scontrol", "update", f"JobId={_address(job_id)}", f"Dependency={dependency}"]
+        result = self._start(command)
+        started = re.search(r"no longer pending|is not pending|already|Job has finished", result.stderr, re.IGNORECASE)
+        if result.returncode != 0 and not _is_over(result.stderr) and not started:
+            raise SlurmCommandError(command, result.returncode, result.stderr)
+
     def throttle(self, job_id: str, most: int) -> None:
         """Let at most so many tasks of an array run at a time; those that run already go on. 0: as many as fit.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -20,6 +21,9 @@ from hpcaccel.spec.yaml12 import FOREIGN_BREAK, NUMBERS
 
 if TYPE_CHECKING:
     from hpcaccel.spec.sweep import SweepSpec
+
+_SHORT = 90
+"""Characters of a list or mapping that may stand on one line."""
 
 __all__ = ["from_json", "spec_hash", "sweep_to_yaml", "to_json", "to_yaml", "write_yaml"]
 
@@ -83,9 +87,13 @@ def _dumped(values: dict[str, Any]) -> str:
 
 def write_yaml(values: dict[str, Any], *, compact: bool = False) -> str:
     """Plain values as YAML that every reader takes for the same. ``compact``: short lists and mappings on one line."""
-    style = None if compact else False
     return yaml.dump(
-        values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100_000, default_flow_style=style
+        values,
+        Dumper=_CompactDumper if compact else _Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=100_000,
+        default_flow_style=False,
     )
 
 
@@ -108,6 +116,18 @@ class _Dumper(yaml.SafeDumper):
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+
+class _CompactDumper(_Dumper):
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
+        return super().represent_mapping(tag, mapping, flow_style=_is_short(mapping.values(), mapping))
+
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
+        return super().represent_sequence(tag, sequence, flow_style=_is_short(sequence, sequence))
+
+
+def _is_short(items: Iterable[Any], whole: Any) -> bool:
+    return not any(isinstance(item, dict | list) for item in items) and len(repr(whole)) <= _SHORT
 
 
 def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:

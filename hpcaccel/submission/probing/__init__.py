@@ -1,0 +1,10 @@
+"""Finding out what a cluster is, from what its own programs say, here or on a login node over a connection.
+
+``probe`` asks and puts together, ``reading`` turns Slurm's records into facts, ``machine`` asks what is not Slurm:
+containers, quotas, Python. ``checking`` compares a profile with stored facts. Nothing here submits or changes anything.
+"""
+
+from hpcaccel.submission.probing.checking import STALE_DAYS, Contradiction, check
+from hpcaccel.submission.probing.probe import probe
+
+__all__ = ["STALE_DAYS", "Contradiction", "check", "probe"]
