@@ -193,9 +193,14 @@ def _check_host_keys(connection: Any) -> None:
         _answer_for(client, alias, connection)
 
 
+def _known_name(connection: Any) -> str:
+    """As known_hosts writes it."""
+    return str(connection.host) if connection.port == 22 else f"[{connection.host}]:{connection.port}"
+
+
 def _answer_for(client: SSHClient, alias: str, connection: Any) -> None:
     """The keys that are known under an alias (``HostKeyAlias``) are those of this host."""
-    name = connection.host if connection.port == 22 else f"[{connection.host}]:{connection.port}"
+    name = _known_name(connection)
     keys: HostKeys = client.get_host_keys()
     known = client._system_host_keys.lookup(alias)
     for kind, key in ({} if known is None else dict(known)).items():
@@ -218,12 +223,13 @@ def _notice_silence(connection: Any) -> None:
 
 
 def _changed(error: BadHostKeyException, connection: Any) -> str:
-    name = error.hostname
+    one = next(one for one in _with_gateways(connection) if one.host == error.hostname)
+    name = _known_name(one)
     return (
         f"THE HOST KEY OF {name} HAS CHANGED. Somebody may be listening in, or the host was set up anew. "
         f"Known: {error.expected_key.get_name()} {fingerprint(error.expected_key)}; it shows: {error.key.get_name()} "
         f"{fingerprint(error.key)}. Nothing was sent. Ask the site; only if it says that the new key is right, remove "
-        f"the old one (ssh-keygen -R '{name}') and log in once (ssh {connection.original_host})"
+        f"the old one (ssh-keygen -R '{name}') and log in once (ssh {one.original_host})"
     )
 
 

@@ -1,0 +1,270 @@
+"""A login node on this machine: Debian's sshd on a port of the loopback interface, with keys and a home of its own.
+
+Who logs in is whoever runs the tests; ``HOME`` on the other side is another one, and so is ``PATH``: Slurm is there, or
+what stands in for it, and not here.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Cutting", "LoginNode", "why_no_sshd"]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+
+
+def why_no_sshd() -> str | None:
+    if SSHD is None:
+        return "there is no sshd (Debian: openssh-server)"
+    if shutil.which("ssh-keygen") is None:
+        return "there is no ssh-keygen (Debian: openssh-client)"
+    return None
+
+
+def make_key(path: Path) -> Path:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
+    return path
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@dataclass
+class LoginNode:
+    """Both sides of a connection, below ``root``: the login node's home, and that of the client."""
+
+    root: Path
+    port: int = field(default_factory=free_port)
+    options: list[str] = field(default_factory=list)
+    """Further lines of sshd_config."""
+    path: str = ""
+    """What stands first on PATH there."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Further variables there."""
+
+    def __post_init__(self) -> None:
+        for folder in (self.home, self.client / ".ssh", self.client / "bin", self.root / "etc"):
+            folder.mkdir(parents=True, mode=0o700)
+        make_key(self.root / "etc" / "host_key")
+        make_key(self.client / ".ssh" / "id_ed25519")
+        shutil.copy(self.client / ".ssh" / "id_ed25519.pub", self.root / "etc" / "authorized_keys")
+        self.known_hosts.write_text(self.known_line("host_key"))
+        for name in ("git", "ssh", "ssh-keygen", "mount", "umount"):
+            if (program := shutil.which(name)) is not None:
+                (self.client / "bin" / name).symlink_to(program)
+        self.write_config()
+        self.write_profile()
+        self.install()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    home = property(lambda self: self.root / "home")
+    client = property(lambda self: self.root / "client")
+    known_hosts = property(lambda self: self.client / ".ssh" / "known_hosts")
+    runs = property(lambda self: self.home / "runs")
+    log = property(lambda self: self.root / "etc" / "sshd.log")
+
+    def known_line(self, key: str) -> str:
+        return f"[127.0.0.1]:{self.port} {(self.root / 'etc' / f'{key}.pub').read_text()}"
+
+    def write_config(self, *lines: str) -> None:
+        words = [
+            "Host alps",
+            "HostName 127.0.0.1",
+            f"Port {self.port}",
+            f"User {getpass.getuser()}",
+            f"IdentityFile {self.client}/.ssh/id_ed25519",
+            "IdentitiesOnly yes",
+            f"UserKnownHostsFile {self.known_hosts}",
+            *lines,
+        ]
+        (self.client / ".ssh" / "config").write_text("\n".join(words) + "\n")
+
+    def write_profile(self, *lines: str, name: str = "alps", host: str = "alps") -> None:
+        folder = self.client / ".config" / "hpcaccel" / "clusters"
+        folder.mkdir(parents=True, exist_ok=True)
+        text = "\n".join([f"host: {host}", "runs_dir: ~/runs", *lines])
+        (folder / f"{name}.yaml").write_text(text + "\n")
+
+    def install(self, program: str | None = None) -> Path:
+        """What ``cluster install`` leaves there."""
+        place: Path = self.home / ".local" / "share" / "hpcaccel" / "env" / "bin" / "hpcaccel"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(program or f'#!/bin/sh\nexec {sys.executable} -W error -m hpcaccel "$@"\n')
+        place.chmod(0o755)
+        return place
+
+    # -- the server ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        etc = self.root / "etc"
+        there = {"HOME": str(self.home), "PYTHONPATH": str(REPOSITORY), **self.env}
+        (self.home / ".profile").write_text(f'echo Welcome to alps\nexport PATH="{self.path}:/usr/bin:/bin"\n')
+        lines = [
+            f"Port {self.port}",
+            "ListenAddress 127.0.0.1",
+            f"HostKey {etc}/host_key",
+            f"AuthorizedKeysFile {etc}/authorized_keys",
+            f"PidFile {etc}/sshd.pid",
+            "StrictModes no",
+            "UsePAM no",
+            "PermitRootLogin yes",
+            "MaxStartups 100",
+            "PasswordAuthentication no",
+            "LogLevel DEBUG2",
+            "SetEnv " + " ".join(f'"{name}={value}"' for name, value in there.items()),
+            *self.options,
+        ]
+        (etc / "sshd_config").write_text("\n".join(lines) + "\n")
+        if os.getuid() == 0:
+            Path("/run/sshd").mkdir(exist_ok=True, mode=0o755)
+        assert SSHD is not None
+        self._process = subprocess.Popen([SSHD, "-D", "-f", str(etc / "sshd_config"), "-E", str(self.log)])
+        deadline = time.monotonic() + 20
+        while "Server listening" not in (self.log.read_text() if self.log.exists() else ""):
+            assert self._process.poll() is None and time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self.cut()
+            self._process.terminate()
+            self._process.wait()
+            self._process = None
+
+    def connections(self) -> list[int]:
+        """The processes of sshd that serve one connection each."""
+        assert self._process is not None
+        return _children(self._process.pid)
+
+    def cut(self) -> int:
+        """Kill what serves connections; how many there were."""
+        killed = 0
+        for pid in self.connections():
+            for one in [*_children(pid, named="sshd"), pid]:
+                try:
+                    os.kill(one, signal.SIGKILL)
+                    killed += 1
+                except ProcessLookupError:
+                    pass
+        return killed
+
+    def jobs(self) -> list[list[str]]:
+        """The queue that stands in for Slurm's: number, script, state, and the secret that sbatch saw."""
+        lines = (Path(self.env["STAND_IN_QUEUE"]) / "jobs").read_text().splitlines()
+        return [line.split("\t") for line in lines]
+
+    def programs(self) -> list[int]:
+        """The processes of hpcaccel that answer on the login node."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdecimal() else []
+                if b"answer" in words and f"HOME={self.home}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+        return found
+
+    def project(self, *, lines: Sequence[str] = (), files: Mapping[str, bytes] | None = None) -> Path:
+        """A spec file with its code, on the client."""
+        folder: Path = self.client / "project"
+        folder.mkdir(exist_ok=True)
+        (folder / "train.py").write_text("import hpcaccel\nprint('trained', flush=True)\n")
+        for name, content in (files or {}).items():
+            (folder / name).write_bytes(content)
+        text = ["name: toy", "entrypoint: {script: train.py}", "slurm: {time: '10:00', partition: gpu}", *lines]
+        (folder / "job.yaml").write_text("\n".join(text) + "\n")
+        return folder / "job.yaml"
+
+    # -- the client ----------------------------------------------------------------------------------------------------
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """No Slurm, no agent, nothing of the tests' own home."""
+        return {
+            "HOME": str(self.client),
+            "PATH": str(self.client / "bin"),
+            "PYTHONPATH": str(REPOSITORY),
+            "LC_ALL": "C.UTF-8",
+            **more,
+        }
+
+    def start_command(self, *args: str, **more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "hpcaccel", *args],
+            env=self.environment(**more), cwd=self.client, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+
+    def hpcaccel(self, *args: str, code: int | None = 0, **more: str) -> subprocess.CompletedProcess[str]:
+        process = self.start_command(*args, **more)
+        out, err = process.communicate(timeout=120)
+        assert code is None or process.returncode == code, f"{args}: {process.returncode}\n{out}\n{err}"
+        return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+
+def _children(pid: int, named: str | None = None) -> list[int]:
+    try:
+        found = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [one for one in found if named is None or named in Path(f"/proc/{one}/comm").read_text()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+class Cutting:
+    """A connection through which only so many bytes pass in one direction before the other end's sshd is killed, once.
+
+    Args:
+        reads, writes: bytes; None: no limit.
+    """
+
+    def __init__(self, node: LoginNode, connection: Any, *, reads: int | None = None, writes: int | None = None) -> None:
+        self.node, self.connection = node, connection
+        self.left = {"read": reads, "write": writes}
+        self.cuts = 0
+
+    def start(self, command: str) -> Any:
+        return _CuttingSession(self, self.connection.start(command))
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def count(self, direction: str, size: int) -> None:
+        left = self.left[direction]
+        if left is None:
+            return
+        self.left[direction] = left - size
+        if left - size <= 0:
+            self.left[direction] = None
+            self.cuts += self.node.cut() > 0
+
+
+class _CuttingSession:
+    def __init__(self, cutting: Cutting, session: Any) -> None:
+        self._cutting, self._session = cutting, session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def read(self, count: int) -> bytes:
+        data: bytes = self._session.read(count)
+        self._cutting.count("read", len(data))
+        return data
+
+    def write(self, data: bytes) -> None:
+        self._session.write(data)
+        self._cutting.count("write", len(data))

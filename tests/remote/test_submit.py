@@ -1,0 +1,187 @@
+"""Submitting to a cluster behind SSH: exactly one job, whatever breaks when."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcaccel.errors import HpcaccelError
+from hpcaccel.spec import load_profile
+from hpcaccel.submission.remote import RemoteCluster, memory
+from hpcaccel.submission.remote.cluster import Conversation
+from hpcaccel.submission.remote.connection import FabricConnection
+from hpcaccel.submission.remote.travel import Handed, hand_over, pack
+
+from .login_node import Cutting, LoginNode
+
+SECRET = "planted-c0ffee-secret"
+
+
+def submit(node: LoginNode, **cuts: int) -> tuple[Handed, Cutting]:
+    profile = load_profile("alps")
+    assert profile is not None
+    cutting = Cutting(node, FabricConnection("alps", cluster="alps"), **cuts)
+    cluster = RemoteCluster(profile, connection=cutting, sleep=lambda seconds: time.sleep(0.05), note=lambda text: None)
+    try:
+        luggage = pack(cluster, str(node.client / "project" / "job.yaml"), [], is_sweep=False)
+        handed = hand_over(cluster, luggage, ["--json"], runs_dir=None, dry_run=False, columns=80)
+    finally:
+        cutting.close()
+    return handed, cutting
+
+
+def runs(node: LoginNode) -> list[str]:
+    folder = node.runs / "toy"
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def kill_answering(node: LoginNode) -> None:
+    for pid in node.programs():
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def test_the_whole_way_from_a_client_without_slurm(node: LoginNode) -> None:
+    node.project()
+    said = json.loads(node.hpcaccel("submit", "project/job.yaml", "args.lr=1e-3", "--cluster", "alps", "--json").stdout)
+    run = Path(said["path"])
+    assert run.parent == node.runs / "toy"
+    assert (run / "code" / "train.py").exists()
+    spec = json.loads((run / "spec.json").read_text())
+    assert spec["spec"]["args"] == {"lr": 0.001}
+    assert spec["launch"]["workdir"] == str(run / "code")
+    record = json.loads((run / "record.json").read_text())
+    assert record["submitted_from"].endswith(f":{node.client}")
+    assert "pending" in node.hpcaccel("status", "toy").stdout
+    assert said["run_id"] in node.hpcaccel("list", "--cluster", "alps").stdout
+    node.hpcaccel("cancel", said["run_id"][:-2])
+    assert [job[2] for job in node.jobs()] == ["CANCELLED"]
+    refused = node.hpcaccel("cancel", f"alps:{said['run_id']}", code=2)
+    assert "nothing to cancel" in refused.stderr
+
+
+@pytest.mark.parametrize(("direction", "count"), [("reads", 1), ("writes", 1), ("reads", 120), ("reads", 260)])
+def test_a_connection_that_is_cut_costs_nothing(client: LoginNode, direction: str, count: int) -> None:
+    client.project()
+    handed, cutting = submit(client, **{direction: count})
+    assert handed.code == 0
+    assert cutting.cuts == 1
+    assert len(client.jobs()) == 1
+    assert handed.run is not None
+    assert runs(client) == [handed.run["run_id"]]
+    assert memory.remote_of("toy") is not None
+
+
+def test_code_goes_once_and_goes_on_where_it_was(client: LoginNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.project(files={"weights.bin": os.urandom(8 << 20)})
+    sent: list[int] = []
+    send = Conversation.send
+    monkeypatch.setattr(Conversation, "send", lambda self, data: (sent.append(len(data)), send(self, data))[1])
+    handed, cutting = submit(client, writes=6 << 20)
+    assert (handed.code, cutting.cuts) == (0, 1)
+    assert 8 << 20 < sum(sent) < 12 << 20, "what had arrived was not sent again"
+    sent.clear()
+    submit(client)
+    assert sent == []
+    assert len(client.jobs()) == 2, "two submissions"
+
+
+def test_a_submission_that_was_killed_is_taken_up_when_it_is_repeated(node: LoginNode) -> None:
+    node.project()
+    (Path(node.env["STAND_IN_QUEUE"]) / "delay").write_text("0.5")
+    process = node.start_command("submit", "project/job.yaml", "--cluster", "alps")
+    deadline = time.monotonic() + 60
+    while not runs(node) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.kill()  # this side ...
+    process.communicate()
+    kill_answering(node)  # ... and the other, while sbatch is at work
+    again = node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps")
+    assert "the same was submitted before" in again.stderr
+    assert len(node.jobs()) == 1
+    assert "pending" in node.hpcaccel("status", "toy").stdout
+    node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps")
+    assert len(node.jobs()) == 2, "a new one, now that the first has been told of"
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("moment", [0.1 * step for step in range(1, 31)])
+@pytest.mark.parametrize("victim", ["here", "there", "both", "connection"])
+def test_killed_at_any_moment(node: LoginNode, moment: float, victim: str) -> None:
+    node.project()
+    (Path(node.env["STAND_IN_QUEUE"]) / "delay").write_text("0.2")
+    process = node.start_command("submit", "project/job.yaml", "--cluster", "alps")
+    time.sleep(moment)
+    if victim in ("here", "both"):
+        process.kill()
+    if victim in ("there", "both"):
+        kill_answering(node)
+    if victim == "connection":
+        node.cut()
+    process.communicate(timeout=120)
+    if process.returncode != 0:
+        node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps")
+    assert len(node.jobs()) == 1
+    assert len(runs(node)) == 1
+
+
+def test_a_refused_submission_leaves_nothing_and_says_why(node: LoginNode) -> None:
+    node.project(lines=["resilience: {chain: 0}"])
+    here = node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps", code=2)
+    assert "job.yaml:4" in here.stderr, "found before anything is sent"
+    node.project()
+    there = node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps", "--from", "no-such-run", code=2)
+    assert "no-such-run" in there.stderr
+    assert node.jobs() == []
+    assert not list((node.client / ".local/state/hpcaccel/remote-submissions").glob("*.json"))
+
+
+def test_a_full_disk_there_is_said_plainly(client: LoginNode, mounted: Any) -> None:
+    place = mounted("size=256k")
+    client.project(files={"weights.bin": os.urandom(1 << 20)})
+    profile = load_profile("alps")
+    assert profile is not None
+    with RemoteCluster(profile, note=lambda text: None) as cluster:
+        luggage = pack(cluster, "project/job.yaml", [], is_sweep=False)
+        with pytest.raises(HpcaccelError, match="the disk is full on the cluster"):
+            hand_over(cluster, luggage, [], runs_dir=f"{place}/runs", dry_run=False, columns=80)
+    assert client.jobs() == []
+
+
+def test_a_secret_reaches_the_job_and_nothing_else(node: LoginNode) -> None:
+    node.project(lines=["environment: {secrets: [WANDB_API_KEY]}"])
+    (Path(node.env["STAND_IN_QUEUE"]) / "delay").write_text("0.3")
+    process = node.start_command("submit", "project/job.yaml", "--cluster", "alps", WANDB_API_KEY=SECRET)
+    lines: set[bytes] = set()
+    while process.poll() is None:
+        lines.update(_command_lines())
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert [job[3] for job in node.jobs()] == [SECRET], "sbatch got it"
+    assert any(b"answer" in line for line in lines), "the process list was looked at"
+    assert not any(SECRET.encode() in line for line in lines)
+    assert SECRET not in out + err
+    places = [path for path in node.root.rglob("*") if path.is_file()]
+    assert any(path.name == "sshd.log" for path in places)
+    assert [path for path in places if SECRET.encode() in path.read_bytes()] == []
+    for path in (node.runs / "toy").rglob("*"):
+        assert path.is_symlink() or path.stat().st_mode & 0o007 == 0, f"{path} is for everybody"
+
+
+def _command_lines() -> set[bytes]:
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                found.add((entry / "cmdline").read_bytes())
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    return found
