@@ -11,6 +11,7 @@ from hpcaccel.cli.following import follow_to_the_end
 from hpcaccel.cli.forwarding import behind_ssh
 from hpcaccel.cli.options import Cluster, Json, Key, Overrides, RunsDir, SpecFile
 from hpcaccel.cli.output import note, print_json
+from hpcaccel.cli.workflow import submit_several
 
 if TYPE_CHECKING:
     from hpcaccel.submission import Run, RunArray
@@ -34,6 +35,14 @@ def submit(
             "--from",
             metavar="RUN[@STEP]",
             help="Start from a checkpoint of another run (its newest, or that of a step), or from a checkpoint's path.",
+            show_default=False,
+        ),
+    ] = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RUN",
+            help="Wait for the good end of another run; afterany:RUN, afternotok:RUN. May be given again.",
             show_default=False,
         ),
     ] = None,
@@ -65,12 +74,19 @@ def submit(
         if not no_facts:
             check_here(file, settings, cluster, grid=grid or [])
         options = [*(f"--grid={axis}" for axis in grid or []), *([] if from_ is None else ["--from", from_])]
+        options += [f"--after={run}" for run in after or []]
         options += [option for option, wanted in (("--diff", diff), ("--live", live)) if wanted]
         place = None if runs_dir is None else str(runs_dir)
         submit_there(
             there, str(file), settings, options,
             runs_dir=place, is_sweep=False, wait=wait, dry_run=dry_run, json=json,
         )  # fmt: skip
+    given = {"--grid": grid, "--from": from_, "--wait": wait, "--diff": diff, "--debug": debug, "--live": live}
+    if submit_several(
+        file, overrides or [], cluster=cluster, runs_dir=runs_dir, after=after or [], dry_run=dry_run,
+        facts=not no_facts, json=json, key=key, refused=[option for option, value in given.items() if value],
+    ):  # fmt: skip
+        return
     with once_or_always(key) as once:
         if (earlier := once.earlier()) is not None:
             _tell_what_is(open_run(earlier), json=json)  # type: ignore[arg-type]
@@ -82,6 +98,7 @@ def submit(
             overrides=settings,
             grid=grid or None,
             from_run=from_,
+            after=after or [],
             slurm=once.slurm,
             facts=not no_facts,
         )

@@ -23,6 +23,7 @@ from hpcaccel.node.ledger import Ledger
 from hpcaccel.records import AttemptEnd, AttemptStart, Decision, Reason, from_dict
 from hpcaccel.rundir import RunDir, read_json, read_lines, write_json
 from hpcaccel.slurm.commands import Slurm
+from hpcaccel.slurm.dependencies import tell_dependents
 from hpcaccel.slurm.followers import hand_in_followers
 from hpcaccel.slurm.states import JobState
 
@@ -174,6 +175,8 @@ class ChainedAllocation(SlurmAllocation):
                 self.jobs = (*self.jobs, *made)
                 self._write({**self._record(), "links": list(self.jobs)})
                 self._say(f"handed in what is to follow this job: {', '.join(made)}")
+                for problem in tell_dependents(self._slurm, self._run):
+                    self._say(problem)
         except (ClusterError, SlurmCommandError) as error:
             problem = (
                 f"cannot hand in the next job of the chain: {error}. Where that is forbidden on nodes, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hpcaccel.errors import RunDirectoryError
@@ -56,6 +56,8 @@ class Launch:
     """``srun``, or ``torchrun``: one a node, which starts the node's ranks."""
     container: Container | None = None
     stage: Stage | None = None
+    after: list[dict[str, str]] = field(default_factory=list)
+    """Runs that come before: ``kind`` (afterok, …) and ``run``, a directory."""
 
     @property
     def ranks(self) -> int:
@@ -91,6 +93,7 @@ def read_launch(run: RunDir) -> Launch:
             launcher=launch.get("launcher", "srun"),
             container=read_container(launch.get("container")),
             stage=read_stage(launch.get("stage")),
+            after=launch.get("after", []),
             resilience=Resilience(
                 requeue=resilience["requeue"],
                 warning_seconds=launch.get("warning_seconds", resilience["warning_seconds"]),

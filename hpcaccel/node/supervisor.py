@@ -21,6 +21,7 @@ from hpcaccel.node.causes import cause
 from hpcaccel.node.chain import ChainedAllocation
 from hpcaccel.node.classify import Failure, classify
 from hpcaccel.node.control import cancel_was_asked, honour, pending_requests
+from hpcaccel.node.dependencies import hindrance
 from hpcaccel.node.exclusion import Placement
 from hpcaccel.node.hangs import HangWatch
 from hpcaccel.node.launch import Launch, read_launch
@@ -161,6 +162,10 @@ class Supervisor:
                 return _exit_code(verdict)
             if request.then == "requeue":
                 honour(self.run, name)  # nothing runs that could be stopped: it just came back
+        if not self.ledger.starts and (why := hindrance(self.launch)):
+            verdict = Verdict(reason="cancelled", decision="end", error_class="dependency", detail=why)
+            self._write_end(verdict, started=time.time())
+            return _exit_code(verdict)
         if (cap := self.ledger.cap(self.allocation.jobs, self.launch.resilience)) is not None:
             verdict = Verdict(reason="failed", decision="end", error_class="cap", detail=cap)
             self._write_end(verdict, started=time.time())

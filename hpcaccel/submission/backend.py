@@ -30,8 +30,10 @@ class Backend(Protocol):
 class SlurmBackend:
     name: Literal["slurm", "local"] = "slurm"
 
-    def __init__(self, slurm: Slurm | None = None) -> None:
+    def __init__(self, slurm: Slurm | None = None, options: Sequence[str] = ()) -> None:
         self.slurm = slurm or Slurm()
+        self.options = list(options)
+        """Of sbatch's, over what the script says: what is true for one submission, and not for those that follow it."""
 
     def check(self) -> None:
         if not self.slurm.available():
@@ -43,7 +45,7 @@ class SlurmBackend:
     def start(self, run: RunDir, script: Path, indices: Sequence[int] | None = None) -> str:
         # the option comes before the script's own --array line, which speaks of all tasks
         args = [] if indices is None else [f"--array={ranges(indices)}"]
-        return self.slurm.sbatch(script, args)
+        return self.slurm.sbatch(script, [*args, *self.options])
 
     def discard(self, run: RunDir, job_id: str) -> None:
         self.slurm.cancel(job_id)

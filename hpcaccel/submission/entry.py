@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -107,11 +107,13 @@ def launch_section(
     backend: Literal["slurm", "local"],
     image: Image | None = None,
     images: Path = Path(IMAGES),
+    after: Sequence[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
     """The ``launch`` part of ``spec.json``: what the batch step needs to start the ranks.
 
     Args:
         code: where the copy that ``plan`` describes will lie.
+        after: the runs to wait for.
         image: of the container, and ``images`` the folder that it is imported to.
     """
     root = entry.root if plan is None else code
@@ -136,6 +138,7 @@ def launch_section(
         "warning_seconds": spec.warning_seconds,
         "launcher": spec.launcher,
         "container": container,
+        "after": [dict(one) for one in after],
         "stage": None if spec.stage is None else spec.stage.model_dump(mode="json"),
     }
 

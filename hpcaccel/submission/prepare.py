@@ -32,6 +32,7 @@ from hpcaccel.submission.calls import pickle_function
 from hpcaccel.submission.chain import refuse_chained_array
 from hpcaccel.submission.checkpoints import Origin, find_origin
 from hpcaccel.submission.codecopy import CodePlan, sent_files
+from hpcaccel.submission.dependencies import After, resolve_after, with_after
 from hpcaccel.submission.entry import Entry, check_secrets, find_entry, launch_section, plan_copy
 from hpcaccel.submission.foresight import advice, advice_on_cluster
 from hpcaccel.submission.images import IMAGES, look_at_image
@@ -72,6 +73,8 @@ class Prepared:
     created: float
     origin: Origin | None = None
     """The checkpoint that the first attempt starts from, where one was named at submission."""
+    after: tuple[After, ...] = ()
+    """The runs to wait for."""
     advice: tuple[str, ...] = ()
     """What the user should know of the script before it runs."""
 
@@ -126,11 +129,14 @@ def prepare(
     workers: int | None = None,
     slurm: Slurm | None = None,
     facts: bool = True,
+    after: Sequence[str] = (),
+    planned: Mapping[str, RunDir] | None = None,
 ) -> Prepared:
     """Check a submission completely; the arguments are those of :func:`hpcaccel.submit`.
 
     Args:
         facts: hold it against the stored facts of the cluster, too.
+        planned: runs that are submitted just before, by the names that ``after`` may use.
         workers: of a sweep, whose trials start as ``target`` does: the script is then that of an array of workers.
 
     Raises:
@@ -142,7 +148,7 @@ def prepare(
     changes = [*overrides, *([] if name is None else [f"name={name}"])]
     chosen = combinations(grid) if grid else [[]]
     origin = None if from_run is None else find_origin(from_run)
-    specs = [_branched(_load(request, [*changes, *own], profile), origin) for own in chosen]
+    specs = [with_after(_branched(_load(request, [*changes, *own], profile), origin), after) for own in chosen]
     _refuse_twins(specs, chosen)
     check_secrets(specs[0])
     refuse_chained_array(specs[0], is_array=bool(grid) or workers is not None)
@@ -158,6 +164,14 @@ def prepare(
     code = plan_copy(specs[0], entries[0], runs_dir=folder)
     if specs[0].workdir is None and code is not None and sent_files(code.root) is not None:
         workdir = run.code  # what was sent serves many runs: each starts in its own copy
+    waiting = resolve_after(
+        specs[0],
+        backend=backend_name,
+        cluster=profile.name if profile is not None else backend_name,
+        runs_dir=folder,
+        slurm=backend.slurm if isinstance(backend, SlurmBackend) else None,
+        planned=planned or {},
+    )
     images = [look_at_image(one, folder) for one in specs]
     git = git_state(entries[0].root or base, runs_dir=folder)
     return Prepared(
@@ -187,6 +201,7 @@ def prepare(
                     backend=backend_name,
                     image=image,
                     images=folder / IMAGES,
+                    after=waiting,
                 ),
                 dict(text.split("=", 1) for text in own),
             )
@@ -198,14 +213,20 @@ def prepare(
         git=git,
         created=time.time(),
         origin=origin,
+        after=tuple(waiting),
         advice=(
             *(() if request.function is not None else advice(specs[0], entries[0], code)),
             *(on_site or ()),
-            *(advice_on_cluster(specs[0], backend.slurm) if on_site is None and isinstance(backend, SlurmBackend) else ()),
+            *(_advice_live(specs[0], backend) if on_site is None else ()),
             *_advice_on_origin(origin),
             *dict.fromkeys(sentence for image in images if image is not None for sentence in image.advice),
         ),
     )
+
+
+def _advice_live(spec: JobSpec, backend: Backend) -> tuple[str, ...]:
+    """Where no facts of the cluster are stored, the cluster itself is asked."""
+    return advice_on_cluster(spec, backend.slurm) if isinstance(backend, SlurmBackend) else ()
 
 
 def _advice_on_origin(origin: Origin | None) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hpcaccel.errors import RunBusy, UserError
 from hpcaccel.rundir import RunDir, register
 from hpcaccel.slurm.commands import Slurm
+from hpcaccel.slurm.dependencies import tell_dependents
 from hpcaccel.submission.backend import Backend, SlurmBackend, backend_named
 from hpcaccel.submission.chain import cancel_waiting, links_behind
 from hpcaccel.submission.facts import honoured_name, open_requests, read_record, waiting_links, write_record
@@ -46,6 +48,9 @@ def resume(run: RunDir, *, slurm: Slurm | None = None) -> str:
             (task.control / honoured_name(name)).rename(task.control / name)
         raise
     register(_parent(run), name=record.name, job_id=job_id)
+    if isinstance(backend, SlurmBackend):
+        for problem in tell_dependents(backend.slurm, _parent(run)):
+            warnings.warn(problem, stacklevel=2)
     return job_id
 
 

@@ -14,6 +14,7 @@ from hpcaccel.submission.backend import SlurmBackend
 from hpcaccel.submission.build import all_or_nothing, build
 from hpcaccel.submission.chain import links_behind
 from hpcaccel.submission.checkpoints import held
+from hpcaccel.submission.dependencies import backend_waiting, note_dependents
 from hpcaccel.submission.facts import read_record, write_record
 from hpcaccel.submission.foresight import advice_on_job
 from hpcaccel.submission.handin import hand_in
@@ -33,6 +34,7 @@ def submit(
     grid: Sequence[str] | None = None,
     name: str | None = None,
     from_run: str | os.PathLike[str] | None = None,
+    after: Sequence[str] = (),
     **kwargs: Any,
 ) -> Run | RunArray:
     """Submit a spec file, a ``JobSpec``, or a Python function as a job.
@@ -51,6 +53,7 @@ def submit(
         name: in place of the spec's name.
         from_run: a checkpoint that the first attempt starts from: ``RUN``, ``RUN@step`` or a path. It is pinned, so
             that its own run does not delete it.
+        after: runs that must have ended before, in addition to the spec's own: ``NAME``, ``afterany:NAME``.
 
     Raises:
         SpecError: something in the spec is wrong.
@@ -69,6 +72,7 @@ def submit(
         grid=grid,
         name=name,
         from_run=from_run,
+        after=after,
     )
     for sentence in prepared.advice:
         warnings.warn(sentence, stacklevel=2)
@@ -97,10 +101,12 @@ def submit_prepared(prepared: Prepared) -> Run | RunArray:
             write_record(task, replace(read_record(task), job_ids=[f"{job_id}_{index}"]), sync=False)
         with links_behind(run, job_id, backend=prepared.backend) as links:
             write_record(run, replace(read_record(run), job_ids=[job_id], links=links))
+        note_dependents(prepared.after, run, job_id)
 
+    backend = backend_waiting(prepared.backend, prepared.tasks[0].spec, prepared.after)
     with held(prepared.origin, run_id=run.run_id), all_or_nothing(run):
         build(prepared)
-        job_id = hand_in(run, text=prepared.script, backend=prepared.backend, indices=indices, after=record_job)
+        job_id = hand_in(run, text=prepared.script, backend=backend, indices=indices, after=record_job)
     register(run, name=prepared.name, job_id=job_id)
     slurm = prepared.backend.slurm if isinstance(prepared.backend, SlurmBackend) else None
     submitted = open_run(run.path, slurm=slurm)

@@ -14,7 +14,6 @@ from typing import Literal
 
 from hpcaccel.errors import ClusterError
 from hpcaccel.rundir import RunDir, SweepDir
-from hpcaccel.slurm.commands import Slurm
 from hpcaccel.slurm.refusals import submit_limit
 from hpcaccel.submission import local
 from hpcaccel.submission.backend import Backend, SlurmBackend, ranges
@@ -57,7 +56,7 @@ class WorkerArrays:
         assert isinstance(run, SweepDir)
         try:
             if isinstance(self.backend, SlurmBackend):
-                self._submit(self.backend.slurm, script)
+                self._submit(self.backend, script)
             else:
                 self.jobs = local.start_workers(run, script, self.indices)
         except BaseException:
@@ -75,13 +74,13 @@ class WorkerArrays:
         for index in self.indices:
             local.kill(run.worker(index))
 
-    def _submit(self, slurm: Slurm, script: Path) -> None:
-        most = largest_array(slurm.config())
+    def _submit(self, backend: SlurmBackend, script: Path) -> None:
+        most = largest_array(backend.slurm.config())
         waiting = chunks(self.indices, most)
         while waiting:
             piece, *waiting = waiting
             try:
-                self._submit_array(slurm, script, piece, offset=piece[0] // most * most)
+                self._submit_array(backend, script, piece, offset=piece[0] // most * most)
             except ClusterError as error:
                 limit = submit_limit(str(error))
                 if limit is None or (len(piece) == 1 and not self.jobs):
@@ -90,12 +89,12 @@ class WorkerArrays:
                 half = len(piece) // 2
                 waiting = [piece[:half], piece[half:], *waiting] if half else []
 
-    def _submit_array(self, slurm: Slurm, script: Path, indices: Sequence[int], *, offset: int) -> None:
+    def _submit_array(self, backend: SlurmBackend, script: Path, indices: Sequence[int], *, offset: int) -> None:
         # the options come before the script's own lines, which speak of all workers
-        options = [f"--array={ranges([index - offset for index in indices])}"]
+        options = [f"--array={ranges([index - offset for index in indices])}", *backend.options]
         if offset:
             options.append("--output=/dev/null")  # %a would name another worker's folder: the script sees to it
-        array_id = slurm.sbatch(script, options, words=[str(offset)] if offset else [])
+        array_id = backend.slurm.sbatch(script, options, words=[str(offset)] if offset else [])
         self.jobs |= {index: f"{array_id}_{index - offset}" for index in indices}
 
 

@@ -20,6 +20,7 @@ from hpcaccel.spec.sweep_notes import notes
 from hpcaccel.submission.backend import SlurmBackend
 from hpcaccel.submission.build import all_or_nothing, new_record, publish, temporary
 from hpcaccel.submission.codecopy import copy_code
+from hpcaccel.submission.dependencies import backend_waiting, note_dependents
 from hpcaccel.submission.facts import read_record, write_record
 from hpcaccel.submission.foresight import advice_on_job
 from hpcaccel.submission.handin import hand_in
@@ -134,11 +135,14 @@ def start_sweep(plan: PreparedSweep) -> WorkerArrays:
         ClusterError: Slurm refused all of them.
         RunDirectoryError: the directory cannot be written.
     """
-    arrays = WorkerArrays(plan.prepared.backend, range(plan.workers))
+    waiting = backend_waiting(plan.prepared.backend, plan.spec.job, plan.prepared.after)
+    arrays = WorkerArrays(waiting, range(plan.workers))
     with all_or_nothing(plan.dir):
         _build(plan)
         hand_in_workers(plan.dir, arrays, text=plan.prepared.script)
     register(plan.dir, name=plan.prepared.name, job_id=arrays.array_ids[0])
+    for array_id in arrays.array_ids:
+        note_dependents(plan.prepared.after, plan.dir, array_id)
     return arrays
 
 

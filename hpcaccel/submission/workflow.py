@@ -1,0 +1,98 @@
+"""Submitting the jobs of one file, each behind those that it waits for: all of them, or none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpcaccel.errors import HpcaccelError
+from hpcaccel.rundir import RunDir
+from hpcaccel.slurm.commands import Slurm
+from hpcaccel.spec import JobSpec
+from hpcaccel.submission.control import request_cancel
+from hpcaccel.submission.once import once_or_always
+from hpcaccel.submission.prepare import Prepared, prepare
+from hpcaccel.submission.run import Run, open_run
+from hpcaccel.submission.submit import submit_prepared
+
+__all__ = ["key_of", "prepare_jobs", "submit_jobs"]
+
+
+def prepare_jobs(
+    jobs: Sequence[JobSpec],
+    *,
+    cluster: str | None = None,
+    runs_dir: str | os.PathLike[str] | None = None,
+    after: Sequence[str] = (),
+    slurm: Slurm | None = None,
+    facts: bool = True,
+) -> list[Prepared]:
+    """Check all jobs before the first is submitted.
+
+    Args:
+        jobs: as :func:`hpcaccel.spec.workflow.read_jobs` gives them.
+        after: what those have to wait for, too, that wait for no other job of the file.
+
+    Raises:
+        SpecError, ClusterError, UserError: with what is wrong.
+    """
+    planned: dict[str, RunDir] = {}
+    found = []
+    for job in jobs:
+        options = {"cluster": cluster, "runs_dir": runs_dir, "slurm": slurm, "facts": facts}
+        found.append(_prepare(job, planned, after=after, **options))
+        planned[job.name] = found[-1].run
+    return found
+
+
+def _prepare(job: JobSpec, planned: Mapping[str, RunDir], *, after: Sequence[str], **options: Any) -> Prepared:
+    first = not any(text.partition(":")[2] in planned for text in job.after)
+    return prepare(job, after=after if first else (), planned=planned, **options)
+
+
+def submit_jobs(
+    jobs: Sequence[JobSpec],
+    *,
+    cluster: str | None = None,
+    runs_dir: str | os.PathLike[str] | None = None,
+    after: Sequence[str] = (),
+    facts: bool = True,
+    key: str | None = None,
+) -> list[Run]:
+    """Submit all jobs in their order; when one is refused, those before it are cancelled.
+
+    Args:
+        key: see :mod:`hpcaccel.submission.once`; each job has its own part of it.
+
+    Raises:
+        HpcaccelError: as :func:`hpcaccel.submit`.
+    """
+    options: dict[str, Any] = {"cluster": cluster, "runs_dir": runs_dir, "facts": facts}
+    prepared = prepare_jobs(jobs, after=after, **options)
+    planned: dict[str, RunDir] = {}
+    runs: list[Run] = []
+    try:
+        for number, job in enumerate(jobs):
+            with once_or_always(key_of(key, number)) as once:
+                if (earlier := once.earlier()) is not None:
+                    run = open_run(earlier)
+                else:
+                    own = prepared[number]
+                    if key is not None:  # an earlier try may have submitted what it waits for
+                        own = _prepare(job, planned, after=after, slurm=once.slurm, **options)
+                    once.begin(own.run)
+                    run = submit_prepared(own)
+            assert isinstance(run, Run)
+            runs.append(run)
+            planned[job.name] = run.dir
+    except HpcaccelError:
+        for run in reversed(runs):
+            request_cancel(run.dir)
+        raise
+    return runs
+
+
+def key_of(key: str | None, number: int) -> str | None:
+    """The key of one job of several."""
+    return None if key is None else f"{key}-{number}"
