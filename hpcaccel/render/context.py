@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcaccel.errors import SpecError
@@ -51,7 +51,7 @@ def template_names(
         "array": array_size is not None,
         "sweep": isinstance(run_dir, SweepDir),  # an array too, of workers
         "header": [f"hpcaccel job {spec.name}", *(f"{key}: {value}" for key, value in header.items())],
-        "directives": _directives(spec, run_dir, array_size) if slurm else [],
+        "directives": _directives(spec, run_dir, array_size, profile.exclude if profile else []) if slurm else [],
         "run_dir": str(run_dir.path),  # of an array or a sweep: the parent folder
         "python": python,
         "workdir": workdir,
@@ -67,11 +67,19 @@ def template_names(
     }
 
 
-def _directives(spec: JobSpec, run_dir: RunDir, array_size: int | None) -> list[tuple[str, str | None]]:
-    """sbatch's long options and their values; None for an option without one."""
+def _directives(
+    spec: JobSpec, run_dir: RunDir, array_size: int | None, left_out: Sequence[str]
+) -> list[tuple[str, str | None]]:
+    """sbatch's long options and their values; None for an option without one.
+
+    Args:
+        left_out: nodes that no job of the site's profile may use.
+    """
     log = run_dir.slurm_log if array_size is None else run_dir.tasks / "ARRAY" / run_dir.slurm_log.name
     output = pattern(str(log)) if array_size is None else pattern(str(log.parent.parent)) + f"/%a/{log.name}"
-    options: list[tuple[str, str | None]] = [("job-name", spec.name), *spec.slurm.flags()]
+    exclude = ",".join([*([spec.slurm.exclude] if spec.slurm.exclude else []), *left_out])
+    slurm = spec.slurm.model_copy(update={"exclude": exclude or None})
+    options: list[tuple[str, str | None]] = [("job-name", spec.name), *slurm.flags()]
     options.append(("requeue" if spec.resilience.requeue and not spec.resilience.chain else "no-requeue", None))
     options.append(("signal", f"B:USR2@{spec.warning_seconds}"))
     options.append(("open-mode", "append"))

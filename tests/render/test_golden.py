@@ -38,6 +38,8 @@ def everything() -> JobSpec:
             "constraint": "a100&ib",
             "exclude": "n[01-03]",
             "exclusive": True,
+            "licenses": "matlab:2,ansys@lm",
+            "switches": "1@10:00",
             "comment": 'Ann\'s 1st run # "b" \\ $(id) é',
             "mail_type": "END,FAIL",
             "mail_user": "ann@example.org",
@@ -73,7 +75,7 @@ def test_the_local_backend() -> None:
 
 
 def test_everything() -> None:
-    profile = ClusterProfile(name="alps", env={"NCCL_SOCKET_IFNAME": "hsn0"})
+    profile = ClusterProfile(name="alps", exclude=["n07", "n[20-23]"], env={"NCCL_SOCKET_IFNAME": "hsn0"})
     text = render(everything(), run_dir=RUN, python=PYTHON, header=HEADER, profile=profile)
     golden("everything.sbatch", text)
 

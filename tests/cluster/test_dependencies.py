@@ -1,0 +1,80 @@
+"""Runs that wait for the ends of others, on a real Slurm; an end that is none, a requeue, lets nobody start."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hpcaccel.rundir import RunDir, read_lines
+
+from .dev_cluster import Cluster
+from .scenario import Scenario
+
+Lease = Callable[[int], list[str]]
+
+
+@pytest.fixture
+def scenario(cluster: Cluster, lease: Lease, tmp_path: Path) -> Scenario:
+    return Scenario(cluster, tmp_path, nodes=lease(1))
+
+
+def say(word: str, **sections: Any) -> dict[str, Any]:
+    return {"entrypoint": {"command": ["echo", word]}, **sections}
+
+
+def submit_jobs(scenario: Scenario, jobs: dict[str, Any], **shared: Any) -> dict[str, RunDir]:
+    slurm = {"partition": "gpu", "mem": "500M", "time": 5, "nodelist": ",".join(scenario.nodes)}
+    path = scenario.folder / "jobs.yaml"
+    path.write_text(yaml.safe_dump({"slurm": slurm, "runtime": {"stop": "signals"}, "jobs": jobs, **shared}))
+    answer = json.loads(scenario.cli("submit", str(path), "--json").stdout)
+    return {job["name"]: RunDir(job["path"]) for job in answer["jobs"]}
+
+
+def times(run: RunDir) -> list[tuple[str, float]]:
+    return [(line["event"], line["time"]) for line, _ in read_lines(run.ledger)]
+
+
+SLOW_ONCE = ["bash", "-c", '[[ $HPCACCEL_ATTEMPT == 1 ]] && sleep 60; echo done']
+
+
+@pytest.mark.parametrize(
+    "resilience", [{}, pytest.param({"chain": 3, "chain_ahead": 1}, marks=pytest.mark.chaos)], ids=["requeue", "chain"]
+)
+def test_what_is_waited_for_is_the_runs_end(scenario: Scenario, resilience: dict[str, Any]) -> None:
+    first = {"entrypoint": {"command": SLOW_ONCE}, "resilience": resilience}
+    runs = submit_jobs(scenario, {"second": say("second", after=["first"]), "first": first})
+    scenario.dir = runs["first"]
+    scenario._wait(lambda: (runs["first"].attempt(1) / "step.json").exists(), "the first run's ranks")
+    scenario.cli("stop", "--requeue", runs["first"].run_id)
+    scenario.dir = runs["second"]
+    assert scenario.wait_until_over() == 0, scenario.story
+    assert len([one for one in times(runs["first"]) if one[0] == "start"]) == 2
+    assert times(runs["second"])[0][1] >= times(runs["first"])[-1][1], "the second began before the first was over"
+
+
+def test_kinds_of_dependencies(scenario: Scenario) -> None:
+    runs = submit_jobs(
+        scenario,
+        {
+            "bad": {"entrypoint": {"command": ["false"]}, "resilience": {"restart_in_place": 0, "requeue": False}},
+            "whatever": say("whatever", after=["afterany:bad"]),
+            "sorry": say("sorry", after=["afternotok:bad", "whatever"]),
+            "never": say("never", after=["bad"]),
+        },
+    )
+    scenario.dir = runs["sorry"]
+    assert scenario.wait_until_over() == 0, scenario.story
+    assert not runs["never"].ledger.exists()
+    # a run that is over needs no dependency, or can never be
+    answer = scenario.cli("submit", str(scenario.folder / "jobs.yaml"), "--after", "never", "--dry-run", check=False)
+    assert answer.returncode == 0, answer.stderr
+    scenario.cli("cancel", runs["never"].run_id)
+    (scenario.folder / "late.yaml").write_text(yaml.safe_dump(say("late", name="late", after=["bad"])))
+    refused = scenario.cli("submit", "late.yaml", check=False)
+    assert refused.returncode == 2
+    assert "would never start" in refused.stderr

@@ -1,0 +1,57 @@
+"""One torchrun a node in place of a task for each rank, on a real Slurm: signals, ends and logs are the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .dev_cluster import Cluster
+from .scenario import Scenario
+
+Lease = Callable[[int], list[str]]
+PAUSE = ("--pause", "0.25")
+
+
+@pytest.fixture
+def scenario(cluster: Cluster, lease: Lease, tmp_path: Path) -> Scenario:
+    return Scenario(cluster, tmp_path, nodes=lease(2))
+
+
+@pytest.mark.parametrize("partition", ["gpu", pytest.param("gpu0", marks=pytest.mark.chaos)])
+def test_preempted_ranks_of_torchrun_stop_at_a_step(
+    scenario: Scenario, assert_exact: Callable[..., None], partition: str
+) -> None:
+    scenario.train(*PAUSE, launcher="torchrun", slurm={"partition": partition})
+    scenario.wait_for_step(8)
+    scenario.preempt()
+    assert scenario.wait_until_over() == 0, scenario.story
+    assert scenario.ends == [("preempted", "requeue"), ("completed", "end")], scenario.story
+    assert scenario.status()["steps_lost"] == 0
+    assert [path.name for path in sorted(scenario.dir.attempt(1).glob("[0-9].log"))] == [f"{n}.log" for n in range(4)]
+    assert_exact(scenario)
+
+
+@pytest.mark.chaos
+def test_a_rank_of_torchruns_that_is_killed(scenario: Scenario, assert_exact: Callable[..., None]) -> None:
+    scenario.train(*PAUSE, launcher="torchrun", checkpoint={"every_steps": 5})
+    scenario.wait_for_checkpoint()
+    os.kill(int(scenario.wait_for_word("ready", rank=3).split()[1]), signal.SIGKILL)
+    assert scenario.wait_until_over() == 0, scenario.story
+    assert scenario.ends == [("failed", "restart"), ("completed", "end")], scenario.story
+    assert scenario.lines("end")[0]["exit_code"] == 137, "torchrun alone would have said 1"
+    assert_exact(scenario)
+
+
+@pytest.mark.chaos
+def test_a_user_stops_and_resumes_torchrun(scenario: Scenario, assert_exact: Callable[..., None]) -> None:
+    scenario.train(*PAUSE, launcher="torchrun")
+    scenario.wait_for_step(8)
+    scenario.cli("stop", scenario.dir.run_id)
+    assert scenario.wait_until_over() == 85, scenario.story
+    scenario.cli("resume", scenario.dir.run_id)
+    assert scenario.wait_until_over() == 0, scenario.story
+    assert_exact(scenario)
