@@ -11,44 +11,57 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcaccel.errors import SpecError
-from hpcaccel.spec import JobSpec
-from hpcaccel.spec.site import Partition, SiteFacts
+from hpcaccel.rundir import default_runs_dir
+from hpcaccel.spec import ClusterProfile, JobSpec
+from hpcaccel.spec.site import Partition, SiteFacts, load_facts
 from hpcaccel.submission.site_checks_accounts import accounts, groups
 from hpcaccel.submission.site_checks_limits import array_size, job_limits, partition_limits
 from hpcaccel.submission.site_checks_nodes import hardware
 from hpcaccel.submission.site_checks_preemption import preemption
 from hpcaccel.submission.site_checks_storage import storage
 from hpcaccel.submission.site_findings import Finding, error, listed, located, nearest, warning, with_age
-from hpcaccel.submission.site_history import History
+from hpcaccel.submission.site_history import History, read_history
 
-__all__ = ["advice_or_refusal", "check_site", "wanted_partitions"]
+__all__ = ["advice_or_refusal", "check_site", "findings_for", "wanted_partitions", "way_out"]
+
+
+def findings_for(
+    spec: JobSpec, profile: ClusterProfile | None, *, array_tasks: int | None = None, runs_dir: Path | None = None
+) -> tuple[SiteFacts | None, list[Finding]]:
+    """The stored facts of a profile and what they say; None and nothing where there are none.
+
+    Raises:
+        SpecError: the facts cannot be read.
+    """
+    facts = None if profile is None or profile.backend == "local" else load_facts(profile.name)
+    if profile is None or facts is None:
+        return None, []
+    runs = runs_dir or default_runs_dir(profile.runs_dir)
+    history = read_history(spec.name, runs)
+    return facts, check_site(spec, facts, array_tasks=array_tasks, runs_dir=runs, history=history)
 
 
 def advice_or_refusal(
-    spec: JobSpec,
-    facts: SiteFacts,
-    *,
-    array_tasks: int | None = None,
-    runs_dir: Path | None = None,
-    history: History | None = None,
-) -> tuple[str, ...]:
-    """The warnings of :func:`check_site` as sentences.
+    spec: JobSpec, profile: ClusterProfile | None, *, array_tasks: int | None = None, runs_dir: Path | None = None
+) -> tuple[str, ...] | None:
+    """The warnings of :func:`findings_for` as sentences; None where there are no facts.
 
     Raises:
         SpecError: with every error, and what to do where the facts are out of date.
     """
-    found = check_site(spec, facts, array_tasks=array_tasks, runs_dir=runs_dir, history=history)
+    facts, found = findings_for(spec, profile, array_tasks=array_tasks, runs_dir=runs_dir)
+    if facts is None:
+        return None
     if any(one.is_error for one in found):
         raise SpecError([*(str(one) for one in found if one.is_error), way_out(facts)])
     return tuple(str(one) for one in found)
 
 
-def way_out(facts: SiteFacts) -> str:
+def way_out(facts: SiteFacts, *, can_leave_aside: bool = True) -> str:
     """What to do where the cluster has changed since it was probed."""
-    return (
-        f"if cluster {facts.name} has changed since, read it anew with `hpcaccel cluster probe {facts.name}`, or leave "
-        "its facts aside with --no-facts"
-    )
+    aside = ", or leave its facts aside with --no-facts" if can_leave_aside else ""
+    name = facts.name
+    return f"if cluster {name} has changed since, read it anew with `hpcaccel cluster probe {name}`{aside}"
 
 
 def check_site(

@@ -36,7 +36,7 @@ def preemption_of(spec: JobSpec, facts: SiteFacts, partition: Partition) -> Pree
     """
     kind = (facts.config.preempt_type or "").lower()
     if kind.endswith("partition_prio"):
-        if all(one.priority_tier <= partition.priority_tier for one in facts.partitions):
+        if not any(_is_above(one, partition) for one in facts.partitions):
             return None
         mode, grace = partition.preempt_mode or facts.config.preempt_mode, partition.grace_seconds
     elif kind.endswith("qos"):
@@ -51,6 +51,12 @@ def preemption_of(spec: JobSpec, facts: SiteFacts, partition: Partition) -> Pree
     if not words or words[0] == "OFF":
         return None
     return Preemption(mode=words[0], grace_seconds=grace, kill_wait_seconds=facts.config.kill_wait_seconds)
+
+
+def _is_above(other: Partition, partition: Partition) -> bool:
+    """Whether its jobs may want the same nodes, and come first."""
+    share = not other.node_types or not partition.node_types or bool({*other.node_types} & {*partition.node_types})
+    return share and other.priority_tier > partition.priority_tier
 
 
 def preemption(

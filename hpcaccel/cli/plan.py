@@ -1,0 +1,80 @@
+"""``plan``: partitions and sizes side by side, before anything is submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpcaccel.cli.cluster import chosen_profile
+from hpcaccel.cli.options import Cluster, Json, Overrides, SpecFile
+from hpcaccel.cli.output import note, print_json
+from hpcaccel.errors import UserError
+
+if TYPE_CHECKING:
+    from hpcaccel.submission.planning import Choice
+
+__all__ = ["plan"]
+
+
+def plan(
+    file: SpecFile,
+    overrides: Overrides = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="Partitions to compare. Without it: the spec's.", show_default=False),
+    ] = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option(metavar="2,4,8", help="Numbers of nodes to compare. Without it: the spec's.", show_default=False),
+    ] = None,
+    cluster: Cluster = None,
+    json: Json = False,
+) -> None:
+    """Compare when a job would start, and its GPU-hours, in partitions and sizes. Nothing is submitted."""
+    from hpcaccel.spec.site import load_facts
+    from hpcaccel.submission.planning import plan_choices
+
+    profile = chosen_profile(cluster)
+    if profile is not None and profile.backend == "local":
+        raise UserError("there is no queue on the local backend: a job starts at once. Name a cluster with --cluster")
+    facts = None if profile is None else load_facts(profile.name)
+    found = plan_choices(
+        file, partitions=_parts(partition), nodes=_parts(nodes), overrides=overrides or [], profile=profile, facts=facts
+    )
+    if json:
+        print_json([choice.to_json() for choice in found])
+    else:
+        _print(found)
+        note("hours are those of a job that uses its whole time limit; a start is what Slurm expects at this moment")
+
+
+def _parts(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def _print(found: Sequence[Choice]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from hpcaccel.view.tables import console_for
+    from hpcaccel.view.words import clean, clock_time, duration
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("PARTITION", "NODES", "GPUS", "TIME", "STARTS", "WAITS", "NODE-HOURS", "GPU-HOURS", "BUT"):
+        numeric = title in ("NODES", "GPUS", "NODE-HOURS", "GPU-HOURS")
+        table.add_column(title, justify="right" if numeric else "left", no_wrap=title != "BUT")
+    for one in found:
+        table.add_row(
+            Text(clean(one.partition)),
+            Text(str(one.nodes)),
+            Text(str(one.gpus)),
+            Text("no limit" if one.time_seconds is None else duration(one.time_seconds)),
+            Text("-" if one.start_time is None else clock_time(one.start_time)),
+            Text("-" if one.waits_seconds is None else duration(one.waits_seconds)),
+            Text("-" if one.node_hours is None else f"{one.node_hours:.1f}"),
+            Text("-" if one.gpu_hours is None else f"{one.gpu_hours:.1f}"),
+            Text(clean(one.problem), style="yellow"),
+        )
+    console_for(None).print(table)

@@ -1,0 +1,62 @@
+"""``run``: a spec inside an allocation that is there already."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from hpcaccel.cli.options import Cluster, Overrides, RunsDir, SpecFile
+from hpcaccel.cli.output import note
+
+__all__ = ["run"]
+
+
+def run(
+    file: SpecFile,
+    overrides: Overrides = None,
+    cluster: Cluster = None,
+    runs_dir: RunsDir = None,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="RUN[@STEP]", help="Start from a checkpoint of another run.", show_default=False
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Do not show what rank 0 prints.")] = False,
+) -> None:
+    """Run a spec file now, on the nodes of the allocation around this shell (salloc), and wait for its end.
+
+    The allocation decides nodes, partition and time; Ctrl-C has the ranks save and leave.
+    """
+    from hpcaccel.slurm.commands import Slurm
+    from hpcaccel.submission.allocated import allocation_around, overrides_inside, prepared_inside, run_script
+    from hpcaccel.submission.prepare import prepare
+    from hpcaccel.submission.submit import submit_prepared
+    from hpcaccel.view.logs import Logs
+
+    slurm, around = Slurm(), allocation_around()
+    settings = overrides_inside(around, slurm, time.time())
+    prepared = prepare(
+        str(file),
+        cluster=cluster,
+        runs_dir=runs_dir,
+        overrides=[*(overrides or []), *settings],
+        from_run=from_,
+        slurm=slurm,
+        facts=False,
+    )
+    for sentence in prepared.advice:
+        note(f"note: {sentence}")
+    started = submit_prepared(prepared_inside(prepared, around, slurm))
+    note(f"{started.name} runs as {started.run_id} in job {around.job_id}, {len(around.nodes)} nodes: {started.path}")
+    logs = Logs(started.dir)
+
+    def tell() -> None:
+        for chunk in [] if quiet else logs.new():
+            sys.stdout.buffer.write(chunk)
+        sys.stdout.flush()
+
+    raise typer.Exit(run_script(started.dir, tell=tell))

@@ -1,0 +1,160 @@
+"""Why a run does not run: Slurm's reason in plain words, when it is expected to start, and what comes before it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hpcaccel.errors import HpcaccelError
+from hpcaccel.rundir import RunDir
+from hpcaccel.slurm.commands import Slurm
+from hpcaccel.slurm.states import JobInfo
+from hpcaccel.slurm.waiting import WaitingJob
+from hpcaccel.submission.explaining_reasons import meaning
+from hpcaccel.submission.facts import read_facts, read_record
+from hpcaccel.submission.status import RunStatus, status
+
+__all__ = ["Explanation", "Why", "explain_run"]
+
+_WAITING = ("pending", "requeued")
+_SHOWN = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Why:
+    """Why one job, or some tasks of an array, wait."""
+
+    job_id: str
+    reason: str
+    """Slurm's own word."""
+    words: str
+    advice: str
+    waits: bool
+    """Whether time alone may mend it."""
+    tasks: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What there is to say of one run. Times are seconds since 1970."""
+
+    run_id: str
+    name: str
+    state: str
+    detail: str = ""
+    """Of a run that does not wait: what it does, or how it ended."""
+    advice: str = ""
+    why: tuple[Why, ...] = ()
+    start_time: float | None = None
+    """When the scheduler expects to start it; None where it says nothing."""
+    dependency: str = ""
+    priority: int | None = None
+    before: tuple[WaitingJob, ...] = ()
+    """Jobs of its partitions that wait with a higher priority, the highest first, as far as the site shows them."""
+    nodes_before: int = 0
+    problem: str = ""
+    """Why nothing could be found out about the queue."""
+    asked: float = field(default_factory=time.time)
+
+    @property
+    def shown_before(self) -> Sequence[WaitingJob]:
+        return self.before[:_SHOWN]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def explain_run(run: RunDir, slurm: Slurm | None = None) -> Explanation:
+    """Say why ``run`` is where it is; for a run in the queue with two questions to Slurm.
+
+    Raises:
+        RunDirectoryError: it is no run directory.
+    """
+    slurm = slurm or Slurm()
+    now = status(run, slurm)
+    if not any(one.state in _WAITING for one in now.tasks or [now]):
+        return _not_waiting(run, now)
+    if read_record(run).backend == "local":
+        return Explanation(run_id=now.run_id, name=now.name, state=now.state, detail=now.detail)
+    try:
+        return _waiting(now, slurm)
+    except HpcaccelError as error:
+        return Explanation(run_id=now.run_id, name=now.name, state=now.state, detail=now.detail, problem=str(error))
+
+
+def _not_waiting(run: RunDir, now: RunStatus) -> Explanation:
+    detail, advice = now.detail, ""
+    if not now.tasks:
+        facts = read_facts(run)
+        end = facts.settled
+        if end is not None:
+            detail, advice = end.detail or now.detail, end.advice
+        elif now.state == "stopping" and facts.asked is not None:
+            detail = f"it was asked to stop ({facts.asked.reason})"
+    if not advice and now.state in ("failed", "lost", "paused", "cancelled"):
+        advice = f"go on from the newest checkpoint: hpcaccel resume {now.run_id}"
+    return Explanation(run_id=now.run_id, name=now.name, state=now.state, detail=detail, advice=advice)
+
+
+def _waiting(now: RunStatus, slurm: Slurm) -> Explanation:
+    parts = [one for one in now.tasks or [now] if one.state in _WAITING]
+    job = slurm.job(parts[0].job_id)
+    why = tuple(_reasons(parts))
+    if job is None:
+        return Explanation(run_id=now.run_id, name=now.name, state=now.state, detail=now.detail, why=why)
+    queue = slurm.waiting(job.partition.split(",")) if job.partition else []
+    own = next((one for one in queue if _is(one, parts[0].job_id)), None)
+    before = () if own is None else tuple(_before(own, queue))
+    return Explanation(
+        run_id=now.run_id,
+        name=now.name,
+        state=now.state,
+        why=why,
+        start_time=_expected(job, own),
+        dependency="" if own is None else own.dependency,
+        priority=None if own is None else own.priority,
+        before=before,
+        nodes_before=sum(one.node_count for one in before),
+    )
+
+
+def _reasons(parts: Sequence[RunStatus]) -> list[Why]:
+    """Each reason once, with how many tasks have it."""
+    counts: dict[str, list[str]] = {}
+    for one in parts:
+        counts.setdefault(one.reason or "None", []).append(one.job_id)
+    found = []
+    for reason, job_ids in counts.items():
+        said = meaning(reason)
+        found.append(
+            Why(
+                job_id=job_ids[0],
+                reason=reason,
+                words=said.words,
+                advice=said.advice.replace("JOB", job_ids[0]),
+                waits=said.waits,
+                tasks=len(job_ids),
+            )
+        )
+    return found
+
+
+def _expected(job: JobInfo, own: WaitingJob | None) -> float | None:
+    """Slurm's estimate, which it makes for the first jobs of the queue only; one in the past is none."""
+    start = own.start_time if own is not None and own.start_time is not None else job.start_time
+    return start if start is not None and start > time.time() else None
+
+
+def _is(one: WaitingJob, job_id: str) -> bool:
+    """``46_[1-5%2]`` stands for 46_3 as well, and ``46_3`` for itself."""
+    return one.job_id == job_id or one.job_id.partition("_[")[0] == job_id.partition("_")[0]
+
+
+def _before(own: WaitingJob, queue: Sequence[WaitingJob]) -> list[WaitingJob]:
+    """What may start and has a higher priority: held jobs and those that wait for others are in nobody's way."""
+    ahead = [
+        one for one in queue if one.priority > own.priority and not one.held and not one.reason.startswith("Dependency")
+    ]
+    return sorted(ahead, key=lambda one: one.priority, reverse=True)

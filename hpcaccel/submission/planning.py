@@ -1,0 +1,141 @@
+"""When would it start, and what would it cost: one spec in several partitions and sizes; nothing is submitted."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import hpcaccel
+from hpcaccel.errors import SpecError, UserError
+from hpcaccel.render import render
+from hpcaccel.rundir import RunDir
+from hpcaccel.slurm.commands import Slurm
+from hpcaccel.slurm.waiting import StartEstimate
+from hpcaccel.spec import ClusterProfile, JobSpec, load_spec, spec_hash
+from hpcaccel.spec.quantities import canonical_nodes
+from hpcaccel.spec.site import SiteFacts
+from hpcaccel.submission.site_checks import check_site
+
+__all__ = ["MOST_QUESTIONS", "Choice", "ask_of_script", "ask_slurm", "plan_choices"]
+
+MOST_QUESTIONS = 36
+"""Each choice is a question to the controller; sites ask for few."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One partition and size. Times are seconds since 1970; hours are those of a job that uses all of its time."""
+
+    partition: str
+    nodes: int
+    gpus: int
+    """Of all nodes together."""
+    time_seconds: int | None
+    start_time: float | None = None
+    node_hours: float | None = None
+    gpu_hours: float | None = None
+    problem: str = ""
+    """Why it would not start, as the facts or Slurm say."""
+    asked: float = 0.0
+
+    @property
+    def waits_seconds(self) -> float | None:
+        return None if self.start_time is None else max(0.0, self.start_time - self.asked)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "waits_seconds": self.waits_seconds}
+
+
+def plan_choices(
+    file: Path,
+    *,
+    partitions: Sequence[str],
+    nodes: Sequence[str],
+    overrides: Sequence[str] = (),
+    profile: ClusterProfile | None = None,
+    facts: SiteFacts | None = None,
+    slurm: Slurm | None = None,
+) -> list[Choice]:
+    """Every combination of ``partitions`` and ``nodes``, the one that starts first in front.
+
+    Args:
+        partitions, nodes: empty: as the spec has it.
+        facts: of the cluster; what they forbid is not asked of Slurm.
+
+    Raises:
+        SpecError: the spec is wrong, or one of the sizes is no number of nodes.
+        UserError: more combinations than ``MOST_QUESTIONS``.
+        ClusterError, SlurmCommandError: there is no Slurm here, or it does not answer.
+    """
+    count = max(1, len(partitions)) * max(1, len(nodes))
+    if count > MOST_QUESTIONS:
+        raise UserError(
+            f"{count} combinations are too many questions to Slurm at a time (at most {MOST_QUESTIONS}): "
+            "name fewer partitions or sizes"
+        )
+    slurm, found = slurm or Slurm(), []
+    for place in partitions or [None]:
+        for size in nodes or [None]:
+            own = [] if place is None else [f"slurm.partition={place}"]
+            own += [] if size is None else [f"slurm.nodes={_size(size)}"]
+            spec = load_spec(file, overrides=[*overrides, *own], profile=profile)
+            found.append(_choice(spec, profile, facts, slurm))
+    return sorted(found, key=lambda one: (one.start_time is None, one.start_time or 0.0))
+
+
+def _size(text: str) -> str:
+    try:
+        return canonical_nodes(text.strip())
+    except ValueError as error:
+        raise SpecError(f"command line: --nodes {text!r} {error}") from None
+
+
+def _choice(spec: JobSpec, profile: ClusterProfile | None, facts: SiteFacts | None, slurm: Slurm) -> Choice:
+    problems = [] if facts is None else [one for one in check_site(spec, facts) if one.is_error]
+    nodes, gpus, seconds = spec.slurm.min_nodes, spec.slurm.node_gpus, spec.slurm.time_seconds
+    hours = None if seconds is None else nodes * seconds / 3600
+    answer = StartEstimate() if problems else ask_slurm(spec, profile, slurm)
+    return Choice(
+        partition=spec.slurm.partition or answer.partition or "(default)",
+        nodes=nodes,
+        gpus=nodes * gpus,
+        time_seconds=seconds,
+        start_time=answer.start_time,
+        node_hours=hours,
+        gpu_hours=None if hours is None else hours * gpus,
+        problem="; ".join(map(str, problems))
+        or answer.refusal.partition("\n")[0].removeprefix("Slurm refused the job: "),
+        asked=time.time(),
+    )
+
+
+def ask_slurm(
+    spec: JobSpec, profile: ClusterProfile | None, slurm: Slurm, *, tasks: int | None = None
+) -> StartEstimate:
+    """``sbatch --test-only`` with the script of ``spec``; of an array with so many ``tasks``.
+
+    Raises:
+        ClusterError, SlurmCommandError: there is no Slurm here, or it does not answer.
+    """
+    text = render(
+        spec,
+        run_dir=RunDir(Path(tempfile.gettempdir()) / "hpcaccel-plan"),
+        python=sys.executable,
+        profile=profile,
+        array_size=tasks,
+        header={"spec": spec_hash(spec), "hpcaccel": hpcaccel.__version__},
+    )
+    return ask_of_script(text, slurm)
+
+
+def ask_of_script(text: str, slurm: Slurm) -> StartEstimate:
+    """The same for a script that is there already; raises as :func:`ask_slurm`."""
+    with tempfile.TemporaryDirectory(prefix="hpcaccel-plan-") as folder:
+        script = Path(folder) / "job.sbatch"
+        script.write_text(text, encoding="utf-8")
+        return slurm.test_only(script)

@@ -1,0 +1,217 @@
+"""What stands between a spec and the queue: debugging jobs, changes, plans, explanations; with a Slurm in memory."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcaccel.errors import ClusterError, SpecError, UserError
+from hpcaccel.slurm.states import JobInfo, JobState
+from hpcaccel.slurm.waiting import StartEstimate, WaitingJob, parse_estimate, parse_waiting
+from hpcaccel.spec import load_spec
+from hpcaccel.spec.site import SiteFacts
+from hpcaccel.submission.allocated import Around, allocation_around, overrides_inside, prepared_inside
+from hpcaccel.submission.changes import changes_since_last
+from hpcaccel.submission.debugging import debug_job
+from hpcaccel.submission.explaining import explain_run
+from hpcaccel.submission.planning import plan_choices
+from hpcaccel.submission.prepare import prepare
+from hpcaccel.submission.run import Run
+
+
+def test_the_answers_of_slurm_are_read() -> None:
+    old = "sbatch: Job 49 to start at 2026-11-20T23:06:21 using 3 processors on nodes n[1-3] in partition gpu\n"
+    new = "sbatch: Job 7 to start at 2026-11-20T23:06:21 a using 3 processors on nodes n[1-3] in partition gpu\n"
+    estimates = {parse_estimate(old), parse_estimate(new)}
+    (estimate,) = estimates
+    assert estimate is not None and (estimate.nodes, estimate.partition) == ("n[1-3]", "gpu")
+    assert estimate.start_time is not None
+    assert parse_estimate("allocation failure: Requested node configuration is not available") is None
+    text = "slurm_load: warning\n46_[1-5%2]|90|me|2|gpu,spot|5:00|N/A|afterok:45(unfulfilled)|PENDING|Dependency\n"
+    (job,) = parse_waiting(text + "x|y\n")
+    assert (job.job_id, job.priority, job.node_count, job.partitions) == ("46_[1-5%2]", 90, 2, ("gpu", "spot"))
+    assert (job.time_limit_seconds, job.start_time, job.dependency) == (300, None, "afterok:45(unfulfilled)")
+
+
+# -- plan -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_asks_for_every_combination(project: Any) -> None:
+    project.slurm.estimate = StartEstimate(start_time=time.time() + 3600, partition="a")
+    found = plan_choices(
+        project.path / "job.yaml",
+        partitions=["a", "b"],
+        nodes=["2", "4"],
+        overrides=["slurm.gpus_per_node=4", "slurm.time=30"],
+        slurm=project.slurm,
+    )
+    assert {(one.partition, one.nodes) for one in found} == {("a", 2), ("a", 4), ("b", 2), ("b", 4)}
+    assert {one.gpu_hours for one in found} == {4.0, 8.0}
+    assert all(one.waits_seconds is not None and 3500 < one.waits_seconds <= 3600 for one in found)
+    assert sorted(text.count("--nodes=4") for text in project.slurm.tested) == [0, 0, 1, 1]
+    assert project.slurm.submissions == [] and project.left() == []
+
+
+def test_what_slurm_would_refuse_stands_in_the_plan(project: Any) -> None:
+    project.slurm.refuse = "Requested node configuration is not available"
+    (one,) = plan_choices(project.path / "job.yaml", partitions=[], nodes=[], slurm=project.slurm)
+    assert (one.start_time, "node configuration" in one.problem) == (None, True)
+
+
+def test_a_plan_does_not_ask_what_the_facts_forbid(project: Any) -> None:
+    facts = SiteFacts.model_validate(
+        {"name": "c", "probed_at": 1.0, "slurm_version": "22.05", "partitions": [{"name": "a", "nodes": 2}]}
+    )
+    found = plan_choices(
+        project.path / "job.yaml", partitions=["a"], nodes=["1", "8"], facts=facts, slurm=project.slurm
+    )
+    assert [bool(one.problem) for one in found] == [False, True]
+    assert len(project.slurm.tested) == 1
+
+
+def test_too_many_questions_are_refused(project: Any) -> None:
+    with pytest.raises(UserError, match="too many questions"):
+        plan_choices(project.path / "job.yaml", partitions=list("abcdefg"), nodes=list("123456"), slurm=project.slurm)
+    with pytest.raises(SpecError, match="--nodes 'many'"):
+        plan_choices(project.path / "job.yaml", partitions=[], nodes=["many"], slurm=project.slurm)
+
+
+# -- debug ----------------------------------------------------------------------------------------------------------
+
+SITE: dict[str, Any] = {"name": "c", "probed_at": 1.0, "slurm_version": "22.05"}
+
+
+def debugged(project: Any, **site: Any) -> tuple[Any, str]:
+    spec = load_spec(project.path / "job.yaml", overrides=["slurm.nodes=4", "slurm.time=5:00:00"])
+    job = debug_job(spec, SiteFacts.model_validate({**SITE, **site}))
+    return load_spec(project.path / "job.yaml", overrides=[*job.overrides]), job.note
+
+
+def test_a_debugging_job_is_small_and_goes_where_the_site_wants_it(project: Any) -> None:
+    partitions = [{"name": "gpu"}, {"name": "debugging"}, {"name": "gpu-debug", "max_time_minutes": 10}]
+    spec, note = debugged(project, partitions=partitions)
+    assert (spec.name, spec.slurm.nodes, spec.slurm.time) == ("demo-debug", "1", "00:10:00")
+    assert (spec.slurm.partition, spec.resilience.requeue) == ("gpu-debug", False)
+    assert "partition gpu-debug" in note
+
+
+def test_a_debugging_job_takes_the_qos_where_there_is_no_partition(project: Any) -> None:
+    closed = [{"name": "debug", "state": "DOWN"}, {"name": "test", "allow_accounts": ["others"]}]
+    accounts = [{"account": "ml", "default": True, "qos": ["normal", "debug"]}]
+    spec, _ = debugged(project, partitions=closed, accounts=accounts)
+    assert (spec.slurm.partition, spec.slurm.qos, spec.slurm.time) == (None, "debug", "00:15:00")
+    spec, note = debugged(project)
+    assert spec.slurm.qos is None and "no partition or QOS for debugging" in note
+
+
+# -- changes --------------------------------------------------------------------------------------------------------
+
+
+def test_what_has_changed_since_the_last_run(project: Any) -> None:
+    first = prepare("job.yaml", cluster="slurm", slurm=project.slurm)
+    assert changes_since_last(first) is None
+    run = project.queue()
+    same = changes_since_last(prepare("job.yaml", cluster="slurm", slurm=project.slurm))
+    assert same is not None and (same.run_id, same.nothing) == (run.run_id, True)
+    project.write("train.py", (project.path / "train.py").read_text() + "print('new')\n")
+    project.write("model.py", "depth = 3\n")
+    overrides = ["args.lr=1e-3", "slurm.time=20"]
+    found = changes_since_last(prepare("job.yaml", cluster="slurm", overrides=overrides, slurm=project.slurm))
+    assert found is not None
+    assert {one.key: (one.before, one.now) for one in found.settings} == {
+        "entrypoint.args.lr": (3.0e-4, 1e-3),
+        "slurm.time": ("00:10:00", "00:20:00"),
+    }
+    assert (found.added, found.removed, found.changed) == (("model.py",), (), ("train.py",))
+    assert "+print('new')" in found.diff
+
+
+def test_without_a_copy_of_the_code_only_settings_are_compared(project: Any) -> None:
+    project.queue("code.copy=false")
+    found = changes_since_last(prepare("job.yaml", cluster="slurm", slurm=project.slurm))
+    assert found is not None and "kept no copy" in found.code
+    assert [one.key for one in found.settings] == ["code.copy"]
+
+
+# -- explain --------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_waits_is_explained(project: Any) -> None:
+    run = project.queue()
+    start = time.time() + 7200
+    project.slurm.move(run.job_id, JobState.PENDING, reason="Priority", start_time=start)
+    own = WaitingJob(job_id=run.job_id, priority=50, partitions=("gpu",), start_time=start)
+    above = WaitingJob(job_id="7", priority=90, user="eve", node_count=4, partitions=("gpu",), reason="Resources")
+    project.slurm.others = [
+        own,
+        above,
+        replace(above, job_id="8", priority=40),
+        replace(above, job_id="9", held=True),
+        replace(above, job_id="10", partitions=("cpu",)),
+        replace(above, job_id="11", reason="Dependency"),
+    ]
+    found = explain_run(run.dir, project.slurm)
+    assert (found.state, found.why[0].reason, found.why[0].waits) == ("pending", "Priority", True)
+    assert found.start_time == start
+    assert ([one.job_id for one in found.before], found.nodes_before, found.priority) == (["7"], 4, 50)
+
+
+def test_a_run_that_has_failed_is_explained_by_its_end(project: Any) -> None:
+    run = project.queue()
+    project.slurm.move(run.job_id, JobState.CANCELLED)
+    found = explain_run(run.dir, project.slurm)
+    assert (found.state, found.why, "hpcaccel resume" in found.advice) == ("cancelled", (), True)
+
+
+# -- inside an allocation -------------------------------------------------------------------------------------------
+
+INSIDE = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": "16(x2)"}
+
+
+def test_the_allocation_around_a_shell() -> None:
+    assert allocation_around(INSIDE) == Around(job_id="9", nodes=("n1", "n2"), cpus_per_node=(16, 16))
+    with pytest.raises(UserError, match="salloc"):
+        allocation_around({})
+    with pytest.raises(UserError, match="one rank of a job"):
+        allocation_around({**INSIDE, "HPCACCEL_RUN_DIR": "/x"})
+
+
+def test_an_allocation_decides_nodes_and_time(project: Any) -> None:
+    job = JobInfo(job_id="9", state=JobState.RUNNING, partition="gpu", end_time=10_000.0)
+    project.slurm.jobs["9"] = job
+    around = allocation_around(INSIDE)
+    settings = overrides_inside(around, project.slurm, 10_000.0 - 610)
+    assert {"slurm.nodes=2", "slurm.time=10", "slurm.partition=gpu", "resilience.requeue=false"} <= set(settings)
+    project.slurm.jobs["9"] = replace(job, state=JobState.COMPLETED)
+    with pytest.raises(ClusterError, match="does not run any more"):
+        overrides_inside(around, project.slurm, 0.0)
+
+
+def test_inside_an_allocation_nothing_is_submitted(project: Any) -> None:
+    from hpcaccel.submission.submit import submit_prepared
+
+    around = allocation_around(INSIDE)
+    prepared = prepare("job.yaml", cluster="slurm", overrides=["slurm.nodes=2"], slurm=project.slurm)
+    run = submit_prepared(prepared_inside(prepared, around, project.slurm))
+    assert isinstance(run, Run) and run.job_id == "9"
+    assert project.slurm.submissions == []
+    wide = prepare("job.yaml", cluster="slurm", overrides=["slurm.cpus_per_task=9"], slurm=project.slurm)
+    with pytest.raises(UserError, match="18 CPUs, and job 9 has 16"):
+        prepared_inside(wide, around, project.slurm)
+
+
+def test_facts_hold_a_submission_back(project: Any, home: Path) -> None:
+    from hpcaccel.spec.site import store_facts
+
+    folder = home / "config" / "hpcaccel" / "clusters"
+    folder.mkdir(parents=True)
+    (folder / "c.yaml").write_text("backend: slurm\n")
+    store_facts(SiteFacts.model_validate({**SITE, "partitions": [{"name": "gpu"}]}))
+    with pytest.raises(SpecError, match="'gpux' is not on cluster 'c'"):
+        prepare("job.yaml", cluster="c", overrides=["slurm.partition=gpux"], slurm=project.slurm)
+    unheld = prepare("job.yaml", cluster="c", overrides=["slurm.partition=gpux"], slurm=project.slurm, facts=False)
+    assert "--partition=gpux" in unheld.script

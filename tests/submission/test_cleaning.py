@@ -1,0 +1,115 @@
+"""What `clean` proposes and deletes, and what it never touches."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcaccel import layout
+from hpcaccel.errors import RunDirectoryError
+from hpcaccel.layout import sealed
+from hpcaccel.layout.pins import pin
+from hpcaccel.records import AttemptEnd, to_dict
+from hpcaccel.rundir import append_line
+from hpcaccel.slurm.states import JobState
+from hpcaccel.submission.cleaning import delete, plan_cleaning
+
+
+@pytest.fixture(autouse=True)
+def good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints whose manifest can be read are good; what else makes one good has tests of its own."""
+
+    def read(path: Path) -> dict[str, Any]:
+        manifest = layout.read_manifest(path)
+        if manifest is None:
+            from hpcaccel.errors import Damaged
+
+            raise Damaged(str(path))
+        return manifest
+
+    monkeypatch.setattr(sealed, "read", read)
+
+
+def checkpoint(run: Any, step: int, *, damaged: bool = False) -> Path:
+    path: Path = run.dir.checkpoints / layout.checkpoint_name(step)
+    path.mkdir()
+    (path / "data").write_bytes(b"x" * 1000)
+    if not damaged:
+        (path / layout.MANIFEST).write_text(json.dumps({"step": step}))
+    return path
+
+
+def end(run: Any, reason: str, decision: str = "end") -> None:
+    line = AttemptEnd(attempt=1, time=time.time(), reason=reason, decision=decision)  # type: ignore[arg-type]
+    append_line(run.dir.ledger, to_dict(line))
+
+
+def plan(project: Any, *runs: Any, **options: Any) -> Any:
+    return plan_cleaning(runs, older_than_seconds=options.pop("age", 0), slurm=project.slurm, **options)
+
+
+def names(found: Any) -> list[str]:
+    return [item.path.name for item in found.items]
+
+
+def test_the_newest_good_checkpoint_stays(project: Any) -> None:
+    run = project.queue()
+    for step in (10, 20, 30):
+        checkpoint(run, step)
+    pin(checkpoint(run, 5), why="a test")
+    checkpoint(run, 40, damaged=True)
+    (run.dir.checkpoints / layout.temporary_name(50, 1)).mkdir()
+    end(run, "failed")
+    found = plan(project, run)
+    assert names(found) == ["step_00000040", "step_00000020", "step_00000010", ".step_00000050.1.tmp"]
+    for item in found.items:
+        delete(item, slurm=project.slurm)
+    assert sorted(path.name for path in run.dir.checkpoints.iterdir()) == ["step_00000005", "step_00000030"]
+
+
+def test_what_may_still_run_is_left_alone(project: Any) -> None:
+    run = project.queue()
+    checkpoint(run, 10)
+    checkpoint(run, 20)
+    assert plan(project, run, whole_runs=True).items == ()
+    project.slurm.unreachable = "no answer"
+    assert plan(project, run, whole_runs=True).items == ()
+
+
+def test_young_runs_are_left_alone(project: Any) -> None:
+    run = project.queue()
+    checkpoint(run, 10)
+    checkpoint(run, 20)
+    end(run, "completed")
+    assert plan(project, run, age=60).items == ()
+    assert names(plan(project, run)) == ["step_00000010"]
+
+
+def test_whole_runs_go_only_when_they_are_done_or_have_nothing(project: Any) -> None:
+    done, failed, empty, pinned = (project.queue() for _ in range(4))
+    checkpoint(done, 10)
+    checkpoint(failed, 10)
+    pin(checkpoint(pinned, 10), why="a test")
+    for run, reason in ((done, "completed"), (failed, "failed"), (empty, "failed"), (pinned, "completed")):
+        end(run, reason)
+    found = plan(project, done, failed, empty, pinned, whole_runs=True)
+    assert {item.run_id for item in found.items} == {done.run_id, empty.run_id}
+    for item in found.items:
+        delete(item, slurm=project.slurm)
+    assert [run.path.exists() for run in (done, failed, empty, pinned)] == [False, True, False, True]
+
+
+def test_a_run_that_has_come_back_keeps_what_it_has(project: Any) -> None:
+    run = project.queue()
+    checkpoint(run, 10)
+    checkpoint(run, 20)
+    project.slurm.move(run.job_id, JobState.CANCELLED)
+    (item,) = plan(project, run).items
+    project.slurm.move(run.job_id, JobState.RUNNING)
+    with pytest.raises(RunDirectoryError, match="stays"):
+        delete(item, slurm=project.slurm)
+    assert item.path.exists()

@@ -1,0 +1,193 @@
+"""A spec against the facts of a cluster: what is found, what is proposed, and that nothing else is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcaccel.errors import SpecError
+from hpcaccel.spec import spec_from_values
+from hpcaccel.spec.cluster import ClusterProfile
+from hpcaccel.spec.site import SiteFacts, store_facts
+from hpcaccel.submission.site_checks import advice_or_refusal, check_site
+from hpcaccel.submission.site_history import History
+
+DAY = 86400
+NOW = 1_800_000_000.0
+NODES = [
+    {"name": "a", "gpus": {"a100": 4}, "cpus": 64, "memory_mb": 512000, "features": ["a100", "ib"], "count": 6},
+    {"name": "v", "gpus": {"v100": 2}, "cpus": 32, "memory_mb": 192000, "features": ["v100"], "count": 10},
+]
+PARTITIONS: list[dict[str, Any]] = [
+    {"name": "gpu", "default": True, "max_time_minutes": 1440, "max_nodes": 8, "nodes": 16, "node_types": ["a", "v"]},
+    {"name": "debug", "max_time_minutes": 30, "nodes": 2, "node_types": ["v"], "allow_qos": ["debug"]},
+    {"name": "spot", "nodes": 16, "node_types": ["a", "v"], "preempt_mode": "REQUEUE", "priority_tier": 1},
+    {"name": "cancelling", "nodes": 16, "node_types": ["a", "v"], "preempt_mode": "CANCEL", "priority_tier": 1},
+    {"name": "vip", "nodes": 6, "node_types": ["a"], "allow_accounts": ["chiefs"], "priority_tier": 9},
+    {"name": "old", "nodes": 2, "node_types": ["v"], "state": "DRAIN"},
+]
+CONFIG = {
+    "max_array_size": 1001,
+    "kill_wait_seconds": 30,
+    "job_requeue": False,
+    "preempt_type": "preempt/partition_prio",
+    "preempt_mode": "REQUEUE",
+    "accounting_enforce": ["associations", "limits", "qos"],
+}
+
+
+def facts(**changes: Any) -> SiteFacts:
+    values: dict[str, Any] = {
+        "name": "alps",
+        "probed_at": NOW - 3 * DAY,
+        "slurm_version": "23.11.4",
+        "config": CONFIG,
+        "partitions": PARTITIONS,
+        "node_types": NODES,
+        "accounts": [{"account": "ml", "default": True, "qos": ["normal", "debug"], "default_qos": "normal"}],
+        "qos": [{"name": "normal", "max_wall_minutes": 2880, "max_tres": {"gres/gpu": "24"}}, {"name": "debug"}],
+        "quota": [{"path": "/scratch/me", "bytes_limit": 100 * 10**9, "bytes_used": 40 * 10**9}],
+    }
+    return SiteFacts.model_validate({**values, **changes})
+
+
+def said(
+    slurm: dict[str, Any], *, history: History | None = None, tasks: int | None = None, site: Any = None, **rest: Any
+) -> list[str]:
+    values = {"name": "gpt", "entrypoint": {"script": "train.py"}, "slurm": slurm, **rest}
+    spec = spec_from_values(values)
+    found = check_site(
+        spec, site or facts(), array_tasks=tasks, runs_dir=Path("/scratch/me/runs"), history=history, now=NOW
+    )
+    return [f"{'error' if one.is_error else 'warning'}: {one}" for one in found]
+
+
+GOOD: dict[str, Any] = {"partition": "gpu", "nodes": 2, "gpus_per_node": "a100:4", "cpus_per_task": 8, "mem": "400G"}
+
+
+@pytest.mark.parametrize(
+    "slurm",
+    [
+        {},
+        GOOD,
+        {**GOOD, "account": "ml", "qos": "debug", "time": "1-00:00:00", "constraint": "a100&ib"},
+        {**GOOD, "partition": "gpu,spot", "constraint": "[a100*1&v100*1]", "gpus_per_node": None},
+        {**GOOD, "time": "3-00:00:00", "time_min": "12:00:00"},
+        {"partition": "elsewhere", "clusters": "another"},
+        {"partition": "debug", "qos": "debug", "time": 30, "gres": "gpu:v100:2,nvme:1"},
+    ],
+)
+def test_what_the_cluster_can_do_is_left_in_peace(slurm: dict[str, Any]) -> None:
+    assert said(slurm) == []
+
+
+def test_what_is_not_known_is_no_mistake() -> None:
+    empty = SiteFacts(name="alps", probed_at=NOW, slurm_version="23.11.4")
+    wild = {**GOOD, "partition": "x", "account": "y", "qos": "z", "nodes": 4000, "time": "90-0", "constraint": "q"}
+    assert said(wild, site=empty, tasks=10**6) == []
+
+
+def test_accounts_do_not_matter_where_slurm_does_not_enforce_them() -> None:
+    lax = facts(config={**CONFIG, "accounting_enforce": []})
+    assert said(
+        {**GOOD, "account": "nobody's", "qos": "none", "nodes": 7, "gpus_per_node": 4, "mem": None}, site=lax
+    ) == [
+        "error: slurm.nodes 7 is more than there are nodes in partition 'gpu' with what is asked for (4 GPUs, 32 CPUs; "
+        "there are 6): set slurm.nodes to 6 [facts of alps, 3 days old]"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"partition": "gpuu"}, "slurm.partition 'gpuu' is not on cluster 'alps' (has: gpu, debug, spot, cancelling, vip, old). Did you mean 'gpu'?"),
+        ({"account": "mll"}, "slurm.account 'mll' is none of yours (has: ml). Did you mean 'ml'?"),
+        ({"qos": "debg"}, "slurm.qos 'debg' is not on cluster 'alps' (has: normal, debug). Did you mean 'debug'?"),
+        ({"partition": "vip"}, "slurm.account 'ml' is not let into partition 'vip' (has: chiefs)"),
+        ({"time": "2-00:00:00"}, "slurm.time 2-00:00:00 is longer than partition 'gpu' allows (at most 1-00:00:00): set slurm.time to 1-00:00:00"),
+        ({"nodes": 9}, "slurm.nodes 9 is more than partition 'gpu' allows (at most 8): set slurm.nodes to 8"),
+        ({"gpus_per_node": "a100:8"}, "slurm.gpus_per_node a100:8 asks for 8 a100 GPUs of a node, and no node of partition 'gpu' has more than 4 GPUs"),
+        ({"gpus_per_node": "h100:4"}, "slurm.gpus_per_node h100:4 asks for 4 h100 GPUs of a node, and partition 'gpu' has no such GPUs (has: a100, v100)"),
+        ({"cpus_per_task": 32}, "slurm.cpus_per_task 32 asks for 128 CPUs of a node, and no node of partition 'gpu' has more than 64 CPUs: ask for at most 64 CPUs"),
+        ({"mem": "800G"}, "slurm.mem 800G asks for 800G of memory of a node, and no node of partition 'gpu' has more than 500G"),
+        ({"gpus_per_node": "v100:2", "cpus_per_task": 30}, "slurm.gpus_per_node 2 v100 GPUs, 60 CPUs, 400G of memory: no node of partition 'gpu' has all of it together"),
+        ({"constraint": "a100&opa"}, "slurm.constraint 'a100&opa': no node of partition 'gpu' has 'opa' (has: a100, ib, v100)"),
+        ({"constraint": "v100&ib"}, "slurm.constraint 'v100&ib': no node of partition 'gpu' has all of v100, ib"),
+        ({"nodes": 7}, "slurm.nodes 7 with 4 GPUs each is 28 GPUs, more than QOS 'normal' allows (at most 24): set slurm.nodes to 6"),
+    ],
+)  # fmt: skip
+def test_errors_say_the_value_what_is_allowed_and_how_old_the_facts_are(changes: dict[str, Any], expected: str) -> None:
+    lines = said({**GOOD, **changes})
+    assert any(line.startswith(f"error: {expected}") for line in lines), lines
+    assert all(line.endswith("[facts of alps, 3 days old]") for line in lines)
+
+
+def test_one_of_several_partitions_is_enough() -> None:
+    (line,) = said({**GOOD, "partition": "gpu,spot", "time": "2-00:00:00", "qos": None})
+    assert line.startswith("warning: slurm.time 2-00:00:00 is longer than partition 'gpu' allows")
+
+
+def test_a_partition_that_was_down_is_a_warning() -> None:
+    (line,) = said({"partition": "old"})
+    assert line.startswith("warning: slurm.partition 'old' was DRAIN when it was looked at: it takes no new jobs")
+
+
+def test_arrays() -> None:
+    assert said(GOOD, tasks=1001) == []
+    (line,) = said(GOOD, tasks=1002)
+    assert "--grid of 1002 tasks is a larger array than cluster 'alps' takes: at most 1001 (MaxArraySize)" in line
+
+
+SLOW = History(run_id="r", checkpoint_bytes=20 * 10**9, checkpoint_files=40, save_seconds=41, step_seconds=1.5)
+
+
+def test_a_save_that_a_preemption_does_not_wait_for() -> None:
+    (line,) = said({**GOOD, "partition": "spot"}, history=SLOW, checkpoint={"keep": 1})
+    assert line.startswith(
+        "warning: checkpoint.every_steps 500, about 12 minutes: a preemption in partition 'spot' leaves little time "
+        "(grace 0 s, KillWait 30 s; your last save took 41 s): steps since the last save will be lost"
+    )
+    quick = History(run_id="r", save_seconds=4)
+    assert said({**GOOD, "partition": "spot"}, history=quick) == []
+    assert said({**GOOD, "partition": "gpu", "account": "ml"}, history=quick) == []
+
+
+def test_nothing_brings_back_what_is_cancelled() -> None:
+    (line,) = said({**GOOD, "partition": "cancelling"})
+    assert line.startswith("warning: resilience.chain null: partition 'cancelling' preempts by cancelling")
+    assert said({**GOOD, "partition": "cancelling"}, resilience={"chain": 5}) == []
+    # JobRequeue=0 is a default that our --requeue overrules
+    assert said({**GOOD, "partition": "spot"}) == []
+
+
+def test_a_partition_that_nobody_is_above_is_not_preempted() -> None:
+    top = [{**PARTITIONS[3], "priority_tier": 9}]
+    assert said({**GOOD, "partition": "cancelling"}, site=facts(partitions=top)) == []
+
+
+def test_checkpoints_against_the_quota() -> None:
+    large = History(run_id="r", checkpoint_bytes=20 * 10**9, checkpoint_files=40)
+    (line,) = said(GOOD, history=large, checkpoint={"keep": 3})
+    assert "warning: checkpoint.keep 3 and one that is being written are 80.0 GB" in line
+    assert "60.0 GB of 100.0 GB were left below /scratch/me: set checkpoint.keep to 2" in line
+    (line,) = said(GOOD, history=large, checkpoint={"keep": 9})
+    assert line.startswith("error: checkpoint.keep 9")
+    assert said(GOOD, history=large, checkpoint={"keep": 2}) == []
+
+
+def test_the_line_of_the_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hpcaccel.spec import load_spec
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    store_facts(facts())
+    file = tmp_path / "job.yaml"
+    (tmp_path / "train.py").touch()
+    file.write_text("name: gpt\nentrypoint: {script: train.py}\nslurm:\n  partition: gpuu\n")
+    profile = ClusterProfile(name="alps")
+    with pytest.raises(SpecError) as error:
+        advice_or_refusal(load_spec(file), profile)
+    assert error.value.problems[0].startswith(f"{file}:4: slurm.partition 'gpuu' is not on cluster")
+    assert "hpcaccel cluster probe alps" in error.value.problems[1]
+    assert advice_or_refusal(load_spec(file), ClusterProfile(name="other")) is None
