@@ -1,0 +1,70 @@
+"""``hpcaccel cluster``, on machines without Slurm; tests/cluster/test_probing.py has a real one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hpcaccel.spec.site import Partition, SiteFacts, facts_text
+
+from .conftest import Shell
+
+FACTS = SiteFacts(
+    name="alps", probed_at=1.7e9, slurm_version="24.05.6", partitions=[Partition(name="gpu", default=True)]
+)
+
+
+def stored(shell: Shell, text: str) -> Path:
+    path = Path(shell.environment["XDG_CONFIG_HOME"]) / "hpcaccel/clusters/alps.facts/facts.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_a_profile_from_its_first_day(shell: Shell) -> None:
+    added = shell("cluster", "add", "alps", "--no-probe", "--set", "slurm.partition=gpux", "--set", "slurm.time=10")
+    assert added.returncode == 0, added.stderr
+    assert "hpcaccel cluster check alps" in added.stdout
+    unknown = shell("cluster", "check", "alps")
+    assert (unknown.returncode, unknown.stderr) == (
+        2,
+        "error: nothing is known of cluster 'alps' yet: hpcaccel cluster probe alps\n",
+    )
+    stored(shell, facts_text(FACTS))
+    checked = shell("cluster", "check", "alps", "--json")
+    assert checked.returncode == 2
+    answer = json.loads(checked.stdout)
+    assert (answer["agrees"], [one["key"] for one in answer["findings"]]) == (False, ["slurm.partition"])
+    said = shell("cluster", "check", "alps").stdout
+    assert "'gpux'" in said
+    assert "days old; old: hpcaccel cluster probe alps" in said
+    listed = json.loads(shell("cluster", "list", "--json").stdout)
+    assert [(one["name"], one["where"]) for one in listed] == [("alps", "this machine"), ("local", "no Slurm")]
+    assert "slurm_version: 24.05.6" in shell("cluster", "show", "alps").stdout
+
+
+def test_a_machine_without_slurm(shell: Shell) -> None:
+    probed = shell("cluster", "add", "alps")
+    assert probed.returncode == 2
+    assert "there is no sinfo on this machine" in probed.stderr
+    assert json.loads(shell("cluster", "list", "--json").stdout)[0]["name"] == "local"
+
+
+def test_bad_input_has_one_message(shell: Shell) -> None:
+    shell("cluster", "add", "alps", "--no-probe")
+    stored(shell, "version: 99\n")
+    for arguments, words in (
+        (["probe", "alsp"], "no cluster profile 'alsp' (has: alps, local"),
+        (["add", "alps"], "there is a profile 'alps' already"),
+        (["check", "alps"], "was written by a newer hpcaccel"),
+        (["show", "alps"], "was written by a newer hpcaccel"),
+        (["probe", "local"], "nothing to probe"),
+        (["install", "alps", "--wheel", "none.whl"], "there is no wheel none.whl"),
+    ):
+        result = shell("cluster", *arguments)
+        assert result.returncode == 2, arguments
+        errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1, result.stderr
+        assert words in errors[0]
+        assert "Traceback" not in result.stderr
+    assert "newer hpcaccel" in shell("cluster", "list").stdout

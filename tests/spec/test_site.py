@@ -1,0 +1,75 @@
+"""The facts of a cluster: their file."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcaccel.errors import SpecError
+from hpcaccel.spec.site import NodeType, Partition, SiteConfig, SiteFacts, facts_path, load_facts, store_facts
+
+FACTS = SiteFacts(
+    name="alps",
+    probed_at=1_795_000_000.5,
+    slurm_version="22.05",
+    user="0123",
+    config=SiteConfig(max_array_size=1001, job_requeue=False, preempt_mode="OFF"),
+    partitions=[Partition(name="gpu", default=True, allow_accounts=["no", "1e3"], node_types=["4xa100"])],
+    node_types=[NodeType(name="4xa100", gpus={"a100": 4, "1": 2}, states={"idle": 3}), NodeType(name="cpu")],
+    unknown=["quota: it's not told, # or so"],
+)
+
+
+def test_facts_come_back_as_they_were() -> None:
+    path = store_facts(FACTS)
+    assert load_facts("alps") == FACTS
+    assert path == facts_path("alps")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    text = path.read_text()
+    assert text.startswith("# Made on 2026-11-")
+    assert "`hpcaccel cluster probe alps`" in text.splitlines()[0]
+    assert load_facts("other") is None
+
+
+def test_age() -> None:
+    now = FACTS.probed_at
+    ages = [FACTS.age_text(now + seconds) for seconds in (-5, 59, 60, 7200, 86400, 3 * 86400)]
+    assert ages == ["less than a minute", "less than a minute", "1 minute", "2 hours", "1 day", "3 days"]
+
+
+def test_kinds_of_nodes_of_partitions() -> None:
+    assert [kind.name for kind in FACTS.node_types_of(["gpu"])] == ["4xa100"]
+    assert FACTS.node_types[0].gpu_count == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("version: 2\nname: alps\n", "written by a newer hpcaccel"),
+        ("version: 1\nname: alps\n", "probed_at is missing"),
+        ("version: 1\nname: alps\nprobed_at: 1\nslurm_version: 23.02\nwhat: ever\n", "what is not a known key"),
+        ("{", "facts.yaml"),
+        ("", "the file is empty"),
+        ("- a\n", "must hold a mapping"),
+        ("\x00\x01", "facts.yaml"),
+    ],
+)
+def test_files_that_are_no_facts(text: str, message: str) -> None:
+    path = facts_path("alps")
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.raises(SpecError, match=message) as caught:
+        load_facts("alps")
+    assert "hpcaccel cluster probe alps" in str(caught.value)
+
+
+def test_a_folder_in_place_of_the_file() -> None:
+    facts_path("alps").mkdir(parents=True)
+    with pytest.raises(SpecError, match="is a directory"):
+        load_facts("alps")
+
+
+@pytest.mark.parametrize("name", ["../x", "", "a/b"])
+def test_names_that_would_lead_elsewhere(name: str) -> None:
+    with pytest.raises(SpecError, match="can be no profile's name"):
+        facts_path(name)

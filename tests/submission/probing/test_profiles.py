@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+
+from hpcaccel.errors import SpecError
+from hpcaccel.spec import load_profile
+from hpcaccel.spec.site import Account, SiteFacts
+from hpcaccel.submission.probing.profiles import completed, new_profile, set_program, write_profile
+
+FACTS = SiteFacts(name="alps", probed_at=1.8e9, slurm_version="24.05.6")
+
+
+def new(*settings: str, host: str | None = None) -> dict[str, object]:
+    return new_profile("alps", host=host, default=False, settings=settings)
+
+
+def test_what_is_set_is_what_is_read() -> None:
+    values = new(
+        "slurm.account=0123", "slurm.time=1-00:00:00", "environment.modules=[gcc/12, cuda]", "env.NCCL_DEBUG=WARN",
+        "environment.env.HF_HOME=~/hf", "runs_dir=/scratch/ada", "exclude=[n07, 'n[20-23]']", host="ada@alps",
+    )  # fmt: skip
+    path = write_profile("alps", values)
+    assert path.stat().st_mode & 0o777 == 0o600
+    profile = load_profile("alps")
+    assert profile is not None
+    assert (profile.host, profile.slurm.account, profile.runs_dir) == ("ada@alps", "0123", "/scratch/ada")
+    assert (profile.environment.modules, profile.env) == (["gcc/12", "cuda"], {"NCCL_DEBUG": "WARN"})
+    assert (profile.environment.env, profile.exclude) == ({"HF_HOME": "~/hf"}, ["n07", "n[20-23]"])
+    assert "host" not in profile.for_login_node()
+    with pytest.raises(SpecError, match="there is a profile 'alps' already"):
+        new()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["slurm.partitoin=gpu"], "slurm.partitoin is not a known key"),
+        (["partition=gpu"], "Did you mean 'slurm.partition'"),
+        (["account"], "write key=value"),
+        (["slurm.nodes=many"], "slurm.nodes 'many'"),
+        (["slurm=x", "slurm.nodes=1"], "slurm has a value of its own"),
+    ],
+)
+def test_wrong_settings(settings: list[str], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        new(*settings)
+
+
+@pytest.mark.parametrize("name", ["local", "slurm", "../x", "a b", "", "-x"])
+def test_names_that_no_profile_can_have(name: str) -> None:
+    with pytest.raises(SpecError, match="can be no profile's name"):
+        new_profile(name, host=None, default=False, settings=[])
+
+
+@pytest.mark.parametrize("host", ["-oProxyCommand=x", "ada@", "a b", "", "@alps", "ada@alps;id"])
+def test_logins_that_are_none(host: str) -> None:
+    with pytest.raises(SpecError, match="is no login"):
+        new(host=host)
+
+
+def test_paths_of_a_login_node_begin_there() -> None:
+    with pytest.raises(SpecError, match="is a path on the login node"):
+        new("runs_dir=runs", host="alps")
+
+
+def test_what_the_facts_settle() -> None:
+    facts = FACTS.model_copy(update={"scratch": ["/scratch/ada"], "accounts": [Account(account="ml")]})
+    values, told = completed({}, facts)
+    assert values == {"runs_dir": "/scratch/ada/hpcaccel-runs", "slurm": {"account": "ml"}}
+    assert len(told) == 2
+    assert completed({"host": "alps"}, FACTS)[0]["runs_dir"] == "~/hpcaccel-runs"
+    given = {"runs_dir": "/x", "slurm": {"account": "bio"}}
+    assert completed(given, facts) == (given, [])
+
+
+def test_where_the_program_is_is_written_once() -> None:
+    write_profile("alps", new(host="alps"))
+    profile = load_profile("alps")
+    assert profile is not None
+    assert set_program(profile, "/soft/env/bin/hpcaccel")
+    again = load_profile("alps")
+    assert again is not None
+    assert again.hpcaccel == "/soft/env/bin/hpcaccel"
+    assert set_program(again, "/soft/env/bin/hpcaccel")
+    assert not set_program(again, "/other/hpcaccel")
