@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from hpcaccel.cli.following import follow_to_the_end
 from hpcaccel.cli.options import Cluster, Json, RunName
 from hpcaccel.cli.output import note, print_json
-from hpcaccel.cli.sweep_telling import show, wait_for_the_end
+from hpcaccel.cli.sweep_telling import show, tell_of_age, wait_for_the_end
 from hpcaccel.cli.which import as_sweep, find
-
-if TYPE_CHECKING:
-    from hpcaccel.view.overview import Overview
 
 __all__ = ["list_", "status", "wait"]
 
@@ -33,7 +30,7 @@ def status(run: RunName, json: Json = False) -> None:
     from hpcaccel.view.tables import print_status
 
     print_status(now)
-    _tell_of_age([now])
+    tell_of_age([now])
 
 
 def list_(
@@ -58,20 +55,9 @@ def list_(
         note("there are no runs yet; start one with hpcaccel submit job.yaml")
         return
     print_runs(shown)
-    _tell_of_age(shown)
+    tell_of_age(shown)
     if len(chosen) < len(runs):
         note(f"{len(runs) - len(chosen)} older runs are not shown; --all shows them")
-
-
-def _tell_of_age(shown: list[Overview]) -> None:
-    """Slurm that does not answer is no error, and what it said before is not what it would say now."""
-    from hpcaccel.view.words import ago
-
-    old = [run for run in shown if run.note]
-    if old:
-        asked = min((run.asked for run in old if run.asked is not None), default=None)
-        said = "it has said nothing yet" if asked is None else f"what it said {ago(asked)} is shown"
-        note(f"note: {old[0].note}; {said}")
 
 
 def wait(run: RunName, json: Json = False) -> None:

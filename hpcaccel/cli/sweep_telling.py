@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
@@ -13,8 +14,18 @@ if TYPE_CHECKING:
     from hpcaccel.sweeps.arrays import WorkerArrays
     from hpcaccel.sweeps.foresight import Foresight
     from hpcaccel.sweeps.handle import Sweep
+    from hpcaccel.sweeps.overview import SweepOverview
+    from hpcaccel.view.overview import Overview
 
-__all__ = ["show", "tell_of_again", "tell_what_goes_on", "tell_what_is", "tell_what_would_be", "wait_for_the_end"]
+__all__ = [
+    "show",
+    "tell_of_again",
+    "tell_of_age",
+    "tell_what_goes_on",
+    "tell_what_is",
+    "tell_what_would_be",
+    "wait_for_the_end",
+]
 
 
 def tell_what_is(sweep: Sweep, arrays: WorkerArrays, *, json: bool) -> None:
@@ -98,6 +109,17 @@ def tell_of_again(sweep: Sweep, queued: list[Again], arrays: WorkerArrays | None
     typer.echo(f"{len(queued)} trials wait; {who}")
 
 
+def tell_of_age(shown: Sequence[Overview | SweepOverview]) -> None:
+    """Slurm that does not answer is no error, and what it said before is not what it would say now."""
+    from hpcaccel.view.words import ago
+
+    old = [run for run in shown if run.note]
+    if old:
+        asked = min((run.asked for run in old if run.asked is not None), default=None)
+        said = "it has said nothing yet" if asked is None else f"what it said {ago(asked)} is shown"
+        note(f"note: {old[0].note}; {said}")
+
+
 def show(sweep: Sweep, *, json: bool) -> None:
     """Print the status of a sweep."""
     now = sweep.status()
@@ -107,6 +129,7 @@ def show(sweep: Sweep, *, json: bool) -> None:
     from hpcaccel.view.sweep_tables import print_sweep
 
     print_sweep(now)
+    tell_of_age([now])
 
 
 def wait_for_the_end(sweep: Sweep, *, json: bool) -> NoReturn:

@@ -31,7 +31,7 @@ SECONDS_VARIABLE = "HPCACCEL_QUEUE_SECONDS"
 DEFAULT_SECONDS = 60.0
 PAUSE_SECONDS = 2.0
 """So long at least lies between two questions, however often something changes."""
-ANSWER_SECONDS = 30.0
+ANSWER_SECONDS = 20.0
 """After that a question counts as unanswered."""
 PATIENCE_SECONDS = 10.0
 """So long we wait for what somebody else has asked, where there is an older answer to show meanwhile."""
@@ -113,8 +113,9 @@ class Queue:
 
     def _since(self, memory: Memory, wanted: Mapping[str, float]) -> float:
         changed = self._place.changed() if self._place is not None else 0.0
-        new = (when for one, when in wanted.items() if one not in memory.jobs and one not in memory.found)
-        return max(changed, *new, 0.0)
+        unheard = [one for one in wanted if one not in memory.jobs]
+        new = [wanted[one] for one in unheard if memory.finding(one, submitted=wanted[one]) is None]
+        return max([changed, *new])
 
     def _serves(self, memory: Memory, wanted: Mapping[str, float], since: float) -> bool:
         if not self._is_fresh(memory.tried, since):
@@ -127,14 +128,14 @@ class Queue:
 
     def _missing(self, memory: Memory, wanted: Mapping[str, float], since: float) -> list[str]:
         """Jobs that squeue does not list, and that must be asked for one by one."""
-        return [
-            one
-            for one, submitted in wanted.items()
-            if one not in memory.jobs
-            and submitted < memory.asked  # a later one cannot be in that answer, and will be in the next
-            and not ((found := memory.found.get(one)) and (_holds(found.settled, found.at, submitted)
-                     or self._is_fresh(found.at, since)))
-        ]  # fmt: skip
+        missing = []
+        for one, submitted in wanted.items():
+            if one in memory.jobs or submitted >= memory.asked:
+                continue  # what is later than that answer will be in the next one
+            found = memory.finding(one, submitted=submitted)
+            if found is None or not (found.settled or self._is_fresh(found.at, since)):
+                missing.append(one)
+        return missing
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
@@ -200,11 +201,6 @@ def _chosen_seconds() -> float:
     return seconds
 
 
-def _holds(settled: bool, at: float, submitted: float) -> bool:
-    """Job ids begin anew when a cluster is set up anew: what was found before the job was submitted is of another."""
-    return settled and at > submitted
-
-
 # -- what is told -----------------------------------------------------------------------------------------------------
 
 
@@ -219,8 +215,8 @@ def _answer(memory: Memory, wanted: Mapping[str, float], waits_for_somebody: boo
 def _known(memory: Memory, job_id: str, submitted: float, note: str) -> Known:
     if (entry := memory.jobs.get(job_id)) is not None and entry.state is not JobState.UNKNOWN:
         return Known(state=entry.state, reason=entry.reason, at=memory.asked)
-    found = memory.found.get(job_id)
-    if found is not None and found.at > submitted and (found.forgotten or found.state is not JobState.UNKNOWN):
+    found = memory.finding(job_id, submitted=submitted)
+    if found is not None and (found.forgotten or found.state is not JobState.UNKNOWN):
         return Known(state=found.state, reason=found.reason, gone=found.forgotten, at=found.at)
     if entry is not None:
         return Known(words="Slurm names a state that is not known here", at=memory.asked)

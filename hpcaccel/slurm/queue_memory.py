@@ -85,6 +85,14 @@ class Memory:
         self.seen = {one: seen for one, seen in self.seen.items() if asked - seen.at < KEPT_SECONDS}
         self.found = {one: found for one, found in self.found.items() if asked - found.at < KEPT_SECONDS}
 
+    def finding(self, job_id: str, *, submitted: float) -> Finding | None:
+        """What was found of the job that was submitted then, and not of one before it that had the same id: those begin
+        anew when a cluster is set up anew. None where that is nothing."""
+        found = self.found.get(job_id)
+        if found is None or found.at <= submitted + (self.min_job_age if found.forgotten else 0.0):
+            return None
+        return found
+
     def count(self, program: str) -> None:
         self.questions[program] = self.questions.get(program, 0) + 1
 

@@ -115,6 +115,10 @@ class SweepOverview:
     seconds_left: float | None
     """Until ``max_trials`` or the budget is reached, as far as trials so far tell."""
     failures: list[Failure] = field(default_factory=list)
+    asked: float | None = None
+    """When Slurm was asked about the workers; None where it did not need to be."""
+    note: str = ""
+    """Why that is not newer."""
 
     @property
     def ended(self) -> bool:
@@ -167,6 +171,8 @@ def sweep_overview(study: Study, status: RunStatus, *, now: float | None = None)
         max_gpu_hours=section["max_gpu_hours"],
         seconds_left=_seconds_left(study, trials, status, account, gpu_seconds, now),
         failures=_failures(trials),
+        asked=status.asked,
+        note=status.note,
     )
 
 

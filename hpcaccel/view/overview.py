@@ -59,6 +59,10 @@ class Overview:
     """What this task of an array has of its own."""
     tasks: list[Overview] = field(default_factory=list)
     """Of an array."""
+    asked: float | None = None
+    """When Slurm was asked for the state; None where it did not need to be."""
+    note: str = ""
+    """Why that is not newer."""
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict without NaN or infinity, which JSON does not have: they become None."""
@@ -103,6 +107,8 @@ def overview(run: RunDir, status: RunStatus) -> Overview:
         history=attempts,
         overrides=record.overrides,
         tasks=[overview(run.task(index), task) for index, task in enumerate(status.tasks)],
+        asked=status.asked,
+        note=status.note,
     )
 
 

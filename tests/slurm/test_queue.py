@@ -91,7 +91,8 @@ def test_fifty_processes_ask_one_question(home: Path) -> None:
     (programs / "squeue").chmod(0o755)
     env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    askers = [subprocess.Popen([sys.executable, "-c", ASKER, str(number)], env=env, **pipes) for number in range(50)]
+    command = [sys.executable, "-S", "-c", ASKER]
+    askers = [subprocess.Popen([*command, str(number)], env=env, **pipes) for number in range(50)]
     for asker in askers:
         assert asker.stdout.readline() == "ready\n"  # type: ignore[union-attr]
     for asker in askers:
