@@ -12,6 +12,7 @@ from hpcaccel.errors import ClusterError, SlurmCommandError
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.slurm.hostlist import array_indices
 from hpcaccel.slurm.states import AccountingEntry, Association, JobInfo, JobState, PartitionInfo, QueueEntry
+from hpcaccel.slurm.waiting import StartEstimate, WaitingJob
 
 __all__ = ["FakeSlurm", "Submission"]
 
@@ -62,6 +63,12 @@ class FakeSlurm:
     requeued: list[str] = field(default_factory=list)
     signals: list[tuple[str, str, str]] = field(default_factory=list)
     throttled: dict[str, int] = field(default_factory=dict)
+    estimate: StartEstimate = field(default_factory=StartEstimate)
+    """What sbatch --test-only answers."""
+    tested: list[str] = field(default_factory=list)
+    """The scripts that it was asked about."""
+    others: list[WaitingJob] = field(default_factory=list)
+    """What waits in the queue, of all users."""
     calls: list[str] = field(default_factory=list)
 
     def move(self, job_id: str, state: JobState, **changes: object) -> JobInfo:
@@ -106,6 +113,15 @@ class FakeSlurm:
             )
             self.jobs[job.address] = job
         return job_id
+
+    def test_only(self, script: Path, args: Sequence[str] = ()) -> StartEstimate:
+        self._called("test_only")
+        self.tested.append(script.read_text(encoding="utf-8"))
+        return StartEstimate(refusal=f"Slurm refused the job: {self.refuse}") if self.refuse else self.estimate
+
+    def waiting(self, partitions: Sequence[str]) -> list[WaitingJob]:
+        self._called("waiting")
+        return [one for one in self.others if set(one.partitions) & set(partitions)]
 
     def job(self, job_id: str) -> JobInfo | None:
         self._called("job")

@@ -79,10 +79,10 @@ def plan_choices(
             "name fewer partitions or sizes"
         )
     slurm, found = slurm or Slurm(), []
-    for place in partitions or [None]:
-        for size in nodes or [None]:
-            own = [] if place is None else [f"slurm.partition={place}"]
-            own += [] if size is None else [f"slurm.nodes={_size(size)}"]
+    for place in partitions or [""]:
+        for size in nodes or [""]:
+            own = [f"slurm.partition={place}"] if place else []
+            own += [f"slurm.nodes={_size(size)}"] if size else []
             spec = load_spec(file, overrides=[*overrides, *own], profile=profile)
             found.append(_choice(spec, profile, facts, slurm))
     return sorted(found, key=lambda one: (one.start_time is None, one.start_time or 0.0))

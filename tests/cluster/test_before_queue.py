@@ -1,4 +1,4 @@
-"""Before the queue on a real Slurm: what it would take and when, why it waits, and an allocation that is there already."""
+"""Before the queue on a real Slurm: what it would take and when, why it waits, and an allocation that is there."""
 
 from __future__ import annotations
 
@@ -64,12 +64,15 @@ def test_slurm_says_what_it_would_take_and_when(cluster: Cluster, run: Scenario)
     assert set(good) == {("gpu", 1), ("gpu", 2), ("urgent", 1), ("urgent", 2)}
     assert all(abs(one["start_time"] - time.time()) < 86400 for one in good.values())
     assert (good["gpu", 2]["gpus"], good["gpu", 2]["gpu_hours"]) == (4, 2.0)
-    assert len(found) == 9 and any("nope" in one["problem"] for one in found)
+    assert len(found) == 9
+    assert any("nope" in one["problem"] for one in found)
     table = run.cli("plan", spec, "--nodes", "1,2").stdout
-    assert "GPU-HOURS" in table and len(table.splitlines()) == 3
+    assert "GPU-HOURS" in table
+    assert len(table.splitlines()) == 3
     assert "expects to start it" in run.cli("validate", spec, "--live").stdout
     refused = run.cli("validate", spec, "--live", "slurm.gpus_per_node=64", check=False)
-    assert refused.returncode == 2 and "Slurm refused the job" in refused.stderr
+    assert refused.returncode == 2
+    assert "Slurm refused the job" in refused.stderr
     assert "expects to start it" in run.cli("submit", spec, "--live", "--dry-run").stderr
     assert cluster.run("squeue", "--noheader", "--format=%i").stdout == before
 
@@ -91,7 +94,8 @@ def test_why_a_run_waits(cluster: Cluster, run: Scenario) -> None:
     wait_until(lambda: explained()["start_time"] is not None, "an estimate")
     assert second in [one["job_id"] for one in explained()["before"]]
     text = run.cli("explain", run.dir.run_id).stdout
-    assert "expected to start: " in text and f"{second} of " in text
+    assert "expected to start: " in text
+    assert f"{second} of " in text
     cluster.run("scontrol", "uhold", run.job_id)
     wait_until(lambda: "scontrol release" in run.cli("explain", run.dir.run_id).stdout, "held")
     run.cli("cancel", run.dir.run_id)
@@ -143,4 +147,5 @@ def test_ctrl_c_in_an_allocation_pauses_the_run(run: Scenario) -> None:
 
 def test_without_an_allocation_it_is_said_how_to_get_one(run: Scenario) -> None:
     refused = run.cli("run", write(run, "0"), check=False)
-    assert refused.returncode == 2 and "salloc --nodes" in refused.stderr
+    assert refused.returncode == 2
+    assert "salloc --nodes" in refused.stderr

@@ -28,7 +28,8 @@ def test_the_answers_of_slurm_are_read() -> None:
     new = "sbatch: Job 7 to start at 2026-11-20T23:06:21 a using 3 processors on nodes n[1-3] in partition gpu\n"
     estimates = {parse_estimate(old), parse_estimate(new)}
     (estimate,) = estimates
-    assert estimate is not None and (estimate.nodes, estimate.partition) == ("n[1-3]", "gpu")
+    assert estimate is not None
+    assert (estimate.nodes, estimate.partition) == ("n[1-3]", "gpu")
     assert estimate.start_time is not None
     assert parse_estimate("allocation failure: Requested node configuration is not available") is None
     text = "slurm_load: warning\n46_[1-5%2]|90|me|2|gpu,spot|5:00|N/A|afterok:45(unfulfilled)|PENDING|Dependency\n"
@@ -53,7 +54,8 @@ def test_a_plan_asks_for_every_combination(project: Any) -> None:
     assert {one.gpu_hours for one in found} == {4.0, 8.0}
     assert all(one.waits_seconds is not None and 3500 < one.waits_seconds <= 3600 for one in found)
     assert sorted(text.count("--nodes=4") for text in project.slurm.tested) == [0, 0, 1, 1]
-    assert project.slurm.submissions == [] and project.left() == []
+    assert project.slurm.submissions == []
+    assert project.left() == []
 
 
 def test_what_slurm_would_refuse_stands_in_the_plan(project: Any) -> None:
@@ -105,7 +107,8 @@ def test_a_debugging_job_takes_the_qos_where_there_is_no_partition(project: Any)
     spec, _ = debugged(project, partitions=closed, accounts=accounts)
     assert (spec.slurm.partition, spec.slurm.qos, spec.slurm.time) == (None, "debug", "00:15:00")
     spec, note = debugged(project)
-    assert spec.slurm.qos is None and "no partition or QOS for debugging" in note
+    assert spec.slurm.qos is None
+    assert "no partition or QOS for debugging" in note
 
 
 # -- changes --------------------------------------------------------------------------------------------------------
@@ -116,7 +119,8 @@ def test_what_has_changed_since_the_last_run(project: Any) -> None:
     assert changes_since_last(first) is None
     run = project.queue()
     same = changes_since_last(prepare("job.yaml", cluster="slurm", slurm=project.slurm))
-    assert same is not None and (same.run_id, same.nothing) == (run.run_id, True)
+    assert same is not None
+    assert (same.run_id, same.nothing) == (run.run_id, True)
     project.write("train.py", (project.path / "train.py").read_text() + "print('new')\n")
     project.write("model.py", "depth = 3\n")
     overrides = ["args.lr=1e-3", "slurm.time=20"]
@@ -133,7 +137,8 @@ def test_what_has_changed_since_the_last_run(project: Any) -> None:
 def test_without_a_copy_of_the_code_only_settings_are_compared(project: Any) -> None:
     project.queue("code.copy=false")
     found = changes_since_last(prepare("job.yaml", cluster="slurm", slurm=project.slurm))
-    assert found is not None and "kept no copy" in found.code
+    assert found is not None
+    assert "kept no copy" in found.code
     assert [one.key for one in found.settings] == ["code.copy"]
 
 
@@ -197,7 +202,8 @@ def test_inside_an_allocation_nothing_is_submitted(project: Any) -> None:
     around = allocation_around(INSIDE)
     prepared = prepare("job.yaml", cluster="slurm", overrides=["slurm.nodes=2"], slurm=project.slurm)
     run = submit_prepared(prepared_inside(prepared, around, project.slurm))
-    assert isinstance(run, Run) and run.job_id == "9"
+    assert isinstance(run, Run)
+    assert run.job_id == "9"
     assert project.slurm.submissions == []
     wide = prepare("job.yaml", cluster="slurm", overrides=["slurm.cpus_per_task=9"], slurm=project.slurm)
     with pytest.raises(UserError, match="18 CPUs, and job 9 has 16"):

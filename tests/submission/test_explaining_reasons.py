@@ -42,7 +42,7 @@ AssocGrpBillingMinutes AssocGrpBillingRunMinutes AssocMaxBillingPerJob AssocMaxB
 AssocMaxBillingMinutesPerJob QOSGrpBilling QOSGrpBillingMinutes QOSGrpBillingRunMinutes QOSMaxBillingPerJob
 QOSMaxBillingPerNode QOSMaxBillingPerUser QOSMaxBillingMinutesPerJob MaxBillingPerAccount QOSMinBilling
 ReservationDeleted ReservationInvalid Constraints
-""".split()
+""".split()  # noqa: SIM905
 """All names of the table in Slurm's src/common/job_state_reason.c."""
 
 ONE_OF_MANY = """
@@ -58,7 +58,9 @@ QOSMinGRES | it asks for less GPUs or other generic resources than the QOS deman
 @pytest.mark.parametrize("reason", REASONS)
 def test_every_reason_has_words_and_advice(reason: str) -> None:
     said = meaning(reason)
-    assert said.words and said.advice and SOURCE not in said.advice
+    assert said.words
+    assert said.advice
+    assert SOURCE not in said.advice
 
 
 @pytest.mark.parametrize("line", ONE_OF_MANY.strip().splitlines())

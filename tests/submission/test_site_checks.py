@@ -102,22 +102,56 @@ def test_accounts_do_not_matter_where_slurm_does_not_enforce_them() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"partition": "gpuu"}, "slurm.partition 'gpuu' is not on cluster 'alps' (has: gpu, debug, spot, cancelling, vip, old). Did you mean 'gpu'?"),
+        (
+            {"partition": "gpuu"},
+            "slurm.partition 'gpuu' is not on cluster 'alps' (has: gpu, debug, spot, cancelling, vip, old). "
+            "Did you mean 'gpu'?",
+        ),
         ({"account": "mll"}, "slurm.account 'mll' is none of yours (has: ml). Did you mean 'ml'?"),
         ({"qos": "debg"}, "slurm.qos 'debg' is not on cluster 'alps' (has: normal, debug). Did you mean 'debug'?"),
         ({"partition": "vip"}, "slurm.account 'ml' is not let into partition 'vip' (has: chiefs)"),
-        ({"time": "2-00:00:00"}, "slurm.time 2-00:00:00 is longer than partition 'gpu' allows (at most 1-00:00:00): set slurm.time to 1-00:00:00"),
+        (
+            {"time": "2-00:00:00"},
+            "slurm.time 2-00:00:00 is longer than partition 'gpu' allows (at most 1-00:00:00): set "
+            "slurm.time to 1-00:00:00",
+        ),
         ({"nodes": 9}, "slurm.nodes 9 is more than partition 'gpu' allows (at most 8): set slurm.nodes to 8"),
-        ({"gpus_per_node": "a100:8"}, "slurm.gpus_per_node a100:8 asks for 8 a100 GPUs of a node, and no node of partition 'gpu' has more than 4 GPUs"),
-        ({"gpus_per_node": "h100:4"}, "slurm.gpus_per_node h100:4 asks for 4 h100 GPUs of a node, and partition 'gpu' has no such GPUs (has: a100, v100)"),
-        ({"cpus_per_task": 32}, "slurm.cpus_per_task 32 asks for 128 CPUs of a node, and no node of partition 'gpu' has more than 64 CPUs: ask for at most 64 CPUs"),
-        ({"mem": "800G"}, "slurm.mem 800G asks for 800G of memory of a node, and no node of partition 'gpu' has more than 500G"),
-        ({"gpus_per_node": "v100:2", "cpus_per_task": 30}, "slurm.gpus_per_node 2 v100 GPUs, 60 CPUs, 400G of memory: no node of partition 'gpu' has all of it together"),
-        ({"constraint": "a100&opa"}, "slurm.constraint 'a100&opa': no node of partition 'gpu' has 'opa' (has: a100, ib, v100)"),
+        (
+            {"gpus_per_node": "a100:8"},
+            "slurm.gpus_per_node a100:8 asks for 8 a100 GPUs of a node, and no node of partition 'gpu' has "
+            "more than 4 GPUs",
+        ),
+        (
+            {"gpus_per_node": "h100:4"},
+            "slurm.gpus_per_node h100:4 asks for 4 h100 GPUs of a node, and partition 'gpu' has no such GPUs"
+            " (has: a100, v100)",
+        ),
+        (
+            {"cpus_per_task": 32},
+            "slurm.cpus_per_task 32 asks for 128 CPUs of a node, and no node of partition 'gpu' has more "
+            "than 64 CPUs: ask for at most 64 CPUs",
+        ),
+        (
+            {"mem": "800G"},
+            "slurm.mem 800G asks for 800G of memory of a node, and no node of partition 'gpu' has more than 500G",
+        ),
+        (
+            {"gpus_per_node": "v100:2", "cpus_per_task": 30},
+            "slurm.gpus_per_node 2 v100 GPUs, 60 CPUs, 400G of memory: no node of partition 'gpu' has all of"
+            " it together",
+        ),
+        (
+            {"constraint": "a100&opa"},
+            "slurm.constraint 'a100&opa': no node of partition 'gpu' has 'opa' (has: a100, ib, v100)",
+        ),
         ({"constraint": "v100&ib"}, "slurm.constraint 'v100&ib': no node of partition 'gpu' has all of v100, ib"),
-        ({"nodes": 7}, "slurm.nodes 7 with 4 GPUs each is 28 GPUs, more than QOS 'normal' allows (at most 24): set slurm.nodes to 6"),
+        (
+            {"nodes": 7},
+            "slurm.nodes 7 with 4 GPUs each is 28 GPUs, more than QOS 'normal' allows (at most 24): set "
+            "slurm.nodes to 6",
+        ),
     ],
-)  # fmt: skip
+)
 def test_errors_say_the_value_what_is_allowed_and_how_old_the_facts_are(changes: dict[str, Any], expected: str) -> None:
     lines = said({**GOOD, **changes})
     assert any(line.startswith(f"error: {expected}") for line in lines), lines

@@ -1,0 +1,62 @@
+"""Commands that come before the queue, as a user types them; there is no Slurm here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FACTS = """\
+version: 1
+name: alps
+probed_at: 1700000000
+slurm_version: 23.11.4
+partitions:
+  - {name: gpu, default: true, max_time_minutes: 60, nodes: 4}
+  - {name: cancelling, preempt_mode: CANCEL, nodes: 4}
+  - {name: high, priority_tier: 5, nodes: 4}
+config: {preempt_type: preempt/partition_prio, preempt_mode: REQUEUE}
+"""
+
+
+@pytest.fixture
+def alps(shell: Any, spec: Path) -> None:
+    folder = Path(shell.environment["XDG_CONFIG_HOME"], "hpcaccel", "clusters")
+    (folder / "alps.facts").mkdir(parents=True)
+    (folder / "alps.yaml").write_text("backend: slurm\n")
+    (folder / "alps.facts" / "facts.yaml").write_text(FACTS)
+
+
+def test_validate_holds_a_spec_against_the_facts(shell: Any, alps: None, refused: Any) -> None:
+    answer = shell("validate", "job.yaml", "--cluster", "alps", "slurm.partition=cancelling")
+    assert answer.returncode == 0
+    assert "note: resilience.chain null: partition 'cancelling' preempts by cancelling" in answer.stderr
+    message = refused(shell("validate", "job.yaml", "--cluster", "alps", "slurm.partition=gpuu", "slurm.nodes=9"))
+    assert "slurm.partition 'gpuu' is not on cluster 'alps' (has: gpu, cancelling, high). Did you mean 'gpu'?" in message
+    assert "[facts of alps, " in message
+    assert "hpcaccel cluster probe alps" in message
+    answer = shell("validate", "job.yaml", "--cluster", "alps", "slurm.time=90", "--json")
+    assert json.loads(answer.stdout)["problems"][0].startswith("slurm.time 01:30:00 is longer than partition 'gpu'")
+
+
+def test_what_changed_and_what_would_be_cleaned(shell: Any, spec: Path) -> None:
+    first = json.loads(shell("submit", "job.yaml", "--cluster", "local", "--wait", "--json").stdout)
+    answer = shell("submit", "job.yaml", "--cluster", "local", "--diff", "--dry-run", "slurm.time=20")
+    assert f"changed since {first['run_id']}" in answer.stdout
+    assert "slurm.time: 00:10:00 -> 00:20:00" in answer.stdout
+    told = shell("clean", "--older-than", "0m", "--runs")
+    assert "would delete" in told.stdout
+    assert Path(first["path"]).exists()
+    done = json.loads(shell("clean", "--older-than", "0m", "--runs", "--yes", "--json").stdout)
+    assert [item["kind"] for item in done["items"]] == ["run"]
+    assert not Path(first["path"]).exists()
+
+
+def test_what_cannot_be_is_said(shell: Any, spec: Path, refused: Any) -> None:
+    assert "no age" in refused(shell("clean", "--older-than", "soon"))
+    assert "salloc" in refused(shell("run", "job.yaml"))
+    assert "no queue on the local backend" in refused(shell("plan", "job.yaml", "--cluster", "local"))
+    answer = shell("submit", "job.yaml", "--cluster", "local", "--debug", "--dry-run", "--json")
+    assert json.loads(answer.stdout)["name"] == "hello-debug"
