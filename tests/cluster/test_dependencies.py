@@ -39,7 +39,7 @@ def times(run: RunDir) -> list[tuple[str, float]]:
     return [(line["event"], line["time"]) for line, _ in read_lines(run.ledger)]
 
 
-SLOW_ONCE = ["bash", "-c", '[[ $HPCACCEL_ATTEMPT == 1 ]] && sleep 60; echo done']
+SLOW_ONCE = ["bash", "-c", "[[ $HPCACCEL_ATTEMPT == 1 ]] && sleep 60; echo done"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,68 @@
+"""Images before the queue: one that is not there is found when the user still looks on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.errors import SpecError
+from hpcaccel.spec import JobSpec
+from hpcaccel.submission.images import look_at_image
+
+SKOPEO = """#!/bin/bash
+[[ "$1 $2" == "inspect --no-tags" ]] || exit 2
+case "${@: -1}" in
+    docker://there/is:1) echo sha256:0123;;
+    docker://gone/is:1) echo 'level=fatal msg="reading manifest 1: manifest unknown"' >&2; exit 1;;
+    *) echo 'level=fatal msg="dial tcp: i/o timeout"' >&2; exit 1;;
+esac
+"""
+
+
+def spec(image: str, runtime: str = "auto") -> JobSpec:
+    container = {"image": image, "runtime": runtime}
+    return JobSpec.model_validate({"name": "a", "entrypoint": {"command": ["true"]}, "container": container})
+
+
+@pytest.fixture
+def skopeo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "skopeo").write_text(SKOPEO)
+    (tmp_path / "skopeo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+
+def test_a_file_must_be_there_and_be_an_image(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"torch.sif' does not exist"):
+        look_at_image(spec(f"{tmp_path}/torch.sif"), tmp_path)
+    (tmp_path / "torch.sif").touch()
+    assert look_at_image(spec(f"{tmp_path}/torch.sif"), tmp_path) is not None
+    with pytest.raises(SpecError, match="cannot be started by pyxis"):
+        look_at_image(spec(f"{tmp_path}/torch.sif", "pyxis"), tmp_path)
+    (tmp_path / "torch.tar").touch()
+    with pytest.raises(SpecError, match="is no image that can be started"):
+        look_at_image(spec(f"{tmp_path}/torch.tar"), tmp_path)
+
+
+@pytest.mark.usefixtures("skopeo")
+def test_the_registry_is_asked(tmp_path: Path) -> None:
+    there = look_at_image(spec("there/is:1"), tmp_path)
+    assert there is not None
+    assert there.advice == ()
+    with pytest.raises(SpecError, match="docker://gone/is:1: the registry does not give it: .*manifest unknown"):
+        look_at_image(spec("gone/is:1"), tmp_path)
+    silent = look_at_image(spec("silent/is:1"), tmp_path)
+    assert silent is not None
+    assert "could not be checked" in silent.advice[0]
+
+
+def test_without_a_tool_the_user_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    image = look_at_image(spec("there/is:1"), tmp_path)
+    assert image is not None
+    assert "there is no skopeo here" in image.advice[0]
+    (tmp_path / ".images").mkdir()
+    (tmp_path / ".images" / f"there_is_1-{image.key}.sif").touch()
+    again = look_at_image(spec("there/is:1"), tmp_path)
+    assert again is not None
+    assert again.advice == (), "an earlier run has imported it"

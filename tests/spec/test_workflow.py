@@ -1,0 +1,65 @@
+"""Several jobs in one file: what they share, their order, and what is wrong with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.errors import SpecError
+from hpcaccel.spec.workflow import read_jobs
+
+JOBS = """\
+slurm: {partition: gpu, time: 60}
+jobs:
+  train:
+    entrypoint: {command: [echo, train]}
+    slurm: {nodes: 4}
+    after: [prepare, afterany:an-earlier-run]
+  prepare: {entrypoint: {script: prepare.py}}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "prepare.py").touch()
+    path = tmp_path / "jobs.yaml"
+    path.write_text(JOBS)
+    return path
+
+
+def test_each_job_stands_behind_those_it_waits_for(file: Path) -> None:
+    jobs = read_jobs(file, overrides=["slurm.qos=long", "train.slurm.nodes=8"])
+    assert jobs is not None
+    assert [job.name for job in jobs] == ["prepare", "train"]
+    assert [(job.slurm.partition, job.slurm.qos, job.slurm.nodes) for job in jobs] == [
+        ("gpu", "long", "1"),
+        ("gpu", "long", "8"),
+    ]
+    assert jobs[0].entrypoint.script == str(file.parent / "prepare.py")
+    assert jobs[1].after == ["afterok:prepare", "afterany:an-earlier-run"]
+
+
+def test_a_file_of_one_job_is_none_of_these(file: Path) -> None:
+    file.write_text("name: one\nentrypoint: {command: [echo]}\n")
+    assert read_jobs(file) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "prepare: {",
+            "prepare: {after: [train], ",
+            "jobs.yaml:2: jobs wait for each other in a circle: train → prepare",
+        ),
+        ("nodes: 4", "nodez: 4", r"jobs.yaml:5: slurm.nodez is not a known key.*Did you mean 'nodes'"),
+        ("slurm: {partition", "name: x\nslurm: {partition", "jobs.yaml:1: name is not shared by the jobs of a file"),
+        ("[prepare,", "['after:prepare',", r"jobs.yaml:6: after.0 .*'after' is not allowed \(has: afterok"),
+        ("[prepare,", "[train,", "jobs wait for each other in a circle: train → train"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(file: Path, old: str, new: str, words: str) -> None:
+    file.write_text(JOBS.replace(old, new))
+    with pytest.raises(SpecError, match=words):
+        read_jobs(file)
