@@ -41,6 +41,7 @@ command -v "$python" >/dev/null 2>&1 || refuse "there is no $python there: load 
 [ ! -e "$directory/env" ] || [ -L "$directory/env" ] ||
   refuse "$directory/env is there and was not made by this command: choose another place by --dir"
 mkdir -p "$directory"
+directory=$(CDPATH= cd -- "$directory" && pwd)
 target=$directory/env-$stamp
 done=no
 trap '[ $done = yes ] || rm -rf "$target"' EXIT

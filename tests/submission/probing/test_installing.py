@@ -20,7 +20,7 @@ case "$1 $2" in
     chmod +x "$3/bin/hpcaccel";;
   "-m pip") [ "$3" = freeze ] && { echo typer==0.26.0; exit 0; }
     printf '%s\n' "$@" > "$(dirname "$0")/asked"
-    grep -q "no wheel" "$(dirname "$0")"/../source/*.whl && { echo "ERROR: not a wheel" >&2; exit 1; };;
+    if grep -q "no wheel" "$(dirname "$0")"/../source/*.whl; then echo "ERROR: not a wheel" >&2; exit 1; fi;;
   "--version ") echo Python 3.6.8;;
   "-c import sys"*) [ "${0##*/}" != oldpython ];;
 esac
@@ -77,7 +77,7 @@ def test_a_python_that_will_not_do(tmp_path: Path, python: Path, wheel: Path) ->
     with pytest.raises(ClusterError, match="there is no python9 there: load a module"):
         install_hpcaccel(PROFILE, directory=str(tmp_path / "x"), python="python9", wheel=wheel)
     old = python.rename(python.with_name("oldpython"))
-    with pytest.raises(ClusterError, match="Python 3.6.8 there is too old: hpcaccel needs 3.10"):
+    with pytest.raises(ClusterError, match=r"Python 3\.6\.8 there is too old: hpcaccel needs 3\.10"):
         install_hpcaccel(PROFILE, directory=str(tmp_path / "x"), python=str(old), wheel=wheel)
     assert not (tmp_path / "x").exists()
 
