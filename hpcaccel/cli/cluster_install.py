@@ -39,6 +39,7 @@ def install(
 ) -> None:
     """Build an environment with hpcaccel on the cluster, with the versions that this one has."""
     from hpcaccel.spec import load_profile
+    from hpcaccel.spec.site import load_facts, store_facts
     from hpcaccel.submission.probing.installing import DEFAULT_DIRECTORY, install_hpcaccel
     from hpcaccel.submission.probing.profiles import set_program
 
@@ -50,6 +51,8 @@ def install(
         profile, directory=where, python=python, wheel=wheel, extras=extra or [], packages=package or []
     )
     typer.echo(f"{found.version} is in {found.environment}; the versions of all packages: {found.lock}")
-    if profile.source is not None and not set_program(profile, found.program):
+    if (facts := load_facts(name)) is not None:
+        store_facts(facts.model_copy(update={"hpcaccel": found.version.removeprefix("hpcaccel ")}))
+    if profile.host is not None and not set_program(profile, found.program):
         note(f"the profile names another program: set `hpcaccel: {found.program}` in {profile.source}")
     typer.echo(f"to train with it, set environment.venv: {found.environment}")

@@ -37,6 +37,8 @@ say apptainer apptainer --version
 say singularity singularity --version
 say enroot enroot version
 say python python3 -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])'
+installed=$HOME/.local/share/hpcaccel/env/bin/hpcaccel
+[ "$program" = hpcaccel ] && [ -x "$installed" ] && program=$installed
 case $program in "~/"*) program=$HOME/${program#??};; esac
 say hpcaccel "$program" --version
 for path in "$HOME" "${SCRATCH:-}" "$@"; do

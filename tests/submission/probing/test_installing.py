@@ -9,7 +9,6 @@ import pytest
 import hpcaccel
 from hpcaccel.errors import ClusterError, UserError
 from hpcaccel.spec import ClusterProfile
-from hpcaccel.submission.probing import installing
 from hpcaccel.submission.probing.installing import install_hpcaccel
 
 PROFILE = ClusterProfile(name="alps")
@@ -60,7 +59,7 @@ def test_an_environment_and_a_newer_one(
     pins = (first / "source/constraints.txt").read_text()
     assert "pydantic==" in pins
     assert "torch" not in pins
-    monkeypatch.setattr(installing.time, "strftime", lambda form: "later")
+    monkeypatch.setattr("time.strftime", lambda form: "later")
     install_hpcaccel(PROFILE, directory=str(place), python=str(python), wheel=wheel)
     assert (place / "env").resolve() == place / f"env-{hpcaccel.__version__}-later"
     assert first.is_dir()
