@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcaccel.cli.options import RUN_HELP, Json, RunsDir
+from hpcaccel.cli.options import RUN_HELP, Cluster, Json, RunsDir
 from hpcaccel.cli.output import note, print_json
 from hpcaccel.errors import HpcaccelError, UserError
 
@@ -34,11 +34,13 @@ def clean(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it nothing is touched, only told.")] = False,
     runs_dir: RunsDir = None,
+    cluster: Cluster = None,
     json: Json = False,
 ) -> None:
     """Delete old checkpoints, and old runs with --runs; tells first, deletes with --yes.
 
-    What runs or waits, what is pinned, and each run's newest good checkpoint stay.
+    What runs or waits, what is pinned, and each run's newest good checkpoint stay. With the profile of a cluster behind
+    SSH it is about the runs there.
     """
     from hpcaccel.submission import all_runs, find_run
     from hpcaccel.submission.cleaning import plan_cleaning

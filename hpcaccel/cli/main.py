@@ -114,7 +114,6 @@ for command in (
     logs.logs,
     pull.pull,
     shell.shell,
-    clean.clean,
 ):
     app.command(command.__name__.rstrip("_"))(command)
 
@@ -123,14 +122,15 @@ for command in (
     runs.list_,
     runs.wait,
     explain.explain,
+    clean.clean,
     report.report,
     control.stop,
     control.resume,
     control.cancel,
     stacks.stacks,
 ):
-    name = command.__name__.rstrip("_")
-    app.command(name)(forwarded([name], command))
+    named = command.__name__.rstrip("_")
+    app.command(named)(forwarded([named], command))
 
 app.command("answer", hidden=True)(answer.answer)
 

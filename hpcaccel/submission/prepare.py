@@ -156,7 +156,11 @@ def prepare(
     backend.check()
     folder = _runs_dir(runs_dir, profile)
     tasks = len(specs) if grid else workers
-    on_site = advice_or_refusal(specs[0], profile, array_tasks=tasks, runs_dir=folder) if facts else None
+    on_site = None
+    if facts:
+        on_site = advice_or_refusal(
+            specs[0], profile, array_tasks=tasks, runs_dir=folder, can_leave_aside=workers is None
+        )
     run = _new_run(folder, specs[0].name, RunDir if workers is None else SweepDir)
     base, workdir = request.base, _workdir(specs[0])
     entries = [find_entry(one, base=base, workdir=workdir, function=request.function) for one in specs]

@@ -42,9 +42,17 @@ def findings_for(
 
 
 def advice_or_refusal(
-    spec: JobSpec, profile: ClusterProfile | None, *, array_tasks: int | None = None, runs_dir: Path | None = None
+    spec: JobSpec,
+    profile: ClusterProfile | None,
+    *,
+    array_tasks: int | None = None,
+    runs_dir: Path | None = None,
+    can_leave_aside: bool = True,
 ) -> tuple[str, ...] | None:
     """The warnings of :func:`findings_for` as sentences; None where there are no facts.
+
+    Args:
+        can_leave_aside: the command knows --no-facts.
 
     Raises:
         SpecError: with every error, and what to do where the facts are out of date.
@@ -53,7 +61,7 @@ def advice_or_refusal(
     if facts is None:
         return None
     if any(one.is_error for one in found):
-        raise SpecError([*(str(one) for one in found if one.is_error), way_out(facts)])
+        raise SpecError([*(str(one) for one in found if one.is_error), way_out(facts, can_leave_aside=can_leave_aside)])
     return tuple(str(one) for one in found)
 
 

@@ -20,6 +20,10 @@ from hpcaccel.submission.site_findings import Finding, error, warning
 __all__ = ["array_size", "job_limits", "partition_limits"]
 
 
+_ARRAY = "the array"
+"""In place of a setting: it comes from --grid, or from a sweep's workers."""
+
+
 class _Limit(NamedTuple):
     most: int
     whose: str
@@ -138,7 +142,7 @@ def array_size(spec: JobSpec, facts: SiteFacts, tasks: int | None) -> Iterator[F
         return
     if most is not None and tasks > most:
         mend = "this cluster takes no arrays" if most == 0 else f"at most {most} (MaxArraySize): split it into several"
-        yield error("--grid", f"of {tasks} tasks is a larger array than cluster {facts.name!r} takes: {mend}")
+        yield error(_ARRAY, f"of {tasks} tasks is larger than cluster {facts.name!r} takes: {mend}")
         return
     if not _enforced(facts):
         return
@@ -148,6 +152,6 @@ def array_size(spec: JobSpec, facts: SiteFacts, tasks: int | None) -> Iterator[F
     least = min(limits, key=lambda one: one.most, default=None)
     if least is not None and tasks > least.most:
         yield warning(
-            "--grid",
+            _ARRAY,
             f"of {tasks} tasks is more than {least.whose} lets you have in the queue (at most {least.most}): split it",
         )

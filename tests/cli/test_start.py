@@ -11,8 +11,8 @@ import hpcaccel
 from hpcaccel.cli.main import app
 
 COMMANDS = [
-    "init", "schema", "validate", "render", "submit", "status", "list", "logs", "wait", "report", "stop", "resume",
-    "cancel", "shell", "stacks", "sweep", "checkpoint",
+    "init", "schema", "validate", "render", "plan", "submit", "run", "logs", "pull", "shell", "status", "list", "wait",
+    "explain", "clean", "report", "stop", "resume", "cancel", "stacks", "cluster", "sweep", "checkpoint",
 ]  # fmt: skip
 
 HEAVY = ("torch", "optuna", "fabric", "numpy", "submitit")

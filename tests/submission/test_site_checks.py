@@ -171,7 +171,7 @@ def test_a_partition_that_was_down_is_a_warning() -> None:
 def test_arrays() -> None:
     assert said(GOOD, tasks=1001) == []
     (line,) = said(GOOD, tasks=1002)
-    assert "--grid of 1002 tasks is a larger array than cluster 'alps' takes: at most 1001 (MaxArraySize)" in line
+    assert "the array of 1002 tasks is larger than cluster 'alps' takes: at most 1001 (MaxArraySize)" in line
 
 
 SLOW = History(run_id="r", checkpoint_bytes=20 * 10**9, checkpoint_files=40, save_seconds=41, step_seconds=1.5)
