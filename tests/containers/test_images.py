@@ -49,7 +49,7 @@ def test_the_registry_is_asked(tmp_path: Path) -> None:
     there = look_at_image(spec("there/is:1"), tmp_path)
     assert there is not None
     assert there.advice == ()
-    with pytest.raises(SpecError, match="docker://gone/is:1: the registry does not give it: .*manifest unknown"):
+    with pytest.raises(SpecError, match=r"docker://gone/is:1: the registry does not give it: .*manifest unknown"):
         look_at_image(spec("gone/is:1"), tmp_path)
     silent = look_at_image(spec("silent/is:1"), tmp_path)
     assert silent is not None

@@ -155,7 +155,7 @@ def test_an_image_that_nobody_has(apptainer: Path, tmp_path: Path) -> None:
 def test_the_runtime_by_the_image_and_by_what_there_is(apptainer: Path) -> None:
     assert choose_runtime(container(), local=False) == "apptainer"
     assert choose_runtime(container("/images/torch.sif"), local=True) == "apptainer"
-    with pytest.raises(RankEnvironmentError, match="no pyxis or enroot on .*Load its module"):
+    with pytest.raises(RankEnvironmentError, match=r"no pyxis or enroot on .*Load its module"):
         choose_runtime(container("/images/torch.sqsh"), local=False)
     with pytest.raises(RankEnvironmentError, match="no pyxis on"):
         choose_runtime(container(runtime="pyxis"), local=True)
