@@ -42,7 +42,7 @@ def parse_dependency(text: str) -> Dependency:
         raise ValueError(f"is not a dependency: {kind!r} is not allowed (has: {', '.join(KINDS)})")
     if not _TOKEN.fullmatch(checked_text(run)):
         raise ValueError("is not a dependency: write the name of a run, or afterany:NAME")
-    return Dependency(kind, run)  # type: ignore[arg-type]
+    return Dependency(kind, run)
 
 
 def _dependency(value: Any) -> str:

@@ -30,6 +30,10 @@ FREE_MAPPINGS: tuple[KeyPath, ...] = (
 """Mappings whose keys are the user's own: a path goes on below them."""
 
 
+WRITTEN_IN_FULL = ("container", "stage")
+"""Sections that a path cannot leave out: their keys are words that others have, too."""
+
+
 def section_of(annotation: Any) -> type[BaseModel] | None:
     """The model class of a field that is a section of its own, or may be left out as a whole."""
     kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
@@ -60,7 +64,7 @@ def full_path(dotted: str, model: type[JobSpec] = JobSpec) -> KeyPath:
         return _joined(parts)
     if parts[0] in known[""]:
         return parts
-    places = [name for name, keys in known.items() if name and parts[0] in keys]
+    places = [name for name, keys in known.items() if name and name not in WRITTEN_IN_FULL and parts[0] in keys]
     if len(places) > 1:
         candidates = " or ".join(f"{name}.{dotted}" for name in places)
         raise SpecError(f"{dotted} is ambiguous: write {candidates}")

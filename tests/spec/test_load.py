@@ -89,7 +89,7 @@ sweep: {trials: 3}
         "mail_user, begin, clusters, cores_per_socket, cpus_per_gpu, deadline, dependency, gpu_bind, hint, licenses, "
         "network, nice, oversubscribe, priority, sockets_per_node, switches, threads_per_core, tmp, wckey, extra"
     )
-    top = "name, entrypoint, slurm, srun, environment, code, workdir, runtime, checkpoint, resilience"
+    top = "name, entrypoint, slurm, srun, environment, launcher, container, stage, after, code, workdir, runtime, checkpoint, resilience"
     own = "modules, conda, venv, python, setup, setup_per_node, env, secrets"
     assert problems(text, "nodes=abc", whole=True) == [
         "job.yaml:2: entrypoint.script '$SCRATCH/x.py': $SCRATCH is not expanded here. Write ${env:SCRATCH}/x.py",
