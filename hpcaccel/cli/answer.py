@@ -52,7 +52,7 @@ def answer() -> None:
         os._exit(EXIT_BUG)  # the other side has gone; what was to be done is done
 
 
-def _command(request: dict[str, Any], frames: FrameWriter) -> None:
+def _command(request: dict[str, Any], frames: FrameWriter | _Held) -> None:
     """One of hpcaccel's own commands; with an ``id`` once only, and its answer is kept for who asks again."""
     from hpcaccel.submission.remote.replies import kept
 
@@ -80,7 +80,7 @@ def _submit(request: dict[str, Any], frames: FrameWriter) -> None:
     from hpcaccel.submission.remote.arriving import arrived, submitted
 
     with arrived(request) as args:
-        _command({**request, "args": args}, frames=_Held(frames, lambda: submitted(request["key"])))
+        _command({**request, "args": args}, _Held(frames, lambda: submitted(request["key"])))
 
 
 class _Held:

@@ -117,7 +117,7 @@ for command in (
 ):
     app.command(command.__name__.rstrip("_"))(command)
 
-for command in (
+for asked in (
     runs.status,
     runs.list_,
     runs.wait,
@@ -129,8 +129,8 @@ for command in (
     control.cancel,
     stacks.stacks,
 ):
-    named = command.__name__.rstrip("_")
-    app.command(named)(forwarded([named], command))
+    named = asked.__name__.rstrip("_")
+    app.command(named)(forwarded([named], asked))
 
 app.command("answer", hidden=True)(answer.answer)
 

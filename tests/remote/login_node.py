@@ -136,7 +136,8 @@ class LoginNode:
         self._process = subprocess.Popen([SSHD, "-D", "-f", str(etc / "sshd_config"), "-E", str(self.log)])
         deadline = time.monotonic() + 20
         while "Server listening" not in (self.log.read_text() if self.log.exists() else ""):
-            assert self._process.poll() is None and time.monotonic() < deadline, self.log.read_text()
+            assert self._process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, "sshd does not listen"
             time.sleep(0.02)
 
     def stop(self) -> None:
@@ -232,7 +233,9 @@ class Cutting:
         reads, writes: bytes; None: no limit.
     """
 
-    def __init__(self, node: LoginNode, connection: Any, *, reads: int | None = None, writes: int | None = None) -> None:
+    def __init__(
+        self, node: LoginNode, connection: Any, *, reads: int | None = None, writes: int | None = None
+    ) -> None:
         self.node, self.connection = node, connection
         self.left = {"read": reads, "write": writes}
         self.cuts = 0

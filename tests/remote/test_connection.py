@@ -36,7 +36,9 @@ def message(name: str = "alps") -> str:
 
 def test_runs_a_program_with_its_words_its_input_and_its_streams(client: LoginNode) -> None:
     with cluster() as there:
-        answer = there.run(["bash", "-c", 'echo "$1" "$HOME"; cat; echo complaint >&2; exit 3', "-", "it's $a"], "in put")
+        answer = there.run(
+            ["bash", "-c", 'echo "$1" "$HOME"; cat; echo complaint >&2; exit 3', "-", "it's $a"], "in put"
+        )
         assert (answer.code, answer.stdout.splitlines()[-2:], answer.stderr) == (
             3,
             [f"it's $a {client.home}", "in put"],
@@ -171,7 +173,8 @@ def asking_host(client: LoginNode) -> Iterator[None]:
     with client.known_hosts.open("a") as known:
         known.write(f"[127.0.0.1]:{port} {(client.root / 'etc' / 'host_key.pub').read_text()}")
     client.write_config("Host asking", "HostName 127.0.0.1", f"Port {port}",
-                        f"IdentityFile {client.client}/.ssh/id_ed25519", f"UserKnownHostsFile {client.known_hosts}")  # fmt: skip
+                        f"IdentityFile {client.client}/.ssh/id_ed25519",
+                        f"UserKnownHostsFile {client.known_hosts}")  # fmt: skip
     client.write_profile(host="somebody@asking", name="asking")
     yield
     server.close()

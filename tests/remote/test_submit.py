@@ -56,7 +56,7 @@ def test_the_whole_way_from_a_client_without_slurm(node: LoginNode) -> None:
     assert run.parent == node.runs / "toy"
     assert (run / "code" / "train.py").exists()
     spec = json.loads((run / "spec.json").read_text())
-    assert spec["spec"]["args"] == {"lr": 0.001}
+    assert spec["spec"]["entrypoint"]["args"] == {"lr": 0.001}
     assert spec["launch"]["workdir"] == str(run / "code")
     record = json.loads((run / "record.json").read_text())
     assert record["submitted_from"].endswith(f":{node.client}")

@@ -27,9 +27,7 @@ def best_of(run: RunDir, committed: Sequence[tuple[int, Path]], *, metric: str |
             values.setdefault(name, {})[line.step] = value  # a step that was made again counts as made last
     chosen = metric or next((name for name in USUAL if name in values), None)
     logged = values.get(chosen or "", {})
-    scores = {
-        path: logged[max(before)] for step, path in committed if (before := [at for at in logged if at <= step])
-    }
+    scores = {path: logged[max(before)] for step, path in committed if (before := [at for at in logged if at <= step])}
     if not scores:
         raise UserError(
             f"{run.run_id} has logged no {chosen or 'loss'} before a checkpoint, so that none is the best (logged: "

@@ -157,7 +157,7 @@ def ask(question: str, *, echo: bool) -> str:
         )
     if not echo:
         return getpass.getpass(question)
-    with open("/dev/tty", "r+", buffering=1, encoding="utf-8") as terminal:  # noqa: SIM117
+    with open("/dev/tty", "r+", buffering=1, encoding="utf-8") as terminal:
         terminal.write(question)
         terminal.flush()
         return terminal.readline().rstrip("\n")

@@ -56,9 +56,9 @@ def remote_of(token: str) -> dict[str, Any] | None:
         lambda run: run["job_id"] in (token, base),
     ):
         if (found := next(filter(fits, runs), None)) is not None:
-            return found
+            return dict(found)
     begins: list[dict[str, Any]] = [run for run in runs if token and run["run_id"].startswith(token)]
-    return begins[0] if len({run["run_id"] for run in begins}) == 1 else None
+    return dict(begins[0]) if len({run["run_id"] for run in begins}) == 1 else None
 
 
 @dataclass

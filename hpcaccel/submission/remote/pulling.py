@@ -1,4 +1,4 @@
-"""This side: results from a cluster, file by file. What is here already is not fetched again, and half a file goes on."""
+"""This side: results from a cluster, file by file. What is here is not fetched again, and half a file goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The other side: results that another machine fetches. First a list, then the files that it lacks, from where it says."""
+"""The other side: results that another machine fetches. First a list, then the files that it lacks."""
 
 from __future__ import annotations
 

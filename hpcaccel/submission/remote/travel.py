@@ -48,7 +48,7 @@ class Handed:
 
 
 def pack(cluster: RemoteCluster, file: str, overrides: Sequence[str], *, is_sweep: bool) -> Luggage:
-    """Load a spec file with the cluster's defaults and choose what goes along; mistakes are found here, with their line.
+    """Load a spec file with the cluster's defaults and choose what goes along; mistakes are found here.
 
     Raises:
         SpecError: with a line for each thing that is wrong; also secrets that are not set here.
@@ -92,7 +92,13 @@ def _point_into_the_copy(document: dict[str, Any], job: JobSpec, entry: Entry, p
 
 
 def hand_over(
-    cluster: RemoteCluster, luggage: Luggage, options: Sequence[str], *, runs_dir: str | None, dry_run: bool, columns: int
+    cluster: RemoteCluster,
+    luggage: Luggage,
+    options: Sequence[str],
+    *,
+    runs_dir: str | None,
+    dry_run: bool,
+    columns: int,
 ) -> Handed:
     """Send code and spec, and submit there: once, however often the connection breaks or this is repeated.
 

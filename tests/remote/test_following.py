@@ -1,0 +1,109 @@
+"""Looking at runs behind SSH, and bringing results here, over connections that break."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.errors import ClusterError
+from hpcaccel.rundir import RunDir, append_line
+from hpcaccel.spec import load_profile
+from hpcaccel.submission.remote import RemoteCluster, pulling
+from hpcaccel.submission.remote.connection import FabricConnection
+
+from .login_node import Cutting, LoginNode
+
+
+def submitted(node: LoginNode) -> RunDir:
+    node.project()
+    return RunDir(json.loads(node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps", "--json").stdout)["path"])
+
+
+def begin(run: RunDir) -> Path:
+    run.attempt(1).mkdir(parents=True)
+    return run.rank_log(1, 0)
+
+
+def test_logs_go_on_where_they_were(node: LoginNode) -> None:
+    run = submitted(node)
+    log = begin(run)
+    log.write_text("one\n")
+    process = node.start_command("logs", "-f", "toy", "--rank", "0")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "one\n"
+    assert node.cut()
+    with log.open("a") as file:
+        file.write("two\n")
+    assert process.stdout.readline() == "two\n", "and not the first once more"
+    assert node.programs(), "it follows"
+    process.terminate()
+    process.communicate()
+    deadline = time.monotonic() + 30
+    while node.programs() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert node.programs() == [], "nothing of it is left there"
+
+
+def cluster(node: LoginNode, **cuts: int) -> RemoteCluster:
+    profile = load_profile("alps")
+    assert profile is not None
+    connection = Cutting(node, FabricConnection("alps", cluster="alps"), **cuts)
+    return RemoteCluster(profile, connection=connection, sleep=lambda seconds: None, note=lambda text: None)
+
+
+@pytest.fixture
+def run_with_results(client: LoginNode) -> RunDir:
+    """As a run leaves it, with two checkpoints, of which the first is the better one."""
+    run = submitted(client)
+    begin(run).write_bytes(os.urandom(1 << 20))
+    for step, loss in ((10, 0.5), (20, 0.7)):
+        append_line(run.metrics, {"step": step, "attempt": 1, "time": float(step), "values": {"val_loss": loss}})
+        place = run.checkpoints / f"step_{step:08d}"
+        place.mkdir()
+        (place / "shard").write_bytes(os.urandom(2 << 20))
+        (place / "COMMITTED").write_text(json.dumps({"step": step}))
+    return run
+
+
+def test_a_pull_that_is_cut_goes_on(client: LoginNode, run_with_results: RunDir) -> None:
+    run, there = run_with_results, cluster(client, reads=2_500_000)
+    pulled = pulling.pull(there, run.run_id, None, runs_dir=client.client / "here", checkpoint="best")
+    assert pulled.checkpoint == "step_00000010"
+    assert pulled.path == client.client / "here" / "toy" / run.run_id
+    shard = Path("checkpoints/step_00000010/shard")
+    assert (pulled.path / shard).read_bytes() == (run.path / shard).read_bytes()
+    assert (pulled.path / "attempts/1/0.log").read_bytes() == run.rank_log(1, 0).read_bytes()
+    assert not (pulled.path / "checkpoints" / "step_00000020").exists()
+    assert not list(pulled.path.rglob(f"*{pulling.PART}"))
+    again = pulling.pull(there, run.run_id, None, runs_dir=client.client / "here", checkpoint="best")
+    assert (again.files, again.unchanged) == (0, pulled.files)
+    with pytest.raises(ClusterError, match="steps: 10, 20"):
+        pulling.pull(there, run.run_id, None, runs_dir=client.client / "here", checkpoint="30")
+    there.connection.close()
+
+
+def test_half_a_file_is_not_fetched_twice_and_a_damaged_half_is_fetched_anew(
+    client: LoginNode, run_with_results: RunDir
+) -> None:
+    run, there = run_with_results, cluster(client)
+    content = run.rank_log(1, 0).read_bytes()
+    target = client.client / "out"
+    place = target / "attempts" / "1"
+    for half in (content[:700_000], bytes(700_000)):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "0.log").unlink(missing_ok=True)
+        (place / f"0.log{pulling.PART}").write_bytes(half)
+        pulling.pull(there, run.run_id, target, runs_dir=target)
+        assert (place / "0.log").read_bytes() == content
+    there.connection.close()
+
+
+def test_wait_ends_as_the_run_does(node: LoginNode) -> None:
+    run = submitted(node)
+    node.hpcaccel("cancel", "toy")
+    ended = node.hpcaccel("wait", run.run_id, "--json", code=130)
+    assert json.loads(ended.stdout)["state"] == "cancelled"

@@ -1,0 +1,51 @@
+"""Through the user's own ssh."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcaccel.errors import ClusterError
+from hpcaccel.spec import load_profile
+from hpcaccel.submission.remote import RemoteCluster, openssh
+from hpcaccel.submission.remote.session import ConnectionLost
+
+from .login_node import LoginNode
+
+
+@pytest.fixture
+def there(client: LoginNode, monkeypatch: pytest.MonkeyPatch) -> RemoteCluster:
+    """ssh looks for its configuration in the home that the account has, wherever HOME points."""
+    config = str(client.client / ".ssh" / "config")
+    monkeypatch.setattr(openssh, "_arguments", lambda host: ["-F", config, host])
+    profile = load_profile("alps")
+    assert profile is not None
+    return RemoteCluster(profile, connection=openssh.OpenSshConnection("alps", cluster="alps"))
+
+
+def test_speaks_as_the_other_way(client: LoginNode, there: RemoteCluster) -> None:
+    answer = there.run(["bash", "-c", "cat; exit 3"], "in put")
+    assert (answer.code, answer.stdout.splitlines()[-1]) == (3, "in put")
+    code = there.converse({"do": "command", "args": ["--version"]}, lambda conversation: conversation.expect("out"))
+    assert code[1].startswith(b"hpcaccel ")
+
+
+def test_a_cut_connection_and_a_refused_one_are_told_apart(client: LoginNode, there: RemoteCluster) -> None:
+    session = there.connection.start("sleep 60")
+    while not client.connections():
+        pass
+    client.cut()
+    assert session.read(10) == b""
+    with pytest.raises(ConnectionLost):
+        session.wait()
+    session.close()
+    client.known_hosts.write_text("")
+    with pytest.raises(ClusterError, match="Host key verification failed"):
+        there.run(["true"])
+
+
+def test_it_is_taken_where_the_configuration_shares_connections(
+    client: LoginNode, there: RemoteCluster
+) -> None:
+    assert not openssh.shares_connections("alps")
+    client.write_config("ControlMaster auto", f"ControlPath {client.client}/.ssh/%C")
+    assert openssh.shares_connections("alps")
