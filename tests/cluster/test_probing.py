@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.remote.login_node import LoginNode, why_no_sshd
+
 from .dev_cluster import Cluster
 
 pytestmark = pytest.mark.cluster
@@ -40,3 +42,21 @@ def test_a_profile_of_a_real_cluster(cluster: Cluster, tmp_path: Path) -> None:
     checked = hpcaccel("check", "dev")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "profile dev agrees with what is known of its cluster" in checked.stdout
+
+
+def test_the_same_cluster_behind_ssh(cluster: Cluster, tmp_path: Path) -> None:
+    if (reason := why_no_sshd()) is not None:
+        pytest.skip(f"no login node: {reason}")
+    node = LoginNode(tmp_path / "login", path="/usr/bin:/bin", env={"SLURM_CONF": cluster.env["SLURM_CONF"]})
+    node.start()
+    try:
+        node.hpcaccel("cluster", "add", "dev", "--host", "alps")
+        folder = node.client / ".config/hpcaccel/clusters"
+        profile = yaml.safe_load((folder / "dev.yaml").read_text())
+        assert profile == {"host": "alps", "runs_dir": "~/hpcaccel-runs"}
+        facts = yaml.safe_load((folder / "dev.facts/facts.yaml").read_text())
+        assert (facts["host"], facts["home"], facts["config"]["kill_wait_seconds"]) == ("alps", str(node.home), 10)
+        assert [one["name"] for one in facts["partitions"]] == ["gpu", "gpu0", "gpuc", "gpuc0", "urgent"]
+        assert "agrees with" in node.hpcaccel("cluster", "check", "dev").stdout
+    finally:
+        node.stop()

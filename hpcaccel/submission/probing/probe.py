@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import hpcaccel
 from hpcaccel.errors import ClusterError, HpcaccelError
@@ -33,6 +33,7 @@ def probe(profile: ClusterProfile, run: Run = subprocess.run, *, now: float | No
     """
     if profile.backend == "local":
         raise ClusterError(f"profile {profile.name!r} runs jobs on this machine, without Slurm: nothing to probe")
+    run = _there(profile.host, run)
     asked = _Asked(Slurm(run))
     slurm = asked.slurm
     version = slurm.version()
@@ -67,6 +68,23 @@ def probe(profile: ClusterProfile, run: Run = subprocess.run, *, now: float | No
         hpcaccel=hpcaccel.__version__ if profile.host is None else machine.hpcaccel,
         unknown=[*asked.unknown, *_gaps(machine, settings.accounting, empty=accounts == [])],
     )
+
+
+def _there(host: str | None, run: Run) -> Run:
+    """A program that is missing is missing on the login node, not here."""
+    if host is None:
+        return run
+
+    def asking(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        try:
+            return run(command, **options)
+        except FileNotFoundError:
+            raise ClusterError(
+                f"there is no {command[0]} on {host}: a login shell there must find Slurm's programs. Is it a login "
+                "node? A line such as `module load slurm` in ~/.bash_profile there may be missing"
+            ) from None
+
+    return asking
 
 
 class _Asked:

@@ -109,6 +109,9 @@ def test_what_may_not_be_seen_is_named() -> None:
 def test_no_slurm_and_no_controller() -> None:
     with pytest.raises(ClusterError, match="there is no sinfo on this machine"):
         probe(PROFILE, Recorded("22.05", version=None))
+    behind_ssh = ClusterProfile(name="alps", host="ada@alps", runs_dir="~/runs")
+    with pytest.raises(ClusterError, match="there is no sinfo on ada@alps: a login shell there must find"):
+        probe(behind_ssh, Recorded("22.05", version=None))
     down = (1, "", "slurm_load_ctl_conf error: Unable to contact slurm controller (connect failure)\n")
     with pytest.raises(SlurmCommandError, match="Unable to contact slurm controller"):
         probe(PROFILE, Recorded("22.05", config=down))
