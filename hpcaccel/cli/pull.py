@@ -28,7 +28,9 @@ def pull(
     largest: Annotated[bool, typer.Option("--largest", help="The best is the largest, not the smallest.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="DIR", help="Where to. Without it: as if it had run here.", show_default=False),
+        typer.Option(
+            "-o", "--out", metavar="DIR", help="Where to. Without it: as if it had run here.", show_default=False
+        ),
     ] = None,
     runs_dir: RunsDir = None,
     json: Json = False,

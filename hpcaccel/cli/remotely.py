@@ -44,7 +44,9 @@ def submit_there(
         columns = shutil.get_terminal_size().columns
         handed = hand_over(cluster, luggage, words, runs_dir=runs_dir, dry_run=dry_run, columns=columns)
         if handed.repeated and handed.run is not None:
-            note("note: the same was submitted before, and the answer did not arrive: this is that run. For another one")
+            note(
+                "note: the same was submitted before, and the answer did not arrive: this is that run. For another one"
+            )
             note("      submit once more")
         sys.stderr.buffer.write(handed.err)
         sys.stderr.flush()
@@ -53,7 +55,11 @@ def submit_there(
             sys.stdout.flush()
         if handed.code or not wait or handed.run is None:
             raise typer.Exit(handed.code)
-        request = {"do": "command", "follows": True, "args": ["wait", handed.run["run_id"], *(["--json"] if json else [])]}
+        request = {
+            "do": "command",
+            "follows": True,
+            "args": ["wait", handed.run["run_id"], *(["--json"] if json else [])],
+        }
         raise typer.Exit(_until_the_end(cluster, request, copy_frames))
 
 
@@ -98,4 +104,3 @@ def shell_there(run: str, node: str | None) -> bool:
         raise UserError("a shell on a cluster behind SSH needs a terminal")
     with cluster:
         raise typer.Exit(cluster.terminal("shell", run_id, *([] if node is None else ["--node", node])))
-

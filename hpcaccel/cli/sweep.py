@@ -32,6 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
 def _there_or_here(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A command that goes to the login node where the sweep is behind SSH."""
 
@@ -83,9 +84,7 @@ def start(
         if (earlier := once.earlier()) is not None:
             show(Sweep(earlier), json=json)
             return
-        plan = prepare_sweep(
-            str(file), cluster=cluster, runs_dir=runs_dir, overrides=overrides or [], slurm=once.slurm
-        )
+        plan = prepare_sweep(str(file), cluster=cluster, runs_dir=runs_dir, overrides=overrides or [], slurm=once.slurm)
         for sentence in plan.advice:
             note(f"note: {sentence}")
         if dry_run:
