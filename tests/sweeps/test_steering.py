@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from pathlib import Path
 
 import pytest
 
-from hpcaccel.errors import ClusterError, RunBusy, SpecError, UserError
+from hpcaccel.errors import ClusterError, RunBusy, RunDirectoryError, SpecError, UserError
 from hpcaccel.records import WorkerEnd, WorkerStart, to_dict
 from hpcaccel.rundir import append_line, read_json, write_json
 from hpcaccel.slurm.states import JobState
@@ -96,6 +97,21 @@ def test_a_resume_that_slurm_refuses_changes_nothing(place: Place) -> None:
     assert (sweep.dir.sweep.read_text(), sweep.dir.spec_yaml.read_text()) == before
     assert len(open_requests(sweep.dir)) == 1
     assert sweep.status().state == "paused"
+
+
+def test_a_resume_on_a_disk_that_cannot_be_written_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, _ = place.start()
+    sweep.stop()
+
+    def read_only(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "rename", read_only)
+    with pytest.raises(
+        RunDirectoryError, match=r"cannot write to the sweep's directory .*: Read-only file system\. It is"
+    ):
+        sweep.resume()
+    assert len(place.slurm.submissions) == 1
 
 
 def test_a_resume_forgives_a_sweep_that_has_stopped_itself(place: Place) -> None:
