@@ -93,6 +93,11 @@ def _start_workers(sweep: SweepDir, spec: SweepSpec, *, count: int, slurm: Slurm
 
 def refuse_living(now: RunStatus) -> None:
     """Raises RunBusy where the sweep goes on by itself."""
+    if now.state == "stopping":
+        raise RunBusy(
+            f"sweep {now.run_id} is stopping, its trials save and leave: wait for that with `hpcaccel wait "
+            f"{now.run_id}`, then go on"
+        )
     if not now.ended:
         living = sum(not worker.ended for worker in now.tasks)
         raise RunBusy(
@@ -152,7 +157,8 @@ def _shares(sizes: Mapping[str, int], most: int) -> dict[str, int]:
 
 def _changed(sweep: SweepDir, old: SweepSpec, changes: Sequence[str], file: Source | None) -> SweepSpec:
     if file is not None:
-        new = load(file, cluster=read_record(sweep).cluster, overrides=changes)
+        name = f"name={old.job.name}"  # it may have been given another one when it was started
+        new = load(file, cluster=read_record(sweep).cluster, overrides=[name, *changes])
     elif changes:
         job, section = old.job.model_dump(mode="json"), old.sweep.model_dump(mode="json")
         values = escape({**job, "sweep": section})

@@ -78,6 +78,8 @@ def test_a_resume_hands_in_the_same_workers(place: Place) -> None:
     with pytest.raises(RunBusy, match=r"with 4 of its workers running or waiting.*sweep stop"):
         sweep.resume()
     sweep.stop()
+    with pytest.raises(RunBusy, match=r"is stopping, its trials save and leave: wait for that with `hpcaccel wait"):
+        sweep.resume()
     end(place, sweep, 0, reason="stop", decision="pause")
     arrays = sweep.resume()
     assert arrays.array_ids == ["101"]
@@ -126,6 +128,7 @@ def test_a_resume_forgives_a_sweep_that_has_stopped_itself(place: Place) -> None
 def test_what_may_change_on_resume(place: Place) -> None:
     sweep = over(place)
     Path("sweep.yaml").write_text(SPEC.replace("max_trials: 20", "max_trials: 50").replace("workers: 4", "workers: 6"))
+    Path("sweep.yaml").write_text(Path("sweep.yaml").read_text().replace("name: demo", "name: other"))
     arrays = sweep.resume(file="sweep.yaml", changes=["sweep.retries=3"])
     assert len(arrays.jobs) == 6
     section = sweep.spec.sweep
