@@ -41,7 +41,7 @@ class Cause:
     innocent: bool = False
     """The run has no part in it: an attempt that made us exclude a node does not count towards its caps."""
     never_began: bool = False
-    """The ranks were not started: nothing is known of what they would have done, and the allocation is of no more use."""
+    """The ranks were not started: of what they would have done nothing is known, and the allocation is of no use."""
     echo: bool = False
     """Another rank's failure looks like this, too."""
 
