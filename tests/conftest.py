@@ -25,17 +25,6 @@ ROOTS = "HPCACCEL_TEST_ROOTS"
 SKIPPED = "no Slurm for the cluster tests: "
 
 
-@pytest.fixture(autouse=True)
-def no_ranks_met() -> Iterator[None]:
-    """What asks in the tests' own process how many ranks there are would have answered for all tests behind it."""
-    yield
-    world = sys.modules.get("hpcaccel.runtime.ranks.world")
-    if world is not None and world.World.existing() is not None:
-        from hpcaccel.runtime.ranks.states import AcceleratorState
-
-        AcceleratorState._reset_state(reset_partial_state=True)
-
-
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         os.environ[ROOTS] = f"/var/tmp/hpcaccel-test-{os.getpid()}"
