@@ -127,6 +127,7 @@ class Choosing:
         self._notes.read()
         if at_once:
             self._dead = gone_for_good(self.sweep, self._owners(), self._slurm)
+            self._asked = self._looked = time.monotonic()
         for trial in self._running(passing_over):
             owner = self._notes.owner(trial.number)
             left = _was_dropped(trial) if owner is None else owner != self.worker and owner in self._dead

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hpcaccel import layout
 from hpcaccel.rundir import SweepDir, read_json, write_json
-from tests.sweeps.hosting import OPEN, FakeHost, make_sweep, read, trials
+from tests.sweeps.hosting import FakeHost, make_sweep, read, trials
 from tests.sweeps.test_worker import eventually, spend
 
 pytest.importorskip("optuna")
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in [name for name in os.environ if name.startswith(("HPCACCEL_", "SLURM_")) and "TEST" not in name]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    yield
-    while OPEN:
-        OPEN.pop().close()
+pytestmark = pytest.mark.usefixtures("hosts_end")
 
 
 def test_a_trial_that_somebody_still_writes_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
