@@ -138,7 +138,16 @@ def test_the_wheel_holds_the_package_and_its_templates_and_nothing_else(wheel: P
 def test_the_wheel_says_what_it_needs(wheel: Path) -> None:
     said = Parser().parsestr(contents(wheel)[f"{DIST_INFO}/METADATA"].decode())
     assert said["Requires-Python"] == ">=3.10"
-    assert set(said.get_all("Provides-Extra", [])) == {"train", "sweep", "ui", "trackers", "all", "bench", "dev"}
+    assert set(said.get_all("Provides-Extra", [])) == {
+        "train",
+        "sweep",
+        "plot",
+        "ui",
+        "trackers",
+        "all",
+        "bench",
+        "dev",
+    }
     core = {need.partition(">")[0] for need in said.get_all("Requires-Dist", []) if "extra ==" not in need}
     assert core == {"fabric", "jinja2", "pydantic", "pyyaml", "rich", "submitit", "typer"}
 

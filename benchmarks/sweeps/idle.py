@@ -21,8 +21,9 @@ from hpcaccel.sweeps.ownership import Notes
 from hpcaccel.sweeps.reading import StudyRecord
 
 SPEC = Path(__file__).parents[2] / "jobs" / "gpt" / "sweep.yaml"
-LONGER = ("args.epochs=3", "sweep.pruner.asha.min_steps=60")
-"""Trials of a minute or so: as it stands, the example is over in two, a part of which is the workers' start."""
+LONGER = ("args.epochs=6", "sweep.pruner.asha.min_steps=120")
+"""Trials of two minutes or so, workers of seven: as it stands, the example is over in two, and a part of that is the
+start of the workers. What a start and a change of trials take is printed, for other lengths."""
 LIMIT = 0.02
 
 

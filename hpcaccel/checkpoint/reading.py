@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import mmap
 import os
 import threading
@@ -17,7 +16,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from hpcaccel.checkpoint.crc import crc32
 from hpcaccel.checkpoint.manifest import Piece
 from hpcaccel.checkpoint.staging import STEP_BYTES, copy_bytes
-from hpcaccel.checkpoint.writer_files import BLOCK_BYTES, DIRECT, up_to_block
+from hpcaccel.checkpoint.writer_files import BLOCK_BYTES, give_up_direct, open_direct, up_to_block
 from hpcaccel.errors import Damaged
 
 __all__ = ["Batch", "StoredFile", "batches", "check", "other_crc", "read_into"]
@@ -41,16 +40,8 @@ class StoredFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._direct = bool(DIRECT)
-        flags = os.O_RDONLY | os.O_CLOEXEC
         try:
-            try:
-                self.descriptor = os.open(path, flags | DIRECT)
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-                self._direct = False
-                self.descriptor = os.open(path, flags)
+            self.descriptor, self._direct = open_direct(path, os.O_RDONLY)
         except FileNotFoundError:
             raise Damaged(f"{path} is missing") from None
 
@@ -88,7 +79,7 @@ class StoredFile:
             if error.errno != errno.EINVAL or not self._direct:
                 raise
         self._direct = False
-        fcntl.fcntl(self.descriptor, fcntl.F_SETFL, fcntl.fcntl(self.descriptor, fcntl.F_GETFL) & ~DIRECT)
+        give_up_direct(self.descriptor)
         return os.preadv(self.descriptor, [memory], offset)
 
 

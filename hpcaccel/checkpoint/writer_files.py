@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hpcaccel.rundir import FILE_MODE
 
-__all__ = ["BLOCK_BYTES", "DIRECT", "ShardFile", "rank_file", "up_to_block"]
+__all__ = ["BLOCK_BYTES", "ShardFile", "give_up_direct", "open_direct", "rank_file", "up_to_block"]
 
 BLOCK_BYTES = 4096
 LARGEST_WRITE_BYTES = 1 << 30
@@ -31,20 +31,29 @@ def up_to_block(size: int) -> int:
     return -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 
+def open_direct(path: Path, flags: int) -> tuple[int, bool]:
+    """Open with direct I/O, or without it where the file system has none: the descriptor, and whether it has."""
+    if DIRECT:
+        try:
+            return os.open(path, flags | DIRECT, FILE_MODE), True
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+        if flags & os.O_EXCL:
+            path.unlink(missing_ok=True)  # Linux has made the file before it finds that it has no direct I/O
+    return os.open(path, flags, FILE_MODE), False
+
+
+def give_up_direct(descriptor: int) -> None:
+    """From here on through the page cache: the file system has refused a direct transfer."""
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~DIRECT)
+
+
 class ShardFile:
     """A file that must not be there yet. Nothing is on the disk for certain before ``finish`` has returned."""
 
     def __init__(self, path: Path) -> None:
-        self._direct = bool(DIRECT)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        try:
-            self._fd = os.open(path, flags | DIRECT, FILE_MODE)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            path.unlink(missing_ok=True)  # Linux has made the file before it finds that it has no direct I/O
-            self._fd = os.open(path, flags, FILE_MODE)
-            self._direct = False
+        self._fd, self._direct = open_direct(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
     def write(self, data: memoryview, offset: int) -> None:
         """Write ``data``, whole blocks in aligned memory, at ``offset``, a multiple of a block."""
@@ -56,7 +65,7 @@ class ShardFile:
                 if error.errno != errno.EINVAL or not self._direct:
                     raise
                 self._direct = False
-                fcntl.fcntl(self._fd, fcntl.F_SETFL, fcntl.fcntl(self._fd, fcntl.F_GETFL) & ~DIRECT)
+                give_up_direct(self._fd)
 
     def finish(self, size: int) -> None:
         """Cut the file to ``size`` bytes, and return when they are on the disk."""

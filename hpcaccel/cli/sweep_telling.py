@@ -106,7 +106,7 @@ def tell_of_again(sweep: Sweep, queued: list[Again], arrays: WorkerArrays | None
         if arrays is None
         else f"{_workers(arrays)} started as {', '.join(arrays.array_ids)}"
     )
-    typer.echo(f"{len(queued)} trials wait; {who}")
+    typer.echo(f"{len(queued)} trial{'s wait' if len(queued) > 1 else ' waits'}; {who}")
 
 
 def tell_of_age(shown: Sequence[Overview | SweepOverview]) -> None:

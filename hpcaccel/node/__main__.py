@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +41,9 @@ def _dispatch(words: list[str]) -> int:
         case ["trial", report_to]:
             from hpcaccel.node.trial import wait_for_a_trial
 
-            return wait_for_a_trial(report_to=int(report_to))
+            code = wait_for_a_trial(report_to=int(report_to))
+            sys.stdout.flush()
+            os._exit(code)  # the next trial waits for the end of this process, and Python's takes its time
         case ["rank", directory]:
             from hpcaccel.node.rank import become_program
 

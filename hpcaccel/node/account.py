@@ -6,21 +6,20 @@ import os
 import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Literal
 
 from hpcaccel.node.allocation import Allocation
+from hpcaccel.node.slots import gpus_of
 from hpcaccel.process import process_start, started_at
 from hpcaccel.records import Decision, Reason, WorkerEnd, WorkerSeen, WorkerStart, WorkerTaken, to_dict
 from hpcaccel.rundir import WorkerDir, append_line
 
-__all__ = ["WorkerAccount", "gpus_of"]
+__all__ = ["WorkerAccount"]
 
 SHARE = 0.01
 """A sign comes after so much of the time that the allocation has been held: what a killed host leaves unsaid stays
 below, and the lines of the first hour are some hundred."""
 FEWEST_SECONDS, MOST_SECONDS = 1.0, 60.0
-_GPUS_HERE = Path("/proc/driver/nvidia/gpus")
 
 
 class WorkerAccount:
@@ -83,18 +82,6 @@ class WorkerAccount:
         except OSError as error:
             # A full disk: the trials may still come to a good end, which is worth more than the account.
             print(f"hpcaccel: cannot write {self._path}: {error.strerror}", flush=True)
-
-
-def gpus_of(env: Mapping[str, str], nodes: Sequence[str], *, local: bool) -> int:
-    """How many GPUs an allocation holds, all nodes together."""
-    if local:
-        visible = env.get("CUDA_VISIBLE_DEVICES")
-        if visible is not None:
-            return len([one for one in visible.split(",") if one.strip() and one.strip() != "-1"])
-        return len(list(_GPUS_HERE.iterdir())) if _GPUS_HERE.is_dir() else 0
-    if env.get("SLURM_GPUS", "").isdecimal():
-        return int(env["SLURM_GPUS"])
-    return int(env.get("SLURM_GPUS_ON_NODE") or 0) * len(nodes)
 
 
 def _cpus_of(env: Mapping[str, str], nodes: Sequence[str], *, local: bool) -> int:

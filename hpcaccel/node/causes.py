@@ -40,6 +40,8 @@ class Cause:
     """The patterns count for the last exception alone: programs try something and do without it."""
     innocent: bool = False
     """The run has no part in it: an attempt that made us exclude a node does not count towards its caps."""
+    never_began: bool = False
+    """The ranks were not started: of what they would have done nothing is known, and the allocation is of no use."""
     echo: bool = False
     """Another rank's failure looks like this, too."""
 
@@ -134,6 +136,7 @@ CAUSES = (
         name="launch",
         meaning="Slurm could not start the ranks on a node",
         follows="exclude",
+        never_began=True,
         advice="slurm.log holds srun's words.",
         lines=(
             r"^srun: error: Task launch for \S+ failed on node (?P<node>[^\s:]+)",

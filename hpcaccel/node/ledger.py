@@ -98,8 +98,7 @@ class Ledger:
             newest = ends[-1].checkpoint_step
             for reason, word in (("failed", "failures"), ("time_limit", "time limits")):
                 stuck = [line for line in ends if line.reason == reason and line.checkpoint_step == newest]
-                # That Slurm could not start the ranks says nothing of what they would have done.
-                if sum(line.error_class != "launch" for line in stuck) >= STUCK:
+                if sum(not _never_began(line) for line in stuck) >= STUCK:
                     return f"{STUCK} {word} without a new checkpoint"
         if len(failures) >= limits.max_failures:
             return f"{_counted(len(failures), 'failure')} (resilience.max_failures: {limits.max_failures})"
@@ -147,6 +146,10 @@ def _what_follows(stop: StopRequest | None, known: Decision | None) -> Decision:
 def _nobodys_fault(line: AttemptEnd) -> bool:
     """Whether a node was at fault, which the run keeps away from since: so many times are bounded by themselves."""
     return bool(line.nodes_excluded) and cause(line.error_class or "exit").innocent
+
+
+def _never_began(line: AttemptEnd) -> bool:
+    return cause(line.error_class or "exit").never_began
 
 
 def _counted(count: int, what: str) -> str:

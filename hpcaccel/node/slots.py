@@ -7,15 +7,15 @@ sees its own part, or one GPU that it shares. Locally each trial sees its part o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from hpcaccel.node.account import gpus_of
-
-__all__ = ["SLOT", "Slot"]
+__all__ = ["SLOT", "Slot", "gpus_of"]
 
 SLOT = "HPCACCEL_SLOT"
 """Variable: which part of the GPUs that its step sees is a rank's to use, where steps overlap."""
+_GPUS_HERE = Path("/proc/driver/nvidia/gpus")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,3 +78,15 @@ class Slot:
         elif gpus:
             options.append(f"--gpus-per-node={gpus // self.of}")
         return ["--exact", *options]
+
+
+def gpus_of(env: Mapping[str, str], nodes: Sequence[str], *, local: bool) -> int:
+    """How many GPUs an allocation holds, all nodes together."""
+    if local:
+        visible = env.get("CUDA_VISIBLE_DEVICES")
+        if visible is not None:
+            return len([one for one in visible.split(",") if one.strip() and one.strip() != "-1"])
+        return len(list(_GPUS_HERE.iterdir())) if _GPUS_HERE.is_dir() else 0
+    if env.get("SLURM_GPUS", "").isdecimal():
+        return int(env["SLURM_GPUS"])
+    return int(env.get("SLURM_GPUS_ON_NODE") or 0) * len(nodes)

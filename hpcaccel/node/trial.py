@@ -8,6 +8,7 @@ be continued, by this worker or another. Its last word goes to the host, through
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ from hpcaccel.node.ledger import Ledger
 from hpcaccel.node.slots import Slot
 from hpcaccel.node.supervisor import WATCHED, Supervisor
 from hpcaccel.node.verdict import Verdict
+from hpcaccel.node.writing import if_possible
 from hpcaccel.records import EXIT_CONTINUED, AttemptEnd
 from hpcaccel.rundir import RunDir, read_json, read_lines, write_json
 
@@ -39,6 +41,8 @@ HOSTS_REQUEST = "worker.json"
 """In a trial's ``control``: what its worker asks of it, for as long as this worker runs it."""
 _OVER = ("completed", "pruned")
 _LONGEST = 4000
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors of a place where nothing can be written: no trial's fault."""
 
 
 def wait_for_a_trial(*, report_to: int) -> int:
@@ -53,7 +57,7 @@ def wait_for_a_trial(*, report_to: int) -> int:
     try:
         _print_to(run.slurm_log)
     except OSError as error:
-        return _refuse(report_to, f"cannot write {run.slurm_log}: {error.strerror}")
+        return _refuse(report_to, f"cannot write {run.slurm_log}: {error.strerror}", kind=_kind(error))
     return run_trial(run, slot=Slot.parse(order["slot"]), report_to=report_to)
 
 
@@ -80,11 +84,22 @@ def run_trial(run: RunDir, *, slot: Slot, report_to: int) -> int:
         assert end is not None, "a supervisor has left without a line in the ledger"
         word = {name: getattr(end, name) for name in ("reason", "decision", "error_class", "detail", "nodes_excluded")}
     except (HpcaccelError, OSError) as error:
-        print(f"hpcaccel: {error}", flush=True)
-        return _refuse(report_to, str(error), kind="busy" if isinstance(error, RunBusy) else "refused")
+        said = str(error)
+        code = _refuse(report_to, said, kind=_kind(error))
+        if_possible(
+            lambda: print(f"hpcaccel: {said}", flush=True), say=lambda _: None
+        )  # the log may lie on a full disk
+        return code
     word["detail"] = word["detail"][:_LONGEST]
     os.write(report_to, json.dumps(word).encode() + b"\n")
     return code
+
+
+def _kind(error: Exception) -> str:
+    if isinstance(error, RunBusy):
+        return "busy"
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return "disk" if isinstance(cause, OSError) and cause.errno in _UNWRITABLE else "refused"
 
 
 def _refuse(report_to: int, detail: str, *, kind: str = "refused") -> int:

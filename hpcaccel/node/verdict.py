@@ -125,10 +125,8 @@ def _failed(seen: Seen) -> Verdict:
     if row.follows == "exclude" and seen.excludable and (seen.spare or seen.can_requeue):
         exclude = seen.excludable
         decision = "restart" if seen.spare and seen.restarts_left > 0 else "requeue" if seen.can_requeue else "end"
-    elif row.follows == "requeue" and seen.can_requeue:
-        decision = "requeue"
-    elif row.name == "launch" and seen.can_requeue:
-        # A step that Slurm has lost keeps its part of the allocation, in which no other would ever start.
+    elif (row.follows == "requeue" or row.never_began) and seen.can_requeue:
+        # A step that Slurm could not begin keeps its part of the allocation, in which no other would ever start.
         decision = "requeue"
     elif row.follows != "end":
         decision = _try_again(seen)

@@ -29,6 +29,7 @@ class Allowance:
         ranks = int(launch["nodes"]) * int(launch["ranks_per_node"])
         self.share = (hello.gpus or ranks) / hello.slots
         """What one of this worker's trials costs in a second, in GPU-seconds."""
+        self._id = sweep.run_id
         self._budget = Budget(max_gpu_hours=definition.spec.sweep.max_gpu_hours)
         self.account = Account(sweep, ranks=ranks)
         """Read every few seconds."""
@@ -65,9 +66,11 @@ class Allowance:
         if furthest is not None and not any(trial.state in ("complete", "pruned") for trial in self._record.trials):
             used = min(spent, (time.time() - furthest.began + furthest.spent().seconds) * self.share)
             step, total = furthest.steps()
-            self._over = too_small(self._budget, trial=furthest.number, used=used, step=step, total=total)
+            self._over = too_small(
+                self._budget, sweep=self._id, trial=furthest.number, used=used, step=step, total=total
+            )
         if not self._over and not self._record.trials:
-            self._over = too_small_for_any(self._budget, spent)
+            self._over = too_small_for_any(self._budget, spent, sweep=self._id)
         return self._over or f"max_gpu_hours is {self._budget.max_gpu_hours:g}, and {in_hours(spent)} are used up"
 
     def against_another(self) -> str:

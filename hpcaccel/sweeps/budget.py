@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 from hpcaccel.records import WorkerEnd, WorkerSeen, WorkerStart, WorkerTaken, from_dict
 from hpcaccel.rundir import SweepDir, read_lines
 
-__all__ = ["Account", "Budget", "Held", "in_hours", "too_small", "too_small_for_any", "typical"]
+__all__ = ["Account", "Budget", "Held", "in_hours", "raise_it", "too_small", "too_small_for_any", "typical"]
 
-_RAISE_IT = "Raise it with `hpcaccel sweep resume SWEEP sweep.max_gpu_hours=…`"
 FRESH_SECONDS = 150.0
 """A worker gives a sign at least every minute: an open allocation with a younger one than this is still held."""
 
@@ -131,27 +130,43 @@ def typical(costs: Sequence[float]) -> float:
     return sum(costs) / len(costs) if costs else 0.0
 
 
-def too_small(budget: Budget, *, trial: int, used: float, step: int | None, total: int | None) -> str:
+def too_small(budget: Budget, *, sweep: str, trial: int, used: float, step: int | None, total: int | None) -> str:
     """What to say when a budget was used up before any trial had ended.
 
     Args:
+        sweep: its id.
         used: GPU-seconds of the trial that came furthest.
         step: how far it came, of ``total`` optimizer steps, where that is known.
     """
     text = f"max_gpu_hours is {budget.max_gpu_hours:g}, less than one trial takes: "
+    whole = used
     if step and total and total > step:
+        whole = used * total / step
         text += f"trial {trial} has used {in_hours(used)} for {step} of {total} steps, about "
-        text += f"{in_hours(used * total / step)} for all of them"
+        text += f"{in_hours(whole)} for all of them"
     else:
         text += f"trial {trial} has used {in_hours(used)} and was not done"
-    return f"{text}. {_RAISE_IT}, or make trials shorter"
+    return f"{text}. {raise_it(budget, sweep=sweep, spent=whole)}"
 
 
-def too_small_for_any(budget: Budget, spent: float) -> str:
+def too_small_for_any(budget: Budget, spent: float, *, sweep: str) -> str:
     """What to say when the workers' start alone has used it up; ``spent`` are GPU-seconds."""
     return (
         f"max_gpu_hours is {budget.max_gpu_hours:g}, and {in_hours(spent)} were used up before any trial had begun. "
-        f"{_RAISE_IT}"
+        f"{raise_it(budget, sweep=sweep, spent=spent)}"
+    )
+
+
+def raise_it(budget: Budget, *, sweep: str, spent: float) -> str:
+    """How to go on under a larger budget, as a command.
+
+    Args:
+        spent: GPU-seconds, of which twice as many would be a beginning.
+    """
+    hours = 2 * max(budget.max_gpu_hours or 0.0, spent / 3600)
+    return (
+        "Nothing is lost: what was begun goes on under a larger budget, with "
+        f"`hpcaccel sweep resume {sweep} sweep.max_gpu_hours={hours:.2g}` or more"
     )
 
 

@@ -6,6 +6,7 @@ run, and put among those that wait in the journal: the worker that is free first
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ __all__ = ["Choosing", "Impossible", "Nothing"]
 
 LOOK_SECONDS = 60.0
 """So often at most Slurm is asked whether silent workers are dead."""
+ASK_SECONDS, ASK_SECONDS_EACH = 15.0, 5.0
+"""So often, and less often where there are many workers, Slurm is asked about those too that are not silent: after a
+kill their last sign stays young for minutes, and Slurm knows at once. All workers together ask once in five seconds."""
 UNCLAIMED_SECONDS = 60.0
 """A trial that was begun so long ago and that nobody has claimed belongs to a worker that was killed in between."""
 
@@ -83,6 +87,8 @@ class Choosing:
         self._account = account
         self._slurm = slurm or Slurm()
         self._looked = float("-inf")
+        """When silent workers were looked at last, and when all were."""
+        self._asked = time.monotonic() - ASK_SECONDS * random.random()  # not all workers in the same moment
         self._dead: set[int] = set()
         self._used_up = False
 
@@ -121,6 +127,7 @@ class Choosing:
         self._notes.read()
         if at_once:
             self._dead = gone_for_good(self.sweep, self._owners(), self._slurm, at_once=True)
+            self._asked = self._looked = time.monotonic()
         for trial in self._running(passing_over):
             owner = self._notes.owner(trial.number)
             left = _was_dropped(trial) if owner is None else owner != self.worker and owner in self._dead
@@ -129,13 +136,19 @@ class Choosing:
         return None
 
     def look_for_dead(self) -> None:
-        """Find out now and then which workers are dead, of those that have given no sign for a while. To be called
-        while trials run: Slurm may take its time."""
-        if time.monotonic() - self._looked < LOOK_SECONDS:
+        """Find out now and then which workers are dead, more often of those that have given no sign for a while where
+        there are many. To be called while trials run: Slurm may take its time."""
+        now, pause = time.monotonic(), max(ASK_SECONDS, ASK_SECONDS_EACH * self._definition.spec.sweep.workers)
+        if now - self._asked >= pause:
+            doubtful = self._owners()
+            self._asked = now
+        elif now - self._looked >= LOOK_SECONDS:
+            doubtful = {worker for worker in self._owners() if not self._account.is_fresh(worker)}
+        else:
             return
-        self._looked = time.monotonic()
-        silent = {worker for worker in self._owners() if not self._account.is_fresh(worker)}
-        self._dead = gone_for_good(self.sweep, silent, self._slurm) if silent else set()
+        self._looked = now
+        if doubtful:
+            self._dead = self._dead - doubtful | gone_for_good(self.sweep, doubtful, self._slurm)
 
     def _owners(self) -> set[int]:
         """Other workers that trials belong to which nobody has ended."""

@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 from hpcaccel.rundir import SweepDir
 from hpcaccel.sweeps.housekeeping import Housekeeping
+from hpcaccel.sweeps.marks import FROM
 from hpcaccel.sweeps.ownership import Notes
 from hpcaccel.sweeps.reading import StudyRecord, TrialRecord
 from hpcaccel.sweeps.results import Goal, best_first
+from hpcaccel.sweeps.sources import let_go
 from hpcaccel.sweeps.telling import BUDGET, ERROR_CLASS
 
 __all__ = ["Chores"]
@@ -22,6 +24,7 @@ class Chores:
     """
 
     def __init__(self, sweep: SweepDir, *, keep: int | None, goal: Goal, record: StudyRecord) -> None:
+        self._sweep = sweep
         self._housekeeping = Housekeeping(sweep, keep=keep)
         self._goal = goal
         self._record = record
@@ -35,7 +38,7 @@ class Chores:
         """An earlier chooser of this worker may have died between telling and tidying."""
         for number, claim in list(notes.claims.items()):
             trial = self._record.trials[number]
-            if claim.worker == worker and trial.is_finished and trial.state != "complete":
+            if claim.worker == worker and trial.is_finished and (trial.state != "complete" or FROM in trial.user_attrs):
                 self.add(number)
         self._open.append(lambda: self._housekeeping.drop_worse(best_first(self._record.trials, self._goal)))
 
@@ -56,3 +59,5 @@ class Chores:
             self._housekeeping.after_pruned(trial.number)
         else:
             self._housekeeping.after_interrupted(trial.number)
+        if (source := let_go(self._sweep, trial, self._record.trials)) is not None:
+            self._housekeeping.after_succeeded(self._record.trials[source], best_first(self._record.trials, self._goal))

@@ -59,6 +59,14 @@ class Course:
         known = [found[1] for found in last if found is not None]
         return known if len(known) == len(last) else None
 
+    def remember(self) -> None:
+        """Learn what an earlier chooser has asked of it: one that was killed before it could write down the end."""
+        requests = (read_json(path) for path in sorted(self.run.control.glob("*stop-*.json")))
+        asked = [request for request in requests if request is not None and request.get("reason") == "pruned"]
+        if asked:
+            self.over_budget = asked[-1].get("then") == "pause"
+            self.asked = "its sweep might cost no more" if self.over_budget else "it was to end early"
+
     def ask_to_end(self, why: str) -> None:
         """Have its supervisor end it for good, as a trial of which nothing more is wanted.
 

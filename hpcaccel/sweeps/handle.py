@@ -192,14 +192,16 @@ class Sweep:
 
     def retry_failed(self) -> tuple[list[Again], WorkerArrays | None]:
         """Queue the failed trials once more; new workers start where none is left."""
-        from hpcaccel.sweeps import again
+        from hpcaccel.sweeps import again, steering
 
+        steering.refuse_spent(self.dir, self.spec)
         return self._with_workers(again.retry_failed(self.dir))
 
     def extend(self, top: int, *, settings: Sequence[str] = ()) -> tuple[list[Again], WorkerArrays | None]:
         """Let the best ``top`` trials go on, with ``settings`` such as ``args.epochs=20``; workers as above."""
-        from hpcaccel.sweeps import again
+        from hpcaccel.sweeps import again, steering
 
+        steering.refuse_spent(self.dir, self.spec)
         return self._with_workers(again.extend(self.dir, top, settings=settings))
 
     def _with_workers(self, queued: list[Again]) -> tuple[list[Again], WorkerArrays | None]:

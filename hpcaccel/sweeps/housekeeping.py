@@ -13,6 +13,7 @@ from pathlib import Path
 from hpcaccel import layout
 from hpcaccel.layout.pins import is_pinned
 from hpcaccel.rundir import RunDir, SweepDir
+from hpcaccel.sweeps.reading import TrialRecord
 
 __all__ = ["Housekeeping", "drop_checkpoints", "fold"]
 
@@ -56,6 +57,14 @@ class Housekeeping:
             if number not in self._done:
                 drop_checkpoints(self.sweep.trial(number))
                 self._done.add(number)
+
+    def after_succeeded(self, trial: TrialRecord, best_first: Sequence[int]) -> None:
+        """Of a trial from which another one went on, which has ended and left a checkpoint, or needs none any more."""
+        if trial.state == "complete":
+            self._done.discard(trial.number)
+            self.drop_worse(best_first)
+        else:
+            drop_checkpoints(self.sweep.trial(trial.number))
 
 
 def drop_checkpoints(run: RunDir, *, all_but_newest: bool = False) -> int:

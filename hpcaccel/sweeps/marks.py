@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 __all__ = [
+    "CHECKPOINT",
     "FROM",
     "ORIGIN",
     "POINT",
@@ -30,7 +31,7 @@ REPEAT = "repeat"
 """Which of the point's trials, counted from 0; it decides the seed."""
 
 ORIGIN = "origin"
-"""Why a trial was made that was not drawn: ``repeat``, ``retry`` or ``extend``. No drawn trial has it."""
+"""Why a trial was made that was not drawn: ``repeat``, ``retry``, ``extend`` or ``budget``. No drawn trial has it."""
 
 SURPLUS = "surplus"
 """Why a trial that was drawn was given back. It never ran, and is neither counted nor shown."""
@@ -38,6 +39,9 @@ SURPLUS = "surplus"
 
 FROM = "from"
 """The number of the trial that this one goes on from, where a command put it in."""
+
+CHECKPOINT = "checkpoint"
+"""The checkpoint that it begins with, a path in the sweep's directory; not there where there was none."""
 
 SETTINGS = "set"
 """What it has of its own beside the point, such as ``["args.epochs=20"]``."""

@@ -15,7 +15,7 @@ from hpcaccel.records import EXIT_CONTINUED
 from hpcaccel.rundir import SweepDir, read_json
 from hpcaccel.submission.facts import read_record
 from hpcaccel.submission.status import ACTIVE, RunStatus
-from hpcaccel.sweeps.budget import Account
+from hpcaccel.sweeps.budget import Account, Budget
 from hpcaccel.sweeps.marks import FROM, is_surplus
 from hpcaccel.sweeps.ownership import Notes
 from hpcaccel.sweeps.reading import StudyRecord, TrialRecord
@@ -146,7 +146,7 @@ def sweep_overview(study: Study, status: RunStatus, *, now: float | None = None)
     now = time.time() if now is None else now
     gpu_seconds = account.gpu_seconds(now)
     leader = best(trials, goal)
-    state = _state(study, trials, status)
+    state = _state(study, trials, status, gpu_seconds)
     return SweepOverview(
         run_id=sweep.run_id,
         name=record.name,
@@ -176,14 +176,24 @@ def sweep_overview(study: Study, status: RunStatus, *, now: float | None = None)
     )
 
 
-def _state(study: Study, trials: Iterable[TrialRecord], status: RunStatus) -> str:
-    """What the workers say, but where they have gone before what was begun was done."""
+def _state(study: Study, trials: Sequence[TrialRecord], status: RunStatus, gpu_seconds: float) -> str:
+    """What the workers say, but where they have gone before what was begun was done, or have come to nothing."""
     if status.ended and study.notes.halted:
+        return "failed"
+    if status.state == "completed" and _has_nothing(study, trials, gpu_seconds):
         return "failed"
     if status.state != "completed" or all(trial.state != "running" for trial in trials):
         return status.state
     others = {worker.state for worker in status.tasks}
-    return next((state for state in ("failed", "lost", "cancelled", "paused") if state in others), "completed")
+    return next((state for state in ("failed", "lost", "cancelled") if state in others), "paused")
+
+
+def _has_nothing(study: Study, trials: Sequence[TrialRecord], gpu_seconds: float) -> bool:
+    """Whether no trial ran to its end, and none will: the budget is used up, or all were tried."""
+    if any(trial.state == "complete" for trial in trials):
+        return False
+    over = Budget(max_gpu_hours=study.section["max_gpu_hours"]).is_used_up(gpu_seconds)
+    return over or (bool(trials) and all(trial.is_finished for trial in trials))
 
 
 def _why(study: Study, state: str, status: RunStatus) -> str:
@@ -193,7 +203,11 @@ def _why(study: Study, state: str, status: RunStatus) -> str:
     most = study.section["max_trials"]
     if state == "completed" and most is not None and len(study.trials) >= most:
         return ""  # as it was to be
-    told = [worker.detail for worker in status.tasks if worker.state == state and worker.detail]
+    if state == "failed" and status.state == "completed":
+        told = sorted((worker.detail for worker in status.tasks), key=len)  # who ran a trial can tell the most
+        return f"no trial ran to its end, so nothing was found: {told[-1] if told else ''}"
+    ended_so = [worker for worker in status.tasks if worker.state == state] or status.tasks
+    told = [worker.detail for worker in ended_so if worker.detail]
     return told[-1] if told else ""
 
 

@@ -72,6 +72,8 @@ class Point:
     """How many of the trials ran to their end."""
     is_whole: bool
     """Whether they are as many as ``repeat`` says."""
+    ended_early: list[TrialRecord] = field(default_factory=list, repr=False)
+    """Those of its trials that did not run to their end, but have a value."""
     on_front: bool = False
     """Whether no other point is better in one metric and at least as good in all others."""
 
@@ -181,6 +183,7 @@ def _point(group: list[TrialRecord], goal: Goal) -> Point:
         trials=counted,
         complete=len(complete),
         is_whole=len(complete) >= goal.repeat,
+        ended_early=[trial for trial in group if trial.state == "pruned"],
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hpcaccel.errors import SpecError
 from hpcaccel.records import RunRecord, to_dict
 from hpcaccel.rundir import RunDir, SweepDir, WorkerDir, atomic_write, register, write_json
 from hpcaccel.slurm.commands import Slurm
@@ -44,6 +45,9 @@ __all__ = [
     "trials_at_most",
     "workers_needed",
 ]
+
+START_SECONDS = 5.0
+"""A worker takes so long at least until its first trial computes."""
 
 Source = str | os.PathLike[str] | SweepSpec | Mapping[str, Any]
 
@@ -87,8 +91,22 @@ def prepare_sweep(
     spec = load(source, cluster=cluster, overrides=changes)
     check_packages(spec.sweep.method)
     workers = workers_needed(spec)
+    _refuse_tiny_budget(spec, workers)
     prepared = prepare(spec.job, cluster=cluster, runs_dir=runs_dir, workers=workers, slurm=slurm)
     return PreparedSweep(spec=spec, prepared=prepared, workers=workers)
+
+
+def _refuse_tiny_budget(spec: SweepSpec, workers: int) -> None:
+    """Raises SpecError where ``max_gpu_hours`` would be used up before a trial could begin."""
+    hours, job = spec.sweep.max_gpu_hours, spec.job
+    each = job.slurm.min_nodes * (job.slurm.node_gpus or job.ranks_per_node)
+    if hours is not None and hours * 3600 < START_SECONDS * workers * each:
+        what = f"each with {'GPUs' if job.slurm.node_gpus else 'ranks, without GPUs'}: {each}"
+        many = f"{workers} worker{'s' if workers > 1 else ''} ({what})"
+        raise SpecError(
+            f"sweep.max_gpu_hours: {hours:g} would be used up in {hours * 3600 / workers / each:.2g} s by "
+            f"{many}, before a trial had begun, and nothing would be searched: give it more, or fewer workers"
+        )
 
 
 def load(source: Source, *, cluster: str | None = None, overrides: Sequence[str] = ()) -> SweepSpec:

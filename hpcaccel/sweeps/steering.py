@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from hpcaccel.errors import RunBusy, SpecError, UserError
+from hpcaccel.errors import RunBusy, RunDirectoryError, SpecError, UserError
 from hpcaccel.rundir import RunDir, SweepDir, atomic_write, read_json, register, write_json
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.spec import SweepSpec, sweep_from_values
@@ -19,14 +19,16 @@ from hpcaccel.spec.expand import escape
 from hpcaccel.submission.backend import backend_named
 from hpcaccel.submission.facts import honoured_name, open_requests, read_record
 from hpcaccel.submission.status import RunStatus, status
+from hpcaccel.sweeps.again import continue_stopped, stopped_by_budget
 from hpcaccel.sweeps.arrays import WorkerArrays
+from hpcaccel.sweeps.budget import Account, Budget, in_hours, raise_it
 from hpcaccel.sweeps.definition import read_definition, sweep_hash
 from hpcaccel.sweeps.journal_file import JournalFile
 from hpcaccel.sweeps.marks import is_drawn
 from hpcaccel.sweeps.overview import Study
 from hpcaccel.sweeps.starting import Source, hand_in_workers, load, make_worker, resolved_yaml, workers_needed
 
-__all__ = ["CHANGEABLE", "current_arrays", "resume", "throttle"]
+__all__ = ["CHANGEABLE", "current_arrays", "refuse_spent", "resume", "throttle"]
 
 CHANGEABLE = ("max_trials", "workers", "max_gpu_hours", "keep_checkpoints", "retries")
 """Keys of ``sweep`` that another spec on resume may set anew: what has been tried so far stays comparable."""
@@ -44,18 +46,35 @@ def resume(
     Raises:
         RunBusy: a worker lives, or is going to.
         SpecError: the spec differs in what may not change.
-        UserError: all trials are done.
+        UserError: all trials are done, or the budget is used up.
+        RunDirectoryError: the sweep's directory cannot be written.
     """
     now = status(sweep, slurm)
     refuse_living(now)
     old = read_definition(sweep).spec
     new = _changed(sweep, old, changes, file)
     _refuse_finished(sweep, new, now)
+    refuse_spent(sweep, new)
+    continue_stopped(sweep, new)
     return start_workers(sweep, new, count=workers_needed(new), slurm=slurm)
 
 
 def start_workers(sweep: SweepDir, spec: SweepSpec, *, count: int, slurm: Slurm | None = None) -> WorkerArrays:
-    """Hand in workers 0 to ``count`` - 1, of which none is left, under ``spec``; all or nothing."""
+    """Hand in workers 0 to ``count`` - 1, of which none is left, under ``spec``; all or nothing.
+
+    Raises:
+        RunDirectoryError: the sweep's directory cannot be written.
+    """
+    try:
+        return _start_workers(sweep, spec, count=count, slurm=slurm)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"cannot write to the sweep's directory {sweep.path}: {error.strerror or error}. It is as it was: see that "
+            "it can be written, then say this again"
+        ) from error
+
+
+def _start_workers(sweep: SweepDir, spec: SweepSpec, *, count: int, slurm: Slurm | None) -> WorkerArrays:
     record = read_record(sweep)
     backend = backend_named(record.backend, slurm)
     backend.check()
@@ -74,6 +93,11 @@ def start_workers(sweep: SweepDir, spec: SweepSpec, *, count: int, slurm: Slurm 
 
 def refuse_living(now: RunStatus) -> None:
     """Raises RunBusy where the sweep goes on by itself."""
+    if now.state == "stopping":
+        raise RunBusy(
+            f"sweep {now.run_id} is stopping, its trials save and leave: wait for that with `hpcaccel wait "
+            f"{now.run_id}`, then go on"
+        )
     if not now.ended:
         living = sum(not worker.ended for worker in now.tasks)
         raise RunBusy(
@@ -133,7 +157,8 @@ def _shares(sizes: Mapping[str, int], most: int) -> dict[str, int]:
 
 def _changed(sweep: SweepDir, old: SweepSpec, changes: Sequence[str], file: Source | None) -> SweepSpec:
     if file is not None:
-        new = load(file, cluster=read_record(sweep).cluster, overrides=changes)
+        name = f"name={old.job.name}"  # it may have been given another one when it was started
+        new = load(file, cluster=read_record(sweep).cluster, overrides=[name, *changes])
     elif changes:
         job, section = old.job.model_dump(mode="json"), old.sweep.model_dump(mode="json")
         values = escape({**job, "sweep": section})
@@ -176,11 +201,22 @@ def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 def _refuse_finished(sweep: SweepDir, spec: SweepSpec, now: RunStatus) -> None:
     trials = Study(sweep).read().trials
     drawn, most = sum(is_drawn(trial.user_attrs) for trial in trials), spec.sweep.max_trials
-    is_done = most is not None and drawn >= most // spec.sweep.repeat
+    is_done = most is not None and drawn >= most // spec.sweep.repeat and not stopped_by_budget(trials)
     if now.state == "completed" and is_done and all(trial.is_finished for trial in trials):
         raise UserError(
             f"sweep {sweep.run_id} is completed, with all of its {len(trials)} trials: there is nothing to go on with. "
             f"For more of them: `hpcaccel sweep resume {sweep.run_id} sweep.max_trials={2 * len(trials)}`"
+        )
+
+
+def refuse_spent(sweep: SweepDir, spec: SweepSpec) -> None:
+    """Raises UserError where the sweep may cost no more under ``spec``: workers would leave as soon as they came."""
+    budget = Budget(max_gpu_hours=spec.sweep.max_gpu_hours)
+    spent = Account(sweep, ranks=Study(sweep).ranks).read().gpu_seconds()
+    if budget.is_used_up(spent):
+        raise UserError(
+            f"max_gpu_hours of sweep {sweep.run_id} is {budget.max_gpu_hours:g}, and {in_hours(spent)} are used up: "
+            f"nothing could start. {raise_it(budget, sweep=sweep.run_id, spent=spent)}"
         )
 
 

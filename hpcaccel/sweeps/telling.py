@@ -71,7 +71,7 @@ def judge(
         return Verdict(state="pruned", why=asked or ended.detail, error_class=BUDGET if over_budget else None)
     if ended.reason == "completed":
         return _completed(values, never_logged)
-    if stopping or ended.error_class == "busy" or ended.decision == "pause":
+    if stopping or ended.error_class in ("busy", "disk") or ended.decision == "pause":
         return Verdict(state="left", why=ended.detail)
     if ended.decision != "end":
         # Where it concerns more than this trial, the host's next word is that it stops.
@@ -161,7 +161,8 @@ def hopeless(trials: Sequence[TrialRecord], *, since: float = 0.0) -> str:
     (found,) = classes
     if found is None or len(ended) < (FIRST_WITHOUT_METRIC if found == METRIC else FIRST_FAILED):
         return ""
-    return f"the first {len(ended)} trials all failed ({found}): {ended[0].user_attrs.get(DETAIL, '')}"
+    mend = ". Log it, or start a sweep with another sweep.metric" if found == METRIC else ""
+    return f"the first {len(ended)} trials all failed ({found}): {ended[0].user_attrs.get(DETAIL, '')}{mend}"
 
 
 def _counts(trial: TrialRecord) -> bool:

@@ -19,6 +19,7 @@ from hpcaccel.errors import HpcaccelError
 from hpcaccel.rundir import SweepDir
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.sweeps import results
+from hpcaccel.sweeps.again import queue_again
 from hpcaccel.sweeps.allowance import Allowance
 from hpcaccel.sweeps.budget import in_hours
 from hpcaccel.sweeps.choosing import Choosing, Impossible, Nothing
@@ -31,7 +32,8 @@ from hpcaccel.sweeps.marks import is_extended
 from hpcaccel.sweeps.ownership import Notes
 from hpcaccel.sweeps.pruning import rule_of
 from hpcaccel.sweeps.reading import StudyRecord
-from hpcaccel.sweeps.telling import Verdict, hopeless, in_words, judge, write_down
+from hpcaccel.sweeps.telling import BUDGET, Verdict, hopeless, in_words, judge, write_down
+from hpcaccel.sweeps.waiting import Busy
 
 if TYPE_CHECKING:
     from hpcaccel.sweeps.study import SweepStudy
@@ -97,6 +99,9 @@ class Worker:
         self._again: list[int] = []
         self._left: set[int] = set()
         """Trials that are not for this start of the worker, though nobody has ended them."""
+        self._busy = Busy(lambda number: not self.record.trials[number].is_finished and self.choosing.is_ours(number))
+        self._unwritable = ""
+        """What is wrong with the disk, where a trial could not be started for it."""
         self._ask_again_at = 0.0
         self._failures: Counter[int] = Counter()
         self._interruptions: Counter[int] = Counter()
@@ -119,7 +124,7 @@ class Worker:
             end = self._fill()
             for problem in self.chores.do():
                 self._say(problem)
-            if end is not None and not self.courses:
+            if end is not None and not self.courses and not self._waits(end):
                 self._say(f"nothing more to do here: {end.why}")
                 self.host.end(end.why, then=end.then)
                 return
@@ -147,22 +152,26 @@ class Worker:
         if self.courses and len(self.courses) == self.slots and not self.stopping and not self._why_no_other():
             self.choosing.draw_ahead()
 
+    def _waits(self, end: Nothing) -> bool:
+        """Whether somebody else will soon let go of a trial, so that there is something to do after all."""
+        return self._busy.is_worth_waiting() and not end.then and not self._why_none()
+
     # -- beginning ------------------------------------------------------------------------------------------------
 
     def _fill(self) -> Nothing | None:
         """Start trials until there is place for no other; why it remains, where it does."""
-        if self.courses and time.monotonic() < self._ask_again_at:
+        if (self.courses or self._busy) and time.monotonic() < self._ask_again_at:
             return None
         while len(self.courses) < self.slots and not self.stopping:
             found = self._next()
             if isinstance(found, Nothing):
-                self._ask_again_at = time.monotonic() + PAUSE_SECONDS
+                self._ask_again_at = self._busy.look_again_at(time.monotonic() + PAUSE_SECONDS)
                 return found
             self._start(found)
         return None
 
     def _next(self) -> int | Impossible | Nothing:
-        busy = {*self.courses, *self._left}
+        busy = {*self.courses, *self._left, *self._busy.not_yet()}
         if why := self._why_none():
             return Nothing(why=why)
         begun = self._again.pop() if self._again else self.choosing.unfinished(busy)
@@ -178,7 +187,7 @@ class Worker:
     def _why_none(self) -> str:
         """Why nothing may start, not even what was begun before."""
         self.notes.read()
-        return self.notes.halted or self.allowance.is_used_up()
+        return self.notes.halted or self._unwritable or self.allowance.is_used_up()
 
     def _why_no_other(self) -> str:
         """Why no new trial may begin; empty where one may."""
@@ -196,6 +205,7 @@ class Worker:
 
     def _watch(self, number: int, slot: int) -> Course:
         course = Course(self.sweep.trial(number), number, slot=slot, metrics=self.section.metrics)
+        course.remember()
         course.reported = self.record.trials[number].step or 0
         self.courses[number] = course
         return course
@@ -234,7 +244,9 @@ class Worker:
     def _has_ended(self, course: Course, ended: Ended) -> None:
         self._follow(course)
         number, spent = course.number, course.spent()
-        self._failures[number] += ended.reason == "failed" and ended.decision == "end"
+        if ended.error_class not in ("busy", "disk"):
+            self._busy.something_was_done()
+            self._failures[number] += ended.reason == "failed" and ended.decision == "end"
         self._interruptions[number] += ended.decision == "requeue"
         verdict = judge(
             ended,
@@ -254,9 +266,16 @@ class Worker:
         elif verdict.state == "again":
             self._say(f"trial {number}: once more, after {verdict.why}")
             self._again.append(number)
+        elif verdict.state == "left" and ended.error_class == "busy" and not self.stopping:
+            self._say(f"trial {number}: to be looked at again soon ({verdict.why})")
+            self._busy.add(number)
         elif verdict.state == "left":
             self._say(f"trial {number}: to be continued ({verdict.why or ended.reason})")
             self._left.add(number)
+            if ended.error_class == "disk":
+                self._unwritable = (
+                    f"trial {number}: {verdict.why}. Make room, then go on: hpcaccel sweep resume {self.sweep.run_id}"
+                )
         else:
             self.allowance.learn(course)
             steps, _ = course.steps()
@@ -282,6 +301,9 @@ class Worker:
         self.chores.add(number)
         if verdict.state == "failed":
             self._halt_where_hopeless()
+        if verdict.error_class == BUDGET and not self.allowance.is_used_up():
+            # It was told only now, under a larger budget.
+            queue_again(self.sweep, self.study, self.record.trials[number], origin="budget")
 
     def _halt_where_hopeless(self) -> None:
         why = hopeless(self.record.trials, since=self.notes.resumed)

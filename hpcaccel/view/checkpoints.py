@@ -15,7 +15,7 @@ from hpcaccel.errors import CheckpointError
 from hpcaccel.layout import sealed
 from hpcaccel.layout.contents import Contents, StoredTensor
 from hpcaccel.layout.pins import is_pinned
-from hpcaccel.view.tables import console_for
+from hpcaccel.view.tables import console_for, facts_table
 from hpcaccel.view.words import clean, clock_time, size
 
 __all__ = ["Listed", "list_checkpoints", "parts", "print_checkpoint", "print_checkpoints", "print_tensors", "put_aside"]
@@ -110,9 +110,7 @@ def _part_of(key: str) -> str:
 
 
 def print_checkpoint(one: Listed, contents: Contents, *, stream: TextIO | None = None) -> None:
-    grid = Table.grid(padding=(0, 2))
-    for label, value in _facts(one):
-        grid.add_row(Text(label, style="bold"), Text(clean(value)))
+    grid = facts_table((label, clean(value)) for label, value in _facts(one))
     for part in parts(contents):
         grid.add_row(Text(part.name, style="bold"), Text(f"{size(part.bytes)} in {part.tensors} tensors"))
     console_for(stream).print(grid)

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcaccel.sweeps.overview import Found, SweepOverview
-from hpcaccel.view.tables import console_for, state_text
+from hpcaccel.view.tables import console_for, facts_table, state_text
 from hpcaccel.view.words import clean, duration, number
 
 __all__ = ["print_sweep", "print_trials", "sweep_in_a_line"]
@@ -20,11 +20,8 @@ DETAIL_LENGTH = 300
 
 def print_sweep(sweep: SweepOverview, *, stream: TextIO | None = None) -> None:
     """Everything about one sweep."""
-    facts = Table.grid(padding=(0, 2))
-    for label, value in _facts(sweep):
-        facts.add_row(Text(label, style="bold"), value if isinstance(value, Text) else Text(value))
     console = console_for(stream)
-    console.print(facts)
+    console.print(facts_table(_facts(sweep)))
     if sweep.front:
         console.print()
         console.print(_front(sweep))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from rich.console import Console
@@ -14,7 +14,7 @@ from hpcaccel.view.news import describe_end
 from hpcaccel.view.overview import Overview
 from hpcaccel.view.words import clean, clock_time, duration, number, step_of
 
-__all__ = ["console_for", "print_runs", "print_status", "state_text"]
+__all__ = ["console_for", "facts_table", "print_runs", "print_status", "state_text"]
 
 _STYLE = {
     "running": "green",
@@ -57,13 +57,18 @@ def _runs(runs: Sequence[Overview], *, called: str) -> Table:
     return table
 
 
+def facts_table(facts: Iterable[tuple[str, str | Text]]) -> Table:
+    """A line each: what it is, in bold, and its value."""
+    table = Table.grid(padding=(0, 2))
+    for label, value in facts:
+        table.add_row(Text(label, style="bold"), value if isinstance(value, Text) else Text(value))
+    return table
+
+
 def print_status(run: Overview, *, stream: TextIO | None = None) -> None:
     """Everything about one run, with its attempts."""
-    facts = Table.grid(padding=(0, 2))
-    for label, value in _facts(run):
-        facts.add_row(Text(label, style="bold"), value if isinstance(value, Text) else Text(value))
     console = console_for(stream)
-    console.print(facts)
+    console.print(facts_table(_facts(run)))
     if run.history:
         console.print()
         console.print(_attempts(run))

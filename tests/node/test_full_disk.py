@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
+import os
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+
+from hpcaccel.node import trial
+from hpcaccel.node.slots import Slot
+from hpcaccel.rundir import RunDir
 
 from .conftest import LocalRun, outcome
 
@@ -59,3 +69,27 @@ def test_who_waits_for_room_can_be_ended(local_run: Callable[..., LocalRun], mou
     run.process.send_signal(signal.SIGTERM)
     assert run.wait() == 2
     assert "Traceback" not in run.log
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, "disk"), (errno.EROFS, "disk"), (errno.EACCES, "refused")])
+def test_a_trials_supervisor_says_whose_fault_it_is_where_even_its_log_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: str
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(trial, "_supervise", fail)
+    monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: None)
+    ours, theirs = os.pipe()
+    full = open("/dev/full", "w")  # noqa: SIM115 - flushing at its end fails, as it should
+    monkeypatch.setattr("sys.stdout", full)
+    try:
+        assert trial.run_trial(RunDir(tmp_path), slot=Slot(number=0, of=1), report_to=theirs) == 2
+    finally:
+        monkeypatch.undo()
+        os.close(theirs)
+    word = json.loads(os.read(ours, 1 << 12))
+    os.close(ours)
+    assert (word["error_class"], word["detail"]) == (kind, f"[Errno {number}] {os.strerror(number)}")
+    with contextlib.suppress(OSError):
+        full.close()

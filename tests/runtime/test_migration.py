@@ -170,6 +170,7 @@ def made() -> Any:
         "AcceleratedScheduler": scheduler,
     }
     accelerator.end_training()
+    AcceleratorState._reset_state(reset_partial_state=True)  # else its ranks answer in all tests behind these
 
 
 def test_prepared_objects_are_of_the_classes_on_the_pages(made: dict[str, Any]) -> None:

@@ -306,7 +306,9 @@ def test_arguments_that_are_a_list_have_no_names(problems: Callable[..., Sequenc
     [
         ("method: grid\nparameters: {args.a: {int: [1, 50]}}", "the grid has 50 trials, and max_trials lets 10 of them run, in order"),
         (f"{LR}\nrepeat: 3", "max_trials 10 is no multiple of repeat 3: 9 trials will run"),
-        (f"{LR}\nworkers: 11", "11 workers for 10 trials: some will have nothing to do"),
+        (f"{LR}\nworkers: 11", "for 10 trials at most, 10 of 11 workers will be started"),
+        ("method: grid\nparameters: {args.a: {int: [1, 6]}}\nworkers: 8\npack: 2", "for 6 trials at most, 3 of 8 workers will be started"),
+        (f"{LR}\nworkers: 5\npack: 2", None),  # each of the five has something to do
         ("parameters: {args.a: {choice: [1]}}", "the parameters hold one point only: there is nothing to search"),
         (LR, None),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -30,9 +31,26 @@ def test_it_runs_from_an_empty_directory_without_any_package(program: Path, tmp_
 
 def test_it_holds_the_base_and_the_batch_step_only(program: Path) -> None:
     with zipfile.ZipFile(program) as archive:
-        rooms = {name.split("/")[1] for name in archive.namelist() if name.startswith("hpcaccel/")}
+        names = [name.removesuffix("c") for name in archive.namelist() if name.endswith((".py", ".pyc"))]
+    rooms = {name.split("/")[1] for name in names if name.startswith("hpcaccel/")}
     base = {"__init__.py", "errors.py", "process.py", "rundir.py", "records.py", "logged.py", "layout", "slurm"}
     assert rooms == {*base, "node"}
+
+
+def test_what_is_compiled_for_this_python_is_used_and_the_source_by_others(program: Path) -> None:
+    def used() -> str:
+        code = f"import sys; sys.path.insert(0, {str(program)!r}); import hpcaccel.rundir as it; print(it.__file__)"
+        command = [sys.executable, "-S", "-I", "-c", code]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert used().endswith("rundir.pyc")
+    magic = importlib.util.MAGIC_NUMBER
+    with zipfile.ZipFile(program) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(program, "w") as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content.replace(magic, b"\0" * len(magic), 1) if name.endswith("c") else content)
+    assert used().endswith("rundir.py")
 
 
 def test_the_same_code_makes_the_same_bytes(program: Path) -> None:

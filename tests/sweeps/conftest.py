@@ -1,23 +1,38 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hpcaccel.slurm.fake import FakeSlurm
+from tests.sweeps.hosting import OPEN
 from tests.sweeps.sweeping import Place
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """A folder with a sweep in it; nobody's index, profiles or runs."""
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody's index, profiles or runs, and no job around the test."""
     for name in os.environ:
         if name.startswith(("HPCACCEL_", "SBATCH_", "SLURM_")) and "TEST" not in name:
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture
+def place(own_home: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A folder with a sweep in it."""
     path = tmp_path / "project"
     path.mkdir()
     monkeypatch.chdir(path)
     return Place(path, FakeSlurm())
+
+
+@pytest.fixture
+def hosts_end(own_home: None) -> Iterator[None]:
+    """Whoever plays a host in the test is gone behind it."""
+    yield
+    while OPEN:
+        OPEN.pop().close()

@@ -92,10 +92,12 @@ def test_before_any_trial_has_ended_one_may_start() -> None:
 
 
 def test_a_budget_smaller_than_a_trial_says_how_long_one_takes() -> None:
-    text = too_small(Budget(max_gpu_hours=0.5), trial=3, used=1800, step=100, total=400)
+    text = too_small(Budget(max_gpu_hours=0.5), sweep="20261120-1", trial=3, used=1800, step=100, total=400)
     assert "max_gpu_hours is 0.5, less than one trial takes" in text
     assert "trial 3 has used 0.5 GPU-hours for 100 of 400 steps, about 2 GPU-hours for all" in text
-    assert "was not done" in too_small(Budget(max_gpu_hours=0.5), trial=3, used=1800, step=None, total=None)
+    assert "was not done" in too_small(
+        Budget(max_gpu_hours=0.5), sweep="20261120-1", trial=3, used=1800, step=None, total=None
+    )
 
 
 def test_hours_have_digits_enough() -> None:

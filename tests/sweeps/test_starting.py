@@ -155,3 +155,11 @@ def test_the_points_of_a_grid_are_foreseen(place: Place) -> None:
     Path("sweep.yaml").write_text(SPEC.replace("method: random", "method: grid").replace("log: true", "step: 0.0333"))
     told = foresee(place.plan("sweep.max_trials=null"))
     assert (told.trials, told.space, len(told.first_points)) == (12, 12, 10)
+
+
+def test_a_budget_that_the_workers_start_uses_up_is_refused(place: Place) -> None:
+    with pytest.raises(
+        SpecError, match=r"max_gpu_hours: 0\.005 would be used up in 4\.5 s by 4 workers.*nothing would be"
+    ):
+        place.plan("sweep.max_gpu_hours=0.005")
+    assert place.plan("sweep.max_gpu_hours=0.005", "sweep.workers=1").workers == 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from pathlib import Path
 
 import pytest
 
-from hpcaccel.errors import ClusterError, RunBusy, SpecError, UserError
+from hpcaccel.errors import ClusterError, RunBusy, RunDirectoryError, SpecError, UserError
 from hpcaccel.records import WorkerEnd, WorkerStart, to_dict
 from hpcaccel.rundir import append_line, read_json, write_json
 from hpcaccel.slurm.states import JobState
@@ -77,6 +78,8 @@ def test_a_resume_hands_in_the_same_workers(place: Place) -> None:
     with pytest.raises(RunBusy, match=r"with 4 of its workers running or waiting.*sweep stop"):
         sweep.resume()
     sweep.stop()
+    with pytest.raises(RunBusy, match=r"is stopping, its trials save and leave: wait for that with `hpcaccel wait"):
+        sweep.resume()
     end(place, sweep, 0, reason="stop", decision="pause")
     arrays = sweep.resume()
     assert arrays.array_ids == ["101"]
@@ -98,6 +101,21 @@ def test_a_resume_that_slurm_refuses_changes_nothing(place: Place) -> None:
     assert sweep.status().state == "paused"
 
 
+def test_a_resume_on_a_disk_that_cannot_be_written_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, _ = place.start()
+    sweep.stop()
+
+    def read_only(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "rename", read_only)
+    with pytest.raises(
+        RunDirectoryError, match=r"cannot write to the sweep's directory .*: Read-only file system\. It is"
+    ):
+        sweep.resume()
+    assert len(place.slurm.submissions) == 1
+
+
 def test_a_resume_forgives_a_sweep_that_has_stopped_itself(place: Place) -> None:
     sweep = over(place)
     sweep._study.record.file.append([{"hpcaccel": "halt", "why": "the first 5 trials all failed"}])
@@ -110,6 +128,7 @@ def test_a_resume_forgives_a_sweep_that_has_stopped_itself(place: Place) -> None
 def test_what_may_change_on_resume(place: Place) -> None:
     sweep = over(place)
     Path("sweep.yaml").write_text(SPEC.replace("max_trials: 20", "max_trials: 50").replace("workers: 4", "workers: 6"))
+    Path("sweep.yaml").write_text(Path("sweep.yaml").read_text().replace("name: demo", "name: other"))
     arrays = sweep.resume(file="sweep.yaml", changes=["sweep.retries=3"])
     assert len(arrays.jobs) == 6
     section = sweep.spec.sweep

@@ -9,7 +9,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,20 +18,10 @@ from hpcaccel import layout
 from hpcaccel.errors import RunDirectoryError
 from hpcaccel.records import WorkerEnd, to_dict
 from hpcaccel.rundir import SweepDir, append_line, write_json
-from tests.sweeps.hosting import OPEN, FakeHost, make_sweep, owner, read, trials
+from tests.sweeps.hosting import FakeHost, make_sweep, owner, read, trials
 
 pytest.importorskip("optuna")
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in [name for name in os.environ if name.startswith(("HPCACCEL_", "SLURM_")) and "TEST" not in name]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    yield
-    while OPEN:
-        OPEN.pop().close()
+pytestmark = pytest.mark.usefixtures("hosts_end")
 
 
 def test_trial_after_trial_until_all_have_begun(tmp_path: Path) -> None:

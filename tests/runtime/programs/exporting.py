@@ -70,6 +70,7 @@ def check(strategy):
         assert not equal(other, expected)
         found = accelerator.get_state_dict(again)
         assert equal(found, expected) if found else not is_main
+        accelerator.wait_for_everyone()  # under DDP rank 0 saves alone, and what others still load would go
         accelerator.save_model(model, where, safe_serialization=safe)
         accelerator.wait_for_everyone()
         one = [path.name for path in where.iterdir()]
