@@ -6,18 +6,17 @@ A run whose ledger says that nothing follows is never asked about. What Slurm sa
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from hpcaccel.rundir import RunDir, SweepDir, WorkerDir
 from hpcaccel.slurm.commands import Slurm
-from hpcaccel.slurm.queue import Answer, Known, Queue
+from hpcaccel.slurm.queue import Queue
 from hpcaccel.slurm.states import JobState
-from hpcaccel.submission import local
+from hpcaccel.submission.asking import Job, ask_processes, ask_slurm, job_of
 from hpcaccel.submission.facts import Facts, read_facts, read_worker_facts
 
 __all__ = ["ACTIVE", "RunStatus", "State", "array_status", "status", "statuses"]
@@ -73,19 +72,6 @@ class RunStatus:
     def exit_code(self) -> int:
         """0 completed or pruned, 85 paused, 130 cancelled, 1 anything else that has ended."""
         return _EXIT_CODES.get(self.state, 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Job:
-    """What the scheduler says about a run's newest job."""
-
-    phase: Literal["pending", "running", "ending", "ended", "gone", "unknown"]
-    state: JobState = JobState.UNKNOWN
-    words: str = ""
-    at: float = 0.0
-    """When the scheduler said so, in seconds since the epoch; 0.0: it has not."""
-    note: str = ""
-    """Why that is not newer."""
 
 
 def status(run: RunDir, slurm: Slurm | None = None, *, patient: bool = False) -> RunStatus:
@@ -152,83 +138,20 @@ def _task_facts(fact: Facts) -> list[Facts]:
 
 def _judge_all(facts: Sequence[Facts], queue: Callable[[], Queue], *, patient: bool) -> dict[Path, RunStatus]:
     open_ones = [fact for fact in facts if fact.settled is None]
-    queued = _ask_slurm([fact for fact in open_ones if fact.record.backend == "slurm"], queue, patient=patient)
+    queued = ask_slurm([fact for fact in open_ones if fact.record.backend == "slurm"], queue, patient=patient)
     found = {}
     for fact in facts:
         if fact.settled is not None:
             found[fact.run.path] = _settled(fact)
             continue
-        job = _job_of(fact, queued)
+        job = job_of(fact, queued)
         if fact.record.backend == "local":
-            job = _ask_processes(fact)
+            job = ask_processes(fact)
         if job.phase in ("ended", "gone"):
             # The ledger's last line may have come between our reading it and the scheduler's answer.
             fact = read_worker_facts(fact.run) if isinstance(fact.run, WorkerDir) else read_facts(fact.run)
         found[fact.run.path] = _settled(fact) if fact.settled is not None else _judge(fact, job)
     return found
-
-
-# -- the scheduler's word -------------------------------------------------------------------------------------------
-
-
-def _ask_slurm(facts: Sequence[Facts], queue: Callable[[], Queue], *, patient: bool) -> dict[str, _Job]:
-    submitted = {job_id: _submitted(fact) for fact in facts for job_id in (fact.job_id, *fact.waiting) if job_id}
-    if not submitted:
-        return {}
-    answer = queue().look(submitted, submitted=submitted, after=0.0 if patient else None)
-    return {job_id: _from_known(known, answer) for job_id, known in answer.jobs.items()}
-
-
-def _submitted(fact: Facts) -> float:
-    """When the newest job was submitted at the latest: that is written into the record."""
-    try:
-        return os.stat(fact.run.record).st_mtime
-    except OSError:
-        return fact.record.created
-
-
-def _job_of(fact: Facts, queued: Mapping[str, _Job]) -> _Job:
-    """The run's newest job; of a chain the first of those behind it, where that one is over."""
-    newest = queued.get(fact.job_id) or _Job(phase="gone")  # its record names no job
-    if newest.phase in ("ended", "gone"):
-        behind = [queued[job_id] for job_id in fact.waiting if job_id in queued]
-        newest = next((job for job in behind if job.phase not in ("ended", "gone")), newest)
-    return _Job(phase="unknown", at=newest.at) if _is_older(newest, fact) else newest
-
-
-def _is_older(job: _Job, fact: Facts) -> bool:
-    """Whether the ledger has later news than the scheduler's word."""
-    last = fact.started or fact.last_end
-    return last is not None and 0.0 < job.at < last.time
-
-
-def _from_known(known: Known, answer: Answer) -> _Job:
-    state, at = known.state, known.at
-    if known.gone:
-        return _Job(phase="gone", at=at, note=answer.note)
-    if state is JobState.UNKNOWN:
-        return _Job(phase="unknown", words=known.words, at=at, note=answer.note)
-    phase: Literal["pending", "running", "ending", "ended"] = "ended"
-    if state.is_pending:
-        phase = "pending"
-    elif state.is_running:
-        phase = "running"
-    elif state.is_ending:
-        phase = "ending"
-    return _Job(phase=phase, state=state, words=known.reason, at=at, note=answer.note)
-
-
-def _ask_processes(fact: Facts) -> _Job:
-    process = local.local_process(fact.run)
-    if process is None:
-        return _Job(phase="gone")
-    if not process.is_here:
-        return _Job(phase="unknown", words=f"it was started on {process.host}; ask there")
-    if not process.is_alive:
-        return _Job(phase="gone")
-    if fact.run.is_task and not fact.run.slurm_log.exists():
-        return _Job(phase="pending", state=JobState.PENDING, words="waits for the tasks before it")
-    return _Job(phase="running", state=JobState.RUNNING)
 
 
 # -- the verdict ----------------------------------------------------------------------------------------------------
@@ -243,7 +166,7 @@ def _settled(fact: Facts) -> RunStatus:
     return _status(fact, state, end.reason, end.detail)
 
 
-def _judge(fact: Facts, job: _Job) -> RunStatus:
+def _judge(fact: Facts, job: Job) -> RunStatus:
     judged = _judged(fact, job)
     if fact.record.backend != "slurm":
         return judged
@@ -254,7 +177,7 @@ def _judge(fact: Facts, job: _Job) -> RunStatus:
     return replace(judged, detail=detail, asked=job.at or None, note=job.note)
 
 
-def _judged(fact: Facts, job: _Job) -> RunStatus:
+def _judged(fact: Facts, job: Job) -> RunStatus:
     if job.phase == "unknown":
         return _status(fact, _by_directory(fact), "", job.words)
     if job.phase == "pending":
@@ -274,7 +197,7 @@ def _by_directory(fact: Facts) -> State:
     return "requeued" if fact.attempts else "pending"
 
 
-def _running(fact: Facts, job: _Job) -> RunStatus:
+def _running(fact: Facts, job: Job) -> RunStatus:
     if fact.stopping or fact.asked is not None:
         reason = fact.asked.reason if fact.asked is not None else ""
         return _status(fact, "stopping", reason, "saving, then leaving")
@@ -283,7 +206,7 @@ def _running(fact: Facts, job: _Job) -> RunStatus:
     return _status(fact, "starting" if fact.started is None else "running", "", "")
 
 
-def _ended_without_a_word(fact: Facts, job: _Job) -> RunStatus:
+def _ended_without_a_word(fact: Facts, job: Job) -> RunStatus:
     """No job any more, and a ledger that does not say why."""
     said = "" if job.phase == "gone" else f"Slurm says {job.state.value}"
     cancelled = job.state is JobState.CANCELLED
@@ -332,7 +255,7 @@ _WHY_PENDING = {
 }
 
 
-def _explain(job: _Job) -> str:
+def _explain(job: Job) -> str:
     first = job.words.partition(",")[0].strip()
     if first in _WHY_PENDING:
         return f"{first}: {_WHY_PENDING[first]}"
