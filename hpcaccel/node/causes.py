@@ -67,6 +67,13 @@ CAUSES = (
         advice="Run the line by hand on a node of the cluster; slurm.log holds its output.",
     ),
     Cause(
+        name="dependency",
+        meaning="a run that it was to wait for has ended otherwise than `after` asks, so that it cannot start",
+        follows="end",
+        advice="Bring the other run to the end that is asked for, then `hpcaccel resume` this one; or submit it anew "
+        "with `afterany:` or without that run in `after`.",
+    ),
+    Cause(
         name="preflight",
         meaning="a node did not pass the checks before the start",
         follows="exclude",

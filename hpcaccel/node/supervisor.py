@@ -163,7 +163,10 @@ class Supervisor:
             if request.then == "requeue":
                 honour(self.run, name)  # nothing runs that could be stopped: it just came back
         if not self.ledger.starts and (why := hindrance(self.launch)):
-            verdict = Verdict(reason="cancelled", decision="end", error_class="dependency", detail=why)
+            row = cause("dependency")
+            verdict = Verdict(
+                reason="cancelled", decision="end", error_class=row.name, detail=why, advice=row.advice
+            )
             self._write_end(verdict, started=time.time())
             return _exit_code(verdict)
         if (cap := self.ledger.cap(self.allocation.jobs, self.launch.resilience)) is not None:

@@ -242,6 +242,7 @@ _WHY_PENDING = {
     "Resources": "it is next, and waits for free nodes",
     "BeginTime": "its time to begin has not come (a requeued job waits for some seconds or minutes)",
     "Dependency": "it waits for another job",
+    "DependencyNeverSatisfied": "the run that it waits for has ended otherwise than asked: it will never start",
     "JobHeldUser": "it is held; release it with scontrol release",
     "JobHeldAdmin": "it is held by an administrator",
     "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved",

@@ -114,8 +114,8 @@ def overview(run: RunDir, status: RunStatus) -> Overview:
 
 def _failure(status: RunStatus, attempts: list[Attempt]) -> dict[str, str]:
     end = attempts[-1].end if attempts else None
-    if status.state != "failed" or end is None:
-        return {}
+    if end is None or not (status.state == "failed" or (status.state == "cancelled" and end.error_class)):
+        return {}  # what somebody has cancelled himself has no cause to be shown
     return {"error_class": end.error_class or "", "advice": end.advice}
 
 

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 from hpcaccel.layout import MANIFEST, checkpoint_name
+from hpcaccel.node.causes import cause
 from hpcaccel.process import process_start
+from hpcaccel.records import RunRecord, to_dict
+from hpcaccel.rundir import write_json
 
 from .conftest import LocalRun, outcome
 
@@ -112,6 +115,18 @@ def test_a_cancel_that_waits_ends_the_job_before_its_ranks_start(local_run: Make
     assert run.run() == 130
     assert run.ends == [("cancelled", "end")]
     assert not run.dir.attempt(1).exists()
+
+
+def test_a_run_whose_dependency_can_never_be_ends_before_its_ranks_start(local_run: Make) -> None:
+    other = local_run("print('well')")
+    write_json(other.dir.record, to_dict(RunRecord(run_id=other.dir.run_id, name="other", backend="local")))
+    assert other.run() == 0
+    run = local_run("print('ran')", launch={"after": [{"kind": "afternotok", "run": str(other.dir.path)}]})
+    assert run.run() == 130
+    (end,) = run.lines("end")
+    assert (end["reason"], end["decision"], end["error_class"]) == ("cancelled", "end", "dependency")
+    assert end["detail"] == f"afternotok: run {other.dir.run_id} has ended well"
+    assert end["advice"] == cause("dependency").advice
 
 
 def test_a_failure_restarts_in_place_and_goes_on(local_run: Make) -> None:

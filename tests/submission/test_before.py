@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from hpcaccel.errors import ClusterError, SpecError, UserError
+from hpcaccel.records import AttemptEnd, to_dict
+from hpcaccel.rundir import append_line
 from hpcaccel.slurm.states import JobInfo, JobState
 from hpcaccel.slurm.waiting import StartEstimate, WaitingJob, parse_estimate, parse_waiting
 from hpcaccel.spec import load_spec
@@ -21,6 +23,7 @@ from hpcaccel.submission.explaining import explain_run
 from hpcaccel.submission.planning import plan_choices
 from hpcaccel.submission.prepare import prepare
 from hpcaccel.submission.run import Run
+from hpcaccel.submission.status import status
 
 
 def test_the_answers_of_slurm_are_read() -> None:
@@ -163,6 +166,21 @@ def test_a_run_that_waits_is_explained(project: Any) -> None:
     assert (found.state, found.why[0].reason, found.why[0].waits) == ("pending", "Priority", True)
     assert found.start_time == start
     assert ([one.job_id for one in found.before], found.nodes_before, found.priority) == (["7"], 4, 50)
+
+
+def test_a_dependency_that_can_never_be_is_said_plainly(project: Any) -> None:
+    run = project.queue()
+    project.slurm.move(run.job_id, JobState.PENDING, reason="DependencyNeverSatisfied")
+    assert "it will never start" in status(run.dir, project.slurm).detail
+    (why,) = explain_run(run.dir, project.slurm).why
+    assert (why.waits, "can never satisfy" in why.words) == (False, True)
+    append_line(run.dir.ledger, ending(error_class="dependency", detail="afterok: run x failed", advice="Resume x."))
+    found = explain_run(run.dir, project.slurm)
+    assert (found.state, found.detail, found.advice) == ("cancelled", "afterok: run x failed", "Resume x.")
+
+
+def ending(**more: Any) -> dict[str, Any]:
+    return {**to_dict(AttemptEnd(attempt=1, time=time.time(), reason="cancelled", decision="end")), **more}
 
 
 def test_a_run_that_has_failed_is_explained_by_its_end(project: Any) -> None:

@@ -99,6 +99,17 @@ def test_the_summary_of_a_failure_says_why(hand_made):
     assert "advice      Take less.\n" in "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
+def test_a_run_that_could_never_start_says_why_and_one_that_was_cancelled_does_not(hand_made):
+    hand_made.start(1)
+    hand_made.end(1, reason="cancelled", error_class="dependency", detail="afterok: run x failed", advice="Resume x.")
+    never = overview(hand_made.run, status_of(hand_made, "cancelled"))
+    assert (never.error_class, never.advice) == ("dependency", "Resume x.")
+    assert "(dependency): afterok: run x failed\n  advice: Resume x.\n" in summary(never)
+    hand_made.start(2)
+    hand_made.end(2, reason="cancelled")
+    assert overview(hand_made.run, status_of(hand_made, "cancelled")).advice == ""
+
+
 def test_a_run_that_went_on_has_no_advice(hand_made):
     hand_made.start(1)
     hand_made.end(1, reason="failed", error_class="oom", advice="Take less.", decision="restart")
