@@ -1,8 +1,9 @@
 """Old runs and checkpoints: what may go, and deleting it.
 
-Never touched: a run that something may still happen to, whatever is pinned, and the newest good checkpoint of each run
-that is kept, from which an unfinished one goes on. A run is deleted as a whole only on request, and only when it is
-done, or has no checkpoint to go on from.
+Never touched: a run that something may still happen to, whatever is pinned or another run is to begin from, and the
+newest good checkpoint of each run that is kept, from which an unfinished one goes on. A run is deleted as a whole only
+on request, and only when it is done, or has no checkpoint to go on from. All of it is looked at once more right before
+each deletion.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,9 +21,10 @@ from hpcaccel import layout
 from hpcaccel.errors import Damaged, HpcaccelError, RunDirectoryError
 from hpcaccel.layout import sealed
 from hpcaccel.layout.pins import is_pinned
-from hpcaccel.rundir import RunDir, SweepDir
+from hpcaccel.rundir import RunDir, SweepDir, read_json
 from hpcaccel.slurm.commands import Slurm
-from hpcaccel.submission.facts import read_record
+from hpcaccel.submission.facts import read_facts, read_record
+from hpcaccel.submission.find import all_runs
 from hpcaccel.submission.run import AnyRun
 from hpcaccel.submission.status import RunStatus, statuses
 
@@ -40,7 +42,7 @@ class Item:
     kind: Literal["run", "checkpoint", "leftover"]
     run_id: str
     why: str
-    bytes: int
+    bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +72,13 @@ def plan_cleaning(
         whole_runs: the directories of runs that are done, not only their checkpoints but the newest.
     """
     now, items, kept = time.time(), list[Item](), list[tuple[str, str]]()
+    needed = _origins()
     for run, state in zip(runs, statuses([run.dir for run in runs], slurm), strict=True):
         if (why := _left_alone(run.dir, state, now - older_than_seconds)) is not None:
             kept.append((run.run_id, why))
             continue
-        found = _of_run(run.dir, state, whole_runs=whole_runs)
-        items += found
+        found = _of_run(run.dir, state, needed, whole_runs=whole_runs)
+        items += [replace(item, bytes=_size(item.path)) for item in found]
         if not found:
             kept.append((run.run_id, "nothing of it can go"))
     return Cleaning(items=tuple(items), kept=tuple(kept))
@@ -104,11 +107,38 @@ def _parts(run: RunDir) -> list[Path]:
     return [path for folder in folders if folder.is_dir() for path in sorted(folder.iterdir()) if path.name.isdecimal()]
 
 
-def _of_run(run: RunDir, state: RunStatus, *, whole_runs: bool) -> list[Item]:
+def _origins() -> dict[Path, str]:
+    """What runs that are not over were told to begin from, and the id of one that was: without a pin, where its user
+    wrote a path into ``checkpoint.resume``, or may not write to the other run."""
+    found: dict[Path, str] = {}
+    for run in all_runs():
+        for part in [run.dir, *map(RunDir, _parts(run.dir))]:
+            try:
+                is_over = read_facts(part).settled is not None
+                spec = (read_json(part.spec) or {}).get("spec", {})
+            except (HpcaccelError, OSError):
+                continue  # a damaged directory begins nothing
+            resume = spec.get("checkpoint", {}).get("resume", "auto")
+            if not is_over and resume not in ("auto", "never"):
+                found[Path(resume).resolve()] = run.run_id
+    return found
+
+
+def _needed(path: Path, needed: Mapping[Path, str]) -> str | None:
+    """The run that is to begin from ``path``, or from something in it, or from the newest beside it."""
+    real = path.resolve()
+    return next(
+        (who for place, who in needed.items() if place.is_relative_to(real) or real.is_relative_to(place)), None
+    )
+
+
+def _of_run(run: RunDir, state: RunStatus, needed: Mapping[Path, str], *, whole_runs: bool) -> list[Item]:
+    """What may go; sizes are looked at later."""
     places = [run.checkpoints, *(RunDir(path).checkpoints for path in _parts(run))]
-    if whole_runs and (why := _may_go(places, state)) is not None:
-        return [Item(path=run.path, kind="run", run_id=run.run_id, why=why, bytes=_size(run.path))]
-    return [item for place in places for item in _of_checkpoints(place, run.run_id)]
+    if whole_runs and (why := _may_go(places, state)) is not None and _needed(run.path, needed) is None:
+        return [Item(path=run.path, kind="run", run_id=run.run_id, why=why)]
+    found = [item for place in places for item in _of_checkpoints(place, run.run_id)]
+    return [item for item in found if _needed(item.path, needed) is None]
 
 
 def _may_go(places: Sequence[Path], state: RunStatus) -> str | None:
@@ -129,14 +159,12 @@ def _of_checkpoints(place: Path, run_id: str) -> Iterator[Item]:
     if newest is not None:
         for _, path in found:
             if path != newest and not is_pinned(path):
-                yield Item(
-                    path=path, kind="checkpoint", run_id=run_id, why=f"{newest.name} is newer", bytes=_size(path)
-                )
+                yield Item(path=path, kind="checkpoint", run_id=run_id, why=f"{newest.name} is newer")
     for path in sorted(place.iterdir()) if place.is_dir() else []:
         if path.name.startswith(_TEMPORARY) or layout.attempt_of(path.name) is not None:
-            yield Item(path=path, kind="leftover", run_id=run_id, why="it was never finished", bytes=_size(path))
+            yield Item(path=path, kind="leftover", run_id=run_id, why="it was never finished")
         elif path.name.startswith(tuple(f"{word}_step_" for word in layout.PUT_ASIDE)) and newest is not None:
-            yield Item(path=path, kind="leftover", run_id=run_id, why="it was put aside", bytes=_size(path))
+            yield Item(path=path, kind="leftover", run_id=run_id, why="it was put aside")
 
 
 def _is_good(path: Path) -> bool:
@@ -152,30 +180,56 @@ def _size(path: Path) -> int:
 
 
 def delete(item: Item, *, slurm: Slurm | None = None) -> None:
-    """Delete it, unless its run has come back to life since it was looked at.
+    """Delete it, unless its run has come back to life since it was looked at, or somebody wants to keep it now.
 
-    It is renamed first, so that nobody ever finds half of it.
+    It is renamed first, so that nobody ever finds half of it, and given back where it was pinned, or its run resumed,
+    in the moment between.
 
     Raises:
         RunDirectoryError: it may not be deleted any more, or cannot be.
     """
     run = _run_of(item)
     try:
+        before = run.record.read_bytes()
         now = statuses([run], slurm)[0]
+        needed = _origins()
+    except FileNotFoundError:
+        return  # somebody else was quicker
     except HpcaccelError as error:
         raise RunDirectoryError(f"{item.path} stays: {error}") from None
     if not now.ended:
         raise RunDirectoryError(f"{item.path} stays: its run is {now.state} again")
-    if item.kind == "checkpoint" and is_pinned(item.path):
-        raise RunDirectoryError(f"{item.path} stays: it has been pinned meanwhile")
+    _refuse_what_is_kept(item, run, now, needed)
     aside = item.path.with_name(f"{_TEMPORARY}{item.path.name.lstrip('.')}-{secrets.token_hex(2)}")
     try:
         os.rename(item.path, aside)
+        record = (aside / run.record.name) if item.kind == "run" else run.record
+        if _pins(aside) or record.read_bytes() != before:
+            os.rename(aside, item.path)
+            raise RunDirectoryError(f"{item.path} stays: it was pinned, or its run resumed, at this moment")
         shutil.rmtree(aside)
     except FileNotFoundError:
         return  # somebody else was quicker
     except OSError as error:
         raise RunDirectoryError(f"{item.path} cannot be deleted: {error.strerror}") from None
+
+
+def _refuse_what_is_kept(item: Item, run: RunDir, now: RunStatus, needed: Mapping[Path, str]) -> None:
+    """Raises RunDirectoryError for what would not be proposed any more."""
+    if _pins(item.path):
+        raise RunDirectoryError(f"{item.path} stays: {_pins(item.path)[0]} has been pinned meanwhile")
+    if (who := _needed(item.path, needed)) is not None:
+        raise RunDirectoryError(f"{item.path} stays: run {who} is to begin from it")
+    found = _of_run(run, now, needed, whole_runs=item.kind == "run")
+    if os.path.lexists(item.path) and item.path not in [one.path for one in found]:
+        raise RunDirectoryError(f"{item.path} stays: its run has changed meanwhile")
+
+
+def _pins(path: Path) -> list[str]:
+    """The checkpoints in ``path`` (a checkpoint, or a whole run) that are pinned."""
+    places = [path / "checkpoints", *(RunDir(part).checkpoints for part in _parts(RunDir(path)))]
+    found = [path, *(one for place in places for _, one in layout.step_directories(place))]
+    return [one.name for one in found if is_pinned(one)]
 
 
 def _run_of(item: Item) -> RunDir:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -113,3 +114,60 @@ def test_a_run_that_has_come_back_keeps_what_it_has(project: Any) -> None:
     with pytest.raises(RunDirectoryError, match="stays"):
         delete(item, slurm=project.slurm)
     assert item.path.exists()
+
+
+def test_what_was_pinned_since_it_was_told_stays(project: Any) -> None:
+    runs = [project.queue() for _ in range(2)]
+    for run in runs:
+        checkpoint(run, 10)
+        end(run, "completed")
+    first, second = plan(project, *runs, whole_runs=True).items
+    pin(first.path / "checkpoints" / layout.checkpoint_name(10), why="a test")
+    with pytest.raises(RunDirectoryError, match="step_00000010 has been pinned meanwhile"):
+        delete(first, slurm=project.slurm)
+    delete(second, slurm=project.slurm)
+    assert [item.path.exists() for item in (first, second)] == [True, False]
+
+
+def test_a_pin_in_the_very_moment_of_the_deletion_counts(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = project.queue()
+    path = checkpoint(run, 10)
+    end(run, "completed")
+    (item,) = plan(project, run, whole_runs=True).items
+    rename = os.rename
+
+    def pinned_just_before(source: Any, target: Any) -> None:
+        if source == item.path:
+            pin(path, why="a test")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", pinned_just_before)
+    with pytest.raises(RunDirectoryError, match="at this moment"):
+        delete(item, slurm=project.slurm)
+    assert (path / layout.PINNED).exists()
+
+
+def test_what_another_run_is_to_begin_from_stays(project: Any) -> None:
+    run = project.queue()
+    old, _ = checkpoint(run, 10), checkpoint(run, 20)
+    end(run, "completed")
+    (item,) = plan(project, run).items
+    (whole,) = plan(project, run, whole_runs=True).items
+    other = project.queue(f"checkpoint.resume={old}")
+    for one in (item, whole):
+        with pytest.raises(RunDirectoryError, match=f"run {other.run_id} is to begin from it"):
+            delete(one, slurm=project.slurm)
+    assert plan(project, run, whole_runs=True).items == ()
+    end(other, "completed")
+    assert names(plan(project, run)) == [old.name]
+
+
+def test_the_newest_good_checkpoint_stays_where_a_newer_one_has_gone(project: Any) -> None:
+    run = project.queue()
+    checkpoint(run, 10)
+    newest = checkpoint(run, 20)
+    end(run, "failed")
+    (item,) = plan(project, run).items
+    (newest / layout.MANIFEST).unlink()
+    with pytest.raises(RunDirectoryError, match="has changed meanwhile"):
+        delete(item, slurm=project.slurm)
