@@ -63,6 +63,14 @@ class FakeSlurm:
     requeued: list[str] = field(default_factory=list)
     signals: list[tuple[str, str, str]] = field(default_factory=list)
     throttled: dict[str, int] = field(default_factory=dict)
+    dependencies: dict[str, str] = field(default_factory=dict)
+    """What waiting jobs were told to wait for, by address."""
+    partition_rows: list[dict[str, str]] = field(default_factory=list)
+    node_rows: list[dict[str, str]] = field(default_factory=list)
+    association_rows: list[dict[str, str]] = field(default_factory=list)
+    qos_rows: list[dict[str, str]] = field(default_factory=list)
+    """What Slurm tells of its site, with Slurm's own keys."""
+    pyxis: bool = False
     estimate: StartEstimate = field(default_factory=StartEstimate)
     """What sbatch --test-only answers."""
     tested: list[str] = field(default_factory=list)
@@ -145,6 +153,10 @@ class FakeSlurm:
             if include_ended or not job.state.is_ended
         }
 
+    def jobs_of_script(self, script: Path) -> list[str]:
+        self._called("jobs_of_script")
+        return [one.job_id for one in self.submissions if one.script == script and self._matching([one.job_id])]
+
     def accounting(self, job_ids: Sequence[str]) -> dict[str, AccountingEntry]:
         self._called("accounting")
         if not self.accounted:
@@ -191,6 +203,11 @@ class FakeSlurm:
             raise SlurmCommandError(["scontrol", "update", job_id], 1, "Job is no longer pending execution")
         self.jobs[job_id] = replace(self.jobs[job_id], excluded_nodes=",".join(nodes))
 
+    def depend(self, job_id: str, dependency: str) -> None:
+        self._called("depend")
+        if any(job.state.is_pending for job in self._matching([job_id]).values()):
+            self.dependencies[job_id] = dependency
+
     def throttle(self, job_id: str, most: int) -> None:
         self._called("throttle")
         self.throttled[job_id] = most
@@ -213,6 +230,26 @@ class FakeSlurm:
     def config(self) -> dict[str, str]:
         self._called("config")
         return {"MinJobAge": "0 sec", **self.settings}  # so that a job which is forgotten is gone at once
+
+    def partition_records(self) -> list[dict[str, str]]:
+        self._called("partition_records")
+        return list(self.partition_rows)
+
+    def node_records(self) -> list[dict[str, str]]:
+        self._called("node_records")
+        return list(self.node_rows)
+
+    def association_table(self, user: str) -> list[dict[str, str]] | None:
+        self._called("association_table")
+        return list(self.association_rows) if self.accounted else None
+
+    def qos_table(self) -> list[dict[str, str]] | None:
+        self._called("qos_table")
+        return list(self.qos_rows) if self.accounted else None
+
+    def has_pyxis(self) -> bool:
+        self._called("has_pyxis")
+        return self.pyxis
 
     def _unended(self) -> int:
         return sum(not job.state.is_ended for job in self.jobs.values())

@@ -58,8 +58,12 @@ def test_commands_speak_english_have_a_time_limit_and_no_shell(monkeypatch: pyte
 
 
 def test_sbatch_returns_the_job_id(script: Path) -> None:
-    for answer in ("123\n", "123;alps\n", "a site's greeting\n123\n"):
+    sentence = "Submitted batch job 123 on cluster alps\n"
+    for answer in ("123\n", "123;alps\n", "a site's greeting\n123\n", sentence):
         assert Slurm(Terminal((0, answer, ""))).sbatch(script) == "123"
+    for answer in ("", "123 jobs are before yours\n", "9: 123\n"):
+        with pytest.raises(SlurmCommandError):
+            Slurm(Terminal((0, answer, ""))).sbatch(script)
 
 
 @pytest.mark.parametrize("version", ["22.05", "26.11"])

@@ -13,7 +13,8 @@ from hpcaccel.slurm.fake import FakeSlurm
 
 
 def test_the_double_has_the_same_methods() -> None:
-    methods = {name for name, value in vars(Slurm).items() if inspect.isfunction(value) and not name.startswith("_")}
+    methods = {name for name, _ in inspect.getmembers(Slurm, inspect.isfunction) if not name.startswith("_")}
+    assert {"sbatch", "queue", "partitions"} <= methods
     for name in methods:
         assert inspect.signature(getattr(FakeSlurm, name)) == inspect.signature(getattr(Slurm, name)), name
 
@@ -43,6 +44,24 @@ def test_an_array_lives_task_by_task(script: Path) -> None:
     assert {state.state for state in slurm.accounting([array]).values()} == {JobState.COMPLETED, JobState.CANCELLED}
     slurm.forget(tasks[0])
     assert slurm.job(tasks[0]) is None
+
+
+def test_a_dependency_is_for_what_still_waits(script: Path) -> None:
+    slurm = FakeSlurm()
+    first, second = slurm.sbatch(script), slurm.sbatch(script)
+    for index in range(3):
+        slurm.move(f"{first}_{index}", JobState.RUNNING)
+    slurm.depend(first, "afterok:1")
+    slurm.depend(second, "afterok:1")
+    assert slurm.dependencies == {second: "afterok:1"}
+
+
+def test_jobs_are_found_by_their_script(script: Path) -> None:
+    slurm = FakeSlurm()
+    assert slurm.jobs_of_script(script) == []
+    jobs = [slurm.sbatch(script), slurm.sbatch(script)]
+    assert slurm.jobs_of_script(script) == jobs
+    assert slurm.jobs_of_script(script.with_name("other.sbatch")) == []
 
 
 def test_refusals_and_outages(script: Path) -> None:
