@@ -212,6 +212,11 @@ class RunDir:
         return self.path / "lease.json"
 
     @property
+    def resuming(self) -> Path:
+        """There while a resume hands the script in; left by one that was killed."""
+        return self.path / "resuming.json"
+
+    @property
     def ledger(self) -> Path:
         return self.path / "attempts.jsonl"
 

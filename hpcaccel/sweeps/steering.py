@@ -18,6 +18,7 @@ from hpcaccel.spec import SweepSpec, sweep_from_values
 from hpcaccel.spec.expand import escape
 from hpcaccel.submission.backend import backend_named
 from hpcaccel.submission.facts import honoured_name, open_requests, read_record
+from hpcaccel.submission.resume_once import Turn
 from hpcaccel.submission.status import RunStatus, status
 from hpcaccel.sweeps.again import continue_stopped, stopped_by_budget
 from hpcaccel.sweeps.arrays import WorkerArrays
@@ -76,13 +77,15 @@ def start_workers(sweep: SweepDir, spec: SweepSpec, *, count: int, slurm: Slurm 
 
 def _start_workers(sweep: SweepDir, spec: SweepSpec, *, count: int, slurm: Slurm | None) -> WorkerArrays:
     record = read_record(sweep)
-    backend = backend_named(record.backend, slurm)
-    backend.check()
-    arrays = WorkerArrays(backend, range(count))
+    backend_named(record.backend, slurm).check()
     with (
+        Turn(sweep, slurm=slurm) as turn,
         _requests_put_aside([sweep, *(sweep.worker(index) for index in sweep.worker_indices())]),
         _defined(sweep, spec),
     ):
+        turn.take_back()
+        turn.begin()
+        arrays = WorkerArrays(backend_named(record.backend, turn.slurm), range(count))
         JournalFile(sweep.journal).append([{"hpcaccel": "resume", "time": time.time()}], sync=True)
         for index in set(range(count)) - set(sweep.worker_indices()):
             make_worker(sweep.worker(index), record, run_id=sweep.worker(index).run_id)
