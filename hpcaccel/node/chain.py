@@ -193,7 +193,12 @@ class ChainedAllocation(SlurmAllocation):
     def _waiting(self) -> list[str]:
         behind = self._behind()
         queued = self._slurm.queue(behind) if behind else {}
-        return [job_id for job_id in behind if job_id in queued]
+        return [job_id for job_id in behind if job_id in queued or self._is_alive(job_id)]
+
+    def _is_alive(self, job_id: str) -> bool:
+        """One that the queue does not list: that alone says nothing."""
+        job = self._slurm.job(job_id)
+        return job is not None and not job.state.is_ended
 
     # -- its end ------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from hpcaccel.process import process_start
 from hpcaccel.records import Lease, from_dict, to_dict
 from hpcaccel.rundir import RunDir, read_json, write_json
 from hpcaccel.slurm.commands import Slurm
+from hpcaccel.slurm.states import JobInfo, QueueEntry
 
 __all__ = ["acquire", "release"]
 
@@ -55,11 +56,8 @@ def _refuse_a_stranger(run: RunDir, job_id: str) -> None:
         time.sleep(0.5)
     if own is None:
         return
-    try:
-        waits = own in Slurm().queue([own])
-    except (ClusterError, SlurmCommandError):
-        return  # nobody can say
-    if waits:
+    job = _known(own)
+    if job is not None and not job.state.is_ended:
         raise RunBusy(
             f"run {run.run_id} goes on in job {own}, and job {job_id} is none of its own. "
             f"Wait for it, or end it with: hpcaccel cancel {run.run_id}"
@@ -86,13 +84,19 @@ def _alive(holder: Lease, job_id: str) -> bool:
         return _same_job_alive(holder)
     if holder.job_id.startswith("local-"):
         return _process_alive(holder)
-    try:
-        queued = Slurm().queue([holder.job_id])
-    except SlurmCommandError:
-        # Nobody can say; a job that runs beats a lease that may be stale only if the process is seen to live.
+    if (job := _known(holder.job_id)) is None:
+        # Nobody can say; a job that runs beats a lease that may be stale unless the process is seen to live.
         return _process_alive(holder)
-    entry = queued.get(holder.job_id)
-    return entry is not None and entry.state.is_running
+    return job.state.is_running
+
+
+def _known(job_id: str) -> QueueEntry | JobInfo | None:
+    """What Slurm knows of a job at this moment: a queue that does not list it says nothing of it."""
+    slurm = Slurm()
+    try:
+        return slurm.queue([job_id]).get(job_id) or slurm.job(job_id)
+    except (ClusterError, SlurmCommandError):
+        return None
 
 
 def _same_job_alive(holder: Lease) -> bool:

@@ -18,7 +18,9 @@ from hpcaccel.rundir import RunDir, write_json
 __all__ = ["Inquiry", "Stopping"]
 
 ASK_SCHEDULER_SECONDS = 60.0
-"""Nobody tells a job that its limit was shortened. What is shortened to less than this needs Slurm's own warning."""
+ASK_SELDOM_SECONDS = 300.0
+"""Nobody tells a job that its limit was shortened, so it asks: seldom while its end is far, since all tasks of an array
+do so. What is shortened to less than this needs Slurm's own warning."""
 LOOK_AT_PACE_SECONDS = 15.0
 EARLY_SECONDS = 90
 """Slurm may send its warning up to 60 seconds early; a warning that comes earlier than this speaks of an old limit."""
@@ -152,7 +154,9 @@ class Stopping:
     def watch_clock(self, ranks: Ranks) -> None:
         """Ask the ranks when the time comes, kill them when they have had theirs."""
         now, inquiry = time.time(), self._inquiry
-        if isinstance(inquiry.allocation, LocalAllocation) or now - inquiry.asked > ASK_SCHEDULER_SECONDS:
+        left = 0.0 if inquiry.end_time is None else inquiry.end_time - now
+        pause = min(ASK_SELDOM_SECONDS, max(ASK_SCHEDULER_SECONDS, left / 10))
+        if isinstance(inquiry.allocation, LocalAllocation) or now - inquiry.asked > pause:
             inquiry.ask()
         late = self._lead()
         if self.request is None and inquiry.end_time is not None and now > inquiry.end_time - late:

@@ -280,3 +280,15 @@ def test_a_job_whose_node_failed(run: Chain, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(run.slurm, "failed_nodes", lambda nodes: ["n1"])
     situation = run.job().situation()
     assert (situation.taken_for, situation.comes_back, situation.failed_nodes) == ("lost", True, ("n1",))
+
+
+def test_a_queue_that_lists_nothing_takes_no_follower_away(run: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.before(JobState.PREEMPTED, "preempted", "requeue")
+    monkeypatch.setattr(run.slurm, "queue", lambda *_, **__: {})
+    job = run.job()
+    assert job.begin()
+    assert list(job.jobs) == ["100", "101", "102", "103"], "one more, as there were two ahead"
+    assert job.requeue() == ""
+    for follower in ("102", "103"):
+        run.slurm.move(follower, JobState.CANCELLED)
+    assert "are not in the queue any more" in job.requeue()

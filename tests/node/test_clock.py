@@ -10,7 +10,7 @@ import pytest
 
 from hpcaccel.node.allocation import Situation
 from hpcaccel.node.launch import read_launch
-from hpcaccel.node.stopping import ASK_SCHEDULER_SECONDS, Inquiry, Stopping
+from hpcaccel.node.stopping import ASK_SCHEDULER_SECONDS, ASK_SELDOM_SECONDS, Inquiry, Stopping
 from hpcaccel.records import Timing, to_dict
 from hpcaccel.rundir import RunDir, write_json
 
@@ -137,6 +137,9 @@ def test_a_limit_that_was_shortened_is_noticed(attempt: Callable[[Queue], One]) 
     one.stopping.watch_clock(ranks)
     assert not ranks.asked, "asked a moment ago"
     one.inquiry.asked -= ASK_SCHEDULER_SECONDS
+    one.stopping.watch_clock(ranks)
+    assert not ranks.asked, "an end that is an hour away is asked for seldom"
+    one.inquiry.asked -= ASK_SELDOM_SECONDS - ASK_SCHEDULER_SECONDS
     one.stopping.watch_clock(ranks)
     assert ranks.asked
 

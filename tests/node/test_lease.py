@@ -12,6 +12,7 @@ from hpcaccel.node import lease
 from hpcaccel.process import process_start
 from hpcaccel.rundir import RunDir, read_json, write_json
 from hpcaccel.slurm.commands import Slurm
+from hpcaccel.slurm.states import JobInfo, JobState
 
 
 @pytest.fixture
@@ -22,7 +23,9 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def queue_is(monkeypatch: pytest.MonkeyPatch, *waiting: str) -> None:
-    monkeypatch.setattr(Slurm, "queue", lambda self, wanted: {job: None for job in wanted if job in waiting})
+    job = JobInfo(job_id="0", state=JobState.PENDING)
+    monkeypatch.setattr(Slurm, "queue", lambda self, wanted: {one: job for one in wanted if one in waiting})
+    monkeypatch.setattr(Slurm, "job", lambda self, job_id: None)
     monkeypatch.setattr(lease, "NAMED_WITHIN_SECONDS", 0.0)
 
 
@@ -57,3 +60,23 @@ def test_who_was_believed_dead_leaves_the_lease_of_its_successor(run: RunDir) ->
     write_json(run.lease, {**value, "host": "elsewhere"})
     lease.release(run)
     assert run.lease.exists()
+
+
+@pytest.mark.parametrize(
+    ("state", "refused"), [(JobState.RUNNING, True), (JobState.COMPLETED, False), (None, False)], ids=str
+)
+def test_a_queue_that_does_not_list_the_holder_is_no_word_on_it(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, state: JobState | None, refused: bool
+) -> None:
+    queue_is(monkeypatch)
+    job = None if state is None else JobInfo(job_id="2", state=state)
+    monkeypatch.setattr(Slurm, "job", lambda self, job_id: job)
+    lease.acquire(run, job_id="2", restart_count=0)
+    value = read_json(run.lease)
+    assert value is not None
+    write_json(run.lease, {**value, "host": "elsewhere"})
+    if refused:
+        with pytest.raises(RunBusy, match="is being written by job 2 on elsewhere"):
+            lease.acquire(run, job_id="7", restart_count=0)
+    else:
+        lease.acquire(run, job_id="7", restart_count=0)
