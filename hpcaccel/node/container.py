@@ -39,6 +39,7 @@ _OF_A_TASK = (
 """Variables that srun gives each task."""
 _OF_THE_HOST = re.compile(r"PATH|HOME|SHELL|PWD|OLDPWD|SHLVL|_|LD_LIBRARY_PATH|LD_PRELOAD|BASH_\w*|\w*[^\w].*")
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+_SHELL_SIGNS = re.compile(r"""["$`\\]""")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,7 @@ def choose_runtime(container: Container, *, local: bool) -> str:
     """``pyxis``, ``apptainer`` or ``enroot``: as the spec says, otherwise by the image's name and what is here.
 
     Raises:
-        RankEnvironmentError: there is none that could start the image.
+        RankEnvironmentError: there is none that could start the image, or that could mount what is to be mounted.
     """
     here = {
         "pyxis": lambda: not local and _has_pyxis(),
@@ -109,11 +110,23 @@ def choose_runtime(container: Container, *, local: bool) -> str:
         wanted = ("pyxis", "apptainer", "enroot")
     for name in wanted:
         if here[name]():
+            if name == "pyxis":
+                _check_for_pyxis(container.mounts)
             return name
     raise RankEnvironmentError(
         f"container.image {container.image}: no {' or '.join(wanted)} on {os.uname().nodename}. Load its module "
         "(environment.modules) or set container.runtime to what this cluster has"
     )
+
+
+def _check_for_pyxis(mounts: Sequence[str]) -> None:
+    """It writes each mount between double quotes into a script for bash (pyxis_slurmstepd.c)."""
+    for mount in mounts:
+        if found := _SHELL_SIGNS.search(mount):
+            raise RankEnvironmentError(
+                f"container: {mount.split(':')[0]!r} cannot be mounted by pyxis, which gives its name to a shell as it "
+                f"is: it holds {found[0]}. Give it another name, or set container.runtime to what else is here"
+            )
 
 
 def cached_image(container: Container, runtime: str) -> Path:
@@ -151,7 +164,7 @@ def into_container(
 def _pyxis(container: Container, image: str, mounts: Sequence[str]) -> list[str]:
     flags = [f"--container-image={image}", f"--container-workdir={container.workdir}"]
     if mounts:
-        flags.append(f"--container-mounts={','.join(mounts)}")
+        flags.append(f"--container-mounts={','.join(map(_as_in_fstab, mounts))}")
     if container.env:
         flags.append(f"--container-env={','.join(container.env)}")  # where the image has the same, the host's counts
     return flags
@@ -172,12 +185,17 @@ def _over_the_images_own(variables: MutableMapping[str, str], env: Mapping[str, 
         variables[f"APPTAINERENV_{name}"] = variables[f"SINGULARITYENV_{name}"] = value
 
 
+def _as_in_fstab(mount: str) -> str:
+    """pyxis and enroot make a line of fstab(5) of a mount, whose fields end at white space."""
+    return mount.replace("\\", r"\134").replace(" ", r"\040").replace("\t", r"\011")
+
+
 def _enroot(image: str, mounts: Sequence[str], variables: Mapping[str, str]) -> list[str]:
     """enroot takes over no variable that is not named; its working directory is the rank's own affair."""
     words = ["enroot", "start", "--rw"]
     for mount in mounts:
-        source, target, *flags = mount.split(":")
-        options = ",".join(["x-create=auto", "bind", *flags])
+        source, target, *flags = _as_in_fstab(mount).split(":")
+        options = ",".join(["x-create=auto", "rbind", *flags])
         words += ["--mount", f"{source}:{target}:none:{options}"]
     for name in sorted({*variables, *_OF_A_TASK}):
         if not _OF_THE_HOST.fullmatch(name):

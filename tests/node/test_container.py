@@ -12,7 +12,7 @@ from hpcaccel.node.container_import import enroot_uri, import_image, plain_uri
 
 PYXIS = {"--container-image", "--container-mounts", "--container-workdir", "--container-env"}
 """Those of its options that we use: github.com/NVIDIA/pyxis, args.c, the table spank_opts. Mounts are SRC:DST[:FLAGS]
-with commas between them, flags with + between them."""
+with commas between them, flags with + between them. Each becomes a line of fstab: echo "…" in a script for bash."""
 APPTAINER = {"--nv": 0, "--bind": 1, "--pwd": 1}
 """apptainer.org/docs/user, `apptainer exec`, and the number of words that follow. A bind is src[:dest[:opts]]."""
 ENROOT = {"--rw": 0, "--mount": 1, "--env": 1}
@@ -59,7 +59,7 @@ def test_pyxis() -> None:
     given = dict(word.split("=", 1) for word in wrapped.srun)
     assert given.keys() <= PYXIS
     assert given["--container-image"] == "/images/torch.sqsh"
-    assert given["--container-mounts"] == "/runs/r:/runs/r,/data sets:/data:ro,/tmp/stage:/tmp/stage"
+    assert given["--container-mounts"] == r"/runs/r:/runs/r,/data\040sets:/data:ro,/tmp/stage:/tmp/stage"
     assert given["--container-workdir"] == "/work"
     assert given["--container-env"] == "HF_HOME"
     assert wrapped.command == RANK
@@ -82,9 +82,10 @@ def test_enroot() -> None:
     given, rest = flags(wrapped.command[2:], ENROOT)
     assert wrapped.command[:2] == ["enroot", "start"]
     assert given["--mount"] == [
-        "/runs/r:/runs/r:none:x-create=auto,bind",
-        "/data sets:/data:none:x-create=auto,bind,ro",
+        "/runs/r:/runs/r:none:x-create=auto,rbind",
+        r"/data\040sets:/data:none:x-create=auto,rbind,ro",
     ]
+    assert not any(sign.isspace() for mount in given["--mount"] for sign in mount), "enroot refuses it"
     assert {"TOKEN", "MASTER_ADDR", "HF_HOME", "SLURM_PROCID"} <= set(given["--env"])
     assert "PATH" not in given["--env"]
     assert rest == ["--", "/runs/.images/nvcr.io_nvidia_pytorch_25.09-py3-0123abcd.sqsh", *RANK]
@@ -159,3 +160,19 @@ def test_the_runtime_by_the_image_and_by_what_there_is(apptainer: Path) -> None:
         choose_runtime(container("/images/torch.sqsh"), local=False)
     with pytest.raises(RankEnvironmentError, match="no pyxis on"):
         choose_runtime(container(runtime="pyxis"), local=True)
+
+
+SRUN = """#!/bin/sh
+echo "  --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH  [pyxis] the image to use"
+"""
+
+
+@pytest.mark.parametrize("sign", ['"', "$", "`", "\\"])
+def test_a_name_that_pyxis_would_give_to_a_shell(apptainer: Path, sign: str) -> None:
+    (apptainer.parent / "srun").write_text(SRUN)
+    (apptainer.parent / "srun").chmod(0o755)
+    assert choose_runtime(container(), local=False) == "pyxis"
+    strange = container(mounts=[f"/it{sign}s:/its"])
+    with pytest.raises(RankEnvironmentError, match=r"cannot be mounted by pyxis, .*: it holds "):
+        choose_runtime(strange, local=False)
+    assert choose_runtime(strange, local=True) == "apptainer"
