@@ -16,6 +16,7 @@ import os
 import random
 import socket
 import time
+import weakref
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -34,20 +35,14 @@ LOOK_EVERY_SECONDS = 0.05
 
 
 class Claim:
-    """This process, in a file beside the journal, made when it is first needed and removed with this object."""
+    """This process, in a file beside the journal, made when it is first needed and removed with this object, or when
+    the process ends; and with it the files of this machine's processes that were killed meanwhile."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path: Path | None = None
         self._pid = 0
         self._token = ""
-
-    def __del__(self) -> None:
-        if self._path is not None and self._pid == os.getpid():
-            try:
-                self._path.unlink(missing_ok=True)
-            except OSError:
-                pass  # a file of a hundred bytes, which the next process of this machine removes
 
     def hold(self, lock: Path, patience_seconds: float) -> bool:
         """Wait for the lock and take it; False when whoever has it is dead, or has had it for too long.
@@ -100,6 +95,7 @@ class Claim:
             path.unlink(missing_ok=True)
             raise
         self._path, self._pid, self._token = path, pid, token
+        weakref.finalize(self, _leave, path, pid, host)
         _tidy(self._folder, host)
 
 
@@ -136,6 +132,17 @@ def _machine() -> str:
         return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return f"{os.urandom(8).hex()}:"  # unlike any other: nobody is ever believed dead
+
+
+def _leave(claim: Path, pid: int, host: str) -> None:
+    """Of the process that made it; a forked child leaves it alone. Locks are names of their own, and stay."""
+    if pid != os.getpid():
+        return
+    try:
+        claim.unlink(missing_ok=True)
+        _tidy(claim.parent, host)
+    except OSError:
+        pass  # files of a hundred bytes, which the next process of this machine removes
 
 
 def _tidy(folder: Path, host: str) -> None:

@@ -74,6 +74,26 @@ def test_nothing_is_left_behind_but_the_journal(path: Path) -> None:
     assert os.listdir(path.parent) == ["journal.jsonl"]
 
 
+KILLED = """\
+import os, signal, sys
+from hpcaccel.sweeps.journal_file import JournalFile
+file = JournalFile(sys.argv[1])
+file.append([{"say": 2}])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_who_ends_takes_along_what_those_that_were_killed_have_left_behind(path: Path) -> None:
+    file = JournalFile(path)
+    file.append([{"say": 1}])
+    command = [sys.executable, "-c", KILLED, str(path)]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": os.getcwd()}, check=False)
+    assert len(list(path.parent.glob(".journal-*.claim"))) == 2
+    assert seen(path) == [1, 2]
+    del file
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
 def test_a_line_torn_at_any_byte_costs_itself_only(path: Path) -> None:
     study = open_study(path)
     study.tell(study.ask(), 1.0)
