@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["SOURCE", "Meaning", "meaning"]
+__all__ = ["SOURCE", "Meaning", "in_words", "meaning"]
 
 SOURCE = "https://slurm.schedmd.com/job_reason_codes.html"
 
@@ -139,14 +139,29 @@ _EACH = {
 
 def meaning(reason: str) -> Meaning:
     """What a reason says; what Slurm adds behind a comma (``ReqNodeNotAvail, UnavailableNodes:n1``) is passed over."""
+    _, said = _known(reason)
+    nothing = Meaning(words="Slurm says no more than that", advice=f"see {SOURCE}, or ask the site's administrators")
+    return said or nothing
+
+
+def in_words(reason: str) -> str:
+    """The reason and its meaning in one line; the reason alone where it means nothing to us, or there is none."""
+    name, said = _known(reason)
+    if said is None or not reason or name == "None":
+        return reason
+    return f"{name}: {said.words}{'' if said.waits else '; it will not start by itself'}"
+
+
+def _known(reason: str) -> tuple[str, Meaning | None]:
+    """A reason as its table or its parts name it, and what it says."""
     bare = reason.replace("_", " ").strip().lstrip("(").removesuffix(")") or "None"
     for name in (bare, bare.partition(",")[0].strip(), re.split(r"[:(]", bare)[0].strip()):
         if name in _MEANINGS:
             words, advice, waits = _MEANINGS[name]
-            return Meaning(words=words, advice=advice, waits=waits)
+            return name, Meaning(words=words, advice=advice, waits=waits)
         if (match := _LIMIT.fullmatch(name)) is not None:
-            return _of_limit(match)
-    return Meaning(words="Slurm says no more than that", advice=f"see {SOURCE}, or ask the site's administrators")
+            return name, _of_limit(match)
+    return bare, None
 
 
 def _of_limit(match: re.Match[str]) -> Meaning:

@@ -72,14 +72,20 @@ def preemption(
 
 
 def _comes_back(spec: JobSpec, partition: Partition, found: Preemption) -> Iterator[Finding]:
-    if found.mode != "CANCEL" or spec.resilience.chain is not None or not spec.resilience.requeue:
-        return
-    with_grace = " once its grace time is over" if found.grace_seconds else ""
-    yield warning(
-        "resilience.chain",
-        f"null: partition {partition.name!r} preempts by cancelling (PreemptMode=CANCEL), and nothing brings a job "
-        f"back from that{with_grace}: set resilience.chain to how many jobs may follow each other, such as 10",
-    )
+    """A job that may not be requeued is cancelled by a preemption, whatever the mode (slurm.conf(5), PreemptMode)."""
+    if not spec.resilience.requeue:
+        yield warning(
+            "resilience.requeue",
+            f"false: a preemption in partition {partition.name!r} (PreemptMode={found.mode}) cancels such a job, and "
+            "nothing brings it back: leave this out, unless that is meant",
+        )
+    elif found.mode == "CANCEL" and spec.resilience.chain is None:
+        with_grace = " once its grace time is over" if found.grace_seconds else ""
+        yield warning(
+            "resilience.chain",
+            f"null: partition {partition.name!r} preempts by cancelling (PreemptMode=CANCEL), and nothing brings a job "
+            f"back from that{with_grace}: set resilience.chain to how many jobs may follow each other, such as 10",
+        )
 
 
 def _in_time(spec: JobSpec, partition: Partition, found: Preemption, history: History | None) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from hpcaccel.slurm.commands import Slurm
 from hpcaccel.slurm.queue import Queue
 from hpcaccel.slurm.states import JobState
 from hpcaccel.submission.asking import Job, ask_processes, ask_slurm, job_of
+from hpcaccel.submission.explaining_reasons import in_words
 from hpcaccel.submission.facts import Facts, read_facts, read_worker_facts
 
 __all__ = ["ACTIVE", "RunStatus", "State", "array_status", "status", "statuses"]
@@ -181,7 +182,7 @@ def _judged(fact: Facts, job: Job) -> RunStatus:
     if job.phase == "unknown":
         return _status(fact, _by_directory(fact), "", job.words)
     if job.phase == "pending":
-        return _status(fact, "requeued" if fact.attempts else "pending", job.words, _explain(job))
+        return _status(fact, "requeued" if fact.attempts else "pending", job.words, in_words(job.words))
     if job.phase == "ending":
         return _status(fact, "stopping", "", "Slurm is taking the job down")
     if job.phase == "running":
@@ -235,31 +236,3 @@ def _status(fact: Facts, state: State, reason: str, detail: str) -> RunStatus:
         attempts=fact.attempts,
         restarts=fact.restarts,
     )
-
-
-_WHY_PENDING = {
-    "Priority": "jobs of a higher priority are before it",
-    "Resources": "it is next, and waits for free nodes",
-    "BeginTime": "its time to begin has not come (a requeued job waits for some seconds or minutes)",
-    "Dependency": "it waits for another job",
-    "DependencyNeverSatisfied": "the run that it waits for has ended otherwise than asked: it will never start",
-    "JobHeldUser": "it is held; release it with scontrol release",
-    "JobHeldAdmin": "it is held by an administrator",
-    "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved",
-    "PartitionTimeLimit": "its time is more than the partition allows: it will never start",
-    "PartitionNodeLimit": "it asks for more nodes than the partition has: it will never start",
-    "PartitionDown": "the partition is down",
-    "PartitionInactive": "the partition is inactive",
-    "Reservation": "its reservation has not begun",
-    "BadConstraints": "no node fulfils its constraints: it will never start",
-    "launch failed requeued held": "its last start failed, and Slurm holds it",
-}
-
-
-def _explain(job: Job) -> str:
-    first = job.words.partition(",")[0].strip()
-    if first in _WHY_PENDING:
-        return f"{first}: {_WHY_PENDING[first]}"
-    if "Limit" in first or "Max" in first:
-        return f"{first}: a limit of the account, the user or the QOS is reached"
-    return job.words

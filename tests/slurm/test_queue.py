@@ -124,9 +124,7 @@ def test_after_a_change_the_next_question_is_a_new_one(slurm: Any, place: Place,
     assert slurm.calls == ["queue", "queue"]
 
 
-def test_a_command_that_changes_the_queue_says_so(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_changes_the_queue_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, says in (("sbatch", "echo 45"), ("scancel", "true"), ("squeue", "true")):

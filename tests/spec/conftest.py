@@ -4,9 +4,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from hpcaccel.errors import SpecError
 from hpcaccel.spec import JobSpec, load_spec
+
+settings.register_profile("patient", deadline=None)  # on a machine under load any example may take its time
+settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True)

@@ -171,7 +171,7 @@ def test_a_run_that_waits_is_explained(project: Any) -> None:
 def test_a_dependency_that_can_never_be_is_said_plainly(project: Any) -> None:
     run = project.queue()
     project.slurm.move(run.job_id, JobState.PENDING, reason="DependencyNeverSatisfied")
-    assert "it will never start" in status(run.dir, project.slurm).detail
+    assert "it will not start by itself" in status(run.dir, project.slurm).detail
     (why,) = explain_run(run.dir, project.slurm).why
     assert (why.waits, "can never satisfy" in why.words) == (False, True)
     append_line(run.dir.ledger, ending(error_class="dependency", detail="afterok: run x failed", advice="Resume x."))

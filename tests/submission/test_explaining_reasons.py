@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcaccel.submission.explaining_reasons import SOURCE, meaning
+from hpcaccel.submission.explaining_reasons import SOURCE, in_words, meaning
 
 REASONS = """
 None Prolog Priority Dependency Resources PartitionNodeLimit PartitionTimeLimit PartitionDown PartitionInactive
@@ -79,3 +79,11 @@ def test_what_stands_behind_the_reason_is_passed_over() -> None:
 
 def test_a_reason_of_a_later_slurm_names_the_source() -> None:
     assert SOURCE in meaning("SomethingNew").advice
+
+
+def test_a_reason_in_one_line() -> None:
+    assert in_words("Priority") == "Priority: jobs of a higher priority are before it"
+    down = "ReqNodeNotAvail, UnavailableNodes:n[1-2]"
+    assert in_words(down).startswith("ReqNodeNotAvail: nodes that it needs are down")
+    assert in_words("JobHeldUser").endswith("; it will not start by itself")
+    assert [in_words(reason) for reason in ("", "None", "SomethingNew")] == ["", "None", "SomethingNew"]

@@ -53,6 +53,13 @@ def facts(**changes: Any) -> SiteFacts:
     return SiteFacts.model_validate({**values, **changes})
 
 
+OPEN = facts(
+    accounts=[{"account": "chiefs", "default": True, "qos": ["normal"], "default_qos": "normal"}],
+    qos=[{"name": "normal"}],
+)
+"""To those who may use all of it."""
+
+
 def said(
     slurm: dict[str, Any], *, history: History | None = None, tasks: int | None = None, site: Any = None, **rest: Any
 ) -> list[str]:
@@ -158,6 +165,116 @@ def test_errors_say_the_value_what_is_allowed_and_how_old_the_facts_are(changes:
     assert all(line.endswith("[facts of alps, 3 days old]") for line in lines)
 
 
+def limited(**limits: Any) -> SiteFacts:
+    """Partition gpu, its QOS, the job's QOS or the account with one more limit."""
+    partition = {**PARTITIONS[0], **limits.get("partition", {})}
+    account = {
+        "account": "ml",
+        "default": True,
+        "qos": ["normal"],
+        "default_qos": "normal",
+        **limits.get("account", {}),
+    }
+    qos = [{"name": "normal", **limits.get("qos", {})}, {"name": "of-gpu", **limits.get("of_gpu", {})}]
+    return facts(partitions=[partition], accounts=[account], qos=qos)
+
+
+@pytest.mark.parametrize(
+    ("limits", "within", "beyond", "expected"),
+    [
+        (
+            {"qos": {"max_wall_minutes": 60}},
+            {"time": 60},
+            {"time": 61},
+            "slurm.time 01:01:00 is longer than QOS 'normal' allows (at most 01:00:00): set slurm.time to 01:00:00",
+        ),
+        (
+            {"account": {"max_wall_minutes": 60}},
+            {"time": 60},
+            {"time": 90},
+            "slurm.time 01:30:00 is longer than account 'ml' allows (at most 01:00:00)",
+        ),
+        (
+            {"partition": {"qos": "of-gpu"}, "of_gpu": {"max_wall_minutes": 30}, "qos": {"max_wall_minutes": 600}},
+            {"time": 30},
+            {"time": 40},
+            "slurm.time 00:40:00 is longer than QOS 'of-gpu' allows (at most 00:30:00)",
+        ),
+        (
+            {"qos": {"max_nodes": 1}},
+            {"nodes": 1},
+            {"nodes": 2},
+            "slurm.nodes 2 is more than QOS 'normal' allows (at most 1): set slurm.nodes to 1",
+        ),
+        (
+            {"partition": {"min_nodes": 2}},
+            {"nodes": 2},
+            {"nodes": 1},
+            "slurm.nodes 1 is less than partition 'gpu' takes (at least 2): set slurm.nodes to 2",
+        ),
+        (
+            {"account": {"max_tres": {"gres/gpu": "4"}}},
+            {"nodes": 1},
+            {"nodes": 2},
+            "slurm.nodes 2 with 4 GPUs each is 8 GPUs, more than account 'ml' allows (at most 4): set slurm.nodes to 1",
+        ),
+        (
+            {"qos": {"max_tres": {"cpu": "32"}}},
+            {"nodes": 1},
+            {"nodes": 2},
+            "slurm.nodes 2 with 32 CPUs each is 64 CPUs, more than QOS 'normal' allows (at most 32)",
+        ),
+        (
+            {"partition": {"max_cpus_per_node": 32}},
+            {"cpus_per_task": 8},
+            {"cpus_per_task": 9},
+            "slurm.cpus_per_task 9 asks for 36 CPUs of a node, and no node of partition 'gpu' has more than 32 CPUs",
+        ),
+        (
+            {"partition": {"max_mem_per_node_mb": 400 * 1024}},
+            {"mem": "400G"},
+            {"mem": "401G"},
+            "slurm.mem 401G asks for 401G of memory of a node, and no node of partition 'gpu' has more than 400G",
+        ),
+        (
+            {"partition": {"deny_accounts": ["ML"]}, "account": {"default": False}},
+            {},
+            {"account": "ml"},
+            "slurm.account 'ml' is kept out of partition 'gpu'",
+        ),
+        (
+            {"partition": {"allow_qos": ["normal"]}, "account": {"qos": ["normal", "of-gpu"]}},
+            {"qos": "normal"},
+            {"qos": "of-gpu"},
+            "slurm.qos 'of-gpu' is not let into partition 'gpu' (has: normal)",
+        ),
+        (
+            {"account": {"partition": "gpu", "qos": ["normal"]}},
+            {"account": "ml", "qos": "normal"},
+            {"account": "ml", "qos": "of-gpu"},
+            "slurm.qos 'of-gpu' does not belong to account 'ml' (has: normal)",
+        ),
+    ],
+)
+def test_limits_of_partition_qos_and_account(
+    limits: dict[str, Any], within: dict[str, Any], beyond: dict[str, Any], expected: str
+) -> None:
+    site = limited(**limits)
+    assert said({**GOOD, **within}, site=site) == []
+    lines = said({**GOOD, **beyond}, site=site)
+    assert any(line.startswith(f"error: {expected}") for line in lines), lines
+
+
+def test_partitions_that_are_not_for_everybody() -> None:
+    rooted = [{**PARTITIONS[0], "root_only": True}]
+    (line,) = said(GOOD, site=facts(partitions=rooted))
+    assert line.startswith("error: slurm.partition 'gpu' is for root only")
+    grouped = facts(partitions=[{**PARTITIONS[0], "allow_groups": ["bio"]}], groups=["ada", "ml"])
+    (line,) = said(GOOD, site=grouped)
+    assert line.startswith("error: slurm.partition 'gpu' is for the groups bio, and you are in none of them")
+    assert said(GOOD, site=grouped.model_copy(update={"groups": ["bio"]})) == []
+
+
 def test_one_of_several_partitions_is_enough() -> None:
     (line,) = said({**GOOD, "partition": "gpu,spot", "time": "2-00:00:00", "qos": None})
     assert line.startswith("warning: slurm.time 2-00:00:00 is longer than partition 'gpu' allows")
@@ -172,6 +289,13 @@ def test_arrays() -> None:
     assert said(GOOD, tasks=1001) == []
     (line,) = said(GOOD, tasks=1002)
     assert "the array of 1002 tasks is larger than cluster 'alps' takes: at most 1001 (MaxArraySize)" in line
+
+
+def test_more_tasks_than_one_may_have_in_the_queue() -> None:
+    site = limited(qos={"max_submit": 10})
+    assert said(GOOD, tasks=10, site=site) == []
+    (line,) = said(GOOD, tasks=11, site=site)
+    assert line.startswith("warning: the array of 11 tasks is more than QOS 'normal' lets you have in the queue")
 
 
 SLOW = History(run_id="r", checkpoint_bytes=20 * 10**9, checkpoint_files=40, save_seconds=41, step_seconds=1.5)
@@ -194,6 +318,24 @@ def test_nothing_brings_back_what_is_cancelled() -> None:
     assert said({**GOOD, "partition": "cancelling"}, resilience={"chain": 5}) == []
     # JobRequeue=0 is a default that our --requeue overrules
     assert said({**GOOD, "partition": "spot"}) == []
+    (line,) = said({**GOOD, "partition": "spot"}, resilience={"requeue": False})
+    assert line.startswith("warning: resilience.requeue false: a preemption in partition 'spot' (PreemptMode=REQUEUE)")
+    assert said(GOOD | {"partition": "vip", "account": "chiefs"}, site=OPEN, resilience={"requeue": False}) == []
+
+
+def test_a_qos_that_others_preempt() -> None:
+    by_qos = {**CONFIG, "preempt_type": "preempt/qos"}
+    qos = [{"name": "normal", "preempt_mode": "cancel", "grace_seconds": 60}, {"name": "high", "preempts": ["normal"]}]
+    (line,) = said({**GOOD, "partition": "spot"}, site=facts(config=by_qos, qos=qos))
+    assert "preempts by cancelling (PreemptMode=CANCEL)" in line
+    assert "once its grace time is over" in line
+    alone = [{"name": "normal", "preempt_mode": "cancel"}, {"name": "high"}]
+    assert said({**GOOD, "partition": "spot"}, site=facts(config=by_qos, qos=alone)) == []
+
+
+def test_grace_time_counts_for_a_save() -> None:
+    kind = [{**PARTITIONS[2], "grace_seconds": 60}, PARTITIONS[4]]
+    assert said({**GOOD, "partition": "spot"}, history=SLOW, checkpoint={"keep": 1}, site=facts(partitions=kind)) == []
 
 
 def test_a_partition_that_nobody_is_above_is_not_preempted() -> None:
@@ -209,6 +351,19 @@ def test_checkpoints_against_the_quota() -> None:
     (line,) = said(GOOD, history=large, checkpoint={"keep": 9})
     assert line.startswith("error: checkpoint.keep 9")
     assert said(GOOD, history=large, checkpoint={"keep": 2}) == []
+
+
+def test_files_of_checkpoints_against_the_quota() -> None:
+    many = History(run_id="r", checkpoint_bytes=10**6, checkpoint_files=400)
+    quota = [{"path": "/scratch", "bytes_limit": 10**12, "inodes_limit": 2000, "inodes_used": 500}]
+    assert said(GOOD, history=many, checkpoint={"keep": 2}, site=facts(quota=quota)) == []
+    (line,) = said(GOOD, history=many, checkpoint={"keep": 3}, site=facts(quota=quota))
+    assert line.startswith("warning: checkpoint.keep 3 and one that is being written are 1600 files")
+    assert "1500 files of 2000 files were left below /scratch: set checkpoint.keep to 2" in line
+    (line,) = said(GOOD, history=many, checkpoint={"keep": 6}, site=facts(quota=quota))
+    assert line.startswith("error: checkpoint.keep 6")
+    (line,) = said(GOOD, history=many, checkpoint={"keep": None}, site=facts(quota=quota))
+    assert line.startswith("warning: checkpoint.keep null keeps all files of checkpoints")
 
 
 def test_the_line_of_the_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

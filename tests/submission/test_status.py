@@ -193,7 +193,9 @@ def test_an_outage_shows_what_slurm_said_before_and_when(project: Project, run: 
 
 def test_why_a_job_waits(project: Project, run: Run) -> None:
     move(project, run, JobState.PENDING, reason="QOSMaxJobsPerUserLimit")
-    assert "a limit of the account" in run.status().detail
+    assert run.status().detail == (
+        "QOSMaxJobsPerUserLimit: the limit of the QOS on jobs that run for one user is reached"
+    )
     move(project, run, JobState.PENDING, reason="Priority")
     assert run.status().detail == "Priority: jobs of a higher priority are before it"
 

@@ -6,20 +6,19 @@ it is: jobs that wait or run may use it.
 
 from __future__ import annotations
 
-import io
+import os
+import re
+import signal
 import subprocess
-import sys
-import tarfile
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import hpcaccel
-from hpcaccel.errors import ClusterError, UserError
+from hpcaccel.errors import ClusterError
 from hpcaccel.spec import ClusterProfile
+from hpcaccel.submission.probing.sending import archive
 
 __all__ = ["DEFAULT_DIRECTORY", "Installed", "install_hpcaccel"]
 
@@ -40,11 +39,18 @@ command -v "$python" >/dev/null 2>&1 || refuse "there is no $python there: load 
   refuse "$python there has no venv (Debian: apt install python3-venv): name another by --python"
 [ ! -e "$directory/env" ] || [ -L "$directory/env" ] ||
   refuse "$directory/env is there and was not made by this command: choose another place by --dir"
+new=$([ -d "$directory" ] || echo yes)
 mkdir -p "$directory"
 directory=$(CDPATH= cd -- "$directory" && pwd)
 target=$directory/env-$stamp
+mkdir "$target" || refuse "another one is being built in $target"
+leave() {
+  trap '' HUP INT TERM
+  [ "$done" = yes ] || { rm -rf "$target"; rm -f "$directory/.env.$$"; [ -z "$new" ] || rmdir "$directory"; }
+}
 done=no
-trap '[ $done = yes ] || rm -rf "$target"' EXIT
+trap leave EXIT
+trap 'exit 130' HUP INT TERM
 "$python" -m venv "$target" >&2
 mkdir "$target/source"
 tar -xf - -C "$target/source"
@@ -84,30 +90,26 @@ def install_hpcaccel(
 ) -> Installed:
     """Build the environment where the profile's cluster is, and make it the one that is used.
 
-    What fails leaves nothing behind, and the environment before it in use.
+    What fails, or is interrupted, leaves nothing behind, and the environment before it in use.
 
     Raises:
-        UserError: no such wheel, or none can be built.
+        UserError: no such wheel, or none can be made of what runs here.
         ClusterError: no Python that will do, no room, a package that cannot be had; pip's own words are in the message.
     """
-    with tempfile.TemporaryDirectory(prefix="hpcaccel-wheel-") as folder:
-        found = wheel if wheel is not None else _built(Path(folder))
-        if not found.is_file():
-            raise UserError(f"there is no wheel {found}")
-        sent = _archive(found, _pins())
+    sent = archive(wheel)
     stamp = f"{hpcaccel.__version__}-{time.strftime('%Y%m%d-%H%M%S')}"
     group = f"[{','.join(extras)}]" if extras else ""
     code, out, err = _run(profile, ["sh", "-c", SCRIPT, "sh", python, directory, stamp, group, *packages], sent)
     if code != 0:
-        raise ClusterError(f"nothing was installed on {profile.host or 'this machine'}: {_last_words(err)}")
+        where = profile.host or "this machine"
+        raise ClusterError(f"nothing was installed on {where}: {_reason(err, directory)}")
     version, base, target = out.strip().split("\n")[-3:]
     return Installed(version, f"{base}/env/bin/hpcaccel", f"{base}/env", f"{target}/hpcaccel-lock.txt")
 
 
 def _run(profile: ClusterProfile, command: list[str], data: bytes) -> tuple[int, str, str]:
     if profile.host is None:
-        result = subprocess.run(command, input=data, capture_output=True, check=False)
-        return result.returncode, result.stdout.decode(errors="replace"), result.stderr.decode(errors="replace")
+        return _run_here(command, data)
     from hpcaccel.submission.remote import RemoteCluster
 
     with RemoteCluster(profile) as cluster:
@@ -115,67 +117,38 @@ def _run(profile: ClusterProfile, command: list[str], data: bytes) -> tuple[int,
     return answer.code, answer.stdout, answer.stderr
 
 
-def _last_words(text: str) -> str:
-    lines = [line.strip() for line in text.split("\n") if line.strip()]
+def _run_here(command: list[str], data: bytes) -> tuple[int, str, str]:
+    """Ctrl-C ends pip, and lets the script take away what it has begun."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as child:
+        try:
+            out, err = child.communicate(data)
+        except BaseException:
+            os.killpg(child.pid, signal.SIGTERM)
+            child.communicate()
+            raise
+    return child.returncode, out.decode(errors="replace"), err.decode(errors="replace")
+
+
+_NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
+_NO_ANSWER = re.compile(r"Retrying .*? after connection broken by (?P<why>.*)")
+_CAUSE = re.compile(r"\[Errno -?\d+\] [\w ]+|certificate verify failed[^)'\"]*|[\w ()=.]*timed out[\w ()=.]*")
+
+
+def _reason(text: str, directory: str) -> str:
+    """What went wrong, in one sentence; pip buries the first cause under what follows from it."""
+    if _NO_ROOM.search(text):
+        return (
+            f"there is no room left in {directory}, or where temporary files go (TMPDIR). Make room, or choose another "
+            "place by --dir"
+        )
+    if (match := _NO_ANSWER.search(text)) is not None:
+        cause = _CAUSE.search(match["why"])
+        words = (cause[0] if cause else match["why"][:200]).strip()
+        return (
+            f"the package index does not answer pip there ({words}). Where a site has an index of its own, set "
+            "PIP_INDEX_URL or pip's configuration there"
+        )
+    lines = [re.sub(r" \(from versions: [^)]*\)", "", line.strip()) for line in text.split("\n") if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR")]
     return " ".join((errors or lines)[-3:])[:600] or "no reason was given"
-
-
-def _built(folder: Path) -> Path:
-    """A wheel of what runs here: of the checkout, or of this version from the package index."""
-    root = Path(hpcaccel.__file__).parents[1]
-    source = str(root) if (root / "pyproject.toml").is_file() else f"hpcaccel=={hpcaccel.__version__}"
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    result = subprocess.run([*command, "--wheel-dir", str(folder), source], capture_output=True, text=True, check=False)
-    wheels = sorted(folder.glob("hpcaccel-*.whl"))
-    if result.returncode != 0 or not wheels:
-        raise UserError(f"no wheel could be made of {source}: {_last_words(result.stderr)} Name one by --wheel")
-    return wheels[0]
-
-
-def _pins() -> str:
-    """The versions that hpcaccel's own requirements have here, and theirs, a line each."""
-    pinned: dict[str, str] = {}
-    waiting = ["hpcaccel"]
-    while waiting:
-        name = waiting.pop()
-        for required in _requirements(name):
-            if required not in pinned and (version := _version(required)) is not None:
-                pinned[required] = version
-                waiting.append(required)
-    return "".join(f"{name}=={version}\n" for name, version in sorted(pinned.items()))
-
-
-def _requirements(name: str) -> list[str]:
-    """Names of what a package needs, its extras aside."""
-    try:
-        lines = metadata.requires(name) or []
-    except metadata.PackageNotFoundError:
-        return []
-    plain = (line.partition(";") for line in lines)
-    heads = [head for head, _, marker in plain if "extra ==" not in marker]
-    return ["".join(_name_characters(head)) for head in heads]
-
-
-def _name_characters(text: str) -> str:
-    end = next((index for index, letter in enumerate(text) if not (letter.isalnum() or letter in "._-")), len(text))
-    return text[:end].lower()
-
-
-def _version(name: str) -> str | None:
-    try:
-        version = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-    return None if "+" in version else version  # a local build is in no index
-
-
-def _archive(wheel: Path, pins: str) -> bytes:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as archive:
-        archive.add(wheel, wheel.name)
-        data = pins.encode()
-        entry = tarfile.TarInfo("constraints.txt")
-        entry.size, entry.mode = len(data), 0o640
-        archive.addfile(entry, io.BytesIO(data))
-    return stream.getvalue()

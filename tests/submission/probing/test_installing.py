@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
 from pathlib import Path
 
 import pytest
 
 import hpcaccel
-from hpcaccel.errors import ClusterError, UserError
+from hpcaccel.errors import ClusterError
 from hpcaccel.spec import ClusterProfile
 from hpcaccel.submission.probing.installing import install_hpcaccel
 
@@ -19,11 +25,20 @@ case "$1 $2" in
     chmod +x "$3/bin/hpcaccel";;
   "-m pip") [ "$3" = freeze ] && { echo typer==0.26.0; exit 0; }
     printf '%s\n' "$@" > "$(dirname "$0")/asked"
-    if grep -q "no wheel" "$(dirname "$0")"/../source/*.whl; then echo "ERROR: not a wheel" >&2; exit 1; fi;;
+    [ -z "$PIP_HANGS" ] || { touch "$PIP_HANGS"; exec sleep 600; }
+    [ -z "$PIP_SAYS" ] || { echo "$PIP_SAYS" >&2; exit 1; };;
   "--version ") echo Python 3.6.8;;
   "-c import sys"*) [ "${0##*/}" != oldpython ];;
+  "-c import venv"*) [ "${0##*/}" != barepython ];;
 esac
 """
+
+UNANSWERED = """\
+WARNING: Retrying (Retry(total=4, connect=None, read=None, redirect=None, status=None)) after connection broken by \
+'NewConnectionError('<pip._vendor.urllib3.connection.HTTPConnection object at 0x7f>: Failed to establish a new \
+connection: [Errno 111] Connection refused')': /simple/pydantic/
+ERROR: Could not find a version that satisfies the requirement pydantic==2.11 (from hpcaccel) (from versions: none)
+ERROR: No matching distribution found for pydantic==2.11"""
 
 
 @pytest.fixture
@@ -38,7 +53,8 @@ def python(tmp_path: Path) -> Path:
 @pytest.fixture
 def wheel(tmp_path: Path) -> Path:
     path = tmp_path / "hpcaccel-0.1.0-py3-none-any.whl"
-    path.write_text("a wheel")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("hpcaccel/__init__.py", "")
     return path
 
 
@@ -63,13 +79,61 @@ def test_an_environment_and_a_newer_one(
     install_hpcaccel(PROFILE, directory=str(place), python=str(python), wheel=wheel)
     assert (place / "env").resolve() == place / f"env-{hpcaccel.__version__}-later"
     assert first.is_dir()
+    with pytest.raises(ClusterError, match="another one is being built in"):
+        install_hpcaccel(PROFILE, directory=str(place), python=str(python), wheel=wheel)
+    assert (place / "env/bin/hpcaccel").exists()
 
 
-def test_what_fails_leaves_nothing(tmp_path: Path, python: Path, wheel: Path) -> None:
-    wheel.write_text("no wheel")
-    with pytest.raises(ClusterError, match="nothing was installed on this machine: ERROR: not a wheel"):
-        install_hpcaccel(PROFILE, directory=str(tmp_path / "a b"), python=str(python), wheel=wheel)
-    assert list((tmp_path / "a b").iterdir()) == []
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (
+            UNANSWERED,
+            r"the package index does not answer pip there \(\[Errno 111\] Connection refused\)\. Where a site",
+        ),
+        (
+            UNANSWERED.replace("NewConnectionError", "ReadTimeoutError").replace("[Errno 111] Connection refused", "x"),
+            "the package index does not answer pip there",
+        ),
+        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "Make room, or"),
+        ("ERROR: No matching (from versions: 1, 2)\nERROR: not a wheel", ": ERROR: No matching ERROR: not a wheel$"),
+        ("Traceback\nImportError: broken", ": Traceback ImportError: broken$"),
+    ],
+)
+def test_what_fails_says_why_and_leaves_nothing(
+    tmp_path: Path, python: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch, said: str, expected: str
+) -> None:
+    monkeypatch.setenv("PIP_SAYS", said)
+    there = tmp_path / "there"
+    there.mkdir()
+    for place in (tmp_path / "a b", there):
+        with pytest.raises(ClusterError, match="nothing was installed on this machine: ") as error:
+            install_hpcaccel(PROFILE, directory=str(place), python=str(python), wheel=wheel)
+        error.match(expected)
+    assert not (tmp_path / "a b").exists()
+    assert list(there.iterdir()) == []
+
+
+def test_ctrl_c_leaves_nothing(tmp_path: Path, python: Path, wheel: Path) -> None:
+    started = tmp_path / "started"
+    program = (
+        "import sys, pathlib; from hpcaccel.spec import ClusterProfile;"
+        "from hpcaccel.submission.probing.installing import install_hpcaccel;"
+        "install_hpcaccel(ClusterProfile(name='alps'), directory=sys.argv[1], python=sys.argv[2],"
+        " wheel=pathlib.Path(sys.argv[3]))"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "place"), str(python), str(wheel)],
+        env={**os.environ, "PIP_HANGS": str(started)},
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not started.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    assert child.wait(120) != 0
+    assert not (tmp_path / "place").exists()
 
 
 def test_a_python_that_will_not_do(tmp_path: Path, python: Path, wheel: Path) -> None:
@@ -78,6 +142,9 @@ def test_a_python_that_will_not_do(tmp_path: Path, python: Path, wheel: Path) ->
     old = python.rename(python.with_name("oldpython"))
     with pytest.raises(ClusterError, match=r"Python 3\.6\.8 there is too old: hpcaccel needs 3\.10"):
         install_hpcaccel(PROFILE, directory=str(tmp_path / "x"), python=str(old), wheel=wheel)
+    bare = old.rename(old.with_name("barepython"))
+    with pytest.raises(ClusterError, match="has no venv"):
+        install_hpcaccel(PROFILE, directory=str(tmp_path / "x"), python=str(bare), wheel=wheel)
     assert not (tmp_path / "x").exists()
 
 
@@ -85,5 +152,5 @@ def test_a_place_that_is_taken(tmp_path: Path, python: Path, wheel: Path) -> Non
     (tmp_path / "env").mkdir()
     with pytest.raises(ClusterError, match="was not made by this command"):
         install_hpcaccel(PROFILE, directory=str(tmp_path), python=str(python), wheel=wheel)
-    with pytest.raises(UserError, match="there is no wheel"):
-        install_hpcaccel(PROFILE, directory=str(tmp_path), python=str(python), wheel=tmp_path / "none.whl")
+    with pytest.raises(ClusterError, match=r"nothing was installed .* Not a directory"):
+        install_hpcaccel(PROFILE, directory=str(wheel / "x"), python=str(python), wheel=wheel)
