@@ -5,11 +5,14 @@ Arguments, secrets and the spec come on stdin and are on no command line; comman
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -19,9 +22,11 @@ from hpcaccel.errors import HpcaccelError, UserError
 if TYPE_CHECKING:
     from hpcaccel.submission.remote.protocol import FrameWriter
 
-__all__ = ["answer"]
+__all__ = ["THE_MACHINE_SAYS_NO", "answer"]
 
 EXIT_BUG = 1
+THE_MACHINE_SAYS_NO = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
+"""Errors of the operating system that the user can mend; any other is our bug and keeps its traceback."""
 
 
 def answer() -> None:
@@ -50,9 +55,15 @@ def answer() -> None:
         frames.send("exit", code=error.exit_code)
     except BrokenPipeError:
         os._exit(EXIT_BUG)  # the other side has gone; what was to be done is done
+    except OSError as error:
+        if error.errno not in THE_MACHINE_SAYS_NO:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        frames.send("err", f"error: on the cluster: {where}{error.strerror}\n".encode())
+        frames.send("exit", code=UserError.exit_code)
 
 
-def _command(request: dict[str, Any], frames: FrameWriter | _Held) -> None:
+def _command(request: dict[str, Any], frames: FrameWriter | _Held | _WithFile) -> None:
     """One of hpcaccel's own commands; with an ``id`` once only, and its answer is kept for who asks again."""
     from hpcaccel.submission.remote.replies import kept
 
@@ -63,7 +74,9 @@ def _command(request: dict[str, Any], frames: FrameWriter | _Held) -> None:
         frames.send("exit", code=code)
         return
     with kept(request.get("id")) as reply:
-        if reply.code is None:
+        is_kept = reply.code is not None
+        if reply.code is None or (reply.code and request.get("repeated")):  # who says it again wants it done
+            is_kept = False
             from hpcaccel.submission.remote.replies import Collector
 
             collected = Collector()
@@ -72,7 +85,7 @@ def _command(request: dict[str, Any], frames: FrameWriter | _Held) -> None:
             reply.keep(code, collected.out, collected.err)
     frames.send("out", reply.out)
     frames.send("err", reply.err)
-    frames.send("exit", code=reply.code)
+    frames.send("exit", code=reply.code, kept=is_kept)
 
 
 def _submit(request: dict[str, Any], frames: FrameWriter) -> None:
@@ -80,7 +93,41 @@ def _submit(request: dict[str, Any], frames: FrameWriter) -> None:
     from hpcaccel.submission.remote.arriving import arrived, submitted
 
     with arrived(request) as args:
-        _command({**request, "args": args}, _Held(frames, lambda: submitted(request["key"])))
+        _command({**request, "args": args}, _Held(frames, lambda: submitted(request)))
+
+
+def _look(request: dict[str, Any], frames: FrameWriter) -> None:
+    """A command about a spec that is not submitted, with a profile that came along."""
+    from hpcaccel.submission.remote.arriving import looked_at
+
+    with looked_at(request) as args:
+        _command({**request, "args": args}, frames)
+
+
+def _file(request: dict[str, Any], frames: FrameWriter) -> None:
+    """A command that writes one file, whose content goes back instead."""
+    with tempfile.TemporaryDirectory(prefix="hpcaccel-file-") as folder:
+        file = Path(folder) / f"file{request['suffix']}"
+        _command({**request, "args": [*request["args"], "--out", str(file)]}, _WithFile(frames, file))
+
+
+class _WithFile:
+    """Sends the file that was written before the last frame."""
+
+    def __init__(self, frames: FrameWriter, file: Path) -> None:
+        self._frames = frames
+        self._file = file
+
+    def send(self, frame: str, payload: bytes = b"", **values: Any) -> None:
+        if frame == "exit" and self._file.exists():
+            self._frames.send("file", self._file.read_bytes())
+        self._frames.send(frame, payload, **values)
+
+
+def _environment(request: dict[str, Any], frames: FrameWriter) -> None:
+    """What variables are here; of those that are not set None."""
+    frames.send("environment", values={name: os.environ.get(name) for name in request["names"]})
+    frames.send("exit", code=0)
 
 
 class _Held:
@@ -91,7 +138,7 @@ class _Held:
         self._find = find
 
     def send(self, frame: str, payload: bytes = b"", **values: Any) -> None:
-        more = {"run": self._find()} if frame == "exit" else {}
+        more = self._find() if frame == "exit" else {}
         self._frames.send(frame, payload, **values, **more)
 
 
@@ -123,7 +170,16 @@ def _pull(request: dict[str, Any], frames: FrameWriter) -> None:
     frames.send("exit", code=0)
 
 
-_ACTIONS = {"command": _command, "submit": _submit, "logs": _logs, "receive": _receive, "pull": _pull}
+_ACTIONS = {
+    "command": _command,
+    "environment": _environment,
+    "file": _file,
+    "logs": _logs,
+    "look": _look,
+    "pull": _pull,
+    "receive": _receive,
+    "submit": _submit,
+}
 
 
 def _call(request: dict[str, Any]) -> int:

@@ -16,24 +16,7 @@ if TYPE_CHECKING:
     from hpcaccel.submission.changes import Changes
     from hpcaccel.submission.prepare import Prepared
 
-__all__ = ["check_here", "debug_overrides", "refuse_what_slurm_refuses", "show_changes"]
-
-
-def check_here(file: Path, overrides: Sequence[str], cluster: str | None, *, grid: Sequence[str] = ()) -> None:
-    """Hold a spec that is for another machine against its stored facts, before anything is sent there.
-
-    Raises:
-        SpecError: the spec is wrong, or is more than that cluster has.
-    """
-    from hpcaccel.spec import grid as combinations
-    from hpcaccel.spec import load_spec
-    from hpcaccel.submission.site_checks import advice_or_refusal
-
-    profile = chosen_profile(cluster)
-    tasks = len(combinations(grid)) if grid else None
-    spec = load_spec(file, overrides=overrides, profile=profile)
-    for sentence in advice_or_refusal(spec, profile, array_tasks=tasks) or ():
-        note(f"note: {sentence}")
+__all__ = ["debug_overrides", "refuse_what_slurm_refuses", "show_changes"]
 
 
 def debug_overrides(file: Path, overrides: Sequence[str], cluster: str | None) -> list[str]:

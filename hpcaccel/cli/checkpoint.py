@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from hpcaccel.cli.forwarding import forwarded
+from hpcaccel.cli.meant import meant_cluster
 from hpcaccel.cli.options import Json
 from hpcaccel.cli.output import note, print_json
 from hpcaccel.errors import UserError
@@ -21,6 +24,17 @@ EXIT_DAMAGED = 1
 
 app = typer.Typer(help="List, show, verify, convert and pin checkpoints.", no_args_is_help=True, rich_markup_mode=None)
 
+
+def _there_or_here(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command that goes to the login node where the checkpoint's run is behind SSH."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        app.command(name)(forwarded(["checkpoint", name], command))
+        return command
+
+    return add
+
+
 Checkpoint = Annotated[
     str,
     typer.Argument(
@@ -31,7 +45,7 @@ Checkpoint = Annotated[
 ]
 
 
-@app.command("list")
+@_there_or_here("list")
 def list_(
     place: Annotated[
         str, typer.Argument(metavar="RUN|DIR", help="A run, or a directory of checkpoints.", show_default=False)
@@ -57,7 +71,7 @@ def list_(
         note(f"put aside, and neither used nor deleted: {', '.join(aside)}")
 
 
-@app.command()
+@_there_or_here("show")
 def show(
     checkpoint: Checkpoint,
     tensors: Annotated[bool, typer.Option("--tensors", help="Every tensor: dtype, shape, size, files.")] = False,
@@ -87,7 +101,7 @@ def show(
         print_tensors(contents)
 
 
-@app.command()
+@_there_or_here("verify")
 def verify(
     places: Annotated[
         list[str],
@@ -189,6 +203,12 @@ def convert(
     from hpcaccel.cli.converting import run_convert
     from hpcaccel.layout.model_files import SIZE_WORDS, parse_size
 
+    if (there := meant_cluster({"source": source})) is not None:
+        raise UserError(
+            f"{source} is on {there[0].name}, and files are written on this machine: fetch the checkpoint first "
+            f"(hpcaccel pull RUN --checkpoint STEP) and name its directory, or convert it there (ssh "
+            f"{there[0].profile.host})"
+        )
     if (limit := parse_size(max_shard_size)) is None:
         raise UserError(f"--max-shard-size {max_shard_size!r} is not a size: {SIZE_WORDS}")
     done = run_convert(
@@ -225,7 +245,7 @@ def _source(token: str) -> Path:
     return path if path.exists() and not ours else find_checkpoint(token)
 
 
-@app.command()
+@_there_or_here("pin")
 def pin(checkpoint: Checkpoint, why: Annotated[str, typer.Option(metavar="TEXT", help="For people.")] = "") -> None:
     """Keep a checkpoint for good: its run deletes old ones, but no pinned one."""
     from hpcaccel.layout.pins import pin
@@ -236,7 +256,7 @@ def pin(checkpoint: Checkpoint, why: Annotated[str, typer.Option(metavar="TEXT",
     typer.echo(f"{path} is {'now' if new else 'already'} pinned")
 
 
-@app.command()
+@_there_or_here("unpin")
 def unpin(checkpoint: Checkpoint) -> None:
     """Let a run delete a pinned checkpoint again when it is old."""
     from hpcaccel.layout.pins import unpin

@@ -10,8 +10,7 @@ import functools
 import os
 import shutil
 import sys
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,9 +27,8 @@ __all__ = ["COMMAND_LINE", "behind_ssh", "behind_ssh_run", "copy_frames", "forwa
 
 FOLLOWING = {"wait"}
 """They only look, for as long as the run goes on."""
-LOOKING = {"status", "list", "report", "explain", "table", "best"}
+LOOKING = {"status", "list", "report", "explain", "table", "best", "show", "verify"}
 """They may be asked again without harm."""
-NAMES = ("run", "sweep")
 COMMAND_LINE: ContextVar[Sequence[str]] = ContextVar("COMMAND_LINE")
 """What stands behind ``hpcaccel`` in the call that is carried out; set by the program."""
 EXIT_INTERRUPTED = 130
@@ -47,10 +45,13 @@ def behind_ssh(name: str | None) -> RemoteCluster | None:
 
 
 def behind_ssh_run(token: str | None) -> tuple[RemoteCluster, str] | None:
-    """The cluster of the run that ``token`` names, when it is behind SSH, and what it is called there."""
+    """The cluster of the run that ``token`` names (None: the one that was submitted last), when it is behind SSH, and
+    what it is called there."""
     from hpcaccel.submission.remote.memory import remote_of
 
-    if token is None or os.sep in token:
+    if token is None:
+        return _latest()
+    if os.sep in token:
         return None
     if (named := _with_cluster(token)) is not None:
         return named
@@ -92,32 +93,46 @@ def _at_the_default(token: str) -> tuple[RemoteCluster, str] | None:
     return cluster, token
 
 
+def _latest() -> tuple[RemoteCluster, str] | None:
+    from hpcaccel.submission import all_runs
+    from hpcaccel.submission.remote.memory import remote_runs
+
+    there, here = remote_runs(), all_runs()
+    if not there or (here and here[-1].run_id > there[-1]["run_id"]):
+        return None
+    cluster = behind_ssh(there[-1]["cluster"])
+    return None if cluster is None else (cluster, there[-1]["run_id"])
+
+
 def _connected(profile: ClusterProfile) -> RemoteCluster:
     from hpcaccel.submission.remote import RemoteCluster
 
     return RemoteCluster(profile, note=note)
 
 
-def forwarded(words: Sequence[str], command: C) -> C:
-    """``command``, which goes to the cluster of its run (or of ``--cluster``) where that is behind SSH.
+def forwarded(words: Sequence[str], command: C, *, not_there: Mapping[str, str] | None = None) -> C:
+    """``command``, which goes to the cluster of its run (or of ``--cluster``) where that is behind SSH, with every
+    option as it was given.
 
     Args:
         words: the command's name, as in ``["sweep", "status"]``.
+        not_there: arguments that have no meaning there, each with a sentence that says what to do instead.
     """
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        name = next((name for name in NAMES if values.get(name) is not None), None)
-        if name is not None:
-            found = behind_ssh_run(values[name])
-        else:
-            found = None if (cluster := behind_ssh(values.get("cluster"))) is None else (cluster, "")
+        from hpcaccel.cli.meant import meant_cluster
+
+        found = meant_cluster(values)
         if found is None:
             command(**values)
             return
-        cluster, run_id = found
+        cluster, names = found
+        for name, sentence in (not_there or {}).items():
+            if values.get(name) is not None:
+                raise UserError(f"on {cluster.name}, behind SSH: {sentence}")
         with cluster:
-            args = [run_id if word == values.get(name or "") else word for word in COMMAND_LINE.get()]
+            args = [names.get(word, word) for word in COMMAND_LINE.get()]
             raise typer.Exit(_forward(cluster, [*words, *_without_cluster(args[len(words) :])]))
 
     return run  # type: ignore[return-value]
@@ -135,18 +150,41 @@ def _without_cluster(args: Sequence[str]) -> list[str]:
 
 
 def _forward(cluster: RemoteCluster, args: Sequence[str]) -> int:
-    follows = args[0] in FOLLOWING
     request: dict[str, Any] = {"do": "command", "args": list(args), "columns": shutil.get_terminal_size().columns}
-    if follows:
-        request["follows"] = True
-    elif not set(args[:2]) & LOOKING:
-        request["id"] = uuid.uuid4().hex
-    try:
-        return int(cluster.again(lambda: cluster.converse(request, copy_frames)))
-    except KeyboardInterrupt:
-        if follows:
+    if args[0] in FOLLOWING:
+        try:
+            return int(cluster.again(lambda: cluster.converse({**request, "follows": True}, copy_frames)))
+        except KeyboardInterrupt:
             note("\nthe run goes on")
-        return EXIT_INTERRUPTED
+            return EXIT_INTERRUPTED
+    if set(args[:2]) & LOOKING:
+        return _asked(cluster, request)
+    from hpcaccel.submission.remote.memory import pending_command
+
+    with pending_command(cluster.name, args) as pending:
+        code = _asked(cluster, {**request, "id": pending.key, "repeated": pending.is_repeated})
+        pending.done = True
+    return code
+
+
+def _asked(cluster: RemoteCluster, request: dict[str, Any]) -> int:
+    """The exit code of a command that ends by itself; what it says is printed when all of it is here."""
+    head, out, err = cluster.again(lambda: cluster.converse(request, _collect))
+    if head.get("kept") and request.get("repeated"):
+        note("note: the same was asked for before, and the answer did not arrive: this is that answer")
+    for stream, text in ((sys.stderr, err), (sys.stdout, out)):
+        stream.buffer.write(text)
+        stream.flush()
+    return int(head["code"])
+
+
+def _collect(conversation: Conversation) -> tuple[dict[str, Any], bytes, bytes]:
+    said = {"out": b"", "err": b""}
+    while True:
+        head, payload = conversation.frame()
+        if head["frame"] == "exit":
+            return head, said["out"], said["err"]
+        said[head["frame"]] += payload
 
 
 def copy_frames(conversation: Conversation) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcaccel.cli.cluster import chosen_profile
+from hpcaccel.cli.forwarding import behind_ssh
 from hpcaccel.cli.options import Cluster, Json, Overrides, SpecFile
 from hpcaccel.cli.output import note, print_json
 from hpcaccel.errors import UserError
@@ -19,6 +20,7 @@ __all__ = ["plan"]
 
 
 def plan(
+    context: typer.Context,
     file: SpecFile,
     overrides: Overrides = None,
     partition: Annotated[
@@ -32,15 +34,24 @@ def plan(
     cluster: Cluster = None,
     json: Json = False,
 ) -> None:
-    """Compare when a job would start, and its GPU-hours, in partitions and sizes. Nothing is submitted."""
-    from hpcaccel.spec.site import load_facts
-    from hpcaccel.submission.planning import plan_choices
+    """Compare when a job would start, and its GPU-hours, in partitions and sizes. Nothing is submitted.
 
+    Of a file with several jobs: each of them.
+    """
+    from hpcaccel.spec.site import load_facts
+    from hpcaccel.submission.planning import plan_jobs
+
+    if (there := behind_ssh(cluster)) is not None:
+        from hpcaccel.cli.elsewhere import asked_there, given_options, shown
+
+        with there:
+            words = ["plan", *given_options(context, there, but={"cluster"})]
+            raise shown(asked_there(there, words, file, overrides or []))
     profile = chosen_profile(cluster)
     if profile is not None and profile.backend == "local":
         raise UserError("there is no queue on the local backend: a job starts at once. Name a cluster with --cluster")
     facts = None if profile is None else load_facts(profile.name)
-    found = plan_choices(
+    found = plan_jobs(
         file, partitions=_parts(partition), nodes=_parts(nodes), overrides=overrides or [], profile=profile, facts=facts
     )
     if json:
@@ -62,11 +73,14 @@ def _print(found: Sequence[Choice]) -> None:
     from hpcaccel.view.words import clean, clock_time, duration
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("PARTITION", "NODES", "GPUS", "TIME", "STARTS", "WAITS", "NODE-HOURS", "GPU-HOURS", "BUT"):
+    several = any(one.job for one in found)
+    titles = ("PARTITION", "NODES", "GPUS", "TIME", "STARTS", "WAITS", "NODE-HOURS", "GPU-HOURS", "BUT")
+    for title in (*(["JOB"] if several else []), *titles):
         numeric = title in ("NODES", "GPUS", "NODE-HOURS", "GPU-HOURS")
         table.add_column(title, justify="right" if numeric else "left", no_wrap=title != "BUT")
     for one in found:
         table.add_row(
+            *([Text(clean(one.job))] if several else []),
             Text(clean(one.partition)),
             Text(str(one.nodes)),
             Text(str(one.gpus)),

@@ -1,14 +1,17 @@
-"""``submit``, ``sweep start``, ``logs``, ``shell`` on a cluster behind SSH: what they do otherwise than here."""
+"""Commands that do otherwise on a cluster behind SSH than here: ``submit``, ``sweep start``, ``sweep plot``, ``logs``,
+``shell``."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from hpcaccel.cli.elsewhere import refuse_by_facts
 from hpcaccel.cli.forwarding import EXIT_INTERRUPTED, behind_ssh_run, copy_frames
 from hpcaccel.cli.output import note
 from hpcaccel.errors import UserError
@@ -16,34 +19,48 @@ from hpcaccel.errors import UserError
 if TYPE_CHECKING:
     from hpcaccel.submission.remote.cluster import Conversation, RemoteCluster
 
-__all__ = ["logs_there", "shell_there", "submit_there"]
+__all__ = ["logs_there", "plot_there", "shell_there", "submit_there"]
 
 
 def submit_there(
     cluster: RemoteCluster,
-    file: str,
+    file: Path,
     overrides: Sequence[str],
     options: Sequence[str],
     *,
-    runs_dir: str | None,
+    runs_dir: Path | None,
     is_sweep: bool,
     wait: bool,
     dry_run: bool,
     json: bool,
+    facts: bool = True,
+    tasks: int | None = None,
+    key: str | None = None,
 ) -> None:
-    """Submit a spec file there, remember the run, and follow it with ``wait``.
+    """Submit a spec file there, remember what was submitted, and follow a run with ``wait``.
+
+    Args:
+        options: those of the command there.
+        facts: hold it against the stored facts, here and there.
+        tasks: of an array.
 
     Raises:
         typer.Exit: with the exit code of the other side.
     """
+    from hpcaccel.submission.remote.surroundings import meant_for
     from hpcaccel.submission.remote.travel import hand_over, pack
 
-    luggage = pack(cluster, file, overrides, is_sweep=is_sweep)
-    words = [*options, *(["--dry-run"] if dry_run else []), *(["--json"] if json else [])]
     with cluster:
-        columns = shutil.get_terminal_size().columns
-        handed = hand_over(cluster, luggage, words, runs_dir=runs_dir, dry_run=dry_run, columns=columns)
-        if handed.repeated and handed.run is not None:
+        with meant_for(cluster, file):
+            luggage = pack(cluster, str(file), overrides, is_sweep=is_sweep)
+        if facts:
+            refuse_by_facts(luggage.jobs, cluster, tasks=tasks)
+        handed = hand_over(
+            cluster, luggage, options,
+            runs_dir=None if runs_dir is None else str(runs_dir), dry_run=dry_run, facts=facts, key=key,
+            columns=shutil.get_terminal_size().columns,
+        )  # fmt: skip
+        if handed.repeated and handed.runs:
             note(
                 "note: the same was submitted before, and the answer did not arrive: this is that run. For another one"
             )
@@ -61,6 +78,40 @@ def submit_there(
             "args": ["wait", handed.run["run_id"], *(["--json"] if json else [])],
         }
         raise typer.Exit(_until_the_end(cluster, request, copy_frames))
+
+
+def plot_there(cluster: RemoteCluster, sweep: str, out: Path) -> None:
+    """Have a sweep drawn there, and the drawing brought here.
+
+    Raises:
+        typer.Exit: with the exit code of the other side.
+    """
+    request = {"do": "file", "args": ["sweep", "plot", sweep], "suffix": out.suffix}
+
+    def talk(conversation: Conversation) -> tuple[int, bytes, bytes | None]:
+        said, content = b"", None
+        while True:
+            head, payload = conversation.frame()
+            if head["frame"] == "exit":
+                return int(head["code"]), said, content
+            if head["frame"] == "file":
+                content = payload
+            elif head["frame"] == "err":
+                said += payload
+
+    out = out.expanduser().absolute()
+    if not out.parent.is_dir():
+        raise UserError(f"there is no folder {out.parent}")
+    with cluster:
+        code, said, content = cluster.again(lambda: cluster.converse(request, talk))
+    sys.stderr.buffer.write(said)
+    sys.stderr.flush()
+    if content is not None:
+        from hpcaccel.rundir import atomic_write
+
+        atomic_write(out, content)
+        typer.echo(str(out))
+    raise typer.Exit(code)
 
 
 def _until_the_end(cluster: RemoteCluster, request: dict[str, Any], talk: Any) -> int:

@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
+from hpcaccel.cli.forwarding import behind_ssh
 from hpcaccel.cli.options import Cluster, Overrides, RunsDir, SpecFile
 from hpcaccel.cli.output import note
+from hpcaccel.errors import UserError
 
 __all__ = ["run"]
 
@@ -37,6 +39,11 @@ def run(
     from hpcaccel.submission.submit import submit_prepared
     from hpcaccel.view.logs import Logs
 
+    if (there := behind_ssh(cluster)) is not None:
+        raise UserError(
+            f"{there.name} is behind SSH, and run works in a shell inside an allocation there: log in (ssh "
+            f"{there.profile.host}), then salloc, then hpcaccel run. To submit from here: hpcaccel submit {file}"
+        )
     slurm, around = Slurm(), allocation_around()
     settings = overrides_inside(around, slurm, time.time())
     prepared = prepare(

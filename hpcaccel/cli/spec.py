@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hpcaccel.cli.cluster import chosen_profile
+from hpcaccel.cli.forwarding import behind_ssh
 from hpcaccel.cli.options import Cluster, Json, Overrides, RunsDir, SpecFile
 from hpcaccel.cli.output import note, print_json
-from hpcaccel.errors import SpecError
+from hpcaccel.errors import ClusterError, SpecError
 
 if TYPE_CHECKING:
     from hpcaccel.spec import ClusterProfile, JobSpec
+    from hpcaccel.submission.remote.travel import Handed
 
 __all__ = ["render", "schema", "validate"]
 
@@ -38,29 +43,105 @@ def validate(
     json: Json = False,
 ) -> None:
     """Check a spec file; all mistakes are named at once. Where facts of the cluster are stored, against these, too."""
-    from hpcaccel.spec import load_spec, spec_hash
-
-    profile = chosen_profile(cluster)
+    profile, there = chosen_profile(cluster), behind_ssh(cluster)
     try:
-        spec = load_spec(file, overrides=overrides or [], profile=profile)
-        warnings, age = _on_site(spec, profile)
-        estimate = _asked(spec, profile) if live else None
+        if there is None:
+            told = _checked(file, overrides or [], profile, live=live)
+        else:
+            from hpcaccel.cli.elsewhere import asked_there
+            from hpcaccel.submission.remote.surroundings import meant_for
+
+            with there:
+                with meant_for(there, file):
+                    told = _checked(file, overrides or [], profile, live=False)
+                if live:
+                    words = ["validate", "--live", "--json"]
+                    _take_over(told, asked_there(there, words, file, overrides or [], facts=False))
     except SpecError as error:
         if not json:
             raise
         print_json({"valid": False, "problems": error.problems})
         raise typer.Exit(error.exit_code) from None
-    if json:
-        said = {"warnings": warnings, "facts_age_seconds": age, "estimated_start": estimate}
-        print_json({"valid": True, "hash": spec_hash(spec), "spec": spec.model_dump(mode="json"), **said})
-        return
-    for sentence in warnings:
-        note(f"note: {sentence}")
-    typer.echo(f"{file} is valid: {_size(spec)}")
-    if estimate is not None:
-        from hpcaccel.view.words import clock_time
+    _tell(file, told, json=json)
 
-        typer.echo(f"Slurm would take it, and expects to start it at {clock_time(estimate)}")
+
+@dataclass
+class _Told:
+    """What was found of one job."""
+
+    spec: JobSpec
+    warnings: list[str]
+    age: float | None
+    """Of the facts, in seconds."""
+    estimate: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        from hpcaccel.spec import spec_hash
+
+        said = {"warnings": self.warnings, "facts_age_seconds": self.age, "estimated_start": self.estimate}
+        return {"hash": spec_hash(self.spec), "spec": self.spec.model_dump(mode="json"), **said}
+
+
+def _checked(file: Path, overrides: Sequence[str], profile: ClusterProfile | None, *, live: bool) -> list[_Told]:
+    """The job of ``file``, or each of its jobs; raises SpecError with the mistakes of all."""
+    told, problems = list[_Told](), list[str]()
+    jobs = _jobs(file, overrides, profile)
+    for spec in jobs:
+        try:
+            told.append(_Told(spec, *_on_site(spec, profile)))
+            told[-1].estimate = _asked(spec, profile) if live else None
+        except SpecError as error:
+            problems += error.problems if len(jobs) == 1 else [f"job {spec.name}: {line}" for line in error.problems]
+    if problems:
+        raise SpecError(problems)
+    return told
+
+
+def _jobs(file: Path, overrides: Sequence[str], profile: ClusterProfile | None) -> list[JobSpec]:
+    from hpcaccel.spec import load_spec
+    from hpcaccel.spec.workflow import over_profile, read_jobs
+
+    several = read_jobs(file, overrides=overrides)
+    if several is None:
+        return [load_spec(file, overrides=overrides, profile=profile)]
+    return [over_profile(job, profile) for job in several]
+
+
+def _take_over(told: Sequence[_Told], answer: Handed) -> None:
+    """Slurm's own word, from the other side; raises SpecError where it would not take a job."""
+    import json
+
+    try:
+        said = json.loads(answer.out)
+    except ValueError:
+        raise ClusterError(answer.err.decode("utf-8", "replace").strip().removeprefix("error: ")) from None
+    if not said["valid"]:
+        raise SpecError(said["problems"])
+    for one, found in zip(told, said.get("jobs", [said]), strict=True):
+        one.estimate = found["estimated_start"]
+
+
+def _tell(file: Path, told: Sequence[_Told], *, json: bool) -> None:
+    from hpcaccel.spec.workflow import holds_jobs
+
+    several = holds_jobs(file)
+    if json:
+        jobs = {"jobs": [{"name": one.spec.name, **one.to_json()} for one in told]}
+        print_json({"valid": True, **(jobs if several else told[0].to_json())})
+        return
+    for one in told:
+        job = f"job {one.spec.name}: " if several else ""
+        for sentence in one.warnings:
+            note(f"note: {job}{sentence}")
+    typer.echo(f"{file} is valid: " + (f"{len(told)} jobs" if several else _size(told[0].spec)))
+    for one in told:
+        if several:
+            after = f", after {', '.join(one.spec.after)}" if one.spec.after else ""
+            typer.echo(f"  {_size(one.spec)}{after}")
+        if one.estimate is not None:
+            from hpcaccel.view.words import clock_time
+
+            typer.echo(f"Slurm would take {one.spec.name}, and expects to start it at {clock_time(one.estimate)}")
 
 
 def _on_site(spec: JobSpec, profile: ClusterProfile | None) -> tuple[list[str], float | None]:
@@ -96,24 +177,39 @@ def _size(spec: JobSpec) -> str:
     return f"{spec.name}, {nodes} node{'' if str(nodes) == '1' else 's'} × {ranks} rank{'' if ranks == 1 else 's'}"
 
 
-def render(file: SpecFile, overrides: Overrides = None, cluster: Cluster = None, runs_dir: RunsDir = None) -> None:
-    """Print the batch script that `submit` would submit; nothing is touched."""
+def render(
+    context: typer.Context,
+    file: SpecFile,
+    overrides: Overrides = None,
+    cluster: Cluster = None,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Print the batch script that `submit` would submit; nothing is touched. Of a file with several jobs: each one."""
     import sys
 
     import hpcaccel
     from hpcaccel.render import render as render_script
     from hpcaccel.rundir import RunDir, default_runs_dir
-    from hpcaccel.spec import load_spec, spec_hash
+    from hpcaccel.spec import spec_hash
+    from hpcaccel.spec.workflow import holds_jobs
 
+    if (there := behind_ssh(cluster)) is not None:
+        from hpcaccel.cli.elsewhere import asked_there, given_options, shown
+
+        with there:
+            words = ["render", *given_options(context, there, but={"cluster", "runs_dir"})]
+            raise shown(asked_there(there, words, file, overrides or [], runs_dir=runs_dir))
     profile = chosen_profile(cluster)
-    spec = load_spec(file, overrides=overrides or [], profile=profile)
     base = runs_dir.absolute() if runs_dir is not None else default_runs_dir(profile.runs_dir if profile else None)
-    text = render_script(
-        spec,
-        run_dir=RunDir(base / spec.name / RUN_ID),
-        python=sys.executable,
-        profile=profile,
-        backend=profile.backend if profile is not None else "slurm",
-        header={"spec": spec_hash(spec), "hpcaccel": hpcaccel.__version__},
-    )
-    typer.echo(text, nl=False)
+    for spec in _jobs(file, overrides or [], profile):
+        text = render_script(
+            spec,
+            run_dir=RunDir(base / spec.name / RUN_ID),
+            python=sys.executable,
+            profile=profile,
+            backend=profile.backend if profile is not None else "slurm",
+            header={"spec": spec_hash(spec), "hpcaccel": hpcaccel.__version__},
+        )
+        if holds_jobs(file):
+            typer.echo(f"### job {spec.name}")
+        typer.echo(text, nl=False)

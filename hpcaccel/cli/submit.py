@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpcaccel.cli.before import check_here, debug_overrides, refuse_what_slurm_refuses, show_changes
+from hpcaccel.cli.before import debug_overrides, refuse_what_slurm_refuses, show_changes
 from hpcaccel.cli.following import follow_to_the_end
 from hpcaccel.cli.forwarding import behind_ssh
 from hpcaccel.cli.options import Cluster, Json, Key, Overrides, RunsDir, SpecFile
 from hpcaccel.cli.output import note, print_json
-from hpcaccel.cli.workflow import submit_several
+from hpcaccel.cli.workflow import refuse_for_several, submit_several
 
 if TYPE_CHECKING:
     from hpcaccel.submission import Run, RunArray
     from hpcaccel.submission.prepare import Prepared
+    from hpcaccel.submission.remote.cluster import RemoteCluster
 
 __all__ = ["submit"]
 
 
 def submit(
+    context: typer.Context,
     file: SpecFile,
     overrides: Overrides = None,
     grid: Annotated[
@@ -67,26 +71,20 @@ def submit(
     from hpcaccel.submission.run import open_run
     from hpcaccel.submission.submit import advice_afterwards, submit_prepared
 
-    settings = debug_overrides(file, overrides or [], cluster) if debug else overrides or []
-    if (there := behind_ssh(cluster)) is not None:
-        from hpcaccel.cli.remotely import submit_there
-
-        if not no_facts:
-            check_here(file, settings, cluster, grid=grid or [])
-        options = [*(f"--grid={axis}" for axis in grid or []), *([] if from_ is None else ["--from", from_])]
-        options += [f"--after={run}" for run in after or []]
-        options += [option for option, wanted in (("--diff", diff), ("--live", live)) if wanted]
-        place = None if runs_dir is None else str(runs_dir)
-        submit_there(
-            there, str(file), settings, options,
-            runs_dir=place, is_sweep=False, wait=wait, dry_run=dry_run, json=json,
-        )  # fmt: skip
     given = {"--grid": grid, "--from": from_, "--wait": wait, "--diff": diff, "--debug": debug, "--live": live}
+    for_one_job = [option for option, value in given.items() if value]
+    if (there := behind_ssh(cluster)) is not None:
+        _submit_there(
+            context, there, file, overrides or [],
+            grid=grid or [], runs_dir=runs_dir, wait=wait, dry_run=dry_run, debug=debug, facts=not no_facts, json=json,
+            key=key, refused=for_one_job,
+        )  # fmt: skip
     if submit_several(
         file, overrides or [], cluster=cluster, runs_dir=runs_dir, after=after or [], dry_run=dry_run,
-        facts=not no_facts, json=json, key=key, refused=[option for option, value in given.items() if value],
+        facts=not no_facts, json=json, key=key, refused=for_one_job,
     ):  # fmt: skip
         return
+    settings = debug_overrides(file, overrides or [], cluster) if debug else overrides or []
     with once_or_always(key) as once:
         if (earlier := once.earlier()) is not None:
             _tell_what_is(open_run(earlier), json=json)  # type: ignore[arg-type]
@@ -118,6 +116,42 @@ def submit(
         _tell_what_is(run, json=json, changes=changes)
     if wait:
         follow_to_the_end(run.dir, json=json)
+
+
+def _submit_there(
+    context: typer.Context,
+    there: RemoteCluster,
+    file: Path,
+    overrides: Sequence[str],
+    *,
+    grid: Sequence[str],
+    runs_dir: Path | None,
+    wait: bool,
+    dry_run: bool,
+    debug: bool,
+    facts: bool,
+    json: bool,
+    key: str | None,
+    refused: Sequence[str],
+) -> None:
+    """Each option is seen to here (`seen_to`), or goes to the same command on the cluster as it was given."""
+    from hpcaccel.cli.elsewhere import given_options
+    from hpcaccel.cli.remotely import submit_there
+    from hpcaccel.spec import grid as combinations
+    from hpcaccel.spec.workflow import read_jobs
+    from hpcaccel.submission.remote.surroundings import meant_for
+
+    with meant_for(there, file):
+        several = read_jobs(file, overrides=overrides)
+        if several is not None:
+            refuse_for_several(file, several, refused)
+        settings = debug_overrides(file, overrides, there.name) if debug else overrides
+    seen_to = {"cluster", "runs_dir", "wait", "debug", "key"}
+    submit_there(
+        there, file, settings, given_options(context, there, but=seen_to),
+        runs_dir=runs_dir, is_sweep=False, wait=wait, dry_run=dry_run, json=json, facts=facts, key=key,
+        tasks=len(combinations(grid)) if grid else None,
+    )  # fmt: skip
 
 
 def _tell_what_is(run: Run | RunArray, *, json: bool, changes: dict[str, Any] | None = None) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcaccel.cli.forwarding import behind_ssh, forwarded
+from hpcaccel.cli.forwarding import behind_ssh, behind_ssh_run, forwarded
 from hpcaccel.cli.options import RUN_HELP, Cluster, Json, Key, Overrides, RunsDir, SpecFile
 from hpcaccel.cli.output import note, print_json
 from hpcaccel.cli.sweep_telling import (
@@ -33,11 +33,13 @@ app = typer.Typer(
 )
 
 
-def _there_or_here(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _there_or_here(
+    name: str, *, not_there: Mapping[str, str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A command that goes to the login node where the sweep is behind SSH."""
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
-        app.command(name)(forwarded(["sweep", name], command))
+        app.command(name)(forwarded(["sweep", name], command, not_there=not_there))
         return command
 
     return add
@@ -57,6 +59,7 @@ def _find(name: str) -> Sweep:
 
 @app.command()
 def start(
+    context: typer.Context,
     file: SpecFile,
     overrides: Overrides = None,
     cluster: Cluster = None,
@@ -73,12 +76,13 @@ def start(
     from hpcaccel.sweeps.starting import advice_afterwards, prepare_sweep, start_sweep
 
     if (there := behind_ssh(cluster)) is not None:
+        from hpcaccel.cli.elsewhere import given_options
         from hpcaccel.cli.remotely import submit_there
 
-        place = None if runs_dir is None else str(runs_dir)
+        seen_to = {"cluster", "runs_dir", "wait", "key"}
         submit_there(
-            there, str(file), overrides or [], [],
-            runs_dir=place, is_sweep=True, wait=wait, dry_run=dry_run, json=json,
+            there, file, overrides or [], given_options(context, there, but=seen_to),
+            runs_dir=runs_dir, is_sweep=True, wait=wait, dry_run=dry_run, json=json, key=key,
         )  # fmt: skip
     with once_or_always(key) as once:
         if (earlier := once.earlier()) is not None:
@@ -170,6 +174,10 @@ def plot(
 
     Parallel coordinates, history, learning curves, rungs, importances.
     """
+    if (found := behind_ssh_run(sweep)) is not None:
+        from hpcaccel.cli.remotely import plot_there
+
+        plot_there(*found, out)
     from hpcaccel.view.sweep_plot import write_plot
 
     typer.echo(str(write_plot(_find(sweep), out)))
@@ -188,7 +196,10 @@ def stop(sweep: SweepName) -> None:
     )
 
 
-@_there_or_here("resume")
+@_there_or_here(
+    "resume",
+    not_there={"file": "--file is a file of this machine: give what has changed as KEY=VALUE (sweep.max_trials=200)"},
+)
 def resume(
     sweep: SweepName,
     overrides: Overrides = None,

@@ -14,7 +14,7 @@ from hpcaccel.errors import UserError
 if TYPE_CHECKING:
     from hpcaccel.spec import JobSpec
 
-__all__ = ["submit_several"]
+__all__ = ["refuse_for_several", "submit_several"]
 
 
 def submit_several(
@@ -40,8 +40,7 @@ def submit_several(
     jobs = read_jobs(file, overrides=overrides)
     if jobs is None:
         return False
-    if refused:
-        raise UserError(f"{', '.join(refused)} is for one job, and {file} holds {len(jobs)}")
+    refuse_for_several(file, jobs, refused)
     from hpcaccel.submission.workflow import prepare_jobs, submit_jobs
 
     if dry_run:
@@ -55,6 +54,12 @@ def submit_several(
     made = [{"name": run.name, "run_id": run.run_id, "job_id": run.job_id, "path": str(run.path)} for run in runs]
     _tell(jobs, made, json=json, what="submitted")
     return True
+
+
+def refuse_for_several(file: Path, jobs: Sequence[JobSpec], options: Sequence[str]) -> None:
+    """Raises UserError for options that were given and are for one job alone."""
+    if options:
+        raise UserError(f"{', '.join(options)} is for one job, and {file} holds {len(jobs)}")
 
 
 def _tell(jobs: Sequence[JobSpec], made: Sequence[dict[str, str]], *, json: bool, what: str) -> None:

@@ -2,13 +2,19 @@
 
 Everything else stays literal. ``$${env:NAME}`` is the way to write ``${env:NAME}`` itself. ``~`` alone and ``~user``
 stand for a home in paths only.
+
+Of a spec that is for another machine (``expanded_for``), variables are that machine's, ``~`` stays as it is written
+until the spec is read there, and only the program, which goes along with its code, is named by a path of this one.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +22,7 @@ from hpcaccel.spec.container import is_image_path
 from hpcaccel.spec.layers import Layer
 from hpcaccel.spec.yaml12 import KeyPath, Place, Plain, Problem
 
-__all__ = ["escape", "expand"]
+__all__ = ["Elsewhere", "elsewhere", "escape", "expand", "expanded_for"]
 
 _ENV = re.compile(
     r"(?P<literal>\$\$\{env:)|\$\{env:(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}|(?P<wrong>\$\{env:[^}]*\}?)", re.ASCII
@@ -38,6 +44,35 @@ _PATHS_WITH_SLASH: set[KeyPath] = {
 _RESUME: KeyPath = ("checkpoint", "resume")
 _IMAGE: KeyPath = ("container", "image")
 _STAGED: KeyPath = ("stage", "sources")
+_SCRIPT: KeyPath = ("entrypoint", "script")
+_PROGRAM: KeyPath = ("entrypoint", "command", 0)
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The machine that a spec is for."""
+
+    name: str
+    variable: Callable[[str], str | None]
+    """The value of one of its environment variables; None where that is not set."""
+
+
+_ELSEWHERE: ContextVar[Elsewhere | None] = ContextVar("_ELSEWHERE", default=None)
+
+
+def elsewhere() -> Elsewhere | None:
+    """The machine that specs are read for at this moment; None: this one."""
+    return _ELSEWHERE.get()
+
+
+@contextmanager
+def expanded_for(machine: Elsewhere | None) -> Iterator[None]:
+    """Specs that are read in the block are for ``machine``."""
+    token = _ELSEWHERE.set(machine)
+    try:
+        yield
+    finally:
+        _ELSEWHERE.reset(token)
 
 
 def expand(layer: Layer, base: Path) -> tuple[Layer, list[Problem]]:
@@ -60,6 +95,7 @@ class _Walker:
     def __init__(self, layer: Layer, base: Path) -> None:
         self.layer = layer
         self.base = base
+        self.elsewhere = elsewhere()
         self.problems: list[Problem] = []
 
     def walk(self, value: Any, path: KeyPath) -> Any:
@@ -81,7 +117,7 @@ class _Walker:
 
     def text(self, value: str, path: KeyPath) -> str:
         expanded = _ENV.sub(lambda match: self.variable(match, path), value)
-        if value.startswith("~/"):
+        if value.startswith("~/") and not self.is_for_elsewhere(path):
             return os.path.expanduser("~") + expanded[1:]
         return expanded
 
@@ -91,11 +127,16 @@ class _Walker:
         if match["wrong"]:
             self.problem(path, f"{match[0]!r} is not understood: write ${{env:NAME}} with the name of a variable")
             return match[0]
-        value = os.environ.get(match["name"])
+        there = self.elsewhere if self.is_for_elsewhere(path) else None
+        value = os.environ.get(match["name"]) if there is None else there.variable(match["name"])
         if value is None:
-            self.problem(path, f"asks for ${{env:{match['name']}}}, but {match['name']} is not set in your environment")
+            where = "in your environment" if there is None else f"on {there.name}, whose environment is meant"
+            self.problem(path, f"asks for ${{env:{match['name']}}}, but {match['name']} is not set {where}")
             return match[0]
         return value
+
+    def is_for_elsewhere(self, path: KeyPath) -> bool:
+        return self.elsewhere is not None and path != _SCRIPT
 
     def path(self, value: str, path: KeyPath) -> str:
         variable = _SHELL_VARIABLE.search(value)
@@ -104,10 +145,30 @@ class _Walker:
             right = value.replace(variable[0], f"${{env:{name}}}")
             self.problem(path, f"{value!r}: ${name} is not expanded here. Write {right}")
             return value
+        if self.is_for_elsewhere(path):
+            return self.path_elsewhere(value, path)
         expanded = os.path.expanduser(self.text(value, path))
         if not expanded.strip() or "\0" in expanded:
             return expanded
         return os.path.normpath(self.base / expanded)
+
+    def path_elsewhere(self, value: str, path: KeyPath) -> str:
+        """A path of the other machine. A relative one is of what lies beside the file, and only code goes along."""
+        assert self.elsewhere is not None
+        expanded = self.text(value, path)
+        if not expanded.strip() or "\0" in expanded or expanded.startswith(("~", "${env:")):
+            return expanded
+        if os.path.isabs(expanded):
+            return os.path.normpath(expanded)
+        beside = os.path.normpath(self.base / expanded)
+        if path == _PROGRAM and Path(beside).is_relative_to(os.path.normpath(self.base)):
+            return beside
+        self.problem(
+            path,
+            f"{value!r} is relative to this file, and {self.elsewhere.name} is another machine: only the code goes "
+            "there. Write a path of the cluster's, absolute or ~/…",
+        )
+        return expanded
 
     def problem(self, path: KeyPath, message: str) -> None:
         dotted = ".".join(str(part) for part in path)

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from hpcaccel.errors import SpecError
-from hpcaccel.spec.expand import expand
+from hpcaccel.spec.expand import expand, expanded_for
 from hpcaccel.spec.files import read_document
 from hpcaccel.spec.layers import Layer, merge
 from hpcaccel.spec.problems import report
@@ -45,7 +45,8 @@ def read_layers(path: Path, shown: str, problems: list[Problem], chain: tuple[Pa
 
 
 def _base(reference: str, place: Place, path: Path, problems: list[Problem], chain: tuple[Path, ...]) -> Layer:
-    named, found = expand(Layer({"extends": reference}, {("extends",): place}), path.parent)
+    with expanded_for(None):  # whomever the spec is for, its files are here
+        named, found = expand(Layer({"extends": reference}, {("extends",): place}), path.parent)
     problems += found
     target = path.parent / os.path.expanduser(named.values["extends"])
     words = f"extends {reference!r}"

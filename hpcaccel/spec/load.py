@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from hpcaccel.errors import SpecError
-from hpcaccel.spec.expand import expand
+from hpcaccel.spec.expand import elsewhere, expand
 from hpcaccel.spec.extends import read_layers
 from hpcaccel.spec.job import JobSpec
 from hpcaccel.spec.layers import Layer, merge, put
@@ -54,7 +54,7 @@ def load_spec(
     layer = laid_over(layer, source.parent, overrides, profile, problems, JobSpec)
     spec = validated(layer, str(path), problems, JobSpec)
     if check_files:
-        check_program(spec, layer, str(path))
+        check_program(spec, layer, str(path), base=source.absolute().parent)
     spec._source = source.absolute()
     return spec
 
@@ -134,13 +134,19 @@ def _at(values: Any, path: KeyPath) -> Any:
     return values
 
 
-def check_program(spec: JobSpec, layer: Layer, source: str) -> None:
-    """A program that is named by its path must be there: better to hear it now than after the queue."""
+def check_program(spec: JobSpec, layer: Layer, source: str, *, base: Path) -> None:
+    """A program that is named by its path must be there: better to hear it now than after the queue.
+
+    Args:
+        base: the directory of the file.
+    """
     entrypoint = spec.entrypoint
     if entrypoint.script is not None:
         key, program = "script", entrypoint.script
     elif entrypoint.command is not None and os.path.isabs(entrypoint.command[0]):
         key, program = "command", entrypoint.command[0]
+        if elsewhere() is not None and not Path(program).is_relative_to(base):
+            return  # a program of the other machine's
     else:
         return
     if os.path.isfile(program):

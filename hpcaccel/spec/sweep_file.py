@@ -43,7 +43,7 @@ def load_sweep(
     layer = laid_over(layer, source.parent, overrides, profile, problems, SweepFile)
     spec = _sweep(layer, source.parent, str(path), problems)
     if check_files:
-        check_program(spec.job, layer, str(path))
+        check_program(spec.job, layer, str(path), base=source.absolute().parent)
     spec.job._source = source.absolute()
     return spec
 

@@ -11,18 +11,21 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcaccel.errors import SpecError
 from hpcaccel.spec.dependencies import parse_dependency
-from hpcaccel.spec.expand import expand
+from hpcaccel.spec.expand import escape, expand
 from hpcaccel.spec.files import read_document
 from hpcaccel.spec.job import JobSpec
 from hpcaccel.spec.layers import Layer, merge
-from hpcaccel.spec.load import check_program, laid_over, validated
+from hpcaccel.spec.load import check_program, laid_over, spec_from_values, validated
 from hpcaccel.spec.yaml12 import Document, Place, Problem
 
-__all__ = ["read_jobs"]
+if TYPE_CHECKING:
+    from hpcaccel.spec.cluster import ClusterProfile
+
+__all__ = ["holds_jobs", "over_profile", "read_jobs"]
 
 _KEY = "jobs"
 _ALONE = ("extends", "name", "after", "sweep")
@@ -59,6 +62,27 @@ def read_jobs(path: str | os.PathLike[str], *, overrides: Sequence[str] = ()) ->
     return _in_order(specs, _place(document, str(path)))
 
 
+def holds_jobs(path: str | os.PathLike[str]) -> bool:
+    """Whether a file that can be read holds several jobs."""
+    return _KEY in read_document(Path(path), str(path)).value
+
+
+def over_profile(job: JobSpec, profile: ClusterProfile | None, *, overrides: Sequence[str] = ()) -> JobSpec:
+    """One of the jobs of a file with a cluster's defaults under it, and overrides over it.
+
+    Raises:
+        SpecError: with a line for each thing that is wrong.
+    """
+    values = escape(job.model_dump(mode="json", exclude_unset=True))
+    base = Path.cwd() if job.source is None else job.source.parent
+    try:
+        spec = spec_from_values(values, base=base, overrides=overrides, profile=profile)
+    except SpecError as error:
+        raise SpecError([f"job {job.name}: {line}" for line in error.problems]) from None
+    spec._source = job.source
+    return spec
+
+
 def _place(document: Document, shown: str) -> Place:
     return document.places.get((_KEY,), Place(shown))
 
@@ -87,7 +111,7 @@ def _read(
     spec = validated(layer, f"{shown}, job {name}", problems, JobSpec)
     if spec.name != name:
         raise SpecError(f"{layer.place(('name',)) or shown}: name {spec.name!r} is not that of the job ({name})")
-    check_program(spec, layer, shown)
+    check_program(spec, layer, shown, base=source.absolute().parent)
     spec._source = source.absolute()
     return spec
 

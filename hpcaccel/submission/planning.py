@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from hpcaccel.slurm.waiting import StartEstimate
 from hpcaccel.spec import ClusterProfile, JobSpec, load_spec, spec_hash
 from hpcaccel.spec.quantities import canonical_nodes
 from hpcaccel.spec.site import SiteFacts
+from hpcaccel.spec.workflow import over_profile, read_jobs
 from hpcaccel.submission.site_checks import check_site
 
-__all__ = ["MOST_QUESTIONS", "Choice", "ask_of_script", "ask_slurm", "plan_choices"]
+__all__ = ["MOST_QUESTIONS", "Choice", "ask_of_script", "ask_slurm", "plan_choices", "plan_jobs"]
 
 MOST_QUESTIONS = 36
 """Each choice is a question to the controller; sites ask for few."""
@@ -31,6 +32,8 @@ MOST_QUESTIONS = 36
 class Choice:
     """One partition and size. Times are seconds since 1970; hours are those of a job that uses all of its time."""
 
+    job: str = ""
+    """Of a file with several jobs, its name."""
     partition: str
     nodes: int
     gpus: int
@@ -51,8 +54,19 @@ class Choice:
         return {**asdict(self), "waits_seconds": self.waits_seconds}
 
 
+def plan_jobs(file: Path, *, overrides: Sequence[str] = (), **options: Any) -> list[Choice]:
+    """The choices of a file's job, or of each of its jobs, those in their order; arguments as for
+    :func:`plan_choices`, raises as that.
+    """
+    jobs = read_jobs(file, overrides=overrides)
+    if jobs is None:
+        return plan_choices(file, overrides=overrides, **options)
+    _refuse_too_many(len(jobs) * _count(options["partitions"], options["nodes"]))
+    return [replace(one, job=job.name) for job in jobs for one in plan_choices(job, **options)]
+
+
 def plan_choices(
-    file: Path,
+    source: Path | JobSpec,
     *,
     partitions: Sequence[str],
     nodes: Sequence[str],
@@ -64,6 +78,7 @@ def plan_choices(
     """Every combination of ``partitions`` and ``nodes``, the one that starts first in front.
 
     Args:
+        source: a spec file with one job, or one job of a file with several.
         partitions, nodes: empty: as the spec has it.
         facts: of the cluster; what they forbid is not asked of Slurm.
 
@@ -72,20 +87,30 @@ def plan_choices(
         UserError: more combinations than ``MOST_QUESTIONS``.
         ClusterError, SlurmCommandError: there is no Slurm here, or it does not answer.
     """
-    count = max(1, len(partitions)) * max(1, len(nodes))
-    if count > MOST_QUESTIONS:
-        raise UserError(
-            f"{count} combinations are too many questions to Slurm at a time (at most {MOST_QUESTIONS}): "
-            "name fewer partitions or sizes"
-        )
+    _refuse_too_many(_count(partitions, nodes))
     slurm, found = slurm or Slurm(), []
     for place in partitions or [""]:
         for size in nodes or [""]:
             own = [f"slurm.partition={place}"] if place else []
             own += [f"slurm.nodes={_size(size)}"] if size else []
-            spec = load_spec(file, overrides=[*overrides, *own], profile=profile)
+            if isinstance(source, JobSpec):
+                spec = over_profile(source, profile, overrides=[*overrides, *own])
+            else:
+                spec = load_spec(source, overrides=[*overrides, *own], profile=profile)
             found.append(_choice(spec, profile, facts, slurm))
     return sorted(found, key=lambda one: (one.start_time is None, one.start_time or 0.0))
+
+
+def _count(partitions: Sequence[str], nodes: Sequence[str]) -> int:
+    return max(1, len(partitions)) * max(1, len(nodes))
+
+
+def _refuse_too_many(count: int) -> None:
+    if count > MOST_QUESTIONS:
+        raise UserError(
+            f"{count} combinations are too many questions to Slurm at a time (at most {MOST_QUESTIONS}): "
+            "name fewer partitions or sizes"
+        )
 
 
 def _size(text: str) -> str:

@@ -15,16 +15,19 @@ from hpcaccel.rundir import RunDir, atomic_write, default_runs_dir, read_json
 from hpcaccel.spec import load_profile
 from hpcaccel.submission.provenance import SENT_COMMIT, SENT_FROM
 
-__all__ = ["arrived", "profile_that_came", "runs_folder", "submitted"]
+__all__ = ["arrived", "looked_at", "profile_that_came", "runs_folder", "submitted"]
 
 
 @contextmanager
 def profile_that_came(request: dict[str, Any]) -> Iterator[str]:
-    """Let the profile of ``request``, with its templates, be this command's; its name."""
+    """Let the profile of ``request`` and the facts that came with it be this command's; its name."""
     name = str(request["cluster"])
     with tempfile.TemporaryDirectory(prefix="hpcaccel-profile-") as folder:
         place = Path(folder)
         atomic_write(place / f"{name}.yaml", request["profile"], mode=0o600)
+        if request.get("facts") is not None:
+            (place / f"{name}.facts").mkdir()
+            atomic_write(place / f"{name}.facts" / "facts.yaml", request["facts"], mode=0o600)
         os.environ["HPCACCEL_PROFILES"] = folder
         try:
             yield name
@@ -58,14 +61,47 @@ def arrived(request: dict[str, Any]) -> Iterator[list[str]]:
         os.environ[SENT_COMMIT], os.environ[SENT_FROM] = request["commit"], request["from"]
         os.chdir(base)
         try:
-            command = ["submit"] if request["kind"] == "job" else ["sweep", "start"]
+            command = ["sweep", "start"] if request["kind"] == "sweep" else ["submit"]
             key = [] if request["key"] is None else ["--key", request["key"]]
             yield [*command, "--cluster", name, "--runs-dir", str(runs_dir), *key, *request["options"], "--", str(file)]
         finally:
             file.unlink(missing_ok=True)
 
 
-def submitted(key: str | None) -> dict[str, str] | None:
+@contextmanager
+def looked_at(request: dict[str, Any]) -> Iterator[list[str]]:
+    """The command that looks at the spec in ``request``, which is not submitted; its program has stayed where it is."""
+    with profile_that_came(request) as name, tempfile.TemporaryDirectory(prefix="hpcaccel-look-") as folder:
+        base = Path(folder)
+        document = request["document"]
+        for job in document["jobs"].values() if "jobs" in document else [document]:
+            _stand_in(job["entrypoint"], base)
+        file = base / "job.yaml"
+        atomic_write(file, json.dumps(document), mode=0o600)
+        runs_dir = [] if request["runs_dir"] is None else ["--runs-dir", str(runs_folder(request, name))]
+        yield [*request["command"], "--cluster", name, *runs_dir, "--", str(file)]
+
+
+def _stand_in(entrypoint: dict[str, Any], base: Path) -> None:
+    """An empty file where the spec names the program, since a program that is missing would be a mistake."""
+    program = entrypoint.get("script") or (entrypoint.get("command") or [""])[0]
+    if program.startswith("./") and ".." not in Path(program).parts:
+        (base / program).parent.mkdir(parents=True, exist_ok=True)
+        (base / program).touch()
+
+
+def submitted(request: dict[str, Any]) -> dict[str, Any]:
+    """What was submitted for ``request``: its ``run``, of a file with several jobs its ``runs``."""
+    key = request["key"]
+    if request["kind"] != "jobs":
+        return {"run": _submitted(key)}
+    from hpcaccel.submission.workflow import key_of
+
+    found = [_submitted(key_of(key, number)) for number in range(len(request["document"]["jobs"]))]
+    return {"run": None, "runs": [run for run in found if run is not None]}
+
+
+def _submitted(key: str | None) -> dict[str, str] | None:
     """The run of a key, as this side's index would tell it; None where nothing was submitted."""
     from hpcaccel.submission.facts import read_record
     from hpcaccel.submission.remote.memory import state_folder

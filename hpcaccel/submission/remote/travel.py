@@ -6,21 +6,23 @@ import os
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpcaccel.errors import SpecError
 from hpcaccel.rundir import default_runs_dir
-from hpcaccel.spec import JobSpec, load_spec, load_sweep
+from hpcaccel.spec import ClusterProfile, JobSpec, load_spec, load_sweep
 from hpcaccel.spec.expand import escape
+from hpcaccel.spec.site import facts_path
+from hpcaccel.spec.workflow import over_profile, read_jobs
 from hpcaccel.submission.codecopy import CodePlan
 from hpcaccel.submission.entry import Entry, check_secrets, find_entry, plan_copy
 from hpcaccel.submission.provenance import git_state, submitted_from
 from hpcaccel.submission.remote import code, memory
 from hpcaccel.submission.remote.cluster import Conversation, RemoteCluster
 
-__all__ = ["Handed", "Luggage", "hand_over", "pack"]
+__all__ = ["Handed", "Luggage", "asked", "hand_over", "pack", "sent_facts"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +30,9 @@ class Luggage:
     """A spec with all that was said about it here, ready to be read on the cluster."""
 
     kind: str
-    """``job`` or ``sweep``."""
+    """``job``, ``jobs`` or ``sweep``."""
+    jobs: Sequence[JobSpec]
+    """The specs in it, with the cluster's defaults."""
     document: Mapping[str, Any]
     plan: CodePlan | None
     secrets: Mapping[str, str]
@@ -42,53 +46,132 @@ class Handed:
     out: bytes
     err: bytes
     run: Mapping[str, str] | None
-    """``run_id``, ``name``, ``job_id``, ``path``; None where nothing was submitted."""
+    """``run_id``, ``name``, ``job_id``, ``path``; None where nothing was submitted, or several were."""
     repeated: bool
     """It was asked for earlier, and the answer did not arrive then."""
+    runs: Sequence[Mapping[str, str]] = ()
+    """All that were submitted: of a file with several jobs, each."""
 
 
-def pack(cluster: RemoteCluster, file: str, overrides: Sequence[str], *, is_sweep: bool) -> Luggage:
+def pack(
+    cluster: RemoteCluster, file: str, overrides: Sequence[str], *, is_sweep: bool, to_submit: bool = True
+) -> Luggage:
     """Load a spec file with the cluster's defaults and choose what goes along; mistakes are found here.
+
+    Args:
+        to_submit: False: it is only going to be looked at there, so that no code goes along, and no secret.
 
     Raises:
         SpecError: with a line for each thing that is wrong; also secrets that are not set here.
     """
-    if is_sweep:
-        sweep = load_sweep(file, overrides=overrides, profile=cluster.profile)
-        job, more = sweep.job, {"sweep": sweep.sweep.model_dump(mode="json", exclude_unset=True)}
-    else:
-        job, more = load_spec(file, overrides=overrides, profile=cluster.profile), {}
-    check_secrets(job)
     base = Path(os.path.abspath(file)).parent
-    entry = find_entry(job, base=base, workdir=base)
-    plan = plan_copy(job, entry, runs_dir=default_runs_dir())
-    git = git_state(entry.root or base)
-    document = escape({**job.model_dump(mode="json", exclude_unset=True), **more})
-    assert isinstance(document, dict)
-    _point_into_the_copy(document, job, entry, plan)
+    several = None if is_sweep else read_jobs(file, overrides=overrides)
+    more: dict[str, Any] = {}
+    if several is not None:
+        jobs = [over_profile(job, cluster.profile) for job in several]
+    elif is_sweep:
+        sweep = load_sweep(file, overrides=overrides, profile=cluster.profile)
+        jobs, more = [sweep.job], {"sweep": escape(sweep.sweep.model_dump(mode="json", exclude_unset=True))}
+    else:
+        jobs = [load_spec(file, overrides=overrides, profile=cluster.profile)]
+    entries = [find_entry(job, base=base, workdir=base) for job in jobs]
+    plan = _one_plan(jobs, entries) if to_submit else None
+    documents = []
+    for job, entry in zip(jobs, entries, strict=True):
+        if to_submit:
+            check_secrets(job)
+        document = _as_the_profile_says(job.model_dump(mode="json", exclude_unset=True), cluster.profile)
+        _point_into_the_copy(document, job, entry)
+        documents.append(document)
+    names = dict.fromkeys(name for job in jobs for name in job.environment.secrets) if to_submit else {}
+    git = git_state(next((entry.root for entry in entries if entry.root is not None), base)) if to_submit else None
     return Luggage(
-        kind="sweep" if is_sweep else "job",
-        document=document,
+        kind="sweep" if is_sweep else "job" if several is None else "jobs",
+        jobs=jobs,
+        document={**documents[0], **more} if several is None else {"jobs": {one["name"]: one for one in documents}},
         plan=plan,
-        secrets={name: os.environ[name] for name in job.environment.secrets},
+        secrets={name: os.environ[name] for name in names},
         commit="" if git is None else git.commit + ("+" if git.dirty else ""),
     )
 
 
-def _point_into_the_copy(document: dict[str, Any], job: JobSpec, entry: Entry, plan: CodePlan | None) -> None:
+def _one_plan(jobs: Sequence[JobSpec], entries: Sequence[Entry]) -> CodePlan | None:
+    """What goes along: of several jobs the code of all, in one place."""
+    plans = []
+    for job, entry in zip(jobs, entries, strict=True):
+        plan = plan_copy(job, entry, runs_dir=default_runs_dir())
+        if plan is None and entry.file is not None:
+            raise SpecError(
+                f"code.copy is false, and {entry.file} lies on this machine: the cluster does not have it. Leave "
+                "code.copy out, or name a program of the cluster's with entrypoint.command"
+            )
+        if plan is not None:
+            plans.append(plan)
+    if not plans:
+        return None
+    if len({plan.root for plan in plans}) > 1:
+        folders = ", ".join(sorted({str(plan.root) for plan in plans}))
+        raise SpecError(
+            f"the programs of these jobs lie in several folders ({folders}), and to a cluster behind SSH the jobs of "
+            "one file go with one copy of the code. Put the file beside or above all of them, or submit them one by one"
+        )
+    files = sorted({name for plan in plans for name in plan.files})
+    return CodePlan(root=plans[0].root, files=tuple(files), total_bytes=max(plan.total_bytes for plan in plans))
+
+
+def _as_the_profile_says(values: dict[str, Any], profile: ClusterProfile) -> dict[str, Any]:
+    """The values of a spec as a document; ``${env:NAME}`` of the profile stays what it is: the cluster's to expand."""
+
+    def document(value: Any, default: Any) -> Any:
+        if isinstance(value, Mapping):
+            below = default if isinstance(default, Mapping) else {}
+            return {key: document(one, below.get(key)) for key, one in value.items()}
+        return value if value == default else escape(value)
+
+    found = document(values, profile.defaults().values)
+    assert isinstance(found, dict)
+    return found
+
+
+def _point_into_the_copy(document: dict[str, Any], job: JobSpec, entry: Entry) -> None:
     """Paths of this machine have no meaning there: the program's own becomes one in the code that is sent."""
     if entry.file is None or entry.root is None:
         return
-    if plan is None:
-        raise SpecError(
-            f"code.copy is false, and {entry.file} lies on this machine: the cluster does not have it. Leave code.copy "
-            "out, or name a program of the cluster's with entrypoint.command"
-        )
     inside = "./" + entry.file.relative_to(entry.root).as_posix()
     if job.entrypoint.script is not None:
         document["entrypoint"]["script"] = inside
     elif job.entrypoint.command is not None:
         document["entrypoint"]["command"][0] = inside
+
+
+def sent_facts(cluster: RemoteCluster) -> str | None:
+    """What a probe has found out of the cluster, as it lies here; None where nobody has probed."""
+    try:
+        return facts_path(cluster.name).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def asked(
+    cluster: RemoteCluster,
+    luggage: Luggage,
+    command: Sequence[str],
+    *,
+    runs_dir: str | None = None,
+    facts: bool = True,
+    columns: int,
+) -> Handed:
+    """What a command says there of a spec that is not submitted, such as ``plan``; its options stand in ``command``."""
+    request = {
+        **cluster.introduction(runs_dir),
+        "do": "look",
+        "document": dict(luggage.document),
+        "command": list(command),
+        "facts": sent_facts(cluster) if facts else None,
+        "columns": columns,
+    }
+    found: Handed = cluster.again(lambda: cluster.converse(request, _hear))
+    return found
 
 
 def hand_over(
@@ -99,11 +182,15 @@ def hand_over(
     runs_dir: str | None,
     dry_run: bool,
     columns: int,
+    facts: bool = True,
+    key: str | None = None,
 ) -> Handed:
     """Send code and spec, and submit there: once, however often the connection breaks or this is repeated.
 
     Args:
         options: further ones of the command there.
+        facts: let it be held against the facts that are stored here.
+        key: of the caller's own, under which the same is submitted once.
     """
     with ExitStack() as stack:
         place = None
@@ -116,6 +203,7 @@ def hand_over(
             "code": None if place is None else place[0],
             "options": list(options),
             "runs_dir": runs_dir,
+            **({} if key is None else {"key": key}),
         }
         pending = stack.enter_context(memory.pending_submission(cluster.name, contents))
         request = {
@@ -123,7 +211,8 @@ def hand_over(
             **contents,
             "do": "submit",
             "code": None if place is None else place[1],
-            "key": None if dry_run else pending.key,
+            "key": None if dry_run else key or pending.key,
+            "facts": sent_facts(cluster) if facts else None,
             "id": uuid.uuid4().hex,
             "env": dict(luggage.secrets),
             "commit": luggage.commit,
@@ -131,10 +220,10 @@ def hand_over(
             "columns": columns,
         }
         found: Handed = cluster.again(lambda: cluster.converse(request, _hear))
-        if found.run is not None:
-            memory.remember(cluster.name, found.run)
+        for run in found.runs:
+            memory.remember(cluster.name, run)
         pending.done = True
-        return Handed(code=found.code, out=found.out, err=found.err, run=found.run, repeated=pending.is_repeated)
+        return replace(found, repeated=pending.is_repeated)
 
 
 def _hear(conversation: Conversation) -> Handed:
@@ -142,7 +231,9 @@ def _hear(conversation: Conversation) -> Handed:
     while True:
         head, payload = conversation.frame()
         if head["frame"] == "exit":
-            return Handed(code=int(head["code"]), out=out, err=err, run=head.get("run"), repeated=False)
+            run = head.get("run")
+            runs = head.get("runs") or ([] if run is None else [run])
+            return Handed(code=int(head["code"]), out=out, err=err, run=run, repeated=False, runs=runs)
         if head["frame"] == "out":
             out += payload
         else:

@@ -1,0 +1,97 @@
+"""Commands about a spec file that is for a cluster behind SSH: the file is here, Slurm is there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from hpcaccel.cli.meant import named_there
+from hpcaccel.errors import SpecError
+
+if TYPE_CHECKING:
+    from hpcaccel.spec import JobSpec
+    from hpcaccel.submission.remote.cluster import RemoteCluster
+    from hpcaccel.submission.remote.travel import Handed
+
+__all__ = ["asked_there", "given_options", "refuse_by_facts", "shown"]
+
+
+def given_options(context: typer.Context, cluster: RemoteCluster, *, but: Collection[str]) -> list[str]:
+    """The options of this call as words for the same command there, whichever it has.
+
+    Args:
+        but: names of the parameters that are seen to here.
+    """
+    words: list[str] = []
+    for param in context.command.params:
+        value = context.params.get(param.name or "")
+        source = context.get_parameter_source(param.name or "")
+        is_given = source is not None and source.name == "COMMANDLINE"
+        if param.param_type_name != "option" or param.name in but or not is_given:
+            continue
+        option = max(param.opts, key=len)
+        if isinstance(value, bool):
+            words.append(option if value else max(param.secondary_opts, key=len))
+            continue
+        for one in value if isinstance(value, list | tuple) else [value]:
+            words.append(f"{option}={named_there(cluster, str(one))}")
+    return words
+
+
+def refuse_by_facts(jobs: Sequence[JobSpec], cluster: RemoteCluster, *, tasks: int | None = None) -> None:
+    """Hold specs against the facts that are stored here before anything is sent; what they merely remark is told by
+    the cluster, which also knows the runs of before.
+
+    Raises:
+        SpecError: a spec is more than that cluster has.
+    """
+    from hpcaccel.submission.site_checks import advice_or_refusal
+
+    problems: list[str] = []
+    for job in jobs:
+        try:
+            advice_or_refusal(job, cluster.profile, array_tasks=tasks)
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(list(dict.fromkeys(problems)))
+
+
+def asked_there(
+    cluster: RemoteCluster,
+    command: Sequence[str],
+    file: Path,
+    overrides: Sequence[str],
+    *,
+    runs_dir: Path | None = None,
+    facts: bool = True,
+) -> Handed:
+    """What ``command``, with its options, says there of a spec file that lies here; nothing is submitted.
+
+    Raises:
+        SpecError: with a line for each thing that is wrong with the file.
+    """
+    from hpcaccel.submission.remote.surroundings import meant_for
+    from hpcaccel.submission.remote.travel import asked, pack
+
+    with meant_for(cluster, file):
+        luggage = pack(cluster, str(file), overrides, is_sweep=False, to_submit=False)
+    return asked(
+        cluster, luggage, command,
+        runs_dir=None if runs_dir is None else os.fspath(runs_dir), facts=facts,
+        columns=shutil.get_terminal_size().columns,
+    )  # fmt: skip
+
+
+def shown(answer: Handed) -> typer.Exit:
+    """Print an answer; what is to be raised then."""
+    for stream, text in ((sys.stderr, answer.err), (sys.stdout, answer.out)):
+        stream.buffer.write(text)
+        stream.flush()
+    return typer.Exit(answer.code)

@@ -1,0 +1,259 @@
+"""What every command does for a cluster behind SSH: whatever is given has an effect there, or here, or is refused.
+
+The connection is played: what would be sent is looked at. What comes of it has tests with a real sshd (tests/remote).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from hpcaccel.cli.main import app
+from hpcaccel.submission.remote import pulling
+from hpcaccel.submission.remote.cluster import RemoteCluster
+
+GOES = {
+    "plan", "render", "validate --live", "submit", "logs", "pull", "shell", "status", "list", "wait", "explain",
+    "clean", "report", "stop", "resume", "cancel", "stacks", "sweep start", "sweep status", "sweep table", "sweep best",
+    "sweep plot", "sweep stop", "sweep resume", "sweep retry-failed", "sweep extend", "sweep throttle",
+    "checkpoint list", "checkpoint show", "checkpoint verify", "checkpoint pin", "checkpoint unpin",
+}  # fmt: skip
+"""They are carried out on the login node."""
+REFUSED = {"run", "checkpoint convert"}
+STAYS = {"init", "schema", "validate", "answer"}
+"""They need nothing of a cluster but what is stored here. ``cluster …`` speaks with the login node in its own way."""
+
+ARGUMENTS = {
+    "file": "job.yaml", "run": "alps:toy", "runs": "alps:toy", "sweep": "alps:toy", "checkpoint": "alps:toy",
+    "place": "alps:toy", "places": "alps:toy@10", "source": "alps:toy", "target": "out", "most": "3",
+}  # fmt: skip
+OPTIONS = {"--top": "3", "--to": "torch"}
+"""Those that must be given."""
+FACTS = """\
+{version: 1, name: alps, probed_at: 1700000000, slurm_version: 23.11.4,
+ partitions: [{name: gpu, default: true, max_time_minutes: 60, nodes: 4}]}
+"""
+RUN = {"run_id": "20261121-100000-abcd", "name": "toy", "job_id": "7", "path": "/there/toy"}
+
+
+class Played:
+    """Frames of the other side, and what was asked of it."""
+
+    def __init__(self) -> None:
+        self.requests: list[dict[str, Any]] = []
+
+    def converse(self, _: RemoteCluster, request: dict[str, Any], talk: Any) -> Any:
+        self.requests.append(json.loads(json.dumps(request)))
+        frames: list[tuple[dict[str, Any], bytes]] = [({"frame": "exit", "code": 0}, b"")]
+        if request["do"] == "receive":
+            frames.insert(0, ({"frame": "have", "complete": True, "path": "/there/code"}, b""))
+        if request["do"] == "environment":
+            values = {name: f"/there/{name.lower()}" for name in request["names"]}
+            frames.insert(0, ({"frame": "environment", "values": values}, b""))
+        if request["do"] == "file":
+            frames.insert(0, ({"frame": "file"}, b"drawn"))
+        if request["do"] == "look":
+            frames.insert(0, ({"frame": "out"}, b'{"valid": true, "estimated_start": 5.0}'))
+        if request["do"] == "submit":
+            several = request["document"].get("jobs")
+            said = {"run": RUN} if several is None else {"runs": [{**RUN, "name": name} for name in several]}
+            frames[0] = ({"frame": "exit", "code": 0, **said}, b"")
+        return talk(_Conversation(iter(frames)))
+
+
+class _Conversation:
+    def __init__(self, frames: Iterator[tuple[dict[str, Any], bytes]]) -> None:
+        self._frames = frames
+
+    def frame(self) -> tuple[dict[str, Any], bytes]:
+        return next(self._frames)
+
+    def expect(self, _: str) -> tuple[dict[str, Any], bytes]:
+        return next(self._frames)
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
+    """A laptop with a profile of a cluster behind SSH, and a project."""
+    played = Played()
+    for name, folder in (("HOME", ""), ("XDG_CONFIG_HOME", "config"), ("XDG_STATE_HOME", "state")):
+        monkeypatch.setenv(name, str(tmp_path / folder))
+    for name in ("HPCACCEL_RUNS_DIR", "HPCACCEL_PROFILES", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    place = tmp_path / "config" / "hpcaccel" / "clusters"
+    (place / "alps.facts").mkdir(parents=True)
+    (place / "alps.facts" / "facts.yaml").write_text(FACTS)
+    (place / "alps.yaml").write_text("host: me@alps\nruns_dir: ~/runs\nenvironment: {venv: '${env:SCRATCH}/venv'}\n")
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text("import hpcaccel\n")
+    job = "name: toy\nentrypoint: {script: train.py}\nslurm: {time: '10:00'}\n"
+    (project / "job.yaml").write_text(job)
+    sweep = "sweep: {metric: loss, parameters: {args.lr: {float: [0.1, 0.5]}}, max_trials: 4}\n"
+    (project / "sweep.yaml").write_text(job + sweep)
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(RemoteCluster, "converse", lambda *args: played.converse(*args))
+    monkeypatch.setattr(RemoteCluster, "terminal", lambda _, *args: played.requests.append({"terminal": args}) or 0)
+    monkeypatch.setattr("sys.stdin", type("Terminal", (), {"isatty": staticmethod(lambda: True)}))
+
+    def fetch(_: RemoteCluster, run: str, target: Path | None, **options: Any) -> pulling.Pulled:
+        played.requests.append({"pull": run, "target": str(target), **{key: str(one) for key, one in options.items()}})
+        return pulling.Pulled(path=Path("here"), files=1, bytes=1, unchanged=0, checkpoint=None)
+
+    monkeypatch.setattr(pulling, "pull", fetch)
+    return played
+
+
+@pytest.fixture
+def effect(there: Played, capfdbinary: Any) -> Any:
+    """What a call sends, prints on stdout, and ends with; and what it says on stderr."""
+
+    def call(*args: str) -> tuple[Any, bytes]:
+        there.requests.clear()
+        with pytest.raises(SystemExit) as ended:
+            app(args=args, prog_name="hpcaccel")
+        sent = []
+        for request in there.requests:
+            key = request.get("key")
+            made = {"id": "", "key": "made" if re.fullmatch("[0-9a-f]{32}", key or "") else key}
+            sent.append({**request, **made})
+        out, err = capfdbinary.readouterr()
+        return (sent, out, ended.value.code), err
+
+    return call
+
+
+def leaves(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    if hasattr(command, "commands"):
+        for name, one in command.commands.items():
+            yield from leaves(one, (*words, name))
+    else:
+        yield " ".join(words), command
+
+
+COMMANDS = dict(leaves(typer.main.get_command(app)))
+
+
+def call_of(name: str) -> list[str]:
+    """The least that must be said, about something on the cluster."""
+    command = COMMANDS[name.removesuffix(" --live")]
+    words, options = [], []
+    for param in command.params:
+        if param.param_type_name == "argument" and param.name in ARGUMENTS:
+            words.append("sweep.yaml" if name == "sweep start" else ARGUMENTS[param.name])
+        elif param.param_type_name == "option" and param.required:
+            option = max(param.opts, key=len)
+            options += [option, OPTIONS[option]]
+        elif param.name == "cluster" and not any(one.name == "runs" for one in command.params):
+            options += ["--cluster", "alps"]
+    return [*name.split(), *words, *options]
+
+
+def samples(param: Any) -> list[list[str]]:
+    """The option with values, one of which is of its kind."""
+    option = max(param.opts, key=len)
+    return [[option]] if param.is_flag else [[option, value] for value in ("args.x=1,2", "3")]
+
+
+def options(name: str) -> list[Any]:
+    params = [one for one in COMMANDS[name.removesuffix(" --live")].params if one.param_type_name == "option"]
+    return [one for one in params if not one.required and one.name not in ("cluster", "help", "live")]
+
+
+def test_of_every_command_it_is_known_what_it_does() -> None:
+    known = {name.removesuffix(" --live") for name in GOES} | REFUSED | STAYS
+    assert {name for name in COMMANDS if not name.startswith("cluster ")} == known
+
+
+@pytest.mark.parametrize("name", sorted(GOES))
+def test_it_goes_there_and_no_option_is_dropped(effect: Any, name: str) -> None:
+    without, err = effect(*call_of(name))
+    assert without[2] == 0, err
+    assert without[0], "something was asked of the cluster"
+    assert "alps:" not in json.dumps(without[0]), "a run has its own name there"
+    for param in options(name):
+        for words in samples(param):
+            there, err = effect(*call_of(name), *words)
+            if not err.startswith(b"Usage:"):
+                break
+        if there[2] == 2:
+            assert words[0].encode() in err, "refused, and the option is named"
+        else:
+            assert there[2] == 0, (words, err)
+            assert there != without, f"{words[0]} has an effect on what is sent, or on what is told"
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_it_is_refused_with_a_way_out(effect: Any, name: str) -> None:
+    (sent, out, code), err = effect(*call_of(name))
+    assert (sent, out, code) == ([], b"", 2)
+    assert b"ssh me@alps" in err
+
+
+def test_what_variables_mean(effect: Any, there: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCRATCH", "/laptop")
+    job = Path("job.yaml").read_text()
+    Path("job.yaml").write_text(job.replace("train.py", "train.py, args: {data: '${env:SCRATCH}/data', out: ~/out}"))
+    (sent, _, code), err = effect("submit", "job.yaml", "workdir=~/work", "args.x=$${env:SCRATCH}", "--cluster", "alps")
+    assert code == 0, err
+    document = sent[-1]["document"]
+    assert document["entrypoint"]["args"] == {"data": "/there/scratch/data", "out": "~/out", "x": "$${env:SCRATCH}"}
+    assert (document["workdir"], document["entrypoint"]["script"]) == ("~/work", "./train.py")
+    assert document["environment"]["venv"] == "${env:SCRATCH}/venv", "the profile's own are expanded there"
+    (sent, _, code), err = effect("submit", "job.yaml", "workdir=work", "--cluster", "alps")
+    assert (sent[-1]["do"], code) == ("environment", 2)
+    assert b"workdir 'work' is relative to this file, and alps is another machine" in err
+
+
+def test_the_facts_go_along_and_hold_back_here(effect: Any) -> None:
+    (sent, _, _), _ = effect("submit", "job.yaml", "--cluster", "alps")
+    assert (sent[-1]["do"], sent[-1]["facts"]) == ("submit", FACTS)
+    (sent, _, code), err = effect("submit", "job.yaml", "slurm.time=90", "--cluster", "alps")
+    assert (sent, code) == ([], 2)
+    assert b"slurm.time 01:30:00 is longer than partition 'gpu'" in err
+    (sent, _, code), _ = effect("submit", "job.yaml", "slurm.time=90", "--no-facts", "--cluster", "alps")
+    assert (sent[-1]["facts"], sent[-1]["options"], code) == (None, ["--no-facts"], 0)
+    (sent, _, _), _ = effect("plan", "job.yaml", "--nodes", "1,2", "--cluster", "alps")
+    assert (sent[-1]["facts"], sent[-1]["command"]) == (FACTS, ["plan", "--nodes=1,2"])
+
+
+def test_what_is_in_two_places_is_asked_for_twice(effect: Any) -> None:
+    (sent, _, code), err = effect("clean", "alps:toy", "other")
+    assert (sent, code) == ([], 2)
+    assert b"in several places (alps:toy on alps, other here)" in err
+    (sent, _, code), err = effect("checkpoint", "verify", "alps:toy@10", "./x/step_1")
+    assert (sent, code) == ([], 2)
+
+
+JOBS = """\
+slurm: {partition: gpu, time: '10:00'}
+jobs:
+  train: {entrypoint: {script: train.py}, after: [prepare]}
+  prepare: {entrypoint: {command: [echo, hello]}, slurm: {partition: gpu}}
+"""
+
+
+def test_several_jobs_of_one_file(effect: Any, there: Played) -> None:
+    Path("jobs.yaml").write_text(JOBS)
+    (sent, _, code), err = effect(
+        "submit", "jobs.yaml", "train.slurm.nodes=2", "--after", "alps:old", "--cluster", "alps"
+    )
+    assert code == 0, err
+    request = sent[-1]
+    jobs = request["document"]["jobs"]
+    assert (request["kind"], list(jobs), request["options"]) == ("jobs", ["prepare", "train"], ["--after=old"])
+    assert (jobs["train"]["entrypoint"]["script"], jobs["train"]["slurm"]["nodes"]) == ("./train.py", "2")
+    (sent, _, code), _ = effect("stop", "prepare")
+    assert sent[-1]["args"] == ["stop", RUN["run_id"]], "both are remembered"
+    (sent, _, code), err = effect("submit", "jobs.yaml", "train.slurm.time=90", "--cluster", "alps")
+    assert (sent, code, b"slurm.time 01:30:00 is longer" in err) == ([], 2, True)
+    (sent, _, code), err = effect("submit", "jobs.yaml", "--wait", "--grid", "args.x=1,2", "--cluster", "alps")
+    assert (sent, code, b"--grid, --wait is for one job" in err) == ([], 2, True)
+    (sent, _, code), err = effect("plan", "jobs.yaml", "--cluster", "alps")
+    assert (code, list(sent[-1]["document"]["jobs"])) == (0, ["prepare", "train"])
