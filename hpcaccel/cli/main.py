@@ -5,7 +5,6 @@ Typer's rich help is off: it would double the time that ``hpcaccel --help`` take
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from typing import Annotated, Any, NoReturn
@@ -43,9 +42,6 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 128 + 13
 """What a shell reports for a program that SIGPIPE ended."""
 
-_THE_MACHINE_SAYS_NO = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
-"""Errors of the operating system that the user can mend; any other is our bug and keeps its traceback."""
-
 
 class Commands(TyperGroup):
     """Turns the errors that we raise on purpose into one message and an exit code; bugs keep their traceback."""
@@ -65,7 +61,7 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except OSError as error:
-            if error.errno not in _THE_MACHINE_SAYS_NO:
+            if error.errno not in answer.THE_MACHINE_SAYS_NO:
                 raise
             where = f"{error.filename}: " if error.filename else ""
             _fail([f"{where}{error.strerror}"], UserError.exit_code)

@@ -14,14 +14,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Cutting", "LoginNode", "why_no_sshd"]
+__all__ = ["Cutting", "LoginNode", "make_key", "wait_for", "why_no_sshd"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+HOLD = 'while [ -e "$HOME/hold" ]; do sleep 0.05; done'
+"""In the login scripts there: nothing goes on while that file exists."""
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
@@ -51,11 +53,13 @@ class LoginNode:
     root: Path
     port: int = field(default_factory=free_port)
     options: list[str] = field(default_factory=list)
-    """Further lines of sshd_config."""
+    """Lines of sshd_config, before all others: the first one counts."""
     path: str = ""
     """What stands first on PATH there."""
     env: dict[str, str] = field(default_factory=dict)
     """Further variables there."""
+    wrapper: Sequence[str] = ()
+    """Words before sshd's own, of a program that becomes sshd."""
 
     def __post_init__(self) -> None:
         for folder in (self.home, self.client / ".ssh", self.client / "bin", self.root / "etc"):
@@ -113,8 +117,9 @@ class LoginNode:
     def start(self) -> None:
         etc = self.root / "etc"
         there = {"HOME": str(self.home), "PYTHONPATH": str(REPOSITORY), **self.env}
-        (self.home / ".profile").write_text(f'echo Welcome to alps\nexport PATH="{self.path}:/usr/bin:/bin"\n')
+        (self.home / ".profile").write_text(f'echo Welcome to alps\nexport PATH="{self.path}:/usr/bin:/bin"\n{HOLD}\n')
         lines = [
+            *self.options,
             f"Port {self.port}",
             "ListenAddress 127.0.0.1",
             f"HostKey {etc}/host_key",
@@ -127,13 +132,13 @@ class LoginNode:
             "PasswordAuthentication no",
             "LogLevel DEBUG2",
             "SetEnv " + " ".join(f'"{name}={value}"' for name, value in there.items()),
-            *self.options,
         ]
         (etc / "sshd_config").write_text("\n".join(lines) + "\n")
         if os.getuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True, mode=0o755)
         assert SSHD is not None
-        self._process = subprocess.Popen([SSHD, "-D", "-f", str(etc / "sshd_config"), "-E", str(self.log)])
+        words = [*self.wrapper, SSHD, "-D", "-f", str(etc / "sshd_config"), "-E", str(self.log)]
+        self._process = subprocess.Popen(words)
         deadline = time.monotonic() + 20
         while "Server listening" not in (self.log.read_text() if self.log.exists() else ""):
             assert self._process.poll() is None, self.log.read_text()
@@ -164,6 +169,10 @@ class LoginNode:
                     pass
         return killed
 
+    def sessions(self) -> int:
+        """How many programs were started here, over all connections."""
+        return self.log.read_text().count("Starting session")
+
     def jobs(self) -> list[list[str]]:
         """The queue that stands in for Slurm's: number, script, state, and the secret that sbatch saw."""
         lines = (Path(self.env["STAND_IN_QUEUE"]) / "jobs").read_text().splitlines()
@@ -180,6 +189,22 @@ class LoginNode:
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue
         return found
+
+    def kill_programs(self) -> None:
+        for pid in self.programs():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    def strike(self, victim: str, process: subprocess.Popen[str]) -> None:
+        """Kill a command ``here``, what answers it ``there``, ``both``, or the ``connection`` between them."""
+        if victim in ("here", "both"):
+            process.kill()
+        if victim in ("there", "both"):
+            self.kill_programs()
+        if victim == "connection":
+            self.cut()
 
     def project(self, *, lines: Sequence[str] = (), files: Mapping[str, bytes] | None = None) -> Path:
         """A spec file with its code, on the client."""
@@ -212,10 +237,35 @@ class LoginNode:
         )  # fmt: skip
 
     def hpcaccel(self, *args: str, code: int | None = 0, **more: str) -> subprocess.CompletedProcess[str]:
+        return self._ended(self.start_command(*args, **more), args, code)
+
+    def hpcaccel_cut(self, *args: str, code: int | None = 0, **more: str) -> subprocess.CompletedProcess[str]:
+        """The same, with the connection cut once, while the login shell there gets ready."""
+        hold, before = self.home / "hold", self.sessions()
+        hold.touch()
         process = self.start_command(*args, **more)
-        out, err = process.communicate(timeout=120)
+        wait_for(lambda: self.sessions() > before or process.poll() is not None, "a session")
+        cut = self.cut()
+        hold.unlink()
+        ended = self._ended(process, args, code)
+        assert cut, f"{args}: there was no connection to cut"
+        assert "trying again" in ended.stderr
+        return ended
+
+    @staticmethod
+    def _ended(
+        process: subprocess.Popen[str], args: Sequence[str], code: int | None
+    ) -> subprocess.CompletedProcess[str]:
+        out, err = process.communicate(timeout=300)
         assert code is None or process.returncode == code, f"{args}: {process.returncode}\n{out}\n{err}"
         return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: it never came"
+        time.sleep(0.02)
 
 
 def _children(pid: int, named: str | None = None) -> list[int]:
@@ -228,6 +278,7 @@ def _children(pid: int, named: str | None = None) -> list[int]:
 
 class Cutting:
     """A connection through which only so many bytes pass in one direction before the other end's sshd is killed, once.
+    What was read beyond them is lost.
 
     Args:
         reads, writes: bytes; None: no limit.
@@ -243,17 +294,22 @@ class Cutting:
     def start(self, command: str) -> Any:
         return _CuttingSession(self, self.connection.start(command))
 
+    def terminal(self, command: str) -> int:
+        return int(self.connection.terminal(command))
+
     def close(self) -> None:
         self.connection.close()
 
-    def count(self, direction: str, size: int) -> None:
+    def count(self, direction: str, size: int) -> int:
+        """How many of ``size`` bytes pass."""
         left = self.left[direction]
         if left is None:
-            return
+            return size
         self.left[direction] = left - size
         if left - size <= 0:
             self.left[direction] = None
             self.cuts += self.node.cut() > 0
+        return min(size, left)
 
 
 class _CuttingSession:
@@ -265,8 +321,7 @@ class _CuttingSession:
 
     def read(self, count: int) -> bytes:
         data: bytes = self._session.read(count)
-        self._cutting.count("read", len(data))
-        return data
+        return data[: self._cutting.count("read", len(data))]
 
     def write(self, data: bytes) -> None:
         self._session.write(data)

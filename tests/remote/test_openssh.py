@@ -43,9 +43,7 @@ def test_a_cut_connection_and_a_refused_one_are_told_apart(client: LoginNode, th
         there.run(["true"])
 
 
-def test_it_is_taken_where_the_configuration_shares_connections(
-    client: LoginNode, there: RemoteCluster
-) -> None:
+def test_it_is_taken_where_the_configuration_shares_connections(client: LoginNode, there: RemoteCluster) -> None:
     assert not openssh.shares_connections("alps")
     client.write_config("ControlMaster auto", f"ControlPath {client.client}/.ssh/%C")
     assert openssh.shares_connections("alps")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -39,14 +38,6 @@ def submit(node: LoginNode, **cuts: int) -> tuple[Handed, Cutting]:
 def runs(node: LoginNode) -> list[str]:
     folder = node.runs / "toy"
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-
-
-def kill_answering(node: LoginNode) -> None:
-    for pid in node.programs():
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
 
 
 def test_the_whole_way_from_a_client_without_slurm(node: LoginNode) -> None:
@@ -84,7 +75,12 @@ def test_code_goes_once_and_goes_on_where_it_was(client: LoginNode, monkeypatch:
     client.project(files={"weights.bin": os.urandom(8 << 20)})
     sent: list[int] = []
     send = Conversation.send
-    monkeypatch.setattr(Conversation, "send", lambda self, data: (sent.append(len(data)), send(self, data))[1])
+
+    def counted(conversation: Conversation, data: bytes) -> None:
+        sent.append(len(data))
+        send(conversation, data)
+
+    monkeypatch.setattr(Conversation, "send", counted)
     handed, cutting = submit(client, writes=6 << 20)
     assert (handed.code, cutting.cuts) == (0, 1)
     assert 8 << 20 < sum(sent) < 12 << 20, "what had arrived was not sent again"
@@ -103,7 +99,7 @@ def test_a_submission_that_was_killed_is_taken_up_when_it_is_repeated(node: Logi
         time.sleep(0.02)
     process.kill()  # this side ...
     process.communicate()
-    kill_answering(node)  # ... and the other, while sbatch is at work
+    node.kill_programs()  # ... and the other, while sbatch is at work
     again = node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps")
     assert "the same was submitted before" in again.stderr
     assert len(node.jobs()) == 1
@@ -120,12 +116,7 @@ def test_killed_at_any_moment(node: LoginNode, moment: float, victim: str) -> No
     (Path(node.env["STAND_IN_QUEUE"]) / "delay").write_text("0.2")
     process = node.start_command("submit", "project/job.yaml", "--cluster", "alps")
     time.sleep(moment)
-    if victim in ("here", "both"):
-        process.kill()
-    if victim in ("there", "both"):
-        kill_answering(node)
-    if victim == "connection":
-        node.cut()
+    node.strike(victim, process)
     process.communicate(timeout=120)
     if process.returncode != 0:
         node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps")
@@ -146,7 +137,7 @@ def test_a_refused_submission_leaves_nothing_and_says_why(node: LoginNode) -> No
 
 def test_a_full_disk_there_is_said_plainly(client: LoginNode, mounted: Any) -> None:
     place = mounted("size=256k")
-    client.project(files={"weights.bin": os.urandom(1 << 20)})
+    client.project(files={"weights.bin": os.urandom(8 << 20)})
     profile = load_profile("alps")
     assert profile is not None
     with RemoteCluster(profile, note=lambda text: None) as cluster:
@@ -154,6 +145,26 @@ def test_a_full_disk_there_is_said_plainly(client: LoginNode, mounted: Any) -> N
         with pytest.raises(HpcaccelError, match="the disk is full on the cluster"):
             hand_over(cluster, luggage, [], runs_dir=f"{place}/runs", dry_run=False, columns=80)
     assert client.jobs() == []
+    assert list(place.rglob("*")) == [place / "runs", place / "runs" / ".code"], "nothing half is left"
+
+
+def test_a_full_home_there_is_said_plainly(client: LoginNode, mounted: Any) -> None:
+    place = mounted("size=64k")
+    client.project()
+    with (client.home / ".profile").open("a") as profile:
+        profile.write(f"export XDG_STATE_HOME={place}\n")
+    _fill(place)
+    handed, _ = submit(client)
+    assert handed.code == 2
+    assert handed.err.startswith(b"error: ")
+    assert b"No space left on device" in handed.err
+    assert (client.jobs(), runs(client)) == ([], [])
+
+
+def _fill(place: Path) -> None:
+    about = os.statvfs(place)
+    with (place / "filled").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, about.f_bavail * about.f_frsize)
 
 
 def test_a_secret_reaches_the_job_and_nothing_else(node: LoginNode) -> None:

@@ -9,12 +9,13 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from hpcaccel.submission.codecopy import CodePlan, copy_code
+from hpcaccel.submission.remote.session import ConnectionLost
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -95,7 +96,8 @@ def send(cluster: RemoteCluster, archive: Archive, *, runs_dir: str | None = Non
         def talk(conversation: Conversation) -> str:
             head, _ = conversation.expect("have")
             if not head["complete"]:
-                _feed(conversation, archive, int(head["offset"]), lambda done: shown.update(bar, completed=done))
+                with suppress(ConnectionLost):  # it may have left, and said why before
+                    _feed(conversation, archive, int(head["offset"]), lambda done: shown.update(bar, completed=done))
                 head, _ = conversation.expect("have")
                 assert head["complete"]
             shown.update(bar, completed=archive.size)

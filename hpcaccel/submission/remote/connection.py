@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 import os
 import select
 import shutil
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import fabric
-from paramiko import Channel, HostKeys, MissingHostKeyPolicy, PKey, SSHClient
+from paramiko import Channel, HostKeys, MissingHostKeyPolicy, PKey, ProxyCommand, SSHClient
 from paramiko.ssh_exception import (
     AuthenticationException,
     BadHostKeyException,
@@ -32,6 +33,8 @@ from hpcaccel.submission.remote.login import Login
 from hpcaccel.submission.remote.session import Connection, ConnectionLost, Session, Unreachable
 
 __all__ = ["FabricConnection", "fingerprint"]
+
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # what goes wrong is said once, and in our words
 
 CONNECT_SECONDS = 20
 KEEPALIVE_SECONDS = 15
@@ -74,8 +77,7 @@ class FabricConnection(Connection):
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
-        for one in _with_gateways(connection):
-            one.client.close()
+        _close(connection)
 
     def _channel(self) -> Channel:
         if self._connection is None or not self._connection.is_connected:
@@ -95,8 +97,12 @@ class FabricConnection(Connection):
             connection.connect_timeout = CONNECT_SECONDS
         for one in _with_gateways(connection):
             _check_host_keys(one)
-        with self._plain_words(connection):
-            connection.open()
+        try:
+            with self._plain_words(connection):
+                connection.open()
+        except BaseException:
+            _close(connection)
+            raise
         _notice_silence(connection)
         return connection
 
@@ -212,6 +218,18 @@ def _with_gateways(connection: Any) -> Iterator[Any]:
     while isinstance(connection, fabric.Connection):
         yield connection
         connection = connection.gateway
+
+
+def _close(connection: Any) -> None:
+    for one in _with_gateways(connection):
+        transport = one.client.get_transport()
+        sock = None if transport is None else transport.sock
+        one.client.close()
+        if isinstance(sock, ProxyCommand):
+            sock.process.kill()
+            transport.join(CONNECT_SECONDS)  # its thread ends the process once more: reaped, that would be another one
+            with sock.process:
+                pass  # paramiko leaves pipes and process to chance
 
 
 def _notice_silence(connection: Any) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fabric.auth import OpenSSHAuthStrategy
-from paramiko import Agent, PKey
+from paramiko import PKey
 from paramiko.ssh_exception import (
     AuthenticationException,
     BadAuthenticationType,
@@ -41,6 +41,12 @@ class Login(OpenSSHAuthStrategy):  # type: ignore[misc]
         Raises:
             AuthenticationException: the host wants something that we do not have.
         """
+        try:
+            return self._authenticate(transport)
+        finally:
+            self.close()  # the agent
+
+    def _authenticate(self, transport: Transport) -> list[str]:
         tried: list[str] = []
         allowed = self._allowed(transport)
         if "publickey" in allowed:
@@ -79,7 +85,7 @@ class Login(OpenSSHAuthStrategy):  # type: ignore[misc]
         files = [Path(os.path.expanduser(name)) for name in self.ssh_config.get("identityfile", [])]
         only_these = str(self.ssh_config.get("identitiesonly", "no")).lower() == "yes"
         if not only_these:
-            for key in Agent().get_keys():
+            for key in self.agent.get_keys():
                 yield f"agent's {key.get_name()} {key.comment or ''}".strip(), key
         for file in files or [Path.home() / ".ssh" / name for name in _DEFAULT_KEYS]:
             if file.is_file():

@@ -6,8 +6,9 @@ import fcntl
 import hashlib
 import json
 import os
+import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,18 @@ from typing import Any
 
 from hpcaccel.rundir import append_line, read_json, read_lines, write_json
 
-__all__ = ["Pending", "pending_submission", "remember", "remote_of", "remote_runs", "state_folder"]
+__all__ = [
+    "Pending",
+    "pending_command",
+    "pending_submission",
+    "remember",
+    "remote_of",
+    "remote_runs",
+    "state_folder",
+]
+
+COMMAND_SECONDS = 3600.0
+"""How long a command whose answer did not arrive is taken for the same when it is given again."""
 
 
 def state_folder() -> Path:
@@ -63,7 +75,7 @@ def remote_of(token: str) -> dict[str, Any] | None:
 
 @dataclass
 class Pending:
-    """A submission under way. ``done`` once its answer is here, whatever that was."""
+    """Something asked for, and not answered yet. ``done`` once its answer is here, whatever that was."""
 
     key: str
     is_repeated: bool
@@ -78,13 +90,30 @@ def pending_submission(cluster: str, contents: Mapping[str, Any]) -> Iterator[Pe
     Who submits the same once more gets the same key then, and the cluster makes one job of both. Two calls at the
     same time are two submissions: the file is locked by the one that uses it.
     """
+    with _pending("remote-submissions", cluster, contents, kept_seconds=None) as pending:
+        yield pending
+
+
+@contextmanager
+def pending_command(cluster: str, args: Sequence[str]) -> Iterator[Pending]:
+    """The same for a command that changes a run, such as ``resume``. After an hour it is a new one: a run that was
+    resumed then may have ended long since.
+    """
+    with _pending("remote-commands", cluster, {"args": list(args)}, kept_seconds=COMMAND_SECONDS) as pending:
+        yield pending
+
+
+@contextmanager
+def _pending(kind: str, cluster: str, contents: Mapping[str, Any], *, kept_seconds: float | None) -> Iterator[Pending]:
     text = json.dumps({"cluster": cluster, **contents}, sort_keys=True)
-    folder = state_folder() / "remote-submissions"
+    folder = state_folder() / kind
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     name = hashlib.sha256(text.encode()).hexdigest()[:32]
     path, lock = _free(folder, name)
     try:
         before = read_json(path)
+        if before is not None and kept_seconds is not None and time.time() - path.stat().st_mtime > kept_seconds:
+            before = None
         pending = Pending(uuid.uuid4().hex if before is None else str(before["key"]), before is not None)
         if before is None:
             write_json(path, {"key": pending.key, "cluster": cluster}, mode=0o600)

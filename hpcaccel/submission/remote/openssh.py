@@ -76,7 +76,10 @@ class ProcessSession(Session):
         return _stream(self._process.stdout).read(count)
 
     def read_error(self, count: int) -> bytes:
-        piece = _stream(self._process.stderr).read(count)
+        try:
+            piece = _stream(self._process.stderr).read(count)
+        except ValueError:  # closed meanwhile, by this side
+            return b""
         self._said = (self._said + piece)[-4096:]
         return piece
 

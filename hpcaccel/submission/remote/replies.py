@@ -52,7 +52,10 @@ class Reply:
         self.code, self.out, self.err = code, out, err
         if self._file is not None:
             texts = {"out": base64.b64encode(out).decode(), "err": base64.b64encode(err).decode()}
-            write_json(self._file, {"code": code, **texts}, mode=0o600)
+            try:
+                write_json(self._file, {"code": code, **texts}, mode=0o600)
+            except OSError as error:  # it is done all the same, and this connection can still say so
+                self.err += f"warning: the answer cannot be kept on the cluster: {error.strerror}\n".encode()
 
 
 @contextmanager

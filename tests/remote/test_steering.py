@@ -1,0 +1,107 @@
+"""Stopping, going on and cancelling behind SSH: once, whatever breaks when."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcaccel.cli import forwarding
+from hpcaccel.rundir import RunDir
+from hpcaccel.spec import load_profile
+from hpcaccel.submission.facts import read_record
+from hpcaccel.submission.remote import RemoteCluster, memory
+from hpcaccel.submission.remote.connection import FabricConnection
+
+from .login_node import Cutting, LoginNode, wait_for
+
+
+@pytest.fixture
+def run(node: LoginNode) -> RunDir:
+    """One that is paused."""
+    node.project()
+    said = node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps", "--json").stdout
+    node.hpcaccel("stop", "toy")
+    return RunDir(json.loads(said)["path"])
+
+
+def ask(node: LoginNode, *args: str, **cuts: int) -> int:
+    """A command about a run, from this process, over a connection that is cut; how often it was."""
+    profile = load_profile("alps")
+    assert profile is not None
+    cutting = Cutting(node, FabricConnection("alps", cluster="alps"), **cuts)
+    there = RemoteCluster(profile, connection=cutting, sleep=lambda seconds: time.sleep(0.05), note=lambda text: None)
+    try:
+        assert forwarding._forward(there, args) == 0
+    finally:
+        cutting.close()
+    return cutting.cuts
+
+
+def jobs(run: RunDir) -> list[str]:
+    return read_record(run).job_ids
+
+
+def delay(node: LoginNode, seconds: float) -> None:
+    (Path(node.env["STAND_IN_QUEUE"]) / "delay").write_text(str(seconds))
+
+
+@pytest.mark.usefixtures("client")
+def test_a_connection_that_is_cut_changes_nothing_twice(node: LoginNode, run: RunDir) -> None:
+    for number, cuts in enumerate([{"reads": 1}, {"writes": 1}, {"reads": 60}], start=2):
+        assert ask(node, "resume", run.run_id, **cuts) == 1
+        assert jobs(run) == [str(one) for one in range(1, number + 1)] == [job[0] for job in node.jobs()]
+        assert ask(node, "stop", run.run_id, **cuts) == 1
+        assert len(list(run.control.glob("stop-*"))) == 1, "the earlier ones were honoured, this one stands"
+    assert not list((memory.state_folder() / "remote-commands").glob("*.json")), "all were answered"
+
+
+def test_a_resume_that_was_killed_on_both_sides_is_taken_up_when_it_is_repeated(node: LoginNode, run: RunDir) -> None:
+    delay(node, 0.5)
+    process = node.start_command("resume", "toy")
+    wait_for(run.resuming.exists, "sbatch at work")
+    process.kill()
+    process.communicate()
+    node.kill_programs()
+    assert "goes on as job 2" in node.hpcaccel("resume", "toy").stdout
+    assert jobs(run) == ["1", "2"] == [job[0] for job in node.jobs()]
+    assert "goes on by itself" in node.hpcaccel("resume", "toy", code=2).stderr
+
+
+@pytest.mark.usefixtures("client")
+def test_an_answer_that_did_not_arrive_is_told_to_who_asks_again(
+    node: LoginNode, run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def killed(*args: Any) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(forwarding, "_collect", killed)
+        with pytest.raises(KeyboardInterrupt):
+            ask(node, "resume", "toy")
+    wait_for(lambda: jobs(run) == ["1", "2"], "what was asked for")
+    ask(node, "resume", "toy")
+    told = capfd.readouterr()
+    assert "goes on as job 2" in told.out
+    assert "this is that answer" in told.err
+    assert len(node.jobs()) == 2
+    ask(node, "stop", "toy")
+    ask(node, "resume", "toy")
+    assert jobs(run) == ["1", "2", "3"], "a new one, now that the first has been told of"
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("moment", [0.15 * step for step in range(1, 13)])
+@pytest.mark.parametrize("victim", ["here", "there", "both", "connection"])
+def test_killed_at_any_moment(node: LoginNode, run: RunDir, moment: float, victim: str) -> None:
+    delay(node, 0.2)
+    process = node.start_command("resume", "toy")
+    time.sleep(moment)
+    node.strike(victim, process)
+    process.communicate(timeout=120)
+    if process.returncode != 0:
+        node.hpcaccel("resume", "toy")
+    assert jobs(run) == ["1", "2"] == [job[0] for job in node.jobs()]
