@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +16,6 @@ from hpcaccel.slurm.fake import FakeSlurm
 from hpcaccel.slurm.queue import Known, Queue
 from hpcaccel.slurm.queue_place import Place, cluster_key, note_change, shared_place
 from hpcaccel.slurm.states import JobInfo
-
-ROOT = Path(__file__).parents[2]
-LINE = "{job}|RUNNING|gpu|ann|n1|1|N/A|N/A|N/A|5:00|None|x"
 
 
 @pytest.fixture(autouse=True)
@@ -70,36 +65,6 @@ def one(queue: Queue, job_id: str, **options: Any) -> Known:
 
 
 # -- few questions ----------------------------------------------------------------------------------------------------
-
-
-ASKER = """\
-import sys
-from hpcaccel.slurm.queue import Queue
-number = int(sys.argv[1])
-print("ready", flush=True)
-sys.stdin.readline()
-answer = Queue().look([str(number)])
-print(answer.jobs[str(number)].state.value, answer.note)
-"""
-
-
-def test_fifty_processes_ask_one_question(home: Path) -> None:
-    programs = home / "bin"
-    programs.mkdir()
-    lines = "\n".join(LINE.format(job=number) for number in range(50))
-    (programs / "squeue").write_text(f"#!/bin/sh\necho squeue >> {home}/asked\nsleep 0.5\ncat <<'END'\n{lines}\nEND\n")
-    (programs / "squeue").chmod(0o755)
-    env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    command = [sys.executable, "-S", "-c", ASKER]
-    askers = [subprocess.Popen([*command, str(number)], env=env, **pipes) for number in range(50)]
-    for asker in askers:
-        assert asker.stdout.readline() == "ready\n"  # type: ignore[union-attr]
-    for asker in askers:
-        asker.stdin.write("\n")  # type: ignore[union-attr]
-        asker.stdin.flush()  # type: ignore[union-attr]
-    assert {asker.communicate(timeout=120)[0].strip() for asker in askers} == {"RUNNING"}
-    assert (home / "asked").read_text().split() == ["squeue"]
 
 
 def test_an_answer_serves_until_it_is_too_old(slurm: Any, place: Place, clock: Clock) -> None:

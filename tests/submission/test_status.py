@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -229,6 +234,42 @@ def test_many_runs_cost_one_question(project: Project) -> None:
     found = statuses([run.dir for run in runs], project.slurm)
     assert [one.state for one in found] == ["lost", "lost", "pending", "pending", "pending"]
     assert project.slurm.calls == ["queue", "accounting", "job", "config", "job"]
+
+
+LOOKER = """\
+import sys
+from hpcaccel.rundir import RunDir
+from hpcaccel.submission.status import status
+print("ready", flush=True)
+sys.stdin.readline()
+now = status(RunDir(sys.argv[1]))
+print(now.state, now.note)
+"""
+LINE = "{job}|RUNNING|gpu|ann|n1|1|N/A|N/A|N/A|5:00|None|x"
+
+
+def test_twenty_processes_that_look_at_runs_cause_one_squeue(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [project.queue() for _ in range(3)]
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    lines = "\n".join(LINE.format(job=run.job_id) for run in runs)
+    for name in ("squeue", "sacct", "scontrol"):
+        text = f"#!/bin/sh\necho {name} >> {tmp_path}/asked\nsleep 0.5\ncat <<'END'\n{lines}\nEND\n"
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-S", "-c", LOOKER]
+    lookers = [subprocess.Popen([*command, str(runs[number % 3].path)], **pipes) for number in range(20)]
+    for looker in lookers:
+        assert looker.stdout.readline() == "ready\n"  # type: ignore[union-attr]
+    for looker in lookers:
+        looker.stdin.write("\n")  # type: ignore[union-attr]
+        looker.stdin.flush()  # type: ignore[union-attr]
+    assert {looker.communicate(timeout=300)[0].strip() for looker in lookers} == {"starting"}
+    assert (tmp_path / "asked").read_text().split() == ["squeue"]
 
 
 def test_an_array_is_what_its_tasks_are(project: Project) -> None:
