@@ -72,7 +72,7 @@ class LocalRun:
                 start_new_session=True,
             )
 
-    def wait(self, timeout: float = 60) -> int:
+    def wait(self, timeout: float = 300) -> int:
         assert self.process is not None
         try:
             return self.process.wait(timeout)

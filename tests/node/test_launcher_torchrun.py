@@ -23,8 +23,8 @@ DIES = "import os, signal; os.environ['RANK'] == '1' and os.kill(os.getpid(), si
 def test_asked_to_stop_the_ranks_hear_it_and_torchrun_does_not(local_run: Make) -> None:
     run = local_run(STOPS, ranks=2, launch=TORCHRUN)
     run.start()
-    run.wait_for("rank 1 of 2 0", rank=1, timeout=120)
-    run.wait_for("rank 0 of 2 0", timeout=120)
+    run.wait_for("rank 1 of 2 0", rank=1, timeout=300)
+    run.wait_for("rank 0 of 2 0", timeout=300)
     run.ask("pause")
     assert run.wait() == 85, run.log
     assert run.ends == [("stop", "pause")]
@@ -33,5 +33,5 @@ def test_asked_to_stop_the_ranks_hear_it_and_torchrun_does_not(local_run: Make) 
 def test_it_ends_as_its_first_failed_rank_did(local_run: Make) -> None:
     run = local_run(DIES, ranks=2, launch=TORCHRUN, restart_in_place=0, requeue=False)
     run.start()
-    assert run.wait(120) == 1, run.log
+    assert run.wait(300) == 1, run.log
     assert run.lines("end")[0]["exit_code"] == 137

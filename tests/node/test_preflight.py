@@ -243,7 +243,7 @@ def test_the_program_of_the_ranks_computes_together() -> None:
         subprocess.Popen([sys.executable, "-c", PROGRAM], env={**env, "RANK": str(rank)}, stdout=-1, text=True)
         for rank in range(2)
     ]
-    said = [json.loads(line) for rank in ranks for line in rank.communicate(timeout=120)[0].splitlines()]
+    said = [json.loads(line) for rank in ranks for line in rank.communicate(timeout=300)[0].splitlines()]
     assert judge_together(said, launch(nodes=1), ["n1"]) == ({}, "")
 
 
