@@ -12,7 +12,7 @@ from hpcaccel.cli.output import note, print_json
 from hpcaccel.errors import HpcaccelError, UserError
 
 if TYPE_CHECKING:
-    from hpcaccel.submission.cleaning import Cleaning
+    from hpcaccel.submission.cleaning import Cleaning, Item
 
 __all__ = ["clean"]
 
@@ -48,13 +48,12 @@ def clean(
     seconds = _age(older_than)
     chosen = [find_run(name, runs_dir=runs_dir) for name in runs] if runs else all_runs(runs_dir)
     plan = plan_cleaning(chosen, older_than_seconds=seconds, whole_runs=whole_runs)
-    failed = _delete(plan) if yes else []
+    done, failed = _go_through(plan, yes=yes, tell=not json)
     if json:
         print_json({**plan.to_json(), "deleted": yes, "failed": failed})
     else:
-        _tell(plan, yes=yes)
-        for problem in failed:
-            note(f"error: {problem}")
+        _tell_kept(plan)
+        _sum_up(done, yes=yes)
     if failed:
         raise typer.Exit(1)
 
@@ -66,28 +65,39 @@ def _age(text: str) -> float:
     return float(int(match[1]) * _UNITS[match[2]])
 
 
-def _delete(plan: Cleaning) -> list[str]:
+def _go_through(plan: Cleaning, *, yes: bool, tell: bool) -> tuple[list[Item], list[str]]:
+    """What was deleted, or would be, and what went wrong; told as it goes on, since large folders take their time."""
     from hpcaccel.submission.cleaning import delete
-
-    failed = []
-    for item in plan.items:
-        try:
-            delete(item)
-        except HpcaccelError as error:
-            failed.append(str(error))
-    return failed
-
-
-def _tell(plan: Cleaning, *, yes: bool) -> None:
-    from hpcaccel.view.words import clean as clean_text
     from hpcaccel.view.words import size
 
+    done, failed = list[Item](), list[str]()
     for item in plan.items:
-        typer.echo(f"{'deleted' if yes else 'would delete'} {size(item.bytes):>9}  {item.path}  ({item.why})")
+        if yes:
+            try:
+                delete(item)
+            except HpcaccelError as error:
+                failed.append(str(error))
+                if tell:
+                    note(f"error: {error}")
+                continue
+        done.append(item)
+        if tell:
+            typer.echo(f"{'deleted' if yes else 'would delete'} {size(item.bytes):>9}  {item.path}  ({item.why})")
+    return done, failed
+
+
+def _tell_kept(plan: Cleaning) -> None:
+    from hpcaccel.view.words import clean as clean_text
+
     for run_id, why in plan.kept[:_SHOWN_KEPT]:
         note(f"kept {run_id}: {clean_text(why)}")
     if len(plan.kept) > _SHOWN_KEPT:
         note(f"and {len(plan.kept) - _SHOWN_KEPT} more runs are kept")
-    count = len(plan.items)
-    what = "nothing" if not count else f"{count} {'thing' if count == 1 else 'things'}, {size(plan.bytes)}"
+
+
+def _sum_up(done: list[Item], *, yes: bool) -> None:
+    from hpcaccel.view.words import size
+
+    count, together = len(done), size(sum(item.bytes for item in done))
+    what = f"{count} {'thing' if count == 1 else 'things'}, {together}" if count else "nothing"
     typer.echo(f"{'deleted' if yes else 'would delete'} {what}{'' if yes or not count else '; do it with --yes'}")

@@ -210,10 +210,12 @@ def _row(name: str) -> dict[str, Any]:
 
 def _tell(facts: SiteFacts) -> None:
     """The facts in a few lines for people."""
+    from hpcaccel.view.words import duration
+
     config = facts.config
     typer.echo(f"Slurm {facts.slurm_version}, cluster {config.cluster_name or '?'}, as {facts.user}")
     for one in facts.partitions:
-        limit = "no limit" if one.max_time_minutes is None else f"{one.max_time_minutes} min"
+        limit = "no limit" if one.max_time_minutes is None else f"up to {duration(60 * one.max_time_minutes)}"
         preempted = f", preempted: {one.preempt_mode}, grace {one.grace_seconds} s" if one.preempt_mode != "OFF" else ""
         mark = "*" if one.default else ""
         typer.echo(f"  {one.name}{mark}: {one.nodes} nodes ({', '.join(one.node_types)}), {limit}{preempted}")

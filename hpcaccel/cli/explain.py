@@ -59,11 +59,15 @@ def _queue(found: Explanation) -> list[str]:
     if not count:
         return ["  before it: nothing that waits has a higher priority, as far as the site shows it"]
     jobs = "1 job" if count == 1 else f"{count} jobs"
-    lines = [f"  before it: {jobs} of a higher priority, {found.nodes_before} nodes together"]
+    lines = [f"  before it: {jobs} of a higher priority, {_nodes(found.nodes_before)} together"]
     for one in found.shown_before:
-        limit = "no limit" if one.time_limit_seconds is None else f"up to {duration(one.time_limit_seconds)}"
-        what = f"{one.job_id} of {one.user}: {one.node_count} nodes, {limit}"
+        limit = "no time limit" if one.time_limit_seconds is None else f"at most {duration(one.time_limit_seconds)}"
+        what = f"job {one.job_id} of {one.user}: {_nodes(one.node_count)}, {limit}"
         lines.append(f"    {clean(what)}")
     if count > len(found.shown_before):
         lines.append(f"    and {count - len(found.shown_before)} more")
     return lines
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"

@@ -59,6 +59,8 @@ def plan(
     else:
         _print(found)
         note("hours are those of a job that uses its whole time limit; a start is what Slurm expects at this moment")
+        if facts is not None and any(one.problem for one in found):
+            note(f"what the facts of {facts.name}, {facts.age_text()} old, forbid was not asked of Slurm")
 
 
 def _parts(text: str | None) -> list[str]:

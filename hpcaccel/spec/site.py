@@ -36,6 +36,7 @@ __all__ = [
     "Quota",
     "SiteConfig",
     "SiteFacts",
+    "age_in_words",
     "facts_path",
     "load_facts",
     "store_facts",
@@ -43,6 +44,15 @@ __all__ = [
 
 FACTS_VERSION = 1
 """Raised when a file of this version can no longer be read as one of the version before."""
+
+
+def age_in_words(seconds: float) -> str:
+    """``3 days``, ``5 minutes``."""
+    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= size:
+            count = int(seconds // size)
+            return f"{count} {unit}{'' if count == 1 else 's'}"
+    return "less than a minute"
 
 
 class SiteFacts(Section):
@@ -76,12 +86,7 @@ class SiteFacts(Section):
 
     def age_text(self, now: float | None = None) -> str:
         """``3 days``, ``5 minutes``."""
-        seconds = self.age_seconds(now)
-        for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
-            if seconds >= size:
-                count = int(seconds // size)
-                return f"{count} {unit}{'' if count == 1 else 's'}"
-        return "less than a minute"
+        return age_in_words(self.age_seconds(now))
 
     def partition(self, name: str) -> Partition | None:
         return next((one for one in self.partitions if one.name == name), None)

@@ -23,6 +23,7 @@ from hpcaccel.layout import sealed
 from hpcaccel.layout.pins import is_pinned
 from hpcaccel.rundir import RunDir, SweepDir, read_json
 from hpcaccel.slurm.commands import Slurm
+from hpcaccel.spec.site import age_in_words
 from hpcaccel.submission.facts import read_facts, read_record
 from hpcaccel.submission.find import all_runs
 from hpcaccel.submission.run import AnyRun
@@ -90,7 +91,7 @@ def _left_alone(run: RunDir, state: RunStatus, before: float) -> str | None:
     if run.lease.exists() and state.state == "lost":
         return "it ended without a word, and its lease is still there: `hpcaccel resume` or `cancel` it first"
     if (last := _last_sign(run)) > before:
-        return f"its last sign is {max(0.0, (time.time() - last) / 86400):.1f} days old"
+        return f"its last sign is {age_in_words(max(0.0, time.time() - last))} old"
     return None
 
 

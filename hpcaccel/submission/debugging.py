@@ -45,8 +45,9 @@ def debug_job(spec: JobSpec, facts: SiteFacts | None) -> DebugJob:
         found = facts.qos_named(qos)
         minutes = min(minutes, (found and found.max_wall_minutes) or minutes)
     else:
-        why = "no facts of this cluster are stored (hpcaccel cluster probe)" if facts is None else "the facts name none"
-        where = f"no partition or QOS for debugging, {why}"
+        stored = "no facts of this cluster are stored: hpcaccel cluster probe"
+        why = stored if facts is None else "the cluster's facts name no partition or QOS for debugging"
+        where = f"where the spec says ({why})"
     settings = [
         f"name={spec.name[:58]}-debug",
         "slurm.nodes=1",
@@ -57,7 +58,8 @@ def debug_job(spec: JobSpec, facts: SiteFacts | None) -> DebugJob:
         "resilience.chain=null",
         "resilience.restart_in_place=0",
     ]
-    note = f"debugging: one node, {minutes} minutes, {where}; it does not come back through the queue"
+    limit = "1 minute" if minutes == 1 else f"{minutes} minutes"
+    note = f"debugging: one node, {limit}, {where}; it does not come back through the queue"
     return DebugJob(overrides=(*settings, *place), note=note)
 
 

@@ -121,7 +121,8 @@ def _size(text: str) -> str:
 
 
 def _choice(spec: JobSpec, profile: ClusterProfile | None, facts: SiteFacts | None, slurm: Slurm) -> Choice:
-    problems = [] if facts is None else [one for one in check_site(spec, facts) if one.is_error]
+    found = [] if facts is None else check_site(spec, facts, with_ages=False)
+    problems = [f"{one.key} {one.message}" for one in found if one.is_error]
     nodes, gpus, seconds = spec.slurm.min_nodes, spec.slurm.node_gpus, spec.slurm.time_seconds
     hours = None if seconds is None else nodes * seconds / 3600
     answer = StartEstimate() if problems else ask_slurm(spec, profile, slurm)
@@ -133,8 +134,7 @@ def _choice(spec: JobSpec, profile: ClusterProfile | None, facts: SiteFacts | No
         start_time=answer.start_time,
         node_hours=hours,
         gpu_hours=None if hours is None else hours * gpus,
-        problem="; ".join(map(str, problems))
-        or answer.refusal.partition("\n")[0].removeprefix("Slurm refused the job: "),
+        problem="; ".join(problems) or answer.refusal.partition("\n")[0].removeprefix("Slurm refused the job: "),
         asked=time.time(),
     )
 

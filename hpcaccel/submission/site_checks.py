@@ -80,6 +80,7 @@ def check_site(
     runs_dir: Path | None = None,
     history: History | None = None,
     now: float | None = None,
+    with_ages: bool = True,
 ) -> list[Finding]:
     """Everything that the facts have to say against ``spec``, errors first.
 
@@ -88,6 +89,7 @@ def check_site(
         runs_dir: where checkpoints will lie, as the cluster names it; None: not known.
         history: what the last run of that name has measured.
         now: seconds since 1970, for the age of the facts.
+        with_ages: name that age in each finding.
     """
     if spec.slurm.clusters not in (None, facts.config.cluster_name):
         return []  # the facts are of another cluster of the federation
@@ -102,7 +104,7 @@ def check_site(
         *preemption(spec, facts, wanted_partitions(spec, facts), history=history),
     ]
     ordered = sorted(found, key=lambda one: not one.is_error)
-    return located([with_age(one, facts, now) for one in ordered], spec)
+    return located([with_age(one, facts, now) for one in ordered] if with_ages else ordered, spec)
 
 
 def wanted_partitions(spec: JobSpec, facts: SiteFacts) -> list[Partition]:

@@ -27,6 +27,7 @@ _ARRAY = "the array"
 class _Limit(NamedTuple):
     most: int
     whose: str
+    says: str = "allows (at most {0})"
 
 
 def partition_limits(spec: JobSpec, facts: SiteFacts, partition: Partition) -> Iterator[Finding]:
@@ -37,7 +38,7 @@ def partition_limits(spec: JobSpec, facts: SiteFacts, partition: Partition) -> I
     time_limits = [] if "partitiontimelimit" in flags else _known(partition.max_time_minutes, whose)
     yield from _time(spec, [*time_limits, *_accounted("max_wall_minutes", spec, facts, partition)])
     node_limits = [] if "partitionmaxnodes" in flags else _known(partition.max_nodes, whose)
-    node_limits += [_Limit(partition.nodes, f"{whose}, which has no more,")] if partition.nodes else []
+    node_limits += [_Limit(partition.nodes, whose, "has ({0})")] if partition.nodes else []
     yield from _nodes(spec, [*node_limits, *_accounted("max_nodes", spec, facts, partition)])
     if spec.slurm.max_nodes < partition.min_nodes and "partitionminnodes" not in flags:
         yield error(
@@ -93,7 +94,7 @@ def _nodes(spec: JobSpec, limits: list[_Limit]) -> Iterator[Finding]:
     if least is not None and spec.slurm.min_nodes > least.most:
         yield error(
             "slurm.nodes",
-            f"{spec.slurm.nodes} is more than {least.whose} allows (at most {least.most}): set slurm.nodes to "
+            f"{spec.slurm.nodes} is more than {least.whose} {least.says.format(least.most)}: set slurm.nodes to "
             f"{least.most}",
         )
 

@@ -65,14 +65,19 @@ def hardware(spec: JobSpec, facts: SiteFacts, partitions: Sequence[Partition]) -
             _key_of(wishes[0], spec.slurm),
             f"{together}: no node of {where} has all of it together ({_described(kinds)})",
         )
-    elif able and sum(kind.count for kind in able) < spec.slurm.min_nodes and all(kind.count for kind in able):
-        count = sum(kind.count for kind in able)
+    elif able and len(able) < len(kinds) and (count := _too_few(able, spec.slurm.min_nodes)):
         yield error(
             "slurm.nodes",
             f"{spec.slurm.nodes} is more than there are nodes in {where} with what is asked for "
             f"({', '.join(wish.asked for wish in wishes) or 'that constraint'}; there are {count}): set slurm.nodes to "
             f"{count}",
         )
+
+
+def _too_few(able: Sequence[NodeType], wanted: int) -> int | None:
+    """How many there are, where that is known and less; that a whole partition has too few is said of the partition."""
+    count = sum(kind.count for kind in able)
+    return count if count < wanted and all(kind.count for kind in able) else None
 
 
 def _capped(kind: NodeType, partitions: Sequence[Partition]) -> NodeType:

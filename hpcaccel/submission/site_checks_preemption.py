@@ -17,6 +17,9 @@ from hpcaccel.submission.site_history import History
 
 __all__ = ["Preemption", "preemption", "preemption_of"]
 
+SHORT_SECONDS = 900
+"""A job that can last no longer, for debugging for instance, loses little when nothing brings it back."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Preemption:
@@ -74,6 +77,8 @@ def preemption(
 def _comes_back(spec: JobSpec, partition: Partition, found: Preemption) -> Iterator[Finding]:
     """A job that may not be requeued is cancelled by a preemption, whatever the mode (slurm.conf(5), PreemptMode)."""
     if not spec.resilience.requeue:
+        if (spec.slurm.time_seconds or SHORT_SECONDS + 1) <= SHORT_SECONDS:
+            return
         yield warning(
             "resilience.requeue",
             f"false: a preemption in partition {partition.name!r} (PreemptMode={found.mode}) cancels such a job, and "

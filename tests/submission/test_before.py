@@ -20,7 +20,7 @@ from hpcaccel.submission.allocated import Around, allocation_around, overrides_i
 from hpcaccel.submission.changes import changes_since_last
 from hpcaccel.submission.debugging import debug_job
 from hpcaccel.submission.explaining import explain_run
-from hpcaccel.submission.planning import plan_choices
+from hpcaccel.submission.planning import plan_choices, plan_jobs
 from hpcaccel.submission.prepare import prepare
 from hpcaccel.submission.run import Run
 from hpcaccel.submission.status import status
@@ -85,6 +85,17 @@ def test_too_many_questions_are_refused(project: Any) -> None:
         plan_choices(project.path / "job.yaml", partitions=[], nodes=["many"], slurm=project.slurm)
 
 
+def test_each_job_of_a_file_is_planned(project: Any) -> None:
+    jobs = (
+        "slurm: {time: 60}\njobs:\n  a: {entrypoint: {command: [x]}, after: [b]}\n  b: {entrypoint: {command: [x]}}\n"
+    )
+    file = project.write("jobs.yaml", jobs)
+    found = plan_jobs(file, partitions=["p", "q"], nodes=[], overrides=["a.slurm.nodes=2"], slurm=project.slurm)
+    assert [(one.job, one.nodes) for one in found] == [("b", 1), ("b", 1), ("a", 2), ("a", 2)]
+    with pytest.raises(UserError, match="42 combinations"):
+        plan_jobs(file, partitions=list("abcdefg"), nodes=list("123"), slurm=project.slurm)
+
+
 # -- debug ----------------------------------------------------------------------------------------------------------
 
 SITE: dict[str, Any] = {"name": "c", "probed_at": 1.0, "slurm_version": "22.05"}
@@ -111,7 +122,7 @@ def test_a_debugging_job_takes_the_qos_where_there_is_no_partition(project: Any)
     assert (spec.slurm.partition, spec.slurm.qos, spec.slurm.time) == (None, "debug", "00:15:00")
     spec, note = debugged(project)
     assert spec.slurm.qos is None
-    assert "no partition or QOS for debugging" in note
+    assert "the cluster's facts name no partition or QOS for debugging" in note
 
 
 # -- changes --------------------------------------------------------------------------------------------------------

@@ -275,6 +275,13 @@ def test_partitions_that_are_not_for_everybody() -> None:
     assert said(GOOD, site=grouped.model_copy(update={"groups": ["bio"]})) == []
 
 
+def test_more_nodes_than_there_are_is_said_once() -> None:
+    (line,) = said(
+        {**GOOD, "partition": "debug", "qos": "debug", "nodes": 3, "gpus_per_node": 2, "mem": None, "time": 9}
+    )
+    assert line.startswith("error: slurm.nodes 3 is more than partition 'debug' has (2): set slurm.nodes to 2")
+
+
 def test_one_of_several_partitions_is_enough() -> None:
     (line,) = said({**GOOD, "partition": "gpu,spot", "time": "2-00:00:00", "qos": None})
     assert line.startswith("warning: slurm.time 2-00:00:00 is longer than partition 'gpu' allows")
@@ -320,7 +327,8 @@ def test_nothing_brings_back_what_is_cancelled() -> None:
     assert said({**GOOD, "partition": "spot"}) == []
     (line,) = said({**GOOD, "partition": "spot"}, resilience={"requeue": False})
     assert line.startswith("warning: resilience.requeue false: a preemption in partition 'spot' (PreemptMode=REQUEUE)")
-    assert said(GOOD | {"partition": "vip", "account": "chiefs"}, site=OPEN, resilience={"requeue": False}) == []
+    assert said({**GOOD, "partition": "spot", "time": 15}, resilience={"requeue": False}) == []
+    assert said({**GOOD, "partition": "vip", "account": "chiefs"}, site=OPEN, resilience={"requeue": False}) == []
 
 
 def test_a_qos_that_others_preempt() -> None:
