@@ -145,6 +145,7 @@ def prepare(
     _require_a_current_directory()
     request = _Request(target, tuple(args), dict(kwargs or {}), spec)
     profile, backend_name = _cluster(cluster)
+    _refuse_what_is_elsewhere(profile)
     changes = [*overrides, *([] if name is None else [f"name={name}"])]
     chosen = combinations(grid) if grid else [[]]
     origin = None if from_run is None else find_origin(from_run)
@@ -247,6 +248,14 @@ def _require_a_current_directory() -> None:
         os.getcwd()
     except FileNotFoundError:
         raise UserError("the current directory does not exist any more: change into another one") from None
+
+
+def _refuse_what_is_elsewhere(profile: ClusterProfile | None) -> None:
+    if profile is not None and profile.host is not None:
+        raise UserError(
+            f"cluster {profile.name} is behind SSH (host: {profile.host}), and Python submits where Slurm is. From "
+            f"here: hpcaccel submit FILE --cluster {profile.name}"
+        )
 
 
 def _cluster(name: str | None) -> tuple[ClusterProfile | None, Literal["slurm", "local"]]:

@@ -178,3 +178,31 @@ def test_init_says_when_slurm_does_not_answer(shell, slurm):
     assert result.returncode == 0
     assert "Unable to contact" in result.stderr
     assert "partition" not in yaml.safe_load((shell.folder / "job.yaml").read_text())["slurm"]
+
+
+JOBS = """\
+slurm: {time: "10:00"}
+jobs:
+  train: {entrypoint: {command: [echo, train]}, slurm: {nodes: 2}, after: [prepare]}
+  prepare: {entrypoint: {command: [echo, prepare]}}
+"""
+
+
+def test_a_file_with_several_jobs_is_told_job_by_job(shell, refused):
+    shell.write("jobs.yaml", JOBS)
+    said = shell("validate", "jobs.yaml", "--cluster", "slurm")
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.splitlines() == [
+        "jobs.yaml is valid: 2 jobs",
+        "  prepare, 1 node × 1 rank",
+        "  train, 2 nodes × 1 rank, after afterok:prepare",
+    ]
+    said = json.loads(shell("validate", "jobs.yaml", "train.slurm.nodes=3", "--json", "--cluster", "slurm").stdout)
+    assert [(job["name"], job["spec"]["slurm"]["nodes"]) for job in said["jobs"]] == [("prepare", "1"), ("train", "3")]
+    script = shell("render", "jobs.yaml", "--cluster", "slurm").stdout
+    first, second = script.split("### job train\n")
+    assert first.startswith("### job prepare\n#!/bin/bash")
+    assert "--nodes=2" in second
+    assert "slurm.nodez is not a known key" in refused(shell("render", "jobs.yaml", "train.slurm.nodez=3", "--cluster", "slurm"))
+    shell.write("jobs.yaml", JOBS.replace("prepare: {entry", "prepare: {after: [train], entry"))
+    assert "in a circle" in refused(shell("validate", "jobs.yaml", "--cluster", "slurm"))

@@ -1,10 +1,12 @@
 """Stands in for Slurm's commands on the login node: a queue in a file, whose jobs never start.
 
-``delay`` in the queue's folder: sbatch takes so many seconds before and after it has taken the job.
+``--test-only`` expects a job of N nodes to start at 1N o'clock. ``delay`` in the queue's folder: sbatch takes so many
+seconds before and after it has taken the job.
 """
 
 import fcntl
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -17,6 +19,11 @@ def jobs() -> list[list[str]]:
 
 
 def sbatch(args: list[str]) -> None:
+    if "--test-only" in args:
+        nodes = re.findall(r"^#SBATCH --nodes=(\d+)", Path(args[-1]).read_text(), re.MULTILINE)[0]
+        start = f"2026-11-21T1{nodes}:00:00"
+        print(f"sbatch: Job 9 to start at {start} using 4 processors on nodes n1 in partition gpu", file=sys.stderr)
+        return
     pause = float((QUEUE / "delay").read_text()) if (QUEUE / "delay").exists() else 0.0
     script = os.path.abspath(args[-1])
     time.sleep(pause)

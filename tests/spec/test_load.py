@@ -7,6 +7,7 @@ import pytest
 
 from hpcaccel.errors import SpecError
 from hpcaccel.spec import load_spec, spec_from_values
+from hpcaccel.spec.expand import Elsewhere, expanded_for
 
 
 def write(path: Path, text: str) -> Path:
@@ -211,6 +212,33 @@ def test_paths_start_at_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert spec.environment.venv is None, "conda on the command line rules out the file's venv"
     assert spec.checkpoint.resume == "/data/step"
     assert spec.code.exclude == ["./data"]
+
+
+def test_a_spec_for_another_machine_names_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERE", "base")
+    monkeypatch.setenv("PLACE", "/here")
+    write(
+        tmp_path / "base.yaml", "name: x\nslurm: {nodes: '${env:COUNT}'}\nentrypoint: {script: 'sub/${env:HERE}.py'}\n"
+    )
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "base.py").touch()
+    text = (
+        "extends: ${env:HERE}.yaml\nworkdir: ${env:PLACE}/../w\ncontainer: {image: ~/x.sif, mounts: ['~/data:/data']}\n"
+    )
+    file = write(tmp_path / "job.yaml", text)
+    with expanded_for(Elsewhere("alps", {"PLACE": "/there/p", "COUNT": "4"}.get)):
+        spec = load_spec(file)
+        assert spec.entrypoint.script == str(tmp_path / "sub" / "base.py")
+        assert (spec.workdir, spec.slurm.nodes) == ("/there/w", "4")
+        assert spec.container is not None
+        assert (spec.container.image, spec.container.mounts) == ("~/x.sif", ["~/data:/data"])
+        tool = load_spec(file, overrides=["entrypoint.script=null", "entrypoint.command=[/soft/tool]"])
+        assert tool.entrypoint.command == ["/soft/tool"], "nobody looks for it here"
+        assert failure(file, "entrypoint.script=null", "entrypoint.command=[./tool]")[0].endswith("is not a file")
+        for setting in ("container.image=./x.sif", "container.mounts=[data:/data]", "entrypoint.command=[../tool]"):
+            (problem,) = failure(file, "entrypoint.script=null", setting, "entrypoint.args=null")[:1]
+            assert "is relative to this file, and alps is another machine" in problem
+        assert "HERE is not set on alps" in failure(file, "args.x=${env:HERE}")[0]
 
 
 def test_names_without_a_slash_are_no_paths(load) -> None:

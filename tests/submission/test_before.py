@@ -96,6 +96,14 @@ def test_each_job_of_a_file_is_planned(project: Any) -> None:
         plan_jobs(file, partitions=list("abcdefg"), nodes=list("123"), slurm=project.slurm)
 
 
+def test_what_is_behind_ssh_is_submitted_by_the_program(project: Any, home: Path) -> None:
+    folder = home / "config" / "hpcaccel" / "clusters"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "alps.yaml").write_text("host: me@alps\n")
+    with pytest.raises(UserError, match="hpcaccel submit FILE --cluster alps"):
+        prepare("job.yaml", cluster="alps", slurm=project.slurm)
+
+
 # -- debug ----------------------------------------------------------------------------------------------------------
 
 SITE: dict[str, Any] = {"name": "c", "probed_at": 1.0, "slurm_version": "22.05"}

@@ -205,7 +205,8 @@ def hand_over(
             "runs_dir": runs_dir,
             **({} if key is None else {"key": key}),
         }
-        pending = stack.enter_context(memory.pending_submission(cluster.name, contents))
+        same = {**contents, "options": [option for option in options if option != "--json"]}
+        pending = stack.enter_context(memory.pending_submission(cluster.name, same))
         request = {
             **cluster.introduction(runs_dir),
             **contents,
