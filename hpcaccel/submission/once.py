@@ -21,7 +21,16 @@ from pathlib import Path
 from types import TracebackType
 
 from hpcaccel.errors import ClusterError, UserError
-from hpcaccel.rundir import RunDir, SweepDir, fsync_directory, read_json, read_lines, register, write_json
+from hpcaccel.rundir import (
+    RunDir,
+    SweepDir,
+    fsync_directory,
+    read_json,
+    read_lines,
+    register,
+    state_home,
+    write_json,
+)
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission.build import temporary
 from hpcaccel.submission.facts import read_record, write_record
@@ -75,8 +84,7 @@ class Once:
     ) -> None:
         if not _KEY.fullmatch(key):
             raise UserError(f"--key {key!r} is no key: 8 to 64 letters, digits, - and _")
-        base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-        self._file = Path(base) / "hpcaccel" / "keys" / f"{key}.json"
+        self._file = state_home() / "hpcaccel" / "keys" / f"{key}.json"
         self._slurm = slurm
         self._now = now
         self._sleep = sleep

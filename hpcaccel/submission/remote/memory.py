@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.rundir import append_line, read_json, read_lines, write_json
+from hpcaccel.rundir import append_line, read_json, read_lines, state_home, write_json
 
 __all__ = [
     "Pending",
@@ -31,8 +31,7 @@ COMMAND_SECONDS = 3600.0
 
 
 def state_folder() -> Path:
-    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return Path(base) / "hpcaccel"
+    return state_home() / "hpcaccel"
 
 
 def _runs_file() -> Path:
