@@ -42,7 +42,10 @@ def _dispatch(words: list[str]) -> int:
             from hpcaccel.node.trial import wait_for_a_trial
 
             code = wait_for_a_trial(report_to=int(report_to))
-            sys.stdout.flush()
+            try:
+                sys.stdout.flush()
+            except OSError:
+                pass  # the log's disk is full: how the trial ended has been reported already
             os._exit(code)  # the next trial waits for the end of this process, and Python's takes its time
         case ["rank", directory]:
             from hpcaccel.node.rank import become_program
