@@ -77,9 +77,12 @@ def asked_there(
     Raises:
         SpecError: with a line for each thing that is wrong with the file.
     """
+    from hpcaccel.spec.site import load_facts
     from hpcaccel.submission.remote.surroundings import meant_for
     from hpcaccel.submission.remote.travel import asked, pack
 
+    if facts:
+        load_facts(cluster.name)  # what is wrong with them is told of the file that is here
     with meant_for(cluster, file):
         luggage = pack(cluster, str(file), overrides, is_sweep=False, to_submit=False)
     return asked(

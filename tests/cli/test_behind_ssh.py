@@ -66,6 +66,10 @@ class Played:
             frames[0] = ({"frame": "exit", "code": 0, **said}, b"")
         return talk(_Conversation(iter(frames)))
 
+    def terminal(self, *args: str) -> int:
+        self.requests.append({"terminal": args})
+        return 0
+
 
 class _Conversation:
     def __init__(self, frames: Iterator[tuple[dict[str, Any], bytes]]) -> None:
@@ -99,7 +103,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     (project / "sweep.yaml").write_text(job + sweep)
     monkeypatch.chdir(project)
     monkeypatch.setattr(RemoteCluster, "converse", lambda *args: played.converse(*args))
-    monkeypatch.setattr(RemoteCluster, "terminal", lambda _, *args: played.requests.append({"terminal": args}) or 0)
+    monkeypatch.setattr(RemoteCluster, "terminal", lambda _, *args: played.terminal(*args))
     monkeypatch.setattr("sys.stdin", type("Terminal", (), {"isatty": staticmethod(lambda: True)}))
 
     def fetch(_: RemoteCluster, run: str, target: Path | None, **options: Any) -> pulling.Pulled:

@@ -203,6 +203,7 @@ def test_a_file_with_several_jobs_is_told_job_by_job(shell, refused):
     first, second = script.split("### job train\n")
     assert first.startswith("### job prepare\n#!/bin/bash")
     assert "--nodes=2" in second
-    assert "slurm.nodez is not a known key" in refused(shell("render", "jobs.yaml", "train.slurm.nodez=3", "--cluster", "slurm"))
+    unknown = shell("render", "jobs.yaml", "train.slurm.nodez=3", "--cluster", "slurm")
+    assert "slurm.nodez is not a known key" in refused(unknown)
     shell.write("jobs.yaml", JOBS.replace("prepare: {entry", "prepare: {after: [train], entry"))
     assert "in a circle" in refused(shell("validate", "jobs.yaml", "--cluster", "slurm"))

@@ -47,9 +47,8 @@ def clock(text: str) -> float:
 
 def test_before_the_queue_slurm_is_asked_there(node: LoginNode) -> None:
     project(node)
-    here = {"SCRATCH": "/scratch/here"}
     words = ["--partition", "gpu,nope", "--nodes", "1,2", "--json", "--cluster", "alps"]
-    found = json.loads(node.hpcaccel("plan", "project/jobs.yaml", *words, **here).stdout)
+    found = json.loads(node.hpcaccel("plan", "project/jobs.yaml", *words, SCRATCH="/scratch/here").stdout)
     assert [(one["job"], one["partition"], one["nodes"], one["start_time"]) for one in found if one["start_time"]] == [
         (job, "gpu", nodes, clock(f"2026-11-21T1{nodes}:00:00")) for job in ("prepare", "train") for nodes in (1, 2)
     ]
