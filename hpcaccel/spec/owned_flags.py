@@ -7,9 +7,9 @@ from collections.abc import Iterable
 __all__ = ["HETEROGENEOUS", "OWNED_FLAGS", "extra_advice", "owned_by_srun"]
 
 HETEROGENEOUS = (
-    "is not supported: the components of a heterogeneous job are requeued and preempted together, and srun starts no "
-    "step of one run over them. A helper on other nodes is a job of its own: give it a name in a file with several "
-    "jobs (jobs: …), with after: where one waits for the other"
+    "is not supported: hpcaccel's checks, GPU-hours and ranks know one kind of node in a job. "
+    "A helper on other nodes is a job of its own: give it a name in a file with several jobs (jobs: …), with after: "
+    "where one waits for the other"
 )
 
 OWNED_FLAGS = {
