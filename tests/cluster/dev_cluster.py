@@ -22,7 +22,7 @@ def program(*args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     return answer
 
 
-def wait_until(condition: Callable[[], bool], what: str, *, timeout_seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], what: str, *, timeout_seconds: float = 300) -> None:
     deadline = time.monotonic() + timeout_seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -65,7 +65,7 @@ class Cluster:
         words = self.run("scontrol", "--oneliner", "show", "job", job_id).stdout.split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def wait_for(self, job_id: str, states: Sequence[str], *, timeout_seconds: float = 60) -> dict[str, str]:
+    def wait_for(self, job_id: str, states: Sequence[str], *, timeout_seconds: float = 300) -> dict[str, str]:
         """Waits until the job's JobState is one of `states`, and returns all its fields then."""
         job: dict[str, str] = {}
 

@@ -19,7 +19,7 @@ from hpcaccel.rundir import RunDir, read_lines
 from .dev_cluster import Cluster, wait_until
 
 PROGRAMS = Path(__file__).parent / "programs"
-QUICK_SECONDS = 150
+QUICK_SECONDS = 600
 
 
 class Scenario:
@@ -109,7 +109,7 @@ class Scenario:
         self._wait(lambda: bool(self._said(log, word)), f"{word!r} from rank {rank} of attempt {attempt}")
         return self._said(log, word)[0]
 
-    def wait_for_ends(self, count: int, *, dir: RunDir | None = None, timeout_seconds: float = 180) -> None:
+    def wait_for_ends(self, count: int, *, dir: RunDir | None = None, timeout_seconds: float = 600) -> None:
         self._wait(lambda: len(self.lines("end", dir=dir)) >= count, f"{count} attempts' ends", timeout_seconds)
 
     def wait_until_over(self) -> int:

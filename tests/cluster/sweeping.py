@@ -318,7 +318,7 @@ def assert_as_accounted(sweep: Sweeping, *, seconds_each: float = 0.0) -> tuple[
         listed = sweep.cluster.run("squeue", "--noheader", f"--jobs={','.join(sweep.arrays)}", check=False)
         return not listed.stdout and not any(row[1] in ("RUNNING", "PENDING") for row in accounted(sweep))
 
-    sweep.wait(over, "the end of the sweep in the accounting", 60)
+    sweep.wait(over, "the end of the sweep in the accounting", 300)
     stays = accounted(sweep)
     theirs = float(sum(seconds * gpus for _, _, seconds, gpus in stays))
     ours = sweep.status()["gpu_hours"] * 3600

@@ -38,7 +38,7 @@ def test_disturbed_once(sweep: Callable[[int], Sweeping]) -> None:
     run = sweep(1)
     run.start("sweep.max_trials=3", "sweep.workers=2", "args.bytes=30000")
     disturb(run, ["scontrol requeue", "chooser killed"])
-    run.wait_until_over(120)
+    run.wait_until_over(900)
     assert_each_counted_once(run, 3)
     assert assert_each_went_on(run) >= 1
     assert_as_accounted(run, seconds_each=1.0)

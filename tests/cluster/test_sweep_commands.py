@@ -60,10 +60,10 @@ def test_stopped_gone_on_with_and_submitted(
         wait_until(lambda: all(path.exists() for path in begun), "two trials run")
         sweep.throttle(2)
         sweep.stop()
-        paused = sweep.wait(60)
+        paused = sweep.wait(600)
         assert (paused.state, paused.workers, paused.trials["running"]) == ("paused", {"paused": 2}, 2)
         sweep.resume()
-        done = sweep.wait(120)
+        done = sweep.wait(600)
     finally:
         if not sweep.status().ended:
             sweep.cancel()
@@ -75,4 +75,4 @@ def test_stopped_gone_on_with_and_submitted(
     best = sweep.best()
     assert (best.trial, best.values) == (0, {"loss": 1 / 40})
     run = submit(best.spec, cluster="slurm")
-    assert overview(run.dir, run.wait(60)).last_loss == best.values["loss"]
+    assert overview(run.dir, run.wait(600)).last_loss == best.values["loss"]

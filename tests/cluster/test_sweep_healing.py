@@ -42,9 +42,9 @@ def test_a_cancelled_workers_trial_is_taken_over_and_a_preempted_one_comes_back(
         )
         account = sweep.dir.worker(0).account
         wait_until(
-            lambda: account.read_text().count('"start"') == 2, "the preempted worker is back", timeout_seconds=180
+            lambda: account.read_text().count('"start"') == 2, "the preempted worker is back", timeout_seconds=600
         )
-        done = sweep.wait(240)
+        done = sweep.wait(900)
     finally:
         if not sweep.status().ended:
             sweep.cancel()
