@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from hpcaccel.errors import SpecError
+from hpcaccel.slurm.fake import FakeSlurm
 from hpcaccel.spec import JobSpec
 from hpcaccel.submission.images import look_at_image
+from hpcaccel.submission.prepare import prepare
 
 SKOPEO = """#!/bin/bash
 [[ "$1 $2" == "inspect --no-tags" ]] || exit 2
@@ -66,3 +68,31 @@ def test_without_a_tool_the_user_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     again = look_at_image(spec("there/is:1"), tmp_path)
     assert again is not None
     assert again.advice == (), "an earlier run has imported it"
+
+
+@pytest.mark.usefixtures("skopeo")
+@pytest.mark.parametrize("image", ["gone/is:1", "not-there.sif"])
+def test_a_submission_without_its_image_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "job.yaml").write_text(f"name: a\nentrypoint: {{command: ['true']}}\ncontainer: {{image: {image}}}\n")
+    slurm = FakeSlurm()
+    with pytest.raises(SpecError, match=r"container.image .*(the registry does not give it|does not exist)"):
+        prepare("job.yaml", cluster="slurm", runs_dir=tmp_path / "runs", slurm=slurm)
+    assert not slurm.submissions
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_mount_that_pyxis_would_give_to_a_shell_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "torch.sqsh").touch()
+    (tmp_path / "job.yaml").write_text(
+        "name: a\nentrypoint: {command: ['true']}\n"
+        "container: {image: torch.sqsh, runtime: pyxis, mounts: ['/data$(touch x):/data']}\n"
+    )
+    with pytest.raises(SpecError, match=r"cannot be mounted by pyxis, .*: it holds \$"):
+        prepare("job.yaml", cluster="slurm", runs_dir=tmp_path / "runs", slurm=FakeSlurm())

@@ -61,7 +61,7 @@ def submitted(here: Path, spec: dict[str, Any]) -> Run:
     return run
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+@pytest.mark.parametrize("launcher", ["srun", pytest.param("torchrun", marks=pytest.mark.chaos)])
 def test_an_image_needs_torch_but_not_hpcaccel(here: Path, image: Path, apptainer: Path, launcher: str) -> None:
     run = submitted(here, job(str(image), launcher=launcher))
     assert run.wait(90).state == "completed", run.dir.slurm_log.read_text() + run.dir.rank_log(1, 0).read_text()

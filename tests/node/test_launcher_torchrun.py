@@ -17,7 +17,12 @@ if os.environ["RANK"] == "0":
     {outcome(step=3, resume=True)}
 sys.exit(85)
 """
-DIES = "import os, signal; os.environ['RANK'] == '1' and os.kill(os.getpid(), signal.SIGKILL); signal.pause()"
+DIES = """
+import os, signal
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+signal.sigwait({signal.SIGTERM})
+"""
 
 
 def test_asked_to_stop_the_ranks_hear_it_and_torchrun_does_not(local_run: Make) -> None:

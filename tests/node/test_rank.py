@@ -74,7 +74,7 @@ def arrives(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str]], l
     return send
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(arguments=st.lists(words, max_size=6))
 @example(arguments=["", "-x", "--", "#", " ", "~", "null", "0123", "yes", "x" * 10_000, "".join(PIECES) * 300])
 def test_arguments_arrive_byte_for_byte(arrives: Callable[[list[str]], list[str]], arguments: list[str]) -> None:
