@@ -7,6 +7,7 @@ known here and the default profile has a ``host``.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
 import sys
@@ -29,6 +30,7 @@ FOLLOWING = {"wait"}
 """They only look, for as long as the run goes on."""
 LOOKING = {"status", "list", "report", "explain", "table", "best", "show", "verify"}
 """They may be asked again without harm."""
+GROUPS = {"sweep", "checkpoint"}
 COMMAND_LINE: ContextVar[Sequence[str]] = ContextVar("COMMAND_LINE")
 """What stands behind ``hpcaccel`` in the call that is carried out; set by the program."""
 EXIT_INTERRUPTED = 130
@@ -157,7 +159,7 @@ def _forward(cluster: RemoteCluster, args: Sequence[str]) -> int:
         except KeyboardInterrupt:
             note("\nthe run goes on")
             return EXIT_INTERRUPTED
-    if set(args[:2]) & LOOKING:
+    if args[1 if args[0] in GROUPS else 0] in LOOKING:  # a run may bear the name of a command
         return _asked(cluster, request)
     from hpcaccel.submission.remote.memory import pending_command
 
@@ -184,6 +186,10 @@ def _collect(conversation: Conversation) -> tuple[dict[str, Any], bytes, bytes]:
         head, payload = conversation.frame()
         if head["frame"] == "exit":
             return head, said["out"], said["err"]
+        if head["frame"] == "secrets":  # of a job that is handed in again
+            values = {name: os.environ[name] for name in head["names"] if name in os.environ}
+            conversation.send(json.dumps(values).encode() + b"\n")
+            continue
         said[head["frame"]] += payload
 
 

@@ -261,3 +261,9 @@ def test_several_jobs_of_one_file(effect: Any, there: Played) -> None:
     assert (sent, code, b"--grid, --wait is for one job" in err) == ([], 2, True)
     (sent, _, code), err = effect("plan", "jobs.yaml", "--cluster", "alps")
     assert (code, list(sent[-1]["document"]["jobs"])) == (0, ["prepare", "train"])
+
+
+def test_a_run_may_bear_the_name_of_a_command(effect: Any, there: Played) -> None:
+    for words, once_only in ((("stop", "alps:status"), True), (("status", "alps:stop"), False)):
+        effect(*words)
+        assert ("id" in there.requests[-1]) == once_only, words
