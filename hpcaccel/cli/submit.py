@@ -141,17 +141,18 @@ def _submit_there(
     from hpcaccel.spec.workflow import read_jobs
     from hpcaccel.submission.remote.surroundings import meant_for
 
-    with meant_for(there, file):
-        several = read_jobs(file, overrides=overrides)
-        if several is not None:
-            refuse_for_several(file, several, refused)
-        settings = debug_overrides(file, overrides, there.name) if debug else overrides
     seen_to = {"cluster", "runs_dir", "wait", "debug", "key"}
-    submit_there(
-        there, file, settings, given_options(context, there, but=seen_to),
-        runs_dir=runs_dir, is_sweep=False, wait=wait, dry_run=dry_run, json=json, facts=facts, key=key,
-        tasks=len(combinations(grid)) if grid else None,
-    )  # fmt: skip
+    with there:
+        with meant_for(there, file):
+            several = read_jobs(file, overrides=overrides)
+            if several is not None:
+                refuse_for_several(file, several, refused)
+            settings = debug_overrides(file, overrides, there.name) if debug else overrides
+        submit_there(
+            there, file, settings, given_options(context, there, but=seen_to),
+            runs_dir=runs_dir, is_sweep=False, wait=wait, dry_run=dry_run, json=json, facts=facts, key=key,
+            tasks=len(combinations(grid)) if grid else None,
+        )  # fmt: skip
 
 
 def _tell_what_is(run: Run | RunArray, *, json: bool, changes: dict[str, Any] | None = None) -> None:
