@@ -70,7 +70,8 @@ def _go_through(plan: Cleaning, *, yes: bool, tell: bool) -> tuple[list[Item], l
     from hpcaccel.submission.cleaning import delete
     from hpcaccel.view.words import size
 
-    done, failed = list[Item](), list[str]()
+    done: list[Item] = []
+    failed: list[str] = []
     for item in plan.items:
         if yes:
             try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,7 @@ from hpcaccel.cli.output import note, print_json
 from hpcaccel.errors import UserError
 
 if TYPE_CHECKING:
+    from hpcaccel.spec import JobSpec
     from hpcaccel.submission.planning import Choice
 
 __all__ = ["plan"]
@@ -51,9 +53,9 @@ def plan(
     if profile is not None and profile.backend == "local":
         raise UserError("there is no queue on the local backend: a job starts at once. Name a cluster with --cluster")
     facts = None if profile is None else load_facts(profile.name)
-    found = plan_jobs(
-        file, partitions=_parts(partition), nodes=_parts(nodes), overrides=overrides or [], profile=profile, facts=facts
-    )
+    sizes = {"partitions": _parts(partition), "nodes": _parts(nodes)}
+    with _progress() as tell:
+        found = plan_jobs(file, **sizes, overrides=overrides or [], profile=profile, facts=facts, tell=tell)
     if json:
         print_json([choice.to_json() for choice in found])
     else:
@@ -61,6 +63,17 @@ def plan(
         note("hours are those of a job that uses its whole time limit; a start is what Slurm expects at this moment")
         if facts is not None and any(one.problem for one in found):
             note(f"what the facts of {facts.name}, {facts.age_text()} old, forbid was not asked of Slurm")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[JobSpec], None]]:
+    """What is being asked about, on a terminal: a busy controller takes a second for each."""
+    from rich.console import Console
+
+    with Console(stderr=True).status("asking Slurm …") as status:
+        yield lambda spec: status.update(
+            f"asking Slurm: {spec.slurm.partition or 'the default partition'}, {spec.slurm.nodes or 1} nodes …"
+        )
 
 
 def _parts(text: str | None) -> list[str]:

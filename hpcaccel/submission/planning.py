@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,7 @@ def plan_choices(
     profile: ClusterProfile | None = None,
     facts: SiteFacts | None = None,
     slurm: Slurm | None = None,
+    tell: Callable[[JobSpec], None] = lambda spec: None,
 ) -> list[Choice]:
     """Every combination of ``partitions`` and ``nodes``, the one that starts first in front.
 
@@ -81,6 +82,7 @@ def plan_choices(
         source: a spec file with one job, or one job of a file with several.
         partitions, nodes: empty: as the spec has it.
         facts: of the cluster; what they forbid is not asked of Slurm.
+        tell: called before each question, with what is asked about.
 
     Raises:
         SpecError: the spec is wrong, or one of the sizes is no number of nodes.
@@ -97,6 +99,7 @@ def plan_choices(
                 spec = over_profile(source, profile, overrides=[*overrides, *own])
             else:
                 spec = load_spec(source, overrides=[*overrides, *own], profile=profile)
+            tell(spec)
             found.append(_choice(spec, profile, facts, slurm))
     return sorted(found, key=lambda one: (one.start_time is None, one.start_time or 0.0))
 

@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.cli.clean import _go_through
+from hpcaccel.errors import RunDirectoryError
+from hpcaccel.submission.cleaning import Cleaning, Item
+
 FACTS = """\
 version: 1
 name: alps
@@ -53,6 +57,22 @@ def test_what_changed_and_what_would_be_cleaned(shell: Any, spec: Path) -> None:
     done = json.loads(shell("clean", "--older-than", "0m", "--runs", "--yes", "--json").stdout)
     assert [item["kind"] for item in done["items"]] == ["run"]
     assert not Path(first["path"]).exists()
+
+
+def test_what_could_not_be_deleted_is_not_told_as_deleted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def delete(item: Item) -> None:
+        if item.path.name == "b":
+            raise RunDirectoryError(f"{item.path} stays: a test")
+
+    monkeypatch.setattr("hpcaccel.submission.cleaning.delete", delete)
+    items = [Item(path=Path(name), kind="run", run_id=name, why="it is completed", bytes=1000) for name in "abc"]
+    done, failed = _go_through(Cleaning(items=tuple(items), kept=()), yes=True, tell=True)
+    assert ([item.run_id for item in done], failed) == (["a", "c"], ["b stays: a test"])
+    told = capsys.readouterr()
+    assert [line.split()[3] for line in told.out.splitlines()] == ["a", "c"]
+    assert told.err == "error: b stays: a test\n"
 
 
 def test_what_cannot_be_is_said(shell: Any, spec: Path, refused: Any) -> None:
