@@ -14,7 +14,7 @@ from . import processes, requirements
 from .errors import DevClusterError
 from .state import State
 
-READY_PATIENCE_SECONDS = 60.0
+READY_PATIENCE_SECONDS = 240.0
 UP_STATES = ("idle", "mixed", "allocated", "completing")
 
 

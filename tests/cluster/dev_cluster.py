@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).resolve().parents[2] / "docker" / "cluster"
 
 def program(*args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """`docker/cluster` with these arguments; its own words when it fails."""
-    answer = subprocess.run([str(PROGRAM), *args], capture_output=True, text=True, timeout=180, check=False)
+    answer = subprocess.run([str(PROGRAM), *args], capture_output=True, text=True, timeout=900, check=False)
     if check and answer.returncode:
         raise RuntimeError(f"docker/cluster {shlex.join(args)} ended with {answer.returncode}:\n{answer.stderr}")
     return answer
