@@ -50,12 +50,16 @@ def test_a_cancelled_workers_trial_is_taken_over_and_a_preempted_one_comes_back(
             sweep.cancel()
     assert done.trials["complete"] == 3
     assert done.workers == {"completed": 1, "cancelled": 1}
+    interrupted = 0
     for number in range(3):
         folder = sweep.dir.trial(number)
-        logged = [read_lines(folder.foreign_metrics(attempt)) for attempt in (1, 2)]
+        logged = [read_lines(folder.foreign_metrics(attempt)) for attempt in (1, 2, 3)]
         assert [line["step"] for attempt in logged for line, _ in attempt] == list(range(1, 41))
         ends = [line["reason"] for line, _ in read_lines(folder.ledger) if line["event"] == "end"]
-        assert ends == (["completed"] if number == 2 else [ends[0], "completed"])
+        assert ends[-1] == "completed"
+        assert "completed" not in ends[:-1]
+        interrupted += len(ends) - 1
+    assert interrupted == 2  # once by the cancel, once by the preemption
     told = Counter(
         line["trial_id"] for line, _ in read_lines(journal) if line.get("op_code") == 6 and line["state"] == 1
     )
