@@ -41,9 +41,11 @@ def _lines(found: Explanation) -> list[str]:
     if found.start_time is not None:
         left = duration(found.start_time - found.asked)
         lines.append(f"  expected to start: {clock_time(found.start_time)}, in {left}, as Slurm sees it now")
+    elif found.why and not any(one.waits for one in found.why):
+        lines.append("  expected to start: not by itself")
     elif found.why:
         lines.append("  expected to start: Slurm does not say (it looks at the first jobs of the queue only)")
-    if found.priority is not None:
+    if found.priority is not None and any(one.waits for one in found.why):
         lines += _queue(found)
     if found.problem:
         lines.append(f"  the queue could not be read: {clean(found.problem)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hpcaccel.errors import HpcaccelError
@@ -94,14 +94,16 @@ def _not_waiting(run: RunDir, now: RunStatus) -> Explanation:
         elif now.state == "stopping" and facts.asked is not None:
             detail = f"it was asked to stop ({facts.asked.reason})"
     if not advice and now.state in ("failed", "lost", "paused", "cancelled"):
-        advice = f"go on from the newest checkpoint: hpcaccel resume {now.run_id}"
+        advice = f"go on, from the newest checkpoint if there is one: hpcaccel resume {now.run_id}"
     return Explanation(run_id=now.run_id, name=now.name, state=now.state, detail=detail, advice=advice)
 
 
 def _waiting(now: RunStatus, slurm: Slurm) -> Explanation:
     parts = [one for one in now.tasks or [now] if one.state in _WAITING]
     job = slurm.job(parts[0].job_id)
-    why = tuple(_reasons(parts))
+    if job is not None and job.state.is_running:
+        return Explanation(run_id=now.run_id, name=now.name, state="starting", detail="it has just got its nodes")
+    why = tuple(_reasons(_renewed(parts, job)))
     if job is None:
         return Explanation(run_id=now.run_id, name=now.name, state=now.state, detail=now.detail, why=why)
     queue = slurm.waiting(job.partition.split(",")) if job.partition else []
@@ -120,6 +122,16 @@ def _waiting(now: RunStatus, slurm: Slurm) -> Explanation:
     )
 
 
+def _renewed(parts: Sequence[RunStatus], job: JobInfo | None) -> list[RunStatus]:
+    """With the reason that the controller has just given for the first, for all that had the same one.
+
+    What is shared between processes may be a minute old, and a job be held or released since.
+    """
+    if job is None or not job.reason:
+        return list(parts)
+    return [replace(one, reason=job.reason) if one.reason == parts[0].reason else one for one in parts]
+
+
 def _reasons(parts: Sequence[RunStatus]) -> list[Why]:
     """Each reason once, with how many tasks have it."""
     counts: dict[str, list[str]] = {}
@@ -128,12 +140,13 @@ def _reasons(parts: Sequence[RunStatus]) -> list[Why]:
     found = []
     for reason, job_ids in counts.items():
         said = meaning(reason)
+        job = job_ids[0] if len(job_ids) == 1 else job_ids[0].partition("_")[0]
         found.append(
             Why(
                 job_id=job_ids[0],
                 reason=reason,
                 words=said.words,
-                advice=said.advice.replace("JOB", job_ids[0]),
+                advice=said.advice.replace("JOB", job),
                 waits=said.waits,
                 tasks=len(job_ids),
             )

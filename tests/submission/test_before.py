@@ -187,6 +187,18 @@ def test_a_run_that_waits_is_explained(project: Any) -> None:
     assert ([one.job_id for one in found.before], found.nodes_before, found.priority) == (["7"], 4, 50)
 
 
+def test_the_controllers_word_is_newer_than_what_is_shared(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = project.queue()
+    shared = status(run.dir, project.slurm)
+    monkeypatch.setattr("hpcaccel.submission.explaining.status", lambda *_: replace(shared, reason="Resources"))
+    project.slurm.move(run.job_id, JobState.PENDING, reason="JobHeldUser")
+    (why,) = explain_run(run.dir, project.slurm).why
+    assert (why.reason, why.advice) == ("JobHeldUser", f"release it: scontrol release {run.job_id}")
+    project.slurm.move(run.job_id, JobState.RUNNING, reason="")
+    found = explain_run(run.dir, project.slurm)
+    assert (found.state, found.why, found.detail) == ("starting", (), "it has just got its nodes")
+
+
 def test_a_dependency_that_can_never_be_is_said_plainly(project: Any) -> None:
     run = project.queue()
     project.slurm.move(run.job_id, JobState.PENDING, reason="DependencyNeverSatisfied")

@@ -51,7 +51,8 @@ leave() {
 done=no
 trap leave EXIT
 trap 'exit 130' HUP INT TERM
-"$python" -m venv "$target" >&2
+"$python" -m venv --without-pip "$target" >&2
+"$target/bin/python" -m ensurepip --upgrade --default-pip >&2  # venv itself would hide what goes wrong here
 mkdir "$target/source"
 tar -xf - -C "$target/source"
 for wheel in "$target"/source/*.whl; do :; done

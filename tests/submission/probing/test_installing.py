@@ -21,8 +21,8 @@ PROFILE = ClusterProfile(name="alps")
 
 PYTHON = r"""#!/bin/sh
 case "$1 $2" in
-  "-m venv") mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; printf '#!/bin/sh\necho hpcaccel 0.1.0\n' > "$3/bin/hpcaccel"
-    chmod +x "$3/bin/hpcaccel";;
+  "-m venv") mkdir -p "$4/bin"; cp "$0" "$4/bin/python"; printf '#!/bin/sh\necho hpcaccel 0.1.0\n' > "$4/bin/hpcaccel"
+    chmod +x "$4/bin/hpcaccel";;
   "-m pip") [ "$3" = freeze ] && { echo typer==0.26.0; exit 0; }
     printf '%s\n' "$@" > "$(dirname "$0")/asked"
     [ -z "$PIP_HANGS" ] || { touch "$PIP_HANGS"; exec sleep 600; }

@@ -1,0 +1,64 @@
+"""The environment built in earnest: pip, venv, a package index, a disk that is full."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.chaos
+
+SMALL_DISK = r"""
+place=$1; shift
+mount -t tmpfs -o size=24m none "$place" || exit 77
+"$@"; code=$?
+echo "left: $(ls -A "$place")"
+exit $code
+"""
+
+
+def install(place: Path, *options: str, before: tuple[str, ...] = (), **env: str) -> subprocess.CompletedProcess[str]:
+    command = [*before, sys.executable, "-m", "hpcaccel", "cluster", "install", "local", "--dir", str(place), *options]
+    return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+
+
+def test_an_environment_that_works(tmp_path: Path) -> None:
+    done = install(tmp_path / "place")
+    if "does not answer pip" in done.stderr:
+        pytest.skip("no package index answers here")
+    assert done.returncode == 0, done.stderr
+    program = tmp_path / "place/env/bin/hpcaccel"
+    said = subprocess.run([program, "schema"], capture_output=True, text=True, check=True, cwd=tmp_path, env={})
+    assert '"slurm"' in said.stdout
+    assert "pydantic==" in (tmp_path / "place/env/hpcaccel-lock.txt").read_text()
+    (again,) = (tmp_path / "place/env/source").glob("*.whl")
+    first = os.readlink(tmp_path / "place/env")
+    assert install(tmp_path / "place", "--wheel", str(again)).returncode == 0
+    assert os.readlink(tmp_path / "place/env") != first
+    # what was installed can install itself elsewhere: it is packed as it lies there
+    second = [str(program), "cluster", "install", "local", "--dir", str(tmp_path / "second")]
+    assert subprocess.run(second, check=False).returncode == 0
+    assert (tmp_path / "second/env/bin/hpcaccel").exists()
+
+
+def test_an_index_that_does_not_answer(tmp_path: Path) -> None:
+    nobody = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_CONFIG_FILE": "/dev/null", "PIP_RETRIES": "1"}
+    done = install(tmp_path / "place", PIP_NO_CACHE_DIR="1", PIP_FIND_LINKS="", **nobody)
+    assert done.returncode == 2
+    assert (
+        "nothing was installed on this machine: the package index does not answer pip there ([Errno 111]" in done.stderr
+    )
+    assert not (tmp_path / "place").exists()
+
+
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    small = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", SMALL_DISK, "sh", str(tmp_path))
+    done = install(tmp_path / "place", before=small)
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    assert done.returncode == 2
+    assert "there is no room left in" in done.stderr
+    assert done.stdout == "left: \n"
