@@ -28,8 +28,9 @@ def debug_overrides(file: Path, overrides: Sequence[str], cluster: str | None) -
     profile = chosen_profile(cluster)
     spec = load_spec(file, overrides=overrides, profile=profile)
     job = debug_job(spec, None if profile is None or profile.backend == "local" else load_facts(profile.name))
-    note(f"note: {job.note}")
-    return [*job.overrides, *overrides]
+    settings = [*job.overrides, *overrides]
+    note(f"note: {job.note(load_spec(file, overrides=settings, profile=profile))}")
+    return settings
 
 
 def refuse_what_slurm_refuses(prepared: Prepared) -> None:

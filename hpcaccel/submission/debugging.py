@@ -20,10 +20,17 @@ _NAMES = ("debug", "devel", "develop", "dev", "test", "testing", "short", "inter
 
 @dataclass(frozen=True, kw_only=True)
 class DebugJob:
-    """The settings that make a job of a spec one for debugging, and what to tell of them."""
+    """The settings that make a job of a spec one for debugging."""
 
     overrides: tuple[str, ...]
-    note: str
+    where: str
+    """In words: the site's place for such jobs, or why the spec's own stays."""
+
+    def note(self, spec: JobSpec) -> str:
+        """What to tell of ``spec``, which has these settings and the user's own on top."""
+        back = "" if spec.resilience.requeue or spec.resilience.chain else "; it does not come back through the queue"
+        nodes = "one node" if spec.slurm.nodes in (None, "1") else f"{spec.slurm.nodes} nodes"
+        return f"debugging: {nodes}, at most {spec.slurm.time}, {self.where}{back}"
 
 
 def debug_job(spec: JobSpec, facts: SiteFacts | None) -> DebugJob:
@@ -58,9 +65,7 @@ def debug_job(spec: JobSpec, facts: SiteFacts | None) -> DebugJob:
         "resilience.chain=null",
         "resilience.restart_in_place=0",
     ]
-    limit = "1 minute" if minutes == 1 else f"{minutes} minutes"
-    note = f"debugging: one node, {limit}, {where}; it does not come back through the queue"
-    return DebugJob(overrides=(*settings, *place), note=note)
+    return DebugJob(overrides=(*settings, *place), where=where)
 
 
 def _minutes(spec: JobSpec) -> int:

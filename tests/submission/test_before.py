@@ -109,10 +109,11 @@ def test_what_is_behind_ssh_is_submitted_by_the_program(project: Any, home: Path
 SITE: dict[str, Any] = {"name": "c", "probed_at": 1.0, "slurm_version": "22.05"}
 
 
-def debugged(project: Any, **site: Any) -> tuple[Any, str]:
+def debugged(project: Any, *own: str, **site: Any) -> tuple[Any, str]:
     spec = load_spec(project.path / "job.yaml", overrides=["slurm.nodes=4", "slurm.time=5:00:00"])
     job = debug_job(spec, SiteFacts.model_validate({**SITE, **site}))
-    return load_spec(project.path / "job.yaml", overrides=[*job.overrides]), job.note
+    final = load_spec(project.path / "job.yaml", overrides=[*job.overrides, *own])
+    return final, job.note(final)
 
 
 def test_a_debugging_job_is_small_and_goes_where_the_site_wants_it(project: Any) -> None:
@@ -120,7 +121,11 @@ def test_a_debugging_job_is_small_and_goes_where_the_site_wants_it(project: Any)
     spec, note = debugged(project, partitions=partitions)
     assert (spec.name, spec.slurm.nodes, spec.slurm.time) == ("demo-debug", "1", "00:10:00")
     assert (spec.slurm.partition, spec.resilience.requeue) == ("gpu-debug", False)
-    assert "partition gpu-debug" in note
+    assert note == (
+        "debugging: one node, at most 00:10:00, partition gpu-debug; it does not come back through the queue"
+    )
+    _, note = debugged(project, "slurm.time=30", "slurm.nodes=2", partitions=partitions)
+    assert note.startswith("debugging: 2 nodes, at most 00:30:00, partition gpu-debug")
 
 
 def test_a_debugging_job_takes_the_qos_where_there_is_no_partition(project: Any) -> None:

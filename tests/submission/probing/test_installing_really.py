@@ -20,9 +20,11 @@ exit $code
 """
 
 
-def install(place: Path, *options: str, before: tuple[str, ...] = (), **env: str) -> subprocess.CompletedProcess[str]:
+def install(
+    place: Path, *options: str, before: tuple[str, ...] = (), env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     command = [*before, sys.executable, "-m", "hpcaccel", "cluster", "install", "local", "--dir", str(place), *options]
-    return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False)
 
 
 def test_an_environment_that_works(tmp_path: Path) -> None:
@@ -46,7 +48,8 @@ def test_an_environment_that_works(tmp_path: Path) -> None:
 
 def test_an_index_that_does_not_answer(tmp_path: Path) -> None:
     nobody = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_CONFIG_FILE": "/dev/null", "PIP_RETRIES": "1"}
-    done = install(tmp_path / "place", PIP_NO_CACHE_DIR="1", PIP_FIND_LINKS="", **nobody)
+    nobody |= {"PIP_NO_CACHE_DIR": "1", "PIP_FIND_LINKS": ""}
+    done = install(tmp_path / "place", env=nobody)
     assert done.returncode == 2
     assert (
         "nothing was installed on this machine: the package index does not answer pip there ([Errno 111]" in done.stderr
