@@ -234,7 +234,7 @@ def test_an_empty_place_does_not_ask_all_the_time(tmp_path: Path, monkeypatch: p
     other.hear()
     asked: list[float] = []
 
-    def nobody(*_: object) -> set[int]:
+    def nobody(*_: object, **__: object) -> set[int]:
         asked.append(time.time())
         return set()
 
