@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +66,7 @@ def answer() -> None:
 def _command(request: dict[str, Any], frames: FrameWriter | _Held | _WithFile) -> None:
     """One of hpcaccel's own commands; with an ``id`` once only, and its answer is kept for who asks again."""
     from hpcaccel.submission.remote.replies import kept
+    from hpcaccel.submission.secrets import secrets_from
 
     if request.get("follows"):
         _leave_with_the_other_side()
@@ -80,12 +81,27 @@ def _command(request: dict[str, Any], frames: FrameWriter | _Held | _WithFile) -
             from hpcaccel.submission.remote.replies import Collector
 
             collected = Collector()
-            with _streams(collected):
+            with _streams(collected), secrets_from(lambda names: _asked_back(names, frames)):
                 code = _call(request)
             reply.keep(code, collected.out, collected.err)
     frames.send("out", reply.out)
     frames.send("err", reply.err)
     frames.send("exit", code=reply.code, kept=is_kept)
+
+
+def _asked_back(names: Sequence[str], frames: FrameWriter | _Held | _WithFile) -> dict[str, str]:
+    """Values of secrets, from the machine that asked for this command."""
+    import json
+
+    try:
+        frames.send("secrets", names=list(names))
+        line = sys.stdin.buffer.readline()
+    except BrokenPipeError:
+        line = b""
+    if not line.endswith(b"\n"):
+        os._exit(EXIT_BUG)  # the connection broke, and nothing has been done yet
+    values: dict[str, str] = json.loads(line)
+    return values
 
 
 def _submit(request: dict[str, Any], frames: FrameWriter) -> None:

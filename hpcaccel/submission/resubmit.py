@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hpcaccel.errors import RunBusy, UserError
-from hpcaccel.rundir import RunDir, register
+from hpcaccel.rundir import RunDir, read_json, register
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.slurm.dependencies import tell_dependents
 from hpcaccel.submission.backend import Backend, SlurmBackend, backend_named
@@ -15,6 +15,7 @@ from hpcaccel.submission.chain import cancel_waiting, links_behind
 from hpcaccel.submission.facts import honoured_name, open_requests, read_record, waiting_links, write_record
 from hpcaccel.submission.handin import hand_in
 from hpcaccel.submission.resume_once import Turn
+from hpcaccel.submission.secrets import bring_secrets
 from hpcaccel.submission.status import RunStatus, status
 
 __all__ = ["resume"]
@@ -68,6 +69,8 @@ def _hand_in_anew(run: RunDir, turn: Turn, slurm: Slurm | None) -> str:
     indices = _resumable(status(run, slurm), run)
     backend.check()
     tasks = [run] if indices is None else [turn.run.task(index) for index in indices]
+    document = read_json(tasks[0].spec) or {}
+    bring_secrets(document["spec"]["environment"]["secrets"], run_id=run.run_id)
     stale = [(task, name) for task in tasks for name, _ in open_requests(task)]
     offsets = [task.ledger.stat().st_size if task.ledger.exists() else 0 for task in tasks]
     for task, name in stale:

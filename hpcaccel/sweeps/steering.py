@@ -19,6 +19,7 @@ from hpcaccel.spec.expand import escape
 from hpcaccel.submission.backend import backend_named
 from hpcaccel.submission.facts import honoured_name, open_requests, read_record
 from hpcaccel.submission.resume_once import Turn
+from hpcaccel.submission.secrets import bring_secrets
 from hpcaccel.submission.status import RunStatus, status
 from hpcaccel.sweeps.again import continue_stopped, stopped_by_budget
 from hpcaccel.sweeps.arrays import WorkerArrays
@@ -78,6 +79,7 @@ def start_workers(sweep: SweepDir, spec: SweepSpec, *, count: int, slurm: Slurm 
 def _start_workers(sweep: SweepDir, spec: SweepSpec, *, count: int, slurm: Slurm | None) -> WorkerArrays:
     record = read_record(sweep)
     backend_named(record.backend, slurm).check()
+    bring_secrets(spec.job.environment.secrets, run_id=sweep.run_id)
     with (
         Turn(sweep, slurm=slurm) as turn,
         _requests_put_aside([sweep, *(sweep.worker(index) for index in sweep.worker_indices())]),

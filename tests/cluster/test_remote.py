@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hpcaccel.rundir import RunDir, read_lines
 from tests.remote.login_node import LoginNode, wait_for, why_no_sshd
 
 from .dev_cluster import Cluster, wait_until
@@ -50,9 +51,8 @@ def _the_way(node: LoginNode, cluster: Cluster, name: str) -> None:
     submitted = node.hpcaccel_cut("submit", str(file), *overrides, "--json", WANDB_API_KEY=SECRET)
     said = json.loads(submitted.stdout)
 
-    def status() -> dict[str, object]:
-        found: dict[str, object] = json.loads(node.hpcaccel("status", "toy", "--json").stdout)
-        return found
+    def ledger(event: str) -> list[dict[str, object]]:
+        return [line for line, _ in read_lines(RunDir(said["path"]).ledger) if line["event"] == event]
 
     lines_seen: list[str] = []
     follower = node.start_command("logs", "-f", "toy")
@@ -65,16 +65,18 @@ def _the_way(node: LoginNode, cluster: Cluster, name: str) -> None:
     assert lines_seen.count("started\n") == 1, "where they were"
 
     cluster.sbatch("--partition=urgent", f"--nodelist={name}", "--exclusive", "--output=/dev/null", "--wrap=sleep 2")
-    wait_until(lambda: status()["attempts"] == 2, "a second attempt, after a preemption", timeout_seconds=300)
+    wait_until(lambda: len(ledger("start")) == 2, "a second attempt, after a preemption", timeout_seconds=300)
     node.hpcaccel_cut("stop", "toy")
-    wait_until(lambda: status()["state"] == "paused", "paused", timeout_seconds=300)
-    node.hpcaccel_cut("resume", "toy")
-    wait_until(lambda: status()["attempts"] == 3, "a third attempt", timeout_seconds=300)
+    wait_until(lambda: len(ledger("end")) == 2, "the end of it", timeout_seconds=300)
+    assert json.loads(node.hpcaccel("status", "toy", "--json").stdout)["state"] == "paused"
+    node.hpcaccel_cut("resume", "toy", WANDB_API_KEY=SECRET)
+    wait_until(lambda: len(ledger("start")) == 3, "a third attempt", timeout_seconds=300)
     finish.touch()
     assert "completed" in node.hpcaccel_cut("wait", "toy").stdout
     follower.kill()
-    follower.wait()
     reader.join()
+    with follower:  # closes its streams
+        pass
     assert len(json.loads((Path(said["path"]) / "record.json").read_text())["job_ids"]) == 2
 
     pulled = json.loads(node.hpcaccel_cut("pull", said["run_id"], "--json").stdout)

@@ -314,14 +314,18 @@ class Cutting:
 
 class _CuttingSession:
     def __init__(self, cutting: Cutting, session: Any) -> None:
-        self._cutting, self._session = cutting, session
+        self._cutting, self._session, self._over = cutting, session, False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
 
     def read(self, count: int) -> bytes:
+        if self._over:
+            return b""
         data: bytes = self._session.read(count)
-        return data[: self._cutting.count("read", len(data))]
+        passing = data[: self._cutting.count("read", len(data))]
+        self._over = len(passing) < len(data)
+        return passing
 
     def write(self, data: bytes) -> None:
         self._session.write(data)

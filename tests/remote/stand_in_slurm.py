@@ -1,7 +1,7 @@
 """Stands in for Slurm's commands on the login node: a queue in a file, whose jobs never start.
 
 ``--test-only`` expects a job of N nodes to start at 1N o'clock. ``delay`` in the queue's folder: sbatch takes so many
-seconds before and after it has taken the job.
+seconds before and after it has taken the job. ``at-work`` there: an sbatch has begun.
 """
 
 import fcntl
@@ -26,6 +26,7 @@ def sbatch(args: list[str]) -> None:
         return
     pause = float((QUEUE / "delay").read_text()) if (QUEUE / "delay").exists() else 0.0
     script = os.path.abspath(args[-1])
+    (QUEUE / "at-work").touch()
     time.sleep(pause)
     with (QUEUE / "jobs").open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

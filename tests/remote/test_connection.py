@@ -18,6 +18,7 @@ from hpcaccel.errors import ClusterError
 from hpcaccel.spec import load_profile
 from hpcaccel.submission.remote import RemoteCluster
 from hpcaccel.submission.remote import login as login_module
+from hpcaccel.submission.remote.session import ConnectionLost
 
 from .login_node import LoginNode, free_port, make_key
 
@@ -202,6 +203,20 @@ def test_a_one_time_code_is_asked_for_after_the_key(monkeypatch: pytest.MonkeyPa
 def test_without_a_terminal_it_says_what_would_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(login_module, "has_terminal", lambda: False)
     assert "ControlMaster" in message("asking")
+
+
+@pytest.mark.usefixtures("client")
+def test_tries_come_to_an_end_unless_connections_hold_for_long() -> None:
+    clock = [0.0]
+    breaks = [100.0] * 9 + [1.0] * 5
+
+    def follow() -> None:
+        clock[0] += breaks.pop(0)
+        raise ConnectionLost("the connection to alps broke")
+
+    with cluster(now=lambda: clock[0], note=lambda text: None) as there, pytest.raises(ConnectionLost, match="lost"):
+        there.again(follow)
+    assert breaks == [1.0], "four tries more behind the last that held, and then it is given up"
 
 
 def test_git_is_all_that_this_side_has(client: LoginNode) -> None:

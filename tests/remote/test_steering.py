@@ -18,14 +18,23 @@ from hpcaccel.submission.remote.connection import FabricConnection
 
 from .login_node import Cutting, LoginNode, wait_for
 
+SECRET = "planted-c0ffee-secret"
+
 
 @pytest.fixture
 def run(node: LoginNode) -> RunDir:
     """One that is paused."""
-    node.project()
-    said = node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps", "--json").stdout
+    node.project(lines=["environment: {secrets: [WANDB_API_KEY]}"])
+    said = node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps", "--json", WANDB_API_KEY=SECRET).stdout
     node.hpcaccel("stop", "toy")
     return RunDir(json.loads(said)["path"])
+
+
+@pytest.fixture
+def here(client: LoginNode, monkeypatch: pytest.MonkeyPatch) -> LoginNode:
+    """This process as the client, which has what its jobs are to get."""
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    return client
 
 
 def ask(node: LoginNode, *args: str, **cuts: int) -> int:
@@ -49,20 +58,24 @@ def delay(node: LoginNode, seconds: float) -> None:
     (Path(node.env["STAND_IN_QUEUE"]) / "delay").write_text(str(seconds))
 
 
-@pytest.mark.usefixtures("client")
+@pytest.mark.usefixtures("here")
 def test_a_connection_that_is_cut_changes_nothing_twice(node: LoginNode, run: RunDir) -> None:
-    for number, cuts in enumerate([{"reads": 1}, {"writes": 1}, {"reads": 60}], start=2):
+    for known, cuts in ((["1", "2"], {"writes": 1}), (["1", "2", "3"], {"reads": 60})):
         assert ask(node, "resume", run.run_id, **cuts) == 1
-        assert jobs(run) == [str(one) for one in range(1, number + 1)] == [job[0] for job in node.jobs()]
+        assert jobs(run) == known == [job[0] for job in node.jobs()]
         assert ask(node, "stop", run.run_id, **cuts) == 1
         assert len(list(run.control.glob("stop-*"))) == 1, "the earlier ones were honoured, this one stands"
+    assert {job[3] for job in node.jobs()} == {SECRET}, "each job got it"
     assert not list((memory.state_folder() / "remote-commands").glob("*.json")), "all were answered"
 
 
 def test_a_resume_that_was_killed_on_both_sides_is_taken_up_when_it_is_repeated(node: LoginNode, run: RunDir) -> None:
     delay(node, 0.5)
-    process = node.start_command("resume", "toy")
-    wait_for(run.resuming.exists, "sbatch at work")
+    assert "WANDB_API_KEY" in node.hpcaccel("resume", "toy", code=2).stderr, "it is not set here"
+    at_work = Path(node.env["STAND_IN_QUEUE"], "at-work")
+    at_work.unlink()
+    process = node.start_command("resume", "toy", WANDB_API_KEY=SECRET)
+    wait_for(at_work.exists, "sbatch at work")
     process.kill()
     process.communicate()
     node.kill_programs()
@@ -71,18 +84,21 @@ def test_a_resume_that_was_killed_on_both_sides_is_taken_up_when_it_is_repeated(
     assert "goes on by itself" in node.hpcaccel("resume", "toy", code=2).stderr
 
 
-@pytest.mark.usefixtures("client")
+@pytest.mark.usefixtures("here")
 def test_an_answer_that_did_not_arrive_is_told_to_who_asks_again(
     node: LoginNode, run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def killed(*args: Any) -> int:
+    collect = forwarding._collect
+
+    def killed(conversation: Any) -> Any:
+        collect(conversation)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(forwarding, "_collect", killed)
         with pytest.raises(KeyboardInterrupt):
             ask(node, "resume", "toy")
-    wait_for(lambda: jobs(run) == ["1", "2"], "what was asked for")
+    assert jobs(run) == ["1", "2"]
     ask(node, "resume", "toy")
     told = capfd.readouterr()
     assert "goes on as job 2" in told.out
@@ -98,10 +114,10 @@ def test_an_answer_that_did_not_arrive_is_told_to_who_asks_again(
 @pytest.mark.parametrize("victim", ["here", "there", "both", "connection"])
 def test_killed_at_any_moment(node: LoginNode, run: RunDir, moment: float, victim: str) -> None:
     delay(node, 0.2)
-    process = node.start_command("resume", "toy")
+    process = node.start_command("resume", "toy", WANDB_API_KEY=SECRET)
     time.sleep(moment)
     node.strike(victim, process)
     process.communicate(timeout=120)
     if process.returncode != 0:
-        node.hpcaccel("resume", "toy")
+        node.hpcaccel("resume", "toy", WANDB_API_KEY=SECRET)
     assert jobs(run) == ["1", "2"] == [job[0] for job in node.jobs()]

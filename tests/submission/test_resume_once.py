@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.errors import RunBusy, SlurmCommandError
+from hpcaccel.errors import RunBusy, SlurmCommandError, UserError
 from hpcaccel.records import AttemptEnd, to_dict
 from hpcaccel.rundir import append_line
 from hpcaccel.slurm.states import JobState
 from hpcaccel.submission import Run, RunArray, resubmit, resume_once
+from hpcaccel.submission import secrets as resume_secrets
 from tests.submission.conftest import Project
 
 Killed = Callable[..., None]
@@ -112,3 +113,16 @@ def test_a_queue_that_does_not_answer_leaves_the_question_open(
             run.resume()
     run.resume()
     assert len(project.slurm.submissions) == 2
+
+
+def test_secrets_are_needed_once_more(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "planted")
+    run = project.queue("environment.secrets=[TOKEN]")
+    run.stop()
+    monkeypatch.delenv("TOKEN")
+    with pytest.raises(UserError, match="TOKEN"):
+        run.resume()
+    with resume_secrets.secrets_from(lambda names: dict.fromkeys(names, "from afar")):
+        run.resume()
+    assert [one.env["TOKEN"] for one in project.slurm.submissions] == ["planted", "from afar"]
+    monkeypatch.delenv("TOKEN")

@@ -23,6 +23,8 @@ __all__ = ["Answer", "Conversation", "RemoteCluster"]
 
 PAUSES_SECONDS = (0.5, 2.0, 5.0, 10.0)
 """Before a broken connection is tried again; then it is given up."""
+STEADY_SECONDS = 60.0
+"""After a connection that held for so long, all of these tries are there again: one follows a run for days."""
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 """What shells answer for a program that is not there."""
 
@@ -94,6 +96,7 @@ class RemoteCluster:
         connection: Connection | None = None,
         note: Callable[[str], None] | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         assert profile.host is not None
         self.profile = profile
@@ -101,7 +104,7 @@ class RemoteCluster:
         self._given = connection
         self._made: Connection | None = None
         self._note = note or (lambda text: print(text, file=sys.stderr))
-        self._sleep = sleep
+        self._sleep, self._now = sleep, now
 
     def __enter__(self) -> RemoteCluster:
         return self
@@ -170,17 +173,22 @@ class RemoteCluster:
     def again(self, action: Callable[[], Any]) -> Any:
         """Do what may be done twice; when the connection breaks, connect and do it again, some times."""
         connected = False
-        for pause in (*PAUSES_SECONDS, None):
+        pauses = iter(PAUSES_SECONDS)
+        while True:
+            began = self._now()
             try:
                 return action()
             except ConnectionLost as error:
                 lost: ClusterError = error
                 connected = True
+                if self._now() - began > STEADY_SECONDS:
+                    pauses = iter(PAUSES_SECONDS)
             except Unreachable as error:
                 if not connected:
                     raise
                 lost = error
             self.connection.close()
+            pause = next(pauses, None)
             if pause is None:
                 raise ConnectionLost(
                     f"{lost}. Nothing is lost: what runs on {self.name} goes on, and the same command, given again, "
@@ -188,7 +196,6 @@ class RemoteCluster:
                 )
             self._note(f"{lost}; trying again")
             self._sleep(pause)
-        raise AssertionError
 
     def converse(self, request: dict[str, Any], talk: Callable[[Conversation], Any]) -> Any:
         """Ask the hpcaccel there one thing, and let ``talk`` read its frames. Once; see :meth:`again`."""

@@ -15,7 +15,7 @@ import termios
 import threading
 import tty
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +160,8 @@ class ChannelSession(Session):
         return code
 
     def close(self) -> None:
-        self._channel.close()
+        with suppress(SSHException, EOFError, OSError):  # a connection that is broken needs no word of parting
+            self._channel.close()
 
     def _lost(self) -> ConnectionLost:
         return ConnectionLost(f"the connection to {self._host} broke")
