@@ -12,6 +12,7 @@ from hpcaccel.rundir import append_line
 from hpcaccel.sweeps.curves import MOST_POINTS, Rung, curve, rungs
 from hpcaccel.sweeps.handle import Sweep
 from hpcaccel.view.sweep_plot import write_plot
+from tests.sweeps.conftest import own_home as own_home
 from tests.sweeps.conftest import place as place
 from tests.sweeps.sweeping import SPEC, Place, Trials
 
