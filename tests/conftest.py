@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,14 @@ def why_no_cluster() -> str | None:
     return check.stdout.strip() if check.returncode else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    _mark_cluster(items)
+    yield  # some are deselected now
+    _begin_with_cluster(items)
+
+
+def _mark_cluster(items: list[pytest.Item]) -> None:
     here = Path(__file__).resolve().parent / "cluster"
     wanted = []
     for item in items:
@@ -59,6 +67,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if wanted and (reason := why_no_cluster()) is not None:
         for item in wanted:
             item.add_marker(pytest.mark.skip(reason=SKIPPED + reason))
+
+
+def _begin_with_cluster(items: list[pytest.Item]) -> None:
+    """Tests that mostly wait for Slurm come first, shared out over the equal parts in which pytest-xdist hands tests to
+    its workers: at the end they would be waited for one by one."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("cluster"):
+            files.setdefault(item.path, []).append(item)
+    parts: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    for file in sorted(files.values(), key=_functions, reverse=True):
+        min(parts, key=_functions).extend(file)
+    others = iter([item for item in items if not item.get_closest_marker("cluster")])
+    for part in parts:
+        part.extend(islice(others, max(0, len(items) // workers - len(part))))
+    items[:] = [*(item for part in parts for item in part), *others]
+
+
+def _functions(items: list[pytest.Item]) -> int:
+    """A table's rows are one."""
+    return len({item.nodeid.partition("[")[0] for item in items})
 
 
 def _skipped(config: pytest.Config) -> list[pytest.TestReport]:

@@ -54,10 +54,7 @@ def waits_to_start_again(run: Scenario) -> None:
 
 USUAL = {
     (waits_in_the_queue, "hpcaccel"),
-    (starts, "scancel"),
-    (trains, "hpcaccel"),
-    (saves, "scancel"),
-    (is_in_its_grace_time, "scancel"),
+    (trains, "scancel"),
     (waits_to_start_again, "hpcaccel"),
 }
 MOMENTS = [waits_in_the_queue, starts, trains, saves, is_in_its_grace_time, waits_to_start_again]

@@ -38,6 +38,7 @@ def test_two_time_limits_without_a_new_checkpoint(scenario: Scenario) -> None:
     assert "2 time limits without a new checkpoint" in scenario.status()["detail"]
 
 
+@pytest.mark.chaos
 def test_preemptions_do_not_count(scenario: Scenario) -> None:
     scenario.plain("--wait", "--until", "3", runtime={"stop": "signals"}, resilience={"max_failures": 1})
     for attempt in (1, 2, 3):

@@ -111,6 +111,7 @@ def test_a_second_cluster_beside_it_leaves_nothing(cluster: Cluster, new_root: P
     cluster.run("scontrol", "ping")
 
 
+@pytest.mark.chaos
 def test_up_after_everything_was_killed(new_root: Path) -> None:
     program("up", "--root", str(new_root), "--nodes", "1")
     first = Cluster.at(new_root)
@@ -139,7 +140,7 @@ def test_an_interrupted_up_leaves_nothing(new_root: Path) -> None:
     assert sorted(path.name for path in new_root.iterdir()) == ["cluster.lock", "log"]
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_failed_node_goes_down_with_its_jobs_and_comes_back(new_root: Path) -> None:
     program("up", "--root", str(new_root), "--nodes", "2", "--slurmd-timeout-seconds", "5")
     own = Cluster.at(new_root)

@@ -62,6 +62,7 @@ def submit(
     return "\n".join(path.read_text() for path in sorted(folder.glob("out-*.log")))
 
 
+@pytest.mark.chaos
 def test_steps_of_a_job_that_is_called_bash(cluster: Cluster, lease: Lease, cases: Cases) -> None:
     nodes = lease(2)
     endpoint = f"--rdzv-endpoint {nodes[0]}:$((20000 + SLURM_JOB_ID % 10000))"

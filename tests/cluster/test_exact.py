@@ -25,8 +25,8 @@ def scenario(cluster: Cluster, lease: Lease, tmp_path: Path) -> Scenario:
 @pytest.mark.parametrize(
     ("strategy", "partition"),
     [
-        ("ddp", "gpu0"),
         ("fsdp", "gpu"),
+        pytest.param("ddp", "gpu0", marks=pytest.mark.chaos),
         pytest.param("ddp", "gpu", marks=pytest.mark.chaos),
         pytest.param("fsdp", "gpu0", marks=pytest.mark.chaos),
     ],
@@ -51,6 +51,7 @@ def test_time_limit(scenario: Scenario, assert_exact: Exact) -> None:
     assert_exact(scenario)
 
 
+@pytest.mark.chaos
 def test_stop_with_requeue(scenario: Scenario, assert_exact: Exact) -> None:
     scenario.train(*PAUSE)
     scenario.wait_for_step(8)
@@ -74,6 +75,7 @@ def test_stop_and_later_resume(scenario: Scenario, assert_exact: Exact) -> None:
     assert_exact(scenario)
 
 
+@pytest.mark.chaos
 def test_sigterm_during_start_up(cluster: Cluster, scenario: Scenario, assert_exact: Exact) -> None:
     scenario.train("--start-pause", "2")
     for rank in range(4):
@@ -84,6 +86,7 @@ def test_sigterm_during_start_up(cluster: Cluster, scenario: Scenario, assert_ex
     assert_exact(scenario)
 
 
+@pytest.mark.chaos
 def test_sigkill_of_one_rank(scenario: Scenario, assert_exact: Exact) -> None:
     scenario.train(*PAUSE)
     scenario.wait_for_step(20)

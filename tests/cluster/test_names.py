@@ -17,7 +17,11 @@ from .dev_cluster import Cluster
 TIMEOUT_SECONDS = 280
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4], ids=["1 rank", "2 ranks", "4 ranks"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(1, marks=pytest.mark.chaos), pytest.param(2, marks=pytest.mark.chaos), 4],
+    ids=["1 rank", "2 ranks", "4 ranks"],
+)
 def results(
     request: pytest.FixtureRequest,
     cluster: Cluster,

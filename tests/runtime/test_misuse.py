@@ -89,6 +89,7 @@ def test_a_model_that_only_the_main_process_prepares() -> None:
     assert ended.codes == [1, 1]
 
 
+@pytest.mark.chaos
 def test_the_main_process_leaves_while_the_others_wait_for_it() -> None:
     ended = run_ranks("misuse.py", ["barrier_in_the_middle", LONG], size=3)
     for rank in (1, 2):
@@ -118,6 +119,7 @@ def test_a_rank_that_fails_is_named_with_its_error_on_all_others(case: str) -> N
     assert ended.codes == [1, 1, 1]
 
 
+@pytest.mark.chaos
 def test_a_rank_that_is_merely_late_is_waited_for() -> None:
     ended = run_ranks("misuse.py", ["one_is_late", LONG], size=2)
     assert ended.result() == {"total": 2.0}

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.torch
 TIMEOUT_SECONDS = 280
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4], ids=["1 rank", "2 ranks", "4 ranks"])
+@pytest.fixture(
+    scope="module", params=[1, 2, pytest.param(4, marks=pytest.mark.chaos)], ids=["1 rank", "2 ranks", "4 ranks"]
+)
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
     size = request.param
     out, said = made_once(tmp_path_factory, f"names-torchrun-{size}", lambda out: torchrun(size, out))

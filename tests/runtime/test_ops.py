@@ -23,7 +23,9 @@ def _cases() -> list[str]:
 CASES = _cases()
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4], ids=lambda size: f"{size}-ranks")
+@pytest.fixture(
+    scope="module", params=[1, pytest.param(2, marks=pytest.mark.chaos), 4], ids=lambda size: f"{size}-ranks"
+)
 def results(request: pytest.FixtureRequest) -> dict[str, str]:
     """All cases in one start of the ranks: most of what a case costs is the start."""
     ended = run_ranks(PROGRAM, size=request.param)

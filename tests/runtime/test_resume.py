@@ -66,10 +66,10 @@ def stopped_and_resumed(run: RunDir, arguments: list[str], *, kill_at: str, size
         pytest.param(
             ["--strategy", "fsdp", "--workers", "2", "--precision", "bf16"], "13:1:SIGTERM", 2, marks=pytest.mark.chaos
         ),
-        (["--strategy", "ddp"], "5:3:SIGTERM", 4),
+        pytest.param(["--strategy", "ddp"], "5:3:SIGTERM", 4, marks=pytest.mark.chaos),
         (["--strategy", "ddp"], "17:0:SIGTERM", 1),
         pytest.param(["--verbs", "steps"], "9:1:SIGUSR2", 2, marks=pytest.mark.chaos),
-        (["--verbs", "none"], "9:1:SIGUSR2", 2),
+        pytest.param(["--verbs", "none"], "9:1:SIGUSR2", 2, marks=pytest.mark.chaos),
     ],
     ids=["ddp", "ddp-accumulate-workers", "fsdp-accumulate", "fsdp-bf16-workers", "ddp-4", "single", "steps", "names"],
 )

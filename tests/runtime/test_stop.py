@@ -77,7 +77,11 @@ def test_a_lone_rank_agrees_with_itself() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "kill_at"),
-    [(["--mode", "one", "--accumulate", "2"], 9), (["--mode", "two"], 5), (["--mode", "rare"], 4)],
+    [
+        (["--mode", "one", "--accumulate", "2"], 9),
+        pytest.param(["--mode", "two"], 5, marks=pytest.mark.chaos),
+        pytest.param(["--mode", "rare"], 4, marks=pytest.mark.chaos),
+    ],
 )
 def test_a_script_with_accelerates_names_only_and_no_loader_saves_and_leaves_at_its_next_step(
     tmp_path: Path, arguments: list[str], kill_at: int

@@ -14,7 +14,7 @@ from tests.runtime.ranks import run_ranks
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.chaos), 4])
 def test_a_shared_model_is_the_plain_one(size: int, tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     ended = run_ranks("shared.py", [str(tmp_path / "weights")], size=size)
