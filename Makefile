@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
-SLURM_PACKAGES := slurmctld slurmd slurmdbd slurm-client slurm-wlm-mysql-plugin munge mariadb-server openssh-server iproute2 strace
+SLURM_PACKAGES := slurmctld slurmd slurmdbd slurm-client slurm-wlm-mysql-plugin munge mariadb-server openssh-server openssh-client bubblewrap iproute2 strace
 N ?= 8
 SEED ?= 0
 
@@ -31,8 +31,8 @@ format: venv  ## Let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-slurm:  ## Debian packages of the development cluster (only as root on Debian; elsewhere its tests are skipped)
-	@if docker/cluster check >/dev/null 2>&1 && command -v strace >/dev/null; then :; \
+slurm:  ## Debian packages of the development cluster and of tests (only as root on Debian; elsewhere those are skipped)
+	@if docker/cluster check >/dev/null 2>&1 && type -P strace bwrap ssh-agent >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "installing: $(SLURM_PACKAGES)"; \
 	  log=$$(mktemp); trap 'rm -f "$$log"' EXIT; \

@@ -164,9 +164,7 @@ class Supervisor:
                 honour(self.run, name)  # nothing runs that could be stopped: it just came back
         if not self.ledger.starts and (why := hindrance(self.launch)):
             row = cause("dependency")
-            verdict = Verdict(
-                reason="cancelled", decision="end", error_class=row.name, detail=why, advice=row.advice
-            )
+            verdict = Verdict(reason="cancelled", decision="end", error_class=row.name, detail=why, advice=row.advice)
             self._write_end(verdict, started=time.time())
             return _exit_code(verdict)
         if (cap := self.ledger.cap(self.allocation.jobs, self.launch.resilience)) is not None:
