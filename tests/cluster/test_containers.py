@@ -44,7 +44,8 @@ def contained(folder: Path, **sections: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("launcher", ["srun", pytest.param("torchrun", marks=pytest.mark.chaos)])
 def test_preempted_in_a_container(scenario: Scenario, launcher: str) -> None:
-    scenario.train("--pause", "0.25", **contained(scenario.folder, launcher=launcher))
+    one_rank_a_node = {"gpus_per_node": 1}
+    scenario.train("--pause", "0.25", **contained(scenario.folder, launcher=launcher, slurm=one_rank_a_node))
     scenario.wait_for_step(8)
     assert [path.name for path in (scenario.folder / "disk").glob("*/data/shard")] == ["shard"]
     scenario.preempt()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,7 +80,7 @@ def test_a_submission_without_its_image_leaves_nothing(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     (tmp_path / "job.yaml").write_text(f"name: a\nentrypoint: {{command: ['true']}}\ncontainer: {{image: {image}}}\n")
-    slurm = FakeSlurm()
+    slurm: Any = FakeSlurm()
     with pytest.raises(SpecError, match=r"container.image .*(the registry does not give it|does not exist)"):
         prepare("job.yaml", cluster="slurm", runs_dir=tmp_path / "runs", slurm=slurm)
     assert not slurm.submissions
@@ -94,5 +95,6 @@ def test_a_mount_that_pyxis_would_give_to_a_shell_is_refused(tmp_path: Path, mon
         "name: a\nentrypoint: {command: ['true']}\n"
         "container: {image: torch.sqsh, runtime: pyxis, mounts: ['/data$(touch x):/data']}\n"
     )
+    slurm: Any = FakeSlurm()
     with pytest.raises(SpecError, match=r"cannot be mounted by pyxis, .*: it holds \$"):
-        prepare("job.yaml", cluster="slurm", runs_dir=tmp_path / "runs", slurm=FakeSlurm())
+        prepare("job.yaml", cluster="slurm", runs_dir=tmp_path / "runs", slurm=slurm)
