@@ -193,8 +193,12 @@ def _collect(conversation: Conversation) -> tuple[dict[str, Any], bytes, bytes]:
         said[head["frame"]] += payload
 
 
-def copy_frames(conversation: Conversation) -> int:
-    """Print what comes, as it comes; the exit code."""
+def copy_frames(conversation: Conversation, printed: Callable[[dict[str, Any]], None] = lambda head: None) -> int:
+    """Print what comes, as it comes; the exit code.
+
+    Args:
+        printed: hears of each frame that has been printed.
+    """
     while True:
         head, payload = conversation.frame()
         if head["frame"] == "exit":
@@ -202,3 +206,4 @@ def copy_frames(conversation: Conversation) -> int:
         stream = sys.stdout if head["frame"] == "out" else sys.stderr
         stream.buffer.write(payload)
         stream.flush()
+        printed(head)

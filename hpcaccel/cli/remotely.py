@@ -131,18 +131,11 @@ def logs_there(run: str | None, *, rank: str, attempt: int | None, follow: bool)
     request: dict[str, Any] = {"do": "logs", "run": run_id, "rank": rank, "attempt": attempt, "follow": follow}
     request["position"] = None
 
-    def talk(conversation: Conversation) -> int:
-        while True:
-            head, payload = conversation.frame()
-            if head["frame"] == "exit":
-                return int(head["code"])
-            stream = sys.stdout if head["frame"] == "out" else sys.stderr
-            stream.buffer.write(payload)
-            stream.flush()
-            request["position"] = head.get("position", request["position"])
+    def printed(head: dict[str, Any]) -> None:
+        request["position"] = head.get("position", request["position"])
 
     with cluster:
-        raise typer.Exit(_until_the_end(cluster, request, talk))
+        raise typer.Exit(_until_the_end(cluster, request, lambda conversation: copy_frames(conversation, printed)))
 
 
 def shell_there(run: str, node: str | None) -> bool:
