@@ -171,7 +171,8 @@ class LoginNode:
 
     def sessions(self) -> int:
         """How many programs were started here, over all connections."""
-        return self.log.read_text().count("Starting session")
+        said: str = self.log.read_text()
+        return said.count("Starting session")
 
     def jobs(self) -> list[list[str]]:
         """The queue that stands in for Slurm's: number, script, state, and the secret that sbatch saw."""

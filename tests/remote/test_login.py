@@ -26,6 +26,8 @@ auth required pam_permit.so
 account required pam_permit.so
 session required pam_permit.so
 """
+AGENT = shutil.which("ssh-agent") or "ssh-agent"
+"""Found here: the client's PATH has neither it nor ssh-add, which lies beside it."""
 OWN_PAM = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/pam.d/sshd && exec "$@"']
 
 
@@ -41,10 +43,10 @@ def logs_in(node: LoginNode) -> None:
 def agent(client: LoginNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """ssh-agent with the only copy of the key."""
     socket, key = client.root / "agent", client.client / ".ssh" / "id_ed25519"
-    process = subprocess.Popen(["/usr/bin/ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([AGENT, "-D", "-a", str(socket)], stdout=subprocess.DEVNULL)
     wait_for(socket.exists, "the agent's socket")
     monkeypatch.setenv("SSH_AUTH_SOCK", str(socket))
-    subprocess.run(["/usr/bin/ssh-add", "-q", str(key)], check=True)
+    subprocess.run([f"{AGENT[:-5]}add", "-q", str(key)], check=True)
     key.unlink()
     yield
     process.terminate()
