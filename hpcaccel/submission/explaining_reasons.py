@@ -145,11 +145,12 @@ def meaning(reason: str) -> Meaning:
 
 
 def in_words(reason: str) -> str:
-    """The reason and its meaning in one line; the reason alone where it means nothing to us, or there is none."""
+    """The reason and its meaning in one line, with what to do where waiting alone mends nothing; the reason alone where
+    it means nothing to us, or there is none."""
     name, said = _known(reason)
     if said is None or not reason or name == "None":
         return reason
-    return f"{name}: {said.words}{'' if said.waits else '; it will not start by itself'}"
+    return f"{name}: {said.words}{'' if said.waits else f'; it will not start by itself ({said.advice})'}"
 
 
 def _known(reason: str) -> tuple[str, Meaning | None]:

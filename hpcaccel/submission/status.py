@@ -182,7 +182,8 @@ def _judged(fact: Facts, job: Job) -> RunStatus:
     if job.phase == "unknown":
         return _status(fact, _by_directory(fact), "", job.words)
     if job.phase == "pending":
-        return _status(fact, "requeued" if fact.attempts else "pending", job.words, in_words(job.words))
+        why = in_words(job.words).replace("JOB", fact.job_id)
+        return _status(fact, "requeued" if fact.attempts else "pending", job.words, why)
     if job.phase == "ending":
         return _status(fact, "stopping", "", "Slurm is taking the job down")
     if job.phase == "running":

@@ -155,7 +155,7 @@ def test_a_job_that_waits_says_why(run: Scenario) -> None:
     run.plain(slurm={"begin": "now+1hour"})
     status = run.status()
     assert status["state"] == "pending"
-    assert status["detail"].startswith("BeginTime: its time to begin has not come")
+    assert status["detail"].startswith("BeginTime: its earliest start has not come")
     run.cluster.run("scontrol", "uhold", run.job_id)
     assert "scontrol release" in run.status()["detail"]
 

@@ -85,5 +85,5 @@ def test_a_reason_in_one_line() -> None:
     assert in_words("Priority") == "Priority: jobs of a higher priority are before it"
     down = "ReqNodeNotAvail, UnavailableNodes:n[1-2]"
     assert in_words(down).startswith("ReqNodeNotAvail: nodes that it needs are down")
-    assert in_words("JobHeldUser").endswith("; it will not start by itself")
+    assert in_words("JobHeldUser").endswith("; it will not start by itself (release it: scontrol release JOB)")
     assert [in_words(reason) for reason in ("", "None", "SomethingNew")] == ["", "None", "SomethingNew"]
