@@ -21,16 +21,17 @@ import json, os, signal, sys, time
 state = os.path.join(os.environ["HPCACCEL_RUN_DIR"], "state")
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+pace = 1.0 if os.environ["HPCACCEL_ATTEMPT"] == "1" and float(sys.argv[2]) < 3 else 0.02
 step = int(open(state).read()) if os.path.exists(state) else 0
 with open(os.environ["HPCACCEL_METRICS"], "a") as file:
     while step < 40 and not asked:
         step += 1
         print(json.dumps({"step": step, "loss": float(sys.argv[2]) / step}), file=file, flush=True)
-        time.sleep(float(os.environ.get("PACE", "0.1")))
+        time.sleep(pace)
 open(state, "w").write(str(step))
 sys.exit(143 if asked else 0)
 """
-"""Counts to forty, from where it was told to stop."""
+"""Counts to forty, from where it was told to stop; the first two trials are slow until then."""
 
 SPEC = """\
 name: searched

@@ -23,7 +23,7 @@ Lease = Callable[[int], list[str]]
 def test_a_cancelled_workers_trial_is_taken_over_and_a_preempted_one_comes_back(
     cluster: Cluster, lease: Lease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {**cluster.env, "XDG_STATE_HOME": str(tmp_path / "state"), "PACE": "0.3"}.items():
+    for name, value in {**cluster.env, "XDG_STATE_HOME": str(tmp_path / "state")}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     node = lease(1)[0]
