@@ -35,6 +35,7 @@ def line_of(case: str, text: str) -> int:
     return next(number for number, line in enumerate(LINES[start:], start + 1) if text in line)
 
 
+@pytest.mark.chaos
 def test_ranks_that_do_not_come_are_named_at_the_timeout() -> None:
     ended = run_ranks("misuse.py", ["gather_on_main", "3"], size=4)
     found = said(ended)
@@ -107,7 +108,7 @@ def test_a_rank_out_of_memory_does_not_wait_for_ever_for_those_that_wait_for_its
     assert ended.codes == [1, 1]
 
 
-@pytest.mark.parametrize("case", ["one_fails", "one_fails_late"])
+@pytest.mark.parametrize("case", ["one_fails", pytest.param("one_fails_late", marks=pytest.mark.chaos)])
 def test_a_rank_that_fails_is_named_with_its_error_on_all_others(case: str) -> None:
     ended = run_ranks("misuse.py", [case, LONG], size=3)
     assert "ValueError: a bug of the script's own" in ended.outputs[2]
