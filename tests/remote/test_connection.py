@@ -18,6 +18,7 @@ from hpcaccel.errors import ClusterError
 from hpcaccel.spec import load_profile
 from hpcaccel.submission.remote import RemoteCluster
 from hpcaccel.submission.remote import login as login_module
+from hpcaccel.submission.remote.connection import ChannelSession
 from hpcaccel.submission.remote.session import ConnectionLost
 
 from .login_node import LoginNode, free_port, make_key
@@ -222,3 +223,16 @@ def test_tries_come_to_an_end_unless_connections_hold_for_long() -> None:
 def test_git_is_all_that_this_side_has(client: LoginNode) -> None:
     assert shutil.which("sbatch") is None
     assert Path.home() == client.client
+
+
+@pytest.mark.parametrize(
+    "error", [EOFError(), OSError("Socket is closed"), paramiko.SSHException("timeout"), ConnectionResetError()]
+)
+def test_whatever_a_broken_connection_raises_while_we_send_is_a_lost_connection(error: Exception) -> None:
+    class Broken:
+        def sendall(self, data: bytes) -> None:
+            raise error
+
+    session = ChannelSession(Broken(), "alps")  # type: ignore[arg-type]
+    with pytest.raises(ConnectionLost, match="the connection to alps broke"):
+        session.write(b"code")

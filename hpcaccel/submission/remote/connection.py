@@ -40,6 +40,8 @@ CONNECT_SECONDS = 20
 KEEPALIVE_SECONDS = 15
 SILENT_MILLISECONDS = 60_000
 """How long a network may swallow what we send before the connection counts as broken."""
+BROKEN = (SSHException, EOFError, OSError)
+"""What paramiko raises when the connection has gone, whichever of its threads finds out first."""
 
 
 class FabricConnection(Connection):
@@ -59,7 +61,7 @@ class FabricConnection(Connection):
         channel = self._channel()
         try:
             channel.exec_command(command)
-        except (SSHException, EOFError, OSError) as error:
+        except BROKEN as error:
             self.close()
             raise ConnectionLost(f"the connection to {self._host} broke: {error}") from None
         return ChannelSession(channel, self._host)
@@ -67,9 +69,12 @@ class FabricConnection(Connection):
     def terminal(self, command: str) -> int:
         channel = self._channel()
         columns, lines = shutil.get_terminal_size()
-        channel.get_pty(os.environ.get("TERM", "dumb"), columns, lines)
-        channel.exec_command(command)
-        _join_terminal(channel)
+        try:
+            channel.get_pty(os.environ.get("TERM", "dumb"), columns, lines)
+            channel.exec_command(command)
+            _join_terminal(channel)
+        except BROKEN as error:
+            raise ConnectionLost(f"the connection to {self._host} broke: {error}") from None
         code = int(channel.recv_exit_status())
         if code < 0:
             raise ConnectionLost(f"the connection to {self._host} broke")
@@ -85,7 +90,7 @@ class FabricConnection(Connection):
             self._connection = self._open()
         try:
             channel: Channel = self._connection.transport.open_session(timeout=CONNECT_SECONDS)
-        except (SSHException, EOFError, OSError) as error:
+        except BROKEN as error:
             self.close()
             raise ConnectionLost(f"the connection to {self._host} broke: {error}") from None
         return channel
@@ -138,13 +143,13 @@ class ChannelSession(Session):
     def write(self, data: bytes) -> None:
         try:
             self._channel.sendall(data)
-        except OSError:
+        except BROKEN:
             raise self._lost() from None
 
     def close_input(self) -> None:
         try:
             self._channel.shutdown_write()
-        except (OSError, EOFError):
+        except BROKEN:
             raise self._lost() from None
 
     def read(self, count: int) -> bytes:
@@ -160,7 +165,7 @@ class ChannelSession(Session):
         return code
 
     def close(self) -> None:
-        with suppress(SSHException, EOFError, OSError):  # a connection that is broken needs no word of parting
+        with suppress(*BROKEN):  # a connection that is broken needs no word of parting
             self._channel.close()
 
     def _lost(self) -> ConnectionLost:
