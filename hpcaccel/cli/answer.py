@@ -5,7 +5,6 @@ Arguments, secrets and the spec come on stdin and are on no command line; comman
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import tempfile
@@ -17,16 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from hpcaccel.cli.output import the_machines_no
 from hpcaccel.errors import HpcaccelError, UserError
 
 if TYPE_CHECKING:
     from hpcaccel.submission.remote.protocol import FrameWriter
 
-__all__ = ["THE_MACHINE_SAYS_NO", "answer"]
+__all__ = ["answer"]
 
 EXIT_BUG = 1
-THE_MACHINE_SAYS_NO = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
-"""Errors of the operating system that the user can mend; any other is our bug and keeps its traceback."""
 
 
 def answer() -> None:
@@ -56,10 +54,9 @@ def answer() -> None:
     except BrokenPipeError:
         os._exit(EXIT_BUG)  # the other side has gone; what was to be done is done
     except OSError as error:
-        if error.errno not in THE_MACHINE_SAYS_NO:
+        if (why := the_machines_no(error)) is None:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        frames.send("err", f"error: on the cluster: {where}{error.strerror}\n".encode())
+        frames.send("err", f"error: on the cluster: {why}\n".encode())
         frames.send("exit", code=UserError.exit_code)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hpcaccel.cli.forwarding import forwarded
+from hpcaccel.cli.forwarding import there_or_here
 from hpcaccel.cli.meant import meant_cluster
 from hpcaccel.cli.options import Json
 from hpcaccel.cli.output import note, print_json
@@ -25,15 +25,7 @@ EXIT_DAMAGED = 1
 app = typer.Typer(help="List, show, verify, convert and pin checkpoints.", no_args_is_help=True, rich_markup_mode=None)
 
 
-def _there_or_here(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command that goes to the login node where the checkpoint's run is behind SSH."""
-
-    def add(command: Callable[..., None]) -> Callable[..., None]:
-        app.command(name)(forwarded(["checkpoint", name], command))
-        return command
-
-    return add
-
+_there_or_here = functools.partial(there_or_here, app, "checkpoint")
 
 Checkpoint = Annotated[
     str,

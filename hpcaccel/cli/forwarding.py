@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hpcaccel.spec import ClusterProfile
     from hpcaccel.submission.remote.cluster import Conversation, RemoteCluster
 
-__all__ = ["COMMAND_LINE", "behind_ssh", "behind_ssh_run", "copy_frames", "forwarded"]
+__all__ = ["COMMAND_LINE", "behind_ssh", "behind_ssh_run", "copy_frames", "forwarded", "there_or_here"]
 
 FOLLOWING = {"wait"}
 """They only look, for as long as the run goes on."""
@@ -138,6 +138,18 @@ def forwarded(words: Sequence[str], command: C, *, not_there: Mapping[str, str] 
             raise typer.Exit(_forward(cluster, [*words, *_without_cluster(args[len(words) :])]))
 
     return run  # type: ignore[return-value]
+
+
+def there_or_here(
+    app: typer.Typer, group: str, name: str, *, not_there: Mapping[str, str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command of ``group``, whose ``app`` it is added to, that goes to the login node as :func:`forwarded` says."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        app.command(name)(forwarded([group, name], command, not_there=not_there))
+        return command
+
+    return add
 
 
 def _without_cluster(args: Sequence[str]) -> list[str]:

@@ -34,6 +34,7 @@ from hpcaccel.cli import (
     sweep,
 )
 from hpcaccel.cli.forwarding import COMMAND_LINE, forwarded
+from hpcaccel.cli.output import the_machines_no
 from hpcaccel.errors import HpcaccelError, SpecError, UserError
 
 __all__ = ["app"]
@@ -61,10 +62,9 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except OSError as error:
-            if error.errno not in answer.THE_MACHINE_SAYS_NO:
+            if (why := the_machines_no(error)) is None:
                 raise
-            where = f"{error.filename}: " if error.filename else ""
-            _fail([f"{where}{error.strerror}"], UserError.exit_code)
+            _fail([why], UserError.exit_code)
 
 
 def _fail(messages: list[str], exit_code: int) -> NoReturn:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from typing import Any
 
 import typer
 
-__all__ = ["note", "print_json"]
+__all__ = ["note", "print_json", "the_machines_no"]
+
+_CAN_BE_MENDED = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
 
 
 def print_json(value: Any) -> None:
@@ -17,3 +20,10 @@ def print_json(value: Any) -> None:
 def note(message: str) -> None:
     """Something for people: on stderr, so that stdout holds nothing but what was asked for."""
     typer.echo(message, err=True)
+
+
+def the_machines_no(error: OSError) -> str | None:
+    """What the operating system refused and the user can mend; None: it is our bug, and keeps its traceback."""
+    if error.errno not in _CAN_BE_MENDED:
+        return None
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)

@@ -201,7 +201,9 @@ def render(
             raise shown(asked_there(there, words, file, overrides or [], runs_dir=runs_dir))
     profile = chosen_profile(cluster)
     base = runs_dir.absolute() if runs_dir is not None else default_runs_dir(profile.runs_dir if profile else None)
-    for spec in _jobs(file, overrides or [], profile):
+    jobs = _jobs(file, overrides or [], profile)
+    several = holds_jobs(file)
+    for spec in jobs:
         text = render_script(
             spec,
             run_dir=RunDir(base / spec.name / RUN_ID),
@@ -210,6 +212,6 @@ def render(
             backend=profile.backend if profile is not None else "slurm",
             header={"spec": spec_hash(spec), "hpcaccel": hpcaccel.__version__},
         )
-        if holds_jobs(file):
+        if several:
             typer.echo(f"### job {spec.name}")
         typer.echo(text, nl=False)

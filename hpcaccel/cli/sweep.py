@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcaccel.cli.forwarding import behind_ssh, behind_ssh_run, forwarded
+from hpcaccel.cli.forwarding import behind_ssh, behind_ssh_run, there_or_here
 from hpcaccel.cli.options import RUN_HELP, Cluster, Json, Key, Overrides, RunsDir, SpecFile
 from hpcaccel.cli.output import note, print_json
 from hpcaccel.cli.sweep_telling import (
@@ -33,17 +33,7 @@ app = typer.Typer(
 )
 
 
-def _there_or_here(
-    name: str, *, not_there: Mapping[str, str] | None = None
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command that goes to the login node where the sweep is behind SSH."""
-
-    def add(command: Callable[..., None]) -> Callable[..., None]:
-        app.command(name)(forwarded(["sweep", name], command, not_there=not_there))
-        return command
-
-    return add
-
+_there_or_here = functools.partial(there_or_here, app, "sweep")
 
 SweepName = Annotated[str, typer.Argument(metavar="SWEEP", help=RUN_HELP, show_default=False)]
 

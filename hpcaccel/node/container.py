@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcaccel.errors import RankEnvironmentError
+from hpcaccel.slurm.pyxis import unmountable
 
 __all__ = [
     "Container",
@@ -39,7 +40,6 @@ _OF_A_TASK = (
 """Variables that srun gives each task."""
 _OF_THE_HOST = re.compile(r"PATH|HOME|SHELL|PWD|OLDPWD|SHLVL|_|LD_LIBRARY_PATH|LD_PRELOAD|BASH_\w*|\w*[^\w].*")
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
-_SHELL_SIGNS = re.compile(r"""["$`\\]""")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,23 +110,15 @@ def choose_runtime(container: Container, *, local: bool) -> str:
         wanted = ("pyxis", "apptainer", "enroot")
     for name in wanted:
         if here[name]():
-            if name == "pyxis":
-                _check_for_pyxis(container.mounts)
+            if name == "pyxis" and (why := unmountable(container.mounts)) is not None:
+                raise RankEnvironmentError(
+                    f"container: {why}. Give it another name, or set container.runtime to what else is here"
+                )
             return name
     raise RankEnvironmentError(
         f"container.image {container.image}: no {' or '.join(wanted)} on {os.uname().nodename}. Load its module "
         "(environment.modules) or set container.runtime to what this cluster has"
     )
-
-
-def _check_for_pyxis(mounts: Sequence[str]) -> None:
-    """It writes each mount between double quotes into a script for bash (pyxis_slurmstepd.c)."""
-    for mount in mounts:
-        if found := _SHELL_SIGNS.search(mount):
-            raise RankEnvironmentError(
-                f"container: {mount.split(':')[0]!r} cannot be mounted by pyxis, which gives its name to a shell as it "
-                f"is: it holds {found[0]}. Give it another name, or set container.runtime to what else is here"
-            )
 
 
 def cached_image(container: Container, runtime: str) -> Path:

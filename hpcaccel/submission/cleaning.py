@@ -217,8 +217,8 @@ def delete(item: Item, *, slurm: Slurm | None = None) -> None:
 
 def _refuse_what_is_kept(item: Item, run: RunDir, now: RunStatus, needed: Mapping[Path, str]) -> None:
     """Raises RunDirectoryError for what would not be proposed any more."""
-    if _pins(item.path):
-        raise RunDirectoryError(f"{item.path} stays: {_pins(item.path)[0]} has been pinned meanwhile")
+    if pinned := _pins(item.path):
+        raise RunDirectoryError(f"{item.path} stays: {pinned[0]} has been pinned meanwhile")
     if (who := _needed(item.path, needed)) is not None:
         raise RunDirectoryError(f"{item.path} stays: run {who} is to begin from it")
     found = _of_run(run, now, needed, whole_runs=item.kind == "run")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpcaccel.errors import SpecError
+from hpcaccel.slurm.pyxis import unmountable
 from hpcaccel.spec.container import IMAGE_FILES, is_image_path
 from hpcaccel.submission.rank_side import FOLDER
 
@@ -29,7 +30,6 @@ _ABSENT = re.compile(
     r"(?:manifest|name) unknown|not found|unauthorized|denied|authentication required|invalid reference|\b40[134]\b",
     re.IGNORECASE,
 )
-_SHELL_SIGNS = re.compile(r"""["$`\\]""")
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,9 @@ def container_section(
     inside = container.workdir or str(workdir)
     own = [home, *([] if container.workdir else [workdir]), *roots, *_resumed(spec)]
     mounts = [*_same_inside(own), f"{home / FOLDER}:{home / FOLDER}:ro", *container.mounts]
-    if container.runtime == "pyxis":
-        _check_for_pyxis(mounts)
+    # Where pyxis is chosen on the node, that is looked at there.
+    if container.runtime == "pyxis" and (why := unmountable(mounts)) is not None:
+        raise SpecError(f"container: {why}. Give it another name, or set container.runtime to apptainer")
     return {
         "image": container.image,
         "runtime": container.runtime,
@@ -135,16 +136,6 @@ def container_section(
         "images": str(images),
         "key": image.key,
     }
-
-
-def _check_for_pyxis(mounts: Sequence[str]) -> None:
-    """Where pyxis is chosen on the node, that is looked at there."""
-    for mount in mounts:
-        if found := _SHELL_SIGNS.search(mount):
-            raise SpecError(
-                f"container: {mount.split(':')[0]!r} cannot be mounted by pyxis, which gives its name to a shell as it "
-                f"is: it holds {found[0]}. Give it another name, or set container.runtime to apptainer"
-            )
 
 
 def _env(outside: Mapping[str, str], inside: Mapping[str, str]) -> dict[str, str]:

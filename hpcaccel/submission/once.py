@@ -35,7 +35,7 @@ from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission.build import temporary
 from hpcaccel.submission.facts import read_record, write_record
 
-__all__ = ["Once", "once_or_always"]
+__all__ = ["Once", "key_file", "once_or_always"]
 
 
 def once_or_always(key: str | None) -> Once | Always:
@@ -47,6 +47,11 @@ SETTLING_SECONDS = 15.0
 """How long the controller may take to show a job that somebody was handing in when he was killed."""
 
 _KEY = re.compile(r"[0-9A-Za-z_-]{8,64}")
+
+
+def key_file(key: str) -> Path:
+    """Where it is written down which run was submitted under a key."""
+    return state_home() / "hpcaccel" / "keys" / f"{key}.json"
 
 
 class Always:
@@ -84,7 +89,7 @@ class Once:
     ) -> None:
         if not _KEY.fullmatch(key):
             raise UserError(f"--key {key!r} is no key: 8 to 64 letters, digits, - and _")
-        self._file = state_home() / "hpcaccel" / "keys" / f"{key}.json"
+        self._file = key_file(key)
         self._slurm = slurm
         self._now = now
         self._sleep = sleep

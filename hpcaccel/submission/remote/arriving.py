@@ -104,9 +104,9 @@ def submitted(request: dict[str, Any]) -> dict[str, Any]:
 def _submitted(key: str | None) -> dict[str, str] | None:
     """The run of a key, as this side's index would tell it; None where nothing was submitted."""
     from hpcaccel.submission.facts import read_record
-    from hpcaccel.submission.remote.memory import state_folder
+    from hpcaccel.submission.once import key_file
 
-    said = None if key is None else read_json(state_folder() / "keys" / f"{key}.json")
+    said = None if key is None else read_json(key_file(key))
     if said is None or not RunDir(said["run"]).record.exists():
         return None
     run = RunDir(said["run"])
