@@ -24,7 +24,7 @@ def logs(
     run: Annotated[
         str | None, typer.Argument(metavar="[RUN]", help=f"{RUN_HELP} Without it: the latest run.", show_default=False)
     ] = None,
-    rank: Annotated[str, typer.Option(metavar="N", help="A rank, 'all', 'supervisor' or 'batch'.")] = "0",
+    rank: Annotated[str, typer.Option(metavar="N", help="A rank, 'all', 'supervisor', 'batch', or a component.")] = "0",
     attempt: Annotated[
         int | None, typer.Option(metavar="N", help="This attempt only. Without it: the newest.", show_default=False)
     ] = None,

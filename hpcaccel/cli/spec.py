@@ -174,7 +174,10 @@ def _asked(spec: JobSpec, profile: ClusterProfile | None) -> float | None:
 def _size(spec: JobSpec) -> str:
     """``gpt, 2 nodes × 2 ranks``."""
     nodes, ranks = spec.slurm.nodes or "1", spec.ranks_per_node
-    return f"{spec.name}, {nodes} node{'' if str(nodes) == '1' else 's'} × {ranks} rank{'' if ranks == 1 else 's'}"
+    beside = "".join(f" + {name} on {one.slurm.nodes}" for name, one in spec.components.items())
+    return (
+        f"{spec.name}, {nodes} node{'' if str(nodes) == '1' else 's'} × {ranks} rank{'' if ranks == 1 else 's'}{beside}"
+    )
 
 
 def render(

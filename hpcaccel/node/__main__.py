@@ -55,6 +55,10 @@ def _dispatch(words: list[str]) -> int:
             from hpcaccel.node.launcher_torchrun import become_agent
 
             become_agent(RunDir(directory))
+        case ["component", directory]:
+            from hpcaccel.node.components import become_component
+
+            become_component(RunDir(directory))
         case ["import-image", directory, runtime]:
             from hpcaccel.node.container_import import import_for
 

@@ -74,6 +74,12 @@ CAUSES = (
         "with `afterany:` or without that run in `after`.",
     ),
     Cause(
+        name="component",
+        meaning="a program beside the ranks (`components`) ended with an error",
+        follows="restart",
+        advice="`hpcaccel logs RUN --rank NAME` shows what the component printed.",
+    ),
+    Cause(
         name="preflight",
         meaning="a node did not pass the checks before the start",
         follows="exclude",

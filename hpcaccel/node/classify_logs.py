@@ -10,7 +10,7 @@ from pathlib import Path
 from hpcaccel.rundir import RunDir
 from hpcaccel.slurm import hostlist
 
-__all__ = ["RankEnd", "RankLog", "rank_ends", "read_rank_logs", "read_slurm_lines"]
+__all__ = ["LONGEST", "RankEnd", "RankLog", "rank_ends", "read_rank_logs", "read_slurm_lines", "read_tail"]
 
 TAIL_BYTES = 64_000
 LONGEST = 500
@@ -50,11 +50,12 @@ def read_rank_logs(run: RunDir, attempt: int) -> list[RankLog]:
 
 def _read(log: Path) -> RankLog:
     # torch puts the rank before each line of a traceback
-    lines = [re.sub(r"^\[rank\d+\]: ?", "", line)[:4000] for line in _tail(log).splitlines()]
+    lines = [re.sub(r"^\[rank\d+\]: ?", "", line)[:4000] for line in read_tail(log).splitlines()]
     return RankLog(rank=int(log.stem), exceptions=_exceptions(lines), lines=lines)
 
 
-def _tail(path: Path) -> str:
+def read_tail(path: Path) -> str:
+    """The end of a log."""
     with path.open("rb") as file:
         file.seek(0, 2)
         file.seek(max(0, file.tell() - TAIL_BYTES))
@@ -79,7 +80,7 @@ def _exceptions(lines: list[str]) -> list[str]:
 def read_slurm_lines(run: RunDir, attempt: int) -> list[str]:
     """What the batch step has printed since this attempt began: srun's and slurmd's own words are among it."""
     try:
-        lines = _tail(run.slurm_log).splitlines()
+        lines = read_tail(run.slurm_log).splitlines()
     except FileNotFoundError:
         return []
     begin = re.compile(rf"^hpcaccel: \S+ attempt {attempt}: ")

@@ -124,4 +124,5 @@ class Placement:
         return [node for node in self._allocation.nodes if node not in out]
 
     def _dispensable(self, nodes: Sequence[str]) -> list[str]:
-        return self._allocation.dispensable(nodes, needed=self._launch.nodes)
+        beside = sum(one.nodes for one in self._launch.components)  # they may need nodes of the same partition
+        return self._allocation.dispensable(nodes, needed=self._launch.nodes + beside)

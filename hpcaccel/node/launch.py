@@ -10,7 +10,7 @@ from hpcaccel.node.container import Container, read_container
 from hpcaccel.node.stage_place import Stage, read_stage
 from hpcaccel.rundir import RunDir, read_json
 
-__all__ = ["Launch", "Resilience", "read_launch"]
+__all__ = ["Component", "Launch", "Resilience", "read_launch"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,17 @@ class Resilience:
     hang_timeout_seconds: int | None = None
     chain: int | None = None
     chain_ahead: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """A program beside the ranks; see ``components`` in the spec."""
+
+    name: str
+    program: list[str]
+    nodes: int
+    processes_per_node: int
+    srun: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +67,7 @@ class Launch:
     """``srun``, or ``torchrun``: one a node, which starts the node's ranks."""
     container: Container | None = None
     stage: Stage | None = None
+    components: list[Component] = field(default_factory=list)
     after: list[dict[str, str]] = field(default_factory=list)
     """Runs that come before: ``kind`` (afterok, …) and ``run``, a directory."""
 
@@ -93,6 +105,7 @@ def read_launch(run: RunDir) -> Launch:
             launcher=launch.get("launcher", "srun"),
             container=read_container(launch.get("container")),
             stage=read_stage(launch.get("stage")),
+            components=[Component(**one) for one in launch.get("components", [])],
             after=launch.get("after", []),
             resilience=Resilience(
                 requeue=resilience["requeue"],

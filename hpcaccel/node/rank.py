@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from hpcaccel.errors import RankEnvironmentError
@@ -20,7 +21,7 @@ from hpcaccel.records import PROTOCOL
 from hpcaccel.rundir import RunDir, write_json
 from hpcaccel.slurm import hostlist
 
-__all__ = ["become_program", "python_of", "rank_environment"]
+__all__ = ["become", "become_program", "enter", "program", "python_of", "python_path", "rank_environment"]
 
 
 def become_program(run: RunDir) -> NoReturn:
@@ -41,18 +42,26 @@ def become_program(run: RunDir) -> NoReturn:
     if launch.launcher == "torchrun":
         log_to(run, int(environment["RANK"]))
     if launch.container is not None:
-        _enter(launch.container.workdir)
-    command = _command(run, launch, environment)
+        enter(launch.container.workdir)
+    become(_command(run, launch, environment), environment)
+
+
+def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Raises RankEnvironmentError where the program cannot be started."""
     try:
-        os.execvpe(command[0], command, environment)
+        os.execvpe(command[0], list(command), environment)
     except OSError as error:
         raise RankEnvironmentError(
             f"cannot start {command[0]!r}: {error.strerror}. Is it on every node, and executable?"
         ) from None
 
 
-def _enter(workdir: str) -> None:
-    """Not every container runtime has an option for the directory."""
+def enter(workdir: str) -> None:
+    """Not every container runtime has an option for the directory.
+
+    Raises:
+        RankEnvironmentError: there is no such directory.
+    """
     try:
         os.chdir(workdir)
     except OSError as error:
@@ -62,9 +71,17 @@ def _enter(workdir: str) -> None:
 def _command(run: RunDir, launch: Launch, environment: dict[str, str]) -> list[str]:
     if launch.callable:
         return [python_of(launch, environment), "-m", "submitit.core._submit", str(run.submitit)]
-    if launch.program[0] == "{python}":
-        return [python_of(launch, environment), *launch.program[1:]]
-    return list(launch.program)
+    return program(launch.program, launch, environment)
+
+
+def program(words: Sequence[str], launch: Launch, environment: dict[str, str]) -> list[str]:
+    """A program's words with the interpreter's path where they name it."""
+    return [python_of(launch, environment), *words[1:]] if words[0] == "{python}" else list(words)
+
+
+def python_path(launch: Launch, environment: Mapping[str, str]) -> str:
+    """The run's own code in front of what is there."""
+    return os.pathsep.join([*launch.pythonpath, *filter(None, [environment.get("PYTHONPATH")])])
 
 
 def python_of(launch: Launch, environment: dict[str, str]) -> str:
@@ -93,7 +110,7 @@ def rank_environment(run: RunDir, launch: Launch, env: dict[str, str]) -> dict[s
     if SLOT in env and (gpus := env.get("CUDA_VISIBLE_DEVICES")):
         env["CUDA_VISIBLE_DEVICES"] = ",".join(Slot.parse(env.pop(SLOT)).visible(gpus.split(",")))
     if launch.pythonpath:
-        env["PYTHONPATH"] = os.pathsep.join([*launch.pythonpath, *filter(None, [env.get("PYTHONPATH")])])
+        env["PYTHONPATH"] = python_path(launch, env)
     if launch.callable:
         env.update(_for_submitit(launch, env))
     return env

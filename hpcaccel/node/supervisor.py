@@ -20,6 +20,7 @@ from hpcaccel.node.allocation import TAKEN_DOWN, Allocation, Situation, current_
 from hpcaccel.node.causes import cause
 from hpcaccel.node.chain import ChainedAllocation
 from hpcaccel.node.classify import Failure, classify
+from hpcaccel.node.components import Components, component_nodes
 from hpcaccel.node.control import cancel_was_asked, honour, pending_requests
 from hpcaccel.node.dependencies import hindrance
 from hpcaccel.node.exclusion import Placement
@@ -239,11 +240,13 @@ class Supervisor:
         if (verdict := self._before_ranks()) is not None:
             self._write_end(verdict, started=started)
             return verdict
-        env = {"HPCACCEL_ATTEMPT": str(self.attempt), **self.provision.env}
+        where = component_nodes(self.launch, os.environ, self.placement.nodes)
+        env = {"HPCACCEL_ATTEMPT": str(self.attempt), **self.provision.env, **where}
         if self.inquiry.end_time is not None:
             env["HPCACCEL_DEADLINE"] = repr(self.inquiry.end_time)
         nodes, avoid = self.placement.nodes, self.placement.others
         launch = self.provision.launch
+        self._components = Components(self.run, launch, attempt=self.attempt, env=env)
         ranks = start_ranks(self.run, launch, attempt=self.attempt, nodes=nodes, avoid=avoid, env=env)
         self._hangs = HangWatch(
             self.run, self.attempt, setting=self.launch.resilience.hang_timeout_seconds, say=self._say
@@ -251,6 +254,8 @@ class Supervisor:
         code = self._watch(ranks)
         verdict = self._conclude(code)
         self._write_end(verdict, started=started, exit_code=code)
+        if self.inquiry.over_since is None:  # else Slurm is ending them
+            self._components.end()
         return verdict
 
     def _watch(self, ranks: Ranks) -> int:
@@ -258,6 +263,9 @@ class Supervisor:
             received = signal.sigtimedwait(WATCHED, LOOK_SECONDS)
             self.stopping.hear(ranks, received.si_signo if received else None)
             if self._hangs.look(ranks, judging=self.stopping.patient):
+                self.stopping.kill(ranks)
+            if self.stopping.patient and (failed := self._components.failed()) is not None:
+                self._say(f"ending the ranks: {failed}")
                 self.stopping.kill(ranks)
         return code
 
@@ -354,6 +362,9 @@ class Supervisor:
                 step_state=step_state,
             )
 
+        if (failed := self._components.failed()) is not None:
+            # The ranks that miss it fail in ways of their own.
+            return Failure(cause=cause("component"), detail=failed)
         failure = classified()
         step = read_json(self.run.attempt(self.attempt) / "step.json")
         if failure.cause.name == "killed" and step is not None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from hpcaccel.errors import SpecError
 from hpcaccel.render.quoting import pattern
 from hpcaccel.rundir import RunDir, SweepDir
+from hpcaccel.spec.components import ComponentSlurm
+from hpcaccel.spec.slurm import Slurm
 
 if TYPE_CHECKING:
     from hpcaccel.spec.cluster import ClusterProfile
@@ -52,6 +54,7 @@ def template_names(
         "sweep": isinstance(run_dir, SweepDir),  # an array too, of workers
         "header": [f"hpcaccel job {spec.name}", *(f"{key}: {value}" for key, value in header.items())],
         "directives": _directives(spec, run_dir, array_size, profile.exclude if profile else []) if slurm else [],
+        "components": _components(spec, profile.exclude if profile else []) if slurm else [],
         "run_dir": str(run_dir.path),  # of an array or a sweep: the parent folder
         "python": python,
         "workdir": workdir,
@@ -77,10 +80,8 @@ def _directives(
     """
     log = run_dir.slurm_log if array_size is None else run_dir.tasks / "ARRAY" / run_dir.slurm_log.name
     output = pattern(str(log)) if array_size is None else pattern(str(log.parent.parent)) + f"/%a/{log.name}"
-    exclude = ",".join([*([spec.slurm.exclude] if spec.slurm.exclude else []), *left_out])
-    slurm = spec.slurm.model_copy(update={"exclude": exclude or None})
-    options: list[tuple[str, str | None]] = [("job-name", spec.name), *slurm.flags()]
-    options.append(("requeue" if spec.resilience.requeue and not spec.resilience.chain else "no-requeue", None))
+    options: list[tuple[str, str | None]] = [("job-name", spec.name), *_nodes(spec, left_out)]
+    options.append((_requeue(spec), None))
     options.append(("signal", f"B:USR2@{spec.warning_seconds}"))
     options.append(("open-mode", "append"))
     options.append(("output", output))
@@ -88,6 +89,28 @@ def _directives(
         options.append(("array", f"0-{array_size - 1}"))
     options.append(("export", ",".join(spec.environment.secrets) or "NONE"))
     return options
+
+
+def _components(spec: JobSpec, left_out: Sequence[str]) -> list[list[tuple[str, str | None]]]:
+    """The same for each further component of a heterogeneous job: what Slurm does not take over from the first."""
+    kept = {"time", "time-min", *(name.replace("_", "-") for name in ComponentSlurm.model_fields)}
+    jobs_own = {name.replace("_", "-") for name in Slurm.model_fields} - kept
+    found = []
+    for name in spec.components:
+        options = [option for option in _nodes(spec.of_component(name), left_out) if option[0] not in jobs_own]
+        # Without --export Slurm would keep all of the submitter's environment with each component, secrets too. What
+        # its processes get comes from the batch script, as with the ranks.
+        found.append([*options, (_requeue(spec), None), ("export", "NONE")])
+    return found
+
+
+def _nodes(spec: JobSpec, left_out: Sequence[str]) -> list[tuple[str, str | None]]:
+    exclude = ",".join([*([spec.slurm.exclude] if spec.slurm.exclude else []), *left_out])
+    return spec.slurm.model_copy(update={"exclude": exclude or None}).flags()
+
+
+def _requeue(spec: JobSpec) -> str:
+    return "requeue" if spec.resilience.requeue and not spec.resilience.chain else "no-requeue"
 
 
 def _refuse_variables_of_bash(names: list[str]) -> None:

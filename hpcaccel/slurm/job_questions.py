@@ -61,9 +61,15 @@ class JobQuestions(Programs):
     def jobs_of_script(self, script: Path) -> list[str]:
         """Plain ids of this user's jobs that were submitted with ``script``, oldest first, those that have just ended
         included, as far as the controller remembers them."""
-        command = ["squeue", "--me", "--noheader", "--states=all", "--format=%F|%o"]
-        lines = (line.partition("|") for line in self._output(command).splitlines())
-        return sorted({job_id.strip() for job_id, _, path in lines if path.strip() == str(script)}, key=int)
+        command = ["squeue", "--me", "--noheader", "--states=all", "--format=%F|%i|%o"]
+        lines = (line.split("|", 2) for line in self._output(command).splitlines())
+        # Each component of a heterogeneous job has a number of its own: the job's is that of the first, 18+0.
+        found = {
+            job_id.strip()
+            for job_id, one, path in lines
+            if path.strip() == str(script) and one.strip().partition("+")[2] in ("", "0")
+        }
+        return sorted(found, key=int)
 
     def waiting(self, partitions: Sequence[str]) -> list[WaitingJob]:
         """The pending jobs of all users in these partitions, as far as the site shows them, one line an array.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hpcaccel.slurm import hostlist
 from hpcaccel.slurm.states import (
@@ -57,12 +58,18 @@ def pick_job(found: list[JobInfo], job_id: str) -> JobInfo | None:
     """The job of this id. scontrol prints all tasks when it is asked for an array by its plain number."""
     for job in found:
         if job_id in (job.job_id, job.address):
-            return job
+            return _with_reason(job, found)
     base, _, task = job_id.partition("_")
     for job in found:  # a task that still waits is printed with all others that wait: ArrayTaskId=1-5%2
         if task.isdigit() and job.array_job_id == base and job.array_task_id is None:
             return _with_task(job, int(task))
     return found[0] if len(found) == 1 and not task else None
+
+
+def _with_reason(job: JobInfo, found: list[JobInfo]) -> JobInfo:
+    """Of a heterogeneous job all components are printed; what it waits for may stand with another than the first."""
+    others = (one.reason for one in found if one.array_job_id is None and one.state == job.state)
+    return job if job.reason else replace(job, reason=next(filter(None, others), ""))
 
 
 def _with_task(job: JobInfo, task: int) -> JobInfo:
@@ -182,10 +189,11 @@ def _rows(text: str, *, columns: int) -> Iterator[list[str]]:
 
 
 def _addresses(job_id: str) -> list[str]:
-    """``46_[1-3%2]`` → 46_1 46_2 46_3; anything else is one job."""
+    """``46_[1-3%2]`` → 46_1 46_2 46_3; anything else is one job. The first component of a heterogeneous job (``18+0``)
+    has the job's own number, and stands for all: Slurm starts, requeues and ends them together."""
     base, bracket, rest = job_id.partition("_[")
     if not bracket:
-        return [job_id]
+        return [job_id.removesuffix("+0")]
     try:
         return [f"{base}_{index}" for index in hostlist.array_indices(rest)]
     except ValueError:  # cut short by Slurm: the tasks that are not named cannot be guessed

@@ -63,7 +63,7 @@ def parse_waiting(text: str) -> list[WaitingJob]:
         )
         found.append(
             WaitingJob(
-                job_id=job_id,
+                job_id=job_id.removesuffix("+0"),  # of a heterogeneous job the first component has its number
                 priority=int(priority) if priority.isdigit() else 0,
                 user=user,
                 node_count=int(re.match(r"\d*", nodes)[0] or 0),  # type: ignore[index]

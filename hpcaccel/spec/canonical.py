@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from hpcaccel.errors import SpecError
 from hpcaccel.spec.expand import escape
 from hpcaccel.spec.job import JobSpec
 from hpcaccel.spec.layers import Layer
-from hpcaccel.spec.overrides import section_of
+from hpcaccel.spec.overrides import section_by_name, section_of
 from hpcaccel.spec.problems import describe, report
 from hpcaccel.spec.yaml12 import FOREIGN_BREAK, NUMBERS
 
@@ -99,9 +99,13 @@ def write_yaml(values: dict[str, Any], *, compact: bool = False) -> str:
 
 def _written(value: Any, field: FieldInfo) -> Any:
     """A section without the settings that are empty by default and were left so."""
+    if (named := section_by_name(field.annotation)) is not None:
+        return {name: _without_empty(item, named) for name, item in value.items()}
     section = section_of(field.annotation)
-    if section is None or value is None:
-        return value
+    return value if section is None or value is None else _without_empty(value, section)
+
+
+def _without_empty(value: Any, section: type[BaseModel]) -> Any:
     fields = {item.alias or name: item for name, item in section.model_fields.items()}
     kept = {key: _written(item, fields[key]) for key, item in value.items()}
     return {key: item for key, item in kept.items() if item not in (None, [], {}) or item != _default(fields[key])}

@@ -136,7 +136,7 @@ class _Walker:
         return value
 
     def is_for_elsewhere(self, path: KeyPath) -> bool:
-        return self.elsewhere is not None and path != _SCRIPT
+        return self.elsewhere is not None and _role(path) != _SCRIPT
 
     def path(self, value: str, path: KeyPath) -> str:
         variable = _SHELL_VARIABLE.search(value)
@@ -161,7 +161,7 @@ class _Walker:
         if os.path.isabs(expanded):
             return os.path.normpath(expanded)
         beside = os.path.normpath(self.base / expanded)
-        if path == _PROGRAM and Path(beside).is_relative_to(os.path.normpath(self.base)):
+        if _role(path) == _PROGRAM and Path(beside).is_relative_to(os.path.normpath(self.base)):
             return beside
         self.problem(
             path,
@@ -175,7 +175,13 @@ class _Walker:
         self.problems.append(Problem(self.layer.place(path) or Place("spec"), f"{dotted} {message}"))
 
 
+def _role(path: KeyPath) -> KeyPath:
+    """The program of a component is named as the ranks' own is."""
+    return path[2:] if path[:1] == ("components",) and path[2:3] == ("entrypoint",) else path
+
+
 def _is_path(path: KeyPath, text: str) -> bool:
+    path = _role(path)
     if path == _RESUME:
         return text not in ("auto", "never")
     if path == _IMAGE:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, WithJsonSchema
 
+from hpcaccel.spec.components import Component, ComponentName
 from hpcaccel.spec.container import Container
 from hpcaccel.spec.dependencies import After
 from hpcaccel.spec.entrypoint import Entrypoint
@@ -55,6 +56,13 @@ class JobSpec(Section):
     entrypoint: Entrypoint = Field(description="What the ranks run.")
     slurm: Slurm = Field(default_factory=Slurm, description="Resources and queue, in sbatch's own words.")
     srun: Srun = Field(default_factory=Srun, description="More flags for srun.")
+    components: dict[ComponentName, Component] = Field(
+        default_factory=dict,
+        description="Programs beside the ranks, each on nodes of its own kind: together they are one heterogeneous "
+        "job. Every process finds the nodes of component data in HPCACCEL_NODES_DATA, those of the ranks in "
+        "HPCACCEL_NODES.",
+        examples=[{"data": {"entrypoint": {"script": "serve.py"}, "slurm": {"partition": "cpu", "nodes": 2}}}],
+    )
     environment: Environment = Field(
         default_factory=Environment, description="What has to be there before the ranks start."
     )
@@ -85,6 +93,10 @@ class JobSpec(Section):
     @classmethod
     def conflicts(cls, values: dict[str, Any]) -> list[Conflict]:
         found = super().conflicts(values)
+        components = values.get("components")
+        if isinstance(components, Mapping) and components and _part(values, "resilience").get("chain") is not None:
+            advice = "cannot stand beside components: a chain is for jobs of one kind of node. Leave one of them out"
+            found.append(Conflict("resilience.chain", advice))
         if values.get("container") is None:
             return found
         environment, srun, entrypoint = (_part(values, key) for key in ("environment", "srun", "entrypoint"))
@@ -109,6 +121,28 @@ class JobSpec(Section):
     @property
     def ranks_per_node(self) -> int:
         return self.slurm.ranks_per_node
+
+    def of_component(self, name: str) -> JobSpec:
+        """The spec of a job like this one that is its component ``name`` alone."""
+        own = self.components[name]
+        inherited = {
+            key: getattr(own.slurm, key) or getattr(self.slurm, key)
+            for key in ("account", "partition", "qos", "reservation")
+        }
+        fields = {**dict(own.slurm), **inherited, "ntasks_per_node": own.slurm.ranks_per_node}
+        slurm = self.slurm.model_copy(update=fields)
+        return self.model_copy(update={"entrypoint": own.entrypoint, "slurm": slurm, "components": {}})
+
+    @property
+    def total_gpus(self) -> int:
+        """GPUs of all nodes together, those of components too."""
+        parts = [self, *(self.of_component(name) for name in self.components)]
+        return sum(one.slurm.min_nodes * one.slurm.node_gpus for one in parts)
+
+    @property
+    def total_nodes(self) -> int:
+        """The least number of nodes, those of components too."""
+        return self.slurm.min_nodes + sum(one.slurm.min_nodes for one in self.components.values())
 
     @property
     def stop_mode(self) -> Literal["cooperative", "signals"]:

@@ -11,7 +11,8 @@ from typing import Any
 
 from hpcaccel.spec.entrypoint import Entrypoint
 from hpcaccel.spec.environment import Environment
-from hpcaccel.spec.slurm import Slurm, asks_for_gpus
+from hpcaccel.spec.resources import asks_for_gpus
+from hpcaccel.spec.slurm import Slurm
 from hpcaccel.spec.yaml12 import KeyPath, Place
 
 __all__ = ["Layer", "merge", "put"]

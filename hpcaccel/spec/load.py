@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from hpcaccel.errors import SpecError
+from hpcaccel.spec.entrypoint import Entrypoint
 from hpcaccel.spec.expand import elsewhere, expand
 from hpcaccel.spec.extends import read_layers
 from hpcaccel.spec.job import JobSpec
@@ -140,15 +141,23 @@ def check_program(spec: JobSpec, layer: Layer, source: str, *, base: Path) -> No
     Args:
         base: the directory of the file.
     """
-    entrypoint = spec.entrypoint
+    programs: dict[KeyPath, Entrypoint] = {("entrypoint",): spec.entrypoint}
+    programs |= {("components", name, "entrypoint"): one.entrypoint for name, one in spec.components.items()}
+    missing = [_missing(entrypoint, where, layer, source, base) for where, entrypoint in programs.items()]
+    if lines := [line for line in missing if line]:
+        raise SpecError(lines)
+
+
+def _missing(entrypoint: Entrypoint, where: KeyPath, layer: Layer, source: str, base: Path) -> str | None:
     if entrypoint.script is not None:
         key, program = "script", entrypoint.script
     elif entrypoint.command is not None and os.path.isabs(entrypoint.command[0]):
         key, program = "command", entrypoint.command[0]
         if elsewhere() is not None and not Path(program).is_relative_to(base):
-            return  # a program of the other machine's
+            return None  # a program of the other machine's
     else:
-        return
+        return None
     if os.path.isfile(program):
-        return
-    raise SpecError(f"{layer.place(('entrypoint', key)) or source}: entrypoint.{key} {program!r} is not a file")
+        return None
+    path = (*where, key)
+    return f"{layer.place(path) or source}: {'.'.join(map(str, path))} {program!r} is not a file"

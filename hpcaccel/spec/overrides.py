@@ -18,7 +18,7 @@ from hpcaccel.spec.job import JobSpec
 from hpcaccel.spec.layers import Layer
 from hpcaccel.spec.yaml12 import Document, KeyPath, Place, parse_value
 
-__all__ = ["full_path", "override_place", "parse_override", "section_of", "sections", "setting_path"]
+__all__ = ["full_path", "override_place", "parse_override", "section_by_name", "section_of", "sections", "setting_path"]
 
 FREE_MAPPINGS: tuple[KeyPath, ...] = (
     ("entrypoint", "args"),
@@ -40,6 +40,11 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
     if get_origin(annotation) in (Union, UnionType) and len(kinds) == 1:
         annotation = kinds[0]
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def section_by_name(annotation: Any) -> type[BaseModel] | None:
+    """The model class of a field that maps names, the user's own, to sections."""
+    return section_of(get_args(annotation)[1]) if get_origin(annotation) is dict else None
 
 
 def sections(model: type[JobSpec] = JobSpec) -> dict[str, list[str]]:

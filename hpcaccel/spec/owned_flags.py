@@ -7,9 +7,8 @@ from collections.abc import Iterable
 __all__ = ["HETEROGENEOUS", "OWNED_FLAGS", "extra_advice", "owned_by_srun"]
 
 HETEROGENEOUS = (
-    "is not supported: hpcaccel's checks, GPU-hours and ranks know one kind of node in a job. "
-    "A helper on other nodes is a job of its own: give it a name in a file with several jobs (jobs: …), with after: "
-    "where one waits for the other"
+    "is written as components, beside slurm, whose nodes are the ranks': "
+    "components: {data: {entrypoint: {script: serve.py}, slurm: {partition: cpu, nodes: 2}}}"
 )
 
 OWNED_FLAGS = {

@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from hpcaccel.spec.fields import Section
 from hpcaccel.spec.layers import Layer
-from hpcaccel.spec.overrides import section_of, sections
+from hpcaccel.spec.overrides import section_by_name, section_of, sections
 from hpcaccel.spec.yaml12 import KeyPath, Place, Plain, Problem
 
 __all__ = ["conflicts", "describe", "did_you_mean", "report"]
@@ -110,7 +110,7 @@ def _model_at(path: KeyPath, model: type[BaseModel]) -> type[BaseModel]:
         fields = {field.alias or name: field for name, field in model.model_fields.items()}
         annotation = fields[str(key)].annotation if items is None and str(key) in fields else None
         found = items or section_of(annotation)
-        items = section_of(get_args(annotation)[1]) if get_origin(annotation) is dict else None
+        items = section_by_name(annotation)
         if found is None and items is None:
             return model
         model = found or model

@@ -192,6 +192,14 @@ class SweepFile(JobSpec):
 
     sweep: Sweep = Field(description="What is searched: metric, parameters, and for how long.")
 
+    @classmethod
+    def conflicts(cls, values: dict[str, Any]) -> list[Conflict]:
+        found = super().conflicts(values)
+        if values.get("components"):
+            advice = "cannot stand beside sweep: its workers are an array, and Slurm has none of heterogeneous jobs"
+            found.append(Conflict("components", advice))
+        return found
+
 
 class SweepSpec(Section):
     """A job and the sweep around it. ``load_sweep`` has checked that they fit."""

@@ -19,14 +19,20 @@ from hpcaccel.submission.backend import Backend, SlurmBackend
 if TYPE_CHECKING:
     from hpcaccel.spec import JobSpec
 
-__all__ = ["cancel_waiting", "links_behind", "refuse_chained_array"]
+__all__ = ["cancel_waiting", "links_behind", "refuse_arrays_of"]
 
 
-def refuse_chained_array(spec: JobSpec, *, is_array: bool) -> None:
-    """Raises SpecError for an array of chains.
+def refuse_arrays_of(spec: JobSpec, *, is_array: bool) -> None:
+    """Raises SpecError for an array of chains or of heterogeneous jobs.
 
-    Slurm has a dependency from task to task (aftercorr), but only on tasks that end well.
+    Slurm has a dependency from task to task (aftercorr), but only on tasks that end well; and no array of heterogeneous
+    jobs at all (https://slurm.schedmd.com/heterogeneous_jobs.html).
     """
+    if is_array and spec.components:
+        raise SpecError(
+            f"components ({', '.join(spec.components)}) are for single jobs: Slurm has no arrays of heterogeneous "
+            "jobs, such as --grid and sweeps make. Submit such runs one by one, or take components out"
+        )
     if is_array and spec.resilience.chain is not None:
         raise SpecError(
             f"resilience.chain {spec.resilience.chain} is for single jobs, since Slurm knows no follow-up for one task "

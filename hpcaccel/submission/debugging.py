@@ -30,6 +30,8 @@ class DebugJob:
         """What to tell of ``spec``, which has these settings and the user's own on top."""
         back = "" if spec.resilience.requeue or spec.resilience.chain else "; it does not come back through the queue"
         nodes = "one node" if spec.slurm.nodes in (None, "1") else f"{spec.slurm.nodes} nodes"
+        if spec.components:
+            nodes += f" and those of {', '.join(spec.components)}"
         return f"debugging: {nodes}, at most {spec.slurm.time}, {self.where}{back}"
 
 
@@ -65,6 +67,8 @@ def debug_job(spec: JobSpec, facts: SiteFacts | None) -> DebugJob:
         "resilience.chain=null",
         "resilience.restart_in_place=0",
     ]
+    for name in spec.components:
+        settings += [f"components.{name}.{key}" for key in ("slurm.nodes=1", "slurm.nodelist=null", *place)]
     return DebugJob(overrides=(*settings, *place), where=where)
 
 

@@ -21,7 +21,7 @@ from hpcaccel.submission.rank_side import FOLDER
 if TYPE_CHECKING:
     from hpcaccel.spec import JobSpec
 
-__all__ = ["Entry", "check_secrets", "find_entry", "launch_section", "plan_copy"]
+__all__ = ["Entry", "check_secrets", "find_components", "find_entry", "launch_section", "plan_copy"]
 
 PYTHON = "{python}"
 """Stands for the interpreter of the ranks, which may be known only on the node."""
@@ -108,12 +108,14 @@ def launch_section(
     image: Image | None = None,
     images: Path = Path(IMAGES),
     after: Sequence[Mapping[str, str]] = (),
+    beside: Mapping[str, Entry] | None = None,
 ) -> dict[str, Any]:
     """The ``launch`` part of ``spec.json``: what the batch step needs to start the ranks.
 
     Args:
         code: where the copy that ``plan`` describes will lie.
         after: the runs to wait for.
+        beside: the programs of the spec's components.
         image: of the container, and ``images`` the folder that it is imported to.
     """
     root = entry.root if plan is None else code
@@ -138,8 +140,31 @@ def launch_section(
         "warning_seconds": spec.warning_seconds,
         "launcher": spec.launcher,
         "container": container,
+        "components": [
+            _component(spec.of_component(name), name, own, plan, code) for name, own in (beside or {}).items()
+        ],
         "after": [dict(one) for one in after],
         "stage": None if spec.stage is None else spec.stage.model_dump(mode="json"),
+    }
+
+
+def find_components(spec: JobSpec, *, base: Path, workdir: Path) -> dict[str, Entry]:
+    """The programs of a spec's components, by their names; as :func:`find_entry`."""
+    return {name: find_entry(spec.of_component(name), base=base, workdir=workdir) for name in spec.components}
+
+
+def _component(spec: JobSpec, name: str, entry: Entry, plan: CodePlan | None, code: Path) -> dict[str, Any]:
+    """Args:
+    spec: of the component alone.
+    """
+    slurm = spec.slurm
+    given = {"cpus-per-task": slurm.cpus_per_task, "gpus-per-task": slurm.gpus_per_task, "gpu-bind": slurm.gpu_bind}
+    return {
+        "name": name,
+        "program": _program(spec, entry, plan, code),
+        "nodes": slurm.min_nodes,
+        "processes_per_node": slurm.ranks_per_node,
+        "srun": [f"--{option}={value}" for option, value in given.items() if value is not None],
     }
 
 

@@ -36,6 +36,7 @@ class Choice:
     """Of a file with several jobs, its name."""
     partition: str
     nodes: int
+    """Those of components too."""
     gpus: int
     """Of all nodes together."""
     time_seconds: int | None
@@ -126,16 +127,16 @@ def _size(text: str) -> str:
 def _choice(spec: JobSpec, profile: ClusterProfile | None, facts: SiteFacts | None, slurm: Slurm) -> Choice:
     found = [] if facts is None else check_site(spec, facts, with_ages=False)
     problems = [f"{one.key} {one.message}" for one in found if one.is_error]
-    nodes, gpus, seconds = spec.slurm.min_nodes, spec.slurm.node_gpus, spec.slurm.time_seconds
-    hours = None if seconds is None else nodes * seconds / 3600
+    nodes, gpus, seconds = spec.total_nodes, spec.total_gpus, spec.slurm.time_seconds
+    hours = None if seconds is None else seconds / 3600
     answer = StartEstimate() if problems else ask_slurm(spec, profile, slurm)
     return Choice(
         partition=spec.slurm.partition or answer.partition or "(default)",
         nodes=nodes,
-        gpus=nodes * gpus,
+        gpus=gpus,
         time_seconds=seconds,
         start_time=answer.start_time,
-        node_hours=hours,
+        node_hours=None if hours is None else hours * nodes,
         gpu_hours=None if hours is None else hours * gpus,
         problem="; ".join(problems) or answer.refusal.partition("\n")[0].removeprefix("Slurm refused the job: "),
         asked=time.time(),

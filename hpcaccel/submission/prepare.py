@@ -29,11 +29,11 @@ from hpcaccel.spec import grid as combinations
 from hpcaccel.spec.expand import escape
 from hpcaccel.submission.backend import Backend, SlurmBackend, backend_named
 from hpcaccel.submission.calls import pickle_function
-from hpcaccel.submission.chain import refuse_chained_array
+from hpcaccel.submission.chain import refuse_arrays_of
 from hpcaccel.submission.checkpoints import Origin, find_origin
 from hpcaccel.submission.codecopy import CodePlan, sent_files
 from hpcaccel.submission.dependencies import After, resolve_after, with_after
-from hpcaccel.submission.entry import Entry, check_secrets, find_entry, launch_section, plan_copy
+from hpcaccel.submission.entry import Entry, check_secrets, find_components, find_entry, launch_section, plan_copy
 from hpcaccel.submission.foresight import advice, advice_on_cluster
 from hpcaccel.submission.images import IMAGES, look_at_image
 from hpcaccel.submission.provenance import GitState, git_state
@@ -152,7 +152,7 @@ def prepare(
     specs = [with_after(_branched(_load(request, [*changes, *own], profile), origin), after) for own in chosen]
     _refuse_twins(specs, chosen)
     check_secrets(specs[0])
-    refuse_chained_array(specs[0], is_array=bool(grid) or workers is not None)
+    refuse_arrays_of(specs[0], is_array=bool(grid) or workers is not None)
     backend = backend_named(backend_name, slurm)
     backend.check()
     folder = _runs_dir(runs_dir, profile)
@@ -166,7 +166,9 @@ def prepare(
     base, workdir = request.base, _workdir(specs[0])
     entries = [find_entry(one, base=base, workdir=workdir, function=request.function) for one in specs]
     _refuse_folders_of_their_own(entries, chosen)
-    code = plan_copy(specs[0], entries[0], runs_dir=folder)
+    beside = find_components(specs[0], base=base, workdir=workdir)
+    with_code = next((one for one in (entries[0], *beside.values()) if one.root is not None), entries[0])
+    code = plan_copy(specs[0], with_code, runs_dir=folder)
     if specs[0].workdir is None and code is not None and sent_files(code.root) is not None:
         workdir = run.code  # what was sent serves many runs: each starts in its own copy
     waiting = resolve_after(
@@ -207,6 +209,7 @@ def prepare(
                     image=image,
                     images=folder / IMAGES,
                     after=waiting,
+                    beside=beside,
                 ),
                 dict(text.split("=", 1) for text in own),
             )

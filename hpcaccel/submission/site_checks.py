@@ -7,12 +7,15 @@ of them forbid is a warning.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from hpcaccel.errors import SpecError
 from hpcaccel.rundir import default_runs_dir
 from hpcaccel.spec import ClusterProfile, JobSpec
+from hpcaccel.spec.components import ComponentSlurm
 from hpcaccel.spec.site import Partition, SiteFacts, load_facts
 from hpcaccel.submission.site_checks_accounts import accounts, groups
 from hpcaccel.submission.site_checks_limits import array_size, job_limits, partition_limits
@@ -94,17 +97,58 @@ def check_site(
     if spec.slurm.clusters not in (None, facts.config.cluster_name):
         return []  # the facts are of another cluster of the federation
     found = [
-        *_unknown_partitions(spec, facts),
-        *accounts(spec, facts),
-        *_by_partition(spec, facts),
-        *job_limits(spec, facts),
+        *_of_nodes(spec, facts),
         *array_size(spec, facts, array_tasks),
-        *hardware(spec, facts, wanted_partitions(spec, facts)),
         *storage(spec, facts, runs_dir=runs_dir, history=history),
         *preemption(spec, facts, wanted_partitions(spec, facts), history=history),
+        *_of_components(spec, facts, history),
     ]
     ordered = sorted(found, key=lambda one: not one.is_error)
     return located([with_age(one, facts, now) for one in ordered] if with_ages else ordered, spec)
+
+
+def _of_nodes(spec: JobSpec, facts: SiteFacts) -> Iterator[Finding]:
+    yield from _unknown_partitions(spec, facts)
+    yield from accounts(spec, facts)
+    yield from _by_partition(spec, facts)
+    yield from job_limits(spec, facts)
+    yield from hardware(spec, facts, wanted_partitions(spec, facts))
+
+
+def _of_components(spec: JobSpec, facts: SiteFacts, history: History | None) -> Iterator[Finding]:
+    """The same for the nodes of each component; Slurm preempts all of a job with any of its parts."""
+    for name in spec.components:
+        alone = spec.of_component(name)
+        found = [*_of_nodes(alone, facts)]
+        if alone.slurm.partition != spec.slurm.partition:
+            found += preemption(alone, facts, wanted_partitions(alone, facts), history=history)
+        for one in found:
+            yield replace(one, key=_in_component(one.key, name), message=_in_component(one.message, name))
+    yield from _too_many_together(spec, facts)
+
+
+def _in_component(text: str, name: str) -> str:
+    """``slurm.nodes`` of a component alone as its file has it; what is the whole job's (``slurm.time``) stays."""
+    keys = "|".join(ComponentSlurm.model_fields)
+    return re.sub(rf"\bslurm\.(?:{keys})\b", lambda match: f"components.{name}.{match[0]}", text)
+
+
+def _too_many_together(spec: JobSpec, facts: SiteFacts) -> Iterator[Finding]:
+    """Slurm's backfill scheduler wants each part of such a job on nodes of its own, however few of their CPUs it takes
+    (https://slurm.schedmd.com/heterogeneous_jobs.html, "Limitations"; on 22.05 it waited for ever).
+    """
+    wanted: dict[str, int] = {}
+    for one in [spec, *(spec.of_component(name) for name in spec.components)] if spec.components else ():
+        if len(partitions := wanted_partitions(one, facts)) == 1:
+            wanted[partitions[0].name] = wanted.get(partitions[0].name, 0) + one.slurm.min_nodes
+    for name, nodes in wanted.items():
+        partition = facts.partition(name)
+        if partition is not None and 0 < partition.nodes < nodes:
+            yield error(
+                "components",
+                f"and the ranks need {nodes} nodes of partition {name!r} at the same time, and it has "
+                f"{partition.nodes}: ask for fewer, or for a component in another partition",
+            )
 
 
 def wanted_partitions(spec: JobSpec, facts: SiteFacts) -> list[Partition]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hpcaccel.errors import UserError
-from hpcaccel.rundir import RunDir
+from hpcaccel.rundir import RunDir, read_json
 
 __all__ = ["Logs", "copy_logs"]
 
@@ -21,14 +21,16 @@ class Logs:
     """The log files that somebody asked for, read a little at a time. Their bytes are passed on as they are.
 
     Args:
-        rank: a rank's number, ``all`` (every line then begins with ``[rank]``), ``supervisor`` or ``batch`` (what the
-            batch script itself printed).
+        rank: a rank's number, ``all`` (every line then begins with ``[rank]``), ``supervisor``, ``batch`` (what the
+            batch script itself printed), or a component's name (its lines begin with ``[name-process]``).
         attempt: only this attempt; None: the newest one, and those that come after it.
     """
 
     def __init__(self, run: RunDir, *, rank: str = "0", attempt: int | None = None) -> None:
-        if rank not in ("all", "supervisor", "batch") and not rank.isdecimal():
-            raise UserError(f"--rank {rank!r} is no rank: a number, 'all', 'supervisor' or 'batch'")
+        self._component = rank if rank in _components(run) else None
+        if rank not in ("all", "supervisor", "batch", self._component) and not rank.isdecimal():
+            names = ["'all'", "'supervisor'", "'batch'", *(f"{name!r}" for name in _components(run))]
+            raise UserError(f"--rank {rank!r} is no rank: a number, {', '.join(names[:-1])} or {names[-1]}")
         self.run = run
         self.rank = rank
         self.attempt = attempt
@@ -63,13 +65,19 @@ class Logs:
         if self.rank == "all":
             found = [path for path in folder.glob("*.log") if path.stem.isdecimal()]
             return sorted(found, key=lambda path: int(path.stem))
+        if self._component is not None:
+            found = [
+                path for path in folder.glob(f"{self._component}-*.log") if path.stem.rpartition("-")[2].isdecimal()
+            ]
+            return sorted(found, key=lambda path: int(path.stem.rpartition("-")[2]))
         path = folder / f"{self.rank}.log"
         return [path] if path.exists() else []
 
     def new(self, *, last: bool = False) -> Iterator[bytes]:
         """What was added since the last call, in whole lines; with ``last`` an unfinished line at the end as well."""
         for path in self.files():
-            prefix = f"[{path.stem}] ".encode() if self.rank == "all" else b""
+            several = self.rank == "all" or self._component is not None
+            prefix = f"[{path.stem}] ".encode() if several else b""
             for chunk in self._read(path, last=last):
                 yield _prefixed(chunk, prefix) if prefix else chunk
 
@@ -85,6 +93,11 @@ class Logs:
             if rest and last:
                 self._offsets[path] = file.tell()
                 yield rest
+
+
+def _components(run: RunDir) -> list[str]:
+    launch = (read_json(run.spec) or {}).get("launch", {})
+    return [one["name"] for one in launch.get("components", [])]
 
 
 def copy_logs(

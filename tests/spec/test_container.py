@@ -44,11 +44,8 @@ def test_paths_are_the_files_and_names_are_the_registrys() -> None:
         ({"container": {"image": "a.sif", "runtime": "docker"}}, r"is not allowed \(has: auto, pyxis"),
         ({"stage": {"sources": ["/a/x", "/b/x"]}}, "would both be called 'x' in the stage directory"),
         ({"stage": {"sources": ["/a"], "directory": "tmp"}}, "must be an absolute path, or begin with a variable"),
-        (
-            {"slurm": {"het": [{}]}},
-            "slurm.het is not supported: hpcaccel's checks, GPU-hours and ranks know one kind of node",
-        ),
-        ({"slurm": {"extra": {"hetjob": True}}}, "slurm.extra.hetjob is not supported"),
+        ({"slurm": {"het": [{}]}}, "slurm.het is written as components, beside slurm"),
+        ({"slurm": {"extra": {"hetjob": True}}}, "slurm.extra.hetjob is written as components"),
         ({"launcher": "mpirun"}, r"launcher 'mpirun' is not allowed \(has: srun, torchrun\)"),
     ],
 )

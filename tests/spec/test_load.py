@@ -86,11 +86,11 @@ sweep: {trials: 3}
 """
     slurm = (
         "account, partition, qos, reservation, nodes, ntasks_per_node, cpus_per_task, gpus_per_node, gpus_per_task, gres, "
-        "mem, mem_per_cpu, mem_per_gpu, time, time_min, constraint, exclude, nodelist, exclusive, comment, mail_type, "
-        "mail_user, begin, clusters, cores_per_socket, cpus_per_gpu, deadline, dependency, gpu_bind, hint, licenses, "
-        "network, nice, oversubscribe, priority, sockets_per_node, switches, threads_per_core, tmp, wckey, extra"
+        "mem, mem_per_cpu, mem_per_gpu, constraint, exclude, nodelist, exclusive, cores_per_socket, cpus_per_gpu, "
+        "gpu_bind, hint, licenses, network, oversubscribe, sockets_per_node, switches, threads_per_core, tmp, extra, "
+        "time, time_min, comment, mail_type, mail_user, begin, clusters, deadline, dependency, nice, priority, wckey"
     )
-    top = "name, entrypoint, slurm, srun, environment, launcher, container, stage, after, code, workdir, runtime, checkpoint, resilience"
+    top = "name, entrypoint, slurm, srun, components, environment, launcher, container, stage, after, code, workdir, runtime, checkpoint, resilience"
     own = "modules, conda, venv, python, setup, setup_per_node, env, secrets"
     assert problems(text, "nodes=abc", whole=True) == [
         "job.yaml:2: entrypoint.script '$SCRATCH/x.py': $SCRATCH is not expanded here. Write ${env:SCRATCH}/x.py",

@@ -17,7 +17,7 @@ from hpcaccel.spec.expand import escape
 from hpcaccel.spec.site import facts_path
 from hpcaccel.spec.workflow import over_profile, read_jobs
 from hpcaccel.submission.codecopy import CodePlan
-from hpcaccel.submission.entry import Entry, check_secrets, find_entry, plan_copy
+from hpcaccel.submission.entry import Entry, check_secrets, find_components, find_entry, plan_copy
 from hpcaccel.submission.provenance import git_state, submitted_from
 from hpcaccel.submission.remote import code, memory
 from hpcaccel.submission.remote.cluster import Conversation, RemoteCluster
@@ -75,13 +75,18 @@ def pack(
     else:
         jobs = [load_spec(file, overrides=overrides, profile=cluster.profile)]
     entries = [find_entry(job, base=base, workdir=base) for job in jobs]
-    plan = _one_plan(jobs, entries) if to_submit else None
+    beside = [find_components(job, base=base, workdir=base) for job in jobs]
+    programs = [*entries, *(one for own in beside for one in own.values())]
+    owners = [*jobs, *(job for job in jobs for _ in job.components)]
+    plan = _one_plan(owners, programs) if to_submit else None
     documents = []
-    for job, entry in zip(jobs, entries, strict=True):
+    for job, entry, own in zip(jobs, entries, beside, strict=True):
         if to_submit:
             check_secrets(job)
         document = _as_the_profile_says(job.model_dump(mode="json", exclude_unset=True), cluster.profile)
         _point_into_the_copy(document, job, entry)
+        for name, program in own.items():
+            _point_into_the_copy(document["components"][name], job.of_component(name), program)
         documents.append(document)
     names = dict.fromkeys(name for job in jobs for name in job.environment.secrets) if to_submit else {}
     git = git_state(next((entry.root for entry in entries if entry.root is not None), base)) if to_submit else None

@@ -1,0 +1,246 @@
+"""The programs beside the ranks: the further components of a heterogeneous job, each a step of its own.
+
+They begin before the ranks of an attempt and are ended after them, since ranks that save may still need them. So a
+component does not hear the SIGTERM with which Slurm begins a preemption: it gets SIGINT when the ranks have ended.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+from hpcaccel.errors import HpcaccelError, RankEnvironmentError, SlurmCommandError
+from hpcaccel.node.classify_logs import LONGEST, read_tail
+from hpcaccel.node.launch import Component, Launch, read_launch
+from hpcaccel.node.launcher import STEP_WAIT_SECONDS, dying_with_us, rank_command
+from hpcaccel.node.rank import become, enter, program, python_path
+from hpcaccel.rundir import RunDir, read_json, write_json
+from hpcaccel.slurm import hostlist
+from hpcaccel.slurm.commands import Slurm
+
+__all__ = ["Components", "become_component", "component_nodes"]
+
+END_SECONDS = 5.0
+"""How long a component may take to end once the ranks have; a preempted job has no more to give."""
+_OF_THE_RANKS = re.compile(
+    r"SRUN_CPUS_PER_TASK|CUDA_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES|MASTER_(?:ADDR|PORT)|WORLD_SIZE"
+    r"|SLURM_(?:GPUS?|TRES|MEM|CPUS?|NTASKS|NPROCS|HINT|THREADS|CORES|SOCKETS|EXCLUSIVE|DISTRIBUTION|NETWORK)(?:_\w+)?"
+)
+"""Variables of the batch step that speak of the ranks' nodes; srun would take some of them for options."""
+
+
+def component_nodes(launch: Launch, env: Mapping[str, str], ranks: Sequence[str]) -> dict[str, str]:
+    """Where everything is, for every process: ``HPCACCEL_NODES`` and ``HPCACCEL_NODES_<NAME>``, with commas.
+
+    Raises:
+        HpcaccelError: the allocation has no such components.
+    """
+    if not launch.components:
+        return {}
+    found = {"HPCACCEL_NODES": ",".join(ranks)}
+    for index, one in enumerate(launch.components, start=1):
+        name = f"SLURM_JOB_NODELIST_HET_GROUP_{index}"
+        if not launch.local and name not in env:
+            raise HpcaccelError(
+                f"component {one.name}: this allocation has no component {index} ({name} is not set). With salloc, "
+                "options of each component stand behind a colon: salloc --nodes=2 --gpus-per-node=4 : --nodes=1"
+            )
+        nodes = ["localhost"] if launch.local else hostlist.expand(env[name])
+        found[f"HPCACCEL_NODES_{one.name.upper()}"] = ",".join(nodes)
+    return found
+
+
+class _Processes(Protocol):
+    def failed(self) -> int | None:
+        """The exit code of one that has ended with an error (128 + n for signal n)."""
+        ...
+
+    def running(self) -> bool: ...
+
+    def end(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class Components:
+    """All components of one attempt."""
+
+    def __init__(self, run: RunDir, launch: Launch, *, attempt: int, env: Mapping[str, str]) -> None:
+        kind = _LocalProcesses if launch.local else _Step
+        base = {name: value for name, value in os.environ.items() if not _OF_THE_RANKS.fullmatch(name)} | dict(env)
+        self._folder = run.attempt(attempt)
+        self._processes: dict[str, _Processes] = {}
+        for index, one in enumerate(launch.components, start=1):
+            own = {**base, "HPCACCEL_COMPONENT": one.name}
+            self._processes[one.name] = kind(run, launch, one, index=index, attempt=attempt, env=own)
+
+    def failed(self) -> str | None:
+        """What is wrong with the first component that has ended with an error. One that ends well has done its part."""
+        for name, processes in self._processes.items():
+            if code := processes.failed():
+                return f"component {name} ended with code {code}{self._last_words(name)}"
+        return None
+
+    def _last_words(self, name: str) -> str:
+        """Of that of its processes which has printed something last."""
+        logs = sorted(self._folder.glob(f"{name}-*.log"), key=lambda path: path.stat().st_mtime)
+        said = [line for path in logs for line in read_tail(path).splitlines() if line.strip()]
+        words = [line.strip()[:LONGEST] for line in said if "CANCELLED AT" not in line]
+        return f": {words[-1]}" if words else ""
+
+    def end(self) -> None:
+        """End those that are left, at once where they do not go by themselves."""
+        left = [one for one in self._processes.values() if one.running()]
+        for one in left:
+            one.end()
+        limit = time.monotonic() + END_SECONDS
+        while any(one.running() for one in left) and time.monotonic() < limit:
+            time.sleep(0.05)
+        for one in left:
+            one.kill()
+
+
+class _Step:
+    """One srun step over a component's nodes."""
+
+    def __init__(
+        self, run: RunDir, launch: Launch, component: Component, *, index: int, attempt: int, env: Mapping[str, str]
+    ) -> None:
+        folder = run.attempt(attempt)
+        self._step_file = _step_file(run, attempt, component.name)
+        wrapped = rank_command(run, launch, env, "component")
+        command = [
+            "srun",
+            f"--het-group={index}",
+            "--unbuffered",
+            "--kill-on-bad-exit=1",
+            f"--immediate={STEP_WAIT_SECONDS}",
+            "--export=ALL",
+            f"--nodes={component.nodes}",
+            f"--ntasks={component.nodes * component.processes_per_node}",
+            f"--ntasks-per-node={component.processes_per_node}",
+            *component.srun,
+            f"--chdir={launch.workdir}",
+            f"--output={str(folder).replace('%', '%%')}/{component.name}-%t.log",
+            "--open-mode=append",
+            *wrapped.srun,
+            *wrapped.command,
+        ]
+        # srun's own words would be taken for what it says of ranks.
+        with (folder / f"{component.name}.srun.log").open("ab") as words:
+            self._srun = subprocess.Popen(
+                command,
+                env=wrapped.env,
+                stdin=subprocess.DEVNULL,
+                stdout=words,
+                stderr=words,
+                preexec_fn=dying_with_us(signal.SIGTERM),
+                start_new_session=True,
+            )
+
+    def failed(self) -> int | None:
+        code = self._srun.poll()
+        return _shell_code(code) if code else None
+
+    def running(self) -> bool:
+        return self._srun.poll() is None
+
+    def end(self) -> None:
+        step = read_json(self._step_file)
+        try:
+            if step is not None and Slurm().signal_step(step["job_id"], step["step_id"], "INT"):
+                return
+        except SlurmCommandError as error:
+            print(f"hpcaccel: {error}; ending a component through srun", file=sys.stderr, flush=True)
+        self._srun.terminate()
+
+    def kill(self) -> None:
+        if self.running():
+            self._srun.terminate()  # it ends its step by SIGKILL
+
+
+class _LocalProcesses:
+    """The same on this machine."""
+
+    def __init__(
+        self, run: RunDir, launch: Launch, component: Component, *, index: int, attempt: int, env: Mapping[str, str]
+    ) -> None:
+        self._processes = []
+        for number in range(component.nodes * component.processes_per_node):
+            wrapped = rank_command(run, launch, {**env, "HPCACCEL_COMPONENT_PROCESS": str(number)}, "component")
+            with (run.attempt(attempt) / f"{component.name}-{number}.log").open("ab") as output:
+                self._processes.append(
+                    subprocess.Popen(
+                        wrapped.command,
+                        env=wrapped.env,
+                        cwd=launch.workdir,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        preexec_fn=dying_with_us(),
+                        start_new_session=True,
+                    )
+                )
+
+    def failed(self) -> int | None:
+        codes = [process.poll() for process in self._processes]
+        return next((_shell_code(code) for code in codes if code), None)
+
+    def running(self) -> bool:
+        return any(process.poll() is None for process in self._processes)
+
+    def end(self) -> None:
+        self._send(signal.SIGINT)
+
+    def kill(self) -> None:
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        for process in self._processes:
+            try:
+                os.killpg(process.pid, number)
+            except ProcessLookupError:
+                pass
+
+
+def become_component(run: RunDir) -> NoReturn:
+    """Replace this process by the program of the component that ``HPCACCEL_COMPONENT`` names.
+
+    Raises:
+        RankEnvironmentError: there is no such component, or its program cannot be started.
+    """
+    launch, environment = read_launch(run), dict(os.environ)
+    name = environment.get("HPCACCEL_COMPONENT", "")
+    own = next((one for one in launch.components if one.name == name), None)
+    if own is None:
+        raise RankEnvironmentError(f"HPCACCEL_COMPONENT={name!r}: a component's process is started by hpcaccel")
+    # Those that Slurm sends to all processes of a job. What a component starts inherits that, and is ended with it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
+    process = environment.setdefault("HPCACCEL_COMPONENT_PROCESS", environment.get("SLURM_PROCID", "0"))
+    if process == "0" and "SLURM_STEP_ID" in environment:
+        job_id = environment[f"SLURM_JOB_ID_HET_GROUP_{launch.components.index(own) + 1}"]
+        step = {"job_id": job_id, "step_id": environment["SLURM_STEP_ID"]}
+        write_json(_step_file(run, int(environment["HPCACCEL_ATTEMPT"]), name), step)
+    # An Accelerator in here is not one of the run's ranks.
+    for variable in ("HPCACCEL_RUN_DIR", "HPCACCEL_ATTEMPT"):
+        environment.pop(variable, None)
+    if launch.pythonpath:
+        environment["PYTHONPATH"] = python_path(launch, environment)
+    if launch.container is not None:
+        enter(launch.container.workdir)
+    become(program(own.program, launch, environment), environment)
+
+
+def _step_file(run: RunDir, attempt: int, name: str) -> Path:
+    return run.attempt(attempt) / f"{name}.step.json"
+
+
+def _shell_code(code: int) -> int:
+    return 128 - code if code < 0 else code
