@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-from hpcaccel.errors import HpcaccelError, RankEnvironmentError, SlurmCommandError
+from hpcaccel.errors import RankEnvironmentError, SlurmCommandError
 from hpcaccel.node.classify_logs import LONGEST, read_tail
 from hpcaccel.node.launch import Component, Launch, read_launch
 from hpcaccel.node.launcher import STEP_WAIT_SECONDS, dying_with_us, rank_command
@@ -37,22 +37,12 @@ _OF_THE_RANKS = re.compile(
 
 
 def component_nodes(launch: Launch, env: Mapping[str, str], ranks: Sequence[str]) -> dict[str, str]:
-    """Where everything is, for every process: ``HPCACCEL_NODES`` and ``HPCACCEL_NODES_<NAME>``, with commas.
-
-    Raises:
-        HpcaccelError: the allocation has no such components.
-    """
+    """Where everything is, for every process: ``HPCACCEL_NODES`` and ``HPCACCEL_NODES_<NAME>``, with commas."""
     if not launch.components:
         return {}
     found = {"HPCACCEL_NODES": ",".join(ranks)}
     for index, one in enumerate(launch.components, start=1):
-        name = f"SLURM_JOB_NODELIST_HET_GROUP_{index}"
-        if not launch.local and name not in env:
-            raise HpcaccelError(
-                f"component {one.name}: this allocation has no component {index} ({name} is not set). With salloc, "
-                "options of each component stand behind a colon: salloc --nodes=2 --gpus-per-node=4 : --nodes=1"
-            )
-        nodes = ["localhost"] if launch.local else hostlist.expand(env[name])
+        nodes = ["localhost"] if launch.local else hostlist.expand(env[f"SLURM_JOB_NODELIST_HET_GROUP_{index}"])
         found[f"HPCACCEL_NODES_{one.name.upper()}"] = ",".join(nodes)
     return found
 
@@ -115,7 +105,8 @@ class _Step:
     ) -> None:
         folder = run.attempt(attempt)
         self._step_file = _step_file(run, attempt, component.name)
-        wrapped = rank_command(run, launch, env, "component")
+        own_job = env[f"SLURM_JOB_ID_HET_GROUP_{index}"]
+        wrapped = rank_command(run, launch, {**env, "HPCACCEL_COMPONENT_JOB": own_job}, "component")
         command = [
             "srun",
             f"--het-group={index}",
@@ -225,11 +216,10 @@ def become_component(run: RunDir) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
     process = environment.setdefault("HPCACCEL_COMPONENT_PROCESS", environment.get("SLURM_PROCID", "0"))
     if process == "0" and "SLURM_STEP_ID" in environment:
-        job_id = environment[f"SLURM_JOB_ID_HET_GROUP_{launch.components.index(own) + 1}"]
-        step = {"job_id": job_id, "step_id": environment["SLURM_STEP_ID"]}
+        step = {"job_id": environment["HPCACCEL_COMPONENT_JOB"], "step_id": environment["SLURM_STEP_ID"]}
         write_json(_step_file(run, int(environment["HPCACCEL_ATTEMPT"]), name), step)
     # An Accelerator in here is not one of the run's ranks.
-    for variable in ("HPCACCEL_RUN_DIR", "HPCACCEL_ATTEMPT"):
+    for variable in ("HPCACCEL_RUN_DIR", "HPCACCEL_ATTEMPT", "HPCACCEL_COMPONENT_JOB"):
         environment.pop(variable, None)
     if launch.pythonpath:
         environment["PYTHONPATH"] = python_path(launch, environment)

@@ -66,10 +66,15 @@ def pick_job(found: list[JobInfo], job_id: str) -> JobInfo | None:
     return found[0] if len(found) == 1 and not task else None
 
 
+_OF_ALL = ("", "Resources", "Priority", "BeginTime")
+"""Reasons that tell nothing of a job where one of its components has another."""
+
+
 def _with_reason(job: JobInfo, found: list[JobInfo]) -> JobInfo:
     """Of a heterogeneous job all components are printed; what it waits for may stand with another than the first."""
-    others = (one.reason for one in found if one.array_job_id is None and one.state == job.state)
-    return job if job.reason else replace(job, reason=next(filter(None, others), ""))
+    reasons = [one.reason for one in found if one.array_job_id is None and one.state == job.state]
+    telling = next((reason for reason in [job.reason, *reasons] if reason not in _OF_ALL), None)
+    return replace(job, reason=telling or job.reason or next(filter(None, reasons), ""))
 
 
 def _with_task(job: JobInfo, task: int) -> JobInfo:

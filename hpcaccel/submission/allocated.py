@@ -36,11 +36,13 @@ class Around:
     cpus_per_node: tuple[int, ...] = ()
     """In the order of ``nodes``; empty where Slurm does not say."""
     partition: str = ""
+    components: int = 1
+    """Of how many the allocation consists; more than one make it a heterogeneous one."""
 
 
 def allocation_around(env: Mapping[str, str] | None = None) -> Around:
     """Raises UserError where there is none, or one that hpcaccel itself runs in."""
-    env = os.environ if env is None else env
+    env = of_first_component(os.environ if env is None else env)
     if env.get("HPCACCEL_RUN_DIR") or env.get("SLURM_PROCID", "0") != "0":
         raise UserError(
             "`hpcaccel run` is for an allocation of yours, and this process is one rank of a job: use submit"
@@ -56,7 +58,16 @@ def allocation_around(env: Mapping[str, str] | None = None) -> Around:
         nodes=tuple(hostlist.expand(nodes)),
         cpus_per_node=tuple(_repeated(env.get("SLURM_JOB_CPUS_PER_NODE", ""))),
         partition=env.get("SLURM_JOB_PARTITION", ""),
+        components=int(env.get("SLURM_HET_SIZE", "1")),
     )
+
+
+def of_first_component(env: Mapping[str, str]) -> dict[str, str]:
+    """In a heterogeneous allocation salloc names nodes and CPUs for each component only; the ranks are the first
+    (seen on 22.05)."""
+    suffix = "_HET_GROUP_0"
+    first = {name.removesuffix(suffix): value for name, value in env.items() if name.endswith(suffix)}
+    return {**first, **env}  # a batch script has both
 
 
 def _repeated(text: str) -> Sequence[int]:
@@ -128,7 +139,14 @@ def prepared_inside(prepared: Prepared, around: Around, slurm: Slurm) -> Prepare
     """
     if prepared.is_array:
         raise UserError("an allocation runs one run at a time: an array is for `hpcaccel submit --grid`")
-    refuse_too_many_ranks(prepared.tasks[0].spec, around)
+    spec = prepared.tasks[0].spec
+    refuse_too_many_ranks(spec, around)
+    if len(spec.components) >= around.components:
+        raise UserError(
+            f"the spec has components ({', '.join(spec.components)}), and job {around.job_id} has "
+            f"{around.components - 1} besides the ranks' nodes. Options of each stand behind a colon: "
+            "salloc --nodes=2 --gpus-per-node=4 : --nodes=1"
+        )
     return replace(prepared, backend=_InsideBackend(slurm, around.job_id), advice=())
 
 
@@ -140,7 +158,7 @@ def run_script(run: RunDir, *, tell: Callable[[], None]) -> int:
     Args:
         tell: called twice a second and once at the end, to show what the ranks print.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in _OF_THE_SHELL}
+    environment = {name: value for name, value in of_first_component(os.environ).items() if name not in _OF_THE_SHELL}
     command = ["bash", str(run.script)]
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

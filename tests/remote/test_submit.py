@@ -65,6 +65,18 @@ def test_the_whole_way_from_a_client_without_slurm(node: LoginNode) -> None:
     assert "nothing to cancel" in refused.stderr
 
 
+def test_the_program_of_a_component_goes_along(client: LoginNode) -> None:
+    lines = ["components: {data: {entrypoint: {script: serve.py}, slurm: {partition: cpu}}}"]
+    client.project(lines=lines, files={"serve.py": b"pass"})
+    handed, _ = submit(client)
+    assert handed.code == 0
+    assert handed.run is not None
+    run = client.runs / "toy" / handed.run["run_id"]
+    (component,) = json.loads((run / "spec.json").read_text())["launch"]["components"]
+    assert component["program"][1] == str(run / "code" / "serve.py")
+    assert Path(component["program"][1]).read_text() == "pass"
+
+
 @pytest.mark.parametrize(("direction", "count"), [("reads", 1), ("writes", 1), ("reads", 260)])
 def test_a_connection_that_is_cut_costs_nothing(client: LoginNode, direction: str, count: int) -> None:
     client.project()

@@ -80,6 +80,22 @@ def test_everything() -> None:
     golden("everything.sbatch", text)
 
 
+def test_components() -> None:
+    """What Slurm does not take over from the first part of a heterogeneous job stands with each; no secret does."""
+    data = {
+        "entrypoint": {"command": ["serve"]},
+        "slurm": {"partition": "cpu", "nodes": 2, "exclude": "c9", "mem": "9G"},
+    }
+    env = {"entrypoint": {"command": ["play"]}, "slurm": {"qos": "long", "gpus_per_node": 1}}
+    slurm = {"account": "phys", "partition": "gpu", "nodes": 4, "gpus_per_node": 8, "mail_type": "END", "time": 60}
+    spec = make_spec(
+        slurm=slurm, environment={"secrets": ["WANDB_API_KEY"]}, components={"data": data, "environment": env}
+    )
+    profile = ClusterProfile(name="alps", exclude=["n07"])
+    text = render(spec, run_dir=RUN, python=PYTHON, header=HEADER, profile=profile)
+    golden("components.sbatch", text)
+
+
 @pytest.mark.parametrize(
     "path", sorted((Path(__file__).parent / "golden").glob("*.sbatch")), ids=lambda path: path.name
 )

@@ -53,6 +53,39 @@ def test_tasks_of_an_array() -> None:
     assert output.pick_job(found, "47") is None
 
 
+def test_a_heterogeneous_job_is_its_first_component() -> None:
+    found = output.jobs(recorded("22.05", "scontrol-show-job-het.txt"))
+    job = output.pick_job(found, found[0].job_id)
+    assert job is not None
+    assert (job.state, job.nodes, job.partition, len(found)) == (JobState.RUNNING, "n1", "gpu", 2)
+    queue = output.queue_entries(recorded("22.05", "squeue-het.txt"))
+    assert {(name.removeprefix(job.job_id), one.partition) for name, one in queue.items()} == {
+        ("", "gpu"),
+        ("+1", "gpuc"),
+    }
+    entries = output.accounting_entries(recorded("22.05", "sacct-het.txt"))
+    assert entries[job.job_id].state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("first_waits_for", "second_waits_for", "told"),
+    [
+        ("None", "Resources", "Resources"),
+        ("Resources", "PartitionConfig", "PartitionConfig"),
+        ("Priority", "None", "Priority"),
+    ],
+)
+def test_a_heterogeneous_job_waits_for_any_of_its_components(
+    first_waits_for: str, second_waits_for: str, told: str
+) -> None:
+    text = recorded("22.05", "scontrol-show-job-het.txt").replace("JobState=RUNNING", "JobState=PENDING")
+    before, between, behind = text.split("Reason=None")
+    found = output.jobs(f"{before}Reason={first_waits_for}{between}Reason={second_waits_for}{behind}")
+    job = output.pick_job(found, found[0].job_id)
+    assert job is not None
+    assert job.reason == told
+
+
 HOSTILE = [
     " JobState=COMPLETED",
     "x JobName=y JobState=CANCELLED Reason=z",

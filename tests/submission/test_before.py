@@ -239,6 +239,23 @@ def test_the_allocation_around_a_shell() -> None:
         allocation_around({**INSIDE, "HPCACCEL_RUN_DIR": "/x"})
 
 
+HETEROGENEOUS = {
+    "SLURM_JOB_ID": "9", "SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_HET_GROUP_0": "n[1-2]",
+    "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_0": "16(x2)", "SLURM_JOB_NODELIST_HET_GROUP_1": "n3",
+}  # fmt: skip
+"""As salloc of 22.05 has it: nothing but the number stands without the number of a component."""
+
+
+def test_a_heterogeneous_allocation(project: Any) -> None:
+    around = allocation_around(HETEROGENEOUS)
+    assert around == Around(job_id="9", nodes=("n1", "n2"), cpus_per_node=(16, 16), components=2)
+    beside = "components={data: {entrypoint: {command: [serve]}}}"
+    prepared = prepare("job.yaml", cluster="slurm", overrides=["slurm.nodes=2", beside], slurm=project.slurm)
+    assert prepared_inside(prepared, around, project.slurm).backend.start(prepared.run, Path("x")) == "9"
+    with pytest.raises(UserError, match=r"components \(data\), and job 9 has 0 besides the ranks' nodes"):
+        prepared_inside(prepared, allocation_around(INSIDE), project.slurm)
+
+
 def test_an_allocation_decides_nodes_and_time(project: Any) -> None:
     job = JobInfo(job_id="9", state=JobState.RUNNING, partition="gpu", end_time=10_000.0)
     project.slurm.jobs["9"] = job

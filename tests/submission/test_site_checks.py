@@ -90,6 +90,29 @@ def test_what_the_cluster_can_do_is_left_in_peace(slurm: dict[str, Any]) -> None
     assert said(slurm) == []
 
 
+@pytest.mark.parametrize(
+    ("slurm", "expected"),
+    [
+        ({"partition": "old", "nodes": 1}, ["warning: components.data.slurm.partition 'old' was DRAIN"]),
+        ({"partition": "cpu"}, ["error: components.data.slurm.partition 'cpu' is not on cluster 'alps'"]),
+        (
+            {"partition": "spot", "nodes": 2, "gpus_per_node": 9},
+            ["error: components.data.slurm.gpus_per_node 9 asks for 9 GPUs"],
+        ),
+        ({"account": "none"}, ["error: components.data.slurm.account 'none'"]),
+        ({"nodes": 9}, ["set components.data.slurm.nodes to 8", "components and the ranks need 17 nodes of partition"]),
+        ({"nodes": 8}, []),
+        ({"partition": "debug", "qos": "debug"}, ["error: slurm.time 01:00:00 is longer than partition 'debug'"]),
+    ],
+)  # fmt: skip
+def test_components_are_looked_at_as_jobs_are(slurm: dict[str, Any], expected: list[str]) -> None:
+    data = {"entrypoint": {"command": ["true"]}, "slurm": slurm}
+    found = said({"partition": "gpu", "nodes": 8}, components={"data": data})
+    assert len(found) == len(expected), found
+    for line, words in zip(found, expected, strict=True):
+        assert words in line
+
+
 def test_what_is_not_known_is_no_mistake() -> None:
     empty = SiteFacts(name="alps", probed_at=NOW, slurm_version="23.11.4")
     wild = {**GOOD, "partition": "x", "account": "y", "qos": "z", "nodes": 4000, "time": "90-0", "constraint": "q"}

@@ -7,6 +7,7 @@ import io
 import pytest
 
 from hpcaccel.errors import UserError
+from hpcaccel.rundir import write_json
 from hpcaccel.view.logs import Logs, copy_logs
 
 
@@ -85,6 +86,15 @@ def test_nothing_to_show_is_told_by_the_count(hand_made):
 def test_what_the_batch_script_printed(hand_made):
     hand_made.run.slurm_log.write_text("module: command not found\n")
     assert shown(Logs(hand_made.run, rank="batch")) == b"module: command not found\n"
+
+
+def test_what_a_component_printed(two_attempts):
+    write_json(two_attempts.run.spec, {"launch": {"components": [{"name": "data"}]}})
+    for process, text in enumerate([b"serving\n", b"me too\n"]):
+        two_attempts.log(2, f"data-{process}", text)
+    assert shown(Logs(two_attempts.run, rank="data")) == b"[data-0] serving\n[data-1] me too\n"
+    with pytest.raises(UserError, match="'date' is no rank: a number, 'all', 'supervisor', 'batch' or 'data'"):
+        Logs(two_attempts.run, rank="date")
 
 
 def test_a_rank_that_is_none_is_refused(hand_made):
