@@ -44,7 +44,7 @@ def ask(node: LoginNode, *args: str, **cuts: int) -> int:
     cutting = Cutting(node, FabricConnection("alps", cluster="alps"), **cuts)
     there = RemoteCluster(profile, connection=cutting, sleep=lambda seconds: time.sleep(0.05), note=lambda text: None)
     try:
-        assert forwarding._forward(there, args) == 0
+        assert forwarding._forward(there, args, secrets=frozenset(["WANDB_API_KEY"])) == 0
     finally:
         cutting.close()
     return cutting.cuts
@@ -90,8 +90,8 @@ def test_an_answer_that_did_not_arrive_is_told_to_who_asks_again(
 ) -> None:
     collect = forwarding._collect
 
-    def killed(conversation: Any) -> Any:
-        collect(conversation)
+    def killed(*args: Any) -> Any:
+        collect(*args)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -107,6 +107,34 @@ def test_an_answer_that_did_not_arrive_is_told_to_who_asks_again(
     ask(node, "stop", "toy")
     ask(node, "resume", "toy")
     assert jobs(run) == ["1", "2", "3"], "a new one, now that the first has been told of"
+
+
+def test_a_login_node_gets_no_variable_that_the_run_was_not_submitted_with(node: LoginNode, run: RunDir) -> None:
+    """Somebody has taken it over: the run's own files say now that it is to have another one."""
+    spec = json.loads(run.spec.read_text())
+    spec["spec"]["environment"]["secrets"] += ["AWS_SECRET_ACCESS_KEY"]
+    run.spec.write_text(json.dumps(spec))
+    both = {"WANDB_API_KEY": SECRET, "AWS_SECRET_ACCESS_KEY": "planted-aws-secret"}
+    refused = node.hpcaccel("resume", "toy", code=2, **both).stderr
+    assert "alps asks for variables of this machine (AWS_SECRET_ACCESS_KEY)" in refused
+    assert "--secret NAME" in refused
+    assert (jobs(run), len(node.jobs())) == (["1"], 1), "nothing was done"
+    node.hpcaccel("resume", "toy", "--secret", "AWS_SECRET_ACCESS_KEY", **both)
+    assert [job[3] for job in node.jobs()] == [SECRET, SECRET]
+
+
+def test_a_run_of_another_machine_gets_what_the_user_names(node: LoginNode, run: RunDir) -> None:
+    memory_file = node.client / ".local/state/hpcaccel/remote-runs.jsonl"
+    line = json.loads(memory_file.read_text())
+    assert line.pop("secrets") == ["WANDB_API_KEY"], "names, and no value"
+    for remembered in ("", json.dumps(line) + "\n"):
+        memory_file.write_text(remembered)
+        refused = node.hpcaccel("resume", "alps:toy", code=2, WANDB_API_KEY=SECRET).stderr
+        assert "(WANDB_API_KEY)" in refused
+    assert "is not set here" in node.hpcaccel("resume", "alps:toy", "--secret=WANDB_API_KEY", code=2).stderr
+    assert jobs(run) == ["1"]
+    node.hpcaccel("resume", "alps:toy", "--secret=WANDB_API_KEY", WANDB_API_KEY=SECRET)
+    assert [job[3] for job in node.jobs()] == [SECRET, SECRET]
 
 
 @pytest.mark.chaos

@@ -221,8 +221,10 @@ def hand_over(
             "columns": columns,
         }
         found: Handed = cluster.again(lambda: cluster.converse(request, _hear))
+        declared = {job.name: job.environment.secrets for job in luggage.jobs}
         for run in found.runs:
-            memory.remember(cluster.name, run)
+            names = declared.get(run["name"], []) if luggage.kind == "jobs" else list(luggage.secrets)
+            memory.remember(cluster.name, run, secrets=names)
         pending.done = True
         return replace(found, repeated=pending.is_repeated)
 
