@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from hpcaccel.cli.meant import named_there
+from hpcaccel.cli.output import print_bytes
 from hpcaccel.errors import SpecError
 
 if TYPE_CHECKING:
@@ -94,7 +94,5 @@ def asked_there(
 
 def shown(answer: Handed) -> typer.Exit:
     """Print an answer; what is to be raised then."""
-    for stream, text in ((sys.stderr, answer.err), (sys.stdout, answer.out)):
-        stream.buffer.write(text)
-        stream.flush()
+    print_bytes(out=answer.out, err=answer.err)
     return typer.Exit(answer.code)

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from hpcaccel.cli.output import note
+from hpcaccel.cli.output import note, print_bytes
 from hpcaccel.cli.secrets import given, may_have, refuse_here
 from hpcaccel.errors import RunNotFound, UserError
 
 if TYPE_CHECKING:
     from hpcaccel.spec import ClusterProfile
-    from hpcaccel.submission.remote.cluster import Conversation, RemoteCluster
+    from hpcaccel.submission.remote.cluster import Conversation, RemoteCluster, Said
 
 __all__ = ["COMMAND_LINE", "behind_ssh", "behind_ssh_run", "copy_frames", "forwarded", "there_or_here"]
 
@@ -192,30 +192,18 @@ def _forward(cluster: RemoteCluster, args: Sequence[str], *, secrets: frozenset[
 def _asked(cluster: RemoteCluster, request: dict[str, Any], secrets: frozenset[str]) -> int:
     """The exit code of a command that ends by itself; what it says is printed when all of it is here."""
 
-    def talk(conversation: Conversation) -> tuple[dict[str, Any], bytes, bytes]:
-        return _collect(conversation, lambda names: given(cluster.name, names, secrets))
+    def talk(conversation: Conversation) -> tuple[dict[str, Any], Said]:
+        def hand_on(head: dict[str, Any], _: bytes) -> None:  # of a job that is handed in again
+            values = given(cluster.name, head["names"], secrets)
+            conversation.send(json.dumps(values).encode() + b"\n")
 
-    head, out, err = cluster.again(lambda: cluster.converse(request, talk))
+        return conversation.to_the_end(secrets=hand_on)
+
+    head, said = cluster.again(lambda: cluster.converse(request, talk))
     if head.get("kept") and request.get("repeated"):
         note("note: the same was asked for before, and the answer did not arrive: this is that answer")
-    for stream, text in ((sys.stderr, err), (sys.stdout, out)):
-        stream.buffer.write(text)
-        stream.flush()
+    print_bytes(out=said.get("out", b""), err=said.get("err", b""))
     return int(head["code"])
-
-
-def _collect(
-    conversation: Conversation, secrets: Callable[[Sequence[str]], dict[str, str]]
-) -> tuple[dict[str, Any], bytes, bytes]:
-    said = {"out": b"", "err": b""}
-    while True:
-        head, payload = conversation.frame()
-        if head["frame"] == "exit":
-            return head, said["out"], said["err"]
-        if head["frame"] == "secrets":  # of a job that is handed in again
-            conversation.send(json.dumps(secrets(head["names"])).encode() + b"\n")
-            continue
-        said[head["frame"]] += payload
 
 
 def copy_frames(conversation: Conversation, printed: Callable[[dict[str, Any]], None] = lambda head: None) -> int:
@@ -224,11 +212,12 @@ def copy_frames(conversation: Conversation, printed: Callable[[dict[str, Any]], 
     Args:
         printed: hears of each frame that has been printed.
     """
-    while True:
-        head, payload = conversation.frame()
-        if head["frame"] == "exit":
-            return int(head["code"])
+
+    def show(head: dict[str, Any], payload: bytes) -> None:
         stream = sys.stdout if head["frame"] == "out" else sys.stderr
         stream.buffer.write(payload)
         stream.flush()
         printed(head)
+
+    head, _ = conversation.to_the_end(out=show, err=show)
+    return int(head["code"])

@@ -16,7 +16,7 @@ import typer
 
 from hpcaccel.cli.main import app
 from hpcaccel.submission.remote import memory, pulling
-from hpcaccel.submission.remote.cluster import RemoteCluster
+from hpcaccel.submission.remote.cluster import Conversation, RemoteCluster
 
 GOES = {
     "plan", "render", "validate --live", "submit", "logs", "pull", "shell", "status", "list", "wait", "explain",
@@ -76,7 +76,7 @@ class Played:
         return 0
 
 
-class _Conversation:
+class _Conversation(Conversation):
     def __init__(self, frames: Iterator[tuple[dict[str, Any], bytes]], given: list[dict[str, str]]) -> None:
         self._frames = frames
         self._given = given

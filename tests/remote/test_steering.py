@@ -14,6 +14,7 @@ from hpcaccel.rundir import RunDir
 from hpcaccel.spec import load_profile
 from hpcaccel.submission.facts import read_record
 from hpcaccel.submission.remote import RemoteCluster, memory
+from hpcaccel.submission.remote.cluster import Conversation
 from hpcaccel.submission.remote.connection import FabricConnection
 
 from .login_node import Cutting, LoginNode, wait_for
@@ -88,14 +89,14 @@ def test_a_resume_that_was_killed_on_both_sides_is_taken_up_when_it_is_repeated(
 def test_an_answer_that_did_not_arrive_is_told_to_who_asks_again(
     node: LoginNode, run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    collect = forwarding._collect
+    to_the_end = Conversation.to_the_end
 
-    def killed(*args: Any) -> Any:
-        collect(*args)
+    def killed(conversation: Conversation, **hear: Any) -> Any:
+        to_the_end(conversation, **hear)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(forwarding, "_collect", killed)
+        patch.setattr(Conversation, "to_the_end", killed)
         with pytest.raises(KeyboardInterrupt):
             ask(node, "resume", "toy")
     assert jobs(run) == ["1", "2"]

@@ -29,6 +29,8 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 """What shells answer for a program that is not there."""
 
 Frame = tuple[dict[str, Any], bytes]
+Said = dict[str, bytes]
+"""What frames of each kind carried, one behind the other."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,23 @@ class Conversation:
             if head["frame"] == "exit":
                 raise ClusterError(said.decode("utf-8", "replace").strip().removeprefix("error: "))
             said += payload
+
+    def to_the_end(self, **hear: Callable[[dict[str, Any], bytes], None]) -> tuple[dict[str, Any], Said]:
+        """Read all frames: the last one (``exit``), and what the others carried.
+
+        Args:
+            hear: by their kind, what is done with frames instead of keeping what they carry.
+        """
+        said: Said = {}
+        while True:
+            head, payload = self.frame()
+            kind = head["frame"]
+            if kind == "exit":
+                return head, said
+            if kind in hear:
+                hear[kind](head, payload)
+            else:
+                said[kind] = said.get(kind, b"") + payload
 
     def send(self, data: bytes) -> None:
         self._session.write(data)

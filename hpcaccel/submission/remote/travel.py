@@ -230,14 +230,8 @@ def hand_over(
 
 
 def _hear(conversation: Conversation) -> Handed:
-    out = err = b""
-    while True:
-        head, payload = conversation.frame()
-        if head["frame"] == "exit":
-            run = head.get("run")
-            runs = head.get("runs") or ([] if run is None else [run])
-            return Handed(code=int(head["code"]), out=out, err=err, run=run, repeated=False, runs=runs)
-        if head["frame"] == "out":
-            out += payload
-        else:
-            err += payload
+    head, said = conversation.to_the_end()
+    run = head.get("run")
+    runs = head.get("runs") or ([] if run is None else [run])
+    out, err = said.get("out", b""), said.get("err", b"")
+    return Handed(code=int(head["code"]), out=out, err=err, run=run, repeated=False, runs=runs)
