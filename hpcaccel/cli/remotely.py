@@ -17,6 +17,7 @@ from hpcaccel.cli.output import note, print_bytes
 from hpcaccel.errors import UserError
 
 if TYPE_CHECKING:
+    from hpcaccel.spec import JobSpec
     from hpcaccel.submission.remote.cluster import RemoteCluster
 
 __all__ = ["logs_there", "plot_there", "shell_there", "submit_there"]
@@ -30,6 +31,7 @@ def submit_there(
     *,
     runs_dir: Path | None,
     is_sweep: bool,
+    several: Sequence[JobSpec] | None = None,
     wait: bool,
     dry_run: bool,
     json: bool,
@@ -41,6 +43,7 @@ def submit_there(
 
     Args:
         options: those of the command there.
+        several: the jobs of a file that holds several.
         facts: hold it against the stored facts, here and there.
         tasks: of an array.
 
@@ -52,7 +55,7 @@ def submit_there(
 
     with cluster:
         with meant_for(cluster, file):
-            luggage = pack(cluster, str(file), overrides, is_sweep=is_sweep)
+            luggage = pack(cluster, str(file), overrides, is_sweep=is_sweep, several=several)
         if facts:
             refuse_by_facts(luggage.jobs, cluster, tasks=tasks)
         handed = hand_over(

@@ -15,6 +15,7 @@ import pytest
 import typer
 
 from hpcaccel.cli.main import app
+from hpcaccel.spec import workflow
 from hpcaccel.submission.remote import memory, pulling
 from hpcaccel.submission.remote.cluster import Conversation, RemoteCluster
 
@@ -62,13 +63,15 @@ class Played:
         if request["do"] == "file":
             frames.insert(0, ({"frame": "file"}, b"drawn"))
         if request["do"] == "look":
-            frames.insert(0, ({"frame": "out"}, b'{"valid": true, "estimated_start": 5.0}'))
+            jobs = [{"estimated_start": 5.0}] * len(request["document"].get("jobs", ["one"]))
+            said = {"valid": True, **jobs[0], **({"jobs": jobs} if len(jobs) > 1 else {})}
+            frames.insert(0, ({"frame": "out"}, json.dumps(said).encode()))
         if self.asks_for and request["do"] == "command":
             frames.insert(0, ({"frame": "secrets", "names": self.asks_for}, b""))
         if request["do"] == "submit":
             several = request["document"].get("jobs")
-            said = {"run": RUN} if several is None else {"runs": [{**RUN, "name": name} for name in several]}
-            frames[0] = ({"frame": "exit", "code": 0, **said}, b"")
+            made = {"run": RUN} if several is None else {"runs": [{**RUN, "name": name} for name in several]}
+            frames[0] = ({"frame": "exit", "code": 0, **made}, b"")
         return talk(_Conversation(iter(frames), self.given))
 
     def terminal(self, *args: str) -> int:
@@ -270,6 +273,18 @@ def test_several_jobs_of_one_file(effect: Any, there: Played) -> None:
     assert (sent, code, b"--grid, --wait is for one job" in err) == ([], 2, True)
     (sent, _, code), err = effect("plan", "jobs.yaml", "--cluster", "alps")
     assert (code, list(sent[-1]["document"]["jobs"])) == (0, ["prepare", "train"])
+
+
+@pytest.mark.parametrize("words", [["submit"], ["plan"], ["render"], ["validate"], ["validate", "--live"]])
+def test_a_file_with_several_jobs_is_read_once(effect: Any, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    Path("jobs.yaml").write_text(JOBS)
+    read, readings = workflow.read_document, list[str]()
+    monkeypatch.setattr(workflow, "read_document", lambda path, shown: readings.append(shown) or read(path, shown))
+    (_, _, code), err = effect(*words, "jobs.yaml", "--cluster", "alps")
+    assert (code, readings) == (0, ["jobs.yaml"]), err
+    if words in (["validate"], ["render"]):
+        effect(*words, "jobs.yaml", "--cluster", "local")
+        assert readings == ["jobs.yaml"] * 2
 
 
 def test_a_run_may_bear_the_name_of_a_command(effect: Any, there: Played) -> None:
