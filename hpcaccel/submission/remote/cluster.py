@@ -147,15 +147,22 @@ class RemoteCluster:
 
     # -- any program -------------------------------------------------------------------------------------------------
 
-    def run(self, args: Sequence[str], stdin: bytes | str | None = None) -> Answer:
+    def run(
+        self,
+        args: Sequence[str],
+        stdin: bytes | str | None = None,
+        *,
+        hear: Callable[[bytes], None] = lambda piece: None,
+    ) -> Answer:
         """Run a program in a login shell there and wait for it. It is asked once: a caller that may repeat it does.
 
         Args:
             args: the program and its arguments; never a secret, since everybody there sees them.
+            hear: gets what comes on stderr, as it comes, from another thread.
         """
         session = self.connection.start(command_line(args))
         try:
-            errors = Drain(session)
+            errors = Drain(session.read_error, hear)
             if stdin is not None:
                 session.write(stdin.encode() if isinstance(stdin, str) else stdin)
             session.close_input()
@@ -222,7 +229,7 @@ class RemoteCluster:
 
         session = self.connection.start(answering(self.profile.hpcaccel, "answer"))
         try:
-            errors = Drain(session)
+            errors = Drain(session.read_error)
             reader = FrameReader(session.read)
             self._hear_hello(session, reader, errors)
             session.write(json.dumps({"protocol": PROTOCOL, **request}).encode() + b"\n")
