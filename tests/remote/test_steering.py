@@ -85,10 +85,7 @@ def test_a_resume_that_was_killed_on_both_sides_is_taken_up_when_it_is_repeated(
     assert "goes on by itself" in node.hpcaccel("resume", "toy", code=2).stderr
 
 
-@pytest.mark.usefixtures("here")
-def test_an_answer_that_did_not_arrive_is_told_to_who_asks_again(
-    node: LoginNode, run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def ask_and_be_killed(node: LoginNode, monkeypatch: pytest.MonkeyPatch, *args: str) -> None:
     to_the_end = Conversation.to_the_end
 
     def killed(conversation: Conversation, **hear: Any) -> Any:
@@ -98,7 +95,33 @@ def test_an_answer_that_did_not_arrive_is_told_to_who_asks_again(
     with monkeypatch.context() as patch:
         patch.setattr(Conversation, "to_the_end", killed)
         with pytest.raises(KeyboardInterrupt):
-            ask(node, "resume", "toy")
+            ask(node, *args)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_requeue_whose_reply_could_not_be_kept_is_asked_for_once(
+    node: LoginNode, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``answer`` was killed once the request was there; the run has honoured that, and has come back."""
+    ask(node, "resume", "toy")
+    queue = Path(node.env["STAND_IN_QUEUE"], "jobs")
+    queue.write_text(queue.read_text().replace("PENDING", "RUNNING"))
+    ask_and_be_killed(node, monkeypatch, "stop", "toy", "--requeue")
+    for reply in (node.home / ".local/state/hpcaccel/replies").glob("*.json"):
+        reply.unlink()
+    (request,) = run.control.glob("stop-*.json")
+    request.rename(request.with_name(f"honoured-{request.name}"))
+    ask(node, "stop", "toy", "--requeue")
+    assert list(run.control.glob("stop-*.json")) == []
+    ask(node, "stop", "toy", "--requeue")
+    assert len(list(run.control.glob("stop-*.json"))) == 1, "a new one, now that the first has been told of"
+
+
+@pytest.mark.usefixtures("here")
+def test_an_answer_that_did_not_arrive_is_told_to_who_asks_again(
+    node: LoginNode, run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ask_and_be_killed(node, monkeypatch, "resume", "toy")
     assert jobs(run) == ["1", "2"]
     ask(node, "resume", "toy")
     told = capfd.readouterr()
