@@ -4,8 +4,8 @@ Everything else stays literal. ``$${env:NAME}`` is the way to write ``${env:NAME
 stand for a home in paths only.
 
 Of a spec that is for another machine (``expanded_for``), variables are that machine's, ``~`` stays as it is written
-until the spec is read there, and only the program, which goes along with its code, is named by a path of this one. Where
-they choose what goes along, variables are this one's, too.
+until the spec is read there, and only the program, which goes along with its code, is named by a path of this one.
+Where they choose what goes along, variables are this one's, too.
 """
 
 from __future__ import annotations
