@@ -62,6 +62,7 @@ def answer() -> None:
 
 def _command(request: dict[str, Any], frames: FrameWriter | _Held | _WithFile) -> None:
     """One of hpcaccel's own commands; with an ``id`` once only, and its answer is kept for who asks again."""
+    from hpcaccel.submission.control import asked_as
     from hpcaccel.submission.remote.replies import kept
     from hpcaccel.submission.secrets import secrets_from
 
@@ -78,7 +79,8 @@ def _command(request: dict[str, Any], frames: FrameWriter | _Held | _WithFile) -
             from hpcaccel.submission.remote.replies import Collector
 
             collected = Collector()
-            with _streams(collected), secrets_from(lambda names: _asked_back(names, frames)):
+            secrets = secrets_from(lambda names: _asked_back(names, frames))
+            with _streams(collected), secrets, asked_as(request.get("id")):
                 code = _call(request)
             reply.keep(code, collected.out, collected.err)
     frames.send("out", reply.out)

@@ -67,15 +67,16 @@ def _age(text: str) -> float:
 
 def _go_through(plan: Cleaning, *, yes: bool, tell: bool) -> tuple[list[Item], list[str]]:
     """What was deleted, or would be, and what went wrong; told as it goes on, since large folders take their time."""
-    from hpcaccel.submission.cleaning import delete
+    from hpcaccel.submission.cleaning import Origins, delete
     from hpcaccel.view.words import size
 
     done: list[Item] = []
     failed: list[str] = []
+    origins = Origins()
     for item in plan.items:
         if yes:
             try:
-                delete(item)
+                delete(item, origins=origins)
             except HpcaccelError as error:
                 failed.append(str(error))
                 if tell:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hpcaccel.cli.output import note
+
+if TYPE_CHECKING:
+    from hpcaccel.submission.probing.following import Tell
 
 __all__ = ["install"]
 
@@ -47,12 +53,36 @@ def install(
     assert profile is not None
     where = directory or DEFAULT_DIRECTORY
     note(f"building an environment in {where} on {profile.host or 'this machine'}; this takes some minutes …")
-    found = install_hpcaccel(
-        profile, directory=where, python=python, wheel=wheel, extras=extra or [], packages=package or []
-    )
+    with _progress() as tell:
+        found = install_hpcaccel(
+            profile, directory=where, python=python, wheel=wheel, extras=extra or [], packages=package or [], tell=tell
+        )
     typer.echo(f"{found.version} is in {found.environment}; the versions of all packages: {found.lock}")
     if (facts := load_facts(name)) is not None:
         store_facts(facts.model_copy(update={"hpcaccel": found.version.removeprefix("hpcaccel ")}))
     if profile.host is not None and not set_program(profile, found.program):
         note(f"the profile names another program: set `hpcaccel: {found.program}` in {profile.source}")
     typer.echo(f"to train with it, set environment.venv: {found.environment}")
+
+
+@contextmanager
+def _progress() -> Iterator[Tell]:
+    """What pip is doing: on a terminal a line that changes, with how much of a download is here; else a line each."""
+    from hpcaccel.view.words import clean
+
+    if not sys.stderr.isatty():
+        yield lambda doing, percent: note(f"  {clean(doing)}") if percent is None else None
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    with console.status("making the environment …") as status:
+
+        def show(doing: str, percent: int | None) -> None:
+            here = "" if percent is None else f" {percent} %"
+            room = max(10, console.width - len(here) - 4)  # the spinner, and a line that does not wrap
+            words = clean(doing)
+            status.update(Text((words if len(words) <= room else f"{words[: room - 1]}…") + here))
+
+        yield show

@@ -8,6 +8,7 @@ import typer
 
 from hpcaccel.cli.options import Json, RunName
 from hpcaccel.cli.output import print_json
+from hpcaccel.cli.secrets import Secret
 from hpcaccel.cli.sweep_telling import tell_what_goes_on
 from hpcaccel.cli.which import as_sweep, find
 from hpcaccel.errors import UserError
@@ -34,7 +35,7 @@ def stop(
     typer.echo(f"asked {found.run_id} to stop: {_FOLLOWS[then].format(run=found.run_id)}")
 
 
-def resume(run: RunName, json: Json = False) -> None:
+def resume(run: RunName, secret: Secret = None, json: Json = False) -> None:
     """Go on with a run that was stopped or has failed, from its newest checkpoint."""
     found = find(run)
     if (sweep := as_sweep(found)) is not None:

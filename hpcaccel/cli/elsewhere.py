@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,14 +11,15 @@ from typing import TYPE_CHECKING
 import typer
 
 from hpcaccel.cli.meant import named_there
+from hpcaccel.cli.output import print_bytes
 from hpcaccel.errors import SpecError
 
 if TYPE_CHECKING:
     from hpcaccel.spec import JobSpec
     from hpcaccel.submission.remote.cluster import RemoteCluster
-    from hpcaccel.submission.remote.travel import Handed
+    from hpcaccel.submission.remote.travel import Handed, Luggage
 
-__all__ = ["asked_there", "given_options", "refuse_by_facts", "shown"]
+__all__ = ["asked_there", "given_options", "refuse_by_facts", "shown", "to_look_at"]
 
 
 def given_options(context: typer.Context, cluster: RemoteCluster, *, but: Collection[str]) -> list[str]:
@@ -63,28 +63,35 @@ def refuse_by_facts(jobs: Sequence[JobSpec], cluster: RemoteCluster, *, tasks: i
         raise SpecError(list(dict.fromkeys(problems)))
 
 
-def asked_there(
-    cluster: RemoteCluster,
-    command: Sequence[str],
-    file: Path,
-    overrides: Sequence[str],
-    *,
-    runs_dir: Path | None = None,
-    facts: bool = True,
-) -> Handed:
-    """What ``command``, with its options, says there of a spec file that lies here; nothing is submitted.
+def to_look_at(cluster: RemoteCluster, file: Path, overrides: Sequence[str]) -> Luggage:
+    """A spec file that lies here, made ready to be looked at there; nothing is submitted.
 
     Raises:
         SpecError: with a line for each thing that is wrong with the file.
     """
-    from hpcaccel.spec.site import load_facts
+    from hpcaccel.spec.workflow import read_jobs
     from hpcaccel.submission.remote.surroundings import meant_for
-    from hpcaccel.submission.remote.travel import asked, pack
+    from hpcaccel.submission.remote.travel import pack
+
+    with meant_for(cluster, file):
+        several = read_jobs(file, overrides=overrides)
+        return pack(cluster, str(file), overrides, is_sweep=False, several=several, to_submit=False)
+
+
+def asked_there(
+    cluster: RemoteCluster,
+    command: Sequence[str],
+    luggage: Luggage,
+    *,
+    runs_dir: Path | None = None,
+    facts: bool = True,
+) -> Handed:
+    """What ``command``, with its options, says there of a spec that is not submitted."""
+    from hpcaccel.spec.site import load_facts
+    from hpcaccel.submission.remote.travel import asked
 
     if facts:
         load_facts(cluster.name)  # what is wrong with them is told of the file that is here
-    with meant_for(cluster, file):
-        luggage = pack(cluster, str(file), overrides, is_sweep=False, to_submit=False)
     return asked(
         cluster, luggage, command,
         runs_dir=None if runs_dir is None else os.fspath(runs_dir), facts=facts,
@@ -94,7 +101,5 @@ def asked_there(
 
 def shown(answer: Handed) -> typer.Exit:
     """Print an answer; what is to be raised then."""
-    for stream, text in ((sys.stderr, answer.err), (sys.stdout, answer.out)):
-        stream.buffer.write(text)
-        stream.flush()
+    print_bytes(out=answer.out, err=answer.err)
     return typer.Exit(answer.code)

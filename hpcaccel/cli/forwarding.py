@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from hpcaccel.cli.output import note
+from hpcaccel.cli.output import note, print_bytes
+from hpcaccel.cli.secrets import given, may_have, refuse_here
 from hpcaccel.errors import RunNotFound, UserError
 
 if TYPE_CHECKING:
     from hpcaccel.spec import ClusterProfile
-    from hpcaccel.submission.remote.cluster import Conversation, RemoteCluster
+    from hpcaccel.submission.remote.cluster import Conversation, RemoteCluster, Said
 
 __all__ = ["COMMAND_LINE", "behind_ssh", "behind_ssh_run", "copy_frames", "forwarded", "there_or_here"]
 
@@ -31,6 +32,8 @@ FOLLOWING = {"wait"}
 LOOKING = {"status", "list", "report", "explain", "table", "best", "show", "verify"}
 """They may be asked again without harm."""
 GROUPS = {"sweep", "checkpoint"}
+SEEN_TO_HERE = ("--cluster", "--secret")
+"""Options whose values mean something on this side only."""
 COMMAND_LINE: ContextVar[Sequence[str]] = ContextVar("COMMAND_LINE")
 """What stands behind ``hpcaccel`` in the call that is carried out; set by the program."""
 EXIT_INTERRUPTED = 130
@@ -127,15 +130,17 @@ def forwarded(words: Sequence[str], command: C, *, not_there: Mapping[str, str] 
 
         found = meant_cluster(values)
         if found is None:
+            refuse_here(values)
             command(**values)
             return
         cluster, names = found
         for name, sentence in (not_there or {}).items():
             if values.get(name) is not None:
                 raise UserError(f"on {cluster.name}, behind SSH: {sentence}")
+        secrets = may_have(cluster.name, names.values(), values)
         with cluster:
             args = [names.get(word, word) for word in COMMAND_LINE.get()]
-            raise typer.Exit(_forward(cluster, [*words, *_without_cluster(args[len(words) :])]))
+            raise typer.Exit(_forward(cluster, [*words, *_for_there(args[len(words) :])], secrets=secrets))
 
     return run  # type: ignore[return-value]
 
@@ -152,18 +157,21 @@ def there_or_here(
     return add
 
 
-def _without_cluster(args: Sequence[str]) -> list[str]:
+def _for_there(args: Sequence[str]) -> list[str]:
     kept: list[str] = []
     words = iter(args)
     for word in words:
-        if word == "--cluster":
+        if word in SEEN_TO_HERE:
             next(words, None)
-        elif not word.startswith("--cluster="):
+        elif word.partition("=")[0] not in SEEN_TO_HERE:
             kept.append(word)
     return kept
 
 
-def _forward(cluster: RemoteCluster, args: Sequence[str]) -> int:
+def _forward(cluster: RemoteCluster, args: Sequence[str], *, secrets: frozenset[str] = frozenset()) -> int:
+    """Args:
+    secrets: names of this machine's variables that the other side may have.
+    """
     request: dict[str, Any] = {"do": "command", "args": list(args), "columns": shutil.get_terminal_size().columns}
     if args[0] in FOLLOWING:
         try:
@@ -172,37 +180,30 @@ def _forward(cluster: RemoteCluster, args: Sequence[str]) -> int:
             note("\nthe run goes on")
             return EXIT_INTERRUPTED
     if args[1 if args[0] in GROUPS else 0] in LOOKING:  # a run may bear the name of a command
-        return _asked(cluster, request)
+        return _asked(cluster, request, frozenset())
     from hpcaccel.submission.remote.memory import pending_command
 
     with pending_command(cluster.name, args) as pending:
-        code = _asked(cluster, {**request, "id": pending.key, "repeated": pending.is_repeated})
+        code = _asked(cluster, {**request, "id": pending.key, "repeated": pending.is_repeated}, secrets)
         pending.done = True
     return code
 
 
-def _asked(cluster: RemoteCluster, request: dict[str, Any]) -> int:
+def _asked(cluster: RemoteCluster, request: dict[str, Any], secrets: frozenset[str]) -> int:
     """The exit code of a command that ends by itself; what it says is printed when all of it is here."""
-    head, out, err = cluster.again(lambda: cluster.converse(request, _collect))
+
+    def talk(conversation: Conversation) -> tuple[dict[str, Any], Said]:
+        def hand_on(head: dict[str, Any], _: bytes) -> None:  # of a job that is handed in again
+            values = given(cluster.name, head["names"], secrets)
+            conversation.send(json.dumps(values).encode() + b"\n")
+
+        return conversation.to_the_end(secrets=hand_on)
+
+    head, said = cluster.again(lambda: cluster.converse(request, talk))
     if head.get("kept") and request.get("repeated"):
         note("note: the same was asked for before, and the answer did not arrive: this is that answer")
-    for stream, text in ((sys.stderr, err), (sys.stdout, out)):
-        stream.buffer.write(text)
-        stream.flush()
+    print_bytes(out=said.get("out", b""), err=said.get("err", b""))
     return int(head["code"])
-
-
-def _collect(conversation: Conversation) -> tuple[dict[str, Any], bytes, bytes]:
-    said = {"out": b"", "err": b""}
-    while True:
-        head, payload = conversation.frame()
-        if head["frame"] == "exit":
-            return head, said["out"], said["err"]
-        if head["frame"] == "secrets":  # of a job that is handed in again
-            values = {name: os.environ[name] for name in head["names"] if name in os.environ}
-            conversation.send(json.dumps(values).encode() + b"\n")
-            continue
-        said[head["frame"]] += payload
 
 
 def copy_frames(conversation: Conversation, printed: Callable[[dict[str, Any]], None] = lambda head: None) -> int:
@@ -211,11 +212,12 @@ def copy_frames(conversation: Conversation, printed: Callable[[dict[str, Any]], 
     Args:
         printed: hears of each frame that has been printed.
     """
-    while True:
-        head, payload = conversation.frame()
-        if head["frame"] == "exit":
-            return int(head["code"])
+
+    def show(head: dict[str, Any], payload: bytes) -> None:
         stream = sys.stdout if head["frame"] == "out" else sys.stderr
         stream.buffer.write(payload)
         stream.flush()
         printed(head)
+
+    head, _ = conversation.to_the_end(out=show, err=show)
+    return int(head["code"])

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import errno
 import json
+import sys
 from typing import Any
 
 import typer
 
-__all__ = ["note", "print_json", "the_machines_no"]
+__all__ = ["note", "print_bytes", "print_json", "the_machines_no"]
 
 _CAN_BE_MENDED = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
 
 
 def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_bytes(*, out: bytes = b"", err: bytes = b"") -> None:
+    """What a command has said on a login node, as it came."""
+    for stream, text in ((sys.stderr, err), (sys.stdout, out)):
+        stream.buffer.write(text)
+        stream.flush()
 
 
 def note(message: str) -> None:

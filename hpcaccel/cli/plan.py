@@ -44,11 +44,11 @@ def plan(
     from hpcaccel.submission.planning import plan_jobs
 
     if (there := behind_ssh(cluster)) is not None:
-        from hpcaccel.cli.elsewhere import asked_there, given_options, shown
+        from hpcaccel.cli.elsewhere import asked_there, given_options, shown, to_look_at
 
         with there:
             words = ["plan", *given_options(context, there, but={"cluster"})]
-            raise shown(asked_there(there, words, file, overrides or []))
+            raise shown(asked_there(there, words, to_look_at(there, file, overrides or [])))
     profile = chosen_profile(cluster)
     if profile is not None and profile.backend == "local":
         raise UserError("there is no queue on the local backend: a job starts at once. Name a cluster with --cluster")

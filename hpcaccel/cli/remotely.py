@@ -13,11 +13,12 @@ import typer
 
 from hpcaccel.cli.elsewhere import refuse_by_facts
 from hpcaccel.cli.forwarding import EXIT_INTERRUPTED, behind_ssh_run, copy_frames
-from hpcaccel.cli.output import note
+from hpcaccel.cli.output import note, print_bytes
 from hpcaccel.errors import UserError
 
 if TYPE_CHECKING:
-    from hpcaccel.submission.remote.cluster import Conversation, RemoteCluster
+    from hpcaccel.spec import JobSpec
+    from hpcaccel.submission.remote.cluster import RemoteCluster
 
 __all__ = ["logs_there", "plot_there", "shell_there", "submit_there"]
 
@@ -30,6 +31,7 @@ def submit_there(
     *,
     runs_dir: Path | None,
     is_sweep: bool,
+    several: Sequence[JobSpec] | None = None,
     wait: bool,
     dry_run: bool,
     json: bool,
@@ -41,6 +43,7 @@ def submit_there(
 
     Args:
         options: those of the command there.
+        several: the jobs of a file that holds several.
         facts: hold it against the stored facts, here and there.
         tasks: of an array.
 
@@ -52,7 +55,7 @@ def submit_there(
 
     with cluster:
         with meant_for(cluster, file):
-            luggage = pack(cluster, str(file), overrides, is_sweep=is_sweep)
+            luggage = pack(cluster, str(file), overrides, is_sweep=is_sweep, several=several)
         if facts:
             refuse_by_facts(luggage.jobs, cluster, tasks=tasks)
         handed = hand_over(
@@ -65,11 +68,8 @@ def submit_there(
                 "note: the same was submitted before, and the answer did not arrive: this is that run. For another one"
             )
             note("      submit once more")
-        sys.stderr.buffer.write(handed.err)
-        sys.stderr.flush()
-        if not (wait and json and handed.run is not None):
-            sys.stdout.buffer.write(handed.out)
-            sys.stdout.flush()
+        is_told_at_the_end = wait and json and handed.run is not None
+        print_bytes(err=handed.err, out=b"" if is_told_at_the_end else handed.out)
         if handed.code or not wait or handed.run is None:
             raise typer.Exit(handed.code)
         request = {
@@ -88,30 +88,18 @@ def plot_there(cluster: RemoteCluster, sweep: str, out: Path) -> None:
     """
     request = {"do": "file", "args": ["sweep", "plot", sweep], "suffix": out.suffix}
 
-    def talk(conversation: Conversation) -> tuple[int, bytes, bytes | None]:
-        said, content = b"", None
-        while True:
-            head, payload = conversation.frame()
-            if head["frame"] == "exit":
-                return int(head["code"]), said, content
-            if head["frame"] == "file":
-                content = payload
-            elif head["frame"] == "err":
-                said += payload
-
     out = out.expanduser().absolute()
     if not out.parent.is_dir():
         raise UserError(f"there is no folder {out.parent}")
     with cluster:
-        code, said, content = cluster.again(lambda: cluster.converse(request, talk))
-    sys.stderr.buffer.write(said)
-    sys.stderr.flush()
-    if content is not None:
+        head, said = cluster.again(lambda: cluster.converse(request, lambda conversation: conversation.to_the_end()))
+    print_bytes(err=said.get("err", b""))
+    if (content := said.get("file")) is not None:
         from hpcaccel.rundir import atomic_write
 
         atomic_write(out, content)
         typer.echo(str(out))
-    raise typer.Exit(code)
+    raise typer.Exit(int(head["code"]))
 
 
 def _until_the_end(cluster: RemoteCluster, request: dict[str, Any], talk: Any) -> int:

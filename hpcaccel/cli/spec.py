@@ -43,26 +43,31 @@ def validate(
     json: Json = False,
 ) -> None:
     """Check a spec file; all mistakes are named at once. Where facts of the cluster are stored, against these, too."""
+    from hpcaccel.spec.workflow import read_jobs
+
     profile, there = chosen_profile(cluster), behind_ssh(cluster)
     try:
         if there is None:
-            told = _checked(file, overrides or [], profile, live=live)
+            several = read_jobs(file, overrides=overrides or [])
+            told = _checked(_jobs(file, overrides or [], profile, several), profile, live=live)
         else:
             from hpcaccel.cli.elsewhere import asked_there
             from hpcaccel.submission.remote.surroundings import meant_for
+            from hpcaccel.submission.remote.travel import pack
 
-            with there:
-                with meant_for(there, file):
-                    told = _checked(file, overrides or [], profile, live=False)
+            with there, meant_for(there, file):
+                several = read_jobs(file, overrides=overrides or [])
+                told = _checked(_jobs(file, overrides or [], profile, several), profile, live=False)
                 if live:
                     words = ["validate", "--live", "--json"]
-                    _take_over(told, asked_there(there, words, file, overrides or [], facts=False))
+                    luggage = pack(there, str(file), overrides or [], is_sweep=False, several=several, to_submit=False)
+                    _take_over(told, asked_there(there, words, luggage, facts=False))
     except SpecError as error:
         if not json:
             raise
         print_json({"valid": False, "problems": error.problems})
         raise typer.Exit(error.exit_code) from None
-    _tell(file, told, json=json)
+    _tell(file, told, several=several is not None, json=json)
 
 
 @dataclass
@@ -82,10 +87,9 @@ class _Told:
         return {"hash": spec_hash(self.spec), "spec": self.spec.model_dump(mode="json"), **said}
 
 
-def _checked(file: Path, overrides: Sequence[str], profile: ClusterProfile | None, *, live: bool) -> list[_Told]:
-    """The job of ``file``, or each of its jobs; raises SpecError with the mistakes of all."""
+def _checked(jobs: Sequence[JobSpec], profile: ClusterProfile | None, *, live: bool) -> list[_Told]:
+    """Each job of a file; raises SpecError with the mistakes of all."""
     told, problems = list[_Told](), list[str]()
-    jobs = _jobs(file, overrides, profile)
     for spec in jobs:
         try:
             told.append(_Told(spec, *_on_site(spec, profile)))
@@ -97,11 +101,13 @@ def _checked(file: Path, overrides: Sequence[str], profile: ClusterProfile | Non
     return told
 
 
-def _jobs(file: Path, overrides: Sequence[str], profile: ClusterProfile | None) -> list[JobSpec]:
+def _jobs(
+    file: Path, overrides: Sequence[str], profile: ClusterProfile | None, several: Sequence[JobSpec] | None
+) -> list[JobSpec]:
+    """The job of ``file``, or the ``several`` that were read in it, with the defaults of ``profile``."""
     from hpcaccel.spec import load_spec
-    from hpcaccel.spec.workflow import over_profile, read_jobs
+    from hpcaccel.spec.workflow import over_profile
 
-    several = read_jobs(file, overrides=overrides)
     if several is None:
         return [load_spec(file, overrides=overrides, profile=profile)]
     return [over_profile(job, profile) for job in several]
@@ -121,10 +127,7 @@ def _take_over(told: Sequence[_Told], answer: Handed) -> None:
         one.estimate = found["estimated_start"]
 
 
-def _tell(file: Path, told: Sequence[_Told], *, json: bool) -> None:
-    from hpcaccel.spec.workflow import holds_jobs
-
-    several = holds_jobs(file)
+def _tell(file: Path, told: Sequence[_Told], *, several: bool, json: bool) -> None:
     if json:
         jobs = {"jobs": [{"name": one.spec.name, **one.to_json()} for one in told]}
         print_json({"valid": True, **(jobs if several else told[0].to_json())})
@@ -194,19 +197,18 @@ def render(
     from hpcaccel.render import render as render_script
     from hpcaccel.rundir import RunDir, default_runs_dir
     from hpcaccel.spec import spec_hash
-    from hpcaccel.spec.workflow import holds_jobs
+    from hpcaccel.spec.workflow import read_jobs
 
     if (there := behind_ssh(cluster)) is not None:
-        from hpcaccel.cli.elsewhere import asked_there, given_options, shown
+        from hpcaccel.cli.elsewhere import asked_there, given_options, shown, to_look_at
 
         with there:
             words = ["render", *given_options(context, there, but={"cluster", "runs_dir"})]
-            raise shown(asked_there(there, words, file, overrides or [], runs_dir=runs_dir))
+            raise shown(asked_there(there, words, to_look_at(there, file, overrides or []), runs_dir=runs_dir))
     profile = chosen_profile(cluster)
     base = runs_dir.absolute() if runs_dir is not None else default_runs_dir(profile.runs_dir if profile else None)
-    jobs = _jobs(file, overrides or [], profile)
-    several = holds_jobs(file)
-    for spec in jobs:
+    several = read_jobs(file, overrides=overrides or [])
+    for spec in _jobs(file, overrides or [], profile, several):
         text = render_script(
             spec,
             run_dir=RunDir(base / spec.name / RUN_ID),
@@ -215,6 +217,6 @@ def render(
             backend=profile.backend if profile is not None else "slurm",
             header={"spec": spec_hash(spec), "hpcaccel": hpcaccel.__version__},
         )
-        if several:
+        if several is not None:
             typer.echo(f"### job {spec.name}")
         typer.echo(text, nl=False)

@@ -150,8 +150,8 @@ def _submit_there(
             settings = debug_overrides(file, overrides, there.name) if debug else overrides
         submit_there(
             there, file, settings, given_options(context, there, but=seen_to),
-            runs_dir=runs_dir, is_sweep=False, wait=wait, dry_run=dry_run, json=json, facts=facts, key=key,
-            tasks=len(combinations(grid)) if grid else None,
+            runs_dir=runs_dir, is_sweep=False, several=several, wait=wait, dry_run=dry_run, json=json, facts=facts,
+            tasks=len(combinations(grid)) if grid else None, key=key,
         )  # fmt: skip
 
 

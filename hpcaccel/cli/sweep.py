@@ -11,6 +11,7 @@ import typer
 from hpcaccel.cli.forwarding import behind_ssh, behind_ssh_run, there_or_here
 from hpcaccel.cli.options import RUN_HELP, Cluster, Json, Key, Overrides, RunsDir, SpecFile
 from hpcaccel.cli.output import note, print_json
+from hpcaccel.cli.secrets import Secret
 from hpcaccel.cli.sweep_telling import (
     show,
     tell_of_again,
@@ -196,6 +197,7 @@ def resume(
     file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The sweep's spec file once more.", show_default=False)
     ] = None,
+    secret: Secret = None,
     json: Json = False,
 ) -> None:
     """Go on with the same trials.
@@ -208,7 +210,7 @@ def resume(
 
 
 @_there_or_here("retry-failed")
-def retry_failed(sweep: SweepName, json: Json = False) -> None:
+def retry_failed(sweep: SweepName, secret: Secret = None, json: Json = False) -> None:
     """Run the trials that failed once more."""
     found = _find(sweep)
     tell_of_again(found, *found.retry_failed(), json=json)
@@ -219,6 +221,7 @@ def extend(
     sweep: SweepName,
     top: Annotated[int, typer.Option(metavar="K", min=1, help="So many of the best trials.")],
     overrides: Overrides = None,
+    secret: Secret = None,
     json: Json = False,
 ) -> None:
     """Let the best trials go on with more to do.

@@ -5,6 +5,7 @@ stand for a home in paths only.
 
 Of a spec that is for another machine (``expanded_for``), variables are that machine's, ``~`` stays as it is written
 until the spec is read there, and only the program, which goes along with its code, is named by a path of this one.
+Where they choose what goes along, variables are this one's, too.
 """
 
 from __future__ import annotations
@@ -44,7 +45,13 @@ _PATHS_WITH_SLASH: set[KeyPath] = {
 _RESUME: KeyPath = ("checkpoint", "resume")
 _IMAGE: KeyPath = ("container", "image")
 _STAGED: KeyPath = ("stage", "sources")
-_SCRIPT: KeyPath = ("entrypoint", "script")
+_CHOOSE_WHAT_GOES: tuple[KeyPath, ...] = (
+    ("entrypoint", "script"),
+    ("entrypoint", "module"),
+    ("code",),
+    ("environment", "secrets"),
+)
+"""What goes to the other machine is chosen by this one's variables: somebody may have taken the other one over."""
 _PROGRAM: KeyPath = ("entrypoint", "command", 0)
 
 
@@ -136,7 +143,8 @@ class _Walker:
         return value
 
     def is_for_elsewhere(self, path: KeyPath) -> bool:
-        return self.elsewhere is not None and _role(path) != _SCRIPT
+        role = _role(path)
+        return self.elsewhere is not None and not any(role[: len(one)] == one for one in _CHOOSE_WHAT_GOES)
 
     def path(self, value: str, path: KeyPath) -> str:
         variable = _SHELL_VARIABLE.search(value)
@@ -158,10 +166,18 @@ class _Walker:
         expanded = self.text(value, path)
         if not expanded.strip() or "\0" in expanded or expanded.startswith(("~", "${env:")):
             return expanded
+        beside = os.path.normpath(self.base / expanded)
+        goes_along = _role(path) == _PROGRAM and Path(beside).is_relative_to(os.path.normpath(self.base))
+        if goes_along and any(match["name"] for match in _ENV.finditer(value)):
+            self.problem(
+                path,
+                f"{value!r} would be {beside} by the variables of {self.elsewhere.name}, a file of this machine, which "
+                "goes there with its folder. If that is meant, write it relative to this file: ./run.sh",
+            )
+            return expanded
         if os.path.isabs(expanded):
             return os.path.normpath(expanded)
-        beside = os.path.normpath(self.base / expanded)
-        if _role(path) == _PROGRAM and Path(beside).is_relative_to(os.path.normpath(self.base)):
+        if goes_along:
             return beside
         self.problem(
             path,

@@ -25,7 +25,7 @@ from hpcaccel.spec.yaml12 import Document, Place, Problem
 if TYPE_CHECKING:
     from hpcaccel.spec.cluster import ClusterProfile
 
-__all__ = ["holds_jobs", "over_profile", "read_jobs"]
+__all__ = ["over_profile", "read_jobs"]
 
 _KEY = "jobs"
 _ALONE = ("extends", "name", "after", "sweep")
@@ -60,11 +60,6 @@ def read_jobs(path: str | os.PathLike[str], *, overrides: Sequence[str] = ()) ->
     if problems:
         raise SpecError(list(dict.fromkeys(problems)))
     return _in_order(specs, _place(document, str(path)))
-
-
-def holds_jobs(path: str | os.PathLike[str]) -> bool:
-    """Whether a file that can be read holds several jobs."""
-    return _KEY in read_document(Path(path), str(path)).value
 
 
 def over_profile(job: JobSpec, profile: ClusterProfile | None, *, overrides: Sequence[str] = ()) -> JobSpec:

@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -29,10 +29,12 @@ from hpcaccel.submission.find import all_runs
 from hpcaccel.submission.run import AnyRun
 from hpcaccel.submission.status import RunStatus, statuses
 
-__all__ = ["Cleaning", "Item", "delete", "plan_cleaning"]
+__all__ = ["Cleaning", "Item", "Origins", "delete", "plan_cleaning"]
 
 _DONE = ("completed", "pruned")
 _TEMPORARY = ".clean-"
+_FRESH_SECONDS = 1.0
+"""For so long, or as long as it took where that is longer, one reading of all runs serves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +127,29 @@ def _origins() -> dict[Path, str]:
     return found
 
 
+class Origins:
+    """What runs are to begin from, for many deletions: to read all runs before each of them would take hours.
+
+    What is missed is a run that was submitted, with a path in ``checkpoint.resume``, after the newest reading had gone
+    by its place, and begins from what is deleted now. That reading began at most twice the time ago that one takes, or
+    that time and a second; even one reading for each deletion would leave the time that it takes. ``--from`` pins what
+    it names, and pins are looked at in the moment of each deletion.
+    """
+
+    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._found: Mapping[Path, str] = {}
+        self._good_until = float("-inf")
+
+    def __call__(self) -> Mapping[Path, str]:
+        began = self._now()
+        if began >= self._good_until:
+            self._found = _origins()
+            read = self._now()
+            self._good_until = read + max(_FRESH_SECONDS, read - began)
+        return self._found
+
+
 def _needed(path: Path, needed: Mapping[Path, str]) -> str | None:
     """The run that is to begin from ``path``, or from something in it, or from the newest beside it."""
     real = path.resolve()
@@ -180,11 +205,14 @@ def _size(path: Path) -> int:
     return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(path) for name in names)
 
 
-def delete(item: Item, *, slurm: Slurm | None = None) -> None:
+def delete(item: Item, *, slurm: Slurm | None = None, origins: Origins | None = None) -> None:
     """Delete it, unless its run has come back to life since it was looked at, or somebody wants to keep it now.
 
     It is renamed first, so that nobody ever finds half of it, and given back where it was pinned, or its run resumed,
     in the moment between.
+
+    Args:
+        origins: one for all that is deleted in one go.
 
     Raises:
         RunDirectoryError: it may not be deleted any more, or cannot be.
@@ -193,7 +221,7 @@ def delete(item: Item, *, slurm: Slurm | None = None) -> None:
     try:
         before = run.record.read_bytes()
         now = statuses([run], slurm)[0]
-        needed = _origins()
+        needed = (origins or Origins())()
     except FileNotFoundError:
         return  # somebody else was quicker
     except HpcaccelError as error:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Literal
 
 from hpcaccel.errors import RunDirectoryError, UserError
@@ -13,14 +16,27 @@ from hpcaccel.rundir import RunDir, SweepDir, read_json, write_json
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission import local
 from hpcaccel.submission.chain import cancel_waiting
-from hpcaccel.submission.facts import read_record, waiting_links
+from hpcaccel.submission.facts import honoured_name, read_record, waiting_links
 from hpcaccel.submission.status import RunStatus, status
 
-__all__ = ["Then", "request_cancel", "request_stop"]
+__all__ = ["Then", "asked_as", "request_cancel", "request_stop"]
 
 Then = Literal["pause", "requeue", "finish"]
 
 _WAITING = ("pending", "requeued")
+_ASKED_AS: ContextVar[str | None] = ContextVar("_ASKED_AS", default=None)
+
+
+@contextmanager
+def asked_as(name: str | None) -> Iterator[None]:
+    """Requests to stop within the block bear ``name``: who repeats one, since nobody told him what became of it, asks
+    for nothing new, even if the run has come back meanwhile.
+    """
+    token = _ASKED_AS.set(name)
+    try:
+        yield
+    finally:
+        _ASKED_AS.reset(token)
 
 
 def request_stop(run: RunDir, *, then: Then, slurm: Slurm | None = None) -> None:
@@ -36,6 +52,22 @@ def request_stop(run: RunDir, *, then: Then, slurm: Slurm | None = None) -> None
     """
     slurm = slurm or Slurm()
     now = status(run, slurm)
+    everything = [run.task(index) for index in range(len(now.tasks))] or [run]
+    left = {one.path: _left(one) for one in _asked(run, everything)}
+    if not any(left.values()):
+        _refuse_stop(run, now, then)
+    active = [one for one in _active(run, now) if left.get(one.path, left.get(run.path)) != "honoured"]
+    for one in _asked(run, active):
+        if left[one.path] is None:
+            _write(one, reason="stop", then=then)
+    waits = any(one.state in _WAITING for one in now.tasks or [now])
+    if then == "pause" and waits and active and read_record(run).backend == "slurm":
+        # What has not started gives its place in the queue back. What starts at this moment reads the request.
+        cancel_waiting(slurm, [*_job_ids(active, whole=run), *_waiting(active)])
+
+
+def _refuse_stop(run: RunDir, now: RunStatus, then: Then) -> None:
+    """Raises UserError for what cannot be asked of it."""
     if now.ended:
         raise UserError(f"run {now.run_id} is {now.state}: there is nothing to stop")
     if now.state in _WAITING and then == "requeue":
@@ -45,18 +77,11 @@ def request_stop(run: RunDir, *, then: Then, slurm: Slurm | None = None) -> None
             f"run {now.run_id} is {now.state}: it has no training loop to leave. "
             f"Take it out of the queue with `hpcaccel stop {now.run_id}` or `hpcaccel cancel {now.run_id}`"
         )
-    active = _active(run, now)
-    if then == "finish" and not _is_cooperative(active[0]):
+    if then == "finish" and not _is_cooperative(_active(run, now)[0]):
         raise UserError(
             f"run {now.run_id} is stopped by signals (runtime.stop), which know no finish. "
             f"Let it come back later with `hpcaccel stop {now.run_id}`, or end it with `hpcaccel cancel {now.run_id}`"
         )
-    for one in _asked(run, active):
-        _write(one, reason="stop", then=then)
-    waits = any(one.state in _WAITING for one in now.tasks or [now])
-    if then == "pause" and waits and read_record(run).backend == "slurm":
-        # What has not started gives its place in the queue back. What starts at this moment reads the request.
-        cancel_waiting(slurm, [*_job_ids(active, whole=run), *_waiting(active)])
 
 
 def request_cancel(run: RunDir, *, slurm: Slurm | None = None) -> None:
@@ -109,9 +134,20 @@ def _waiting(active: Sequence[RunDir]) -> list[str]:
     return [job_id for run in active for job_id in waiting_links(read_record(run))]
 
 
+def _left(run: RunDir) -> Literal["open", "honoured"] | None:
+    """What has become of this very request, where an earlier try has left it with ``run``."""
+    name = _ASKED_AS.get()
+    if name is None:
+        return None
+    found = [one for one in os.listdir(run.control) if one.endswith(f"-{name}.json")]
+    if not found:
+        return None
+    return "honoured" if all(one.startswith(honoured_name("")) for one in found) else "open"
+
+
 def _write(run: RunDir, *, reason: Reason, then: Literal["pause", "requeue", "finish", "cancel"]) -> None:
     request = StopRequest(reason=reason, then=then, time=time.time())
-    path = run.control / f"stop-{time.time_ns()}-{secrets.token_hex(2)}.json"
+    path = run.control / f"stop-{time.time_ns()}-{_ASKED_AS.get() or secrets.token_hex(2)}.json"
     try:
         write_json(path, to_dict(request))
     except OSError as error:

@@ -8,12 +8,9 @@ killed counts as ended only when its sbatch has ended, too.
 
 from __future__ import annotations
 
-import fcntl
-import functools
 import os
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,6 +31,7 @@ from hpcaccel.rundir import (
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission.build import temporary
 from hpcaccel.submission.facts import read_record, write_record
+from hpcaccel.submission.locks import slurm_holding, take
 
 __all__ = ["Once", "key_file", "once_or_always"]
 
@@ -96,9 +94,7 @@ class Once:
         self._lock = -1
 
     def __enter__(self) -> Once:
-        self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = os.open(self._file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._lock = take(self._file.with_suffix(".lock"))
         return self
 
     def __exit__(
@@ -111,7 +107,7 @@ class Once:
     @property
     def slurm(self) -> Slurm:
         """Slurm, whose commands hold the lock as long as they run."""
-        return self._slurm or Slurm(functools.partial(subprocess.run, pass_fds=(self._lock,)))
+        return self._slurm or slurm_holding(self._lock)
 
     def begin(self, run: RunDir) -> None:
         """Write down where the run is going to be, before anything is made."""

@@ -9,11 +9,8 @@ when its sbatch has ended, too.
 
 from __future__ import annotations
 
-import fcntl
-import functools
 import hashlib
 import os
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +20,7 @@ from hpcaccel.errors import RunBusy, SlurmCommandError
 from hpcaccel.rundir import RunDir, SweepDir, read_json, read_lines, state_home, write_json
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission.facts import read_record
+from hpcaccel.submission.locks import slurm_holding, take
 from hpcaccel.submission.once import SETTLING_SECONDS
 
 __all__ = ["Interrupted", "Turn"]
@@ -67,11 +65,8 @@ class Turn:
         self._begun = False
 
     def __enter__(self) -> Turn:
-        folder = state_home() / "hpcaccel" / "resumes"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         name = hashlib.sha256(str(self.run.path).encode()).hexdigest()[:32]
-        self._lock = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._lock = take(state_home() / "hpcaccel" / "resumes" / f"{name}.lock")
         return self
 
     def __exit__(
@@ -84,7 +79,7 @@ class Turn:
 
     @property
     def slurm(self) -> Slurm:
-        return self._given or Slurm(functools.partial(subprocess.run, pass_fds=(self._lock,)))
+        return self._given or slurm_holding(self._lock)
 
     def begin(self, *, indices: Sequence[int] | None = None, offsets: Sequence[int] = ()) -> None:
         """Write down that the script is going to be handed in."""

@@ -62,7 +62,7 @@ def test_what_changed_and_what_would_be_cleaned(shell: Any, spec: Path) -> None:
 def test_what_could_not_be_deleted_is_not_told_as_deleted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def delete(item: Item) -> None:
+    def delete(item: Item, **_: Any) -> None:
         if item.path.name == "b":
             raise RunDirectoryError(f"{item.path} stays: a test")
 

@@ -15,8 +15,9 @@ import pytest
 import typer
 
 from hpcaccel.cli.main import app
-from hpcaccel.submission.remote import pulling
-from hpcaccel.submission.remote.cluster import RemoteCluster
+from hpcaccel.spec import workflow
+from hpcaccel.submission.remote import memory, pulling
+from hpcaccel.submission.remote.cluster import Conversation, RemoteCluster
 
 GOES = {
     "plan", "render", "validate --live", "submit", "logs", "pull", "shell", "status", "list", "wait", "explain",
@@ -47,6 +48,9 @@ class Played:
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
+        self.asks_for: list[str] = []
+        """Names of variables of this machine."""
+        self.given: list[dict[str, str]] = []
 
     def converse(self, _: RemoteCluster, request: dict[str, Any], talk: Any) -> Any:
         self.requests.append(json.loads(json.dumps(request)))
@@ -59,21 +63,29 @@ class Played:
         if request["do"] == "file":
             frames.insert(0, ({"frame": "file"}, b"drawn"))
         if request["do"] == "look":
-            frames.insert(0, ({"frame": "out"}, b'{"valid": true, "estimated_start": 5.0}'))
+            jobs = [{"estimated_start": 5.0}] * len(request["document"].get("jobs", ["one"]))
+            said = {"valid": True, **jobs[0], **({"jobs": jobs} if len(jobs) > 1 else {})}
+            frames.insert(0, ({"frame": "out"}, json.dumps(said).encode()))
+        if self.asks_for and request["do"] == "command":
+            frames.insert(0, ({"frame": "secrets", "names": self.asks_for}, b""))
         if request["do"] == "submit":
             several = request["document"].get("jobs")
-            said = {"run": RUN} if several is None else {"runs": [{**RUN, "name": name} for name in several]}
-            frames[0] = ({"frame": "exit", "code": 0, **said}, b"")
-        return talk(_Conversation(iter(frames)))
+            made = {"run": RUN} if several is None else {"runs": [{**RUN, "name": name} for name in several]}
+            frames[0] = ({"frame": "exit", "code": 0, **made}, b"")
+        return talk(_Conversation(iter(frames), self.given))
 
     def terminal(self, *args: str) -> int:
         self.requests.append({"terminal": args})
         return 0
 
 
-class _Conversation:
-    def __init__(self, frames: Iterator[tuple[dict[str, Any], bytes]]) -> None:
+class _Conversation(Conversation):
+    def __init__(self, frames: Iterator[tuple[dict[str, Any], bytes]], given: list[dict[str, str]]) -> None:
         self._frames = frames
+        self._given = given
+
+    def send(self, data: bytes) -> None:
+        self._given.append(json.loads(data))
 
     def frame(self) -> tuple[dict[str, Any], bytes]:
         return next(self._frames)
@@ -263,7 +275,75 @@ def test_several_jobs_of_one_file(effect: Any, there: Played) -> None:
     assert (code, list(sent[-1]["document"]["jobs"])) == (0, ["prepare", "train"])
 
 
+@pytest.mark.parametrize("words", [["submit"], ["plan"], ["render"], ["validate"], ["validate", "--live"]])
+def test_a_file_with_several_jobs_is_read_once(effect: Any, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    Path("jobs.yaml").write_text(JOBS)
+    read, readings = workflow.read_document, list[str]()
+    monkeypatch.setattr(workflow, "read_document", lambda path, shown: readings.append(shown) or read(path, shown))
+    (_, _, code), err = effect(*words, "jobs.yaml", "--cluster", "alps")
+    assert (code, readings) == (0, ["jobs.yaml"]), err
+    if words in (["validate"], ["render"]):
+        effect(*words, "jobs.yaml", "--cluster", "local")
+        assert readings == ["jobs.yaml"] * 2
+
+
 def test_a_run_may_bear_the_name_of_a_command(effect: Any, there: Played) -> None:
     for words, once_only in ((("stop", "alps:status"), True), (("status", "alps:stop"), False)):
         effect(*words)
         assert ("id" in there.requests[-1]) == once_only, words
+
+
+HANDS_IN = {"resume", "sweep resume", "sweep retry-failed", "sweep extend"}
+"""Jobs come of them, which are to have their secrets."""
+
+
+@pytest.fixture
+def wanted(there: Played, effect: Any, monkeypatch: pytest.MonkeyPatch) -> Played:
+    """Variables that a login node may like to have, one of which it has been sent."""
+    for name in ("TOKEN", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, f"the {name}")
+    _, err = effect("submit", "job.yaml", "environment.secrets=[TOKEN]", "--cluster", "alps")
+    assert there.requests[-1]["env"] == {"TOKEN": "the TOKEN"}, err
+    return there
+
+
+@pytest.mark.parametrize("name", sorted(GOES))
+def test_the_login_node_gets_what_the_run_was_submitted_with(effect: Any, wanted: Played, name: str) -> None:
+    wanted.asks_for = ["TOKEN"]
+    effect(*call_of(name))
+    assert wanted.given == ([{"TOKEN": "the TOKEN"}] if name in HANDS_IN else [])
+    wanted.given.clear()
+    wanted.asks_for = ["TOKEN", "AWS_SECRET_ACCESS_KEY"]
+    (_, _, code), err = effect(*call_of(name))
+    assert wanted.given == [], "all or nothing"
+    if name in HANDS_IN:
+        assert (code, b"(AWS_SECRET_ACCESS_KEY)" in err, b"TOKEN" in err) == (2, True, False)
+
+
+@pytest.mark.parametrize("name", sorted(HANDS_IN))
+def test_what_the_user_names_is_handed_on_and_is_no_argument_there(effect: Any, wanted: Played, name: str) -> None:
+    (plain, _, _), _ = effect(*call_of(name))
+    wanted.asks_for = ["TOKEN", "AWS_SECRET_ACCESS_KEY", "NOT_SET"]
+    for words in (["--secret", "AWS_SECRET_ACCESS_KEY"], ["--secret=AWS_SECRET_ACCESS_KEY"]):
+        (_, _, code), err = effect(*call_of(name), *words)
+        assert (code, b"(NOT_SET)" in err, wanted.given) == (2, True, []), "nor is told whether it is set"
+    wanted.asks_for.remove("NOT_SET")
+    (sent, _, code), err = effect(*call_of(name), *words)
+    assert (code, sent[-1]["args"]) == (0, plain[-1]["args"]), err
+    assert wanted.given == [{"TOKEN": "the TOKEN", "AWS_SECRET_ACCESS_KEY": "the AWS_SECRET_ACCESS_KEY"}]
+
+
+def test_each_run_has_its_own_secrets_and_each_cluster_its_own_runs(effect: Any, wanted: Played) -> None:
+    jobs = JOBS.replace("[echo, hello]}", "[echo, hello]}, environment: {secrets: [AWS_SECRET_ACCESS_KEY]}")
+    Path("jobs.yaml").write_text(jobs)
+    (_, _, code), err = effect("submit", "jobs.yaml", "--cluster", "alps")
+    assert code == 0, err
+    memory.remember("jura", {**RUN, "run_id": "20261121-110000-beef"}, secrets=["OTHER"])
+    known = [("alps", "prepare"), ("alps", "train"), ("alps", "toy"), ("jura", "toy"), ("jura", "train"), ("x", "toy")]
+    found = [sorted(memory.secrets_of(*one)) for one in known]
+    assert found == [["AWS_SECRET_ACCESS_KEY"], [], ["TOKEN"], ["OTHER"], [], []]
+
+
+def test_a_secret_is_not_named_for_a_run_of_this_machine(effect: Any) -> None:
+    (sent, _, code), err = effect("resume", "./here", "--secret", "HOME")
+    assert (sent, code, b"from this shell" in err) == ([], 2, True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from hpcaccel.cli.cluster_install import _progress
 from hpcaccel.spec.site import Partition, SiteFacts, facts_text
 
 from .conftest import Shell
@@ -68,3 +71,10 @@ def test_bad_input_has_one_message(shell: Shell) -> None:
         assert words in errors[0]
         assert "Traceback" not in result.stderr
     assert "newer hpcaccel" in shell("cluster", "list").stdout
+
+
+def test_without_a_terminal_each_step_of_an_installation_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with _progress() as tell:
+        tell("Collecting \x1b[2Jtorch", None)
+        tell("Downloading torch", 40)
+    assert capsys.readouterr() == ("", "  Collecting \\x1b[2Jtorch\n")

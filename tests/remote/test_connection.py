@@ -51,6 +51,21 @@ def test_runs_a_program_with_its_words_its_input_and_its_streams(client: LoginNo
         assert client.connections() == before, "one connection for all"
 
 
+def test_what_a_program_complains_of_is_heard_while_it_runs(client: LoginNode) -> None:
+    heard = b""
+    go_on = client.home / "go-on"
+
+    def hear(piece: bytes) -> None:
+        nonlocal heard
+        heard += piece
+        go_on.touch()
+
+    with cluster() as there:
+        script = "echo one >&2; until [ -e ~/go-on ]; do sleep 0.05; done; echo two >&2"
+        answer = there.run(["sh", "-c", script], hear=hear)
+    assert (answer.code, answer.stderr, heard) == (0, "one\ntwo\n", b"one\ntwo\n")
+
+
 def test_stands_in_for_subprocess_where_slurm_is_asked(client: LoginNode) -> None:
     from hpcaccel.slurm.commands import Slurm
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +16,9 @@ from hpcaccel.errors import ClusterError
 from hpcaccel.rundir import RunDir, append_line
 from hpcaccel.spec import load_profile
 from hpcaccel.submission.remote import RemoteCluster, pulling
+from hpcaccel.submission.remote.cluster import Conversation
 from hpcaccel.submission.remote.connection import FabricConnection
+from hpcaccel.submission.remote.protocol import FrameReader, FrameWriter
 
 from .login_node import Cutting, LoginNode
 
@@ -107,3 +112,45 @@ def test_wait_ends_as_the_run_does(node: LoginNode) -> None:
     node.hpcaccel("cancel", "toy")
     ended = node.hpcaccel("wait", run.run_id, "--json", code=130)
     assert json.loads(ended.stdout)["state"] == "cancelled"
+
+
+class _TakenOver:
+    """A login node that answers what it likes."""
+
+    name = "alps"
+
+    def __init__(self, *answers: Sequence[tuple[str, bytes, dict[str, Any]]]) -> None:
+        self._answers = iter(answers)
+
+    def again(self, action: Any) -> Any:
+        return action()
+
+    def converse(self, _: Any, talk: Any) -> Any:
+        stream = io.BytesIO()
+        for frame, payload, values in next(self._answers):
+            FrameWriter(stream).send(frame, payload, **values)
+        return talk(Conversation(None, FrameReader(io.BytesIO(stream.getvalue()).read)))  # type: ignore[arg-type]
+
+
+END = ("exit", b"", {"code": 0})
+OFFERED = ("file", b"", {"name": "record.json", "size": 2, "mtime_ns": 1, "link": None})
+
+
+@pytest.mark.parametrize("name", ["..", "/tmp", "a/../../b", "", "."])
+@pytest.mark.parametrize("key", ["name", "run_id"])
+def test_a_login_node_does_not_choose_the_folder(tmp_path: Path, key: str, name: str) -> None:
+    about = {"name": "toy", "run_id": "20261121-100000-abcd", "checkpoint": None, key: name}
+    there: Any = _TakenOver([("run", b"", about), OFFERED, END])
+    with pytest.raises(ClusterError, match="no folder's name"):
+        pulling.pull(there, "toy", None, runs_dir=tmp_path / "runs")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("frame", ["data", "end"])
+def test_a_login_node_sends_only_files_that_it_was_asked_for(tmp_path: Path, frame: str) -> None:
+    about = {"name": "toy", "run_id": "20261121-100000-abcd", "checkpoint": None}
+    planted = (frame, b"planted", {"name": "../planted", "crc": 0, "size": 7})
+    there: Any = _TakenOver([("run", b"", about), OFFERED, END], [planted, END])
+    with pytest.raises(ClusterError, match="not asked for"):
+        pulling.pull(there, "toy", tmp_path / "here", runs_dir=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]

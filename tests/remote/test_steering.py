@@ -14,6 +14,7 @@ from hpcaccel.rundir import RunDir
 from hpcaccel.spec import load_profile
 from hpcaccel.submission.facts import read_record
 from hpcaccel.submission.remote import RemoteCluster, memory
+from hpcaccel.submission.remote.cluster import Conversation
 from hpcaccel.submission.remote.connection import FabricConnection
 
 from .login_node import Cutting, LoginNode, wait_for
@@ -44,7 +45,7 @@ def ask(node: LoginNode, *args: str, **cuts: int) -> int:
     cutting = Cutting(node, FabricConnection("alps", cluster="alps"), **cuts)
     there = RemoteCluster(profile, connection=cutting, sleep=lambda seconds: time.sleep(0.05), note=lambda text: None)
     try:
-        assert forwarding._forward(there, args) == 0
+        assert forwarding._forward(there, args, secrets=frozenset(["WANDB_API_KEY"])) == 0
     finally:
         cutting.close()
     return cutting.cuts
@@ -84,20 +85,43 @@ def test_a_resume_that_was_killed_on_both_sides_is_taken_up_when_it_is_repeated(
     assert "goes on by itself" in node.hpcaccel("resume", "toy", code=2).stderr
 
 
+def ask_and_be_killed(node: LoginNode, monkeypatch: pytest.MonkeyPatch, *args: str) -> None:
+    to_the_end = Conversation.to_the_end
+
+    def killed(conversation: Conversation, **hear: Any) -> Any:
+        to_the_end(conversation, **hear)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Conversation, "to_the_end", killed)
+        with pytest.raises(KeyboardInterrupt):
+            ask(node, *args)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_requeue_whose_reply_could_not_be_kept_is_asked_for_once(
+    node: LoginNode, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``answer`` was killed once the request was there; the run has honoured that, and has come back."""
+    ask(node, "resume", "toy")
+    queue = Path(node.env["STAND_IN_QUEUE"], "jobs")
+    queue.write_text(queue.read_text().replace("PENDING", "RUNNING"))
+    ask_and_be_killed(node, monkeypatch, "stop", "toy", "--requeue")
+    for reply in (node.home / ".local/state/hpcaccel/replies").glob("*.json"):
+        reply.unlink()
+    (request,) = run.control.glob("stop-*.json")
+    request.rename(request.with_name(f"honoured-{request.name}"))
+    ask(node, "stop", "toy", "--requeue")
+    assert list(run.control.glob("stop-*.json")) == []
+    ask(node, "stop", "toy", "--requeue")
+    assert len(list(run.control.glob("stop-*.json"))) == 1, "a new one, now that the first has been told of"
+
+
 @pytest.mark.usefixtures("here")
 def test_an_answer_that_did_not_arrive_is_told_to_who_asks_again(
     node: LoginNode, run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    collect = forwarding._collect
-
-    def killed(conversation: Any) -> Any:
-        collect(conversation)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(forwarding, "_collect", killed)
-        with pytest.raises(KeyboardInterrupt):
-            ask(node, "resume", "toy")
+    ask_and_be_killed(node, monkeypatch, "resume", "toy")
     assert jobs(run) == ["1", "2"]
     ask(node, "resume", "toy")
     told = capfd.readouterr()
@@ -107,6 +131,34 @@ def test_an_answer_that_did_not_arrive_is_told_to_who_asks_again(
     ask(node, "stop", "toy")
     ask(node, "resume", "toy")
     assert jobs(run) == ["1", "2", "3"], "a new one, now that the first has been told of"
+
+
+def test_a_login_node_gets_no_variable_that_the_run_was_not_submitted_with(node: LoginNode, run: RunDir) -> None:
+    """Somebody has taken it over: the run's own files say now that it is to have another one."""
+    spec = json.loads(run.spec.read_text())
+    spec["spec"]["environment"]["secrets"] += ["AWS_SECRET_ACCESS_KEY"]
+    run.spec.write_text(json.dumps(spec))
+    both = {"WANDB_API_KEY": SECRET, "AWS_SECRET_ACCESS_KEY": "planted-aws-secret"}
+    refused = node.hpcaccel("resume", "toy", code=2, **both).stderr
+    assert "alps asks for variables of this machine (AWS_SECRET_ACCESS_KEY)" in refused
+    assert "--secret NAME" in refused
+    assert (jobs(run), len(node.jobs())) == (["1"], 1), "nothing was done"
+    node.hpcaccel("resume", "toy", "--secret", "AWS_SECRET_ACCESS_KEY", **both)
+    assert [job[3] for job in node.jobs()] == [SECRET, SECRET]
+
+
+def test_a_run_of_another_machine_gets_what_the_user_names(node: LoginNode, run: RunDir) -> None:
+    memory_file = node.client / ".local/state/hpcaccel/remote-runs.jsonl"
+    line = json.loads(memory_file.read_text())
+    assert line.pop("secrets") == ["WANDB_API_KEY"], "names, and no value"
+    for remembered in ("", json.dumps(line) + "\n"):
+        memory_file.write_text(remembered)
+        refused = node.hpcaccel("resume", "alps:toy", code=2, WANDB_API_KEY=SECRET).stderr
+        assert "(WANDB_API_KEY)" in refused
+    assert "is not set here" in node.hpcaccel("resume", "alps:toy", "--secret=WANDB_API_KEY", code=2).stderr
+    assert jobs(run) == ["1"]
+    node.hpcaccel("resume", "alps:toy", "--secret=WANDB_API_KEY", WANDB_API_KEY=SECRET)
+    assert [job[3] for job in node.jobs()] == [SECRET, SECRET]
 
 
 @pytest.mark.chaos

@@ -241,6 +241,24 @@ def test_a_spec_for_another_machine_names_what_is_there(tmp_path: Path, monkeypa
         assert "HERE is not set on alps" in failure(file, "args.x=${env:HERE}")[0]
 
 
+def test_another_machine_does_not_choose_what_is_sent_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHICH", "mine")
+    file = write(
+        tmp_path / "job.yaml",
+        "name: x\nentrypoint: {module: '${env:WHICH}'}\nenvironment: {secrets: ['${env:WHICH}'], env: {A: '${env:WHICH}'}}\n"
+        "code: {include: ['${env:WHICH}/*'], exclude: ['${env:WHICH}.*']}\n",
+    )
+    with expanded_for(Elsewhere("alps", {"WHICH": "theirs", "SOFT": str(tmp_path)}.get)):
+        spec = load_spec(file)
+        assert (spec.environment.secrets, spec.entrypoint.module) == (["mine"], "mine")
+        assert (spec.code.include, spec.code.exclude) == (["mine/*"], ["mine.*"])
+        assert spec.environment.env == {"A": "theirs"}
+        program = ["entrypoint.module=null", "entrypoint.command=['${env:SOFT}/bin/tool']"]
+        assert "write it relative to this file: ./run.sh" in failure(file, *program)[0]
+    with expanded_for(Elsewhere("alps", {"WHICH": "theirs", "SOFT": "/soft"}.get)):
+        assert load_spec(file, overrides=program).entrypoint.command == ["/soft/bin/tool"]
+
+
 def test_names_without_a_slash_are_no_paths(load) -> None:
     spec = load("entrypoint: {command: [bash]}\nenvironment: {conda: torch, python: python3.11}")
     assert (spec.entrypoint.command, spec.environment.conda, spec.environment.python) == (

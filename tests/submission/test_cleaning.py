@@ -17,7 +17,8 @@ from hpcaccel.layout.pins import pin
 from hpcaccel.records import AttemptEnd, to_dict
 from hpcaccel.rundir import append_line
 from hpcaccel.slurm.states import JobState
-from hpcaccel.submission.cleaning import delete, plan_cleaning
+from hpcaccel.submission import cleaning
+from hpcaccel.submission.cleaning import Origins, delete, plan_cleaning
 
 
 @pytest.fixture(autouse=True)
@@ -160,6 +161,34 @@ def test_what_another_run_is_to_begin_from_stays(project: Any) -> None:
     assert plan(project, run, whole_runs=True).items == ()
     end(other, "completed")
     assert names(plan(project, run)) == [old.name]
+
+
+def test_all_runs_are_read_once_for_many_deletions_and_anew_after_a_while(
+    project: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = project.queue()
+    for step in (10, 20, 30, 40):
+        checkpoint(run, step)
+    end(run, "completed")
+    first, second, third = plan(project, run).items
+    clock, readings, read = [100.0], list[float](), cleaning._origins
+
+    def reading() -> dict[Path, str]:
+        readings.append(clock[0])
+        clock[0] += 3.0
+        return read()
+
+    monkeypatch.setattr(cleaning, "_origins", reading)
+    origins = Origins(now=lambda: clock[0])
+    delete(first, slurm=project.slurm, origins=origins)
+    other = project.queue(f"checkpoint.resume={third.path}")
+    clock[0] += 2.0
+    delete(second, slurm=project.slurm, origins=origins)
+    assert readings == [100.0], "no more than half of the time goes into it"
+    clock[0] += 1.0
+    with pytest.raises(RunDirectoryError, match=f"run {other.run_id} is to begin from it"):
+        delete(third, slurm=project.slurm, origins=origins)
+    assert readings == [100.0, 106.0]
 
 
 def test_the_newest_good_checkpoint_stays_where_a_newer_one_has_gone(project: Any) -> None:

@@ -8,8 +8,9 @@ from hpcaccel.errors import ClusterError, RunBusy, UserError
 from hpcaccel.records import AttemptEnd, AttemptStart, to_dict
 from hpcaccel.rundir import append_line
 from hpcaccel.slurm.states import JobState
-from hpcaccel.submission import Run, RunArray
-from hpcaccel.submission.facts import open_requests
+from hpcaccel.submission import Run, RunArray, control
+from hpcaccel.submission.control import Then, asked_as
+from hpcaccel.submission.facts import honoured_name, open_requests
 from tests.submission.conftest import Project
 
 
@@ -116,6 +117,60 @@ def test_one_task_is_cancelled_alone(project: Project, array: RunArray) -> None:
     array[2].cancel()
     assert project.slurm.cancelled == ["100_2"]
     assert [task.state for task in array.status().tasks] == ["pending", "pending", "cancelled"]
+
+
+# -- asked once more, since the answer to the first time was lost ---------------------------------------------------
+
+
+def honour(run: Run) -> None:
+    for name, _ in open_requests(run.dir):
+        (run.dir.control / name).rename(run.dir.control / honoured_name(name))
+
+
+@pytest.mark.parametrize("then", ["requeue", "pause"])
+def test_a_stop_that_is_repeated_asks_for_nothing_new(project: Project, run: Run, then: Then) -> None:
+    begin(project, run)
+    for _ in range(2):
+        with asked_as("abcd"):
+            run.stop(then)
+    assert wishes(run) == [then], "it is still open"
+    honour(run)
+    states = [JobState.RUNNING, JobState.PENDING, JobState.COMPLETED]  # it has come back, waits, has ended
+    for state in states:
+        project.slurm.move(run.job_id, state)
+        with asked_as("abcd"):
+            run.stop(then)
+        assert (wishes(run), project.slurm.cancelled) == ([], [])
+    project.slurm.move(run.job_id, JobState.RUNNING)
+    with asked_as("other"):
+        run.stop(then)
+    assert wishes(run) == [then]
+
+
+def test_a_stop_that_was_killed_half_way_is_finished(project: Project, array: RunArray) -> None:
+    for index in range(3):
+        project.slurm.move(f"{array.job_id}_{index}", JobState.RUNNING)
+    with asked_as("abcd"):
+        array[0].stop()
+        honour(array[0])
+        array[1].stop()
+        array.stop()
+    assert [wishes(task) for task in (array[0], array[1], array[2])] == [[], ["pause"], ["pause"]]
+
+
+def test_a_pause_that_was_killed_before_it_left_the_queue_leaves_it(
+    project: Project, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, asked_as("abcd"):
+        patch.setattr(control, "cancel_waiting", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.stop()
+    with asked_as("abcd"):
+        run.stop()
+    assert (project.slurm.cancelled, wishes(run)) == ([run.job_id], ["pause"])
 
 
 # -- going on -------------------------------------------------------------------------------------------------------

@@ -11,14 +11,16 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import hpcaccel
 from hpcaccel.errors import ClusterError
 from hpcaccel.spec import ClusterProfile
+from hpcaccel.submission.probing.following import PipOutput, Tell, is_progress
 from hpcaccel.submission.probing.sending import archive
+from hpcaccel.submission.remote.session import Drain
 
 __all__ = ["DEFAULT_DIRECTORY", "Installed", "install_hpcaccel"]
 
@@ -56,7 +58,11 @@ trap 'exit 130' HUP INT TERM
 mkdir "$target/source"
 tar -xf - -C "$target/source"
 for wheel in "$target"/source/*.whl; do :; done
-"$target/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
+bar=off
+"$target/bin/python" -c 'import sys, pip; sys.exit([int(n) for n in pip.__version__.split(".")[:2]] < [24, 1])' &&
+  bar=raw  # as text, which older ones do not have
+export PYTHONUNBUFFERED=1
+"$target/bin/python" -m pip install --progress-bar $bar --disable-pip-version-check --no-input \
   --constraint "$target/source/constraints.txt" "$wheel$extras" "$@" >&2
 { echo "# What is in $target, made by hpcaccel cluster install"
   "$target/bin/python" -m pip freeze --all --disable-pip-version-check; } > "$target/hpcaccel-lock.txt"
@@ -88,10 +94,14 @@ def install_hpcaccel(
     wheel: Path | None = None,
     extras: Sequence[str] = (),
     packages: Sequence[str] = (),
+    tell: Tell = lambda doing, percent: None,
 ) -> Installed:
     """Build the environment where the profile's cluster is, and make it the one that is used.
 
     What fails, or is interrupted, leaves nothing behind, and the environment before it in use.
+
+    Args:
+        tell: hears what pip does, as it goes on, from another thread.
 
     Raises:
         UserError: no such wheel, or none can be made of what runs here.
@@ -100,7 +110,8 @@ def install_hpcaccel(
     sent = archive(wheel)
     stamp = f"{hpcaccel.__version__}-{time.strftime('%Y%m%d-%H%M%S')}"
     group = f"[{','.join(extras)}]" if extras else ""
-    code, out, err = _run(profile, ["sh", "-c", SCRIPT, "sh", python, directory, stamp, group, *packages], sent)
+    command = ["sh", "-c", SCRIPT, "sh", python, directory, stamp, group, *packages]
+    code, out, err = _run(profile, command, sent, PipOutput(tell).hear)
     if code != 0:
         where = profile.host or "this machine"
         raise ClusterError(f"nothing was installed on {where}: {_reason(err, directory)}")
@@ -108,27 +119,37 @@ def install_hpcaccel(
     return Installed(version, f"{base}/env/bin/hpcaccel", f"{base}/env", f"{target}/hpcaccel-lock.txt")
 
 
-def _run(profile: ClusterProfile, command: list[str], data: bytes) -> tuple[int, str, str]:
+def _run(
+    profile: ClusterProfile, command: list[str], data: bytes, hear: Callable[[bytes], None]
+) -> tuple[int, str, str]:
     if profile.host is None:
-        return _run_here(command, data)
+        return _run_here(command, data, hear)
     from hpcaccel.submission.remote import RemoteCluster
 
     with RemoteCluster(profile) as cluster:
-        answer = cluster.run(command, stdin=data)
+        answer = cluster.run(command, stdin=data, hear=hear)
     return answer.code, answer.stdout, answer.stderr
 
 
-def _run_here(command: list[str], data: bytes) -> tuple[int, str, str]:
+def _run_here(command: list[str], data: bytes, hear: Callable[[bytes], None]) -> tuple[int, str, str]:
     """Ctrl-C ends pip, and lets the script take away what it has begun."""
+    reading, writing = os.pipe()
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as child:
+    with (
+        os.fdopen(reading, "rb", buffering=0) as stderr,
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=writing, start_new_session=True) as child,
+    ):
+        os.close(writing)
+        errors = Drain(stderr.read, hear)
         try:
-            out, err = child.communicate(data)
+            out, _ = child.communicate(data)
         except BaseException:
             os.killpg(child.pid, signal.SIGTERM)
             child.communicate()
             raise
-    return child.returncode, out.decode(errors="replace"), err.decode(errors="replace")
+        finally:
+            errors.all()
+    return child.returncode, out.decode(errors="replace"), errors.all().decode(errors="replace")
 
 
 _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
@@ -150,6 +171,7 @@ def _reason(text: str, directory: str) -> str:
             f"the package index does not answer pip there ({words}). Where a site has an index of its own, set "
             "PIP_INDEX_URL or pip's configuration there"
         )
-    lines = [re.sub(r" \(from versions: [^)]*\)", "", line.strip()) for line in text.split("\n") if line.strip()]
+    said = [line.strip() for line in text.split("\n") if line.strip() and not is_progress(line)]
+    lines = [re.sub(r" \(from versions: [^)]*\)", "", line) for line in said]
     errors = [line for line in lines if line.startswith("ERROR")]
     return " ".join((errors or lines)[-3:])[:600] or "no reason was given"

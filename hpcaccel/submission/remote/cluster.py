@@ -29,6 +29,8 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 """What shells answer for a program that is not there."""
 
 Frame = tuple[dict[str, Any], bytes]
+Said = dict[str, bytes]
+"""What frames of each kind carried, one behind the other."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,23 @@ class Conversation:
             if head["frame"] == "exit":
                 raise ClusterError(said.decode("utf-8", "replace").strip().removeprefix("error: "))
             said += payload
+
+    def to_the_end(self, **hear: Callable[[dict[str, Any], bytes], None]) -> tuple[dict[str, Any], Said]:
+        """Read all frames: the last one (``exit``), and what the others carried.
+
+        Args:
+            hear: by their kind, what is done with frames instead of keeping what they carry.
+        """
+        said: Said = {}
+        while True:
+            head, payload = self.frame()
+            kind = head["frame"]
+            if kind == "exit":
+                return head, said
+            if kind in hear:
+                hear[kind](head, payload)
+            else:
+                said[kind] = said.get(kind, b"") + payload
 
     def send(self, data: bytes) -> None:
         self._session.write(data)
@@ -128,15 +147,22 @@ class RemoteCluster:
 
     # -- any program -------------------------------------------------------------------------------------------------
 
-    def run(self, args: Sequence[str], stdin: bytes | str | None = None) -> Answer:
+    def run(
+        self,
+        args: Sequence[str],
+        stdin: bytes | str | None = None,
+        *,
+        hear: Callable[[bytes], None] = lambda piece: None,
+    ) -> Answer:
         """Run a program in a login shell there and wait for it. It is asked once: a caller that may repeat it does.
 
         Args:
             args: the program and its arguments; never a secret, since everybody there sees them.
+            hear: gets what comes on stderr, as it comes, from another thread.
         """
         session = self.connection.start(command_line(args))
         try:
-            errors = Drain(session)
+            errors = Drain(session.read_error, hear)
             if stdin is not None:
                 session.write(stdin.encode() if isinstance(stdin, str) else stdin)
             session.close_input()
@@ -203,7 +229,7 @@ class RemoteCluster:
 
         session = self.connection.start(answering(self.profile.hpcaccel, "answer"))
         try:
-            errors = Drain(session)
+            errors = Drain(session.read_error)
             reader = FrameReader(session.read)
             self._hear_hello(session, reader, errors)
             session.write(json.dumps({"protocol": PROTOCOL, **request}).encode() + b"\n")

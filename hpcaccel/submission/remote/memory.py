@@ -23,6 +23,7 @@ __all__ = [
     "remember",
     "remote_of",
     "remote_runs",
+    "secrets_of",
     "state_folder",
 ]
 
@@ -38,14 +39,15 @@ def _runs_file() -> Path:
     return state_folder() / "remote-runs.jsonl"
 
 
-def remember(cluster: str, run: Mapping[str, Any]) -> None:
+def remember(cluster: str, run: Mapping[str, Any], *, secrets: Sequence[str] = ()) -> None:
     """Args:
     run: ``run_id``, ``name``, ``job_id`` and ``path`` (on the cluster).
+    secrets: the names, never the values, that its spec lists under ``environment.secrets``.
     """
     path = _runs_file()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     known = {key: str(run[key]) for key in ("run_id", "name", "job_id", "path")}
-    append_line(path, {"cluster": cluster, **known}, sync=True)
+    append_line(path, {"cluster": cluster, **known, "secrets": list(secrets)}, sync=True)
 
 
 def remote_runs() -> list[dict[str, Any]]:
@@ -53,12 +55,23 @@ def remote_runs() -> list[dict[str, Any]]:
     return [line for line, _ in read_lines(_runs_file())]
 
 
-def remote_of(token: str) -> dict[str, Any] | None:
+def secrets_of(cluster: str, token: str) -> frozenset[str]:
+    """The secrets, by name, that the run was submitted with from this machine: of these the cluster has been told
+    already. None of a run that was submitted from elsewhere, or before this was written down.
+    """
+    run = remote_of(token, cluster=cluster)
+    return frozenset() if run is None else frozenset(run.get("secrets", ()))
+
+
+def remote_of(token: str, *, cluster: str | None = None) -> dict[str, Any] | None:
     """The remembered run that ``token`` names: its id, ``<id>_3``, a beginning of one, its name, or its job id.
 
     A beginning that fits runs of several clusters fits none.
+
+    Args:
+        cluster: only runs of this one.
     """
-    runs = list(reversed(remote_runs()))
+    runs = [run for run in reversed(remote_runs()) if cluster in (None, run["cluster"])]
     base = token.partition("_")[0]
     found: dict[str, Any] | None
     for fits in (

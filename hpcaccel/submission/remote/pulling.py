@@ -86,6 +86,9 @@ def pull(
 
 def _hear_list(conversation: Conversation) -> tuple[dict[str, Any], list[_File]]:
     about, _ = conversation.expect("run")
+    for key in ("name", "run_id"):
+        if about[key] in ("", ".", "..") or "/" in about[key] or "\0" in about[key]:
+            raise ClusterError(f"the cluster offers a run whose {key} is {about[key]!r}: that is no folder's name")
     files: list[_File] = []
     while True:
         head, _ = conversation.frame()
@@ -153,6 +156,8 @@ def _fetch(
             head, payload = conversation.frame()
             if head["frame"] == "exit":
                 return
+            if head["frame"] in ("data", "end") and head["name"] not in left:
+                raise ClusterError(f"the cluster sends a file {head['name']!r} that it was not asked for")
             if head["frame"] == "data":
                 with _part(target / head["name"]).open("ab") as part:
                     part.write(payload)

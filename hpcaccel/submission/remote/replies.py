@@ -6,7 +6,6 @@ A request has an id. While it is carried out, another one with the same id waits
 from __future__ import annotations
 
 import base64
-import fcntl
 import os
 import re
 import time
@@ -17,6 +16,7 @@ from typing import Any
 
 from hpcaccel.errors import UserError
 from hpcaccel.rundir import read_json, write_json
+from hpcaccel.submission.locks import take
 from hpcaccel.submission.remote.memory import state_folder
 
 __all__ = ["Collector", "Reply", "kept"]
@@ -67,11 +67,10 @@ def kept(name: str | None) -> Iterator[Reply]:
     if not re.fullmatch(r"[0-9a-f]{32}", name):
         raise UserError(f"{name!r} is no id of a request")
     folder = state_folder() / "replies"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _forget(folder)
-    lock = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    if folder.is_dir():
+        _forget(folder)
+    lock = take(folder / f"{name}.lock")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         yield Reply(folder / f"{name}.json")
     finally:
         os.close(lock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 from hpcaccel.errors import ClusterError
@@ -49,19 +50,28 @@ class Connection(Protocol):
 
 
 class Drain:
-    """Reads a session's stderr beside its stdout, so that neither waits for the other; the last of it is kept."""
+    """Reads a program's stderr beside its stdout, so that neither waits for the other; the last of it is kept.
+
+    Args:
+        read: at most so many bytes of it, as they come; b"" at the end.
+        hear: what is done with each piece besides.
+    """
 
     KEPT_BYTES = 1 << 16
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, read: Callable[[int], bytes], hear: Callable[[bytes], None] = lambda piece: None) -> None:
+        self._read, self._hear = read, hear
         self._kept = b""
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while piece := self._session.read_error(1 << 15):
+        while piece := self._read(1 << 15):
             self._kept = (self._kept + piece)[-self.KEPT_BYTES :]
+            try:
+                self._hear(piece)
+            except OSError:  # nobody looks any more (`2>&1 | head`); the program must not wait for that
+                self._hear = lambda piece: None
 
     def all(self) -> bytes:
         """What came, once the stream has ended."""

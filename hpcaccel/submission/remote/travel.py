@@ -15,7 +15,7 @@ from hpcaccel.rundir import default_runs_dir
 from hpcaccel.spec import ClusterProfile, JobSpec, load_spec, load_sweep
 from hpcaccel.spec.expand import escape
 from hpcaccel.spec.site import facts_path
-from hpcaccel.spec.workflow import over_profile, read_jobs
+from hpcaccel.spec.workflow import over_profile
 from hpcaccel.submission.codecopy import CodePlan
 from hpcaccel.submission.entry import Entry, check_secrets, find_components, find_entry, plan_copy
 from hpcaccel.submission.provenance import git_state, submitted_from
@@ -54,18 +54,24 @@ class Handed:
 
 
 def pack(
-    cluster: RemoteCluster, file: str, overrides: Sequence[str], *, is_sweep: bool, to_submit: bool = True
+    cluster: RemoteCluster,
+    file: str,
+    overrides: Sequence[str],
+    *,
+    is_sweep: bool,
+    several: Sequence[JobSpec] | None = None,
+    to_submit: bool = True,
 ) -> Luggage:
     """Load a spec file with the cluster's defaults and choose what goes along; mistakes are found here.
 
     Args:
+        several: the jobs of a file that holds several, as :func:`hpcaccel.spec.workflow.read_jobs` gives them.
         to_submit: False: it is only going to be looked at there, so that no code goes along, and no secret.
 
     Raises:
         SpecError: with a line for each thing that is wrong; also secrets that are not set here.
     """
     base = Path(os.path.abspath(file)).parent
-    several = None if is_sweep else read_jobs(file, overrides=overrides)
     more: dict[str, Any] = {}
     if several is not None:
         jobs = [over_profile(job, cluster.profile) for job in several]
@@ -226,21 +232,17 @@ def hand_over(
             "columns": columns,
         }
         found: Handed = cluster.again(lambda: cluster.converse(request, _hear))
+        declared = {job.name: job.environment.secrets for job in luggage.jobs}
         for run in found.runs:
-            memory.remember(cluster.name, run)
+            names = declared.get(run["name"], []) if luggage.kind == "jobs" else list(luggage.secrets)
+            memory.remember(cluster.name, run, secrets=names)
         pending.done = True
         return replace(found, repeated=pending.is_repeated)
 
 
 def _hear(conversation: Conversation) -> Handed:
-    out = err = b""
-    while True:
-        head, payload = conversation.frame()
-        if head["frame"] == "exit":
-            run = head.get("run")
-            runs = head.get("runs") or ([] if run is None else [run])
-            return Handed(code=int(head["code"]), out=out, err=err, run=run, repeated=False, runs=runs)
-        if head["frame"] == "out":
-            out += payload
-        else:
-            err += payload
+    head, said = conversation.to_the_end()
+    run = head.get("run")
+    runs = head.get("runs") or ([] if run is None else [run])
+    out, err = said.get("out", b""), said.get("err", b"")
+    return Handed(code=int(head["code"]), out=out, err=err, run=run, repeated=False, runs=runs)

@@ -26,6 +26,7 @@ case "$1 $2" in
   "-m pip") [ "$3" = freeze ] && { echo typer==0.26.0; exit 0; }
     printf '%s\n' "$@" > "$(dirname "$0")/asked"
     [ -z "$PIP_HANGS" ] || { touch "$PIP_HANGS"; exec sleep 600; }
+    [ -z "$PIP_DOES" ] || printf '%s\n' "$PIP_DOES"
     [ -z "$PIP_SAYS" ] || { echo "$PIP_SAYS" >&2; exit 1; };;
   "--version ") echo Python 3.6.8;;
   "-c import sys"*) [ "${0##*/}" != oldpython ];;
@@ -112,6 +113,64 @@ def test_what_fails_says_why_and_leaves_nothing(
         error.match(expected)
     assert not (tmp_path / "a b").exists()
     assert list(there.iterdir()) == []
+
+
+DOES = """\
+Processing ./source/hpcaccel-0.1.0-py3-none-any.whl
+Collecting torch==2.6.0
+  Downloading torch-2.6.0-cp311-cp311-manylinux1_x86_64.whl.metadata (28 kB)
+Progress 28000 of 28000
+  Downloading torch-2.6.0-cp311-cp311-manylinux1_x86_64.whl (766.7 MB)
+Progress 0 of 800
+Progress 350 of 800
+Requirement already satisfied: nothing
+  Building wheel for x (pyproject.toml): started
+  Building wheel for x (pyproject.toml): finished with status 'done'
+Progress 1 of 2
+Installing collected packages: torch"""
+
+
+def test_what_pip_does_is_told_as_it_goes(
+    tmp_path: Path, python: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_DOES", DOES)
+    told: list[tuple[str, int | None]] = []
+    place = tmp_path / "place"
+    install_hpcaccel(
+        PROFILE, directory=str(place), python=str(python), wheel=wheel, tell=lambda *words: told.append(words)
+    )
+    torch = "Downloading torch-2.6.0-cp311-cp311-manylinux1_x86_64.whl (766.7 MB)"
+    assert told == [
+        ("Processing ./source/hpcaccel-0.1.0-py3-none-any.whl", None),
+        ("Collecting torch==2.6.0", None),
+        (torch, None),
+        (torch, 0),
+        (torch, 43),
+        ("Building wheel for x (pyproject.toml): started", None),
+        ("Installing collected packages: torch", None),
+    ]
+    asked = (place / "env/bin/asked").read_text().split("\n")
+    assert asked[asked.index("--progress-bar") + 1] == "raw"
+    monkeypatch.setenv("PIP_SAYS", "broken\nProgress 1 of 2")
+    with pytest.raises(ClusterError, match=r"Installing collected packages: torch broken$"):
+        install_hpcaccel(PROFILE, directory=str(tmp_path / "x"), python=str(python), wheel=wheel)
+
+
+def test_pip_is_told_of_while_it_is_at_work(tmp_path: Path, python: Path, wheel: Path) -> None:
+    """Who hears of its first line has not heard its last one: this one lets it go on."""
+    go_on = tmp_path / "go-on"
+    waits = f"echo Collecting torch; until [ -e {go_on} ]; do sleep 0.05; done; echo Installing torch"
+    python.write_text(PYTHON.replace('[ -z "$PIP_DOES" ] ||', f"{waits}; [ 1 ] ||"))
+    told: list[str] = []
+
+    def tell(doing: str, percent: int | None) -> None:
+        told.append(doing)
+        go_on.touch()
+        if len(told) == 2:
+            raise BrokenPipeError
+
+    found = install_hpcaccel(PROFILE, directory=str(tmp_path / "x"), python=str(python), wheel=wheel, tell=tell)
+    assert (told, found.version) == (["Collecting torch", "Installing torch"], "hpcaccel 0.1.0")
 
 
 def test_ctrl_c_leaves_nothing(tmp_path: Path, python: Path, wheel: Path) -> None:
