@@ -51,7 +51,7 @@ def refuse_by_facts(jobs: Sequence[JobSpec], cluster: RemoteCluster, *, tasks: i
     Raises:
         SpecError: a spec is more than that cluster has.
     """
-    from hpcaccel.submission.site_checks import advice_or_refusal
+    from hpcaccel.submission.site.checks import advice_or_refusal
 
     problems: list[str] = []
     for job in jobs:

@@ -151,7 +151,7 @@ def _on_site(spec: JobSpec, profile: ClusterProfile | None) -> tuple[list[str], 
     """Warnings of the stored facts and their age in seconds; raises SpecError with their errors."""
     if profile is None or profile.backend == "local":
         return [], None
-    from hpcaccel.submission.site_checks import findings_for, way_out
+    from hpcaccel.submission.site.checks import findings_for, way_out
 
     facts, found = findings_for(spec, profile)
     if facts is None:

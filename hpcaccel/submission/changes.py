@@ -13,7 +13,7 @@ from hpcaccel.rundir import RunDir, read_json
 from hpcaccel.submission.codecopy import CodePlan
 from hpcaccel.submission.facts import read_record
 from hpcaccel.submission.prepare import Prepared
-from hpcaccel.submission.site_history import last_run_of
+from hpcaccel.submission.site.history import last_run_of
 
 __all__ = ["Changes", "Setting", "changes_since_last"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hpcaccel.spec import JobSpec
 from hpcaccel.spec.quantities import canonical_time
 from hpcaccel.spec.site import Partition, SiteFacts
-from hpcaccel.submission.site_checks_accounts import effective_account, groups
+from hpcaccel.submission.site.accounts import effective_account, groups
 
 __all__ = ["DEBUG_MINUTES", "DebugJob", "debug_job"]
 

@@ -20,7 +20,7 @@ from hpcaccel.spec import ClusterProfile, JobSpec, load_spec, spec_hash
 from hpcaccel.spec.quantities import canonical_nodes
 from hpcaccel.spec.site import SiteFacts
 from hpcaccel.spec.workflow import over_profile, read_jobs
-from hpcaccel.submission.site_checks import check_site
+from hpcaccel.submission.site.checks import check_site
 
 __all__ = ["MOST_QUESTIONS", "Choice", "ask_of_script", "ask_slurm", "plan_choices", "plan_jobs"]
 

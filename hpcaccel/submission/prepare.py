@@ -37,7 +37,7 @@ from hpcaccel.submission.entry import Entry, check_secrets, find_components, fin
 from hpcaccel.submission.foresight import advice, advice_on_cluster
 from hpcaccel.submission.images import IMAGES, look_at_image
 from hpcaccel.submission.provenance import GitState, git_state
-from hpcaccel.submission.site_checks import advice_or_refusal
+from hpcaccel.submission.site.checks import advice_or_refusal
 
 __all__ = ["Prepared", "Task", "prepare"]
 

@@ -9,8 +9,8 @@ from hpcaccel.errors import SpecError
 from hpcaccel.slurm import hostlist
 from hpcaccel.spec import ClusterProfile, spec_from_values
 from hpcaccel.spec.site import SiteFacts
-from hpcaccel.submission.site_checks import check_site
-from hpcaccel.submission.site_findings import listed
+from hpcaccel.submission.site.checks import check_site
+from hpcaccel.submission.site.findings import listed
 
 __all__ = ["STALE_DAYS", "Contradiction", "check"]
 

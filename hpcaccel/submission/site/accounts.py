@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hpcaccel.spec import JobSpec
 from hpcaccel.spec.site import Account, Partition, Qos, SiteFacts
-from hpcaccel.submission.site_findings import Finding, error, listed, nearest
+from hpcaccel.submission.site.findings import Finding, error, listed, nearest
 
 __all__ = ["accounts", "effective_account", "effective_qos", "groups"]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from hpcaccel.spec import JobSpec
 from hpcaccel.spec.site import Partition, SiteFacts
-from hpcaccel.submission.site_checks_accounts import effective_qos
-from hpcaccel.submission.site_findings import Finding, warning
-from hpcaccel.submission.site_history import History
+from hpcaccel.submission.site.accounts import effective_qos
+from hpcaccel.submission.site.findings import Finding, warning
+from hpcaccel.submission.site.history import History
 
 __all__ = ["Preemption", "preemption", "preemption_of"]
 

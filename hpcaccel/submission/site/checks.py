@@ -17,13 +17,13 @@ from hpcaccel.rundir import default_runs_dir
 from hpcaccel.spec import ClusterProfile, JobSpec
 from hpcaccel.spec.components import ComponentSlurm
 from hpcaccel.spec.site import Partition, SiteFacts, load_facts
-from hpcaccel.submission.site_checks_accounts import accounts, groups
-from hpcaccel.submission.site_checks_limits import array_size, job_limits, partition_limits
-from hpcaccel.submission.site_checks_nodes import hardware
-from hpcaccel.submission.site_checks_preemption import preemption
-from hpcaccel.submission.site_checks_storage import storage
-from hpcaccel.submission.site_findings import Finding, error, listed, located, nearest, warning, with_age
-from hpcaccel.submission.site_history import History, read_history
+from hpcaccel.submission.site.accounts import accounts, groups
+from hpcaccel.submission.site.findings import Finding, error, listed, located, nearest, warning, with_age
+from hpcaccel.submission.site.history import History, read_history
+from hpcaccel.submission.site.limits import array_size, job_limits, partition_limits
+from hpcaccel.submission.site.nodes import hardware
+from hpcaccel.submission.site.preemption import preemption
+from hpcaccel.submission.site.storage import storage
 
 __all__ = ["advice_or_refusal", "check_site", "findings_for", "wanted_partitions", "way_out"]
 

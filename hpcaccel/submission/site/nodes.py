@@ -11,7 +11,7 @@ from hpcaccel.spec import JobSpec
 from hpcaccel.spec.quantities import memory_megabytes
 from hpcaccel.spec.site import NodeType, Partition, SiteFacts
 from hpcaccel.spec.slurm import Slurm
-from hpcaccel.submission.site_findings import Finding, error, listed, nearest
+from hpcaccel.submission.site.findings import Finding, error, listed, nearest
 
 __all__ = ["hardware"]
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from hpcaccel.spec import JobSpec
 from hpcaccel.spec.quantities import canonical_time, time_seconds
 from hpcaccel.spec.site import Account, Partition, Qos, SiteFacts
-from hpcaccel.submission.site_checks_accounts import effective_account, effective_qos
-from hpcaccel.submission.site_findings import Finding, error, warning
+from hpcaccel.submission.site.accounts import effective_account, effective_qos
+from hpcaccel.submission.site.findings import Finding, error, warning
 
 __all__ = ["array_size", "job_limits", "partition_limits"]
 

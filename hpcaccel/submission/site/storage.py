@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hpcaccel.spec import JobSpec
 from hpcaccel.spec.site import Quota, SiteFacts
-from hpcaccel.submission.site_findings import Finding, error, warning
-from hpcaccel.submission.site_history import History
+from hpcaccel.submission.site.findings import Finding, error, warning
+from hpcaccel.submission.site.history import History
 
 __all__ = ["storage"]
 

@@ -1,0 +1,1 @@
+"""A spec held against the stored facts of its cluster, before the queue."""
