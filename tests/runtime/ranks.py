@@ -15,9 +15,13 @@ from typing import Any
 
 from hpcaccel.rundir import RunDir, read_json, read_lines, write_json
 
+from .forked import Forked, templates
+
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parent.parent.parent
 TIMEOUT_SECONDS = 300
+BLOCKED = (signal.SIGTERM, signal.SIGUSR2)
+FRESH = bool(os.environ.get("HPCACCEL_TEST_FRESH_RANKS"))
 
 
 def free_port() -> int:
@@ -64,26 +68,27 @@ class Ranks:
         attempt: int = 1,
         blocked: bool = False,
         launcher: str = "torchrun",
+        fresh: bool = FRESH,
     ) -> None:
+        """
+        Args:
+            blocked: as the rank shim does before it becomes the user's program, see ``BLOCKED``.
+            fresh: each rank is a Python of its own that imports torch anew, which takes seconds.
+        """
         port = free_port()
-        self.processes = []
-        for rank in range(size):
-            env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "HPCACCEL_"))}
-            env |= _LAUNCHERS[launcher](rank, size, port)
-            env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-            if run is not None:
-                env |= {"HPCACCEL_RUN_DIR": str(run.path), "HPCACCEL_ATTEMPT": str(attempt), "HPCACCEL_PROTOCOL": "1"}
-            self.processes.append(
-                subprocess.Popen(
-                    [sys.executable, str(PROGRAMS / program), *arguments],
-                    env=env,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    preexec_fn=_block if blocked else None,
-                    start_new_session=True,
-                )
-            )
+        command = [str(PROGRAMS / program), *arguments]
+        mask = BLOCKED if blocked else ()
+        shared = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "HPCACCEL_"))}
+        shared |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        if run is not None:
+            shared |= {"HPCACCEL_RUN_DIR": str(run.path), "HPCACCEL_ATTEMPT": str(attempt), "HPCACCEL_PROTOCOL": "1"}
+        envs = [shared | _LAUNCHERS[launcher](rank, size, port) for rank in range(size)]
+        self.processes: Sequence[subprocess.Popen[str] | Forked]
+        if found := [] if fresh else templates(size, shared):
+            pairs = zip(found, envs, strict=True)
+            self.processes = [Forked(template, command, env=env, blocked=mask) for template, env in pairs]
+        else:
+            self.processes = [_started(command, env, mask) for env in envs]
 
     def wait(self) -> Ended:
         try:
@@ -96,9 +101,16 @@ class Ranks:
         return Ended([process.returncode for process in self.processes], outputs)
 
 
-def _block() -> None:
-    """As the rank shim does before it becomes the user's program."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
+def _started(command: Sequence[str], env: dict[str, str], blocked: Sequence[int]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *command],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=(lambda: signal.pthread_sigmask(signal.SIG_BLOCK, blocked)) if blocked else None,
+        start_new_session=True,
+    )
 
 
 def _torchrun(rank: int, size: int, port: int) -> dict[str, str]:
