@@ -11,8 +11,10 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from tests.runtime.template import WHAT_RANKS_IMPORT
+
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["tests.checkpoint.training"])
+context.set_forkserver_preload(["tests.checkpoint.training", *WHAT_RANKS_IMPORT])
 
 TIMEOUT_SECONDS = 90
 

@@ -137,16 +137,16 @@ class Template:
 _templates: list[Template] = []
 
 
-def templates(count: int, env: Mapping[str, str]) -> list[Template]:
-    """For each of so many ranks the one that it is forked from.
+def templates(environs: Sequence[Mapping[str, str]]) -> list[Template]:
+    """The one for each of these processes to be, or none at all where they need a Python of their own.
 
-    They take turns, so that what Python has in its sets is not in the same order on neighbours. None where an
-    environment such as ``env`` takes a Python of its own.
+    They take turns, so that what Python has in its sets is not in the same order on neighbours.
     """
-    while len(_templates) < min(count, DIFFERENT):
-        _templates.append(Template(env))
-    found = [_templates[rank % DIFFERENT] for rank in range(count)]
-    return found if all(_read_at_start(each.env) == _read_at_start(env) for each in found) else []
+    while len(_templates) < min(len(environs), DIFFERENT):
+        _templates.append(Template({**os.environ, **_read_at_start(environs[0])}))
+    found = [_templates[number % DIFFERENT] for number in range(len(environs))]
+    can = all(_read_at_start(one.env) == _read_at_start(env) for one, env in zip(found, environs, strict=True))
+    return found if can else []
 
 
 def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:

@@ -76,19 +76,16 @@ class Ranks:
             fresh: each rank is a Python of its own that imports torch anew, which takes seconds.
         """
         port = free_port()
-        command = [str(PROGRAMS / program), *arguments]
-        mask = BLOCKED if blocked else ()
         shared = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "HPCACCEL_"))}
         shared |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         if run is not None:
             shared |= {"HPCACCEL_RUN_DIR": str(run.path), "HPCACCEL_ATTEMPT": str(attempt), "HPCACCEL_PROTOCOL": "1"}
-        envs = [shared | _LAUNCHERS[launcher](rank, size, port) for rank in range(size)]
-        self.processes: Sequence[subprocess.Popen[str] | Forked]
-        if found := [] if fresh else templates(size, shared):
-            pairs = zip(found, envs, strict=True)
-            self.processes = [Forked(template, command, env=env, blocked=mask) for template, env in pairs]
-        else:
-            self.processes = [_started(command, env, mask) for env in envs]
+        self.processes = start(
+            [str(PROGRAMS / program), *arguments],
+            [shared | _LAUNCHERS[launcher](rank, size, port) for rank in range(size)],
+            blocked=BLOCKED if blocked else (),
+            fresh=fresh,
+        )
 
     def wait(self) -> Ended:
         try:
@@ -101,16 +98,25 @@ class Ranks:
         return Ended([process.returncode for process in self.processes], outputs)
 
 
-def _started(command: Sequence[str], env: dict[str, str], blocked: Sequence[int]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, *command],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=(lambda: signal.pthread_sigmask(signal.SIG_BLOCK, blocked)) if blocked else None,
-        start_new_session=True,
-    )
+def start(
+    command: Sequence[str], environs: Sequence[dict[str, str]], *, blocked: Sequence[int] = (), fresh: bool = FRESH
+) -> Sequence[subprocess.Popen[str] | Forked]:
+    """A program once for each environment, with its output and its errors in one pipe."""
+    if found := [] if fresh else templates(environs):
+        pairs = zip(found, environs, strict=True)
+        return [Forked(template, command, env=env, blocked=blocked) for template, env in pairs]
+    return [
+        subprocess.Popen(
+            [sys.executable, *command],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=(lambda: signal.pthread_sigmask(signal.SIG_BLOCK, blocked)) if blocked else None,
+            start_new_session=True,
+        )
+        for env in environs
+    ]
 
 
 def _torchrun(rank: int, size: int, port: int) -> dict[str, str]:
