@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import tempfile
 import time
 import traceback
@@ -64,7 +65,7 @@ def _result(process, pipe, deadline):
         process.kill()
         return Killed("hangs")
     try:
-        return pipe.recv()
+        return pickle.loads(pipe.recv_bytes())
     except EOFError:
         process.join()
         return Killed(process.exitcode)
@@ -82,7 +83,7 @@ def _main(pipe: Connection, function, rank, world_size, folder, args):
         result = (function(rank, *args),)
     except BaseException:
         result = f"rank {rank}:\n{traceback.format_exc()}"
-    pipe.send(result)
+    pipe.send_bytes(pickle.dumps(result))  # tensors by value: this process may be gone when the answer is read
     pipe.close()
     if not isinstance(result, str):
         dist.barrier()
