@@ -21,7 +21,10 @@ PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parent.parent.parent
 TIMEOUT_SECONDS = 300
 BLOCKED = (signal.SIGTERM, signal.SIGUSR2)
-FRESH = bool(os.environ.get("HPCACCEL_TEST_FRESH_RANKS"))
+GPUS = [path for path in ("/dev/nvidiactl", "/dev/kfd") if os.path.exists(path)]
+FRESH = bool(GPUS or os.environ.get("HPCACCEL_TEST_FRESH_RANKS"))
+"""Whether ranks are started as Python programs of their own, and not forked from one that has imported torch, which
+saves seconds of each. Where there are GPUs an import might touch one, which no fork survives."""
 
 
 def free_port() -> int:
@@ -73,7 +76,7 @@ class Ranks:
         """
         Args:
             blocked: as the rank shim does before it becomes the user's program, see ``BLOCKED``.
-            fresh: each rank is a Python of its own that imports torch anew, which takes seconds.
+            fresh: see ``FRESH``.
         """
         port = free_port()
         shared = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "HPCACCEL_"))}
