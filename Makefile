@@ -49,7 +49,8 @@ test-lowest:  ## Unit tests on the lowest versions that pyproject.toml allows
 	# torch is pinned for its CPU build. pip fetches it, because pip knows this machine's sources; uv leaves it in place.
 	.venv-lowest/bin/python -m pip install --quiet --no-deps --constraint constraints.txt torch
 	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct --override constraints.txt --editable '.[dev]'
-	.venv-lowest/bin/pytest -n 4 -m 'not cluster and not chaos and not slow' tests
+	# Each rank a Python of its own here, where elsewhere it is forked from one that has imported torch.
+	HPCACCEL_TEST_FRESH_RANKS=1 .venv-lowest/bin/pytest -n 4 -m 'not cluster and not chaos and not slow' tests
 
 chaos: venv slurm  ## One training under N=8 random faults on a real Slurm, in the order that SEED=0 gives
 	$(BIN)/python -m tests.cluster.chaos --faults $(N) --seed $(SEED)

@@ -117,7 +117,7 @@ def installed(wheel: Path, once: Callable[[str, Callable[[Path], None]], Path], 
     def install(folder: Path) -> None:
         run(sys.executable, "-m", "venv", "--without-pip", folder)
         python = folder / "bin" / "python"
-        run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", wheel)
+        run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile", wheel)
 
     return Installed(once("environment", install), tmp_path)
 

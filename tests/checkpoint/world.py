@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import tempfile
 import time
 import traceback
@@ -11,8 +12,10 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from tests.runtime.template import WHAT_RANKS_IMPORT
+
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["tests.checkpoint.training"])
+context.set_forkserver_preload(["tests.checkpoint.training", *WHAT_RANKS_IMPORT])
 
 TIMEOUT_SECONDS = 90
 
@@ -62,7 +65,7 @@ def _result(process, pipe, deadline):
         process.kill()
         return Killed("hangs")
     try:
-        return pipe.recv()
+        return pickle.loads(pipe.recv_bytes())
     except EOFError:
         process.join()
         return Killed(process.exitcode)
@@ -80,7 +83,7 @@ def _main(pipe: Connection, function, rank, world_size, folder, args):
         result = (function(rank, *args),)
     except BaseException:
         result = f"rank {rank}:\n{traceback.format_exc()}"
-    pipe.send(result)
+    pipe.send_bytes(pickle.dumps(result))  # tensors by value: this process may be gone when the answer is read
     pipe.close()
     if not isinstance(result, str):
         dist.barrier()

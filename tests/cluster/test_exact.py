@@ -62,6 +62,7 @@ def test_stop_with_requeue(scenario: Scenario, assert_exact: Exact) -> None:
     assert_exact(scenario)
 
 
+@pytest.mark.chaos  # a preemption, a stop and a resume of one run: test_remote.py
 def test_stop_and_later_resume(scenario: Scenario, assert_exact: Exact) -> None:
     scenario.train(*PAUSE)
     scenario.wait_for_step(8)
@@ -100,6 +101,7 @@ def test_sigkill_of_one_rank(scenario: Scenario, assert_exact: Exact) -> None:
     assert_exact(scenario)
 
 
+@pytest.mark.chaos  # a stop of a training on this machine, which comes back without losing a step: tests/test_readme.py
 def test_the_local_backend_gives_the_same(tmp_path: Path, lease: Lease, assert_exact: Exact) -> None:
     run = Scenario(None, tmp_path)
     run.train(*PAUSE)

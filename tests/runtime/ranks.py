@@ -15,9 +15,16 @@ from typing import Any
 
 from hpcaccel.rundir import RunDir, read_json, read_lines, write_json
 
+from .forked import Forked, templates
+
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parent.parent.parent
 TIMEOUT_SECONDS = 300
+BLOCKED = (signal.SIGTERM, signal.SIGUSR2)
+GPUS = [path for path in ("/dev/nvidiactl", "/dev/kfd") if os.path.exists(path)]
+FRESH = bool(GPUS or os.environ.get("HPCACCEL_TEST_FRESH_RANKS"))
+"""Whether ranks are started as Python programs of their own, and not forked from one that has imported torch, which
+saves seconds of each. Where there are GPUs an import might touch one, which no fork survives."""
 
 
 def free_port() -> int:
@@ -64,26 +71,24 @@ class Ranks:
         attempt: int = 1,
         blocked: bool = False,
         launcher: str = "torchrun",
+        fresh: bool = FRESH,
     ) -> None:
+        """
+        Args:
+            blocked: as the rank shim does before it becomes the user's program, see ``BLOCKED``.
+            fresh: see ``FRESH``.
+        """
         port = free_port()
-        self.processes = []
-        for rank in range(size):
-            env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "HPCACCEL_"))}
-            env |= _LAUNCHERS[launcher](rank, size, port)
-            env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-            if run is not None:
-                env |= {"HPCACCEL_RUN_DIR": str(run.path), "HPCACCEL_ATTEMPT": str(attempt), "HPCACCEL_PROTOCOL": "1"}
-            self.processes.append(
-                subprocess.Popen(
-                    [sys.executable, str(PROGRAMS / program), *arguments],
-                    env=env,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    preexec_fn=_block if blocked else None,
-                    start_new_session=True,
-                )
-            )
+        shared = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "HPCACCEL_"))}
+        shared |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        if run is not None:
+            shared |= {"HPCACCEL_RUN_DIR": str(run.path), "HPCACCEL_ATTEMPT": str(attempt), "HPCACCEL_PROTOCOL": "1"}
+        self.processes = start(
+            [str(PROGRAMS / program), *arguments],
+            [shared | _LAUNCHERS[launcher](rank, size, port) for rank in range(size)],
+            blocked=BLOCKED if blocked else (),
+            fresh=fresh,
+        )
 
     def wait(self) -> Ended:
         try:
@@ -96,9 +101,25 @@ class Ranks:
         return Ended([process.returncode for process in self.processes], outputs)
 
 
-def _block() -> None:
-    """As the rank shim does before it becomes the user's program."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
+def start(
+    command: Sequence[str], environs: Sequence[dict[str, str]], *, blocked: Sequence[int] = (), fresh: bool = FRESH
+) -> Sequence[subprocess.Popen[str] | Forked]:
+    """A program once for each environment, with its output and its errors in one pipe."""
+    if found := [] if fresh else templates(environs):
+        pairs = zip(found, environs, strict=True)
+        return [Forked(template, command, env=env, blocked=blocked) for template, env in pairs]
+    return [
+        subprocess.Popen(
+            [sys.executable, *command],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=(lambda: signal.pthread_sigmask(signal.SIG_BLOCK, blocked)) if blocked else None,
+            start_new_session=True,
+        )
+        for env in environs
+    ]
 
 
 def _torchrun(rank: int, size: int, port: int) -> dict[str, str]:

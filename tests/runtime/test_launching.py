@@ -17,7 +17,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(scope="module")
 def ended() -> Ended:
-    return run_ranks("launch.py", size=1, launcher="alone")
+    return run_ranks("launch.py", size=1, launcher="alone", fresh=True)  # it forks by itself, and uses OpenMP before
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The table of names: what each does, edges included, at 1, 2 and 4 ranks that torchrun starts.
+"""The table of names: what each does, edges included, at 1 rank, and at 2 and 4 that torchrun starts.
 
 One start serves all rows. The checks are in ``programs/table``; ``tests/cluster/test_names.py`` has srun start them.
 """
@@ -14,7 +14,7 @@ import pytest
 
 from tests.made_once import made_once
 
-from .ranks import PROGRAMS, ROOT, free_port
+from .ranks import PROGRAMS, ROOT, free_port, run_ranks
 from .table_of_names import ROWS, Results
 
 pytestmark = pytest.mark.torch
@@ -27,8 +27,13 @@ TIMEOUT_SECONDS = 280
 )
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
     size = request.param
-    out, said = made_once(tmp_path_factory, f"names-torchrun-{size}", lambda out: torchrun(size, out))
+    begin = alone if size == 1 else torchrun
+    out, said = made_once(tmp_path_factory, f"names-torchrun-{size}", lambda out: begin(size, out))
     return Results(out, size, said)
+
+
+def alone(size: int, out: Path) -> str:
+    return "\n".join(run_ranks("names.py", [str(out)], size=size).outputs)
 
 
 def torchrun(size: int, out: Path) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,11 +18,9 @@ import torch.distributed as dist
 
 from hpcaccel.runtime.ranks import env, interfaces, lobby, rendezvous
 
-from .ranks import ROOT, free_port
+from .ranks import PROGRAMS, ROOT, free_port, start
 
 pytestmark = pytest.mark.torch
-
-PROGRAM = Path(__file__).parent / "programs" / "meet.py"
 
 
 def step(job: int, size: int, **more: str) -> list[dict[str, str]]:
@@ -49,23 +45,15 @@ class Meeting:
     """Ranks that meet."""
 
     def __init__(self, environs: list[dict[str, str]], **words: Any) -> None:
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, str(PROGRAM), json.dumps(words)],
-                env=environ,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for environ in environs
-        ]
+        self.processes = start([str(PROGRAMS / "meet.py"), json.dumps(words)], environs)
 
     def results(self) -> list[dict[str, Any]]:
         found = []
         for process in self.processes:
-            out, err = process.communicate(timeout=120)
-            assert out.strip(), err
-            found.append(json.loads(out.splitlines()[-1]))
+            said, _ = process.communicate(timeout=120)
+            lines = [line for line in said.splitlines() if line.startswith("{")]
+            assert lines, said
+            found.append(json.loads(lines[-1]))
         return found
 
 

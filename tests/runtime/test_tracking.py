@@ -11,6 +11,7 @@ import pytest
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.rundir import RunDir
 from hpcaccel.runtime.names import LoggerType
+from hpcaccel.runtime.ranks.states import AcceleratorState
 from hpcaccel.runtime.tracking import catalog
 from hpcaccel.runtime.tracking.hub import Tracking
 from hpcaccel.runtime.training.metrics import MetricsWriter
@@ -252,6 +253,7 @@ def test_methods_for_the_main_process_only(monkeypatch: pytest.MonkeyPatch) -> N
         def say(self) -> str:
             return "said"
 
+    AcceleratorState._reset_state(reset_partial_state=True)  # of whichever test was here before
     tracker = Loud()
     assert tracker.say() == "said"
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "1"}.items():

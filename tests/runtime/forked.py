@@ -1,0 +1,153 @@
+"""Processes that need not import torch, because they are forked from one that has: see ``template.py``.
+
+Each process of pytest has templates of its own, which it starts when it first wants something of them, and which end
+with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+TEMPLATE = Path(__file__).parent / "template.py"
+DIFFERENT = 2
+NUMBER_BYTES = 4
+READ_AT_START = (
+    "PYTHON",
+    "TORCH_",
+    "TORCHDYNAMO_",
+    "PYTORCH_",
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "LD_",
+    "MALLOC_",
+    "LC_",
+    "LANG",
+)
+"""What begins like this is read before a program's first line, and not again: by Python, the C library, torch."""
+
+
+class Forked:
+    """A program that runs now; as ``subprocess.Popen``, with its output and its errors as one text in a pipe."""
+
+    returncode: int | None = None
+
+    def __init__(
+        self, template: Template, command: Sequence[str], *, env: Mapping[str, str], blocked: Iterable[int]
+    ) -> None:
+        self.args = [sys.executable, *command]
+        self._output, output = os.pipe()
+        self._report, report = os.pipe()
+        self._said = b""
+        try:
+            template.ask(
+                {
+                    "program": command[0],
+                    "arguments": list(command[1:]),
+                    "environment": dict(env),
+                    "folder": os.getcwd(),
+                    "blocked": list(blocked),
+                },
+                [output, report],
+            )
+        finally:
+            os.close(output)
+            os.close(report)
+        self.pid = self._number()
+
+    def _number(self) -> int:
+        """What the template says next: the process, then its exit code."""
+        said = os.read(self._report, NUMBER_BYTES)
+        assert said, "the template has ended"
+        return int.from_bytes(said, sys.byteorder, signed=True)
+
+    def poll(self) -> int | None:
+        if self.returncode is None and select.select([self._report], [], [], 0)[0]:
+            self.returncode = self._number()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None and not select.select([self._report], [], [], timeout)[0]:
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(self.args, timeout, self._said)
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            if not select.select([self._output], [], [], left)[0]:
+                assert timeout is not None
+                raise subprocess.TimeoutExpired(self.args, timeout, self._said)
+            found = os.read(self._output, 1 << 16)
+            if not found:
+                break
+            self._said += found
+        self.wait(None if end is None else max(0.0, end - time.monotonic()))
+        return self._said.decode(), None
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __del__(self) -> None:
+        for file in (self._output, self._report):
+            os.close(file)
+
+
+class Template:
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.env = env
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, str(TEMPLATE), str(theirs.fileno())],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        atexit.register(self._end)
+
+    def ask(self, request: Mapping[str, object], files: Sequence[int]) -> None:
+        socket.send_fds(self._requests, [json.dumps(request).encode()], files)
+
+    def _end(self) -> None:
+        self._requests.close()
+        self._process.wait()
+
+
+_templates: list[Template] = []
+
+
+def templates(environs: Sequence[Mapping[str, str]]) -> list[Template]:
+    """The one for each of these processes to be, or none at all where they need a Python of their own.
+
+    They take turns, so that what Python has in its sets is not in the same order on neighbours.
+    """
+    while len(_templates) < min(len(environs), DIFFERENT):
+        _templates.append(Template({**os.environ, **_read_at_start(environs[0])}))
+    found = [_templates[number % DIFFERENT] for number in range(len(environs))]
+    can = all(_read_at_start(one.env) == _read_at_start(env) for one, env in zip(found, environs, strict=True))
+    return found if can else []
+
+
+def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(READ_AT_START)}

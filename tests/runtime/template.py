@@ -1,0 +1,123 @@
+"""A process that has imported torch and waits to be forked: ``python template.py FD``, started by ``forked.py``.
+
+For each request that comes through the socket FD it forks a child, which becomes the program asked for: with the
+environment, the session, the ``__main__`` and the end of a Python that was started for it.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+import time
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+LARGEST_REQUEST = 1 << 17
+WHAT_RANKS_IMPORT = (
+    "numpy",
+    "torch._dynamo",  # which the first step of an optimizer imports
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.debug",  # which a DTensor's first operation imports
+    "torch.distributed.tensor.parallel",
+)
+"""Of hpcaccel nothing: it is quickly imported, and is to meet each program's environment."""
+
+
+def serve(requests: socket.socket) -> dict[str, Any] | None:
+    """In a child that was forked: what it is to become. In the template itself, when nobody asks any more: None."""
+    children, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a signal that is ignored wakes nobody up
+    reports: dict[int, int] = {}  # where somebody waits for the end of which child
+    while True:
+        ready, _, _ = select.select([requests, children], [], [])
+        if children in ready:
+            os.read(children, 4096)
+            _report_ends(reports)
+        if requests in ready:
+            message, files, _, _ = socket.recv_fds(requests, LARGEST_REQUEST, 2)
+            if not message:
+                break
+            output, report = files
+            child = os.fork()
+            if child == 0:
+                _leave(requests, output)
+                return dict(json.loads(message))
+            os.close(output)
+            os.write(report, _number(child))
+            reports[child] = report
+    for child in reports:
+        os.kill(child, signal.SIGKILL)
+    return None
+
+
+def _report_ends(reports: dict[int, int]) -> None:
+    for child, report in list(reports.items()):
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid == 0:
+            continue
+        try:
+            os.write(report, _number(os.waitstatus_to_exitcode(status)))
+        except BrokenPipeError:
+            pass  # nobody wants to know any more
+        os.close(report)
+        del reports[child]
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(4, sys.byteorder, signed=True)
+
+
+def _leave(requests: socket.socket, output: int) -> None:
+    """What is the template's, and not the child's."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    requests.detach()
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+
+
+def become(program: str, *, arguments: list[str], environment: dict[str, str], folder: str, blocked: list[int]) -> None:
+    """Run the program as ``python PROGRAM ARGUMENT ...`` does; what it raises, and its end, are the interpreter's."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    time.tzset()
+    tempfile.tempdir = None
+    sys.modules["numpy"].random.seed()  # Python's own generator does so by itself
+    sys.argv = [program, *arguments]
+    sys.path[0] = os.path.dirname(os.path.realpath(program))
+    main = ModuleType("__main__")
+    main.__dict__.update(__file__=program, __loader__=SourceFileLoader("__main__", program), __builtins__=__builtins__)
+    sys.modules["__main__"] = main
+    exec(compile(Path(program).read_bytes(), program, "exec", dont_inherit=True), main.__dict__)
+
+
+def main() -> None:
+    for name in WHAT_RANKS_IMPORT:
+        importlib.import_module(name)
+    threads = os.listdir("/proc/self/task")
+    assert len(threads) == 1, "a process with threads must not be forked"
+    gc.collect()
+    gc.freeze()  # or each child's last collection would go through, and copy, all that torch has made
+    wanted = serve(socket.socket(fileno=int(sys.argv[1])))
+    if wanted is not None:
+        become(**wanted)
+
+
+if __name__ == "__main__":
+    main()
