@@ -71,6 +71,7 @@ def words(value: Any) -> list[str]:
 
 
 READERS: dict[str, Callable[[str], Any]] = {
+    "sacct-het.txt": lambda version: output.accounting_entries(recorded(version, "sacct-het.txt")),
     "sacct.txt": lambda version: output.accounting_entries(sacct(version)),
     "sacctmgr-assoc.txt": lambda version: asked(version, "sacctmgr-assoc.txt").association_table("ann"),
     "sacctmgr-qos.txt": lambda version: asked(version, "sacctmgr-qos.txt").qos_table(),
@@ -83,12 +84,14 @@ READERS: dict[str, Callable[[str], Any]] = {
     "scontrol-show-job-dependency.txt": lambda version: output.jobs(
         recorded(version, "scontrol-show-job-dependency.txt")
     ),
+    "scontrol-show-job-het.txt": lambda version: output.jobs(recorded(version, "scontrol-show-job-het.txt")),
     "scontrol-show-job-running.txt": lambda version: output.jobs(recorded(version, "scontrol-show-job-running.txt")),
     "scontrol-show-job.txt": lambda version: output.jobs(recorded(version, "scontrol-show-job.txt")),
     "scontrol-show-node.txt": lambda version: asked(version, "scontrol-show-node.txt").node_records(),
     "scontrol-show-partition.txt": lambda version: asked(version, "scontrol-show-partition.txt").partition_records(),
     "sinfo-N.txt": sinfo,
     "sinfo.json": lambda version: json.loads(recorded(version, "sinfo.json")),
+    "squeue-het.txt": lambda version: output.queue_entries(recorded(version, "squeue-het.txt")),
     "squeue.json": lambda version: json.loads(recorded(version, "squeue.json"))["jobs"],
     "squeue.txt": lambda version: output.queue_entries(squeue(version)),
     "version.txt": lambda version: asked(version, "version.txt").version(),
