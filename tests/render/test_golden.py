@@ -92,7 +92,7 @@ def test_components() -> None:
         slurm=slurm, environment={"secrets": ["WANDB_API_KEY"]}, components={"data": data, "environment": env}
     )
     profile = ClusterProfile(name="alps", exclude=["n07"])
-    text = render(spec, run_dir=RUN, python=PYTHON, header=HEADER, profile=profile)
+    text = render(spec, run_dir=RUN, python=PYTHON, header=HEADER, profile=profile, workdir="/home/ann/gpt")
     golden("components.sbatch", text)
 
 

@@ -232,8 +232,10 @@ def _close(connection: Any) -> None:
         sock = None if transport is None else transport.sock
         one.client.close()
         if isinstance(sock, ProxyCommand):
-            sock.process.kill()
-            transport.join(CONNECT_SECONDS)  # its thread ends the process once more: reaped, that would be another one
+            # Its thread ends the process once more: reaped, which Popen.kill() may do, it would be none, or another one.
+            if sock.process.returncode is None:
+                os.kill(sock.process.pid, signal.SIGKILL)
+            transport.join(CONNECT_SECONDS)
             with sock.process:
                 pass  # paramiko leaves pipes and process to chance
 
