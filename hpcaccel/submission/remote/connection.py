@@ -232,7 +232,7 @@ def _close(connection: Any) -> None:
         sock = None if transport is None else transport.sock
         one.client.close()
         if isinstance(sock, ProxyCommand):
-            # Its thread ends the process once more: reaped, which Popen.kill() may do, it would be none, or another one.
+            # Its thread ends the process once more: if Popen.kill() had reaped it, that would be none, or another one.
             if sock.process.returncode is None:
                 os.kill(sock.process.pid, signal.SIGKILL)
             transport.join(CONNECT_SECONDS)
