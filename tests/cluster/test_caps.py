@@ -29,6 +29,7 @@ def test_two_failures_without_a_new_checkpoint(scenario: Scenario, restarts: int
     assert "ValueError: this one always fails" in status["detail"]
 
 
+@pytest.mark.chaos
 def test_two_time_limits_without_a_new_checkpoint(scenario: Scenario) -> None:
     scenario.plain(
         "--wait", runtime={"stop": "signals"}, slurm={"time": 1}, resilience={"warning_seconds": 20}
