@@ -19,7 +19,14 @@ from typing import NoReturn, Protocol
 from hpcaccel.errors import RankEnvironmentError, SlurmCommandError
 from hpcaccel.node.classify_logs import LONGEST, read_tail
 from hpcaccel.node.launch import Component, Launch, read_launch
-from hpcaccel.node.launcher import STEP_WAIT_SECONDS, dying_with_us, rank_command
+from hpcaccel.node.launcher import (
+    STEP_WAIT_SECONDS,
+    dying_with_us,
+    rank_command,
+    send_to_groups,
+    shell_code,
+    start_here,
+)
 from hpcaccel.node.rank import become, enter, program, python_path
 from hpcaccel.rundir import RunDir, read_json, write_json
 from hpcaccel.slurm import hostlist
@@ -138,7 +145,7 @@ class _Step:
 
     def failed(self) -> int | None:
         code = self._srun.poll()
-        return _shell_code(code) if code else None
+        return shell_code(code) if code else None
 
     def running(self) -> bool:
         return self._srun.poll() is None
@@ -166,39 +173,21 @@ class _LocalProcesses:
         self._processes = []
         for number in range(component.nodes * component.processes_per_node):
             wrapped = rank_command(run, launch, {**env, "HPCACCEL_COMPONENT_PROCESS": str(number)}, "component")
-            with (run.attempt(attempt) / f"{component.name}-{number}.log").open("ab") as output:
-                self._processes.append(
-                    subprocess.Popen(
-                        wrapped.command,
-                        env=wrapped.env,
-                        cwd=launch.workdir,
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                        preexec_fn=dying_with_us(),
-                        start_new_session=True,
-                    )
-                )
+            log = run.attempt(attempt) / f"{component.name}-{number}.log"
+            self._processes.append(start_here(wrapped, workdir=launch.workdir, log=log))
 
     def failed(self) -> int | None:
         codes = [process.poll() for process in self._processes]
-        return next((_shell_code(code) for code in codes if code), None)
+        return next((shell_code(code) for code in codes if code), None)
 
     def running(self) -> bool:
         return any(process.poll() is None for process in self._processes)
 
     def end(self) -> None:
-        self._send(signal.SIGINT)
+        send_to_groups(self._processes, signal.SIGINT)
 
     def kill(self) -> None:
-        self._send(signal.SIGKILL)
-
-    def _send(self, number: signal.Signals) -> None:
-        for process in self._processes:
-            try:
-                os.killpg(process.pid, number)
-            except ProcessLookupError:
-                pass
+        send_to_groups(self._processes, signal.SIGKILL)
 
 
 def become_component(run: RunDir) -> NoReturn:
@@ -230,7 +219,3 @@ def become_component(run: RunDir) -> NoReturn:
 
 def _step_file(run: RunDir, attempt: int, name: str) -> Path:
     return run.attempt(attempt) / f"{name}.step.json"
-
-
-def _shell_code(code: int) -> int:
-    return 128 - code if code < 0 else code

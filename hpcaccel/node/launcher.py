@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -31,7 +31,10 @@ __all__ = [
     "free_port",
     "rank_command",
     "run_on_each_node",
+    "send_to_groups",
     "share_gpus",
+    "shell_code",
+    "start_here",
     "start_ranks",
 ]
 
@@ -128,7 +131,7 @@ def start_ranks(
 
         wrapped = rank_command(run, launch, environment)
         number = signal.SIGUSR2 if launch.cooperative else signal.SIGTERM
-        return LocalAgent(run, wrapped.command, attempt=attempt, env=wrapped.env, workdir=launch.workdir, number=number)
+        return LocalAgent(run, wrapped, attempt=attempt, workdir=launch.workdir, number=number)
     if launch.local:
         return LocalRanks(run, launch, attempt=attempt, env=environment)
     if agents and (cpus := environment.get("SRUN_CPUS_PER_TASK", "")).isdecimal():
@@ -246,7 +249,7 @@ class SrunRanks:
 
     def poll(self) -> int | None:
         code = self._srun.poll()
-        return None if code is None else _shell_code(code)
+        return None if code is None else shell_code(code)
 
     def ask(self) -> None:
         if self._cooperative:
@@ -309,23 +312,13 @@ class LocalRanks:
             "LOCAL_WORLD_SIZE": str(launch.ranks),
             "GROUP_RANK": "0",
         }
-        log: Path = run.rank_log(attempt, rank)
-        wrapped = rank_command(run, launch, environment)
-        with log.open("ab") as output:
-            return subprocess.Popen(
-                wrapped.command,
-                env=wrapped.env,
-                cwd=launch.workdir,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                preexec_fn=dying_with_us(),
-                start_new_session=True,
-            )
+        return start_here(
+            rank_command(run, launch, environment), workdir=launch.workdir, log=run.rank_log(attempt, rank)
+        )
 
     def poll(self) -> int | None:
         codes = [rank.poll() for rank in self._ranks]
-        failures = [_shell_code(code) for code in codes if code]
+        failures = [shell_code(code) for code in codes if code]
         if failures and self._first_failure is None:
             self._first_failure = (time.monotonic(), failures[0])
             self._send(signal.SIGTERM)
@@ -355,12 +348,33 @@ class LocalRanks:
 
     def _send_group(self, number: signal.Signals) -> None:
         """To whatever a rank started and left behind, too (data-loader workers)."""
-        for rank in self._ranks:
-            try:
-                os.killpg(rank.pid, number)
-            except ProcessLookupError:
-                pass
+        send_to_groups(self._ranks, number)
 
 
-def _shell_code(code: int) -> int:
+def start_here(wrapped: Wrapped, *, workdir: str, log: Path) -> subprocess.Popen[bytes]:
+    """A process on this machine, in a group of its own, which ends with this one."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            wrapped.command,
+            env=wrapped.env,
+            cwd=workdir,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=dying_with_us(),
+            start_new_session=True,
+        )
+
+
+def send_to_groups(leaders: Iterable[subprocess.Popen[bytes]], number: signal.Signals) -> None:
+    """A signal to each process and to what it has started, even where it has ended itself."""
+    for leader in leaders:
+        try:
+            os.killpg(leader.pid, number)
+        except ProcessLookupError:
+            pass
+
+
+def shell_code(code: int) -> int:
+    """Popen's exit code as a shell has it: 128 + n for signal n."""
     return 128 - code if code < 0 else code

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from hpcaccel.node.launcher import dying_with_us
+from hpcaccel.node.container import Wrapped
+from hpcaccel.node.launcher import shell_code, start_here
 from hpcaccel.rundir import RunDir
 
 __all__ = ["LocalAgent"]
@@ -17,28 +17,9 @@ __all__ = ["LocalAgent"]
 class LocalAgent:
     """One torchrun with all ranks, on the local backend. As Slurm does, it signals every process below."""
 
-    def __init__(
-        self,
-        run: RunDir,
-        command: Sequence[str],
-        *,
-        attempt: int,
-        env: Mapping[str, str],
-        workdir: str,
-        number: signal.Signals,
-    ) -> None:
+    def __init__(self, run: RunDir, wrapped: Wrapped, *, attempt: int, workdir: str, number: signal.Signals) -> None:
         self._signal = number
-        with run.rank_log(attempt, 0).open("ab") as output:
-            self._agent = subprocess.Popen(
-                command,
-                env=dict(env),
-                cwd=workdir,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                preexec_fn=dying_with_us(),
-                start_new_session=True,
-            )
+        self._agent = start_here(wrapped, workdir=workdir, log=run.rank_log(attempt, 0))
         self._seen: set[int] = set()
 
     def poll(self) -> int | None:
@@ -48,7 +29,7 @@ class LocalAgent:
             return None
         for pid in self._seen:  # what a rank has left behind leads a session of its own
             _send(pid, signal.SIGKILL, group=True)
-        return 128 - code if code < 0 else code
+        return shell_code(code)
 
     def ask(self) -> None:
         self._send(self._signal)

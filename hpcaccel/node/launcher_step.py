@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 
-from hpcaccel.node.launcher import dying_with_us
+from hpcaccel.node.launcher import dying_with_us, shell_code
 
 __all__ = ["BeforeRanks"]
 
@@ -33,7 +33,7 @@ class BeforeRanks:
 
     def poll(self) -> int | None:
         code = self._process.poll()
-        return 128 - code if code is not None and code < 0 else code
+        return None if code is None else shell_code(code)
 
     @property
     def said(self) -> list[str]:
