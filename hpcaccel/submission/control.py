@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Literal
 
 from hpcaccel.errors import RunDirectoryError, UserError
@@ -29,8 +30,8 @@ _ASKED_AS: ContextVar[str | None] = ContextVar("_ASKED_AS", default=None)
 
 @contextmanager
 def asked_as(name: str | None) -> Iterator[None]:
-    """Requests to stop within the block bear ``name``: who repeats one, since nobody told him what became of it, asks
-    for nothing new, even if the run has come back meanwhile.
+    """Requests to stop or cancel within the block bear ``name``. Whoever repeats one whose answer was lost asks for
+    nothing new, even if the run has come back meanwhile.
     """
     token = _ASKED_AS.set(name)
     try:
@@ -52,11 +53,9 @@ def request_stop(run: RunDir, *, then: Then, slurm: Slurm | None = None) -> None
     """
     slurm = slurm or Slurm()
     now = status(run, slurm)
-    everything = [run.task(index) for index in range(len(now.tasks))] or [run]
-    left = {one.path: _left(one) for one in _asked(run, everything)}
+    left, active = _to_ask(run, now)
     if not any(left.values()):
         _refuse_stop(run, now, then)
-    active = [one for one in _active(run, now) if left.get(one.path, left.get(run.path)) != "honoured"]
     for one in _asked(run, active):
         if left[one.path] is None:
             _write(one, reason="stop", then=then)
@@ -92,11 +91,12 @@ def request_cancel(run: RunDir, *, slurm: Slurm | None = None) -> None:
     """
     slurm = slurm or Slurm()
     now = status(run, slurm)
-    if now.ended:
+    left, active = _to_ask(run, now)
+    if now.ended and not any(left.values()):
         raise UserError(f"run {now.run_id} is {now.state}: there is nothing to cancel")
-    active = _active(run, now)
     for one in _asked(run, active):
-        _write(one, reason="cancelled", then="cancel")
+        if left[one.path] is None:
+            _write(one, reason="cancelled", then="cancel")
     if read_record(run).backend == "local":
         for one in active:
             local.terminate(one)
@@ -104,6 +104,14 @@ def request_cancel(run: RunDir, *, slurm: Slurm | None = None) -> None:
     cancel_waiting(slurm, _waiting(active))  # first, so that none of them takes over
     for job_id in _job_ids(active, whole=run):
         slurm.cancel(job_id)
+
+
+def _to_ask(run: RunDir, now: RunStatus) -> tuple[dict[Path, Literal["open", "honoured"] | None], list[RunDir]]:
+    """What an earlier try of this very request has left, by the folders that get it, and the parts of the run that have
+    not honoured it."""
+    everything = [run.task(index) for index in range(len(now.tasks))] or [run]
+    left = {one.path: _left(one) for one in _asked(run, everything)}
+    return left, [one for one in _active(run, now) if left.get(one.path, left.get(run.path)) != "honoured"]
 
 
 def _active(run: RunDir, now: RunStatus) -> list[RunDir]:

@@ -173,6 +173,21 @@ def test_a_pause_that_was_killed_before_it_left_the_queue_leaves_it(
     assert (project.slurm.cancelled, wishes(run)) == ([run.job_id], ["pause"])
 
 
+def test_a_cancel_that_is_repeated_leaves_what_was_resumed_meanwhile(project: Project, run: Run) -> None:
+    for _ in range(2):
+        with asked_as("abcd"):
+            run.cancel()
+    assert (wishes(run), project.slurm.cancelled) == (["cancel"], [run.job_id, run.job_id]), "not yet known to be done"
+    project.slurm.move(run.job_id, JobState.CANCELLED)
+    run.resume()
+    with asked_as("abcd"):
+        run.cancel()
+    assert (wishes(run), len(project.slurm.cancelled)) == ([], 2)
+    with asked_as("other"):
+        run.cancel()
+    assert wishes(run) == ["cancel"]
+
+
 # -- going on -------------------------------------------------------------------------------------------------------
 
 
