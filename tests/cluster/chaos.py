@@ -204,7 +204,9 @@ def stop(chaos: Chaos) -> str:
 
 
 def requeue_by_hand(chaos: Chaos) -> str:
+    ends = len(chaos.run.lines("end"))
     chaos.cluster.run("scontrol", "requeue", chaos.run.job_id, check=False)  # it may have ended a moment ago
+    chaos.wait_for_end(ends)  # until then the ranks go on for a while, and a stop would be refused
     return "scontrol requeue"
 
 
