@@ -27,10 +27,12 @@ class Logs:
     """
 
     def __init__(self, run: RunDir, *, rank: str = "0", attempt: int | None = None) -> None:
-        self._component = rank if rank in _components(run) else None
-        if rank not in ("all", "supervisor", "batch", self._component) and not rank.isdecimal():
-            names = ["'all'", "'supervisor'", "'batch'", *(f"{name!r}" for name in _components(run))]
-            raise UserError(f"--rank {rank!r} is no rank: a number, {', '.join(names[:-1])} or {names[-1]}")
+        components = _components(run)
+        self._component = rank if rank in components else None
+        words = ["all", "supervisor", "batch", *components]
+        if rank not in words and not rank.isdecimal():
+            *names, last = map(repr, words)
+            raise UserError(f"--rank {rank!r} is no rank: a number, {', '.join(names)} or {last}")
         self.run = run
         self.rank = rank
         self.attempt = attempt
