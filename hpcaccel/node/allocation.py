@@ -119,7 +119,7 @@ class SlurmAllocation:
         self.restart_count = int(env.get("SLURM_RESTART_COUNT", "0"))
         self.nodes = hostlist.expand(env.get("SLURM_JOB_NODELIST", ""))
         # What is said of a heterogeneous job's own number holds for all of its components; the ranks are the first.
-        self._part = "+0" if "SLURM_HET_SIZE" in env and not array else ""
+        self._part = "+0" if "SLURM_HET_SIZE" in env else ""
         self._slurm = slurm or Slurm()
         self._avoid: tuple[Sequence[str], Sequence[str]] = ((), ())
 
@@ -227,11 +227,10 @@ class SlurmAllocation:
         for delay in (0.5, 1, 2, 0) if nodes or before else ():
             try:
                 job = self._slurm.job(job_id)
-                part = self._part if job_id == self.job_id else ""
                 known = set(hostlist.expand(job.excluded_nodes)) if job is not None else set()
                 wanted = known.difference(before).union(nodes)
                 if wanted != known:
-                    self._slurm.exclude(f"{job_id}{part}", sorted(wanted))
+                    self._slurm.exclude(f"{job_id}{self._part}", sorted(wanted))
                 return
             except (ClusterError, SlurmCommandError) as error:
                 problem = str(error)
