@@ -10,13 +10,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-from hpcaccel.errors import RankEnvironmentError, SlurmCommandError
+from hpcaccel.errors import RankEnvironmentError
 from hpcaccel.node.classify_logs import LONGEST, read_tail
 from hpcaccel.node.launch import Component, Launch, read_launch
 from hpcaccel.node.launcher import (
@@ -25,12 +24,12 @@ from hpcaccel.node.launcher import (
     rank_command,
     send_to_groups,
     shell_code,
+    signal_step,
     start_here,
 )
 from hpcaccel.node.rank import become, enter, program, python_path
-from hpcaccel.rundir import RunDir, read_json, write_json
+from hpcaccel.rundir import RunDir, write_json
 from hpcaccel.slurm import hostlist
-from hpcaccel.slurm.commands import Slurm
 
 __all__ = ["Components", "become_component", "component_nodes"]
 
@@ -151,13 +150,8 @@ class _Step:
         return self._srun.poll() is None
 
     def end(self) -> None:
-        step = read_json(self._step_file)
-        try:
-            if step is not None and Slurm().signal_step(step["job_id"], step["step_id"], "INT"):
-                return
-        except SlurmCommandError as error:
-            print(f"hpcaccel: {error}; ending a component through srun", file=sys.stderr, flush=True)
-        self._srun.terminate()
+        if not signal_step(self._step_file, "INT", without="ending a component through srun"):
+            self._srun.terminate()
 
     def kill(self) -> None:
         if self.running():

@@ -34,6 +34,7 @@ __all__ = [
     "send_to_groups",
     "share_gpus",
     "shell_code",
+    "signal_step",
     "start_here",
     "start_ranks",
 ]
@@ -265,32 +266,34 @@ class SrunRanks:
             self._srun.kill()
 
     def dump(self) -> None:
-        self._signal_gently("URG")
+        signal_step(self._step_file, "URG", without="some stacks will be missing")
 
     def wake(self) -> None:
-        self._signal_gently("CONT")
-
-    def _signal_gently(self, name: str) -> None:
-        """A signal that nobody needs who has not come so far."""
-        step = read_json(self._step_file)
-        if step is None:
-            return
-        try:
-            Slurm().signal_step(step["job_id"], step["step_id"], name)
-        except SlurmCommandError as error:
-            print(f"hpcaccel: {error}; some stacks will be missing", file=sys.stderr, flush=True)
+        signal_step(self._step_file, "CONT", without="some stacks will be missing")
 
     def _signal_step(self, name: str) -> None:
-        step = read_json(self._step_file)
-        if step is None:
-            # no rank has started yet: srun itself is all there is, and SIGTERM makes it give up the step
+        if signal_step(self._step_file, name, without="ending the step through srun") is None:
+            # Where no rank has started yet srun itself is all there is, and SIGTERM makes it give up the step.
             self._srun.terminate()
-            return
-        try:
-            Slurm().signal_step(step["job_id"], step["step_id"], name)
-        except SlurmCommandError as error:
-            print(f"hpcaccel: {error}; ending the step through srun", file=sys.stderr, flush=True)
-            self._srun.terminate()
+
+
+def signal_step(step_file: Path, name: str, *, without: str) -> bool | None:
+    """Send a signal to all processes of the step that its first one has described in ``step_file``.
+
+    Args:
+        without: what follows where Slurm does not answer, in words for the log.
+
+    Returns:
+        None where it was not sent, since nothing has started yet or Slurm did not answer; False: the step is over.
+    """
+    step = read_json(step_file)
+    if step is None:
+        return None
+    try:
+        return Slurm().signal_step(step["job_id"], step["step_id"], name)
+    except SlurmCommandError as error:
+        print(f"hpcaccel: {error}; {without}", file=sys.stderr, flush=True)
+        return None
 
 
 class LocalRanks:
