@@ -43,6 +43,8 @@ class Situation:
     """Being taken down, and the scheduler starts it again by itself, or the next job of its chain."""
     taken_for: Reason | None = None
     """Why it is taken down, where that is nobody's wish: ``preempted``, ``time_limit``, or ``lost`` with its nodes."""
+    requeueable: bool = False
+    """Being taken down, and ``scontrol requeue`` may still bring it back: no wish of anybody's is undone by that."""
     failed_nodes: tuple[str, ...] = ()
     """Why it is taken down, where nodes of its own failed."""
     submit_time: float | None = None
@@ -135,12 +137,15 @@ class SlurmAllocation:
             # While it takes a job down to requeue it, Slurm has already counted the new start; a cancelled job
             # looks the same but for this (seen on 22.05, where PreemptTime is gone by then).
             comes_back = job.restarts > self.restart_count
+            taken_for = None if job.state.is_running or comes_back else self._taken_for(job)
             return Situation(
                 # Started again while this one still runs, on a node that Slurm believes dead: this one is over.
                 running=job.state.is_running and not comes_back,
-                preempted=job.preempt_time is not None,
+                preempted=_is_preempted(job),
                 comes_back=comes_back,
-                taken_for=None if job.state.is_running or comes_back else self._taken_for(job),
+                taken_for=taken_for,
+                # Slurm refuses a cancel from here on, and has named the limit as its own reason (tried on 22.05).
+                requeueable=taken_for == "time_limit" and job.reason == "TimeLimit",
                 failed_nodes=self._failed_nodes() if comes_back else (),
                 submit_time=job.submit_time,
                 start_time=job.start_time,
@@ -242,10 +247,10 @@ class SlurmAllocation:
         problem = "Slurm's controller does not answer"
         for delay in REQUEUE_DELAYS_SECONDS:
             situation = self.situation()
-            if situation.known and not situation.running:
+            if situation.known and not situation.running and not situation.requeueable:
                 # `scontrol requeue` would answer 0 in this state and bring a cancelled job back.
                 return "" if situation.comes_back else TAKEN_DOWN
-            if situation.known and signal.SIGTERM not in signal.sigpending():
+            if situation.known and (situation.requeueable or signal.SIGTERM not in signal.sigpending()):
                 try:
                     if not self._slurm.requeue(self.job_id):
                         return ""
@@ -264,6 +269,11 @@ class SlurmAllocation:
                     problem = "Slurm took the requeue but did not end this job within 60 seconds"
             time.sleep(delay)
         return problem
+
+
+def _is_preempted(job: JobInfo) -> bool:
+    """Whether Slurm has chosen this start of the job for preemption, not an earlier one."""
+    return job.preempt_time is not None and job.preempt_time >= (job.start_time or 0.0)
 
 
 class LocalAllocation:

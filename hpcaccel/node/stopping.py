@@ -81,6 +81,8 @@ class Stopping:
         self._kill_at: float | None = None
         self._killed_at: float | None = None
         """When the scheduler, which has begun to take the job down, kills what is left."""
+        self._must_requeue = False
+        """Whether the job, which is being taken down, comes back only if it is requeued before it is killed."""
         self._pace: Pace | None = None
         self._looked_at_pace = 0.0
 
@@ -121,6 +123,7 @@ class Stopping:
         situation = self._inquiry.ask()
         if not situation.running and situation.known and allocation.kill_wait_seconds is not None:
             self._killed_at = heard + allocation.kill_wait_seconds
+            self._must_requeue = situation.requeueable
         if situation.running or not situation.known:
             self._ask(ranks, "preempted" if situation.preempted else "stop")
         elif situation.comes_back or situation.taken_for:
@@ -228,5 +231,7 @@ class Stopping:
         timeout = float(self._launch.resilience.stop_timeout_seconds)
         if reason == "pruned" and then == "finish":
             return min(timeout, PRUNED_SECONDS)
-        left = None if self._killed_at else self._left(reason)  # then nobody needs time to requeue
+        left = self._left(reason)
+        if self._killed_at is not None:
+            left = self._killed_at - time.time() if self._must_requeue else None  # else nobody needs time to requeue
         return patience_seconds(self._pace, stop_timeout_seconds=timeout, left_seconds=left)

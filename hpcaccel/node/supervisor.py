@@ -290,6 +290,7 @@ class Supervisor:
                 failure=failure,
                 excludable=excludable,
                 spare=spare,
+                results=self._has_results(),
             )
         )
         if verdict.decision in ("restart", "requeue"):
@@ -406,6 +407,9 @@ class Supervisor:
         self._say(f"attempt {line.attempt} ended, {what}; then: {verdict.decision}")
 
     # -- helpers --------------------------------------------------------------------------------------------------
+
+    def _has_results(self) -> bool:
+        return self.launch.callable and len(list(self.run.submitit.glob("*_result.pkl"))) >= self.launch.ranks
 
     def _forget_results(self) -> None:
         """An old result must not pass for this attempt's: submitit takes any that it finds."""

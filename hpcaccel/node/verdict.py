@@ -34,6 +34,8 @@ class Seen:
     """Those nodes to blame that the run can do without from here on."""
     spare: bool = False
     """Without them, the allocation still has nodes enough."""
+    results: bool = False
+    """Every rank of a Python function has left the function's result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,8 @@ def judge(seen: Seen) -> Verdict:
         if seen.situation.comes_back:
             reason = seen.situation.taken_for or "preempted"
             return Verdict(reason=reason, decision=decision, by_scheduler=True, detail=_saved(seen))
+        if seen.situation.requeueable and seen.situation.taken_for is not None:
+            return _continue(seen, seen.situation.taken_for)
         if seen.situation.taken_for is not None:
             detail = f"{_saved(seen)}; Slurm does not bring this job back (with resilience.chain others follow it)"
             return Verdict(reason=seen.situation.taken_for, decision="pause", detail=detail)
@@ -92,11 +96,23 @@ def judge(seen: Seen) -> Verdict:
 
 def _completed(seen: Seen) -> bool:
     if seen.outcome is None:
-        # A program without the runtime that ends well under a stop has stopped, not finished. And srun ends with 0 when
-        # it has lost its nodes, where the ranks may even live on.
-        whole = not seen.situation.comes_back
-        return seen.exit_code == 0 and whole and (seen.stop is None or seen.stop.then == "finish")
+        return seen.exit_code == 0 and (seen.results or not _told_to_leave(seen))
     return not seen.outcome.resume and (seen.exit_code == 0 or seen.exit_code > 128)
+
+
+def _told_to_leave(seen: Seen) -> bool:
+    """Whether exit code 0 may be that of a program which saved and left because it got SIGTERM.
+
+    Slurm signals the ranks by itself in a preemption with grace time, and when it takes the job down. If the program
+    had really finished, its next start finds nothing left to do. srun also ends with 0 when it has lost its nodes,
+    where the ranks may even live on.
+    """
+    now = seen.situation
+    if now.comes_back or seen.cancel_asked:
+        return True
+    if seen.stop is not None:
+        return seen.stop.then != "finish"
+    return now.preempted or (now.known and not now.running)
 
 
 def _continue(seen: Seen, reason: Reason) -> Verdict:
@@ -109,6 +125,8 @@ def _continue(seen: Seen, reason: Reason) -> Verdict:
 
 
 def _saved(seen: Seen) -> str:
+    if seen.outcome is None and seen.exit_code == 0:
+        return "the program left with exit code 0, which does not say that it has finished"
     if seen.outcome is None:
         return "the ranks left without a word; the last checkpoint counts"
     if seen.outcome.checkpoint is None:

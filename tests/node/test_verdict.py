@@ -18,6 +18,10 @@ NO_GRACE = Situation(running=False, comes_back=True)
 NODE_FAILURE = Situation(running=False, comes_back=True, failed_nodes=("n2",))
 CANCELLED_IN_GRACE = Situation(running=False, preempted=True)
 TAKEN_DOWN = Situation(running=False)
+PREEMPTED_FOR_GOOD = Situation(running=False, taken_for="preempted")
+OUT_OF_TIME = Situation(running=False, taken_for="time_limit")
+OUT_OF_TIME_AND_REQUEUEABLE = Situation(running=False, taken_for="time_limit", requeueable=True)
+OUT_OF_TIME_IN_A_CHAIN = Situation(running=False, comes_back=True, taken_for="time_limit")
 UNKNOWN = Situation(running=False, known=False)
 
 DONE = Outcome(reason="completed", step=10)
@@ -62,6 +66,25 @@ def seen(**changes: Any) -> Seen:
         (seen(exit_code=1, failure=failed("launch")), "failed", "requeue", False),
         (seen(exit_code=1, failure=failed("launch"), can_requeue=False), "failed", "restart", False),
         (seen(exit_code=0, situation=NO_GRACE), "preempted", "requeue", True),
+        # A program without an outcome may have saved and left with 0 because Slurm told it to go.
+        (seen(exit_code=0, situation=IN_GRACE), "preempted", "requeue", False),
+        (seen(exit_code=0, situation=IN_GRACE, can_requeue=False), "preempted", "pause", False),
+        (seen(exit_code=0, situation=IN_GRACE, stop=stop("requeue", "preempted")), "preempted", "requeue", False),
+        (seen(exit_code=0, situation=IN_GRACE, stop=stop("finish")), "completed", "end", False),
+        (seen(exit_code=0, situation=IN_GRACE, cancel_asked=True), "cancelled", "end", False),
+        (seen(exit_code=0, situation=IN_GRACE, results=True), "completed", "end", False),
+        (seen(exit_code=0, situation=IN_GRACE, outcome=DONE), "completed", "end", False),
+        (seen(exit_code=0, situation=PREEMPTED_FOR_GOOD), "preempted", "pause", False),
+        (seen(exit_code=0, situation=OUT_OF_TIME), "time_limit", "pause", False),
+        (seen(exit_code=0, situation=OUT_OF_TIME_AND_REQUEUEABLE), "time_limit", "requeue", False),
+        (seen(outcome=SAVED, situation=OUT_OF_TIME_AND_REQUEUEABLE), "time_limit", "requeue", False),
+        (seen(situation=OUT_OF_TIME_AND_REQUEUEABLE, stop=stop("pause")), "time_limit", "pause", False),
+        (seen(situation=OUT_OF_TIME_AND_REQUEUEABLE, can_requeue=False), "time_limit", "pause", False),
+        (seen(situation=OUT_OF_TIME_AND_REQUEUEABLE, cancel_asked=True), "cancelled", "end", False),
+        (seen(exit_code=0, situation=OUT_OF_TIME_IN_A_CHAIN), "time_limit", "requeue", True),
+        (seen(exit_code=0, situation=TAKEN_DOWN), "cancelled", "end", False),
+        (seen(exit_code=0, situation=TAKEN_DOWN, results=True), "completed", "end", False),
+        (seen(exit_code=0, situation=UNKNOWN), "completed", "end", False),
         (seen(outcome=SAVED, stop=stop("requeue", "preempted"), situation=NODE_FAILURE), "lost", "requeue", True),
         (seen(outcome=SAVED, exit_code=143, situation=TAKEN_DOWN), "cancelled", "end", False),
         (seen(outcome=SAVED, situation=IN_GRACE, cancel_asked=True), "cancelled", "end", False),

@@ -1,0 +1,80 @@
+"""Programs that know nothing of hpcaccel, save when they get SIGTERM and leave with 0: nobody takes them for done."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .dev_cluster import Cluster, wait_until
+from .scenario import PROGRAMS, Scenario
+
+Lease = Callable[[int], list[str]]
+
+STEPS = 24
+
+
+@pytest.fixture
+def scenario(cluster: Cluster, lease: Lease, tmp_path: Path) -> Scenario:
+    return Scenario(cluster, tmp_path, nodes=lease(1))
+
+
+def entrypoint(how: str, *, seconds: float) -> dict[str, Any]:
+    words = [str(STEPS), str(seconds)]
+    if how == "trap":
+        return {"command": [str(PROGRAMS / "own.sh")], "args": words}
+    return {"script": str(PROGRAMS / "own.py"), "args": [how, *words]}
+
+
+def submit(scenario: Scenario, how: str, *, seconds: float = 0.25, **sections: Any) -> None:
+    slurm = {"nodes": 1, "gpus_per_node": 1, **sections.pop("slurm", {})}
+    wishes = {"runtime": {"stop": "signals"}, "slurm": slurm, **sections}
+    scenario.submit({"entrypoint": entrypoint(how, seconds=seconds), **wishes})
+
+
+def said(scenario: Scenario) -> list[str]:
+    """Where each attempt began and where it left."""
+    logs = [scenario.dir.rank_log(line["attempt"], 0).read_text().splitlines() for line in scenario.lines("start")]
+    return [line for log in logs for line in log if line.startswith(("from", "left at"))]
+
+
+chaos = pytest.mark.chaos
+
+
+@pytest.mark.parametrize("how", ["raise", pytest.param("flag", marks=chaos), pytest.param("trap", marks=chaos)])
+def test_a_preemption_with_grace_time(scenario: Scenario, how: str) -> None:
+    submit(scenario, how)
+    scenario.wait_for_word("from")
+    wait_until(scenario.dir.foreign_metrics(1).exists, "the first step")
+    scenario.preempt()
+    assert scenario.wait_until_over() == 0, scenario.story
+    assert scenario.ends == [("preempted", "requeue"), ("completed", "end")], scenario.story
+    first, left, second, last = said(scenario)
+    assert (first, last) == ("from 0", f"left at {STEPS}")
+    assert left.removeprefix("left at ") == second.removeprefix("from ") != "0"
+
+
+@chaos
+@pytest.mark.parametrize("how", ["raise", "flag", "trap"])
+def test_a_time_limit_that_slurm_alone_signals(scenario: Scenario, how: str) -> None:
+    submit(scenario, how, seconds=5, slurm={"time": 1}, resilience={"warning_seconds": 1})
+    scenario.wait_for_word("from")
+    # A supervisor that is held up hears nothing before its ranks have left, neither Slurm's warning nor its SIGTERM.
+    supervisor = json.loads(scenario.dir.lease.read_text())["pid"]
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        scenario.wait_for_word("left at")
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    scenario.wait_for_word("from", attempt=2)
+    scenario.cli("cancel", scenario.dir.run_id)
+    assert scenario.wait_until_over() == 130, scenario.story
+    assert scenario.ends[0] == ("time_limit", "requeue"), scenario.story
+    first, left, second = said(scenario)[:3]
+    assert first == "from 0"
+    assert left.removeprefix("left at ") == second.removeprefix("from ") != "0"

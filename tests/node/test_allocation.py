@@ -1,0 +1,54 @@
+"""What a Slurm job's own description says of how it stands, and when it may be requeued."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from hpcaccel.node.allocation import TAKEN_DOWN, SlurmAllocation
+from hpcaccel.slurm.fake import FakeSlurm
+from hpcaccel.slurm.states import JobInfo, JobState
+
+
+@pytest.fixture
+def slurm() -> FakeSlurm:
+    slurm = FakeSlurm()
+    slurm.jobs["45"] = JobInfo(
+        job_id="45", state=JobState.RUNNING, nodes="n1", start_time=1000.0, end_time=1060.0, time_limit_seconds=60
+    )
+    return slurm
+
+
+@pytest.fixture
+def allocation(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> SlurmAllocation:
+    monkeypatch.setenv("SLURM_JOB_ID", "45")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    return SlurmAllocation(slurm)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("preempt_time", "preempted"), [(None, False), (1030.0, True), (1000.0, True), (990.0, False)])
+def test_a_preemption_of_an_earlier_start_is_over(
+    slurm: FakeSlurm, allocation: SlurmAllocation, preempt_time: float | None, preempted: bool
+) -> None:
+    slurm.move("45", JobState.RUNNING, preempt_time=preempt_time)
+    assert allocation.situation().preempted is preempted
+
+
+def test_a_job_at_its_time_limit_is_requeued_while_slurm_takes_it_down(
+    slurm: FakeSlurm, allocation: SlurmAllocation
+) -> None:
+    slurm.move("45", JobState.COMPLETING, reason="TimeLimit")
+    situation = allocation.situation()
+    assert (situation.taken_for, situation.requeueable, situation.running) == ("time_limit", True, False)
+    allocation.requeue()
+    assert slurm.requeued == ["45"]
+
+
+@pytest.mark.parametrize("end_time", [1030.0, 1060.0])
+def test_a_cancelled_job_is_not(slurm: FakeSlurm, allocation: SlurmAllocation, end_time: float) -> None:
+    slurm.move("45", JobState.COMPLETING, end_time=end_time)  # past its limit too, where the site has OverTimeLimit
+    assert not allocation.situation().requeueable
+    assert allocation.requeue() == TAKEN_DOWN
+    assert not slurm.requeued
