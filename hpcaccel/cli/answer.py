@@ -202,10 +202,11 @@ def _call(request: dict[str, Any]) -> int:
     import traceback
 
     from hpcaccel.cli.main import app
+    from hpcaccel.view.columns import COLUMNS_THERE
 
     os.environ.update(request.get("env", {}))
-    if columns := request.get("columns"):
-        os.environ["COLUMNS"] = str(columns)
+    if columns := request.get("terminal_columns"):
+        os.environ[COLUMNS_THERE] = str(columns)
     try:
         app(args=request["args"], prog_name="hpcaccel")
     except SystemExit as ending:

@@ -89,7 +89,7 @@ def list_(json: Json = False) -> None:
     width = max(len(row["name"]) for row in rows)
     for row in rows:
         mark = "*" if row["default"] else " "
-        typer.echo(f"{mark} {row['name']:<{width}}  {row['where']:<24}  {row['facts']}")
+        typer.echo(f"{mark} {row['name']:<{width}}  {row['where']:<24}  {row['facts']}".rstrip())
 
 
 @app.command()

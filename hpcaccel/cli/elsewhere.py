@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from hpcaccel.cli.meant import named_there
-from hpcaccel.cli.output import print_bytes
+from hpcaccel.cli.output import print_bytes, terminal_columns
 from hpcaccel.errors import SpecError
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ def asked_there(
     return asked(
         cluster, luggage, command,
         runs_dir=None if runs_dir is None else os.fspath(runs_dir), facts=facts,
-        columns=shutil.get_terminal_size().columns,
+        columns=terminal_columns(),
     )  # fmt: skip
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from hpcaccel.cli.output import note, print_bytes
+from hpcaccel.cli.output import note, print_bytes, terminal_columns
 from hpcaccel.cli.secrets import given, may_have, refuse_here
 from hpcaccel.errors import RunNotFound, UserError
 
@@ -172,7 +171,7 @@ def _forward(cluster: RemoteCluster, args: Sequence[str], *, secrets: frozenset[
     """Args:
     secrets: names of this machine's variables that the other side may have.
     """
-    request: dict[str, Any] = {"do": "command", "args": list(args), "columns": shutil.get_terminal_size().columns}
+    request: dict[str, Any] = {"do": "command", "args": list(args), "terminal_columns": terminal_columns()}
     if args[0] in FOLLOWING:
         try:
             return int(cluster.again(lambda: cluster.converse({**request, "follows": True}, copy_frames)))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 import sys
 from typing import Any
 
 import typer
 
-__all__ = ["note", "print_bytes", "print_json", "the_machines_no"]
+__all__ = ["note", "print_bytes", "print_json", "terminal_columns", "the_machines_no"]
 
 _CAN_BE_MENDED = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
 
@@ -23,6 +24,11 @@ def print_bytes(*, out: bytes = b"", err: bytes = b"") -> None:
     for stream, text in ((sys.stderr, err), (sys.stdout, out)):
         stream.buffer.write(text)
         stream.flush()
+
+
+def terminal_columns() -> int | None:
+    """How wide the terminal is that a command prints to; None: it prints into a pipe or a file."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def note(message: str) -> None:

@@ -81,29 +81,35 @@ def _parts(text: str | None) -> list[str]:
 
 
 def _print(found: Sequence[Choice]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from hpcaccel.view.tables import console_for
+    from hpcaccel.view.columns import Cell, Column, Styled, console_for, print_table
     from hpcaccel.view.words import clean, clock_time, duration
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
     several = any(one.job for one in found)
-    titles = ("PARTITION", "NODES", "GPUS", "TIME", "STARTS", "WAITS", "NODE-HOURS", "GPU-HOURS", "BUT")
-    for title in (*(["JOB"] if several else []), *titles):
-        numeric = title in ("NODES", "GPUS", "NODE-HOURS", "GPU-HOURS")
-        table.add_column(title, justify="right" if numeric else "left", no_wrap=title != "BUT")
+    columns = (
+        *([Column(title="JOB")] if several else []),
+        Column(title="PARTITION"),
+        Column(title="NODES", right=True),
+        Column(title="GPUS", right=True, leaves=2),
+        Column(title="TIME"),
+        Column(title="STARTS", shortens=0, leaves=3),
+        Column(title="WAITS"),
+        Column(title="NODE-HOURS", right=True, leaves=1),
+        Column(title="GPU-HOURS", right=True, leaves=4),
+        Column(title="BUT", wraps=20),
+    )
+    rows: list[list[Cell | tuple[Cell, Cell]]] = []
     for one in found:
-        table.add_row(
-            *([Text(clean(one.job))] if several else []),
-            Text(clean(one.partition)),
-            Text(str(one.nodes)),
-            Text(str(one.gpus)),
-            Text("no limit" if one.time_seconds is None else duration(one.time_seconds)),
-            Text("-" if one.start_time is None else clock_time(one.start_time)),
-            Text("-" if one.waits_seconds is None else duration(one.waits_seconds)),
-            Text("-" if one.node_hours is None else f"{one.node_hours:.1f}"),
-            Text("-" if one.gpu_hours is None else f"{one.gpu_hours:.1f}"),
-            Text(clean(one.problem), style="yellow"),
-        )
-    console_for(None).print(table)
+        starts = "-" if one.start_time is None else clock_time(one.start_time)
+        rows.append([
+            *([clean(one.job)] if several else []),
+            clean(one.partition),
+            str(one.nodes),
+            str(one.gpus),
+            "no limit" if one.time_seconds is None else duration(one.time_seconds),
+            (starts, starts.partition("-")[2] or starts),
+            "-" if one.waits_seconds is None else duration(one.waits_seconds),
+            "-" if one.node_hours is None else f"{one.node_hours:.1f}",
+            "-" if one.gpu_hours is None else f"{one.gpu_hours:.1f}",
+            Styled(clean(one.problem), "yellow"),
+        ])  # fmt: skip
+    print_table(columns, rows, console=console_for(None))

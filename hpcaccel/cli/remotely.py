@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 
 from hpcaccel.cli.elsewhere import refuse_by_facts
 from hpcaccel.cli.forwarding import EXIT_INTERRUPTED, behind_ssh_run, copy_frames
-from hpcaccel.cli.output import note, print_bytes
+from hpcaccel.cli.output import note, print_bytes, terminal_columns
 from hpcaccel.errors import UserError
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def submit_there(
         handed = hand_over(
             cluster, luggage, options,
             runs_dir=None if runs_dir is None else str(runs_dir), dry_run=dry_run, facts=facts, key=key,
-            columns=shutil.get_terminal_size().columns,
+            columns=terminal_columns(),
         )  # fmt: skip
         if handed.repeated and handed.runs:
             note(

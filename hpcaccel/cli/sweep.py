@@ -115,21 +115,24 @@ def table(
 ) -> None:
     """List all trials; CSV into a file or a pipe.
 
-    State, metrics, parameters, steps, cost, worker, attempts.
+    State, metrics, parameters, steps, cost, worker, attempts. A narrow terminal has no room for all columns: state
+    and metrics are always there.
     """
-    import sys
+    from hpcaccel.sweeps.results import parameters, to_csv, to_json
+    from hpcaccel.view.columns import has_a_terminal
 
-    from hpcaccel.sweeps.results import to_csv, to_json
-
-    rows = _find(sweep).table()
+    found = _find(sweep)
+    rows = found.table()
     if json:
         typer.echo(to_json(rows), nl=False)
-    elif csv or not sys.stdout.isatty():
+    elif csv or not has_a_terminal():
         typer.echo(to_csv(rows), nl=False)
     else:
         from hpcaccel.view.sweep_tables import print_trials
 
-        print_trials(rows)
+        left_out = print_trials(rows, params=parameters(rows, found.goal))
+        if left_out:
+            note(f"note: the terminal is too narrow for {', '.join(left_out)}; --csv prints all columns")
 
 
 @_there_or_here("best")

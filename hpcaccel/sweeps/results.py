@@ -22,6 +22,7 @@ __all__ = [
     "best",
     "best_first",
     "counts",
+    "parameters",
     "pareto_front",
     "ranking",
     "rows",
@@ -133,6 +134,12 @@ def rows(
     trials = list(trials)
     paths = list(dict.fromkeys(path for trial in trials for path in trial.params))
     return [_row(trial, goal, paths, workers or {}) for trial in trials]
+
+
+def parameters(table: Sequence[Mapping[str, Any]], goal: Goal) -> list[str]:
+    """Those columns of :func:`rows` that are parameters of the search."""
+    others = OWN_COLUMNS | {_column(name) for name in goal.metrics}
+    return [title for title in (table[0] if table else ()) if title not in others]
 
 
 def to_csv(table: Sequence[Mapping[str, Any]]) -> str:

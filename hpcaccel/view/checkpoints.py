@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.table import Table
-from rich.text import Text
-
 from hpcaccel import layout
 from hpcaccel.errors import CheckpointError
 from hpcaccel.layout import sealed
 from hpcaccel.layout.contents import Contents, StoredTensor
 from hpcaccel.layout.pins import is_pinned
-from hpcaccel.view.tables import console_for, facts_table
+from hpcaccel.view.columns import Cell, Column, Styled, console_for, print_facts, print_table
 from hpcaccel.view.words import clean, clock_time, size
 
 __all__ = ["Listed", "list_checkpoints", "parts", "print_checkpoint", "print_checkpoints", "print_tensors", "put_aside"]
@@ -60,29 +57,40 @@ def _listed(path: Path, step: int | None) -> Listed:
 
 
 def print_checkpoints(found: Sequence[Listed], *, stream: TextIO | None = None) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("CHECKPOINT", "STEP", "EPOCH", "SAVED", "BECAUSE", "RANKS", "SIZE", "GUARANTEE", "STATE"):
-        table.add_column(title, justify="right" if title in ("STEP", "EPOCH", "RANKS", "SIZE") else "left")
-    for one in found:
-        said = one.manifest
-        table.add_row(
-            Text(clean(one.path.name)),
-            Text(str(one.step)),
-            Text(str(said.get("epoch", "-"))),
-            Text(clock_time(said["time"]) if "time" in said else "-"),
-            Text(clean(str(said.get("reason") or "-"))),
-            Text(str(said.get("world_size", "-"))),
-            Text(size(said["bytes"]) if "bytes" in said else "-"),
-            Text(clean(str(said.get("guarantee", "-")))),
-            _state(one),
-        )
-    console_for(stream).print(table)
+    columns = (
+        Column(title="CHECKPOINT"),
+        Column(title="STEP", right=True),
+        Column(title="EPOCH", right=True, leaves=1),
+        Column(title="SAVED", shortens=0, leaves=3),
+        Column(title="BECAUSE", leaves=2),
+        Column(title="RANKS", right=True, leaves=4),
+        Column(title="SIZE", right=True, leaves=5),
+        Column(title="GUARANTEE"),
+        Column(title="STATE"),
+    )
+    print_table(columns, map(_row, found), console=console_for(stream))
 
 
-def _state(one: Listed) -> Text:
+def _row(one: Listed) -> list[Cell | tuple[Cell, Cell]]:
+    said = one.manifest
+    saved = clock_time(said["time"]) if "time" in said else "-"
+    return [
+        clean(one.path.name),
+        str(one.step),
+        str(said.get("epoch", "-")),
+        (saved, saved.partition("-")[2] or saved),
+        clean(str(said.get("reason") or "-")),
+        str(said.get("world_size", "-")),
+        size(said["bytes"]) if "bytes" in said else "-",
+        clean(str(said.get("guarantee", "-"))),
+        _state(one),
+    ]
+
+
+def _state(one: Listed) -> Styled:
     if one.problem is not None:
-        return Text("damaged", style="bold red")
-    return Text("good, pinned" if one.pinned else "good", style="green")
+        return Styled("damaged", "bold red")
+    return Styled("good, pinned" if one.pinned else "good", "green")
 
 
 @dataclass(frozen=True)
@@ -110,10 +118,9 @@ def _part_of(key: str) -> str:
 
 
 def print_checkpoint(one: Listed, contents: Contents, *, stream: TextIO | None = None) -> None:
-    grid = facts_table((label, clean(value)) for label, value in _facts(one))
-    for part in parts(contents):
-        grid.add_row(Text(part.name, style="bold"), Text(f"{size(part.bytes)} in {part.tensors} tensors"))
-    console_for(stream).print(grid)
+    facts = [(label, clean(value)) for label, value in _facts(one)]
+    facts += [(clean(part.name), f"{size(part.bytes)} in {part.tensors} tensors") for part in parts(contents)]
+    print_facts(facts, console=console_for(stream))
 
 
 def _facts(one: Listed) -> list[tuple[str, str]]:
@@ -138,11 +145,16 @@ def _facts(one: Listed) -> list[tuple[str, str]]:
 
 
 def print_tensors(contents: Contents, *, stream: TextIO | None = None) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("TENSOR", "DTYPE", "SHAPE", "SIZE", "CHUNKS IN"):
-        table.add_column(title, justify="right" if title == "SIZE" else "left")
+    columns = (
+        Column(title="TENSOR"),
+        Column(title="DTYPE"),
+        Column(title="SHAPE"),
+        Column(title="SIZE", right=True),
+        Column(title="CHUNKS IN", wraps=16, leaves=0),
+    )
+    rows = []
     for tensor in contents.tensors.values():
         shape = "x".join(map(str, tensor.shape)) or "()"
         files = ", ".join(dict.fromkeys(chunk.file for chunk in tensor.chunks))
-        table.add_row(Text(clean(tensor.key)), Text(tensor.dtype), Text(shape), Text(size(tensor.bytes)), Text(files))
-    console_for(stream).print(table)
+        rows.append((clean(tensor.key), tensor.dtype, shape, size(tensor.bytes), files))
+    print_table(columns, rows, console=console_for(stream))

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
+from hpcaccel.view.columns import Column, Styled, console_for, print_table
 from hpcaccel.view.goodput import PARTS
 from hpcaccel.view.report import AttemptReport, Interval, Report
-from hpcaccel.view.tables import console_for
 from hpcaccel.view.words import clean, duration
 
 __all__ = ["interval_lines", "print_report"]
@@ -27,10 +27,10 @@ def print_report(one: Report, *, stream: TextIO | None = None) -> None:
     for line in _facts(one):
         console.print(Text(f"  {line}"))
     console.print()
-    console.print(_parts(one))
+    _print_parts(one, console)
     if one.tasks:
         console.print()
-        console.print(_tasks(one.tasks))
+        _print_tasks(one.tasks, console)
     for line in () if one.interval is None else interval_lines(one.interval):
         console.print(Text(line))
 
@@ -41,13 +41,18 @@ def _facts(one: Report) -> Iterator[str]:
     yield f"steps: {one.steps}, lost: {one.steps_lost}"
 
 
-def _parts(one: Report) -> Table:
+def _print_parts(one: Report, console: Console) -> None:
     newest = one.attempts[-SHOWN_ATTEMPTS:] if len(one.attempts) > 1 else []
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("PART", "", "SHARE", "TOTAL", *(f"#{attempt.attempt}" for attempt in newest), "WHAT IT IS"):
-        left = title in ("PART", "", "WHAT IT IS")
-        table.add_column(title, justify="left" if left else "right", no_wrap=title != "WHAT IT IS")
+    columns = (
+        Column(title="PART"),
+        Column(title="", leaves=0),
+        Column(title="SHARE", right=True),
+        Column(title="TOTAL", right=True),
+        *(Column(title=f"#{attempt.attempt}", right=True, leaves=2 + place) for place, attempt in enumerate(newest)),
+        Column(title="WHAT IT IS", wraps=24, leaves=1),
+    )
     counted = one.total_seconds - one.seconds["paused"]
+    rows: list[list[str | Styled]] = []
     for part, meaning in PARTS.items():
         seconds = one.seconds[part]
         if seconds <= 0:
@@ -55,28 +60,36 @@ def _parts(one: Report) -> Table:
         share = seconds / counted if part != "paused" and counted > 0 else None
         own = [_time(attempt.seconds[part]) if attempt.seconds[part] else "-" for attempt in newest]
         bar = "#" * round(BAR_WIDTH * (share or 0.0))
-        cells = (part.replace("_", " "), bar, _percent(share), _time(seconds), *own, meaning)
-        table.add_row(*map(Text, cells))
+        rows.append([part.replace("_", " "), bar, _percent(share), _time(seconds), *own, meaning])
     totals = [_time(sum(attempt.seconds.values())) for attempt in newest]
-    table.add_row(*map(Text, ("all", "", "", _time(one.total_seconds), *totals, "")), style="bold")
+    rows.append([Styled(cell, "bold") for cell in ("all", "", "", _time(one.total_seconds), *totals, "")])
     if newest:
-        table.add_row(*map(Text, ("ended", "", "", "", *map(_reason, newest), "")))
-    return table
+        rows.append(["ended", "", "", "", *map(_reason, newest), ""])
+    print_table(columns, rows, console=console)
 
 
 def _reason(attempt: AttemptReport) -> str:
     return "goes on" if attempt.reason is None else attempt.reason.replace("_", " ")
 
 
-def _tasks(tasks: Sequence[Report]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("RUN", "STATE", "ATTEMPTS", "ETTR", "GOODPUT", "STEPS", "LOST", "QUEUE", "ALL"):
-        table.add_column(title, justify="left" if title in ("RUN", "STATE") else "right")
+def _print_tasks(tasks: Sequence[Report], console: Console) -> None:
+    columns = (
+        Column(title="RUN"),
+        Column(title="STATE"),
+        Column(title="ATTEMPTS", right=True, leaves=0),
+        Column(title="ETTR", right=True),
+        Column(title="GOODPUT", right=True, leaves=3),
+        Column(title="STEPS", right=True, leaves=4),
+        Column(title="LOST", right=True, leaves=2),
+        Column(title="QUEUE", right=True, leaves=1),
+        Column(title="ALL", right=True),
+    )
+    rows = []
     for task in tasks:
         numbers = (len(task.attempts), _percent(task.ettr), _percent(task.goodput), task.steps, task.steps_lost)
         times = (_time(task.seconds["queue"]), _time(task.total_seconds))
-        table.add_row(*(Text(str(cell)) for cell in (task.run_id, task.state, *numbers, *times)))
-    return table
+        rows.append([str(cell) for cell in (task.run_id, task.state, *numbers, *times)])
+    print_table(columns, rows, console=console)
 
 
 def interval_lines(interval: Interval) -> Iterator[str]:

@@ -19,6 +19,7 @@ from hpcaccel.view.words import clean
 __all__ = ["LiveDisplay"]
 
 BAR_WIDTH = 28
+LEAST_BAR_WIDTH = 8
 
 
 class LiveDisplay:
@@ -40,20 +41,28 @@ class LiveDisplay:
         for line in news(self._before, snapshot):
             self._console.print(Text(line, style="dim"))
         self._before = snapshot
-        self._live.update(_picture(snapshot))
+        self._live.update(_picture(snapshot, self._console.width))
 
 
-def _picture(snapshot: Snapshot) -> Group:
+def _picture(snapshot: Snapshot, columns: int) -> Group:
     attempt = f" · attempt {snapshot.attempt}" if snapshot.attempt else ""
     head = Text.assemble((clean(snapshot.status.name), "bold"), attempt, " · ", state_line(snapshot))
     row = Table.grid(padding=(0, 2))
-    bar = _bar(snapshot)
-    said = [Text(fact) for fact in facts(snapshot)]
-    row.add_row(*([bar, *said] if bar is not None else said))
+    said = _that_fit(facts(snapshot), columns)
+    bar = _bar(snapshot, columns - sum(len(fact) + 2 for fact in said))
+    texts = [Text(fact) for fact in said]
+    row.add_row(*([bar, *texts] if bar is not None else texts))
     return Group(head, row)
 
 
-def _bar(snapshot: Snapshot) -> ProgressBar | None:
-    if not snapshot.total_steps:
+def _that_fit(said: list[str], columns: int) -> list[str]:
+    """As many of the facts, from the first, as the terminal has room for: none of them is cut."""
+    while len(said) > 1 and sum(len(fact) + 2 for fact in said) > columns:
+        said = said[:-1]
+    return said
+
+
+def _bar(snapshot: Snapshot, room: int) -> ProgressBar | None:
+    if not snapshot.total_steps or room < LEAST_BAR_WIDTH:
         return None
-    return ProgressBar(total=snapshot.total_steps, completed=snapshot.step or 0, width=BAR_WIDTH)
+    return ProgressBar(total=snapshot.total_steps, completed=snapshot.step or 0, width=min(BAR_WIDTH, room))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
 from hpcaccel.sweeps.overview import Found, SweepOverview
-from hpcaccel.view.tables import console_for, facts_table, state_text
+from hpcaccel.sweeps.results import OWN_COLUMNS
+from hpcaccel.view.columns import Cell, Column, Styled, console_for, print_facts, print_table
+from hpcaccel.view.tables import state_text
 from hpcaccel.view.words import clean, duration, number
 
 __all__ = ["print_sweep", "print_trials", "sweep_in_a_line"]
@@ -21,20 +22,54 @@ DETAIL_LENGTH = 300
 def print_sweep(sweep: SweepOverview, *, stream: TextIO | None = None) -> None:
     """Everything about one sweep."""
     console = console_for(stream)
-    console.print(facts_table(_facts(sweep)))
+    print_facts(_facts(sweep), console=console)
     if sweep.front:
         console.print()
-        console.print(_front(sweep))
+        _print_front(sweep, console)
 
 
-def print_trials(rows: Sequence[Mapping[str, Any]], *, stream: TextIO | None = None) -> None:
-    """One line a trial, in the order given; all rows have the same columns."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in rows[0] if rows else ():
-        table.add_column(title, justify="left" if title == "state" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(state_text(value) if title == "state" else Text(_shown(value)) for title, value in row.items()))
-    console_for(stream).print(table)
+_LEAVE_FIRST = ("attempts", "worker", "gpu_seconds", "seconds", "step")
+"""Of the columns of a table of trials, when the terminal is too narrow; after them the parameters, from the last."""
+
+
+def print_trials(
+    rows: Sequence[Mapping[str, Any]], *, params: Sequence[str], stream: TextIO | None = None
+) -> list[str]:
+    """One line a trial, in the order given; all rows have the same columns. What the terminal has no room for.
+
+    Args:
+        params: those columns that are parameters of the search.
+    """
+    titles = list(rows[0]) if rows else []
+    short = _last_words(params)
+    columns = [
+        Column(
+            title=title,
+            right=title != "state",
+            shortens=len(_LEAVE_FIRST) if title in short else None,
+            short_title=short.get(title, ""),
+            leaves=_place(title, params),
+        )
+        for title in titles
+    ]
+    cells = ([state_text(row[title]) if title == "state" else _shown(row[title]) for title in titles] for row in rows)
+    return print_table(columns, cells, console=console_for(stream))
+
+
+def _place(title: str, params: Sequence[str]) -> int | None:
+    if title in params:
+        return len(_LEAVE_FIRST) + len(params) - params.index(title)
+    return _LEAVE_FIRST.index(title) if title in _LEAVE_FIRST else None
+
+
+def _last_words(params: Sequence[str]) -> dict[str, str]:
+    """``lr`` for ``args.lr``, where no other parameter or column is called so."""
+    words = [path.rpartition(".")[2] for path in params]
+    return {
+        path: word
+        for path, word in zip(params, words, strict=True)
+        if words.count(word) == 1 and word not in OWN_COLUMNS
+    }
 
 
 def sweep_in_a_line(sweep: SweepOverview) -> str:
@@ -45,11 +80,11 @@ def sweep_in_a_line(sweep: SweepOverview) -> str:
     return "; ".join(words)
 
 
-def _facts(sweep: SweepOverview) -> list[tuple[str, str | Text]]:
-    state = state_text(sweep.state)
+def _facts(sweep: SweepOverview) -> list[tuple[str, Cell | Sequence[Cell]]]:
+    state: list[Cell] = [state_text(sweep.state)]
     if sweep.detail:
-        state.append(f"  {clean(sweep.detail)[:DETAIL_LENGTH]}", style="default")
-    rows: list[tuple[str, str | Text]] = [
+        state.append(f"  {clean(sweep.detail)[:DETAIL_LENGTH]}")
+    rows: list[tuple[str, Cell | Sequence[Cell]]] = [
         ("sweep", sweep.run_id),
         ("name", clean(sweep.name)),
         ("state", state),
@@ -57,17 +92,16 @@ def _facts(sweep: SweepOverview) -> list[tuple[str, str | Text]]:
         ("trials", _trials(sweep)),
     ]
     if sweep.best is not None:
-        rows.append(
-            ("best", Text(f"{_values(sweep.best)}  trial {sweep.best.trial}{_seeds(sweep.best)}", style="bold"))
-        )
+        best = f"{_values(sweep.best)}  trial {sweep.best.trial}{_seeds(sweep.best)}"
+        rows.append(("best", Styled(best, "bold")))
         rows.append(("", _params(sweep.best)))
     rows.append(("workers", _workers(sweep).partition(": ")[2]))
     rows.append(("GPU-hours", _spent(sweep)))
     if sweep.seconds_left is not None:
         rows.append(("time left", f"about {duration(sweep.seconds_left)}"))
     rows += [
-        ("failed", Text(f"{failure.count} × {clean(failure.error_class)}, the last is trial {failure.trial}: "
-                        f"{clean(failure.detail)[:DETAIL_LENGTH]}", style="red"))
+        ("failed", Styled(f"{failure.count} × {clean(failure.error_class)}, the last is trial {failure.trial}: "
+                          f"{clean(failure.detail)[:DETAIL_LENGTH]}", "red"))
         for failure in sweep.failures
     ]  # fmt: skip
     rows.append(("jobs", f"{', '.join(sweep.job_ids) or '-'} ({clean(sweep.cluster or sweep.backend)})"))
@@ -112,15 +146,14 @@ def _params(found: Found) -> str:
     return clean("  ".join(f"{path}={_shown(value)}" for path, value in found.params.items()))
 
 
-def _front(sweep: SweepOverview) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("BEST TRIALS", justify="right")
-    for name in sweep.metrics:
-        table.add_column(clean(name), justify="right")
-    table.add_column("WITH")
-    for found in sweep.front:
-        table.add_row(str(found.trial), *(number(value) for value in found.values.values()), _params(found))
-    return table
+def _print_front(sweep: SweepOverview, console: Console) -> None:
+    columns = (
+        Column(title="BEST TRIALS", right=True),
+        *(Column(title=clean(name), right=True) for name in sweep.metrics),
+        Column(title="WITH", wraps=20),
+    )
+    rows = [(str(found.trial), *map(number, found.values.values()), _params(found)) for found in sweep.front]
+    print_table(columns, rows, console=console)
 
 
 def _shown(value: Any) -> str:

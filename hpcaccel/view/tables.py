@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TextIO
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from hpcaccel.view.columns import Cell, Column, Styled, console_for, print_facts, print_table
 from hpcaccel.view.news import describe_end
 from hpcaccel.view.overview import Overview
 from hpcaccel.view.words import clean, clock_time, duration, number, step_of
 
-__all__ = ["console_for", "facts_table", "print_runs", "print_status", "state_text"]
+__all__ = ["print_runs", "print_status", "state_text"]
 
 _STYLE = {
     "running": "green",
@@ -29,65 +27,67 @@ _STYLE = {
     "pending": "blue",
 }
 
-PIPE_WIDTH = 200
-"""Columns where the output is no terminal: nothing is cut off for a program that reads it."""
-
 
 def print_runs(runs: Sequence[Overview], *, stream: TextIO | None = None) -> None:
-    """One line a run, in the order given."""
-    console_for(stream).print(_runs(runs, called="NAME"))
+    """One line a run, in the order given. A narrow terminal has no room for all: name, state and loss stay."""
+    _print_runs(runs, Column(title="NAME"), console_for(stream))
 
 
-def _runs(runs: Sequence[Overview], *, called: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("RUN", called, "JOB", "STATE", "ATTEMPTS", "STEP", "LOSS", "CREATED"):
-        right = title in ("ATTEMPTS", "STEP", "LOSS")
-        table.add_column(title, justify="right" if right else "left", no_wrap=title in ("RUN", "STATE", "CREATED"))
-    for run in runs:
-        table.add_row(
-            Text(run.run_id),
-            Text(clean(run.name) if called == "NAME" else _changed(run)),
-            Text(run.job_id),
-            _state(run).append(f" ({clean(run.error_class)})" if run.error_class else ""),
-            Text(str(run.attempts)),
-            Text(step_of(run.step, run.total_steps)),
-            Text("-" if run.last_loss is None else number(run.last_loss)),
-            Text(clock_time(run.created) if run.created else "-"),
-        )
-    return table
+def _print_runs(runs: Sequence[Overview], called: Column, console: Console) -> None:
+    columns = (
+        Column(title="RUN"),
+        called,
+        Column(title="JOB", leaves=4),
+        Column(title="STATE", shortens=3),
+        Column(title="ATTEMPTS", right=True, leaves=2),
+        Column(title="STEP", right=True, leaves=5),
+        Column(title="LOSS", right=True),
+        Column(title="CREATED", shortens=0, leaves=1),
+    )
+    print_table(columns, (_run(run, called.title) for run in runs), console=console)
 
 
-def facts_table(facts: Iterable[tuple[str, str | Text]]) -> Table:
-    """A line each: what it is, in bold, and its value."""
-    table = Table.grid(padding=(0, 2))
-    for label, value in facts:
-        table.add_row(Text(label, style="bold"), value if isinstance(value, Text) else Text(value))
-    return table
+def _run(run: Overview, called: str) -> list[Cell | tuple[Cell, Cell]]:
+    created = clock_time(run.created) if run.created else "-"
+    return [
+        run.run_id,
+        clean(run.name) if called == "NAME" else _changed(run),
+        run.job_id,
+        (_state(run), state_text(run.state)),
+        str(run.attempts),
+        step_of(run.step, run.total_steps),
+        "-" if run.last_loss is None else number(run.last_loss),
+        (created, created.partition("-")[2] or created),
+    ]
 
 
 def print_status(run: Overview, *, stream: TextIO | None = None) -> None:
     """Everything about one run, with its attempts."""
     console = console_for(stream)
-    console.print(facts_table(_facts(run)))
+    print_facts(_facts(run), console=console)
     if run.history:
         console.print()
-        console.print(_attempts(run))
+        _print_attempts(run, console)
     if run.tasks:
         console.print()
-        console.print(_runs(run.tasks, called="WITH"))
+        _print_runs(run.tasks, Column(title="WITH", wraps=20), console)
+
+
+def _state(run: Overview) -> Styled:
+    """With what a failure was."""
+    state, style = state_text(run.state)
+    return Styled(f"{state} ({clean(run.error_class)})" if run.error_class else state, style)
 
 
 def _changed(run: Overview) -> str:
     return clean(" ".join(f"{key}={value}" for key, value in run.overrides.items()))
 
 
-def _facts(run: Overview) -> list[tuple[str, str | Text]]:
-    state = _state(run)
-    if run.error_class:
-        state.append(f" ({clean(run.error_class)})")
+def _facts(run: Overview) -> list[tuple[str, Cell | Sequence[Cell]]]:
+    state: list[Cell] = [_state(run)]
     if run.detail:
-        state.append(f"  {clean(run.detail)}", style="default")
-    rows: list[tuple[str, str | Text]] = [
+        state.append(f"  {clean(run.detail)}")
+    rows: list[tuple[str, Cell | Sequence[Cell]]] = [
         ("run", run.run_id),
         ("name", clean(run.name)),
         ("state", state),
@@ -101,39 +101,36 @@ def _facts(run: Overview) -> list[tuple[str, str | Text]]:
         rows.append(("time trained", spent))
     if run.slow_ranks:
         slow = [f"rank {one['rank']} on {clean(one['node'])} ({one['ratio']:g} x the others)" for one in run.slow_ranks]
-        rows.append(("slow ranks", Text(", ".join(slow), style="yellow")))
+        rows.append(("slow ranks", Styled(", ".join(slow), "yellow")))
     rows += [(clean(name), number(value)) for name, value in run.values.items()]
     if run.metrics_warning:
-        rows.append(("metrics", Text(clean(run.metrics_warning), style="yellow")))
+        rows.append(("metrics", Styled(clean(run.metrics_warning), "yellow")))
     rows.append(("checkpoint", run.checkpoint or "-"))
     rows.append(("directory", clean(run.path)))
     return rows
 
 
-def _attempts(run: Overview) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("ATTEMPT", "STARTED", "TOOK", "FROM STEP", "HOW IT ENDED"):
-        table.add_column(title, justify="right" if title in ("ATTEMPT", "FROM STEP", "TOOK") else "left")
-    for attempt in run.history:
-        table.add_row(
-            Text(str(attempt.number)),
-            Text(clock_time(attempt.start.time) if attempt.start is not None else "-"),
-            Text(duration(attempt.end.seconds) if attempt.end is not None else "-"),
-            Text("-" if attempt.resumed_step is None else str(attempt.resumed_step)),
-            Text(describe_end(attempt.end) if attempt.end is not None else "-"),
+def _print_attempts(run: Overview, console: Console) -> None:
+    columns = (
+        Column(title="ATTEMPT", right=True),
+        Column(title="STARTED", leaves=0),
+        Column(title="TOOK", right=True, leaves=1),
+        Column(title="FROM STEP", right=True),
+        Column(title="HOW IT ENDED", wraps=30),
+    )
+    rows = [
+        (
+            str(attempt.number),
+            clock_time(attempt.start.time) if attempt.start is not None else "-",
+            duration(attempt.end.seconds) if attempt.end is not None else "-",
+            "-" if attempt.resumed_step is None else str(attempt.resumed_step),
+            describe_end(attempt.end) if attempt.end is not None else "-",
         )
-    return table
+        for attempt in run.history
+    ]
+    print_table(columns, rows, console=console)
 
 
-def _state(run: Overview) -> Text:
-    return state_text(run.state)
-
-
-def state_text(state: str) -> Text:
+def state_text(state: str) -> Styled:
     """A state of a run or a trial in its colour."""
-    return Text(state, style=_STYLE.get(state, ""))
-
-
-def console_for(stream: TextIO | None) -> Console:
-    stream = sys.stdout if stream is None else stream
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else PIPE_WIDTH)
+    return Styled(state, _STYLE.get(state, ""))

@@ -170,7 +170,7 @@ def asked(
     *,
     runs_dir: str | None = None,
     facts: bool = True,
-    columns: int,
+    columns: int | None,
 ) -> Handed:
     """What a command says there of a spec that is not submitted, such as ``plan``; its options stand in ``command``."""
     request = {
@@ -179,7 +179,7 @@ def asked(
         "document": dict(luggage.document),
         "command": list(command),
         "facts": sent_facts(cluster) if facts else None,
-        "columns": columns,
+        "terminal_columns": columns,
     }
     found: Handed = cluster.again(lambda: cluster.converse(request, _hear))
     return found
@@ -192,7 +192,7 @@ def hand_over(
     *,
     runs_dir: str | None,
     dry_run: bool,
-    columns: int,
+    columns: int | None,
     facts: bool = True,
     key: str | None = None,
 ) -> Handed:
@@ -200,6 +200,7 @@ def hand_over(
 
     Args:
         options: further ones of the command there.
+        columns: how wide the terminal is here; None where the output is none.
         facts: let it be held against the facts that are stored here.
         key: of the caller's own, under which the same is submitted once.
     """
@@ -229,7 +230,7 @@ def hand_over(
             "env": dict(luggage.secrets),
             "commit": luggage.commit,
             "from": submitted_from(),
-            "columns": columns,
+            "terminal_columns": columns,
         }
         found: Handed = cluster.again(lambda: cluster.converse(request, _hear))
         declared = {job.name: job.environment.secrets for job in luggage.jobs}

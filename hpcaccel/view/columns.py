@@ -1,0 +1,210 @@
+"""Tables that fit their terminal: columns are shortened or left out in a stated order, and what names a thing is whole.
+
+Where the output is no terminal, nothing is left out or wrapped, and no line ends in blanks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TextIO
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.segment import Segment, Segments
+
+__all__ = ["COLUMNS_THERE", "Cell", "Column", "Styled", "console_for", "has_a_terminal", "print_facts", "print_table"]
+
+COLUMNS_THERE = "HPCACCEL_TERMINAL_COLUMNS"
+"""How wide the terminal is whose user has asked for this command over SSH; not set where that output is no terminal."""
+
+UNLIMITED = 1_000_000
+GAP = "  "
+_WORD = re.compile(r"\s*\S+|\s+$")
+
+
+class Styled(NamedTuple):
+    """A cell in a colour."""
+
+    text: str
+    style: str
+
+
+Cell = str | Styled
+Line = list[Styled]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of a table. Of ``leaves`` and ``shortens``, the smallest number gives way first; None: it never does."""
+
+    title: str
+    right: bool = False
+    wraps: int | None = None
+    """The least width down to which cells are wrapped at blanks; None: they stay on one line."""
+    leaves: int | None = None
+    shortens: int | None = None
+    """When the short forms of its cells are taken."""
+    short_title: str = ""
+
+
+def has_a_terminal(stream: TextIO | None = None) -> bool:
+    """Whether a person reads this, at a terminal of this machine or of the one that asked over SSH."""
+    return (sys.stdout if stream is None else stream).isatty() or _columns_there() is not None
+
+
+def console_for(stream: TextIO | None) -> Console:
+    stream = sys.stdout if stream is None else stream
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else _columns_there() or UNLIMITED)
+
+
+def print_table(
+    columns: Sequence[Column], rows: Iterable[Sequence[Cell | tuple[Cell, Cell]]], *, console: Console
+) -> list[str]:
+    """Print ``rows`` under the columns' titles; the titles of those that had to be left out.
+
+    Args:
+        rows: a cell for each column; of a pair, the second one is the short form.
+    """
+    fitted = _Fitted(columns, list(rows))
+    fitted.fit(console.width)
+    _print(console, fitted.lines())
+    return [column.title for column in columns if column not in fitted.columns]
+
+
+def print_facts(facts: Iterable[tuple[str, Cell | Sequence[Cell]]], *, console: Console) -> None:
+    """A line each: what it is, in bold, and its value, of which a sequence's parts stand side by side."""
+    rows = [(label, [value] if isinstance(value, str | Styled) else list(value)) for label, value in facts]
+    width = max((len(label) for label, _ in rows), default=0)
+    lines: list[Line] = []
+    for label, value in rows:
+        parts = _wrapped([_styled(part) for part in value], console.width - width - len(GAP))
+        for number, part in enumerate(parts):
+            shown = label if number == 0 else ""
+            lines.append([Styled(shown.ljust(width + len(GAP)), "bold"), *part])
+    _print(console, lines)
+
+
+class _Fitted:
+    """A table whose columns give way until it is narrow enough."""
+
+    def __init__(self, columns: Sequence[Column], rows: Sequence[Sequence[Cell | tuple[Cell, Cell]]]) -> None:
+        self.columns = list(columns)
+        self._titles = [column.title for column in columns]
+        self._cells = [[_form(row[place], 0) for row in rows] for place in range(len(columns))]
+        self._short = [[_form(row[place], 1) for row in rows] for place in range(len(columns))]
+        self._widths = [self._natural(place) for place in range(len(columns))]
+
+    def fit(self, width: int) -> None:
+        """Take short forms and leave columns out, in their order, until it fits or nothing more may go."""
+        ways = [(column.shortens, column, True) for column in self.columns if column.shortens is not None]
+        ways += [(column.leaves, column, False) for column in self.columns if column.leaves is not None]
+        for _, column, shortens in sorted(ways, key=lambda way: way[0]):
+            if self._least_width() <= width:
+                break
+            place = self.columns.index(column)
+            if shortens:
+                self._shorten(place)
+            else:
+                self._leave_out(place)
+        self._share(width)
+
+    def lines(self) -> Iterator[Line]:
+        yield from self._row([Styled(title, "bold") for title in self._titles])
+        for row in zip(*self._cells, strict=True):
+            yield from self._row(row)
+
+    def _row(self, row: Sequence[Styled]) -> list[Line]:
+        parts = [
+            [[cell]] if cell_len(cell.text) <= width else _wrapped([cell], width)
+            for cell, width in zip(row, self._widths, strict=True)
+        ]
+        return [
+            [self._padded(place, part[number] if number < len(part) else []) for place, part in enumerate(parts)]
+            for number in range(max(map(len, parts), default=0))
+        ]
+
+    def _padded(self, place: int, line: Line) -> Styled:
+        text, style = line[0] if line else Styled("", "")
+        blanks = " " * (self._widths[place] - cell_len(text))
+        gap = GAP if place else ""
+        return Styled(f"{gap}{blanks}{text}" if self.columns[place].right else f"{gap}{text}{blanks}", style)
+
+    def _natural(self, place: int) -> int:
+        return max(cell_len(self._titles[place]), *(cell_len(cell.text) for cell in self._cells[place]), 0)
+
+    def _least(self, place: int) -> int:
+        wraps = self.columns[place].wraps
+        return self._widths[place] if wraps is None else min(wraps, self._widths[place])
+
+    def _least_width(self) -> int:
+        count = len(self.columns)
+        return sum(map(self._least, range(count))) + len(GAP) * max(0, count - 1)
+
+    def _shorten(self, place: int) -> None:
+        self._cells[place] = self._short[place]
+        self._titles[place] = self.columns[place].short_title or self._titles[place]
+        self._widths[place] = self._natural(place)
+
+    def _leave_out(self, place: int) -> None:
+        del self.columns[place], self._titles[place], self._cells[place], self._short[place], self._widths[place]
+
+    def _share(self, width: int) -> None:
+        """Give the columns that may be wrapped what the others leave, the narrowest of them first."""
+        wrapping = [place for place, column in enumerate(self.columns) if column.wraps is not None]
+        kept = sum(width for place, width in enumerate(self._widths) if place not in wrapping)
+        left = width - kept - len(GAP) * max(0, len(self.columns) - 1)
+        for done, place in enumerate(sorted(wrapping, key=lambda place: self._widths[place])):
+            share = max(left // (len(wrapping) - done), self._least(place))
+            self._widths[place] = min(self._widths[place], share)
+            left -= self._widths[place]
+
+
+def _form(cell: Cell | tuple[Cell, Cell], number: int) -> Styled:
+    if isinstance(cell, tuple) and not isinstance(cell, Styled):
+        cell = cell[number]
+    return _styled(cell)
+
+
+def _styled(cell: Cell) -> Styled:
+    return cell if isinstance(cell, Styled) else Styled(cell, "")
+
+
+def _wrapped(line: Line, width: int) -> list[Line]:
+    """``line`` in lines of ``width``; a word that is longer stays whole, so that a path can be copied."""
+    lines: list[Line] = [[]]
+    used = 0
+    for text, style in line:
+        for word in _WORD.findall(text):
+            if used and used + cell_len(word.rstrip()) > width:
+                lines.append([])
+                used, word = 0, word.lstrip()
+            lines[-1].append(Styled(word, style))
+            used += cell_len(word)
+    return [[Styled("".join(part.text for part in same), style)
+             for style, same in itertools.groupby(part, key=lambda word: word.style)] for part in lines]  # fmt: skip
+
+
+def _print(console: Console, lines: Iterable[Line]) -> None:
+    if not console.is_terminal:
+        console.file.writelines("".join(text for text, _ in line).rstrip() + "\n" for line in lines)
+        return
+    segments = []
+    for line in lines:
+        blank = True
+        parts: list[Segment] = []
+        for text, style in reversed(line):
+            shown = text.rstrip() if blank else text
+            blank = blank and not shown
+            parts.append(Segment(shown, console.get_style(style) if style else None))
+        segments += [*reversed(parts), Segment.line()]
+    console.print(Segments(segments), soft_wrap=True, end="")
+
+
+def _columns_there() -> int | None:
+    value = os.environ.get(COLUMNS_THERE, "")
+    return int(value) if value.isdecimal() and int(value) else None
