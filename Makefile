@@ -6,7 +6,7 @@ SLURM_PACKAGES := slurmctld slurmd slurmdbd slurm-client slurm-wlm-mysql-plugin 
 N ?= 8
 SEED ?= 0
 
-.PHONY: help venv demo check format test test-lowest chaos faults bench slurm clean
+.PHONY: help venv demo check format test test-slurm test-lowest chaos faults bench slurm clean
 
 help:  ## What there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -42,6 +42,12 @@ slurm:  ## Debian packages of the development cluster and of tests (only as root
 
 test: venv slurm  ## All tests, those on a real Slurm included
 	$(BIN)/pytest -n 4 --dist worksteal -m 'not chaos' tests
+
+# SLURM names the prefix of a Slurm that `docker/cluster build-slurm` has made; PYTEST_ARGS='-k preempt' runs a part.
+test-slurm: venv  ## Cluster tests on another Slurm: make test-slurm SLURM=PREFIX
+	@test -x "$(SLURM)/sbin/slurmctld" || { echo "SLURM='$(SLURM)' has no sbin/slurmctld: name the prefix of a Slurm, see docker/cluster build-slurm --help" >&2; exit 2; }
+	@"$(SLURM)/sbin/slurmctld" -V
+	PATH="$(SLURM)/bin:$(SLURM)/sbin:$$PATH" $(BIN)/pytest -n 2 --dist worksteal -m 'cluster and not chaos' tests $(PYTEST_ARGS)
 
 test-lowest:  ## Unit tests on the lowest versions that pyproject.toml allows
 	$(PYTHON) -m venv .venv-lowest

@@ -10,11 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import processes, requirements
+from . import processes, requirements, setup
 from .errors import DevClusterError
 from .state import State
 
 READY_PATIENCE_SECONDS = 240.0
+TELL_SECONDS = 5.0
+"""What keeps a daemon from being ready is told after this time, and whenever it changes."""
+Report = Callable[[str], None]
 UP_STATES = ("idle", "mixed", "allocated", "completing")
 
 
@@ -24,7 +27,7 @@ def start_munged(state: State) -> None:
     options = ["--foreground", f"--socket={run}/munge.socket", f"--key-file={state.root}/etc/munge.key"]
     files = [f"--pid-file={run}/munged.pid", f"--seed-file={run}/munged.seed", f"--log-file={run}/munged.log"]
     _start(state, "munged", [_program("munged"), *options, *files], hostname=state.controller)
-    _wait(state, "munged", lambda: (run / "munge.socket").is_socket())
+    _wait(state, "munged", lambda: "" if (run / "munge.socket").is_socket() else "no socket yet")
 
 
 def start_mariadbd(state: State) -> None:
@@ -47,42 +50,43 @@ def start_mariadbd(state: State) -> None:
     both = f"{shlex.join(install)} && exec {shlex.join(serve)}"
     _start(state, "mariadbd", ["sh", "-c", both], hostname=state.controller)
     ping = [_program("mariadb-admin"), "--no-defaults", "--user=root", f"--socket={root}/run/mariadb.socket", "ping"]
-    _wait(state, "mariadbd", lambda: _succeeds(ping))
+    _wait(state, "mariadbd", lambda: _problem_of(ping))
 
 
 def start_slurmdbd(state: State) -> None:
-    _start(state, "slurmdbd", [_program("slurmdbd"), "-D"], hostname=state.controller)
-    _wait(state, "slurmdbd", lambda: _listens(state.ports.slurmdbd))
+    _start(state, "slurmdbd", [_program("slurmdbd", state), "-D"], hostname=state.controller)
+    _wait(state, "slurmdbd", lambda: _silence(state.ports.slurmdbd))
 
 
-def register_cluster(state: State) -> None:
+def register_cluster(state: State, report: Report) -> None:
     """slurmdbd has to know a cluster, once, before its slurmctld may speak to it."""
     add_cluster = ["sacctmgr", "-i", "add", "cluster", state.options.name]
-    _wait(state, "slurmdbd", lambda: _succeeds(add_cluster, state))
+    _wait(state, "slurmdbd", lambda: _problem_of(add_cluster, state), report=report)
 
 
 def start_slurmctld(state: State) -> None:
-    _start(state, "slurmctld", [_program("slurmctld"), "-D"], hostname=state.controller)
-    _wait(state, "slurmctld", lambda: _listens(state.ports.slurmctld))
+    _start(state, "slurmctld", [_program("slurmctld", state), "-D"], hostname=state.controller)
+    _wait(state, "slurmctld", lambda: _silence(state.ports.slurmctld))
 
 
 def start_slurmd(state: State, node: str) -> None:
-    _start(state, node, [_program("slurmd"), "-D", "-N", node], hostname=node)
+    mounts = [(state.login_scripts, setup.LOGIN_SCRIPTS)] if state.slurm_folders else []
+    _start(state, node, [_program("slurmd", state), "-D", "-N", node], hostname=node, mounts=mounts)
 
 
 def wait_for_slurmd(state: State, node: str) -> None:
     port = state.ports.slurmd[state.nodes.index(node)]
-    _wait(state, node, lambda: _listens(port))
+    _wait(state, node, lambda: _silence(port))
 
 
 def wait_for_nodes(state: State, nodes: Sequence[str]) -> None:
     """Until Slurm would give work to each of them."""
 
-    def all_up() -> bool:
-        states = node_states(state)
-        return all(states.get(node) in UP_STATES for node in nodes)
+    def not_up() -> str:
+        states = {node: states.get(node, "unknown") for states in [node_states(state)] for node in nodes}
+        return ", ".join(f"{node} is {found}" for node, found in states.items() if found not in UP_STATES)
 
-    _wait(state, "slurmctld", all_up)
+    _wait(state, "slurmctld", not_up)
 
 
 def node_states(state: State) -> dict[str, str]:
@@ -99,13 +103,15 @@ def node_states(state: State) -> dict[str, str]:
 
 def client(state: State, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Runs one of Slurm's own commands against this cluster."""
-    env = {**requirements.environment(), "SLURM_CONF": str(state.slurm_conf)}
+    env = {**requirements.environment(state.slurm_folders), "SLURM_CONF": str(state.slurm_conf)}
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
-def _start(state: State, role: str, command: Sequence[str], *, hostname: str) -> None:
+def _start(
+    state: State, role: str, command: Sequence[str], *, hostname: str, mounts: Sequence[tuple[Path, Path]] = ()
+) -> None:
     env = {
-        **requirements.environment(),
+        **requirements.environment(state.slurm_folders),
         "SLURM_CONF": str(state.daemons_conf),
         # libmariadb, inside slurmdbd, has no other way to be told about a socket.
         "MYSQL_UNIX_PORT": f"{state.root}/run/mariadb.socket",
@@ -115,7 +121,7 @@ def _start(state: State, role: str, command: Sequence[str], *, hostname: str) ->
         state.processes[role] = process
         state.save()
 
-    processes.start(role, command, log=_log(state, role), env=env, record=record, hostname=hostname)
+    processes.start(role, command, log=_log(state, role), env=env, record=record, hostname=hostname, mounts=mounts)
 
 
 def _log(state: State, role: str) -> Path:
@@ -123,34 +129,49 @@ def _log(state: State, role: str) -> Path:
     return state.root / "log" / f"{role}.out"
 
 
-def _wait(state: State, role: str, ready: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + READY_PATIENCE_SECONDS
-    while not ready():
+def _wait(state: State, role: str, problem: Callable[[], str], *, report: Report | None = None) -> None:
+    """Until `problem` is empty; it says in words, those of a program where one is asked, why a daemon is not ready."""
+    started = time.monotonic()
+    told = ""
+    while why := problem():
         log = _log(state, role)
         if not processes.is_alive(state.processes[role]):
             raise DevClusterError(f"{role} ended at once; see {log}{_tail(log)}")
-        if time.monotonic() > deadline:
-            raise DevClusterError(f"{role} was not ready after {READY_PATIENCE_SECONDS:.0f} s; see {log}{_tail(log)}")
+        waited = time.monotonic() - started
+        if waited > READY_PATIENCE_SECONDS:
+            raise DevClusterError(
+                f"{role} was not ready after {READY_PATIENCE_SECONDS:.0f} s: {why}; see {log}{_tail(log)}"
+            )
+        if report is not None and waited > TELL_SECONDS and why != told:
+            report(f"waiting for {role}: {why}")
+            told = why
         time.sleep(0.1)
 
 
-def _succeeds(command: Sequence[str], state: State | None = None) -> bool:
+def _problem_of(command: Sequence[str], state: State | None = None) -> str:
+    """What a program prints when it fails; empty when it succeeds."""
     if state is not None:
-        return client(state, command).returncode == 0
-    answer = subprocess.run(command, env=requirements.environment(), capture_output=True, check=False)
-    return answer.returncode == 0
+        answer = client(state, command)
+    else:
+        env = requirements.environment()
+        answer = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if answer.returncode == 0:
+        return ""
+    words = " ".join((answer.stderr or answer.stdout).split())
+    return f"{Path(command[0]).name}: {words or f'ended with code {answer.returncode}'}"
 
 
-def _listens(port: int) -> bool:
+def _silence(port: int) -> str:
+    """Empty once somebody listens."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        return f"port {port}: {error.strerror or error}"
+    return ""
 
 
-def _program(name: str) -> str:
-    path = shutil.which(name, path=requirements.SEARCH_PATH)
+def _program(name: str, state: State | None = None) -> str:
+    path = shutil.which(name, path=requirements.search_path(state.slurm_folders if state else ()))
     if path is None:
         raise DevClusterError(f"{name} is not installed")
     return path

@@ -85,12 +85,13 @@ def restore(root: Path, role: str) -> None:
 
 
 def _start(state: State, report: Report) -> None:
-    report("starting munge and MariaDB")
+    where = f" of {state.slurm_folders[0]}" if state.slurm_folders else ""
+    report(f"starting munge and MariaDB, for Slurm {requirements.slurm_version(folders=state.slurm_folders)}{where}")
     daemons.start_munged(state)
     daemons.start_mariadbd(state)
     report("starting slurmdbd")
     daemons.start_slurmdbd(state)
-    daemons.register_cluster(state)
+    daemons.register_cluster(state, report)
     report(f"starting slurmctld and {len(state.nodes)} slurmd")
     daemons.start_slurmctld(state)
     for node in state.nodes:

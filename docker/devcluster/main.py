@@ -14,6 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from . import daemons, lifecycle, processes, requirements
+from .build_slurm import build_slurm
 from .errors import DevClusterError
 from .state import Options, State, load
 
@@ -46,13 +47,18 @@ def _up(args: argparse.Namespace) -> int:
     return 0
 
 
-def _start(args: argparse.Namespace) -> None:
-    asked = {f.name: getattr(args, f.name) for f in fields(Options) if getattr(args, f.name) is not None}
+def _reporter() -> Callable[[str], None]:
     started = time.monotonic()
 
     def report(line: str) -> None:
         print(f"[{time.monotonic() - started:4.1f} s] {line}", file=sys.stderr, flush=True)
 
+    return report
+
+
+def _start(args: argparse.Namespace) -> None:
+    asked = {f.name: getattr(args, f.name) for f in fields(Options) if getattr(args, f.name) is not None}
+    report = _reporter()
     state = lifecycle.up(args.root, asked, report)
     report(f"{len(state.nodes)} nodes: {', '.join(state.nodes)}. To use them:")
     print(_exports(state), flush=True)
@@ -105,8 +111,23 @@ def _restore(args: argparse.Namespace) -> int:
     return 0
 
 
+def _build_slurm(args: argparse.Namespace) -> int:
+    prefix = build_slurm(
+        Path(args.source).resolve(),
+        prefix=Path(args.prefix).absolute() if args.prefix else None,
+        build_folder=Path(args.build_dir).absolute() if args.build_dir else None,
+        jobs=args.jobs,
+        report=_reporter(),
+    )
+    print(f'export PATH={shlex.quote(f"{prefix}/bin")}:{shlex.quote(f"{prefix}/sbin")}:"$PATH"')
+    return 0
+
+
 def _exports(state: State) -> str:
-    return f"export SLURM_CONF={shlex.quote(str(state.slurm_conf))}"
+    lines = [f"export SLURM_CONF={shlex.quote(str(state.slurm_conf))}"]
+    if state.slurm_folders:
+        lines.append(f'export PATH={os.pathsep.join(map(shlex.quote, state.slurm_folders))}:"$PATH"')
+    return "\n".join(lines)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -138,6 +159,15 @@ def _parser() -> argparse.ArgumentParser:
         command=_status
     )
     commands.add_parser("env", parents=[root], help="the exports, for eval").set_defaults(command=_env)
+
+    build = commands.add_parser("build-slurm", help="compile another Slurm from its source tree, for `up` to use")
+    build.add_argument("source", metavar="DIR", help="the unpacked source, which stays as it is")
+    build.add_argument("--prefix", help="where it is installed (/opt/slurm-VERSION)")
+    build.add_argument("--build-dir", help="where it is compiled, and stays (a temporary folder, removed afterwards)")
+    build.add_argument(
+        "--jobs", type=_count(1, 256), default=os.cpu_count() or 1, help="compilers at once (%(default)s)"
+    )
+    build.set_defaults(command=_build_slurm, root=DEFAULT_ROOT)
 
     check = commands.add_parser("check", parents=[root], help="whether a cluster can be started here, or why not")
     check.set_defaults(command=_check)

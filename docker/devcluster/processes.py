@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import shlex
 import signal
 import subprocess
 import time
@@ -44,14 +45,18 @@ def start(
     env: Mapping[str, str],
     record: Callable[[Process], None],
     hostname: str,
+    mounts: Sequence[tuple[Path, Path]] = (),
 ) -> None:
     """Starts `command` in a session of its own, in a new UTS namespace called `hostname`.
 
-    The child becomes the command only after `record` has returned. Should we be killed before that, it reads the end
-    of the file and leaves: no process is ever left that nobody has written down.
+    `mounts`: pairs of a folder and where it is to be seen, in a mount namespace of the process's own. The child becomes
+    the command only after `record` has returned. Should we be killed before that, it reads the end of the file and
+    leaves: no process is ever left that nobody has written down.
     """
-    prepare = 'hostname "$0" && read -r go && exec "$@" </dev/null'
-    argv = ["unshare", "--uts", "sh", "-c", prepare, hostname, *command]
+    binds = "".join(f"mount --bind {shlex.quote(str(here))} {shlex.quote(str(there))} && " for here, there in mounts)
+    prepare = binds + 'hostname "$0" && read -r go && exec "$@" </dev/null'
+    namespaces = ["--uts", *(["--mount", "--propagation=slave"] if mounts else [])]
+    argv = ["unshare", *namespaces, "sh", "-c", prepare, hostname, *command]
     with log.open("ab") as out:
         child = subprocess.Popen(
             argv,

@@ -6,7 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 PACKAGE_OF = {
     "munged": "munge",
@@ -24,16 +25,35 @@ APT_GET = (
     "apt-get install --yes --no-install-recommends slurmctld slurmd slurmdbd slurm-client slurm-wlm-mysql-plugin munge "
     "mariadb-server openssh-server iproute2"
 )
+_SYSTEM_FOLDERS = ("/usr/sbin", "/sbin", "/usr/bin", "/bin")
 # Daemons live in sbin, which is not on everybody's PATH.
-SEARCH_PATH = os.pathsep.join(
-    [os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin"]
-)
+SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", *_SYSTEM_FOLDERS])
 
 
-def environment() -> dict[str, str]:
+def slurm_folders() -> tuple[str, ...]:
+    """Folders of the Slurm that comes first on PATH; empty for the system's, which every login shell finds."""
+    found = [shutil.which(program, path=SEARCH_PATH) for program in ("sbatch", "slurmctld")]
+    folders = dict.fromkeys(os.path.dirname(path) for path in found if path is not None)
+    return tuple(folder for folder in folders if folder not in _SYSTEM_FOLDERS)
+
+
+def search_path(slurm_folders: Sequence[str]) -> str:
+    """Where programs are looked for, in a cluster that was started with the Slurm of these folders."""
+    return os.pathsep.join([*slurm_folders, SEARCH_PATH])
+
+
+def environment(slurm_folders: Sequence[str] = ()) -> dict[str, str]:
     """The environment of the daemons: nothing of the caller's but the path and the time zone."""
     kept = {name: os.environ[name] for name in ("TZ",) if name in os.environ}
-    return {"PATH": SEARCH_PATH, "HOME": "/root", "LC_ALL": "C.UTF-8", **kept}
+    return {"PATH": search_path(slurm_folders), "HOME": "/root", "LC_ALL": "C.UTF-8", **kept}
+
+
+def slurm_version(folders: Sequence[str] = ()) -> str:
+    """E.g. ``22.05.8``: slurmctld's, which unlike sbatch tells it without a configuration."""
+    env = environment(folders)
+    answer = subprocess.run(["slurmctld", "-V"], env=env, capture_output=True, text=True, check=False)
+    words = answer.stdout.split()
+    return words[-1] if words else "of an unknown release"
 
 
 def problem() -> str | None:
@@ -44,7 +64,17 @@ def problem() -> str | None:
         return f"a development cluster needs root (munge, several slurmd), this is user {os.geteuid()}"
     if missing := [program for program in PACKAGE_OF if shutil.which(program, path=SEARCH_PATH) is None]:
         return f"not installed: {', '.join(missing)}. To install what is needed: apt-get update && {APT_GET}"
-    return _namespace_problem(environment())
+    return _mixture_problem() or _namespace_problem(environment())
+
+
+def _mixture_problem() -> str | None:
+    """Programs of two releases do not understand each other. With a prefix's bin alone on PATH there would be two."""
+    names = ("sbatch", "slurmctld", "slurmd", "slurmdbd")
+    found = [Path(path) for name in names if (path := shutil.which(name, path=SEARCH_PATH))]
+    if len({path.resolve().parents[1] for path in found}) == 1:
+        return None
+    listed = ", ".join(map(str, found))
+    return f"Slurm's programs are of different Slurms: {listed}. Put both bin and sbin of one of them first on PATH"
 
 
 def _namespace_problem(env: Mapping[str, str]) -> str | None:

@@ -6,13 +6,14 @@ import dataclasses
 import itertools
 import os
 import random
+import shlex
 import shutil
 import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import config, hosts
+from . import config, hosts, requirements
 from .errors import DevClusterError
 from .state import Options, Ports, State, is_root, load
 
@@ -21,6 +22,7 @@ PORTS = range(20000, 32000)
 # A job's sockets are called <root>/spool/<node>/<node>_<job>.<step>, and a socket's name holds 107 bytes at most.
 MAX_ROOT_BYTES = 60
 NULL_DEVICE = os.makedev(1, 3)
+LOGIN_SCRIPTS = Path("/etc/profile.d")
 
 
 def claim(root: Path) -> None:
@@ -44,7 +46,8 @@ def create(root: Path, options: Options) -> State:
     with hosts.locked():
         _drop_lost_hosts()
         options = dataclasses.replace(options, prefix=options.prefix or _free_prefix(options))
-        state = State(root=root, options=options, ports=_free_ports(options.nodes))
+        ports, folders = _free_ports(options.nodes), requirements.slurm_folders()
+        state = State(root=root, options=options, ports=ports, slurm_folders=folders)
         if taken := {*state.nodes, state.controller} & hosts.taken_names():
             raise DevClusterError(
                 f"--prefix {options.prefix!r}: {', '.join(sorted(taken))} is in {hosts.HOSTS} already, by another "
@@ -73,10 +76,24 @@ def _write_files(state: State) -> None:
     _write(state.daemons_conf.with_name("slurmdbd.conf"), config.slurmdbd_conf(state), mode=0o600)
     if state.options.gpus:
         _write(state.daemons_conf.with_name("gres.conf"), config.gres_conf(state))
+    if state.slurm_folders:
+        _write_login_scripts(state)
     _write(state.root / "etc" / "munge.key", os.urandom(128), mode=0o600)
     for i in range(state.options.gpus):
         # A second /dev/null: Slurm only wants a character device, and nobody reaches a real GPU through it.
         os.mknod(state.root / "dev" / f"nvidia{i}", stat.S_IFCHR | 0o666, NULL_DEVICE)
+
+
+def _write_login_scripts(state: State) -> None:
+    """The system's, and one that finds this Slurm as a site's does: /etc/profile sets PATH anew in a login shell."""
+    if LOGIN_SCRIPTS.is_dir():
+        shutil.copytree(LOGIN_SCRIPTS, state.login_scripts, symlinks=True)
+    else:
+        raise DevClusterError(
+            f"{LOGIN_SCRIPTS} is missing: with it the nodes' login shells find the Slurm in {state.slurm_folders[0]}"
+        )
+    folders = os.pathsep.join(map(shlex.quote, state.slurm_folders))
+    _write(state.login_scripts / "zz-slurm.sh", f'PATH={folders}:"$PATH"\n')
 
 
 def _write(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:

@@ -53,6 +53,8 @@ class State:
     """By role: munged, mariadbd, slurmdbd, slurmctld, and each node by its name."""
     failed: list[str] = dataclasses.field(default_factory=list)
     """Roles ended on purpose by `fail`."""
+    slurm_folders: tuple[str, ...] = ()
+    """Where its Slurm is, if that is not the system's own."""
     ready: bool = False
     """False from the first process to the last idle node, and again while going down."""
 
@@ -73,6 +75,11 @@ class State:
     def daemons_conf(self) -> Path:
         """SLURM_CONF for the daemons, and so for what they start; beside it, Slurm looks for gres.conf and the like."""
         return self.root / "etc" / "daemons" / "slurm.conf"
+
+    @property
+    def login_scripts(self) -> Path:
+        """What the nodes have as /etc/profile.d, where login shells would not find this Slurm by themselves."""
+        return self.root / "etc" / "profile.d"
 
     def save(self) -> None:
         path = self.root / STATE_FILE
@@ -98,6 +105,7 @@ def load(root: Path) -> State | None:
             ports=Ports(**{**data["ports"], "slurmd": tuple(data["ports"]["slurmd"])}),
             processes={role: Process(**process) for role, process in data["processes"].items()},
             failed=data["failed"],
+            slurm_folders=tuple(data.get("slurm_folders", ())),
             ready=data["ready"],
         )
     except FileNotFoundError:

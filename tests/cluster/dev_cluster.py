@@ -14,9 +14,11 @@ from pathlib import Path
 PROGRAM = Path(__file__).resolve().parents[2] / "docker" / "cluster"
 
 
-def program(*args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """`docker/cluster` with these arguments; its own words when it fails."""
-    answer = subprocess.run([str(PROGRAM), *args], capture_output=True, text=True, timeout=900, check=False)
+def program(*args: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+    """`docker/cluster` with these arguments, and further environment variables; its own words when it fails."""
+    answer = subprocess.run(
+        [str(PROGRAM), *args], env={**os.environ, **env}, capture_output=True, text=True, timeout=900, check=False
+    )
     if check and answer.returncode:
         raise RuntimeError(f"docker/cluster {shlex.join(args)} ended with {answer.returncode}:\n{answer.stderr}")
     return answer
@@ -42,7 +44,8 @@ class Cluster:
         exports = program("env", "--root", str(root)).stdout.splitlines()
         pairs = (shlex.split(line)[1].partition("=") for line in exports)
         outside = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SBATCH_", "SRUN_", "SALLOC_"))}
-        env = {**outside, **{name: value for name, _, value in pairs}}
+        # A Slurm that is not the system's own is put in front of PATH.
+        env = {**outside, **{name: value.replace("$PATH", os.environ["PATH"]) for name, _, value in pairs}}
         sinfo = ["sinfo", "--noheader", "--Node", "--partition=gpu", "--format=%N"]
         listed = subprocess.run(sinfo, env=env, capture_output=True, text=True, check=True)
         return cls(root=root, env=env, nodes=listed.stdout.split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -130,6 +131,49 @@ def test_up_after_everything_was_killed(new_root: Path) -> None:
     assert Path("/etc/hosts").read_text().count(f"{new_root}\n") == 1
 
 
+@pytest.mark.chaos
+def test_a_slurm_of_its_own_folder_is_found_by_login_shells_on_its_nodes(new_root: Path, tmp_path: Path) -> None:
+    """/etc/profile sets PATH anew, without the folder of a Slurm that was built from source."""
+    folder = tmp_path / "slurm" / "bin"
+    folder.mkdir(parents=True)
+    for name in ("sbatch", "srun", "scontrol", "sinfo", "squeue", "sacctmgr"):
+        (folder / name).symlink_to(_system_program(name))
+    path = f"{folder}:{os.environ['PATH']}"
+    assert program("up", "--root", str(new_root), "--nodes", "1", PATH=path).returncode == 0
+    own = Cluster.at(new_root)  # knows the folder without being told again
+    assert own.env["PATH"].startswith(f"{folder}:")
+    out, script = tmp_path / "out", tmp_path / "job.sh"
+    script.write_text("#!/bin/bash -l\ntype -P srun\n")
+    own.wait_for(own.sbatch(f"--output={out}", str(script)), ["COMPLETED"])
+    assert out.read_text() == f"{folder}/srun\n"
+
+
+def test_programs_of_two_slurms_are_refused(tmp_path: Path) -> None:
+    other = tmp_path / "bin" / "sbatch"
+    other.parent.mkdir()
+    other.write_text("#!/bin/sh\n")
+    other.chmod(0o755)
+    path = f"{other.parent}:{os.environ['PATH']}"
+    answer = program("up", "--root", f"{tmp_path}/root", check=False, PATH=path)
+    assert answer.returncode == 2
+    assert f"of different Slurms: {other}, " in answer.stderr
+
+
+def test_words_of_sacctmgr_are_shown_while_it_is_waited_for(new_root: Path, tmp_path: Path) -> None:
+    refusing = tmp_path / "bin" / "sacctmgr"
+    refusing.parent.mkdir()
+    refusing.write_text("#!/bin/sh\necho sacctmgr: error: the database is of a later Slurm >&2\nexit 1\n")
+    refusing.chmod(0o755)
+    env = {**os.environ, "PATH": f"{refusing.parent}:{os.environ['PATH']}"}
+    up = [str(PROGRAM), "up", "--root", str(new_root), "--nodes", "1"]
+    with subprocess.Popen(up, env=env, stderr=subprocess.PIPE, text=True) as starting:
+        assert starting.stderr is not None
+        said = next((line for line in starting.stderr if "waiting for" in line), "")
+        starting.send_signal(signal.SIGINT)
+        assert starting.wait(timeout=60) == 130
+    assert "waiting for slurmdbd: sacctmgr: sacctmgr: error: the database is of a later Slurm" in said
+
+
 def test_an_interrupted_up_leaves_nothing(new_root: Path) -> None:
     starting = subprocess.Popen([str(PROGRAM), "up", "--root", str(new_root)], stderr=subprocess.DEVNULL)
     wait_until(lambda: "mariadb-install" in _processes_of(new_root, ["none1"]), "the database is being made")
@@ -215,6 +259,12 @@ def _run_without_slurmd(*command: str, **env: str) -> subprocess.CompletedProces
         text=True,
         check=False,
     )
+
+
+def _system_program(name: str) -> str:
+    path = shutil.which(name)
+    assert path is not None
+    return path
 
 
 def _on(nodes: list[str]) -> list[str]:
