@@ -157,13 +157,17 @@ class Entrypoint(Section):
     args: Annotated[dict[str, Any] | list[str], BeforeValidator(_arguments), WithJsonSchema(_ARGS_SCHEMA)] = Field(
         default_factory=dict,
         description="The program's arguments. A mapping, in its order: `lr: 3e-4` gives `--lr 3e-4`, true gives the "
-        "bare flag `--lr`, false and null leave it out, a list gives `--lr a b`. Or a list, which is passed as it is.",
+        "bare flag `--lr`, false and null leave it out, a list gives `--lr a b` (another args_style writes them in "
+        "another way). Or a list, which is passed as it is.",
         examples=[{"lr": 3e-4, "compile": True, "betas": [0.9, 0.95]}, ["--lr", "3e-4"]],
     )
-    args_style: Literal["flags", "key=value"] = Field(
+    args_style: Literal["flags", "equals", "key=value"] = Field(
         default="flags",
-        description="How a mapping of args is written: `flags` gives `--lr 3e-4`, `key=value` gives `lr=3e-4` (Hydra, "
-        "OmegaConf), where true, false and null are written out, a list is `key=[a,b]`, a mapping inside `a.b=1`.",
+        description="How a mapping of args is written: `flags` gives `--lr 3e-4`. `equals` gives `--lr=3e-4`, where "
+        "true and false are passed on as `--compile=True` and `--compile=False`, null leaves it out, a list is "
+        "`--betas=[0.9,0.95]`, as Python writes them (nanoGPT, fire, tyro, jsonargparse, absl), a mapping inside "
+        "`--a.b=1`. `key=value` gives `lr=3e-4` (Hydra, OmegaConf), where true, false and null are written out, a list "
+        "is `key=[a,b]`, a mapping inside `a.b=1`. Text is written as it is in each of them.",
     )
 
     @classmethod
@@ -176,7 +180,8 @@ class Entrypoint(Section):
             found += [
                 Conflict(
                     f"args.{key}",
-                    f"is a mapping: flags have no levels. Write {key}.<name>: …, or set args_style: key=value",
+                    f"is a mapping: flags have no levels. Write {key}.<name>: …, "
+                    "or set args_style: equals or key=value",
                 )
                 for key, value in args.items()
                 if isinstance(value, Mapping)
@@ -196,7 +201,7 @@ class Entrypoint(Section):
         """The words that follow the program, in order."""
         if isinstance(self.args, list):
             return list(self.args)
-        write = _flag_words if self.args_style == "flags" else _assignments
+        write = _WRITERS[self.args_style]
         return [word for key, value in self.args.items() for word in write(key, value)]
 
 
@@ -216,6 +221,21 @@ def _flag_words(key: str, value: Argument) -> list[str]:
     return [f"--{key}", _words_of(value)]
 
 
+def _equals(key: str, value: Argument) -> list[str]:
+    """One word a value, as ``ast.literal_eval`` reads it; text as it is."""
+    if value is None:
+        return []
+    if isinstance(value, dict):
+        return [word for name, item in value.items() for word in _equals(f"{key}.{name}", item)]
+    if isinstance(value, list):
+        return [f"--{key}=[{','.join(repr(item) if isinstance(item, str) else _literal(item) for item in value)}]"]
+    return [f"--{key}={_literal(value)}"]
+
+
+def _literal(value: Any) -> str:
+    return str(value) if isinstance(value, bool) else _words_of(value)
+
+
 def _assignments(key: str, value: Argument) -> list[str]:
     if isinstance(value, dict):
         return [word for name, item in value.items() for word in _assignments(f"{key}.{name}", item)]
@@ -231,3 +251,6 @@ def _hydra_element(value: Any) -> str:
         return text
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
+
+
+_WRITERS = {"flags": _flag_words, "equals": _equals, "key=value": _assignments}

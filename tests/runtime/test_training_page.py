@@ -16,7 +16,7 @@ BLOCKS = dict(re.findall(r"^## (.+)\n(?:(?!^## ).*\n)*?```python\n((?:.*\n)*?)``
 
 
 def test_the_blocks_are_found() -> None:
-    assert len(BLOCKS) == PAGE.count("```python") == 5
+    assert len(BLOCKS) == PAGE.count("```python") == 6
 
 
 @pytest.mark.parametrize("size", [1, 2], ids=["1 rank", "2 ranks"])

@@ -37,7 +37,7 @@ SPECS = st.builds(
     st.lists(WORD, max_size=2),
     st.lists(WORD, max_size=2),
     st.integers(1, 9) | st.none(),
-    st.sampled_from(["flags", "key=value"]),
+    st.sampled_from(["flags", "equals", "key=value"]),
     VALUE,
 )
 

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,54 @@ entrypoint:
     ]  # fmt: skip
 
 
+EQUALS = """
+entrypoint:
+  script: train.py
+  args_style: equals
+  args: {lr: 3.0e-4, compile: false, wandb_log: true, tag: null, out: a b, betas: [0.9, 0.95], names: [a, "it's", true],
+         optimizer: {name: adamw, fused: false}, raw: "false", empty: "", big: 12345678901234567890123, inf: .inf}
+"""
+
+
+def test_equals_writes_one_word_a_value_as_python_reads_it(load) -> None:
+    assert load(EQUALS).arguments() == [
+        "--lr=3e-4", "--compile=False", "--wandb_log=True", "--out=a b", "--betas=[0.9,0.95]", """--names=['a',"it's",True]""",
+        "--optimizer.name=adamw", "--optimizer.fused=False", "--raw=false", "--empty=", "--big=12345678901234567890123", "--inf=inf",
+    ]  # fmt: skip
+
+
+def test_equals_is_what_nanogpt_reads(load, tmp_path: Path) -> None:
+    """Its configurator takes a value only where ``literal_eval`` gives the type of the default."""
+    (tmp_path / "nano.py").write_text(NANOGPT)
+    spec = load(
+        "entrypoint: {script: nano.py, args_style: equals, args: {compile: false, learning_rate: 3e-4, max_iters: 5}}",
+        "args.out_dir=a b",
+        "args.wandb_log=true",
+    )
+    said = subprocess.run(
+        [sys.executable, str(tmp_path / "nano.py"), *spec.arguments()], capture_output=True, text=True, check=True
+    )
+    assert said.stdout.split("|") == ["False", "0.0003", "5", "'a b'", "True\n"]
+
+
+NANOGPT = """
+import sys
+from ast import literal_eval
+compile, learning_rate, max_iters, out_dir, wandb_log = True, 1e-3, 100, "out", False
+for arg in sys.argv[1:]:
+    assert arg.startswith("--")
+    key, val = arg.split("=")
+    key = key[2:]
+    try:
+        attempt = literal_eval(val)
+    except (SyntaxError, ValueError):
+        attempt = val
+    assert type(attempt) == type(globals()[key])
+    globals()[key] = attempt
+print(compile, learning_rate, max_iters, repr(out_dir), wandb_log, sep="|")
+"""
+
+
 def test_numbers_that_no_float_can_hold_stay_text(load) -> None:
     spec = load("entrypoint: {script: train.py, args: {a: .inf, b: 1e999, c: 12345678901234567890123}}")
     assert spec.arguments() == ["--a", "inf", "--b", "1e999", "--c", "12345678901234567890123"]
@@ -96,8 +146,8 @@ def test_a_command_with_a_slash_is_a_path_beside_the_file(load, tmp_path: Path) 
         ("{script: train.py, args: {a: [[1]]}}", "entrypoint.args a: item 1 must be text, a number, true or false"),
         ('{script: train.py, args: {a: "x\\ny"}}', "entrypoint.args a: holds a line break: a value must be one line"),
         ('{script: train.py, args: ["x\\0y"]}', "entrypoint.args item 1 holds a NUL character, which no program can be given"),
-        ("{script: train.py, args: {a: {b: 1}}}", "entrypoint.args.a is a mapping: flags have no levels. Write a.<name>: …, or set args_style: key=value"),
-        ("{script: train.py, args_style: hydra}", "entrypoint.args_style 'hydra' is not allowed (has: flags, key=value)"),
+        ("{script: train.py, args: {a: {b: 1}}}", "entrypoint.args.a is a mapping: flags have no levels. Write a.<name>: …, or set args_style: equals or key=value"),
+        ("{script: train.py, args_style: hydra}", "entrypoint.args_style 'hydra' is not allowed (has: flags, equals, key=value)"),
     ],
 )  # fmt: skip
 def test_problems(problems, tmp_path: Path, entrypoint: str, problem: str) -> None:

@@ -94,7 +94,7 @@ sweep: {trials: 3}
     own = "modules, conda, venv, python, setup, setup_per_node, env, secrets"
     assert problems(text, "nodes=abc", whole=True) == [
         "job.yaml:2: entrypoint.script '$SCRATCH/x.py': $SCRATCH is not expanded here. Write ${env:SCRATCH}/x.py",
-        "job.yaml:3: entrypoint.args.m is a mapping: flags have no levels. Write m.<name>: …, or set args_style: key=value",
+        "job.yaml:3: entrypoint.args.m is a mapping: flags have no levels. Write m.<name>: …, or set args_style: equals or key=value",
         f"job.yaml:4: nodes is not a known key (has: {top}). Did you mean 'slurm.nodes'?",
         f"job.yaml:6: slurm.partitoin is not a known key (has: {slurm}). Did you mean 'partition'?",
         "job.yaml:7: slurm.time 'tomorrow' is not a time (allowed: minutes, minutes:seconds, hours:minutes:seconds, "

@@ -14,6 +14,7 @@ import yaml
 from hpcaccel.errors import SpecError
 from hpcaccel.spec import JobSpec, SweepSpec, load_spec, load_sweep, resolve, sweep_from_values, sweep_schema
 from hpcaccel.spec.canonical import sweep_to_yaml
+from hpcaccel.spec.grid import grid
 from hpcaccel.spec.points import count, points
 from hpcaccel.spec.sweep_notes import notes
 from hpcaccel.spec.trials import own_point, seed_of
@@ -149,6 +150,22 @@ def test_arguments_below_a_level_and_lists_as_values() -> None:
         "model.depth=6",
         "betas=[0.9,0.99]",
     ]
+
+
+def test_every_trial_and_task_of_a_grid_writes_its_arguments_in_the_style_of_the_spec() -> None:
+    head = "name: g\nentrypoint: {script: train.py, args_style: equals, args: {compile: true, model: {depth: 4}}}\n"
+    spec = load(
+        "parameters: {args.compile: {choice: [true, false]}, args.lr: {float: [1.0e-4, 1.0]}, args.model.depth: {int: [2, 8]}}",
+        head=head,
+    )
+    assert resolve(spec, {"args.compile": False, "args.lr": 3e-4, "args.model.depth": 8}).arguments() == [
+        "--compile=False", "--model.depth=8", "--lr=3e-4",
+    ]  # fmt: skip
+    Path("grid.yaml").write_text(head)
+    tasks = [
+        load_spec("grid.yaml", overrides=task).arguments() for task in grid(["args.compile=true,false", "args.x=a"])
+    ]
+    assert tasks == [["--compile=True", "--model.depth=4", "--x=a"], ["--compile=False", "--model.depth=4", "--x=a"]]
 
 
 def test_choices_are_kept_as_the_job_spec_takes_them(tmp_path: Path) -> None:
