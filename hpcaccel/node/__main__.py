@@ -1,4 +1,4 @@
-"""The program ``node.pyz``: the batch step of a run or of a sweep's worker, a trial's supervisor, a rank's shim."""
+"""The program ``node.pyz``: the batch step of a run or of a sweep's worker, a supervisor, a rank's shim."""
 
 from __future__ import annotations
 
@@ -30,6 +30,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _dispatch(words: list[str]) -> int:
     match words:
+        case ["batch", "supervise", directory]:
+            from hpcaccel.node.batch import run_batch
+
+            return run_batch(RunDir(directory), words[1:], give_up=lambda why: _give_up(RunDir(directory), why))
+        case ["batch", "work", directory, index]:
+            from hpcaccel.node.batch import run_batch
+
+            worker = SweepDir(directory).worker(int(index))
+            return run_batch(worker, words[1:], give_up=lambda why: _give_up_worker(worker, why))
         case ["supervise", directory]:
             from hpcaccel.node.supervisor import supervise
 
@@ -88,8 +97,21 @@ def _dispatch(words: list[str]) -> int:
             from hpcaccel.node.supervisor import record_setup_failure
 
             return record_setup_failure(RunDir(directory), exit_code=int(code), name=name)
-    print("usage: node.pyz supervise DIR | work DIR INDEX | rank DIR | setup-failed DIR CODE NAME", file=sys.stderr)
+    usage = "node.pyz [batch] supervise DIR | [batch] work DIR INDEX | rank DIR | setup-failed DIR CODE NAME"
+    print(f"usage: {usage}", file=sys.stderr)
     return 2
+
+
+def _give_up(run: RunDir, why: str) -> int:
+    from hpcaccel.node.supervisor import record_killed
+
+    return record_killed(run, why)
+
+
+def _give_up_worker(worker: WorkerDir, why: str) -> int:
+    from hpcaccel.node.host import record_killed
+
+    return record_killed(worker, why)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Protocol
 
 from hpcaccel.errors import ClusterError, HpcaccelError, SlurmCommandError
+from hpcaccel.node import batch
 from hpcaccel.node.launch import Launch
 from hpcaccel.process import started_at
 from hpcaccel.records import Reason
@@ -287,8 +288,10 @@ class LocalAllocation:
         self.restart_count = int(os.environ.get("HPCACCEL_RESTART_COUNT", "0"))
         self.nodes = ["localhost"]
         self._script = run.script
-        self._start_time = started_at(os.getpid())
-        self._end_time = None if launch.time_limit_seconds is None else time.time() + launch.time_limit_seconds
+        # A supervisor that was killed and started again has no more time than the first one.
+        pid, began = batch.began() or (os.getpid(), time.time())
+        self._start_time = started_at(pid)
+        self._end_time = None if launch.time_limit_seconds is None else began + launch.time_limit_seconds
         self._cancelled = False
 
     def cancelled(self) -> None:
@@ -310,6 +313,8 @@ class LocalAllocation:
     def requeue(self) -> str:
         if self._cancelled or signal.SIGTERM in signal.sigpending():
             return TAKEN_DOWN
+        if batch.is_our_parent():
+            os._exit(batch.START_AGAIN)
         environment = dict(os.environ, HPCACCEL_RESTART_COUNT=str(self.restart_count + 1))
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.execvpe("bash", ["bash", str(self._script)], environment)

@@ -67,6 +67,12 @@ CAUSES = (
         advice="Run the line by hand on a node of the cluster; slurm.log holds its output.",
     ),
     Cause(
+        name="supervisor",
+        meaning="the process that watches the ranks was killed again and again as soon as it had started",
+        follows="requeue",
+        advice="Often the job's memory is used up on its first node: raise slurm.mem. slurm.log names the signal.",
+    ),
+    Cause(
         name="dependency",
         meaning="a run that it was to wait for has ended otherwise than `after` asks, so that it cannot start",
         follows="end",

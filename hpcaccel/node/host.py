@@ -15,6 +15,7 @@ from typing import Any
 from hpcaccel.node import lease
 from hpcaccel.node.account import WorkerAccount
 from hpcaccel.node.allocation import TAKEN_DOWN, Allocation, LocalAllocation, SlurmAllocation
+from hpcaccel.node.batch import killed_by
 from hpcaccel.node.chooser import SPOKEN, Chooser
 from hpcaccel.node.control import honour, pending_requests
 from hpcaccel.node.launch import Launch, read_launch
@@ -26,13 +27,14 @@ from hpcaccel.node.supervisor import WATCHED, take_over_signals
 from hpcaccel.node.trial import CHECKED, END_TIME
 from hpcaccel.node.trials import Spare, Trial
 from hpcaccel.records import EXIT_CONTINUED, Decision, Reason, StopRequest, WorkerStart
-from hpcaccel.rundir import SweepDir, WorkerDir, read_json
+from hpcaccel.rundir import SweepDir, WorkerDir, read_json, read_lines
 
-__all__ = ["Host", "record_setup_failure", "work"]
+__all__ = ["Host", "record_killed", "record_setup_failure", "work"]
 
 LOOK_SECONDS = 1.0
 LEAVE_SECONDS, HURRY_SECONDS = 20.0, 4.0
 """How long the chooser may take to write down what it has heard; where Slurm kills soon, less."""
+_NOT_AGAIN = "a worker that ends in this way twice in a row is not requeued"
 _EXIT_CODES: dict[Reason, int] = {"completed": 0, "cancelled": 130}
 _TAKEN = ("preempted", "time_limit", "lost", "cancelled")
 """Reasons for which a trial is to be continued, that concern the whole allocation."""
@@ -43,12 +45,13 @@ def work(sweep: SweepDir, index: int) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {*WATCHED, SPOKEN})
     take_over_signals()
     worker = sweep.worker(index)
+    killed = killed_by()
     worker.prepare()
     launch = read_launch(worker)
     allocation: Allocation = LocalAllocation(worker, launch) if launch.local else SlurmAllocation()
     lease.acquire(worker, job_id=allocation.job_id, restart_count=allocation.restart_count, trusted=True)
     try:
-        return Host(worker, launch, allocation).run()
+        return Host(worker, launch, allocation, killed=killed).run()
     finally:
         lease.release(worker)
 
@@ -66,8 +69,29 @@ def record_setup_failure(worker: WorkerDir, *, exit_code: int, name: str) -> int
     return 1
 
 
+def record_killed(worker: WorkerDir, why: str) -> int:
+    """Write down that no host stays alive here, and try again elsewhere, once; the batch step's exit code."""
+    worker.prepare()
+    launch = read_launch(worker)
+    allocation: Allocation = LocalAllocation(worker, launch) if launch.local else SlurmAllocation()
+    ends = [line for line, _ in read_lines(worker.account) if line.get("event") == "end"]
+    again = launch.resilience.requeue and not (ends and ends[-1].get("detail", "").endswith(_NOT_AGAIN))
+    account = WorkerAccount(worker)
+    detail = f"{why}; {_NOT_AGAIN}"
+    account.end("failed", "requeue" if again else "end", detail)
+    print(f"hpcaccel: {detail}", flush=True)
+    if again and (problem := allocation.requeue()):
+        account.end("failed", "end", f"not requeued: {problem}")
+    return 1
+
+
 class Host:
-    def __init__(self, worker: WorkerDir, launch: Launch, allocation: Allocation) -> None:
+    """
+    Args:
+        killed: the signal that ended the host before this one in the same batch step, if there was one.
+    """
+
+    def __init__(self, worker: WorkerDir, launch: Launch, allocation: Allocation, *, killed: str = "") -> None:
         document = read_json(worker.spec) or {}
         self.worker = worker
         self.launch = launch
@@ -88,6 +112,7 @@ class Host:
         command = [*document["chooser"], str(worker.sweep.path), str(worker.index)]
         self.chooser = Chooser(command, log=worker.host_log, hello=self._hello, say=self._say)
         self._start: WorkerStart | None = None
+        self._killed = killed
 
     # -- the whole ------------------------------------------------------------------------------------------------
 
@@ -96,6 +121,8 @@ class Host:
         allocated_at = self.inquiry.allocated_at
         self._start = self.account.start(self.allocation, allocated_at=allocated_at, local=self.launch.local)
         where = ", ".join(self._start.nodes)
+        if self._killed:
+            self._say(f"the host of this worker was killed by signal {self._killed}; this is another one")
         self._say(
             f"worker {self.worker.index}, start {self._start.restart_count} of job {self._start.job_id} on {where}"
         )

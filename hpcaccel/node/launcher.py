@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
 import signal
@@ -10,13 +9,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from hpcaccel.errors import SlurmCommandError
 from hpcaccel.node.container import Wrapped, into_container
 from hpcaccel.node.launch import Launch
+from hpcaccel.node.signals import default_signals, dying_with_us, shell_code
 from hpcaccel.node.stage_place import STAGE_DIR
 from hpcaccel.rundir import RunDir, read_json
 from hpcaccel.slurm import hostlist
@@ -28,6 +28,7 @@ __all__ = [
     "SrunRanks",
     "default_signals",
     "dying_with_us",
+    "end_lost_step",
     "free_port",
     "rank_command",
     "run_on_each_node",
@@ -39,12 +40,11 @@ __all__ = [
     "start_ranks",
 ]
 
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
-
 PORT_TRIES = 100
 STEP_WAIT_SECONDS = 300
 """How long srun tries to get a step: for a controller that is away, and not for ever where the nodes stay busy."""
+STEP_END_SECONDS = 60
+"""How long a step may take to end after SIGKILL."""
 AFTER_FIRST_SECONDS = 15
 """How long the other local ranks have when one has failed, as srun's --kill-on-bad-exit gives them."""
 
@@ -181,32 +181,6 @@ def rank_command(run: RunDir, launch: Launch, env: Mapping[str, str], word: str 
     return into_container(launch.container, launch.container.runtime, command, env, also=also)
 
 
-def default_signals() -> None:
-    """Between fork and exec: the supervisor blocks the signals that it waits for; its children must not."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-
-
-def dying_with_us(
-    number: signal.Signals = signal.SIGKILL, *, deaf_to: Collection[signal.Signals] = ()
-) -> Callable[[], None]:
-    """As above; and the child gets a signal when this process is killed, so that nothing goes on without us (prctl(2)).
-
-    Only for a process of one thread: the kernel means the thread that forks.
-
-    Args:
-        deaf_to: signals that are to stay blocked in the child.
-    """
-    parent = os.getpid()
-
-    def between_fork_and_exec() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, deaf_to)
-        _LIBC.prctl(_PR_SET_PDEATHSIG, number)
-        if os.getppid() != parent:  # killed in between
-            os._exit(128 + number)
-
-    return between_fork_and_exec
-
-
 class SrunRanks:
     """One srun step with a task for every rank."""
 
@@ -296,6 +270,20 @@ def signal_step(step_file: Path, name: str, *, without: str) -> bool | None:
         return None
 
 
+def end_lost_step(run: RunDir, attempt: int) -> None:
+    """End the ranks of an attempt of this very job whose supervisor was killed, and wait for that a while.
+
+    srun ends its step when its supervisor dies; this is for a step that srun has lost.
+    """
+    step_file = run.attempt(attempt) / "step.json"
+    end = time.monotonic() + STEP_END_SECONDS
+    while signal_step(step_file, "KILL", without="the ranks of the last attempt may still run"):
+        if time.monotonic() > end:
+            print(f"hpcaccel: the ranks of attempt {attempt} do not end", file=sys.stderr, flush=True)
+            return
+        time.sleep(1.0)
+
+
 class LocalRanks:
     """A process for every rank on this machine, each in a process group of its own."""
 
@@ -376,8 +364,3 @@ def send_to_groups(leaders: Iterable[subprocess.Popen[bytes]], number: signal.Si
             os.killpg(leader.pid, number)
         except ProcessLookupError:
             pass
-
-
-def shell_code(code: int) -> int:
-    """Popen's exit code as a shell has it: 128 + n for signal n."""
-    return 128 - code if code < 0 else code

@@ -107,12 +107,19 @@ class Ledger:
         return None
 
     def close_lost(
-        self, run: RunDir, *, reason: Reason | None = None, decision: Decision | None = None, why: str = ""
+        self,
+        run: RunDir,
+        *,
+        reason: Reason | None = None,
+        decision: Decision | None = None,
+        killed: str = "the batch step",
+        why: str = "",
     ) -> AttemptEnd | None:
         """Write the end of an attempt whose batch step was killed before it could, from what it left behind.
 
         Args:
             reason: what Slurm says of it, where that is known; ``why`` in words.
+            killed: what was killed, where that is not the whole batch step.
         """
         start = self.unfinished()
         if start is None:
@@ -124,7 +131,7 @@ class Ledger:
             time=time.time(),
             reason="pruned" if pruned(stop) else reason or (stop.reason if stop else "lost"),
             decision=_what_follows(stop, decision),
-            detail="the batch step was killed before it could write its end" + (f": {why}" if why else ""),
+            detail=f"{killed} was killed before it could write its end" + (f": {why}" if why else ""),
             seconds=max(0.0, _last_sign(run, start.attempt) - start.time),
             resumed_step=resumed_step(run, start.attempt),
             last_step=outcome.step if outcome else last_step(run, start.attempt),

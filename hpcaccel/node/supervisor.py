@@ -17,6 +17,7 @@ from hpcaccel import layout
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.node import lease
 from hpcaccel.node.allocation import TAKEN_DOWN, Allocation, Situation, current_allocation
+from hpcaccel.node.batch import killed_by
 from hpcaccel.node.causes import cause
 from hpcaccel.node.chain import ChainedAllocation
 from hpcaccel.node.classify import Failure, classify
@@ -26,23 +27,23 @@ from hpcaccel.node.dependencies import hindrance
 from hpcaccel.node.exclusion import Placement
 from hpcaccel.node.hangs import HangWatch
 from hpcaccel.node.launch import Launch, read_launch
-from hpcaccel.node.launcher import Ranks, run_on_each_node, start_ranks
+from hpcaccel.node.launcher import Ranks, end_lost_step, run_on_each_node, start_ranks
 from hpcaccel.node.launcher_provision import Provision, clean_stage
 from hpcaccel.node.launcher_step import BeforeRanks
 from hpcaccel.node.ledger import Ledger, last_step, read_outcome, resumed_step
 from hpcaccel.node.preflight import preflight
+from hpcaccel.node.signals import WATCHED, take_over_signals
 from hpcaccel.node.stopping import Inquiry, Stopping
 from hpcaccel.node.verdict import Seen, Verdict, judge
 from hpcaccel.node.writing import if_possible, patiently
-from hpcaccel.records import EXIT_CONTINUED, AttemptEnd, AttemptStart, pruned
+from hpcaccel.records import EXIT_CONTINUED, AttemptEnd, AttemptStart, Decision, pruned
 from hpcaccel.rundir import RunDir, read_json
 from hpcaccel.slurm.states import JobState
 
-__all__ = ["WATCHED", "Supervisor", "record_setup_failure", "supervise", "take_over_signals"]
+__all__ = ["WATCHED", "Supervisor", "record_killed", "record_setup_failure", "supervise", "take_over_signals"]
 
 T = TypeVar("T")
 
-WATCHED = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGCHLD}
 LOOK_SECONDS = 1.0
 
 
@@ -65,13 +66,6 @@ def supervise(run: RunDir) -> int:
         if isinstance(allocation, ChainedAllocation):
             allocation.end()
         lease.release(run)
-
-
-def take_over_signals() -> None:
-    """Hear what the batch script heard during its set-up. Until here it ignored USR2, which our children must not."""
-    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
-    for name in os.environ.pop("HPCACCEL_EARLY_SIGNALS", "").split():
-        os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
 
 
 def record_setup_failure(run: RunDir, *, exit_code: int, name: str) -> int:
@@ -101,6 +95,16 @@ def record_setup_failure(run: RunDir, *, exit_code: int, name: str) -> int:
     return 1
 
 
+def record_killed(run: RunDir, why: str) -> int:
+    """Write the end of an attempt whose supervisors were killed one after another; the batch step's exit code."""
+    launch = read_launch(run)
+    allocation = current_allocation(run, launch)
+    code = Supervisor(run, launch, allocation).give_up(why)
+    if isinstance(allocation, ChainedAllocation):
+        allocation.end()
+    return code
+
+
 class Supervisor:
     def __init__(self, run: RunDir, launch: Launch, allocation: Allocation, *, ledger: Ledger | None = None) -> None:
         self.run = run
@@ -112,12 +116,14 @@ class Supervisor:
         self.attempt = 0
         self.inquiry = Inquiry(allocation)
         self.provision = Provision(run, launch, watch=self._watch_before)
+        self._killed = killed_by()
+        """The signal that ended the supervisor before this one, in the same batch step."""
         self._preflight_seconds: float | None = None
 
     # -- the whole ------------------------------------------------------------------------------------------------
 
     def run_attempts(self) -> int:
-        if (lost := self._patiently(lambda: self.ledger.close_lost(self.run))) is not None:
+        if (lost := self._close_lost()) is not None:
             self._say(f"attempt {lost.attempt} ended without a word ({lost.reason}); going on from what it left")
         if self._is_over():
             self._say("this job already ended; nothing to do")
@@ -207,6 +213,46 @@ class Supervisor:
                 started=time.time(),
             )
         return EXIT_CONTINUED
+
+    def _close_lost(self) -> AttemptEnd | None:
+        """Write the end of an attempt that has none; of one of this very allocation nothing may run any more."""
+        here = self.ledger.unfinished()
+        if here is None or (here.job_id, here.restart_count) != (self.allocation.job_id, self.allocation.restart_count):
+            return self._patiently(lambda: self.ledger.close_lost(self.run))
+        if not self.launch.local:
+            end_lost_step(self.run, here.attempt)
+        return self._patiently(lambda: self._close_lost_here())
+
+    def _close_lost_here(self) -> AttemptEnd | None:
+        if not self._killed:
+            return self.ledger.close_lost(self.run)
+        # What a user wants to follow still does; else the ranks start again where they were.
+        decision: Decision | None = None if cancel_was_asked(self.run) else "restart"
+        return self.ledger.close_lost(
+            self.run, decision=decision, killed="its supervisor", why=f"signal {self._killed}; started again here"
+        )
+
+    def give_up(self, why: str) -> int:
+        """Write down that no supervisor stays alive here, and try again elsewhere; the batch step's exit code."""
+        self._close_lost()
+        self.attempt = self.ledger.next_attempt
+        self.stopping = Stopping(self.run, self.launch, self.inquiry, attempt=self.attempt, say=self._say)
+        started = time.time()
+        self.ledger.start(
+            AttemptStart(
+                attempt=self.attempt,
+                time=started,
+                job_id=self.allocation.job_id,
+                restart_count=self.allocation.restart_count,
+                nodes=self.placement.nodes,
+                ranks=self.launch.ranks,
+            )
+        )
+        self.restarts = self.launch.resilience.restart_in_place
+        self.stopping.hear_the_last()
+        verdict = self._decide(1, self.inquiry.ask(), Failure(cause=cause("supervisor"), detail=why))
+        self._write_end(verdict, started=started)
+        return self._requeue(verdict) if verdict.decision == "requeue" else _exit_code(verdict)
 
     # -- one attempt ----------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The local backend's queue, which is none: ``bash job.sbatch`` starts at once, detached from whoever submitted it.
 
-The supervisor replaces that bash and a requeue replaces the supervisor, so one process id stands for the job as long
-as it lives. It is written down with its start time, since a process id alone is used again.
+The batch step (``node/batch.py``) replaces that bash and a requeue replaces the batch step, so one process id stands
+for the job as long as it lives. It is written down with its start time, since a process id alone is used again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RANK_NAMES = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE",
     "MASTER_ADDR", "MASTER_PORT",
     "HPCACCEL_RUN_DIR", "HPCACCEL_ATTEMPT", "HPCACCEL_PROTOCOL", "HPCACCEL_DEADLINE", "HPCACCEL_LOCAL_JOB",
-    "HPCACCEL_RESTART_COUNT",
+    "HPCACCEL_RESTART_COUNT", "HPCACCEL_BATCH", "HPCACCEL_KILLED",
 }  # fmt: skip
 _KEPT = {"SLURM_CONF"}
 

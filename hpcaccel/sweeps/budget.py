@@ -83,6 +83,9 @@ class Account:
         stays = self.held.setdefault(index, [])
         if line.get("event") == "start":
             start = from_dict(WorkerStart, line)
+            if stays and _same_stay(stays[-1].start, start):  # its host was killed, and started again
+                stays[-1] = replace(stays[-1], seen=start.time, ended=False)
+                return
             if stays:  # what came before is over, whether its host could still say so or not
                 stays[-1] = replace(stays[-1], ended=True)
             stays.append(Held(worker=index, start=start, seen=start.time, ended=False))
@@ -93,6 +96,12 @@ class Account:
             sign = from_dict(WorkerEnd, line).time if ended else from_dict(WorkerSeen, line).time
             last = stays[-1]
             stays[-1] = replace(last, seen=max(last.seen, sign), ended=ended)
+
+
+def _same_stay(one: WorkerStart, other: WorkerStart) -> bool:
+    if one.allocated_at is None or other.allocated_at is None or abs(one.allocated_at - other.allocated_at) > 1.0:
+        return False
+    return (one.job_id, one.restart_count) == (other.job_id, other.restart_count)
 
 
 @dataclass(frozen=True, kw_only=True)

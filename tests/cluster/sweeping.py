@@ -195,7 +195,10 @@ def terminate(sweep: Sweeping, target: Target) -> None:
 
 
 def kill_host(sweep: Sweeping, target: Target) -> None:
-    os.kill(_holder(sweep.dir.worker(target.worker)), signal.SIGKILL)
+    """The batch step starts another one, which goes on with the same trial."""
+    before = _holder(sweep.dir.worker(target.worker))
+    os.kill(before, signal.SIGKILL)
+    sweep.wait(lambda: _holder(sweep.dir.worker(target.worker)) != before, "another host")
 
 
 def kill_supervisor(sweep: Sweeping, target: Target) -> None:
@@ -235,8 +238,8 @@ FAULTS: dict[str, Callable[[Sweeping, Target], None]] = {
 }
 
 
-LEAVE_NO_LINE = ("chooser killed", "host killed")
-"""Nothing ends in the trial's ledger by these, or much later."""
+LEAVE_NO_LINE = ("chooser killed",)
+"""Nothing ends in the trial's ledger by these."""
 
 
 def disturb(sweep: Sweeping, names: list[str]) -> None:

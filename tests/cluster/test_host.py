@@ -88,7 +88,7 @@ class Workers:
         self.dir.node_program.write_text(
             f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom hpcaccel.node.__main__ import main\nmain()\n"
         )
-        command = shlex.join([sys.executable, str(self.dir.node_program), "work", str(self.dir.path)])
+        command = shlex.join([sys.executable, str(self.dir.node_program), "batch", "work", str(self.dir.path)])
         self.dir.script.write_text(f'#!/bin/bash\nexec {command} "$SLURM_ARRAY_TASK_ID"\n')
 
     def submit(self, worker: int, *, node: str, partition: str) -> str:
@@ -159,17 +159,36 @@ def test_a_cancelled_worker_leaves_its_trials_to_be_continued(cluster: Cluster, 
     assert [sweep.ends(trial)[1:] for trial in (0, 1)] == [[("completed", "end")]] * 2
 
 
-@pytest.mark.parametrize("victim", ["host", "trial"])
+def test_a_killed_host_is_started_again_in_its_job(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
+    (node,) = lease(1)
+    sweep = Workers(cluster, tmp_path, trials=1)
+    job = sweep.submit(0, node=node, partition="gpu")
+    sweep.wait(lambda: sweep.said(0, 1), "the trial runs")
+    (sweep.dir.trial(0).path / "state").write_text("1")
+    os.kill((read_json(sweep.dir.worker(0).lease) or {})["pid"], signal.SIGKILL)
+    sweep.wait(lambda: sweep.worker_ends(0), "the worker has ended")
+    assert process_start(int(sweep.said(0, 1)[1])) is None
+    assert sweep.ends(0) == [("lost", "requeue"), ("completed", "end")]
+    assert sweep.worker_ends(0) == [("completed", "end")]
+    assert cluster.wait_for(job, ["COMPLETED"])["Restarts"] == "0"
+    starts = [line for line, _ in read_lines(sweep.dir.worker(0).account) if line["event"] == "start"]
+    assert len({(line["job_id"], line["restart_count"], line["allocated_at"]) for line in starts}) == 1
+    assert len(starts) == 2
+
+
+@pytest.mark.parametrize("victim", ["batch step", "trial"])
 def test_nothing_goes_on_without_its_parent(cluster: Cluster, lease: Lease, tmp_path: Path, victim: str) -> None:
     (node,) = lease(1)
     sweep = Workers(cluster, tmp_path, trials=1)
     job = sweep.submit(0, node=node, partition="gpu")
     sweep.wait(lambda: sweep.said(0, 1), "the trial runs")
-    holder = sweep.dir.worker(0) if victim == "host" else sweep.dir.trial(0)
-    os.kill((read_json(holder.lease) or {})["pid"], signal.SIGKILL)
+    if victim == "batch step":
+        cluster.run("scancel", "--batch", "--signal=KILL", job)
+    else:
+        os.kill((read_json(sweep.dir.trial(0).lease) or {})["pid"], signal.SIGKILL)
     rank = int(sweep.said(0, 1)[1])
     sweep.wait(lambda: process_start(rank) is None, "the rank is gone", 30)
-    if victim == "host":
+    if victim == "batch step":
         cluster.wait_for(job, ["FAILED"])
         sweep.submit(0, node=node, partition="gpu")
     (sweep.dir.trial(0).path / "state").write_text("1")

@@ -83,7 +83,7 @@ def test_hostile_values_reach_slurm_and_the_batch_step(
     assert job is not None
     assert (job.name, job.comment, job.partition, job.requeue) == ("gpt", HOSTILE, "gpu", True)
     seen = record(run)
-    assert seen["argv"] == [f"{run.path}/node.pyz", "supervise", str(run.path)]
+    assert seen["argv"] == [f"{run.path}/node.pyz", "batch", "supervise", str(run.path)]
     assert seen["cwd"] == str(run.path)
     env = seen["env"]
     assert (env["VALUE"], env["LONG"], env["API_KEY"]) == (HOSTILE, long, secret)

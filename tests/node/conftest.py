@@ -59,7 +59,7 @@ class LocalRun:
         self.dir.node_program.write_text(
             f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom hpcaccel.node.__main__ import main\nmain()\n"
         )
-        self.dir.script.write_text(f"exec {sys.executable} {self.dir.node_program} supervise {path}\n")
+        self.dir.script.write_text(f"exec {sys.executable} {self.dir.node_program} batch supervise {path}\n")
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, job_id: str = "local-00000001") -> None:

@@ -118,7 +118,7 @@ class Sweep:
         self.dir.node_program.write_text(
             f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom hpcaccel.node.__main__ import main\nmain()\n"
         )
-        self.dir.script.write_text(f"exec {sys.executable} {self.dir.node_program} work {self.dir.path} 0\n")
+        self.dir.script.write_text(f"exec {sys.executable} {self.dir.node_program} batch work {self.dir.path} 0\n")
         self.process: subprocess.Popen[bytes] | None = None
 
     def trial(self, number: int) -> RunDir:

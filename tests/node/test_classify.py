@@ -19,7 +19,7 @@ from hpcaccel.slurm.states import JobState
 ROOT = Path(__file__).parents[2]
 RECORDED = sorted((ROOT / "tests" / "data" / "failures").glob("*.txt"))
 TRACEBACK = "Traceback (most recent call last):\n  File 'x.py', line 1\n"
-BY_THE_BATCH_STEP = {"component", "setup", "dependency", "preflight", "network"}
+BY_THE_BATCH_STEP = {"supervisor", "component", "setup", "dependency", "preflight", "network"}
 """Not found in logs: who finds them says so."""
 
 

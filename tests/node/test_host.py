@@ -221,7 +221,7 @@ def test_a_setup_that_fails_is_the_workers_end(sweep: Make) -> None:
     one = sweep("print('ran')", IN_TURN.format(count=1))
     one.dir.script.write_text(
         one.dir.script.read_text()
-        .replace(" work ", " setup-failed ")
+        .replace(" batch work ", " setup-failed ")
         .replace(" 0\n", "/workers/0 7 'environment.setup: module load x'\n")
     )
     assert one.run() == 1

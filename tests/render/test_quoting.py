@@ -92,7 +92,7 @@ def test_what_goes_through_the_script(shells: Callable[[], Shell], value: str, w
         return
     started = shell.run(text, {"BASH_FUNC_module%%": NOTED}, python=stub)
     assert started.code == 0, started.output
-    assert started.argv == [f"{run.path}/node.pyz", "supervise", str(run.path)]
+    assert started.argv == [f"{run.path}/node.pyz", "batch", "supervise", str(run.path)]
     assert started.cwd == str(place)
     env = started.env
     assert (env["VALUE"], env["SITE"], env["FROM_SETUP"], env["ACTIVATED"]) == (value, site, value, "yes")

@@ -38,7 +38,7 @@ def test_the_supervisor_is_started(shell: Shell) -> None:
     started = start(shell)
     run = str(shell.folder / "run")
     assert (started.code, started.output) == (0, "")
-    assert started.argv == [f"{run}/node.pyz", "supervise", run]
+    assert started.argv == [f"{run}/node.pyz", "batch", "supervise", run]
     assert started.cwd == str(shell.folder)
     assert started.env["MASTER_ADDR"] == "n7"
 
@@ -85,7 +85,7 @@ def test_setup_lines_change_the_environment_of_the_ranks(shell: Shell) -> None:
         "false | cat || true",
     ]
     started = start(shell, environment={"setup": lines, "env": {"FROM_ENV": "given"}})
-    assert (started.code, started.argv[1]) == (0, "supervise")
+    assert (started.code, started.argv[1:3]) == (0, ["batch", "supervise"])
     assert (started.env["A"], started.env["C"], started.env["D"]) == ("1", "3", "-given")
     assert "PYTHONUNBUFFERED" not in started.output  # set -x of a set-up line ends with the set-up
 
@@ -128,7 +128,7 @@ MODULE = '() { printf "%s\\n" "$*" >> "$HOME/loaded"; [[ $2 != missing* ]]; }'
 def test_modules_are_loaded_in_order(shell: Shell) -> None:
     started = start(shell, {"BASH_FUNC_module%%": MODULE}, environment={"modules": ["gcc/12", "cuda/12.4"]})
     assert (shell.folder / "loaded").read_text() == "load gcc/12\nload cuda/12.4\n"
-    assert started.argv[1] == "supervise"
+    assert started.argv[1:3] == ["batch", "supervise"]
 
 
 def test_a_module_that_cannot_be_loaded(shell: Shell) -> None:
@@ -149,7 +149,7 @@ def test_a_cluster_without_modules(shell: Shell) -> None:
     started = start(shell, environment={"modules": ["gcc/12"]})
     assert started.argv[1:] == ["setup-failed", str(shell.folder / "run"), "127", "environment.modules"]
     local = start(shell, options={"backend": "local"}, environment={"modules": ["gcc/12"]})
-    assert local.argv[1] == "supervise"
+    assert local.argv[1:3] == ["batch", "supervise"]
     assert "going on without environment.modules: gcc/12" in local.output
 
 

@@ -59,7 +59,7 @@ export MINE={{ spec.name ~ " & 'co' $(id)" }}
 @pytest.mark.parametrize("direct", [False, True])
 def test_a_block_of_ours_is_extended(shell: Shell, direct: bool) -> None:
     started = shell.run(rendered(shell, EXTENDED, direct=direct))
-    assert started.argv[1] == "supervise"
+    assert started.argv[1:3] == ["batch", "supervise"]
     assert (started.env["MINE"], started.env["A"]) == ("gpt & 'co' $(id)", "b c")
     assert started.env["PYTHONUNBUFFERED"] == "1"
 

@@ -1,0 +1,191 @@
+"""The batch step starts its supervisor, or its host, again when that is killed: real processes, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcaccel.process import process_start
+from hpcaccel.rundir import RunDir, read_json, read_lines
+from hpcaccel.sweeps.budget import Account
+
+from .conftest import ROOT, LocalRun, outcome
+from .sweeping import CONTINUES, STOPS_AND_GOES_ON, Sweep, pid_in
+from .test_supervisor import HEAD, STOPS_WHEN_ASKED
+
+Make = Callable[..., LocalRun]
+
+LEAVES_A_PROCESS = f"""
+import os, signal, subprocess, sys, time
+folder = os.environ["HPCACCEL_RUN_DIR"]
+if os.environ["HPCACCEL_ATTEMPT"] == "1":
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(300)"
+    child = subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True, stdout=subprocess.PIPE)
+    child.stdout.readline()
+    open(folder + "/child", "w").write(str(child.pid))
+    print("ready", flush=True)
+    time.sleep(300)
+child = int(open(folder + "/child").read())
+try:
+    state = open(f"/proc/{{child}}/stat").read().rpartition(")")[2].split()[0]
+except OSError:
+    state = "X"
+print("gone" if state in "XZ" else "still there", flush=True)
+{outcome(step=5, resume=False, reason="completed")}
+"""
+
+
+def supervisor_of(run: RunDir) -> int:
+    return int((read_json(run.lease) or {})["pid"])
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def eventually(question: Callable[[], Any], what: str, *, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not question():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def test_a_killed_supervisor_is_started_again_when_its_ranks_are_gone(local_run: Make) -> None:
+    run = local_run(LEAVES_A_PROCESS)
+    run.start()
+    run.wait_for("ready")
+    assert run.process is not None
+    first = supervisor_of(run.dir)
+    assert first != run.process.pid
+    kill(first)
+    assert run.wait() == 0, run.log
+    assert run.ends == [("lost", "restart"), ("completed", "end")]
+    assert run.lines("end")[0]["detail"] == (
+        "its supervisor was killed before it could write its end: signal 9; started again here"
+    )
+    assert run.dir.rank_log(2, 0).read_text() == "gone\n"
+    assert {line["job_id"] for line in run.lines("start")} == {"local-00000001"}
+    assert "the supervisor was killed by signal 9; starting another one" in run.log
+    assert not run.dir.lease.exists()
+
+
+def test_what_a_killed_supervisor_has_heard_the_next_one_hears(local_run: Make) -> None:
+    deaf = "import signal, time\nprint('ready', flush=True)\ntime.sleep(300)\n"
+    run = local_run(deaf, stop_timeout_seconds=5)
+    run.start()
+    run.wait_for("ready")
+    assert run.process is not None
+    run.process.send_signal(signal.SIGTERM)  # the local backend's scancel
+    eventually(run.dir.stop(1).exists, "the ranks are asked")
+    kill(supervisor_of(run.dir))
+    assert run.wait() == 130, run.log
+    assert run.ends[-1] == ("cancelled", "end")
+
+
+def test_a_supervisor_that_dies_at_once_is_given_up_and_the_run_ends_after_a_requeue(local_run: Make) -> None:
+    run = local_run("print('ran')")
+    run.dir.node_program.write_text(
+        f"import os, sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+        "from hpcaccel.node import batch\nfrom hpcaccel.node.__main__ import main\n"
+        "batch.PAUSES_SECONDS = (0.0, 0.2)\n"
+        "if sys.argv[1] == 'supervise':\n"
+        f"    open({str(run.dir.path / 'starts')!r}, 'a').write('x')\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "main()\n"
+    )
+    assert run.run() == 1
+    assert (run.dir.path / "starts").read_text() == "x" * 6  # three in each of two allocations
+    assert run.ends == [("failed", "requeue"), ("failed", "end")]
+    last = run.lines("end")[-1]
+    assert last["error_class"] == "supervisor"
+    assert "2 failures without a new checkpoint" in last["detail"]
+    said = "3 supervisors in a row were killed within 60 s of their start, the last one by signal 9"
+    assert said in run.lines("end")[0]["detail"]
+    assert said in last["detail"]
+
+
+def test_a_signal_during_the_pause_before_another_start_ends_the_pause(local_run: Make) -> None:
+    run = local_run("print('ran')")
+    mark = run.dir.path / "died"
+    run.dir.node_program.write_text(
+        f"import os, sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+        "from hpcaccel.node import batch\nfrom hpcaccel.node.__main__ import main\n"
+        "batch.PAUSES_SECONDS = (300.0,)\n"
+        f"if sys.argv[1] == 'supervise' and not os.path.exists({str(mark)!r}):\n"
+        f"    open({str(mark)!r}, 'w').close()\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "main()\n"
+    )
+    run.start()
+    eventually(lambda: "starting another one in 300 s" in run.log, "the pause")
+    assert run.process is not None
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait(60) == 130
+    assert run.ends == [("cancelled", "end")]
+
+
+def test_whoever_kills_the_batch_step_ends_all_of_it(local_run: Make) -> None:
+    run = local_run(HEAD + "time.sleep(300)\n")
+    run.start()
+    run.wait_for("ready")
+    assert run.process is not None
+    supervisor = supervisor_of(run.dir)
+    run.process.kill()
+    run.process.wait()
+    eventually(lambda: process_start(supervisor) is None, "the supervisor is gone")
+
+
+def test_a_restarted_supervisor_has_no_more_time_than_the_first(local_run: Make) -> None:
+    program = STOPS_WHEN_ASKED.replace('"ready"', '"ready", os.environ["HPCACCEL_DEADLINE"]')
+    run = local_run(program, launch={"time_limit_seconds": 600})
+    run.start()
+    run.wait_for("ready")
+    kill(supervisor_of(run.dir))
+    assert run.wait() == 0
+    first, second = (run.dir.rank_log(attempt, 0).read_text() for attempt in (1, 2))
+    assert first == second
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Iterator[Sweep]:
+    one = Sweep(tmp_path, STOPS_AND_GOES_ON, CONTINUES.replace("NUMBERS", "(0,)"))
+    one.trial(0)
+    yield one
+    if one.process is not None and one.process.poll() is None:
+        one.process.kill()
+        one.process.wait()
+
+
+def test_a_killed_host_is_started_again_and_goes_on_with_its_trial(sweep: Sweep) -> None:
+    sweep.start()
+    rank = pid_in(sweep.wait_for(0, "ready"))
+    kill(supervisor_of(sweep.worker))
+    assert sweep.wait() == 0, sweep.log
+    assert process_start(rank) is None
+    assert sweep.ends(0) == [("lost", "requeue"), ("completed", "end")]
+    assert sweep.worker_ends == [("completed", "end")]
+    assert "was killed by signal 9; this is another one" in sweep.worker.host_log.read_text()
+    starts = [line for line in sweep.account if line["event"] == "start"]
+    assert [(line["job_id"], line["restart_count"]) for line in starts] == [("local-00000001_0", 0)] * 2
+    account = Account(sweep.dir).read()
+    lasted = sweep.account[-1]["time"] - starts[0]["allocated_at"]
+    assert account.gpu_seconds() == pytest.approx(lasted, rel=0.01)  # one stay, counted once
+
+
+def test_a_host_that_dies_at_once_is_given_up(sweep: Sweep) -> None:
+    sweep.dir.node_program.write_text(
+        f"import os, sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+        "from hpcaccel.node import batch\nfrom hpcaccel.node.__main__ import main\n"
+        "batch.PAUSES_SECONDS = (0.0,)\n"
+        "if sys.argv[1] == 'work':\n    os.kill(os.getpid(), 9)\n"
+        "main()\n"
+    )
+    assert sweep.run() == 1
+    assert sweep.worker_ends == [("failed", "requeue"), ("failed", "end")]
+    assert all("signal 9" in line["detail"] for line, _ in read_lines(sweep.worker.account) if line["event"] == "end")
