@@ -108,10 +108,15 @@ class AttemptEnd:
     """One sentence for people."""
     exit_code: int | None = None
     seconds: float = 0.0
-    resumed_step: int = 0
+    resumed_step: int | None = None
+    """The step that the attempt went on from, 0 at the start of the training; None where its loop never began, and for
+    programs that do not tell. Lines of earlier releases say 0 there."""
     last_step: int | None = None
     """The last optimizer step that the ranks are known to have done."""
+    first_logged: int | None = None
+    """The first step that the program logged a value for in this attempt."""
     checkpoint: str | None = None
+    """The newest checkpoint: ours, or the one that an outcome names."""
     checkpoint_step: int | None = None
     advice: str = ""
     """What the user can do about the failure, in a sentence."""

@@ -18,6 +18,7 @@ from typing import Any
 from hpcaccel.errors import RunDirectoryError
 
 __all__ = [
+    "FILE_MODE",
     "RunDir",
     "SweepDir",
     "WorkerDir",
@@ -299,6 +300,10 @@ class RunDir:
     def progress(self, attempt: int) -> Path:
         """Where this attempt resumed and how many steps it will take; written by rank 0 when its loop starts."""
         return self.attempt(attempt) / "progress.json"
+
+    def step_counter(self, attempt: int) -> Path:
+        """The last step that rank 0 has done, and when: ``120 1795357046.314375``. Overwritten in place."""
+        return self.attempt(attempt) / "step"
 
     def timing(self, attempt: int) -> Path:
         """What this attempt's time went into; written by rank 0 now and then."""

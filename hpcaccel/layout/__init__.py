@@ -26,6 +26,7 @@ __all__ = [
     "newest",
     "read_manifest",
     "step_directories",
+    "step_of",
     "temporary_name",
 ]
 
@@ -54,6 +55,12 @@ class Checkpoint:
 
 def checkpoint_name(step: int) -> str:
     return f"step_{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step of a checkpoint directory of this name; None for any other name."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def temporary_name(step: int, attempt: int | str) -> str:

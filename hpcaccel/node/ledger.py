@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpcaccel import layout
 from hpcaccel.logged import Logged
@@ -16,7 +17,6 @@ from hpcaccel.records import (
     AttemptStart,
     Decision,
     Outcome,
-    Progress,
     Reason,
     StopRequest,
     from_dict,
@@ -24,8 +24,9 @@ from hpcaccel.records import (
     to_dict,
 )
 from hpcaccel.rundir import RunDir, append_line, read_json, read_lines
+from hpcaccel.steps import LoggedSteps, read_steps
 
-__all__ = ["Ledger", "last_step", "read_outcome", "read_stop"]
+__all__ = ["Ledger", "how_far", "read_outcome", "read_stop"]
 
 STUCK = 2
 """So many failures, or time limits, without a new checkpoint end a run: trying again would change nothing."""
@@ -94,12 +95,10 @@ class Ledger:
         ends = [line for line in ends if not _nobodys_fault(line)]
         failures = [line for line in ends if line.reason == "failed"]
         preemptions = [line for line in ends if line.reason == "preempted"]
-        if ends:
-            newest = ends[-1].checkpoint_step
-            for reason, word in (("failed", "failures"), ("time_limit", "time limits")):
-                stuck = [line for line in ends if line.reason == reason and line.checkpoint_step == newest]
-                if sum(not _never_began(line) for line in stuck) >= STUCK:
-                    return f"{STUCK} {word} without a new checkpoint"
+        for reason, word in (("failed", "failures"), ("time_limit", "time limits")):
+            stuck = [line for line in _since_progress(ends) if line.reason == reason]
+            if sum(not _never_began(line) for line in stuck) >= STUCK:
+                return f"{STUCK} {word} without a new checkpoint"
         if len(failures) >= limits.max_failures:
             return f"{_counted(len(failures), 'failure')} (resilience.max_failures: {limits.max_failures})"
         if limits.max_preemptions is not None and len(preemptions) > limits.max_preemptions:
@@ -124,8 +123,7 @@ class Ledger:
         start = self.unfinished()
         if start is None:
             return None
-        stop, outcome = read_stop(run, start.attempt), read_outcome(run, start.attempt)
-        newest = layout.newest(run.checkpoints)
+        stop = read_stop(run, start.attempt)
         line = AttemptEnd(
             attempt=start.attempt,
             time=time.time(),
@@ -133,10 +131,7 @@ class Ledger:
             decision=_what_follows(stop, decision),
             detail=f"{killed} was killed before it could write its end" + (f": {why}" if why else ""),
             seconds=max(0.0, _last_sign(run, start.attempt) - start.time),
-            resumed_step=resumed_step(run, start.attempt),
-            last_step=outcome.step if outcome else last_step(run, start.attempt),
-            checkpoint=newest.name if newest else None,
-            checkpoint_step=newest.step if newest else None,
+            **how_far(run, start.attempt),
         )
         self.end(line)
         return line
@@ -148,6 +143,29 @@ def _what_follows(stop: StopRequest | None, known: Decision | None) -> Decision:
         return "end"
     wish = stop.then if stop is not None else ""
     return "pause" if wish == "pause" else known or ("end" if wish == "cancel" else "requeue")
+
+
+def _since_progress(ends: Sequence[AttemptEnd]) -> list[AttemptEnd]:
+    """The last attempt that got further than all before it, and those that came after it."""
+    found: list[AttemptEnd] = []
+    furthest = 0
+    for line in ends:
+        reached = _reached(line)
+        if reached > furthest:
+            found, furthest = [], reached
+        found.append(line)
+    return found
+
+
+def _reached(line: AttemptEnd) -> int:
+    """The step up to which the training's work is known to be kept.
+
+    A checkpoint says so. Of a program with checkpoints of its own, the step at which it began again does, by its first
+    line in the metrics: so much it has found. Where nothing tells that, the step of its outcome has to do.
+    """
+    if line.resumed_step is None and line.first_logged is None:
+        return max(line.checkpoint_step or 0, line.last_step or 0)
+    return max(line.checkpoint_step or 0, line.resumed_step or 0, (line.first_logged or 1) - 1)
 
 
 def _nobodys_fault(line: AttemptEnd) -> bool:
@@ -173,14 +191,20 @@ def read_outcome(run: RunDir, attempt: int) -> Outcome | None:
     return from_dict(Outcome, value) if value else None
 
 
-def resumed_step(run: RunDir, attempt: int) -> int:
-    value = read_json(run.progress(attempt))
-    return from_dict(Progress, value).resumed_step if value else 0
-
-
-def last_step(run: RunDir, attempt: int) -> int | None:
-    """The last step that this attempt wrote a metric for, or None."""
-    return max((line.step for line in Logged(run).read() if line.attempt == attempt), default=None)
+def how_far(run: RunDir, attempt: int) -> dict[str, Any]:
+    """The fields of an end line that say where the attempt began, how far it came, and what is saved of it."""
+    steps = read_steps(run, attempt, LoggedSteps.of(Logged(run).read()).get(attempt))
+    newest, outcome = layout.newest(run.checkpoints), read_outcome(run, attempt)
+    name, step = (newest.name, newest.step) if newest else (None, None)
+    if outcome is not None and outcome.checkpoint is not None and layout.step_of(outcome.checkpoint) is None:
+        name, step = outcome.checkpoint, outcome.step  # a checkpoint of the program's own
+    return {
+        "resumed_step": steps.from_step,
+        "last_step": steps.last_step,
+        "first_logged": steps.first_logged,
+        "checkpoint": name,
+        "checkpoint_step": step,
+    }
 
 
 def _last_sign(run: RunDir, attempt: int) -> float:

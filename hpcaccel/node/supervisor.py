@@ -30,7 +30,7 @@ from hpcaccel.node.launch import Launch, read_launch
 from hpcaccel.node.launcher import Ranks, end_lost_step, run_on_each_node, start_ranks
 from hpcaccel.node.launcher_provision import Provision, clean_stage
 from hpcaccel.node.launcher_step import BeforeRanks
-from hpcaccel.node.ledger import Ledger, last_step, read_outcome, resumed_step
+from hpcaccel.node.ledger import Ledger, how_far, read_outcome
 from hpcaccel.node.preflight import preflight
 from hpcaccel.node.signals import WATCHED, take_over_signals
 from hpcaccel.node.stopping import Inquiry, Stopping
@@ -420,8 +420,6 @@ class Supervisor:
         return failure
 
     def _end_line(self, verdict: Verdict, *, started: float, exit_code: int | None) -> AttemptEnd:
-        outcome = read_outcome(self.run, self.attempt)
-        newest = layout.newest(self.run.checkpoints)
         return AttemptEnd(
             attempt=self.attempt or self.ledger.next_attempt,
             time=time.time(),
@@ -435,10 +433,7 @@ class Supervisor:
             preflight_seconds=self._preflight_seconds,
             exit_code=exit_code,
             seconds=round(time.time() - started, 3),
-            resumed_step=resumed_step(self.run, self.attempt),
-            last_step=outcome.step if outcome else last_step(self.run, self.attempt),
-            checkpoint=newest.name if newest else None,
-            checkpoint_step=newest.step if newest else None,
+            **how_far(self.run, self.attempt),
         )
 
     def _write_end(self, verdict: Verdict, *, started: float, exit_code: int | None = None) -> None:

@@ -20,7 +20,16 @@ from hpcaccel.rundir import atomic_write
 
 __all__ = ["build_node_program", "write_node_program"]
 
-_BASE = ("__init__.py", "errors.py", "process.py", "rundir.py", "records.py", "logged.py", "layout/__init__.py")
+_BASE = (
+    "__init__.py",
+    "errors.py",
+    "process.py",
+    "rundir.py",
+    "records.py",
+    "logged.py",
+    "steps.py",
+    "layout/__init__.py",
+)
 _FOLDERS = ("slurm", "node")
 _MAIN = "from hpcaccel.node.__main__ import main\n\nmain()\n"
 _UNCHECKED = (0b01).to_bytes(4, "little")

@@ -5,12 +5,13 @@ Pure functions of what the ledger and rank 0 have written down; ``report`` gathe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hpcaccel.records import AttemptEnd, AttemptStart, Timing
+from hpcaccel.steps import AttemptSteps
 
-__all__ = ["HELD", "PARTS", "Span", "Work", "add_up", "between", "kept_until", "split"]
+__all__ = ["HELD", "PARTS", "Span", "Work", "add_up", "between", "split"]
 
 PARTS: dict[str, str] = {
     "training": "steps that count",
@@ -47,9 +48,7 @@ class Span:
     end: AttemptEnd | None
     ended: float
     timing: Timing | None
-    last_step: int | None
-    """As far as anything tells, with the time at which it was over."""
-    last_step_time: float | None
+    steps: AttemptSteps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,26 +71,6 @@ def between(before: AttemptEnd | None, left: float, start: AttemptStart) -> Seco
     parts.until("queue", start.time if start.allocated_at is None else start.allocated_at)
     parts.until("launch", start.time)
     return parts.seconds
-
-
-def kept_until(spans: Sequence[Span], *, goes_on: bool) -> list[int | None]:
-    """For each attempt the step up to which its work counts; None: all of it.
-
-    Work is undone when a later attempt begins at an earlier step. What the last one did since its last checkpoint is
-    lost as well once it has ended, unless it completed the training, or a sweep had seen enough of it.
-    """
-    kept: list[int | None] = []
-    later: int | None = None
-    for span in reversed(spans):
-        bound = later
-        if bound is None and span.end is not None and span.end.reason not in ("completed", "pruned"):
-            bound = span.end.checkpoint_step or 0
-        if later is None and span.end is None and not goes_on:
-            bound = 0 if span.start.checkpoint_step is None else span.start.checkpoint_step
-        kept.insert(0, bound)
-        if span.timing is not None and span.timing.first_step_time is not None:
-            later = span.timing.resumed_step if later is None else min(later, span.timing.resumed_step)
-    return kept
 
 
 def split(span: Span, *, kept: int | None) -> Work:
@@ -124,11 +103,11 @@ def _never_began(parts: _Parts, span: Span, times: Timing) -> None:
 
 
 def _loop(parts: _Parts, span: Span, times: Timing, *, kept: int | None) -> Work:
-    last = span.last_step if span.last_step is not None else times.resumed_step + 1
-    last_time = span.last_step_time if span.last_step_time is not None else times.first_step_time
     assert times.first_step_time is not None
-    assert last_time is not None
-    steps = max(1, last - times.resumed_step)
+    began = times.resumed_step if span.steps.from_step is None else span.steps.from_step
+    last = began + 1 if span.steps.last_step is None else span.steps.last_step
+    last_time = times.first_step_time if span.steps.last_time is None else span.steps.last_time
+    steps = max(1, last - began)
     usual = times.step_seconds
     if usual is None:  # there was but one step
         usual = max(0.0, times.first_step_time - parts.at - times.stall_before_first_step)
@@ -138,7 +117,7 @@ def _loop(parts: _Parts, span: Span, times: Timing, *, kept: int | None) -> Work
     loop = parts.take(last_time)
     stall = min(loop, max(0.0, times.stall_seconds - times.stall_after_last_step))
     usual = min(usual, (loop - stall) / steps)
-    count = steps if kept is None else max(0, min(steps, kept - times.resumed_step))
+    count = steps if kept is None else max(0, min(steps, kept - began))
     parts.add("stall", stall)
     parts.add("training", count * usual)
     parts.add("lost", (steps - count) * usual)

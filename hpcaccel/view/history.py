@@ -8,8 +8,10 @@ from typing import Any
 
 from hpcaccel.records import AttemptEnd, AttemptStart, Progress, StopRequest, from_dict
 from hpcaccel.rundir import RunDir, read_json, read_lines
+from hpcaccel.steps import AttemptSteps, LoggedSteps, StepCount, count_steps, read_steps
+from hpcaccel.view.metrics import Metrics
 
-__all__ = ["Attempt", "read_attempts", "read_progress", "read_requests", "steps_lost", "total_steps"]
+__all__ = ["Attempt", "count", "current_step", "read_attempts", "read_progress", "read_requests", "total_steps"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,19 +22,21 @@ class Attempt:
     start: AttemptStart | None
     end: AttemptEnd | None
     progress: Progress | None
+    steps: AttemptSteps
 
     @property
     def resumed_step(self) -> int | None:
         """The step that this attempt went on from; None when its loop never began, as far as is known."""
-        if self.progress is not None:
-            return self.progress.resumed_step
-        if self.end is not None and self.end.last_step is not None:
-            return self.end.resumed_step
-        return None
+        return self.steps.from_step
 
 
-def read_attempts(run: RunDir) -> list[Attempt]:
-    """All attempts that the ledger knows, oldest first."""
+def read_attempts(run: RunDir, logged: Mapping[int, LoggedSteps] | None = None) -> list[Attempt]:
+    """All attempts that the ledger knows, oldest first.
+
+    Args:
+        logged: the steps that each has logged values for, where somebody has read them.
+    """
+    logged = logged or {}
     starts: dict[int, AttemptStart] = {}
     ends: dict[int, AttemptEnd] = {}
     for line, _ in read_lines(run.ledger):
@@ -41,7 +45,13 @@ def read_attempts(run: RunDir) -> list[Attempt]:
         elif line.get("event") == "end":
             ends[line["attempt"]] = from_dict(AttemptEnd, line)
     return [
-        Attempt(number=number, start=starts.get(number), end=ends.get(number), progress=read_progress(run, number))
+        Attempt(
+            number=number,
+            start=starts.get(number),
+            end=ends.get(number),
+            progress=read_progress(run, number),
+            steps=read_steps(run, number, logged.get(number), end=ends.get(number)),
+        )
         for number in sorted({*starts, *ends})
     ]
 
@@ -62,19 +72,17 @@ def total_steps(attempts: Sequence[Attempt]) -> int | None:
     return next((a.progress.total_steps for a in reversed(attempts) if a.progress is not None), None)
 
 
-def steps_lost(attempts: Sequence[Attempt], last_logged: Mapping[int, int] | None = None) -> int:
-    """Optimizer steps that were done and had to be done again, because no checkpoint held them.
+def current_step(attempts: Sequence[Attempt], metrics: Metrics) -> int | None:
+    """The last step of the newest attempt that tells of one; where it has done none yet, the one it goes on from."""
+    for attempt in reversed(attempts):
+        known = [attempt.steps.last_step, metrics.last_step.get(attempt.number)]
+        reached = max((step for step in known if step is not None), default=attempt.steps.from_step)
+        if reached is not None:
+            return reached
+    return metrics.step
 
-    Args:
-        last_logged: the last step in the metrics of each attempt; it can be later than what the ledger knows.
-    """
-    last_logged = last_logged or {}
-    lost = 0
-    reached = 0
-    for attempt in attempts:
-        if attempt.resumed_step is not None:
-            lost += max(0, reached - attempt.resumed_step)
-            reached = attempt.resumed_step
-        ended_at = (attempt.end.last_step if attempt.end is not None else None) or 0
-        reached = max(reached, ended_at, last_logged.get(attempt.number, 0))
-    return lost
+
+def count(attempts: Sequence[Attempt], *, goes_on: bool, newest_checkpoint: int | None = None) -> list[StepCount]:
+    """For each attempt how many steps it did, and how many of them are lost; see :func:`hpcaccel.steps.count_steps`."""
+    known = [(attempt.start, attempt.end, attempt.steps) for attempt in attempts]
+    return count_steps(known, goes_on=goes_on, newest_checkpoint=newest_checkpoint)

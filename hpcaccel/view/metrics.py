@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from hpcaccel.logged import Line, Logged
 from hpcaccel.rundir import RunDir
+from hpcaccel.steps import LoggedSteps
 
 __all__ = ["Metrics"]
 
@@ -25,6 +26,8 @@ class Metrics:
     """The value that was written last, with its step, for each name."""
     last_step: dict[int, int] = field(default_factory=dict)
     """The last step of each attempt."""
+    logged: dict[int, LoggedSteps] = field(default_factory=dict)
+    """The first and the largest step of each attempt."""
     recent: deque[Line] = field(default_factory=lambda: deque(maxlen=PACE_WINDOW))
     """The newest lines of the newest attempt."""
 
@@ -34,6 +37,7 @@ class Metrics:
     def read(self) -> list[Line]:
         """Take in the lines that were added since the last call, and return them."""
         added = self._logged.read()
+        LoggedSteps.of(added, before=self.logged)
         for line in added:
             self._take(line)
         return added

@@ -47,8 +47,8 @@ def news(before: Snapshot | None, after: Snapshot) -> Iterator[str]:
         old = known.get(attempt.number)
         if old is None:
             yield f"attempt {attempt.number} started{_where(attempt)}"
-        if attempt.progress is not None and attempt.progress.resumed_from and (old is None or old.progress is None):
-            yield f"attempt {attempt.number} goes on from step {attempt.progress.resumed_step}"
+        if attempt.resumed_step and (old is None or old.resumed_step is None):
+            yield f"attempt {attempt.number} goes on from step {attempt.resumed_step}"
         if attempt.end is not None and (old is None or old.end is None):
             yield f"attempt {attempt.number} {describe_end(attempt.end)}"
 

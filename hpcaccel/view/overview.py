@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hpcaccel.layout import newest
-from hpcaccel.rundir import RunDir, read_json, read_lines
+from hpcaccel.rundir import RunDir, read_lines
 from hpcaccel.submission.facts import read_record
 from hpcaccel.submission.status import RunStatus
-from hpcaccel.view.history import Attempt, read_attempts, steps_lost, total_steps
+from hpcaccel.view.history import Attempt, count, current_step, read_attempts, total_steps
 from hpcaccel.view.metrics import Metrics
 from hpcaccel.view.report import report
 
@@ -76,8 +76,10 @@ def overview(run: RunDir, status: RunStatus) -> Overview:
     record = read_record(run)
     metrics = Metrics(run)
     metrics.read()
-    attempts = read_attempts(run)
+    attempts = read_attempts(run, metrics.logged)
     checkpoint = newest(run.checkpoints)
+    checkpoint_step = checkpoint.step if checkpoint is not None else None
+    counts = count(attempts, goes_on=not status.ended, newest_checkpoint=checkpoint_step)
     spent = report(run, status) if len(attempts) > 1 else None
     return Overview(
         run_id=run.run_id,
@@ -91,13 +93,13 @@ def overview(run: RunDir, status: RunStatus) -> Overview:
         reason=status.reason or "",
         detail=status.detail or "",
         attempts=status.attempts,
-        step=_step(attempts, metrics),
+        step=current_step(attempts, metrics),
         total_steps=total_steps(attempts),
-        steps_lost=steps_lost(attempts, _last_steps(run, attempts, metrics)),
+        steps_lost=sum(one.lost for one in counts),
         first_loss=metrics.first[LOSS][1] if LOSS in metrics.first else None,
         last_loss=metrics.last[LOSS][1] if LOSS in metrics.last else None,
         checkpoint=checkpoint.name if checkpoint is not None else None,
-        checkpoint_step=checkpoint.step if checkpoint is not None else None,
+        checkpoint_step=checkpoint_step,
         slow_ranks=_slow_ranks(run, attempts),
         ettr=None if spent is None else spent.ettr,
         goodput=None if spent is None else spent.goodput,
@@ -117,24 +119,6 @@ def _failure(status: RunStatus, attempts: list[Attempt]) -> dict[str, str]:
     if end is None or not (status.state == "failed" or (status.state == "cancelled" and end.error_class)):
         return {}  # what somebody has cancelled himself has no cause to be shown
     return {"error_class": end.error_class or "", "advice": end.advice}
-
-
-def _last_steps(run: RunDir, attempts: list[Attempt], metrics: Metrics) -> dict[int, int]:
-    """The last step of each attempt; of one that was killed, the metrics may know less than rank 0 had written down."""
-    last = dict(metrics.last_step)
-    for attempt in attempts:
-        timed = (read_json(run.timing(attempt.number)) or {}).get("last_step")
-        if timed is not None:
-            last[attempt.number] = max(timed, last.get(attempt.number, 0))
-    return last
-
-
-def _step(attempts: list[Attempt], metrics: Metrics) -> int | None:
-    """The last optimizer step that is known: the newest attempt's own word, else the metrics."""
-    known = [metrics.step] if metrics.step is not None else []
-    if attempts and attempts[-1].end is not None and attempts[-1].end.last_step is not None:
-        known.append(attempts[-1].end.last_step)
-    return max(known, default=None)
 
 
 def _slow_ranks(run: RunDir, attempts: list[Attempt]) -> list[dict[str, Any]]:

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from hpcaccel import layout
 from hpcaccel.logged import Logged
-from hpcaccel.records import AttemptEnd, AttemptStart, Beat, Timing, from_dict
+from hpcaccel.records import AttemptEnd, AttemptStart, Timing, from_dict
 from hpcaccel.rundir import RunDir, read_json, read_lines
+from hpcaccel.steps import LoggedSteps
 from hpcaccel.submission.facts import read_record
 from hpcaccel.submission.status import RunStatus
-from hpcaccel.view.goodput import HELD, Span, Work, add_up, between, kept_until, split
-from hpcaccel.view.history import Attempt, read_attempts
+from hpcaccel.view.goodput import HELD, Span, Work, add_up, between, split
+from hpcaccel.view.history import Attempt, count, read_attempts
 
 __all__ = ["AttemptReport", "Interval", "Report", "report"]
 
@@ -121,26 +123,29 @@ def report(run: RunDir, status: RunStatus, *, now: float | None = None) -> Repor
     now = time.time() if now is None else now
     if status.tasks:
         return _together(status, [report(run.task(i), task, now=now) for i, task in enumerate(status.tasks)])
-    spans = _spans(run, read_attempts(run), now=now, goes_on=not status.ended)
-    works = [split(s, kept=k) for s, k in zip(spans, kept_until(spans, goes_on=not status.ended), strict=True)]
+    known = [one for one in read_attempts(run, LoggedSteps.of(Logged(run).read())) if one.start is not None]
+    newest, goes_on = layout.newest(run.checkpoints), not status.ended
+    counts = count(known, goes_on=goes_on, newest_checkpoint=newest.step if newest else None)
+    spans = [_span(run, one, one.start, now, goes_on) for one in known if one.start is not None]
+    works = [split(span, kept=one.kept_until) for span, one in zip(spans, counts, strict=True)]
     waits = _waits(spans, created=read_record(run).created)
     attempts = [
         AttemptReport(
             attempt=span.start.attempt,
             reason=None if span.end is None else span.end.reason,
             seconds=add_up([wait, work.seconds]),
-            steps=work.steps,
-            steps_lost=work.steps - work.steps_kept,
+            steps=one.done,
+            steps_lost=one.lost,
         )
-        for span, wait, work in zip(spans, waits, works, strict=True)
+        for span, wait, work, one in zip(spans, waits, works, counts, strict=True)
     ]
     return Report(
         run_id=status.run_id,
         name=status.name,
         state=status.state,
         seconds=add_up([*(one.seconds for one in attempts), _since(spans, run, status, now=now)]),
-        steps=sum(work.steps_kept for work in works),
-        steps_lost=sum(one.steps_lost for one in attempts),
+        steps=sum(one.done - one.lost for one in counts),
+        steps_lost=sum(one.lost for one in counts),
         attempts=attempts,
         interval=_interval(run, spans, works),
     )
@@ -161,49 +166,20 @@ def _together(status: RunStatus, tasks: list[Report]) -> Report:
 # -- the attempts ---------------------------------------------------------------------------------------------------
 
 
-def _spans(run: RunDir, attempts: Sequence[Attempt], *, now: float, goes_on: bool) -> list[Span]:
-    """Those whose ranks were started, oldest first."""
-    logged = _last_logged(run)
-    return [_span(run, one, one.start, logged, now, goes_on) for one in attempts if one.start is not None]
-
-
-def _span(
-    run: RunDir, attempt: Attempt, start: AttemptStart, logged: dict[int, tuple[int, float]], now: float, goes_on: bool
-) -> Span:
+def _span(run: RunDir, attempt: Attempt, start: AttemptStart, now: float, goes_on: bool) -> Span:
     value = read_json(run.timing(attempt.number))
-    timing = None if value is None else from_dict(Timing, value)
-    step, when = logged.get(attempt.number, (None, None))
-    if timing is not None and timing.last_step is not None and timing.last_step >= (step or 0):
-        step, when = timing.last_step, timing.last_step_time  # what is logged for a step may be logged later
-    step, when = _by_heartbeat(run, attempt.number, timing, step, when)
     ended = now
     if attempt.end is not None:
         ended = start.time + attempt.end.seconds
     elif not goes_on:  # its batch step is gone without a word: nothing later than its last step is known
-        ended = when or start.time
-    return Span(start=start, end=attempt.end, ended=ended, timing=timing, last_step=step, last_step_time=when)
-
-
-def _by_heartbeat(
-    run: RunDir, attempt: int, timing: Timing | None, step: int | None, when: float | None
-) -> tuple[int | None, float | None]:
-    """The last step of an attempt that was killed may be known from its heartbeat alone. That beats also while nothing
-    moves on, so the time of the step is reckoned from those before."""
-    value = read_json(run.heartbeats(attempt) / "0.json")
-    if value is None or timing is None or step is None or when is None:
-        return step, when
-    beat = from_dict(Beat, value)
-    if beat.step <= step:
-        return step, when
-    return beat.step, min(beat.time, when + (beat.step - step) * (timing.step_seconds or 0.0))
-
-
-def _last_logged(run: RunDir) -> dict[int, tuple[int, float]]:
-    """The last step of each attempt that has a line in the metrics, and when that was."""
-    found: dict[int, tuple[int, float]] = {}
-    for line in Logged(run).read():
-        found[line.attempt] = max((line.step, line.time), found.get(line.attempt, (0, 0.0)))
-    return found
+        ended = attempt.steps.last_time or start.time
+    return Span(
+        start=start,
+        end=attempt.end,
+        ended=ended,
+        timing=None if value is None else from_dict(Timing, value),
+        steps=attempt.steps,
+    )
 
 
 def _waits(spans: Sequence[Span], *, created: float) -> list[dict[str, float]]:

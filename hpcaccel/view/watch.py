@@ -7,14 +7,14 @@ tool, and all that it knows better than the files is why a job waits and whether
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hpcaccel.records import StopRequest
 from hpcaccel.rundir import RunDir
 from hpcaccel.submission.facts import read_record
 from hpcaccel.submission.status import RunStatus, status
-from hpcaccel.view.history import Attempt, read_attempts, read_requests, total_steps
+from hpcaccel.view.history import Attempt, current_step, read_attempts, read_requests, total_steps
 from hpcaccel.view.metrics import Metrics
 
 __all__ = ["QUEUE_SECONDS", "Asking", "Snapshot", "Watcher"]
@@ -96,7 +96,7 @@ class Watcher:
         status = self._asking.now(afresh=ledger_lines != self._ledger_lines)
         self._ledger_lines = ledger_lines
         self.metrics.read()
-        step, total = self._step(attempts), total_steps(attempts)
+        step, total = current_step(attempts, self.metrics), total_steps(attempts)
         return Snapshot(
             status=status,
             attempts=attempts,
@@ -106,13 +106,6 @@ class Watcher:
             values={name: value for name, (_, value) in self.metrics.last.items()},
             seconds_left=self._seconds_left(step, total) if status.state == "running" else None,
         )
-
-    def _step(self, attempts: Sequence[Attempt]) -> int | None:
-        """The last step that was logged; where the newest attempt logged nothing yet, the one it goes on from."""
-        newest = attempts[-1] if attempts else None
-        if newest is not None and newest.progress is not None and newest.number not in self.metrics.last_step:
-            return newest.progress.resumed_step
-        return self.metrics.step
 
     def _seconds_left(self, step: int | None, total: int | None) -> float | None:
         pace = self.metrics.seconds_per_step()

@@ -37,3 +37,51 @@ def test_failures_without_a_new_checkpoint(tmp_path: Path, classes: tuple[str, .
         ledger.end(AttemptEnd(attempt=attempt, time=1.0, reason="failed", decision="restart", error_class=name))
     cap = ledger.cap(["1"], Resilience(**LIMITS))
     assert cap is None if words is None else cap is not None and words in cap
+
+
+def ended(tmp_path: Path, reason: str, *lines: dict[str, Any], **limits: Any) -> str | None:
+    """What the caps say after attempts that all ended for one reason."""
+    run = RunDir(tmp_path / "run")
+    run.create()
+    ledger = Ledger.read(run)
+    for attempt, facts in enumerate(lines, 1):
+        ledger.start(AttemptStart(attempt=attempt, time=0.0, job_id="1"))
+        end: dict[str, Any] = {"attempt": attempt, "time": 1.0, "reason": reason, "decision": "requeue", **facts}
+        ledger.end(AttemptEnd(**end))
+    return ledger.cap(["1"], Resilience(**{**LIMITS, "max_failures": 99, **limits}))
+
+
+GOES_ON = [
+    [{"checkpoint_step": 100}, {"checkpoint_step": 200}, {"checkpoint_step": 300}],
+    # An outcome names the step, and perhaps a checkpoint of the program's own.
+    [{"last_step": 28, "checkpoint": "checkpoint-28", "checkpoint_step": 28}, {"last_step": 56, "checkpoint_step": 56}],
+    [{"last_step": 28}, {"last_step": 56}, {"last_step": 84}],
+    # The metrics tell where each attempt found itself.
+    [{"first_logged": 1, "last_step": 230}, {"first_logged": 201, "last_step": 430}],
+    [{"first_logged": 10, "last_step": 90}, {"first_logged": 60, "last_step": 80}, {"first_logged": 70}],
+    # One that uses the runtime, and saves and loads by itself.
+    [{"resumed_step": 0, "first_logged": 1, "last_step": 50}, {"resumed_step": 0, "first_logged": 41, "last_step": 90}],
+]
+GETS_NOWHERE = [
+    [{}, {}],
+    [{"checkpoint_step": 100}, {"checkpoint_step": 100}],
+    [{"last_step": 28}, {"last_step": 28}],
+    [{"last_step": 28}, {"last_step": 27}],
+    # It begins anew each time, however far it comes.
+    [{"first_logged": 1, "last_step": 230}, {"first_logged": 1, "last_step": 260}],
+    [{"resumed_step": 0, "first_logged": 1, "last_step": 80}, {"resumed_step": 0, "first_logged": 1, "last_step": 95}],
+    [{"first_logged": 1}, {"first_logged": 201, "last_step": 230}, {"first_logged": 201, "last_step": 240}],
+    # Lines of earlier releases, which say 0 where nothing is known.
+    [{"resumed_step": 0, "last_step": 80}, {"resumed_step": 0, "last_step": 95}],
+]
+
+
+@pytest.mark.parametrize(("reason", "word"), [("failed", "failures"), ("time_limit", "time limits")])
+@pytest.mark.parametrize(
+    ("lines", "stuck"), [*((lines, False) for lines in GOES_ON), *((lines, True) for lines in GETS_NOWHERE)]
+)
+def test_what_counts_as_progress(
+    tmp_path: Path, lines: list[dict[str, Any]], stuck: bool, reason: str, word: str
+) -> None:
+    cap = ended(tmp_path, reason, *lines)
+    assert cap == (f"2 {word} without a new checkpoint" if stuck else None)

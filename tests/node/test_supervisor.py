@@ -170,6 +170,26 @@ def test_two_time_limits_without_a_new_checkpoint_end_the_run(local_run: Make) -
     assert "2 time limits without a new checkpoint" in run.lines("end")[-1]["detail"]
 
 
+def test_failures_with_progress_by_the_programs_own_figures(local_run: Make) -> None:
+    own = """
+import json, os, sys
+from pathlib import Path
+own = Path(os.environ["HPCACCEL_RUN_DIR"], "own.json")
+begun = json.loads(own.read_text()) if own.exists() else 0
+with open(os.environ["HPCACCEL_METRICS"], "a") as metrics:
+    for step in range(begun + 1, begun + 21):
+        print(json.dumps({"step": step, "loss": 1.0}), file=metrics)
+own.write_text(json.dumps(min(begun + 15, 45)))
+sys.exit(1)
+"""
+    run = local_run(own, launch={"stop": "signals"}, restart_in_place=10, max_failures=10)
+    assert run.run() == 1
+    ends = run.lines("end")
+    assert [line["first_logged"] for line in ends] == [1, 16, 31, 46, 46], run.log
+    assert run.ends == [("failed", "restart")] * 4 + [("failed", "end")]
+    assert "2 failures without a new checkpoint" in ends[-1]["detail"]
+
+
 def test_a_users_mistake_is_not_tried_again(local_run: Make) -> None:
     run = local_run("import argparse; argparse.ArgumentParser().parse_args(['--nope'])")
     assert run.run() == 2

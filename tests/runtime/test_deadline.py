@@ -14,6 +14,7 @@ from hpcaccel.rundir import RunDir, read_json, write_json
 from hpcaccel.runtime.settings import Place
 from hpcaccel.runtime.training.asking import fits, read_request
 from hpcaccel.runtime.training.timing import Clock, StepTimes
+from hpcaccel.steps import read_steps
 from tests.runtime.ranks import Ranks, make_run, outcome
 
 
@@ -50,6 +51,27 @@ def test_what_is_written_is_what_happened(tmp_path: Path) -> None:
     assert later.expected_save_seconds == times.slowest_save_seconds, "known from the attempt before"
 
 
+def test_a_step_is_written_down_as_soon_as_it_is_done(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    clock = Clock(run, 1, begun=time.time(), formed=time.time())
+    clock.loaded(180)
+    for step in range(181, 200):
+        clock.tick(step - 1)
+        clock.count(step)
+    assert (read_steps(run, 1).from_step, read_steps(run, 1).last_step) == (180, 199), "and nobody has ended the clock"
+
+
+def test_what_is_loaded_after_the_first_step_is_not_where_the_attempt_began(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    clock = Clock(run, 1, begun=time.time(), formed=time.time())
+    for step in range(1, 101):
+        clock.count(step)
+        clock.tick(step)
+    clock.loaded(60)  # the best model, for a last evaluation
+    clock.end()
+    assert (read_steps(run, 1).from_step, read_steps(run, 1).last_step) == (0, 100)
+
+
 def test_a_file_that_cannot_be_written_costs_the_report_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,6 +79,7 @@ def test_a_file_that_cannot_be_written_costs_the_report_only(
     run.attempts.rmdir()
     run.attempts.write_text("")
     clock = Clock(run, 1, begun=time.time(), formed=time.time())
+    clock.count(1)
     clock.tick(1)
     assert "the report lacks it" in capsys.readouterr().out
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcaccel.records import AttemptEnd, AttemptStart, Timing
-from hpcaccel.view.goodput import PARTS, Span, add_up, between, kept_until, split
+from hpcaccel.steps import AttemptSteps
+from hpcaccel.view.goodput import PARTS, Span, add_up, between, split
 
 REASONS = ["completed", "preempted", "time_limit", "stop", "cancelled", "failed", "lost"]
 DECISIONS = ["end", "requeue", "restart", "pause"]
@@ -40,14 +41,15 @@ def span(
         decision=decision,  # type: ignore[arg-type]
         checkpoint_step=checkpoint_step,
     )
-    last, when = (None, None) if times is None else (times.last_step, times.last_step_time)
+    steps = AttemptSteps()
+    if times is not None:
+        steps = AttemptSteps(from_step=times.resumed_step, last_step=times.last_step, last_time=times.last_step_time)
     return Span(
         start=start,
         end=None if going_on else end,
         ended=ended,
         timing=times,
-        last_step=last,
-        last_step_time=when,
+        steps=steps,
     )
 
 
@@ -112,15 +114,6 @@ def before(decision: str) -> AttemptEnd:
 def test_the_time_between_attempts(end: AttemptEnd | None, seconds: dict[str, float]) -> None:
     start = AttemptStart(attempt=2, time=125.0, job_id="1", queued_at=112.0, allocated_at=120.0)
     assert between(end, 100.0, start) == seconds
-
-
-def test_work_counts_up_to_where_a_later_attempt_began() -> None:
-    loops = [timing(resumed_step=step) for step in (0, 20, 12)]
-    spans = [span(one, reason="failed", checkpoint_step=25) for one in loops]
-    assert kept_until(spans, goes_on=False) == [12, 12, 25]
-    assert kept_until([*spans[:2], span(loops[2])], goes_on=False) == [12, 12, None]
-    never_began = timing(first_step_time=None, resumed_step=0)
-    assert kept_until([spans[1], span(never_began)], goes_on=False) == [25, None]
 
 
 # -- synthetic ledgers ------------------------------------------------------------------------------------------------

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from hpcaccel.rundir import append_line
-from hpcaccel.view.history import read_attempts, steps_lost
+from hpcaccel.view.history import count, read_attempts
+from hpcaccel.view.metrics import Metrics
+
+
+def steps_lost(attempts):
+    return sum(one.lost for one in count(attempts, goes_on=True))
 
 
 def test_a_run_that_never_started_has_no_attempts(hand_made):
@@ -52,8 +57,11 @@ def test_the_metrics_know_of_steps_that_the_ledger_does_not(hand_made):
     hand_made.end(1, reason="lost", decision="requeue", last_step=None)
     hand_made.start(2)
     hand_made.progress(2, resumed_step=100)
+    hand_made.metric(110, attempt=1)
+    metrics = Metrics(hand_made.run)
+    metrics.read()
 
-    assert steps_lost(read_attempts(hand_made.run), {1: 110}) == 10
+    assert steps_lost(read_attempts(hand_made.run, metrics.logged)) == 10
 
 
 def test_an_attempt_that_never_reached_its_loop_loses_nothing(hand_made):

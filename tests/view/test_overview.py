@@ -7,10 +7,11 @@ import json
 
 import pytest
 
-from hpcaccel.rundir import append_line
+from hpcaccel.rundir import append_line, write_json
 from hpcaccel.submission.status import RunStatus
 from hpcaccel.view.history import read_attempts
 from hpcaccel.view.overview import overview
+from hpcaccel.view.report import report
 from hpcaccel.view.summary import summary
 from hpcaccel.view.tables import print_runs, print_status
 
@@ -160,3 +161,32 @@ def test_a_pruned_trial_is_no_failure(hand_made):
     pruned = overview(hand_made.run, status_of(hand_made, "pruned", reason="pruned"))
     assert "pruned\n  reason: attempt 1 pruned: at step 20\n" in summary(pruned)
     assert status_of(hand_made, "pruned").exit_code == 0
+
+
+def test_a_script_that_resumes_without_a_loop_of_ours_shows_where_it_began(hand_made):
+    """As `resume()` alone leaves it: no progress.json, but rank 0's clock."""
+    hand_made.start(1)
+    write_json(hand_made.run.timing(1), {"loaded": 1.0, "first_step_time": 2.0, "last_step": 10})
+    hand_made.end(1, reason="stop", decision="requeue", last_step=10, checkpoint_step=10)
+    hand_made.start(2)
+    write_json(hand_made.run.timing(2), {"loaded": 1.0, "first_step_time": 2.0, "resumed_step": 10, "last_step": 30})
+    hand_made.end(2, last_step=30, resumed_step=10)
+    run = overview(hand_made.run, status_of(hand_made))
+    assert (run.steps_lost, [attempt.resumed_step for attempt in run.history]) == (0, [0, 10])
+    spent = report(hand_made.run, status_of(hand_made))
+    assert (spent.steps, spent.steps_lost) == (30, 0)
+
+
+def test_an_attempt_that_was_warned_before_its_first_step_has_lost_none(hand_made):
+    hand_made.start(1)
+    hand_made.progress(1)
+    hand_made.end(1, reason="preempted", decision="requeue", last_step=5, checkpoint_step=5, resumed_step=0)
+    hand_made.start(2)
+    write_json(hand_made.run.timing(2), {"formed": 1.0, "prepared": 1.0})
+    write_json(hand_made.run.outcome(2), {"reason": "preempted", "step": 5, "resume": True})
+    hand_made.end(2, reason="preempted", decision="requeue", last_step=5, checkpoint_step=5, resumed_step=0)
+    hand_made.start(3)
+    hand_made.progress(3, resumed_step=5)
+    run = overview(hand_made.run, status_of(hand_made, state="running"))
+    assert (run.steps_lost, run.step) == (0, 5)
+    assert [attempt.resumed_step for attempt in run.history] == [0, 5, 5]

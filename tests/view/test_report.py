@@ -121,7 +121,13 @@ def test_every_part_is_within_two_percent_of_what_was_injected(disturbed: Distur
     ratio = truth["training"] / (total - told["seconds"]["paused"])
     assert told["ettr"] == pytest.approx(ratio, abs=0.02)
     assert told["steps"] == 70
-    assert 1 <= told["steps_lost"] <= 5  # what rank 0 had not written down yet died with it
+    ends = [line for line, _ in read_lines(run.dir.ledger) if line["event"] == "end"]
+    assert [(end["resumed_step"], end["last_step"]) for end in ends] == [(0, 35), (30, stopped), (stopped, 70)]
+    status = json.loads(run.cli("status", run.dir.run_id, "--json"))
+    assert told["steps_lost"] == status["steps_lost"] == 5
+    assert [one["steps_lost"] for one in told["attempts"]] == [5, 0, 0]
+    timings = [json.loads(run.dir.timing(attempt).read_text()) for attempt in (1, 2, 3)]
+    assert [timing["resumed_step"] for timing in timings] == [0, 30, stopped]
 
 
 def test_what_people_see(disturbed: Disturbed) -> None:

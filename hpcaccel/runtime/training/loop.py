@@ -166,7 +166,7 @@ class Loop:
         """
         self._used = self._script_asks = True
         if not self._prepared.optimizers:
-            self._counters.step += 1
+            self._count()
         self.step_is_over()
 
     def should_stop(self) -> bool:
@@ -177,10 +177,14 @@ class Loop:
 
     def count_step(self) -> None:
         """The first prepared optimizer has stepped."""
-        self._counters.step += 1
+        self._count()
         source = self._accumulation.current
         if source is not None:
             source.trains = True
+
+    def _count(self) -> None:
+        self._counters.step += 1
+        self.clock.count(self._counters.step)
 
     def count_another(self, optimizer: object) -> None:
         """A prepared optimizer has stepped that is not the first one."""

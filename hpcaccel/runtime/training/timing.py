@@ -7,6 +7,7 @@ loaded, the first step is over, a save, the end), and in between after 1, 2, 4 â
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcaccel.process import started_at
-from hpcaccel.rundir import RunDir, read_json, read_lines, write_json
+from hpcaccel.rundir import FILE_MODE, RunDir, read_json, read_lines, write_json
 
 if TYPE_CHECKING:
     from hpcaccel.records import Timing
@@ -71,6 +72,8 @@ class Clock:
         self._every = FIRST_SECONDS
         self._write_at = 0.0
         self._prepared = self._over = False
+        self._counter: int | None = None
+        """A file descriptor, once a step has been done."""
         self._times: Timing
         if run is not None:
             self._begin(run, begun, formed)
@@ -95,9 +98,28 @@ class Clock:
             self._note(prepared=time.time())
 
     def loaded(self, step: int) -> None:
-        """The checkpoint of ``step`` is loaded; 0: there was none."""
-        self._note(loaded=time.time(), resumed_step=step)
+        """The checkpoint of ``step`` is loaded; 0: there was none. What is loaded after the first step, say the best
+        model for a last evaluation, is not where this attempt began."""
+        if self._last is None:
+            self._note(loaded=time.time(), resumed_step=step)
         self._step = step
+
+    def count(self, step: int) -> None:
+        """A step has been done. It is written at once, so that also a rank that is killed next has said so: some
+        microseconds, since the page cache keeps it."""
+        if self._run is None or self._over:
+            return
+        try:
+            if self._counter is None:
+                self._counter = self._open_counter(self._run.step_counter(self._attempt))
+            os.pwrite(self._counter, f"{step:>12} {time.time():.6f}\n".encode(), 0)
+        except OSError as error:
+            self._give_up(error)
+
+    @staticmethod
+    def _open_counter(path: Path) -> int:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
 
     def tick(self, step: int) -> None:
         """A step is over."""
@@ -154,6 +176,7 @@ class Clock:
         if not self._over:
             self._over = True
             self._note()
+            self._close_counter()
 
     # -- what is known -----------------------------------------------------------------------------------------------
 
@@ -188,9 +211,21 @@ class Clock:
         try:
             self._put(self._run.timing(self._attempt))
         except OSError as error:
-            # A full disk ends the next save, with a better reason than this file.
-            print(f"hpcaccel: {error.filename} cannot be written ({error.strerror}): the report lacks it", flush=True)
-            self._run = None
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """A full disk ends the next save, with a better reason than these files."""
+        assert self._run is not None
+        file = error.filename or self._run.step_counter(self._attempt)
+        print(f"hpcaccel: {file} cannot be written ({error.strerror}): the report lacks it", flush=True)
+        self._run = None
+        self._close_counter()
+
+    def _close_counter(self) -> None:
+        if self._counter is not None:
+            with contextlib.suppress(OSError):  # what the file system says late about a figure for people
+                os.close(self._counter)
+            self._counter = None
 
     def _put(self, path: Path) -> None:
         from hpcaccel.records import to_dict
