@@ -63,7 +63,7 @@ def version_of(source: Path) -> str:
         meta = (source / "META").read_text()
     except OSError as error:
         raise DevClusterError(f"{source} is no source tree of Slurm: {error.strerror}: META") from error
-    values = dict(re.findall(r"^\s*(\w+):\s*(\S+)", meta, re.MULTILINE))
+    values: dict[str, str] = dict(re.findall(r"^\s*(\w+):\s*(\S+)", meta, re.MULTILINE))
     if values.get("Name") != "slurm" or not (source / "configure").exists():
         raise DevClusterError(
             f"{source} is no source tree of Slurm: META names {values.get('Name')!r}, or no configure"

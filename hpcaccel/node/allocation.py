@@ -12,6 +12,7 @@ from typing import Protocol
 
 from hpcaccel.errors import ClusterError, HpcaccelError, SlurmCommandError
 from hpcaccel.node import batch
+from hpcaccel.node.grace_requeue import requeued_at_its_end
 from hpcaccel.node.launch import Launch
 from hpcaccel.process import started_at
 from hpcaccel.records import Reason
@@ -244,6 +245,13 @@ class SlurmAllocation:
         if problem:
             print(f"hpcaccel: job {job_id} cannot be kept away from {', '.join(nodes)}: {problem}", flush=True)
 
+    def _comes_back_by_itself(self) -> bool:
+        try:
+            job = self._slurm.job(self.job_id)
+        except SlurmCommandError:
+            return False
+        return job is not None and requeued_at_its_end(self._slurm, job)
+
     def requeue(self) -> str:
         problem = "Slurm's controller does not answer"
         for delay in REQUEUE_DELAYS_SECONDS:
@@ -252,6 +260,9 @@ class SlurmAllocation:
                 # `scontrol requeue` would answer 0 in this state and bring a cancelled job back.
                 return "" if situation.comes_back else TAKEN_DOWN
             if situation.known and (situation.requeueable or signal.SIGTERM not in signal.sigpending()):
+                if situation.preempted and self._comes_back_by_itself():
+                    print("hpcaccel: Slurm brings this preempted job back when its batch script ends", flush=True)
+                    return ""
                 try:
                     if not self._slurm.requeue(self.job_id):
                         return ""

@@ -71,6 +71,11 @@ class Ledger:
             return self.starts[-1]
         return None
 
+    @property
+    def last_word(self) -> AttemptEnd | None:
+        """The line in which the run was written to be over or paused, or None."""
+        return self.ends[-1] if self.ends and self.ends[-1].decision in ("end", "pause") else None
+
     def ended_by(self, job_id: str) -> AttemptEnd | None:
         """The line in which this very job wrote that nothing follows, or None."""
         if not self.ends or self.unfinished() is not None:

@@ -40,7 +40,7 @@ from hpcaccel.records import EXIT_CONTINUED, AttemptEnd, AttemptStart, Decision,
 from hpcaccel.rundir import RunDir, read_json
 from hpcaccel.slurm.states import JobState
 
-__all__ = ["WATCHED", "Supervisor", "record_killed", "record_setup_failure", "supervise", "take_over_signals"]
+__all__ = ["WATCHED", "Supervisor", "exit_code_of", "record_killed", "record_setup_failure", "supervise", "take_over_signals"]
 
 T = TypeVar("T")
 
@@ -60,7 +60,8 @@ def supervise(run: RunDir) -> int:
     )
     try:
         if isinstance(allocation, ChainedAllocation) and not allocation.begin():
-            return 0
+            last = Ledger.read(run).last_word
+            return EXIT_CONTINUED if last is None else exit_code_of(last)
         return Supervisor(run, launch, allocation).run_attempts()
     finally:
         if isinstance(allocation, ChainedAllocation):
@@ -125,9 +126,9 @@ class Supervisor:
     def run_attempts(self) -> int:
         if (lost := self._close_lost()) is not None:
             self._say(f"attempt {lost.attempt} ended without a word ({lost.reason}); going on from what it left")
-        if self._is_over():
-            self._say("this job already ended; nothing to do")
-            return 0
+        if (code := self._code_if_over()) is not None:
+            self._say(f"this job already ended; nothing to do (exit code {code})")
+            return code
         if (code := self._end_before_start()) is not None:
             return code
         if (code := self._leave_excluded_nodes()) is not None:
@@ -143,17 +144,23 @@ class Supervisor:
             self._clean()
             if verdict.decision == "requeue":
                 return self._requeue(verdict)
-            return _exit_code(verdict)
+            return exit_code_of(verdict)
 
-    def _is_over(self) -> bool:
+    def _code_if_over(self) -> int | None:
+        """The exit code with which a job ends that Slurm has started though the run, or its part of it, is over.
+
+        It is the one that the run ended with: jobs that wait for this one must not take a failure for a success.
+        """
         jobs = (read_json(self.run.record) or {}).get("job_ids", [])
         if self.allocation.job_id in jobs[:-1]:
-            return True  # resumed in another job, while this one was still on its way back through the queue
+            return EXIT_CONTINUED  # resumed in another job, while this one was still on its way back through the queue
         last = self.ledger.ended_by(self.allocation.job_id)
-        if last is not None and last.reason == "cancelled":
+        if last is None:
+            return None
+        if last.reason == "cancelled" and not cancel_was_asked(self.run):
             # Told by the signals alone, a cancel is a guess; that Slurm started the job again refutes it.
-            return cancel_was_asked(self.run)
-        return last is not None
+            return None
+        return exit_code_of(last)
 
     def _end_before_start(self) -> int | None:
         """Honour what was decided while the job waited in the queue."""
@@ -166,18 +173,18 @@ class Supervisor:
                     detail="before the ranks started",
                 )
                 self._write_end(verdict, started=time.time())
-                return _exit_code(verdict)
+                return exit_code_of(verdict)
             if request.then == "requeue":
                 honour(self.run, name)  # nothing runs that could be stopped: it just came back
         if not self.ledger.starts and (why := hindrance(self.launch)):
             row = cause("dependency")
             verdict = Verdict(reason="cancelled", decision="end", error_class=row.name, detail=why, advice=row.advice)
             self._write_end(verdict, started=time.time())
-            return _exit_code(verdict)
+            return exit_code_of(verdict)
         if (cap := self.ledger.cap(self.allocation.jobs, self.launch.resilience)) is not None:
             verdict = Verdict(reason="failed", decision="end", error_class="cap", detail=cap)
             self._write_end(verdict, started=time.time())
-            return _exit_code(verdict)
+            return exit_code_of(verdict)
         return None
 
     def _leave_excluded_nodes(self) -> int | None:
@@ -479,11 +486,12 @@ def _print(line: str) -> None:
         pass  # the disk with the job's output is full; what was to be said stays in the buffer
 
 
-def _exit_code(verdict: Verdict) -> int:
-    if verdict.reason in ("completed", "pruned"):
+def exit_code_of(end: Verdict | AttemptEnd) -> int:
+    """The batch step's exit code at the end of a run, or of its part in this job."""
+    if end.reason in ("completed", "pruned"):
         return 0
-    if verdict.decision == "pause":
+    if end.decision == "pause":
         return EXIT_CONTINUED
-    if verdict.reason == "cancelled":
+    if end.reason == "cancelled":
         return 130
-    return HpcaccelError.exit_code if verdict.error_class != "user_mistake" else 2
+    return HpcaccelError.exit_code if end.error_class != "user_mistake" else 2

@@ -111,6 +111,7 @@ def _job(block: str) -> JobInfo:
         required_nodes=_something(fields.get("ReqNodeList", "")),
         excluded_nodes=_something(fields.get("ExcNodeList", "")),
         partition=_something(fields.get("Partition", "")),
+        qos=_something(fields.get("QOS", "")),
         requeue=fields.get("Requeue") == "1",
         exit_code=fields.get("ExitCode", ""),
         comment=fields.get("Comment", "").removesuffix(" "),  # 22.05 prints a space behind it

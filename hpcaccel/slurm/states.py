@@ -179,6 +179,7 @@ class JobInfo:
     """A host list: those that the job asked for by name."""
     excluded_nodes: str = ""
     partition: str = ""
+    qos: str = ""
     requeue: bool = False
     """Whether Slurm requeues the job by itself after a node failure or a preemption."""
     exit_code: str = ""

@@ -124,6 +124,11 @@ class Scenario:
         assert isinstance(value, dict)
         return value
 
+    def job(self, job_id: str = "") -> dict[str, str]:
+        """What Slurm says of a job, this run's by default."""
+        assert self.cluster is not None
+        return self.cluster.job(job_id or self.job_id)
+
     def lines(self, event: str, *, dir: RunDir | None = None) -> list[dict[str, Any]]:
         return [line for line, _ in read_lines((dir or self.dir).ledger) if line["event"] == event]
 

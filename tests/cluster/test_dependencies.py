@@ -78,3 +78,63 @@ def test_kinds_of_dependencies(scenario: Scenario) -> None:
     refused = scenario.cli("submit", "late.yaml", check=False)
     assert refused.returncode == 2
     assert "would never start" in refused.stderr
+
+
+LATER = "[[ $HPCACCEL_ATTEMPT == 1 ]] && exec sleep 120; "
+
+
+@pytest.mark.parametrize(
+    "by_hand", [False, pytest.param(True, marks=pytest.mark.chaos)], ids=["supervisor", "scontrol"]
+)
+def test_a_failure_after_a_preemption_is_a_failure_for_slurm(scenario: Scenario, by_hand: bool) -> None:
+    """Newer releases remember the grace time through `scontrol requeue`, and start the job again at its next end."""
+    runs = submit_jobs(
+        scenario,
+        {
+            "bad": {
+                "entrypoint": {"command": ["bash", "-c", LATER + "exit 7"]},
+                "resilience": {"restart_in_place": 0, "max_failures": 1},
+            },
+            "sorry": say("sorry", after=["afternotok:bad"]),
+            "glad": say("glad", after=["bad"]),
+        },
+    )
+    scenario.dir = runs["bad"]
+    job_id = preempt(scenario)
+    if by_hand:
+        assert scenario.cluster is not None
+        scenario._wait(lambda: scenario.job(job_id)["PreemptTime"] != "None", "the grace time")
+        scenario.cluster.run("scontrol", "requeue", job_id, check=False)  # the supervisor may have been quicker
+    scenario.dir = runs["sorry"]
+    assert scenario.wait_until_over() == 0, scenario.story
+    scenario.dir = runs["bad"]
+    assert scenario.ends[-1] == ("failed", "end"), scenario.story
+    assert len(scenario.lines("start")) == 2, scenario.story
+    assert scenario.job(job_id)["JobState"] == "FAILED", scenario.story
+    assert not runs["glad"].ledger.exists()
+    scenario.cli("cancel", runs["glad"].run_id)
+
+
+@pytest.mark.chaos
+def test_a_pause_after_a_preemption_lets_nobody_start(scenario: Scenario) -> None:
+    command = {"command": ["bash", "-c", LATER + "[[ $HPCACCEL_ATTEMPT == 2 ]] && exec sleep 120; echo done"]}
+    runs = submit_jobs(scenario, {"first": {"entrypoint": command}, "second": say("second", after=["first"])})
+    scenario.dir = runs["first"]
+    job_id = preempt(scenario)
+    scenario._wait(lambda: (runs["first"].attempt(2) / "step.json").exists(), "the ranks after the preemption")
+    scenario.cli("stop", runs["first"].run_id)
+    assert scenario.wait_until_over() == 85, scenario.story
+    scenario._wait(lambda: scenario.job(job_id)["JobState"] == "FAILED", f"the end of job {job_id}")
+    assert not runs["second"].ledger.exists()
+    scenario.cli("resume", runs["first"].run_id)
+    scenario.dir = runs["second"]
+    assert scenario.wait_until_over() == 0, scenario.story
+
+
+def preempt(scenario: Scenario) -> str:
+    """Have the ranks of the scenario's run preempted with grace time; the run's job."""
+    assert scenario.cluster is not None
+    scenario._wait(lambda: (scenario.dir.attempt(1) / "step.json").exists(), "the ranks")
+    job_id: str = json.loads((scenario.dir.attempt(1) / "step.json").read_text())["job_id"]
+    scenario.preempt()
+    return job_id

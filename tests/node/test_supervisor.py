@@ -89,6 +89,25 @@ def test_stop_pauses_until_a_new_job(local_run: Make) -> None:
     assert run.ends[1:] == [("completed", "end")]
 
 
+@pytest.mark.parametrize(("program", "code"), [("print('well')", 0), ("1 / 0", 1), ("raise SystemExit(2)", 2)])
+def test_a_job_that_is_started_after_the_end_ends_with_its_code(local_run: Make, program: str, code: int) -> None:
+    """Slurm starts a job that it has preempted once more: jobs that wait for it must learn how the run ended."""
+    run = local_run(program, restart_in_place=0, max_failures=1)
+    assert [run.run(), run.run()] == [code, code]
+    assert len(run.ends) == 1
+    assert f"this job already ended; nothing to do (exit code {code})" in run.log
+
+
+def test_a_job_that_is_started_after_a_pause_ends_as_paused(local_run: Make) -> None:
+    run = local_run(STOPS_WHEN_ASKED)
+    run.start()
+    run.wait_for("ready")
+    run.ask("pause")
+    assert run.wait() == 85
+    assert run.run() == 85
+    assert len(run.lines("start")) == 1
+
+
 def test_a_signal_before_the_handlers_is_not_lost(local_run: Make) -> None:
     slow_start = "import time\nprint('starting', flush=True)\ntime.sleep(1.5)\n" + STOPS_WHEN_ASKED
     run = local_run(slow_start)
@@ -246,7 +265,7 @@ def test_a_job_that_was_replaced_by_a_newer_one_does_nothing(local_run: Make) ->
     run = local_run("print('ran')")
     run.dir.record.write_text(json.dumps({"job_ids": ["local-00000001", "local-00000002"]}))
     run.start(job_id="local-00000001")
-    assert run.wait() == 0
+    assert run.wait() == 85, "0 would be the end that others wait for"
     assert run.lines("start") == []
     run.start(job_id="local-00000002")
     assert run.wait() == 0

@@ -1,0 +1,70 @@
+"""When a preempted job's batch script is to end, and when it has to ask for its requeue: rows of releases and modes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpcaccel.errors import SlurmCommandError
+from hpcaccel.node.allocation import SlurmAllocation
+from hpcaccel.node.grace_requeue import requeued_at_its_end
+from hpcaccel.slurm.fake import FakeSlurm
+from hpcaccel.slurm.states import JobInfo, JobState, PartitionInfo
+
+PRIO = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
+QOS = {"PreemptType": "preempt/qos", "PreemptMode": "GANG,REQUEUE"}
+
+
+def slurm(
+    version: str, settings: dict[str, str], *, mode: str = "REQUEUE", qos: str = "cluster", **job: Any
+) -> FakeSlurm:
+    fake = FakeSlurm(settings={"SLURM_VERSION": version, **settings})
+    fake.known_partitions = [PartitionInfo(name="gpu", preempt_mode=mode)]
+    fake.qos_rows = [{"Name": "low", "PreemptMode": qos}]
+    changes = {"partition": "gpu", "qos": "low", "requeue": True, "preempt_time": 1.0, "state": JobState.RUNNING, **job}
+    fake.jobs["7"] = JobInfo(job_id="7", **changes)
+    return fake
+
+
+@pytest.mark.parametrize(
+    ("fake", "expected"),
+    [
+        (slurm("26.11.0-0rc1", PRIO), True),
+        (slurm("24.05.0", PRIO), True),
+        (slurm("23.11.10", PRIO), False),
+        (slurm("22.05.8", PRIO), False),
+        (slurm("", PRIO), False),
+        (slurm("26.11.0", PRIO, mode="CANCEL"), False),
+        (slurm("26.11.0", PRIO, mode="GANG,REQUEUE"), True),
+        (slurm("26.11.0", PRIO, requeue=False), False),
+        (slurm("26.11.0", PRIO, preempt_time=None), False),
+        (slurm("26.11.0", PRIO, state=JobState.COMPLETING), False),
+        (slurm("26.11.0", QOS), True),
+        (slurm("26.11.0", QOS, qos="cancel"), False),
+        (slurm("26.11.0", QOS, qos="requeue", mode="CANCEL"), True),
+        (slurm("26.11.0", {**QOS, "PreemptMode": "CANCEL"}), False),
+        (slurm("26.11.0", {}), False),
+    ],
+)
+def test_where_slurm_brings_a_preempted_job_back_itself(fake: FakeSlurm, expected: bool) -> None:
+    assert requeued_at_its_end(fake, fake.jobs["7"]) is expected  # type: ignore[arg-type]
+
+
+class Silent(FakeSlurm):
+    def config(self) -> dict[str, str]:
+        raise SlurmCommandError(["scontrol", "show", "config"], 1, "Unable to contact slurm controller")
+
+
+def test_in_doubt_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = slurm("26.11.0", PRIO)
+    assert not requeued_at_its_end(Silent(jobs=known.jobs), known.jobs["7"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("version", "asked"), [("26.11.0", []), ("22.05.8", ["7"])])
+def test_the_batch_step_ends_or_asks(monkeypatch: pytest.MonkeyPatch, version: str, asked: list[str]) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    fake = slurm(version, PRIO)
+    assert SlurmAllocation(fake).requeue() == ""  # type: ignore[arg-type]
+    assert fake.requeued == asked
