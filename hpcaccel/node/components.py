@@ -28,6 +28,7 @@ from hpcaccel.node.launcher import (
     start_here,
 )
 from hpcaccel.node.rank import become, enter, program, python_path
+from hpcaccel.node.rank_log import log_to
 from hpcaccel.rundir import RunDir, write_json
 from hpcaccel.slurm import hostlist
 
@@ -87,6 +88,7 @@ class Components:
     def _last_words(self, name: str) -> str:
         """Of that of its processes which has printed something last."""
         logs = sorted(self._folder.glob(f"{name}-*.log"), key=lambda path: path.stat().st_mtime)
+        logs = logs or list(self._folder.glob(f"{name}.srun.log"))  # none has begun
         said = [line for path in logs for line in read_tail(path).splitlines() if line.strip()]
         words = [line.strip()[:LONGEST] for line in said if "CANCELLED AT" not in line]
         return f": {words[-1]}" if words else ""
@@ -125,12 +127,11 @@ class _Step:
             f"--ntasks-per-node={component.processes_per_node}",
             *component.srun,
             f"--chdir={launch.workdir}",
-            f"--output={str(folder).replace('%', '%%')}/{component.name}-%t.log",
-            "--open-mode=append",
             *wrapped.srun,
             *wrapped.command,
         ]
-        # srun's own words would be taken for what it says of ranks.
+        # srun's own words would be taken for what it says of ranks. Each process opens a log of its own: %t is another
+        # number than the process's in a heterogeneous job (26.11: one too low).
         with (folder / f"{component.name}.srun.log").open("ab") as words:
             self._srun = subprocess.Popen(
                 command,
@@ -195,9 +196,11 @@ def become_component(run: RunDir) -> NoReturn:
     own = next((one for one in launch.components if one.name == name), None)
     if own is None:
         raise RankEnvironmentError(f"HPCACCEL_COMPONENT={name!r}: a component's process is started by hpcaccel")
+    process = environment.setdefault("HPCACCEL_COMPONENT_PROCESS", environment.get("SLURM_PROCID", "0"))
+    if "SLURM_STEP_ID" in environment:
+        log_to(run.attempt(int(environment["HPCACCEL_ATTEMPT"])) / f"{name}-{process}.log")
     # Those that Slurm sends to all processes of a job. What a component starts inherits that, and is ended with it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
-    process = environment.setdefault("HPCACCEL_COMPONENT_PROCESS", environment.get("SLURM_PROCID", "0"))
     if process == "0" and "SLURM_STEP_ID" in environment:
         step = {"job_id": environment["HPCACCEL_COMPONENT_JOB"], "step_id": environment["SLURM_STEP_ID"]}
         write_json(_step_file(run, int(environment["HPCACCEL_ATTEMPT"]), name), step)

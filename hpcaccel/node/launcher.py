@@ -189,8 +189,6 @@ class SrunRanks:
     ) -> None:
         self._cooperative = launch.cooperative
         self._step_file = run.attempt(attempt) / "step.json"
-        # srun expands %-patterns in file names
-        log = str(run.attempt(attempt)).replace("%", "%%") + "/%t.log"
         wrapped = rank_command(run, launch, env)
         tasks_per_node = 1 if launch.launcher == "torchrun" else launch.ranks_per_node
         command = [
@@ -204,9 +202,8 @@ class SrunRanks:
             f"--ntasks={launch.nodes * tasks_per_node}",
             f"--ntasks-per-node={tasks_per_node}",
             f"--chdir={launch.workdir}",
-            f"--output={log}",
+            *_output(run, launch, attempt),
             *([f"--exclude={hostlist.compress(avoid)}"] if avoid else []),
-            "--open-mode=append",
             *launch.srun,
             *wrapped.srun,
             *wrapped.command,
@@ -249,6 +246,18 @@ class SrunRanks:
         if signal_step(self._step_file, name, without="ending the step through srun") is None:
             # Where no rank has started yet srun itself is all there is, and SIGTERM makes it give up the step.
             self._srun.terminate()
+
+
+def _output(run: RunDir, launch: Launch, attempt: int) -> list[str]:
+    """Where srun writes what a rank prints before its shim runs, and what slurmstepd says of it.
+
+    The shim opens the rank's log by itself. In a heterogeneous job srun expands %t to other numbers than the ranks'
+    (26.11: one too low), so that these lines stay with srun's own words.
+    """
+    if launch.components:
+        return []
+    folder = str(run.attempt(attempt)).replace("%", "%%")  # srun expands %-patterns in file names
+    return [f"--output={folder}/%t.log", "--open-mode=append"]
 
 
 def signal_step(step_file: Path, name: str, *, without: str) -> bool | None:

@@ -13,9 +13,10 @@ from typing import NoReturn
 
 from hpcaccel.errors import RankEnvironmentError
 from hpcaccel.node.launch import Launch, read_launch
+from hpcaccel.node.rank_log import log_to
 from hpcaccel.rundir import RunDir
 
-__all__ = ["PROGRAM", "become_agent", "log_to", "torchrun_arguments"]
+__all__ = ["PROGRAM", "become_agent", "torchrun_arguments"]
 
 PROGRAM = """
 import sys
@@ -69,7 +70,8 @@ def become_agent(run: RunDir) -> NoReturn:
     if "MASTER_ADDR" not in environment:
         raise RankEnvironmentError("MASTER_ADDR is not set: a node's torchrun is started by hpcaccel")
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
-    log_to(run, _node_rank(environment) * launch.ranks_per_node)
+    attempt = int(environment.get("HPCACCEL_ATTEMPT", "1"))
+    log_to(run.rank_log(attempt, _node_rank(environment) * launch.ranks_per_node))
     python = python_of(launch, environment)
     words = torchrun_arguments(run, launch, environment, python)
     # torchrun is to make its own of these; and as a rank's, WORLD_SIZE is not the number of agents.
@@ -79,12 +81,3 @@ def become_agent(run: RunDir) -> NoReturn:
         os.execvpe(python, [python, "-c", PROGRAM, *words], environment)
     except OSError as error:
         raise RankEnvironmentError(f"cannot start {python!r}: {error.strerror}. Is it on every node?") from None
-
-
-def log_to(run: RunDir, rank: int) -> None:
-    """Let what this process prints be in the log of a rank: srun knows the nodes' agents only."""
-    path = run.rank_log(int(os.environ.get("HPCACCEL_ATTEMPT", "1")), rank)
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
-    for descriptor in (1, 2):
-        os.dup2(log, descriptor)
-    os.close(log)

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from hpcaccel.errors import RankEnvironmentError
 from hpcaccel.node.launch import Launch, read_launch
-from hpcaccel.node.launcher_torchrun import log_to
+from hpcaccel.node.rank_log import log_to
 from hpcaccel.node.slots import SLOT, Slot
 from hpcaccel.records import PROTOCOL
 from hpcaccel.rundir import RunDir, write_json
@@ -39,8 +39,8 @@ def become_program(run: RunDir) -> NoReturn:
         write_json(
             attempt / "step.json", {"job_id": environment["SLURM_JOB_ID"], "step_id": environment["SLURM_STEP_ID"]}
         )
-    if launch.launcher == "torchrun":
-        log_to(run, int(environment["RANK"]))
+    if launch.launcher == "torchrun" or "SLURM_STEP_ID" in environment:
+        log_to(run.rank_log(int(environment["HPCACCEL_ATTEMPT"]), environment["RANK"]))
     if launch.container is not None:
         enter(launch.container.workdir)
     become(_command(run, launch, environment), environment)

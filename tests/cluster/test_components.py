@@ -63,6 +63,11 @@ def test_the_loss_of_its_nodes_costs_no_step(scenario: Scenario, nodes: list[str
     scenario._wait(lambda: "the ranks have ended" in logs(scenario, 2), "the end of the component")
     if partition == "gpu":  # without grace Slurm ends what is left of the job by itself
         assert "the ranks have ended" in logs(scenario, 1), scenario.story
+    for attempt in (1, 2):
+        names = {path.name for path in scenario.dir.attempt(attempt).glob("*.log")}
+        assert names == {"0.log", "1.log", "data-0.log", "data.srun.log", "supervisor.log"}, scenario.story
+        for rank in (0, 1):
+            scenario.wait_for_word("ready", attempt=attempt, rank=rank)
     shown = scenario.cli("logs", scenario.dir.run_id, "--rank", "data").stdout
     assert f"[data-0] serving on {nodes[1]}" in shown
 
