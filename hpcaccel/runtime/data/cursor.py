@@ -18,14 +18,16 @@ class Cursor:
     Args:
         order: of map-style data; None for a stream.
         generator: the user's own, from which a stream draws.
+        seed: of what a stream draws from the global generators; that of map-style data is the order's.
         stride: units of a round, which all ranks use in one step.
         unit: what is counted, ``samples`` or ``batches`` (where batches differ in size).
     """
 
     def __init__(
-        self, order: Order | None, *, stride: int, unit: str, generator: torch.Generator | None = None
+        self, order: Order | None, *, stride: int, unit: str, seed: int, generator: torch.Generator | None = None
     ) -> None:
         self.order = order
+        self._stream_seed = seed
         self.stride = stride
         self.unit = unit
         self.epoch = -1
@@ -47,6 +49,11 @@ class Cursor:
         self._generator_state: Any = None
         self._sampler_state: Any = None
         self._fingerprint: list[str] = []
+
+    @property
+    def seed(self) -> int:
+        """What the seeds of an epoch are made of; the same on every rank, and after a resume."""
+        return self._stream_seed if self.order is None else self.order.seed
 
     @property
     def used(self) -> int:
@@ -130,7 +137,7 @@ class Cursor:
             "used": self.used,
             "unit": self.unit,
             "running": running,
-            "seed": None if self.order is None else self.order.seed,
+            "seed": self.seed,
             "generator": self._generator_state if running else self._present_generator_state(),
             "sampler": sampler,
             "order": self._fingerprint if running else [],
@@ -151,7 +158,10 @@ class Cursor:
         self._take_up = self.running = state["running"]
         self._fingerprint = state["order"]
         self.stream = state.get("stream")
-        if self.order is not None:
+        if self.order is None:
+            # Earlier releases have kept no seed of a stream.
+            self._stream_seed = self._stream_seed if state["seed"] is None else state["seed"]
+        else:
             self.order.seed = state["seed"]
             self.order.load_sampler_state(state["sampler"])
         if self._generator is not None and state["generator"] is not None:

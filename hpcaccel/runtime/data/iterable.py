@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+import torch
 from torch.utils.data import IterableDataset
 
+from hpcaccel.runtime.data.seeded_stream import SeededStream, is_stateful
 from hpcaccel.runtime.data.sharding import Sharing, rounds
 
-__all__ = ["Bookmarks", "Counting", "Progress", "StreamPart", "forward", "is_stateful"]
+__all__ = ["Bookmarks", "Counting", "Progress", "StreamPart", "forward"]
 
 BOOKMARK_SECONDS = 1.0
 """A stateful stream is asked for its state this often at most: that costs several times what a small batch does. What
@@ -22,34 +24,30 @@ QUIET_SECONDS = 2.0
 LINE_SECONDS = 30.0
 
 
-def is_stateful(thing: Any) -> bool:
-    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
-
-
 class StreamPart(IterableDataset[Any]):
     """This rank's samples of a dataset that every rank reads, in the order in which a DataLoader batches them.
 
     Args:
         sharing: its ``batch_size`` is None where the dataset gives what the loader gives.
+        workers: whether worker processes read it.
     """
 
-    def __init__(self, dataset: Any, sharing: Sharing) -> None:
+    def __init__(self, dataset: Any, sharing: Sharing, *, workers: bool) -> None:
         self.users_dataset = dataset
+        self.seeded = SeededStream(dataset, every=sharing.round or sharing.size, workers=workers)
         self.sharing = sharing
         self.used = 0
         """Samples that all ranks have used; a place that only a loader without workers can be sent to."""
         self.report: Callable[[int, int], None] | None = None
-        self.ready: Callable[[], None] | None = None
-        """Called when all that has been used is behind."""
 
     def __iter__(self) -> Iterator[Any]:
         sharing = self.sharing
         size = sharing.round or sharing.size
-        iterator = iter(self.users_dataset)
-        first = list(islice(iterator, min(size, self.used))) if sharing.even else []
+        iterator: Iterator[Any] = iter(self.seeded)
+        # A stateful dataset does not go back to its beginning: an unfinished round repeats samples of its own.
+        fills_from_first = sharing.even and not is_stateful(self.users_dataset)
+        first = list(islice(iterator, min(size, self.used))) if fills_from_first else []
         iterator = forward(iterator, self.used - len(first), self.report)
-        if self.ready is not None:
-            self.ready()
         if sharing.size == 1:
             yield from iterator
             return
@@ -62,7 +60,7 @@ class StreamPart(IterableDataset[Any]):
                 yield from group[begin : begin + width]
                 if sharing.even:
                     yield from _repeated(first or group, group, begin, width)
-            if sharing.even and len(first) < size:
+            if fills_from_first and len(first) < size:
                 first = (first + group)[:size]
 
 
@@ -102,11 +100,17 @@ class Counting:
 
 
 class Bookmarks:
-    """States of a stream, taken now and then, each with how many units it had given."""
+    """States of a stream, taken now and then, each with how many units it had given.
 
-    def __init__(self, stateful: Any) -> None:
+    Args:
+        generator: the dataset's own, from which it draws.
+    """
+
+    def __init__(self, stateful: Any, generator: torch.Generator | None) -> None:
         self.stateful = stateful
-        self._kept: list[tuple[int, Any]] = []
+        self.seconds = BOOKMARK_SECONDS
+        self._generator = generator
+        self._kept: list[dict[str, Any]] = []
         self._at = 0.0
 
     def begin(self, saved: dict[str, Any] | None) -> int:
@@ -115,28 +119,45 @@ class Bookmarks:
         if saved is None:
             return 0
         self.stateful.load_state_dict(copy.deepcopy(saved["state"]))
-        self._kept.append((saved["at"], saved["state"]))
+        if self._generator is not None and saved.get("generator") is not None:
+            self._generator.set_state(saved["generator"])
+        self._kept.append(saved)
         return int(saved["at"])
 
     def note(self, given: int, used: int) -> None:
         """The stream has given so many units, of which so many have been used; remember how it stands, unless that was
         done just now."""
-        if time.monotonic() - self._at >= BOOKMARK_SECONDS:
+        if time.monotonic() - self._at >= self.seconds:
             self._at = time.monotonic()
-            behind = [mark for mark in self._kept if mark[0] <= used]
+            behind = [mark for mark in self._kept if mark["at"] <= used]
             ahead = self._kept[len(behind) :]
-            self._kept = [*behind[-1:], *ahead, (given, copy.deepcopy(self.stateful.state_dict()))]
+            self._kept = [*behind[-1:], *ahead, self._mark(given)]
+
+    def _mark(self, given: int) -> dict[str, Any]:
+        return {
+            "at": given,
+            "state": copy.deepcopy(self.stateful.state_dict()),
+            "generator": None if self._generator is None else self._generator.get_state(),
+            "seeded": True,
+        }
 
     def newest(self, used: int) -> dict[str, Any] | None:
         """The newest one that is not beyond what has been used."""
-        fitting = [mark for mark in self._kept if mark[0] <= used]
-        return {"at": fitting[-1][0], "state": fitting[-1][1]} if fitting else None
+        fitting = [mark for mark in self._kept if mark["at"] <= used]
+        return fitting[-1] if fitting else None
 
 
-def forward(items: Iterable[Any], count: int, report: Callable[[int, int], None] | None = None) -> Iterator[Any]:
-    """The items after the first ``count``, which are read and thrown away."""
+def forward(
+    items: Iterable[Any],
+    count: int,
+    report: Callable[[int, int], None] | None = None,
+    keep: Callable[[Any], None] | None = None,
+) -> Iterator[Any]:
+    """The items after the first ``count``, which are read and thrown away; the very first is given to ``keep``."""
     iterator = iter(items)
-    for number, _ in enumerate(islice(iterator, max(count, 0)), 1):
+    for number, item in enumerate(islice(iterator, max(count, 0)), 1):
+        if number == 1 and keep is not None:
+            keep(item)
         if report is not None:
             report(number, count)
     return iterator

@@ -11,14 +11,21 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hpcaccel.runtime.data.cursor import Cursor
 from hpcaccel.runtime.data.dispatch import Dispatcher
-from hpcaccel.runtime.data.generators import check_rng_types, synchronise
+from hpcaccel.runtime.data.generators import (
+    capture,
+    check_rng_types,
+    drawn_apart,
+    put_back,
+    synchronise,
+)
+from hpcaccel.runtime.data.iterable import Bookmarks
 from hpcaccel.runtime.data.loader_facts import LoaderFacts
 from hpcaccel.runtime.data.placement import mover
 from hpcaccel.runtime.data.reading import Plan, planned_loader
-from hpcaccel.runtime.data.rounds import SliceFn, Told
+from hpcaccel.runtime.data.rounds import Fill, SliceFn, Told
 from hpcaccel.runtime.data.sampling import Order
 from hpcaccel.runtime.data.sharding import Part, Sharing
-from hpcaccel.runtime.data.streaming import Announced, announced, dispatched, make_stream, picked
+from hpcaccel.runtime.data.streaming import Announced, announced, dispatched, generator_of, make_stream, picked
 from hpcaccel.runtime.ranks.process_group import Group
 from hpcaccel.runtime.training.accumulation import Accumulation
 from hpcaccel.runtime.training.determinism import mix
@@ -99,7 +106,7 @@ class PreparedLoader(LoaderFacts):
         self.rng_types = check_rng_types(rng_types)
         self.passes = 0
         """How often this rank has iterated to the end."""
-        self._group, self._accumulation, self._hooks, self._seed = group, accumulation, hooks, seed
+        self._group, self._accumulation, self._hooks = group, accumulation, hooks
         self._place = mover(group.device, non_blocking=non_blocking) if put_on_device else None
         self._skip: int | None = None
         self._told = Told(None, None)
@@ -119,7 +126,8 @@ class PreparedLoader(LoaderFacts):
             order,
             stride=(sharing.round if unit == "samples" else None) or sharing.raw,
             unit=unit,
-            generator=_generator_of(loader.dataset),
+            seed=seed,
+            generator=generator_of(loader.dataset),
         )
         self.slice_fn = slice_fn
         self._dispatcher = Dispatcher(group, to_device=put_on_device) if self.dispatch_batches else None
@@ -128,7 +136,7 @@ class PreparedLoader(LoaderFacts):
                 loader, sharing, self._generator, stateful=stateful, ready_made=self.dispatch_batches
             )
         else:
-            self._plan = Plan(seeded=bool(loader.num_workers))
+            self._plan = Plan(seeded=bool(loader.num_workers) or self.dispatch_batches)
             self._inner = planned_loader(loader, self._plan, self._generator)
 
     # -- what scripts ask a loader ----------------------------------------------------------------------------------
@@ -153,6 +161,21 @@ class PreparedLoader(LoaderFacts):
         if self._cursor.order is None:
             self._stream.share(self._sharing)
 
+    @property
+    def bookmark_seconds(self) -> float:
+        """How often a stream with a state is asked for it; what was read since is read again after a resume."""
+        return self._bookmarks().seconds
+
+    @bookmark_seconds.setter
+    def bookmark_seconds(self, value: float) -> None:
+        self._bookmarks().seconds = value
+
+    def _bookmarks(self) -> Bookmarks:
+        found = None if self._cursor.order is not None else self._stream.bookmarks
+        if found is None:
+            raise AttributeError("this loader reads no stream that has a state")
+        return found
+
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is that of ``epoch``; right after a resume into the middle of it, the rest of it."""
         self._cursor.go_to(epoch)
@@ -170,6 +193,7 @@ class PreparedLoader(LoaderFacts):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         cut = False
         cursor, hooks = self._cursor, self._hooks
+        generators = capture()
         synchronise(self.rng_types, self._group)
         self.at_last_batch = False
         iteration = cursor.begin(skip=self._skip, end=self._end, over=hooks.finished_epochs_are_over)
@@ -179,7 +203,12 @@ class PreparedLoader(LoaderFacts):
                 cut = True  # the cursor stays where it is, for whoever takes this training up again
                 return
             took, step_is_over, place = self._accumulation.took_batch_from, hooks.step_is_over, self._place
-            for number, batch in enumerate(self._open(), 1):
+            batches = self._open()
+            if cursor.resumed:
+                # What opening draws has been drawn before the checkpoint. Another loader may give batches already.
+                put_back(generators)
+                hooks.restore_rng()
+            for number, batch in enumerate(batches, 1):
                 cursor.rounds = number
                 cursor.step = hooks.step
                 if self._part is not None and number == self._part.total:
@@ -218,42 +247,58 @@ class PreparedLoader(LoaderFacts):
         cursor = self._cursor
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(cursor.epoch)
-        self._generator.manual_seed(mix(self._seed, cursor.epoch, self._group.rank))
         self._part = None
+        epoch_seed = mix(cursor.seed, cursor.epoch)
+        self._seed_workers(epoch_seed)
         if self._dispatcher is not None:
             return self._announce(dispatched(self._read_for_all, self._dispatcher, self._sharing, self.slice_fn))
         if cursor.order is not None:
             self._part = cursor.order.part(self._sharing, cursor.start)
             return self._read(self._part, self._sharing)
-        told = self._stream.open(cursor, self._restore, shown=self._group.is_main)
+        told = self._stream.open(cursor, epoch_seed, shown=self._group.is_main)
         if self._stream.is_own:
             return self._announce(announced(told))
-        return self._announce(picked(told, self._sharing, self.slice_fn))
+        return self._announce(picked(told, self._sharing, self.slice_fn, self._stream.fill))
 
-    def _read(self, part: Part, sharing: Sharing) -> Iterator[Any]:
+    def _seed_workers(self, epoch_seed: int) -> None:
+        """What workers find in ``get_worker_info().seed``: another one in each epoch, unless they stay the same, and
+        alike on ranks that read the same."""
+        seed = mix(self._cursor.seed) if self.persistent_workers else epoch_seed
+        self._generator.manual_seed(seed if self._cursor.order is None else mix(seed, self._group.data_rank))
+
+    def _read(self, part: Part, sharing: Sharing, *, before: Any = None) -> Iterator[Any]:
         cursor = self._cursor
-        assert cursor.order is not None
         width = sharing.width if cursor.unit == "samples" else 1
         self._plan.begin(
             part,
-            seed=mix(cursor.order.seed, cursor.epoch),
+            seed=mix(cursor.seed, cursor.epoch),
             first=cursor.start + sharing.rank * (width or 1),
             step=(sharing.round if cursor.unit == "samples" else None) or sharing.raw,
+            before=before,
         )
         with signals_held():
-            source = iter(self._inner)
-        self._restore()
-        return source
+            return iter(self._inner)
 
-    def _read_for_all(self) -> Iterator[Any]:
-        """Whole batches, on the rank that reads for the others."""
+    def _read_for_all(self) -> tuple[Iterator[Any], Fill]:
+        """Whole batches, on the rank that reads for the others, and what unfinished rounds are filled up with."""
         cursor, sharing = self._cursor, self._sharing
         if cursor.order is not None:
             alone = Sharing(rank=0, size=1, batch_size=sharing.batch_size, drop_last=sharing.drop_last)
-            return self._read(cursor.order.part(alone, cursor.start), alone)
+            part = cursor.order.part(alone, cursor.start)
+            before = next(iter(cursor.order.part(alone, 0)), None) if self._fills_up(part) else None
+            source = drawn_apart(self._read(part, alone, before=before))
+            return source, Fill(None if before is None else next(source))
         assert self._dispatcher is not None
-        told = self._stream.open(cursor, self._restore, shown=True, meanwhile=self._dispatcher.wait)
-        return (item.batch for item in told)
+        told = self._stream.open(cursor, mix(cursor.seed, cursor.epoch), shown=True, meanwhile=self._dispatcher.wait)
+        return (item.batch for item in told), self._stream.fill
+
+    def _fills_up(self, part: Part) -> bool:
+        """Whether the epoch's first batch may be wanted at its end, and is not read any more."""
+        cursor, sharing = self._cursor, self._sharing
+        if not (cursor.start and sharing.even) or sharing.drop_last or part.total is None:
+            return False
+        length = cursor.order.length if cursor.order is not None and cursor.order.is_flat else None
+        return length is None or sharing.round is None or length % sharing.round != 0
 
     def _announce(self, batches: Announced) -> Iterator[Any]:
         known = self.__dict__  # DataLoader's __setattr__ is slow
@@ -262,10 +307,6 @@ class PreparedLoader(LoaderFacts):
                 continue
             known["_told"], known["at_last_batch"] = told, is_last
             yield told.batch
-
-    def _restore(self) -> None:
-        if self._cursor.resumed:
-            self._hooks.restore_rng()
 
     # -- saving -----------------------------------------------------------------------------------------------------
 
@@ -289,8 +330,3 @@ class PreparedLoader(LoaderFacts):
             RuntimeMisuse: the place was counted in another unit.
         """
         self._cursor.load_state_dict(state)
-
-
-def _generator_of(dataset: Any) -> torch.Generator | None:
-    found = getattr(dataset, "generator", None)
-    return found if isinstance(found, torch.Generator) else None

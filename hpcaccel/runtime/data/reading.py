@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
+from hpcaccel.runtime.data.generators import seed_generators
 from hpcaccel.runtime.data.sharding import Part
 from hpcaccel.runtime.training.determinism import mix
 from hpcaccel.runtime.training.stop import WorkerInit
@@ -58,7 +57,7 @@ class WorkerStart:
 
 def planned_loader(user: DataLoader[Any], plan: Plan, generator: torch.Generator) -> DataLoader[Any]:
     """The user's loader of map-style data, with ``plan`` for a sampler."""
-    data: Any = PlannedData(user.dataset) if user.num_workers else user.dataset
+    data: Any = PlannedData(user.dataset) if plan.seeded else user.dataset
     given: Any = plan
     if user.batch_sampler is not None:
         return DataLoader(data, batch_sampler=given, **options_of(user, generator))
@@ -66,16 +65,26 @@ def planned_loader(user: DataLoader[Any], plan: Plan, generator: torch.Generator
 
 
 class Plan:
-    """The indices that the inner loader fetches. For workers each batch comes with what its seed is made of."""
+    """The indices that the inner loader fetches. What is read ahead comes batch by batch with what its seed is made of.
+
+    Args:
+        seeded: batches are read before they are handed out: by workers, or by the rank that reads for all.
+    """
 
     def __init__(self, *, seeded: bool) -> None:
-        self._seeded = seeded
+        self.seeded = seeded
         self._part: Part | None = None
         self._seed = self._first = self._step = 0
+        self._before: Any = None
 
-    def begin(self, part: Part, *, seed: int, first: int, step: int) -> None:
-        """An iteration begins at position ``first``; the next batch of this rank is ``step`` away."""
+    def begin(self, part: Part, *, seed: int, first: int, step: int, before: Any = None) -> None:
+        """An iteration begins at position ``first``; the next batch of this rank is ``step`` away.
+
+        Args:
+            before: the indices of the epoch's first batch, to be read once more before the others.
+        """
         self._part, self._seed, self._first, self._step = part, seed, first, step
+        self._before = before
 
     def release(self) -> None:
         """The iteration is over."""
@@ -83,37 +92,35 @@ class Plan:
 
     def __iter__(self) -> Iterator[Any]:
         assert self._part is not None
-        return self._with_seeds(self._part) if self._seeded else iter(self._part)
+        return self._with_seeds(self._part) if self.seeded else iter(self._part)
 
     def _with_seeds(self, part: Part) -> Iterator[tuple[int, int, Any]]:
         seed, position, step = self._seed, self._first, self._step
+        if self._before is not None:
+            yield seed, 0, self._before
         for indices in part:
             yield seed, position, indices
             position += step
 
 
 class PlannedData:
-    """The user's dataset, asked by a worker with the indices of a planned batch, and with its seed: a worker's
-    generators start anew with each epoch and each resume, and random augmentation is to be the same after it."""
+    """The user's dataset, asked with the indices of a planned batch, and with its seed: a worker's generators start
+    anew with each epoch and each resume, and random augmentation is to be the same after it."""
 
     def __init__(self, dataset: Any) -> None:
         self.users_dataset = dataset
 
     def __getitems__(self, planned: tuple[int, int, Any]) -> Any:
-        indices = _seed_worker(planned)
+        indices = _seed_for(planned)
         if getattr(self.users_dataset, "__getitems__", None):
             return self.users_dataset.__getitems__(indices)
         return [self.users_dataset[index] for index in indices]
 
     def __getitem__(self, planned: tuple[int, int, Any]) -> Any:
-        return self.users_dataset[_seed_worker(planned)]
+        return self.users_dataset[_seed_for(planned)]
 
 
-def _seed_worker(planned: tuple[int, int, Any]) -> Any:
+def _seed_for(planned: tuple[int, int, Any]) -> Any:
     start, position, indices = planned
-    seed = mix(start, position)
-    random.seed(seed)
-    torch.manual_seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
+    seed_generators(mix(start, position))
     return indices

@@ -11,7 +11,7 @@ import torch
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.data.sharding import Sharing, rounds, with_last, with_next
 
-__all__ = ["SliceFn", "Told", "first_dimension", "shared_out"]
+__all__ = ["Fill", "SliceFn", "Told", "first_dimension", "shared_out"]
 
 SliceFn = Callable[..., Any]
 """``slice_fn(batch, slice, process_index=r, num_processes=P)`` gives rank r's part of a batch."""
@@ -28,20 +28,32 @@ class Told:
     """How many of them, the leading ones, are no repetitions; None: all."""
 
 
+@dataclass
+class Fill:
+    """What an unfinished round is filled up with: the epoch's first batch, also after a resume behind it."""
+
+    first: Any = None
+    """None: the first one that is read now."""
+    from_round: bool = False
+    """Samples of the round itself, for data of which the first batch cannot be read again."""
+
+
 def shared_out(
-    batches: Iterable[Any], sharing: Sharing, *, slice_fn: SliceFn | None = None
+    batches: Iterable[Any], sharing: Sharing, *, slice_fn: SliceFn | None = None, fill: Fill | None = None
 ) -> Iterator[tuple[list[Told | None], list[bool]]]:
     """For each round every rank's batch, and whether it is that rank's last one. None for a rank that gets nothing."""
-    for parts, following in with_next(_shares(batches, sharing, slice_fn)):
+    for parts, following in with_next(_shares(batches, sharing, slice_fn, fill or Fill())):
         # A rank can come away empty in the last round only.
         yield parts, [following is None or following[rank] is None for rank in range(sharing.size)]
 
 
-def _shares(batches: Iterable[Any], sharing: Sharing, slice_fn: SliceFn | None) -> Iterator[list[Told | None]]:
-    first: Any = None
+def _shares(
+    batches: Iterable[Any], sharing: Sharing, slice_fn: SliceFn | None, fill: Fill
+) -> Iterator[list[Told | None]]:
     for group, is_last in with_last(_complete(batches, sharing)):
+        first = group[0] if fill.from_round else fill.first
         if first is None:
-            first = group[0]
+            first = fill.first = group[0]
         yield _share(group, first, sharing, slice_fn, is_last=is_last)
 
 

@@ -6,17 +6,14 @@ used: it means the same to another number of ranks.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.data.drawing import Overlong, Packed, Samples, draw, is_known, listed, pack
+from hpcaccel.runtime.data.generators import OwnGenerators
 from hpcaccel.runtime.data.sharding import Batches, BatchesPart, Part, SamplesPart, Sharing, WalkedPart
 from hpcaccel.runtime.training.determinism import mix
 
@@ -62,6 +59,8 @@ class Order:
         self._samples: Samples | None = None
         self._batches: Batches | None = None
         self._walked: Any = None
+        self._draws_from = OwnGenerators(seed)
+        """In place of the global generators, also for what is drawn one by one while the epoch goes on."""
 
     def __len__(self) -> int:
         return len(self._raw)
@@ -122,11 +121,9 @@ class Order:
         own = None
         if self.users_generator is None:
             own = torch.Generator().manual_seed(self.seed + epoch if self._seedable else mix(self.seed, epoch))
-        if is_known(self._inner):
+        self._draws_from = OwnGenerators(mix(self.seed, epoch))
+        with self._draws_from:
             self._draw(own)
-        else:
-            with _seeded(mix(self.seed, epoch)):
-                self._draw(own)
 
     def _draw(self, own: torch.Generator | None) -> None:
         known = is_known(self._inner)
@@ -157,7 +154,8 @@ class Order:
             finish = self._samples.finish if self.users_generator is not None else _nothing
             return SamplesPart(self._samples, sharing, start, finish)
         if self._batches is None:
-            return WalkedPart(self._walked, sharing, start // (size or 1) if self.is_flat else start)
+            walked = self._draws_from.drawing(self._walked)
+            return WalkedPart(walked, sharing, start // (size or 1) if self.is_flat else start)
         if size is None or sharing.size == 1:
             return BatchesPart(self._batches, sharing, start)
         if isinstance(self._batches, Packed) and self._batches.is_uniform(size):
@@ -188,18 +186,3 @@ def _length(items: Any) -> int | None:
 
 def _nothing() -> None:
     """What is drawn at the end of an epoch from a generator that starts anew with the next one."""
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """The global generators of Python, numpy and torch begin at ``seed``, and go back to where they were after it."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.default_generator.manual_seed(seed)
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
