@@ -40,7 +40,15 @@ from hpcaccel.records import EXIT_CONTINUED, AttemptEnd, AttemptStart, Decision,
 from hpcaccel.rundir import RunDir, read_json
 from hpcaccel.slurm.states import JobState
 
-__all__ = ["WATCHED", "Supervisor", "exit_code_of", "record_killed", "record_setup_failure", "supervise", "take_over_signals"]
+__all__ = [
+    "WATCHED",
+    "Supervisor",
+    "exit_code_of",
+    "record_killed",
+    "record_setup_failure",
+    "supervise",
+    "take_over_signals",
+]
 
 T = TypeVar("T")
 
@@ -259,7 +267,7 @@ class Supervisor:
         self.stopping.hear_the_last()
         verdict = self._decide(1, self.inquiry.ask(), Failure(cause=cause("supervisor"), detail=why))
         self._write_end(verdict, started=started)
-        return self._requeue(verdict) if verdict.decision == "requeue" else _exit_code(verdict)
+        return self._requeue(verdict) if verdict.decision == "requeue" else exit_code_of(verdict)
 
     # -- one attempt ----------------------------------------------------------------------------------------------
 
