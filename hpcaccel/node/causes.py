@@ -42,6 +42,8 @@ class Cause:
     """The run has no part in it: an attempt that made us exclude a node does not count towards its caps."""
     never_began: bool = False
     """The ranks were not started: of what they would have done nothing is known, and the allocation is of no use."""
+    elsewhere: bool = False
+    """The node that a line names has it; a rank whose log shows it lives on another one."""
     echo: bool = False
     """Another rank's failure looks like this, too."""
 
@@ -55,7 +57,12 @@ class Cause:
         return any(re.match(pattern, text) for pattern in self.ends)
 
 
-_STEPD = r"^slurmstepd(?:-\S+)?: "
+_STEPD = (
+    r"^(?:slurmstepd(?:-\S+)?: "  # up to 26.05
+    r"|\[\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d)?\] "  # since then, as LogTimeFormat has it: iso8601, rfc5424 …
+    r"|\[[A-Z][a-z]{2} [ \d]\d [\d:.]+\] )"  # … or short
+)
+"""How slurmstepd begins the lines that it writes to a rank's or a job's output."""
 _BROKEN_GPU = "Tell the cluster's staff: the node's GPU needs a reset or a repair."
 
 CAUSES = (
@@ -145,10 +152,12 @@ CAUSES = (
         meaning="Slurm lost a node",
         follows="exclude",
         innocent=True,
+        elsewhere=True,
         advice="",
         lines=(
             r"^srun: error: Node failure on (?P<node>\S+)",
-            _STEPD + r"error: \*\*\* \S+ \S+ ON (?P<node>\S+) CANCELLED AT \S+ DUE TO NODE FAILURE",
+            # The node in this line is the one that lives and writes it.
+            _STEPD + r"error: \*\*\* \S+ \S+ ON \S+ CANCELLED AT \S+ DUE TO NODE FAILURE",
         ),
     ),
     Cause(
@@ -182,7 +191,7 @@ CAUSES = (
         meaning="somebody cancelled the job",
         follows="end",
         advice="",
-        lines=(_STEPD + r"error: \*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*",),
+        lines=(_STEPD + r"error: \*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ (?:DUE to SIGNAL \w+ )?\*\*\*",),
     ),
     # -- memory and disks ------------------------------------------------------------------------------------------
     Cause(

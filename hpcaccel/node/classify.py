@@ -82,7 +82,7 @@ def classify(
         traces.append(_Trace(cause=cause("host_out_of_memory"), text="Slurm ended the ranks: OUT_OF_MEMORY"))
     traces += _in_ends(ends or [_unseen_end(exit_code)], traces, logs)
     first = min(traces, key=lambda trace: trace.order)
-    if first.node is None and first.rank is not None:
+    if first.node is None and first.rank is not None and not first.cause.elsewhere:
         first = _Trace(cause=first.cause, text=first.text, rank=first.rank, node=where.get(first.rank))
     return Failure(cause=first.cause, detail=_sentence(first, nodes), nodes=_blamed(first, traces, where, nodes))
 
@@ -97,11 +97,11 @@ def _hang(run: RunDir, attempt: int) -> Iterator[_Trace]:
 
 def _in_lines(lines: Sequence[str], *, rank: int | None = None) -> Iterator[_Trace]:
     for row in CAUSES:
-        for line in lines if row.lines else ():
-            if match := row.in_line(line):
-                node = match.groupdict().get("node")
-                yield _Trace(cause=row, text=line.strip()[:LONGEST], rank=rank, node=node)
-                break
+        found = [(line, match) for line in lines if (match := row.in_line(line))] if row.lines else []
+        if found:
+            line, match = next((one for one in found if one[1].groupdict().get("node")), found[0])
+            node = match.groupdict().get("node")
+            yield _Trace(cause=row, text=line.strip()[:LONGEST], rank=rank, node=node)
 
 
 def _in_errors(log: RankLog) -> Iterator[_Trace]:
@@ -169,7 +169,7 @@ def _blamed(first: _Trace, traces: Sequence[_Trace], where: dict[int, str], node
     if first.cause.follows != "exclude" and first.cause.name != "hang":
         return []
     found = [
-        trace.node or (where.get(trace.rank) if trace.rank is not None else None)
+        trace.node or (where.get(trace.rank) if trace.rank is not None and not first.cause.elsewhere else None)
         for trace in traces
         if trace.cause is first.cause
     ]
