@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from hpcaccel.runtime.training.children import SIGNALS, shield_children
+
 if TYPE_CHECKING:
     from hpcaccel.runtime.together.rollcall import Rollcall
 
@@ -23,8 +25,6 @@ __all__ = ["BUSY", "DONE", "FAILED", "SIGNALS", "StopAgreement", "StopFlag", "Ve
 
 DONE, BUSY, FAILED = range(3)
 """A rank's word on the save in the background; of all ranks' words the largest counts."""
-
-SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 
 
 class StopFlag:
@@ -45,6 +45,7 @@ class StopFlag:
             signal.signal(number, self._raise)
             # The flag is all that a signal does: no system call of the training needs to fail with EINTR for it.
             signal.siginterrupt(number, False)
+        shield_children(self._raise)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         self._installed = True
         return True

@@ -1,0 +1,96 @@
+"""A rank with children: ``KIND METHOD END WHEN``. WHEN is whether they start before (early) or after (late) the rank
+has its handlers. No torch: what is tried is what the children hear, not what they compute.
+"""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from hpcaccel.runtime.training import children
+
+kind, method, end, early = sys.argv[1:5]
+heard = []
+
+
+def listen():
+    for number in children.SIGNALS:
+        signal.signal(number, lambda *_: heard.append(1))
+        signal.siginterrupt(number, False)
+    children.shield_children(signal.getsignal(signal.SIGTERM))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, children.SIGNALS)
+
+
+def square(number):
+    return number * number
+
+
+def serve(pipe):
+    """As a simulator: answers until its parent has had enough."""
+    while True:
+        pipe.send(square(pipe.recv()))
+
+
+def deaf(pipe):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    serve(pipe)
+
+
+def tidy(pipe):
+    def tidy_up(number, frame):
+        print("tidied up", flush=True)
+        sys.exit(7)
+
+    signal.signal(signal.SIGTERM, tidy_up)
+    serve(pipe)
+
+
+def with_program(pipe):
+    program = subprocess.Popen(["sleep", "1000"])
+    pipe.recv()
+    program.terminate()
+    pipe.send(program.wait(timeout=60))
+    serve(pipe)
+
+
+def main():
+    context = multiprocessing.get_context(method)
+    if early == "late":
+        listen()
+    if kind == "pool":
+        # The script imports hpcaccel, and makes its Accelerator after the pool.
+        with context.Pool(2) as pool:
+            print(sum(pool.map(square, range(10))), flush=True)
+            pool.map_async(time.sleep, [1000] * 10)
+            time.sleep(0.2)  # until they are asleep; a pool that has nothing to do needs no signal to leave
+        pool.join()
+    else:
+        ours, theirs = context.Pipe()
+        child = context.Process(target=globals()[kind], args=(theirs,), daemon=True)
+        child.start()
+        ours.send(3)
+        print(ours.recv(), flush=True)
+        if early == "early":
+            listen()
+        if end == "scheduler":
+            os.killpg(0, signal.SIGTERM)
+            ours.send(4)
+            print(ours.recv() if ours.poll(60) else "silent", len(heard), child.is_alive(), flush=True)
+        if end == "terminate":
+            child.terminate()
+            child.join()
+            print("exit code", child.exitcode, flush=True)
+    print("ready", flush=True)
+    if end == "raise":
+        raise ValueError("as told")
+    if end == "exit":
+        sys.exit(3)
+    if end == "interrupt":
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+
+
+if __name__ == "__main__":
+    main()
