@@ -16,6 +16,7 @@
     ├── RankFailed                 another rank of this training has failed or gone
     ├── RunFailed                  a run ended without the result that was waited for
     └── SlurmCommandError          a Slurm command failed in a way that nobody expected
+        └── SlurmUnreachable       nothing was handed over: no controller could be reached
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ __all__ = [
     "RunNotFound",
     "RuntimeMisuse",
     "SlurmCommandError",
+    "SlurmUnreachable",
     "SpecError",
     "UserError",
 ]
@@ -108,3 +110,7 @@ class SlurmCommandError(HpcaccelError):
         self.returncode = returncode
         self.stderr = stderr
         super().__init__(f"{command[0]} ended with code {returncode}: {stderr.strip() or 'no message'}")
+
+
+class SlurmUnreachable(SlurmCommandError):
+    """No controller could be reached, so that nothing of what was asked has been handed over."""

@@ -213,8 +213,13 @@ class RunDir:
         return self.path / "lease.json"
 
     @property
+    def submitting(self) -> Path:
+        """There while the script is handed in; left by a submit or a resume that was killed meanwhile."""
+        return self.path / "submitting.json"
+
+    @property
     def resuming(self) -> Path:
-        """There while a resume hands the script in; left by one that was killed."""
+        """What ``submitting`` of a resume was called by earlier releases."""
         return self.path / "resuming.json"
 
     @property

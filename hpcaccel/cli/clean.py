@@ -42,12 +42,14 @@ def clean(
     What runs or waits, what is pinned, and each run's newest good checkpoint stay. With the profile of a cluster behind
     SSH it is about the runs there.
     """
+    from hpcaccel.rundir import default_runs_dir
     from hpcaccel.submission import all_runs, find_run
     from hpcaccel.submission.cleaning import plan_cleaning
 
     seconds = _age(older_than)
     chosen = [find_run(name, runs_dir=runs_dir) for name in runs] if runs else all_runs(runs_dir)
-    plan = plan_cleaning(chosen, older_than_seconds=seconds, whole_runs=whole_runs)
+    folders = [] if runs else [default_runs_dir(runs_dir), *(run.path.parent.parent for run in chosen)]
+    plan = plan_cleaning(chosen, older_than_seconds=seconds, whole_runs=whole_runs, folders=folders)
     done, failed = _go_through(plan, yes=yes, tell=not json)
     if json:
         print_json({**plan.to_json(), "deleted": yes, "failed": failed})

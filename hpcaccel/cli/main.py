@@ -34,7 +34,7 @@ from hpcaccel.cli import (
     sweep,
 )
 from hpcaccel.cli.forwarding import COMMAND_LINE, forwarded
-from hpcaccel.cli.output import the_machines_no
+from hpcaccel.cli.output import note, the_machines_no
 from hpcaccel.errors import HpcaccelError, SpecError, UserError
 
 __all__ = ["app"]
@@ -48,7 +48,10 @@ class Commands(TyperGroup):
     """Turns the errors that we raise on purpose into one message and an exit code; bugs keep their traceback."""
 
     def invoke(self, ctx: Any) -> Any:
+        from hpcaccel.slurm.programs import ON_SILENCE
+
         COMMAND_LINE.set((*ctx._protected_args, *ctx.args))
+        ON_SILENCE.set(lambda sentence: note(f"note: {sentence}"))
         try:
             return super().invoke(ctx)
         except SpecError as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-__all__ = ["note", "print_bytes", "print_json", "terminal_columns", "the_machines_no"]
+__all__ = ["note", "print_bytes", "print_json", "taken_up", "terminal_columns", "the_machines_no"]
 
 _CAN_BE_MENDED = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
 
@@ -34,6 +34,14 @@ def terminal_columns() -> int | None:
 def note(message: str) -> None:
     """Something for people: on stderr, so that stdout holds nothing but what was asked for."""
     typer.echo(message, err=True)
+
+
+def taken_up(run_id: str, command: str) -> str:
+    """What is told of a command that was cut off and is given again."""
+    return (
+        f"note: the same `{command}` was cut off after it had handed its job in: this is that run, {run_id}. "
+        "For another one give the command once more"
+    )
 
 
 def the_machines_no(error: OSError) -> str | None:

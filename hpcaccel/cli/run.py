@@ -35,6 +35,7 @@ def run(
     """
     from hpcaccel.slurm.commands import Slurm
     from hpcaccel.submission.allocated import allocation_around, overrides_inside, prepared_inside, run_script
+    from hpcaccel.submission.once import Always
     from hpcaccel.submission.prepare import prepare
     from hpcaccel.submission.submit import submit_prepared
     from hpcaccel.view.logs import Logs
@@ -57,7 +58,7 @@ def run(
     )
     for sentence in prepared.advice:
         note(f"note: {sentence}")
-    started = submit_prepared(prepared_inside(prepared, around, slurm))
+    started = submit_prepared(prepared_inside(prepared, around, slurm), once=Always())
     note(f"{started.name} runs as {started.run_id} in job {around.job_id}, {len(around.nodes)} nodes: {started.path}")
     logs = Logs(started.dir)
 

@@ -12,7 +12,7 @@ from hpcaccel.cli.before import debug_overrides, refuse_what_slurm_refuses, show
 from hpcaccel.cli.following import follow_to_the_end
 from hpcaccel.cli.forwarding import behind_ssh
 from hpcaccel.cli.options import Cluster, Json, Key, Overrides, RunsDir, SpecFile
-from hpcaccel.cli.output import note, print_json
+from hpcaccel.cli.output import note, print_json, taken_up
 from hpcaccel.cli.workflow import refuse_for_several, submit_several
 
 if TYPE_CHECKING:
@@ -108,8 +108,9 @@ def submit(
         if dry_run:
             _tell_what_would_be(prepared, json=json, changes=changes)
             return
-        once.begin(prepared.run)
-        run = submit_prepared(prepared)
+        run = submit_prepared(prepared, once=None if key is None else once)
+    if run.path != prepared.run.path:
+        note(taken_up(run.run_id, "hpcaccel submit"))
     for sentence in advice_afterwards(prepared, run):
         note(f"note: {sentence}")
     if not (wait and json):  # a program that waits reads one document: the end

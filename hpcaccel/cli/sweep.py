@@ -10,7 +10,7 @@ import typer
 
 from hpcaccel.cli.forwarding import behind_ssh, behind_ssh_run, there_or_here
 from hpcaccel.cli.options import RUN_HELP, Cluster, Json, Key, Overrides, RunsDir, SpecFile
-from hpcaccel.cli.output import note, print_json
+from hpcaccel.cli.output import note, print_json, taken_up
 from hpcaccel.cli.secrets import Secret
 from hpcaccel.cli.sweep_telling import (
     show,
@@ -85,11 +85,12 @@ def start(
         if dry_run:
             tell_what_would_be(foresee(plan), json=json)
             return
-        once.begin(plan.dir)
-        arrays = start_sweep(plan)
+        directory, arrays = start_sweep(plan, once=None if key is None else once)
+    if directory.path != plan.dir.path:
+        note(taken_up(directory.run_id, "hpcaccel sweep start"))
     for sentence in advice_afterwards(plan, arrays):
         note(f"note: {sentence}")
-    sweep = Sweep(plan.dir.path)
+    sweep = Sweep(directory.path)
     if not (wait and json):  # a program that waits reads one document: the end
         tell_what_is(sweep, arrays, json=json)
     if wait:

@@ -14,11 +14,11 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpcaccel.errors import ClusterError, SlurmCommandError
+from hpcaccel.errors import ClusterError, SlurmCommandError, SlurmUnreachable
 from hpcaccel.slurm import hostlist
 from hpcaccel.slurm.environment import submission_environment
 from hpcaccel.slurm.job_questions import STEP, JobQuestions
-from hpcaccel.slurm.programs import address, is_over, is_transient
+from hpcaccel.slurm.programs import address, is_over, is_transient, is_unreachable
 from hpcaccel.slurm.queue_place import note_change
 from hpcaccel.slurm.refusals import explain
 from hpcaccel.slurm.site_questions import SiteQuestions
@@ -53,6 +53,7 @@ class Slurm(JobQuestions, SiteQuestions):
 
         Raises:
             ClusterError: no sbatch, or Slurm refused the job; its own words are in the message.
+            SlurmUnreachable: no controller could be reached.
             SlurmCommandError: the controller did not answer. It may have taken the job all the same.
         """
         command = ["sbatch", "--parsable", *args, str(script), *words]
@@ -62,6 +63,8 @@ class Slurm(JobQuestions, SiteQuestions):
         if result.returncode == 0 and answer is not None:
             self._changed()
             return answer[1]
+        if result.returncode != 0 and is_unreachable(result.stderr):
+            raise SlurmUnreachable(command, result.returncode, result.stderr)
         if result.returncode == 0 or is_transient(result.stderr):
             raise SlurmCommandError(command, result.returncode, result.stderr or f"unexpected answer {result.stdout!r}")
         raise ClusterError(explain(result.stderr, self._partition_names))

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hpcaccel.errors import ClusterError, SlurmCommandError
+from hpcaccel.errors import ClusterError, SlurmCommandError, SlurmUnreachable
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.slurm.hostlist import array_indices
+from hpcaccel.slurm.programs import is_unreachable
 from hpcaccel.slurm.states import AccountingEntry, Association, JobInfo, JobState, PartitionInfo, QueueEntry
 from hpcaccel.slurm.waiting import StartEstimate, WaitingJob
 
@@ -92,6 +93,9 @@ class FakeSlurm:
     def is_here(self) -> bool:
         return False
 
+    def holding(self, descriptor: int) -> FakeSlurm:
+        return self
+
     def available(self) -> bool:
         return self.installed
 
@@ -156,6 +160,15 @@ class FakeSlurm:
     def jobs_of_script(self, script: Path) -> list[str]:
         self._called("jobs_of_script")
         return [one.job_id for one in self.submissions if one.script == script and self._matching([one.job_id])]
+
+    def workers_of_script(self, script: Path) -> dict[int, str]:
+        self._called("workers_of_script")
+        mine = (one for one in self.submissions if one.script == script)
+        return {
+            int(one.words[0] if one.words else 0) + int(address.partition("_")[2]): address
+            for one in mine
+            for address in self._matching([one.job_id])
+        }
 
     def accounting(self, job_ids: Sequence[str]) -> dict[str, AccountingEntry]:
         self._called("accounting")
@@ -258,7 +271,8 @@ class FakeSlurm:
         if not self.installed:
             raise ClusterError(f"there is no Slurm on this machine (asked for {name})")
         if self.unreachable:
-            raise SlurmCommandError([name], 1, self.unreachable)
+            kind = SlurmUnreachable if is_unreachable(self.unreachable) else SlurmCommandError
+            raise kind([name], 1, self.unreachable)
         self.calls.append(name)
 
     def _matching(self, job_ids: Sequence[str] | None) -> dict[str, JobInfo]:

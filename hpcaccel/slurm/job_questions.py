@@ -71,6 +71,21 @@ class JobQuestions(Programs):
         }
         return sorted(found, key=int)
 
+    def workers_of_script(self, script: Path) -> dict[int, str]:
+        """The same of a sweep's script: the tasks by the workers that they are. ``%o`` ends with the script's argument,
+        which is the worker that the array's task 0 would be."""
+        command = ["squeue", "--me", "--array", "--noheader", "--states=all", "--format=%F|%K|%o"]
+        found: dict[int, str] = {}
+        for line in self._output(command).splitlines():
+            job_id, task, called = (part.strip() for part in line.split("|", 2))
+            path, offset = called, "0"
+            if path != str(script):
+                path, _, offset = called.rpartition(" ")
+            if path == str(script) and task.isdecimal() and offset.isdecimal():
+                index = int(offset) + int(task)
+                found[index] = max(found.get(index, ""), f"{job_id}_{task}", key=_number)
+        return found
+
     def waiting(self, partitions: Sequence[str]) -> list[WaitingJob]:
         """The pending jobs of all users in these partitions, as far as the site shows them, one line an array.
 
@@ -100,3 +115,7 @@ class JobQuestions(Programs):
         if self._lacks("sacct"):
             return None
         return self._recorded(["sacct", "--duplicates", "--parsable2", "--noheader", *args])
+
+
+def _number(job_id: str) -> int:
+    return int(job_id.partition("_")[0] or 0)

@@ -6,19 +6,28 @@ swayed by what the user's environment says about formats and filters.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
 
 from hpcaccel.errors import ClusterError, SlurmCommandError
 from hpcaccel.slurm.environment import query_environment
 
-__all__ = ["Programs", "Run", "address", "is_over", "is_transient", "is_unknown_job"]
+__all__ = ["ON_SILENCE", "Programs", "Run", "address", "is_over", "is_transient", "is_unknown_job", "is_unreachable"]
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 """What stands in for ``subprocess.run``."""
+P = TypeVar("P", bound="Programs")
+SILENT_SECONDS = 5.0
+ON_SILENCE: ContextVar[Callable[[str], None] | None] = ContextVar("ON_SILENCE", default=None)
+"""What is told when a program has had no answer for ``SILENT_SECONDS``: a sentence for people."""
 
 _ADDRESS = re.compile(r"\d+(?:_\d+|\+\d+)?")
 
@@ -38,7 +47,16 @@ class Programs:
     @property
     def is_here(self) -> bool:
         """Whether this is the Slurm of this machine, for all that is run on it, and no stand-in."""
-        return self._run is subprocess.run
+        return getattr(self._run, "func", self._run) is subprocess.run
+
+    def holding(self: P, descriptor: int) -> P:
+        """The same, whose commands keep ``descriptor`` open for as long as they run: a lock on it is held until they
+        have ended, even when this process has been killed."""
+        if not self.is_here:
+            return self
+        already = self._run.keywords["pass_fds"] if isinstance(self._run, functools.partial) else ()
+        run = functools.partial(subprocess.run, pass_fds=(*already, descriptor))
+        return type(self)(run, timeout_seconds=self._timeout_seconds)
 
     def available(self) -> bool:
         """Whether jobs can be submitted from this machine, as far as its PATH tells."""
@@ -61,7 +79,7 @@ class Programs:
 
     def _lacks(self, program: str) -> bool:
         """Whether this machine, if it is the one that is asked, does not have it."""
-        return getattr(self._run, "func", self._run) is subprocess.run and shutil.which(program) is None
+        return self.is_here and shutil.which(program) is None
 
     def _refused(self, command: Sequence[str], result: subprocess.CompletedProcess[str]) -> Exception:
         if re.search(r"access/permission denied|presently disabled", result.stderr, re.IGNORECASE):
@@ -70,16 +88,17 @@ class Programs:
 
     def _start(self, command: list[str], *, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         try:
-            return self._run(
-                command,
-                env=query_environment(os.environ) if env is None else env,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=self._timeout_seconds,
-                check=False,
-            )
+            with _told_of_silence(command[0], self._timeout_seconds):
+                return self._run(
+                    command,
+                    env=query_environment(os.environ) if env is None else env,
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    encoding="utf-8",
+                    errors="replace",
+                    timeout=self._timeout_seconds,
+                    check=False,
+                )
         except FileNotFoundError:
             raise ClusterError(
                 f"there is no {command[0]} on this machine. Log in to a node of the cluster, load its slurm module, "
@@ -88,6 +107,25 @@ class Programs:
         except subprocess.TimeoutExpired:
             message = f"no answer within {self._timeout_seconds:g} s; the Slurm controller may be down or busy"
             raise SlurmCommandError(command, 124, message) from None
+
+
+@contextmanager
+def _told_of_silence(program: str, timeout_seconds: float) -> Iterator[None]:
+    tell = ON_SILENCE.get()
+    if tell is None:
+        yield
+        return
+    sentence = (
+        f"{program} has had no answer from Slurm for {SILENT_SECONDS:g} s; waiting for at most {timeout_seconds:g} s. "
+        "The controller may be down or busy"
+    )
+    timer = threading.Timer(SILENT_SECONDS, tell, [sentence])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def address(job_id: str) -> str:
@@ -116,6 +154,11 @@ def is_transient(stderr: str) -> bool:
             re.IGNORECASE,
         )
     )
+
+
+def is_unreachable(stderr: str) -> bool:
+    """Whether no connection to the controller could be made, so that it has heard nothing."""
+    return "unable to contact slurm controller" in stderr.lower()
 
 
 def _has_no_accounting(stderr: str) -> bool:

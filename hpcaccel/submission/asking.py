@@ -29,11 +29,16 @@ class Job:
 
 
 def ask_slurm(facts: Sequence[Facts], queue: Callable[[], Queue], *, patient: bool) -> dict[str, Job]:
-    submitted = {job_id: _submitted(fact) for fact in facts for job_id in (fact.job_id, *fact.waiting) if job_id}
+    submitted = {job_id: _submitted(fact) for fact in facts for job_id in _jobs(fact)}
     if not submitted:
         return {}
     answer = queue().look(submitted, submitted=submitted, after=0.0 if patient else None)
     return {job_id: _from_known(known, answer) for job_id, known in answer.jobs.items()}
+
+
+def _jobs(fact: Facts) -> list[str]:
+    """The newest job, and those that may go on with the run where that one is over."""
+    return [job_id for job_id in dict.fromkeys([fact.job_id, *fact.waiting, *fact.unrecorded]) if job_id]
 
 
 def _submitted(fact: Facts) -> float:
@@ -45,10 +50,10 @@ def _submitted(fact: Facts) -> float:
 
 
 def job_of(fact: Facts, queued: Mapping[str, Job]) -> Job:
-    """The run's newest job; of a chain the first of those behind it, where that one is over."""
+    """The run's newest job; where that one is over, the first of those behind it in a chain, or who holds its lease."""
     newest = queued.get(fact.job_id) or Job(phase="gone")  # its record names no job
     if newest.phase in ("ended", "gone"):
-        behind = [queued[job_id] for job_id in fact.waiting if job_id in queued]
+        behind = [queued[job_id] for job_id in _jobs(fact)[1:] if job_id in queued]
         newest = next((job for job in behind if job.phase not in ("ended", "gone")), newest)
     return Job(phase="unknown", at=newest.at) if _is_older(newest, fact) else newest
 

@@ -7,27 +7,31 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import hpcaccel
-from hpcaccel.errors import RunDirectoryError
+from hpcaccel.errors import RunDirectoryError, SlurmCommandError, SlurmUnreachable
 from hpcaccel.records import RunRecord, to_dict
 from hpcaccel.rundir import RunDir, append_line, atomic_write, fsync_directory, write_json
 from hpcaccel.spec import JobSpec, spec_hash, to_yaml
 from hpcaccel.submission.calls import FUNCTION_FILE
+from hpcaccel.submission.checkpoints import Origin, held
 from hpcaccel.submission.codecopy import copy_code
 from hpcaccel.submission.package import write_node_program
 from hpcaccel.submission.prepare import Prepared, Task
 from hpcaccel.submission.provenance import packages, submitted_from
 from hpcaccel.submission.rank_side import FOLDER, write_rank_side
+from hpcaccel.submission.resume_once import Turn
+from hpcaccel.submission.signals import undoing
 
-__all__ = ["all_or_nothing", "build", "new_record", "publish", "temporary"]
+__all__ = ["all_or_nothing", "build", "made_in", "making", "new_record", "publish", "temporary"]
 
 
 R = TypeVar("R", bound=RunDir)
@@ -52,6 +56,12 @@ def all_or_nothing(run: RunDir) -> Iterator[None]:
         raise
     try:
         yield
+    except SlurmCommandError as error:
+        if run.submitting.exists() and not isinstance(error, SlurmUnreachable):
+            raise _perhaps_taken(error, run) from None
+        shutil.rmtree(run.path, ignore_errors=True)
+        _remove_empty(made)
+        raise
     except BaseException as error:
         # Once it is renamed, the place itself is gone. A run of that name which is not ours is never touched.
         shutil.rmtree(place.path if place.path.exists() else run.path, ignore_errors=True)
@@ -62,6 +72,33 @@ def all_or_nothing(run: RunDir) -> Iterator[None]:
                 "Choose another place with --runs-dir or HPCACCEL_RUNS_DIR"
             ) from error
         raise
+
+
+def _perhaps_taken(error: SlurmCommandError, run: RunDir) -> SlurmCommandError:
+    """Slurm did not answer: the run has to stay, since a job of it may be in the queue."""
+    words = (
+        f"{error.stderr.strip() or 'no answer'}\nWhether Slurm has taken the job is not known, and {run.run_id} is "
+        f"kept: `hpcaccel status {run.run_id}` finds out once Slurm answers; the same command once more takes that job "
+        "up, or submits anew where there is none"
+    )
+    return SlurmCommandError(error.command, error.returncode, words)
+
+
+@contextmanager
+def making(turn: Turn, *, indices: Sequence[int] | None, origin: Origin | None = None) -> Iterator[Callable[[], None]]:
+    """A place for :func:`build` to fill, as of :func:`all_or_nothing`, with a note that it is about to be handed in.
+
+    Args:
+        indices: the tasks of an array, or the workers of a sweep.
+        origin: the checkpoint that the run begins from, which is pinned.
+
+    Yields:
+        What is called when all is made: until then SIGTERM and SIGHUP undo it, then the hand-in holds them back.
+    """
+    run = turn.run
+    with undoing() as is_made, held(origin, run_id=run.run_id), all_or_nothing(run):
+        turn.begin(indices=indices, place=temporary(run))
+        yield is_made
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:
@@ -164,3 +201,9 @@ def new_record(prepared: Prepared) -> RunRecord:
 def temporary(run: R) -> R:
     """Where a run or a sweep is made before its directory appears."""
     return type(run)(run.path.with_name(f".{run.path.name}.tmp"))
+
+
+def made_in(place: Path) -> RunDir | None:
+    """The run that is being made in ``place``; None where that is no such place."""
+    match = re.fullmatch(r"\.(\d{8}-\d{6}-[0-9a-f]{4})\.tmp", place.name)
+    return None if match is None else RunDir(place.with_name(match[1]))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcaccel import layout
-from hpcaccel.errors import CheckpointError, Damaged, RunNotFound, UserError
+from hpcaccel.errors import CheckpointError, Damaged, RunNotFound, SlurmCommandError, UserError
 from hpcaccel.layout import sealed
 from hpcaccel.layout.pins import pin, unpin
 from hpcaccel.rundir import RunDir
@@ -162,6 +162,8 @@ def held(origin: Origin | None, *, run_id: str) -> Iterator[None]:
     try:
         sealed.read(origin.path)
         yield
+    except SlurmCommandError:
+        raise  # Slurm did not answer, and may have taken the job
     except BaseException:
         if ours:
             unpin(origin.path)

@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,8 +24,10 @@ from hpcaccel.layout.pins import is_pinned
 from hpcaccel.rundir import RunDir, SweepDir, read_json
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.spec.site import age_in_words
+from hpcaccel.submission.build import made_in
 from hpcaccel.submission.facts import read_facts, read_record
 from hpcaccel.submission.find import all_runs
+from hpcaccel.submission.resume_once import Turn, Underway
 from hpcaccel.submission.run import AnyRun
 from hpcaccel.submission.status import RunStatus, statuses
 
@@ -42,10 +44,32 @@ class Item:
     """Something that may be deleted."""
 
     path: Path
-    kind: Literal["run", "checkpoint", "leftover"]
+    kind: Literal["run", "checkpoint", "leftover", "unfinished"]
     run_id: str
     why: str
     bytes: int = 0
+
+
+def unfinished(folders: Iterable[Path]) -> list[Item]:
+    """Directories of submits that were killed while they made them: nothing of them was ever handed in.
+
+    Args:
+        folders: of runs, each of which holds a folder for each name.
+    """
+    found = []
+    for place in sorted({path for folder in folders for path in folder.glob("[!.]*/.[0-9]*.tmp")}):
+        if (run := made_in(place)) is not None and _is_left(place, run):
+            why = "its submit was killed while it was made"
+            found.append(Item(path=place, kind="unfinished", run_id=run.run_id, why=why, bytes=_size(place)))
+    return found
+
+
+def _is_left(place: Path, run: RunDir) -> bool:
+    try:
+        with Turn(run, wait=False):
+            return os.lstat(place).st_uid == os.geteuid()
+    except (Underway, FileNotFoundError):
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +90,21 @@ class Cleaning:
 
 
 def plan_cleaning(
-    runs: Sequence[AnyRun], *, older_than_seconds: float, whole_runs: bool = False, slurm: Slurm | None = None
+    runs: Sequence[AnyRun],
+    *,
+    older_than_seconds: float,
+    whole_runs: bool = False,
+    slurm: Slurm | None = None,
+    folders: Sequence[Path] = (),
 ) -> Cleaning:
     """Look at ``runs``; nothing is changed.
 
     Args:
+        folders: of runs, in which killed submits may have left something.
         older_than_seconds: since the last sign of a run.
         whole_runs: the directories of runs that are done, not only their checkpoints but the newest.
     """
-    now, items, kept = time.time(), list[Item](), list[tuple[str, str]]()
+    now, items, kept = time.time(), unfinished(folders), list[tuple[str, str]]()
     needed = _origins()
     for run, state in zip(runs, statuses([run.dir for run in runs], slurm), strict=True):
         if (why := _left_alone(run.dir, state, now - older_than_seconds)) is not None:
@@ -217,6 +247,9 @@ def delete(item: Item, *, slurm: Slurm | None = None, origins: Origins | None = 
     Raises:
         RunDirectoryError: it may not be deleted any more, or cannot be.
     """
+    if item.kind == "unfinished":
+        shutil.rmtree(item.path, ignore_errors=True)
+        return
     run = _run_of(item)
     try:
         before = run.record.read_bytes()

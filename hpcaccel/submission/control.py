@@ -11,13 +11,13 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Literal
 
-from hpcaccel.errors import RunDirectoryError, UserError
+from hpcaccel.errors import RunDirectoryError, SlurmCommandError, UserError
 from hpcaccel.records import Reason, StopRequest, to_dict
-from hpcaccel.rundir import RunDir, SweepDir, read_json, write_json
+from hpcaccel.rundir import RunDir, SweepDir, WorkerDir, read_json, write_json
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission import local
 from hpcaccel.submission.chain import cancel_waiting
-from hpcaccel.submission.facts import honoured_name, read_record, waiting_links
+from hpcaccel.submission.facts import honoured_name, read_facts, read_record, read_worker_facts, waiting_links
 from hpcaccel.submission.status import RunStatus, status
 
 __all__ = ["Then", "asked_as", "request_cancel", "request_stop"]
@@ -62,7 +62,8 @@ def request_stop(run: RunDir, *, then: Then, slurm: Slurm | None = None) -> None
     waits = any(one.state in _WAITING for one in now.tasks or [now])
     if then == "pause" and waits and active and read_record(run).backend == "slurm":
         # What has not started gives its place in the queue back. What starts at this moment reads the request.
-        cancel_waiting(slurm, [*_job_ids(active, whole=run), *_waiting(active)])
+        with _standing(run, "stop", now):
+            cancel_waiting(slurm, [*_job_ids(active, whole=run), *_waiting(active)])
 
 
 def _refuse_stop(run: RunDir, now: RunStatus, then: Then) -> None:
@@ -101,9 +102,25 @@ def request_cancel(run: RunDir, *, slurm: Slurm | None = None) -> None:
         for one in active:
             local.terminate(one)
         return
-    cancel_waiting(slurm, _waiting(active))  # first, so that none of them takes over
-    for job_id in _job_ids(active, whole=run):
-        slurm.cancel(job_id)
+    with _standing(run, "cancel", now):
+        cancel_waiting(slurm, _waiting(active))  # first, so that none of them takes over
+        for job_id in _job_ids(active, whole=run):
+            slurm.cancel(job_id)
+
+
+@contextmanager
+def _standing(run: RunDir, what: Literal["stop", "cancel"], now: RunStatus) -> Iterator[None]:
+    """Say of a Slurm that does not answer in the block that the request in the run's directory holds all the same."""
+    try:
+        yield
+    except SlurmCommandError as error:
+        words = (
+            f"{error.stderr.strip() or 'no answer'}\nThe request to {what} {now.run_id} stands all the same, in the "
+            "run's directory: what runs reads it there by itself, and a job that waits in the queue reads it when it "
+            f"starts, and ends. To take it out of the queue, give `hpcaccel {what} {now.run_id}` once more when Slurm "
+            "answers"
+        )
+        raise type(error)(error.command, error.returncode, words) from None
 
 
 def _to_ask(run: RunDir, now: RunStatus) -> tuple[dict[Path, Literal["open", "honoured"] | None], list[RunDir]]:
@@ -132,7 +149,8 @@ def _is_cooperative(run: RunDir) -> bool:
 
 def _job_ids(active: Sequence[RunDir], *, whole: RunDir) -> list[str]:
     """The newest jobs of ``active``; of a whole array the job that holds its tasks, once."""
-    job_ids = [read_record(run).job_ids[-1] for run in active]
+    facts = [read_worker_facts(run) if isinstance(run, WorkerDir) else read_facts(run) for run in active]
+    job_ids = [job_id for fact in facts for job_id in (fact.job_id, *fact.unrecorded) if job_id]
     if not whole.is_task and whole not in active:
         job_ids = [job_id.partition("_")[0] for job_id in job_ids]
     return list(dict.fromkeys(job_ids))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -10,14 +9,14 @@ from typing import Literal
 from hpcaccel.errors import RunNotFound, SpecError
 from hpcaccel.rundir import RunDir
 from hpcaccel.slurm.commands import Slurm
-from hpcaccel.slurm.dependencies import dependency_text, remember_dependent
+from hpcaccel.slurm.dependencies import dependency_text
 from hpcaccel.spec import JobSpec
 from hpcaccel.spec.dependencies import Dependency, parse_dependency
 from hpcaccel.submission.backend import Backend, SlurmBackend
 from hpcaccel.submission.find import find_run
 from hpcaccel.submission.status import status
 
-__all__ = ["After", "backend_waiting", "note_dependents", "resolve_after", "with_after"]
+__all__ = ["After", "backend_waiting", "resolve_after", "with_after"]
 
 After = dict[str, str]
 """``kind`` and ``run``, a directory: as it stands in ``spec.json``."""
@@ -78,6 +77,8 @@ def _resolve(
     if record.cluster != cluster:
         raise SpecError(f"after: {one}: run {other.run_id} is on cluster {record.cluster}, and this one on {cluster}")
     now = status(RunDir(other.path), slurm)
+    if not now.ended and not now.job_id:
+        raise SpecError(f"after: {one}: run {other.run_id} has no job yet to wait for: {now.detail}. Try again then")
     if not now.ended:
         return {"kind": one.kind, "run": str(other.path)}
     well = now.state == "completed"
@@ -96,12 +97,3 @@ def backend_waiting(backend: Backend, spec: JobSpec, after: Sequence[After]) -> 
         return backend
     assert isinstance(backend, SlurmBackend), "the local backend has no queue"
     return SlurmBackend(backend.slurm, [*backend.options, f"--dependency={text}"])
-
-
-def note_dependents(after: Sequence[After], run: RunDir, job_id: str) -> None:
-    """Let the runs that are waited for know who waits. In somebody else's directory nothing is written: a chain of his
-    would not be followed beyond the jobs that it has now."""
-    for one in after:
-        other = RunDir(one["run"])
-        if os.access(other.path, os.W_OK):
-            remember_dependent(other, dependent=run, job_id=job_id)

@@ -44,12 +44,20 @@ class Facts:
 
     @property
     def job_id(self) -> str:
-        return self.record.job_ids[-1] if self.record.job_ids else ""
+        """The newest job; of a run whose record names none the one that holds its lease."""
+        return self.record.job_ids[-1] if self.record.job_ids else next(iter(self.unrecorded), "")
 
     @property
     def waiting(self) -> list[str]:
         """The jobs of its chain that wait behind the newest one."""
         return waiting_links(self.record)
+
+    @property
+    def unrecorded(self) -> list[str]:
+        """The job that holds the run's lease, where its record does not know it. (A trial's job is its worker's.)"""
+        lease = None if self.run.is_trial else read_json(self.run.lease)
+        job_id = "" if lease is None else str(lease["job_id"])
+        return [job_id] if job_id and job_id not in (*self.record.job_ids, *self.record.links) else []
 
     @property
     def settled(self) -> AttemptEnd | None:

@@ -12,6 +12,8 @@ from hpcaccel.errors import HpcaccelError, RunNotFound
 from hpcaccel.rundir import RunDir, SweepDir, default_runs_dir, index_lines, read_json
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission.facts import read_record
+from hpcaccel.submission.recovery import recover_now
+from hpcaccel.submission.resume_once import is_open
 from hpcaccel.submission.run import AnyRun, open_run
 
 __all__ = ["all_runs", "find_run"]
@@ -47,6 +49,8 @@ def find_run(token: str, *, runs_dir: Path | None = None, slurm: Slurm | None = 
     for search in (_by_id, _by_name, _by_job_id, _by_prefix):
         if (path := search(token, runs)) is not None:
             return open_run(path, slurm=slurm)
+    if (path := _by_unwritten_job_id(token, runs, slurm)) is not None:
+        return open_run(path, slurm=slurm)
     raise RunNotFound(_not_found(token, runs))
 
 
@@ -85,6 +89,16 @@ def _by_job_id(token: str, runs: list[_Known]) -> Path | None:
         if base in job_ids and record.get("kind") == "sweep":
             return run.path  # a worker is no run of its own
     return None
+
+
+def _by_unwritten_job_id(token: str, runs: list[_Known], slurm: Slurm | None) -> Path | None:
+    """The same of a job whose submit was cut off before it was written down."""
+    if not token.partition("_")[0].isdigit():
+        return None
+    unfinished = [run for run in runs if is_open(RunDir(run.path))]
+    for run in unfinished:
+        recover_now(RunDir(run.path), slurm=slurm)
+    return _by_job_id(token, unfinished)
 
 
 def _by_prefix(token: str, runs: list[_Known]) -> Path | None:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from hpcaccel.errors import RunDirectoryError
-from hpcaccel.rundir import RunDir, read_json
+from hpcaccel.rundir import RunDir
 from hpcaccel.submission.backend import Backend
-from hpcaccel.submission.calls import FUNCTION_FILE, FunctionCall, ProgramStub
+from hpcaccel.submission.pickles import call_of, launch_of
+from hpcaccel.submission.signals import held_back
 
 __all__ = ["hand_in"]
-
-_HELD_BACK = (signal.SIGINT, signal.SIGTERM)
 
 
 def hand_in(
@@ -52,8 +46,8 @@ def hand_in(
         indices=indices,
     )
     try:
-        with _uninterrupted():
-            executor._internal_process_submissions([DelayedSubmission(_call(task)) for task in tasks])
+        with held_back():
+            executor._internal_process_submissions([DelayedSubmission(call_of(task)) for task in tasks])
             after(started[0])
     except BaseException:
         if started:
@@ -63,44 +57,5 @@ def hand_in(
 
 
 def _ranks(run: RunDir) -> int:
-    launch = _launch(run)
+    launch = launch_of(run)
     return int(launch["nodes"]) * int(launch["ranks_per_node"])
-
-
-def _call(run: RunDir) -> FunctionCall | ProgramStub:
-    if _launch(run)["kind"] != "callable":
-        return ProgramStub(str(run.path))
-    code = run.code if run.code.exists() else None
-    return FunctionCall(str(run.submitit / FUNCTION_FILE), None if code is None else str(code))
-
-
-def _launch(run: RunDir) -> dict[str, Any]:
-    document = read_json(run.spec)
-    if document is None:
-        raise RunDirectoryError(f"{run.spec} is missing: nothing can be submitted from {run.path}")
-    launch: dict[str, Any] = document["launch"]
-    return launch
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back until the block is done, from us and from the commands that we start.
-
-    It could leave a job behind that nobody knows of. What came meanwhile is delivered at the end of the block.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's
-        return
-    heard: list[int] = []
-    before = {number: signal.getsignal(number) for number in _HELD_BACK}
-    for number in before:
-        signal.signal(number, lambda number, _: heard.append(number))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)  # the commands inherit it; our other threads do not
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        for late in heard:
-            signal.raise_signal(late)

@@ -32,6 +32,9 @@ _RANK_NAMES = {
     "HPCACCEL_RESTART_COUNT", "HPCACCEL_BATCH", "HPCACCEL_KILLED",
 }  # fmt: skip
 _KEPT = {"SLURM_CONF"}
+_GATE = ("bash", "-c", 'IFS= read -r go || exit; exec "$@" < /dev/null', "bash")
+"""Begins the job once it is written down. Where whoever submits it is killed before, its standard input ends, and no
+job runs that nobody knows of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +111,9 @@ def _launch(
     with log.open("ab") as output:
         try:
             process = subprocess.Popen(
-                command,
+                [*_GATE, *command],
                 env={**_job_environment(os.environ, job_id), **(variables or {})},
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -118,17 +121,21 @@ def _launch(
             )
         except FileNotFoundError:
             raise ClusterError("the local backend needs bash, and there is none on PATH") from None
-    # Whoever submitted may live long: it must not keep the job as a zombie once that has ended.
-    threading.Thread(target=process.wait, daemon=True).start()
     who = LocalProcess(
         job_id=job_id, host=socket.gethostname(), pid=process.pid, pid_start=process_start(process.pid) or 0
     )
     try:
         for run in owners:
             write_json(run.local_process, asdict(who))
+        assert process.stdin is not None
+        process.stdin.write(b"go\n")
+        process.stdin.close()
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         raise
+    # Whoever submitted may live long: it must not keep the job as a zombie once that has ended.
+    threading.Thread(target=process.wait, daemon=True).start()
 
 
 def _unblock_signals() -> None:

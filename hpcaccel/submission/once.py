@@ -2,38 +2,37 @@
 
 A try writes down which run directory it makes before it makes it. The next one finds out what became of that: a run
 with its job is the answer; a job that was handed in but not written down is looked for by its script; anything less is
-removed, and the submission made anew. A lock per key lets tries wait for each other, sbatch included: a try that was
-killed counts as ended only when its sbatch has ended, too.
+removed, and the submission made anew. A lock per key lets tries wait for each other; ``resume_once`` has one per run,
+which sbatch holds as well.
+
+Where the user's command came from another machine, that machine makes the key. A command given here gets one from
+``pending``: it lasts until the command has come to its end, so that the same command, given again after it was killed,
+goes on with it, and given again after it was done submits another run.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from hpcaccel.errors import ClusterError, UserError
-from hpcaccel.rundir import (
-    RunDir,
-    SweepDir,
-    fsync_directory,
-    read_json,
-    read_lines,
-    register,
-    state_home,
-    write_json,
-)
+from hpcaccel.errors import ClusterError, SlurmCommandError, SlurmUnreachable, UserError
+from hpcaccel.rundir import RunDir, SweepDir, fsync_directory, read_json, state_home, write_json
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission.build import temporary
-from hpcaccel.submission.facts import read_record, write_record
-from hpcaccel.submission.locks import slurm_holding, take
+from hpcaccel.submission.facts import read_record
+from hpcaccel.submission.locks import give_back, take
+from hpcaccel.submission.pending import Pending, pending
+from hpcaccel.submission.recovery import recover
+from hpcaccel.submission.resume_once import is_open
+from hpcaccel.submission.status import status
 
-__all__ = ["Once", "key_file", "once_or_always"]
+__all__ = ["Always", "Once", "asked_for", "key_file", "once_asked_for", "once_or_always"]
 
 
 def once_or_always(key: str | None) -> Once | Always:
@@ -41,8 +40,8 @@ def once_or_always(key: str | None) -> Once | Always:
     return Always() if key is None else Once(key)
 
 
-SETTLING_SECONDS = 15.0
-"""How long the controller may take to show a job that somebody was handing in when he was killed."""
+WINDOW_SECONDS = 3600.0
+"""After so long a command that was killed is not gone on with: what is given then is meant as a new one."""
 
 _KEY = re.compile(r"[0-9A-Za-z_-]{8,64}")
 
@@ -50,6 +49,35 @@ _KEY = re.compile(r"[0-9A-Za-z_-]{8,64}")
 def key_file(key: str) -> Path:
     """Where it is written down which run was submitted under a key."""
     return state_home() / "hpcaccel" / "keys" / f"{key}.json"
+
+
+@contextmanager
+def asked_for(command: Mapping[str, Any]) -> Iterator[Pending]:
+    """A key for a command that submits; done when the block is, or failed and left nothing behind.
+
+    Args:
+        command: what makes it the same as another.
+    """
+    with pending("submissions", command, kept_seconds=WINDOW_SECONDS) as asked:
+        try:
+            yield asked
+            asked.done = True
+        except SlurmCommandError as error:  # Slurm did not answer, and may have taken the job
+            asked.done = isinstance(error, SlurmUnreachable)
+            raise
+        except BaseException:
+            asked.done = True
+            raise
+
+
+@contextmanager
+def once_asked_for(command: Mapping[str, Any], *, slurm: Slurm | None = None) -> Iterator[Once]:
+    """The same of a command that submits one run or one sweep."""
+    with asked_for(command) as asked, Once(asked.key, slurm=slurm, only_unless_given_up=True) as once:
+        try:
+            yield once
+        finally:
+            once.forget(unless_open=True)
 
 
 class Always:
@@ -73,6 +101,9 @@ class Always:
 class Once:
     """The submission with ``key``, for the length of a ``with`` block; another process with the key waits meanwhile.
 
+    Args:
+        only_unless_given_up: an earlier try that was cancelled meanwhile, or failed, does not count.
+
     Raises:
         UserError: the key is none.
     """
@@ -82,19 +113,18 @@ class Once:
         key: str,
         *,
         slurm: Slurm | None = None,
-        now: Callable[[], float] = time.time,
-        sleep: Callable[[float], None] = time.sleep,
+        only_unless_given_up: bool = False,
     ) -> None:
         if not _KEY.fullmatch(key):
             raise UserError(f"--key {key!r} is no key: 8 to 64 letters, digits, - and _")
         self._file = key_file(key)
         self._slurm = slurm
-        self._now = now
-        self._sleep = sleep
+        self._only_unless_given_up = only_unless_given_up
+        self._lock_file = self._file.with_suffix(".lock")
         self._lock = -1
 
     def __enter__(self) -> Once:
-        self._lock = take(self._file.with_suffix(".lock"))
+        self._lock = take(self._lock_file)
         return self
 
     def __exit__(
@@ -102,16 +132,23 @@ class Once:
     ) -> None:
         if kind is not None and self._said() is None:
             self._file.unlink(missing_ok=True)  # it failed and left nothing behind: the next try starts afresh
-        os.close(self._lock)
+        give_back(self._lock_file, self._lock, remove=not self._file.exists())
 
     @property
-    def slurm(self) -> Slurm:
-        """Slurm, whose commands hold the lock as long as they run."""
-        return self._slurm or slurm_holding(self._lock)
+    def slurm(self) -> Slurm | None:
+        return self._slurm
+
+    def forget(self, *, unless_open: bool = False) -> None:
+        """Args:
+        unless_open: keep it where it is not known yet what became of the submission.
+        """
+        said = read_json(self._file)
+        if said is not None and not (unless_open and is_open(RunDir(said["run"]))):
+            self._file.unlink()
 
     def begin(self, run: RunDir) -> None:
         """Write down where the run is going to be, before anything is made."""
-        write_json(self._file, {"run": str(run.path), "sweep": isinstance(run, SweepDir), "began": self._now()})
+        write_json(self._file, {"run": str(run.path), "sweep": isinstance(run, SweepDir), "began": time.time()})
 
     def earlier(self) -> Path | None:
         """The run that an earlier try has submitted; None: there is none, and nothing is left of it.
@@ -124,59 +161,35 @@ class Once:
             return None
         run = SweepDir(said["run"]) if said["sweep"] else RunDir(said["run"])
         if run.record.exists():
+            recover(run, slurm=self._slurm)
             if read_record(run).job_ids:
-                return run.path
-            if (job_ids := self._handed_in(run, began=float(said["began"]))) and self._adopt(run, job_ids):
-                return run.path
+                return None if self._is_given_up(run) else run.path
+            _refuse_one_that_is_over(run)
             shutil.rmtree(run.path)
             fsync_directory(run.path.parent)
         shutil.rmtree(temporary(run).path, ignore_errors=True)
         self._file.unlink()
         return None
 
+    def _is_given_up(self, run: RunDir) -> bool:
+        if not self._only_unless_given_up:
+            return False
+        now = status(run, self._slurm)
+        if now.ended and now.state != "completed":
+            self._file.unlink()
+            return True
+        return False
+
     def _said(self) -> Path | None:
         """The run that was begun, as far as anything of it is there."""
         said = read_json(self._file)
         return Path(said["run"]) if said is not None and Path(said["run"]).exists() else None
 
-    def _handed_in(self, run: RunDir, *, began: float) -> list[str]:
-        """Jobs of the run's script, oldest first, that nobody has written down."""
-        if (process := read_json(run.local_process)) is not None:
-            return [str(process["job_id"])]
-        if read_record(run).backend == "local" or not run.script.exists():
-            return []
-        while True:
-            if found := self.slurm.jobs_of_script(run.script) or _started(run):
-                return found
-            if self._now() - began > SETTLING_SECONDS:
-                return []
-            self._sleep(1.0)
 
-    def _adopt(self, run: RunDir, job_ids: list[str]) -> bool:
-        """Write down what an earlier try could not; False: too much is missing, and its jobs are taken back."""
-        record = read_record(run)
-        if isinstance(run, SweepDir) or (record.array_size is not None and len(job_ids) > 1):
-            for job_id in job_ids:
-                self.slurm.cancel(job_id)
-            return False
-        if record.array_size is not None:
-            for index in range(record.array_size):
-                task = run.task(index)
-                write_record(task, replace(read_record(task), job_ids=[f"{job_ids[0]}_{index}"]), sync=False)
-        links = job_ids if len(job_ids) > 1 else []
-        write_record(run, replace(record, job_ids=job_ids[:1], links=links))
-        register(run, name=record.name, job_id=job_ids[0])
-        return True
-
-
-def _started(run: RunDir) -> list[str]:
-    """The job that has begun the run's ledger: it may be over and forgotten by the queue."""
-    for line, _ in read_lines(run.ledger):
-        if job_id := line.get("job_id"):
-            return [str(job_id)]
-    if run.slurm_log.exists() and not run.ledger.exists():
+def _refuse_one_that_is_over(run: RunDir) -> None:
+    """Raises ClusterError where a job has begun and has been forgotten by the queue."""
+    if read_record(run).backend == "slurm" and run.slurm_log.exists():
         raise ClusterError(
             f"an earlier try has submitted {run.path}, and its job has left the queue before its first attempt: look "
             f"into {run.slurm_log}"
         )
-    return []

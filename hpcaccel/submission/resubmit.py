@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
-from hpcaccel.errors import RunBusy, UserError
+from hpcaccel.errors import RunBusy, SlurmCommandError, SlurmUnreachable, UserError
 from hpcaccel.rundir import RunDir, read_json, register
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.slurm.dependencies import tell_dependents
-from hpcaccel.submission.backend import Backend, SlurmBackend, backend_named
-from hpcaccel.submission.chain import cancel_waiting, links_behind
-from hpcaccel.submission.facts import honoured_name, open_requests, read_record, waiting_links, write_record
+from hpcaccel.submission.backend import SlurmBackend, backend_named
+from hpcaccel.submission.chain import cancel_waiting
+from hpcaccel.submission.facts import honoured_name, open_requests, read_record, waiting_links
 from hpcaccel.submission.handin import hand_in
+from hpcaccel.submission.recording import ledger_sizes, record_job
+from hpcaccel.submission.recovery import owner, take_up
 from hpcaccel.submission.resume_once import Turn
 from hpcaccel.submission.secrets import bring_secrets
 from hpcaccel.submission.status import RunStatus, status
@@ -33,9 +34,9 @@ def resume(run: RunDir, *, slurm: Slurm | None = None) -> str:
         RunBusy: something is still going to happen to it by itself.
         UserError: it is completed.
     """
-    parent = _parent(run)
+    parent = owner(run)
     with Turn(parent, slurm=slurm) as turn:
-        if _takes_up_an_earlier_one(turn) and not status(run, slurm).ended:
+        if take_up(turn) and not status(run, slurm).ended:
             job_id = read_record(parent).job_ids[-1]
         else:
             job_id = _hand_in_anew(run, turn, slurm)
@@ -47,44 +48,46 @@ def resume(run: RunDir, *, slurm: Slurm | None = None) -> str:
     return job_id
 
 
-def _takes_up_an_earlier_one(turn: Turn) -> bool:
-    """Write down what a resume that was killed could not; whether it had handed a job in."""
-    earlier = turn.interrupted()
-    if earlier is None:
-        return False
-    came_through = turn.is_written_down(earlier)
-    if not came_through and (jobs := turn.handed_in(earlier)):
-        backend = backend_named(read_record(turn.run).backend, turn.slurm)
-        tasks = [turn.run] if earlier.indices is None else [turn.run.task(index) for index in earlier.indices]
-        cancel_waiting(turn.slurm, jobs[1:])  # a beginning of its chain, which is made anew
-        _recorder(turn.run, tasks, earlier.offsets, earlier.indices, backend)(jobs[0])
-        came_through = True
-    turn.done()
-    return came_through
-
-
 def _hand_in_anew(run: RunDir, turn: Turn, slurm: Slurm | None) -> str:
     record = read_record(run)
-    backend = backend_named(record.backend, turn.slurm)
+    backend = turn.holding(backend_named(record.backend, slurm))
     indices = _resumable(status(run, slurm), run)
     backend.check()
     tasks = [run] if indices is None else [turn.run.task(index) for index in indices]
     document = read_json(tasks[0].spec) or {}
     bring_secrets(document["spec"]["environment"]["secrets"], run_id=run.run_id)
     stale = [(task, name) for task in tasks for name, _ in open_requests(task)]
-    offsets = [task.ledger.stat().st_size if task.ledger.exists() else 0 for task in tasks]
+    offsets = ledger_sizes(tasks)
+
+    def write_down(job_id: str) -> None:
+        record_job(turn.run, job_id, indices=indices, offsets=offsets, backend=backend)
+        turn.done()
+
     for task, name in stale:
         (task.control / name).rename(task.control / honoured_name(name))
     try:
         if isinstance(backend, SlurmBackend):
             cancel_waiting(backend.slurm, waiting_links(record))  # those of the old chain, if any are left
-        turn.begin(indices=indices, offsets=offsets)
-        after = _recorder(turn.run, tasks, offsets, indices, backend)
-        return hand_in(turn.run, backend=backend, indices=indices, after=after)
+        turn.begin(indices=indices)
+        return hand_in(turn.run, backend=backend, indices=indices, after=write_down)
+    except SlurmCommandError as error:
+        if isinstance(error, SlurmUnreachable):
+            _restore(stale)
+            raise
+        words = (
+            f"{error.stderr.strip() or 'no answer'}\nWhether Slurm has taken the job is not known: `hpcaccel status "
+            f"{run.run_id}` finds out once Slurm answers, and another resume takes that job up, if there is one"
+        )
+        raise SlurmCommandError(error.command, error.returncode, words) from None
     except BaseException:
-        for task, name in stale:
-            (task.control / honoured_name(name)).rename(task.control / name)
+        _restore(stale)
         raise
+
+
+def _restore(stale: Sequence[tuple[RunDir, str]]) -> None:
+    """Earlier requests to stop stand again."""
+    for task, name in stale:
+        (task.control / honoured_name(name)).rename(task.control / name)
 
 
 def _resumable(now: RunStatus, run: RunDir) -> list[int] | None:
@@ -98,29 +101,3 @@ def _resumable(now: RunStatus, run: RunDir) -> list[int] | None:
     if now.tasks:
         return [index for index, task in enumerate(now.tasks) if task.state != "completed"]
     return [int(run.path.name)] if run.is_task else None
-
-
-def _parent(run: RunDir) -> RunDir:
-    """Where the batch script lies: of a task the array's folder."""
-    return RunDir(run.path.parent.parent) if run.is_task else run
-
-
-def _recorder(
-    parent: RunDir, tasks: Sequence[RunDir], offsets: Sequence[int], indices: Sequence[int] | None, backend: Backend
-) -> Callable[[str], None]:
-    def record_job(job_id: str) -> None:
-        for place, task in enumerate(tasks):
-            own = job_id if indices is None else f"{job_id}_{indices[place]}"
-            with links_behind(task, own, backend=backend) as links:
-                _append_job(task, own, ledger_offset=offsets[place], links=links)
-        if indices is not None:
-            _append_job(parent, job_id, ledger_offset=0)
-
-    return record_job
-
-
-def _append_job(run: RunDir, job_id: str, *, ledger_offset: int, links: Sequence[str] = ()) -> None:
-    record = read_record(run)
-    before = [one for one in record.job_ids if one != job_id]  # a resume that was killed may have come so far
-    job_ids = [*before, job_id]
-    write_record(run, replace(record, job_ids=job_ids, links=list(links), ledger_offset=ledger_offset))

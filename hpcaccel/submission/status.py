@@ -6,19 +6,22 @@ A run whose ledger says that nothing follows is never asked about. What Slurm sa
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from hpcaccel.rundir import RunDir, SweepDir, WorkerDir
+from hpcaccel.process import process_start
+from hpcaccel.rundir import RunDir, SweepDir, WorkerDir, read_json
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.slurm.queue import Queue
 from hpcaccel.slurm.states import JobState
 from hpcaccel.submission.asking import Job, ask_processes, ask_slurm, job_of
 from hpcaccel.submission.explaining_reasons import in_words
 from hpcaccel.submission.facts import Facts, read_facts, read_worker_facts
+from hpcaccel.submission.recovery import owner, recover_now
 
 __all__ = ["ACTIVE", "RunStatus", "State", "array_status", "status", "statuses"]
 
@@ -92,10 +95,15 @@ def statuses(
     Raises:
         RunDirectoryError: one of them is no run directory.
     """
+    unknown = {run.path: why for run in runs if (why := recover_now(owner(run), slurm=slurm))}
     facts = [read_facts(run) for run in runs]
     tasks = [_task_facts(fact) for fact in facts]
     flat = [one for fact, own in zip(facts, tasks, strict=True) for one in (own or [fact])]
     found = _judge_all(flat, lambda: queue or Queue(slurm), patient=patient)
+    for fact, own in zip(facts, tasks, strict=True):
+        if fact.run.path in unknown:
+            why = unknown[fact.run.path]
+            found |= {one.run.path: _being_handed_in(one, why, found) for one in (own or [fact])}
     return [
         array_status(fact, [found[task.run.path] for task in own]) if own else found[fact.run.path]
         for fact, own in zip(facts, tasks, strict=True)
@@ -155,6 +163,12 @@ def _judge_all(facts: Sequence[Facts], queue: Callable[[], Queue], *, patient: b
     return found
 
 
+def _being_handed_in(fact: Facts, why: str, found: Mapping[Path, RunStatus]) -> RunStatus:
+    """A submit or a resume of it is under way, or was cut off, and nobody knows yet whether there is a job."""
+    known = found[fact.run.path]
+    return _status(fact, "pending", "", why) if known.ended else known
+
+
 # -- the verdict ----------------------------------------------------------------------------------------------------
 
 
@@ -210,6 +224,8 @@ def _running(fact: Facts, job: Job) -> RunStatus:
 
 def _ended_without_a_word(fact: Facts, job: Job) -> RunStatus:
     """No job any more, and a ledger that does not say why."""
+    if _has_live_lease(fact):
+        return _status(fact, "running", "", f"its lease is held by a process that lives: {fact.run.lease}")
     said = "" if job.phase == "gone" else f"Slurm says {job.state.value}"
     cancelled = job.state is JobState.CANCELLED
     if fact.asked is not None and fact.asked.then == "cancel":
@@ -218,12 +234,30 @@ def _ended_without_a_word(fact: Facts, job: Job) -> RunStatus:
         return _status(fact, "paused", "stop", "stopped while it waited in the queue")
     if cancelled:
         return _status(fact, "cancelled", "cancelled", said)
+    if not fact.job_id and not fact.run.is_trial:
+        how = (
+            f"hpcaccel resume {fact.run.run_id}"
+            if not fact.run.is_worker
+            else f"hpcaccel sweep resume {fact.run.run_id}"
+        )
+        detail = f"its submit was cut off before a job was handed in: nothing runs. Hand it in with `{how}`"
+        return _status(fact, "failed", "failed", detail)
     if fact.started is not None or fact.attempts:
         detail = "the batch step ended without a word" + (f"; {said}" if said else "")
         return _status(fact, "lost", "lost", detail)
     state: State = "lost" if job.phase == "gone" and fact.record.backend == "slurm" else "failed"
     detail = f"the job ended before its first attempt; see {fact.run.slurm_log}" + (f"; {said}" if said else "")
     return _status(fact, state, "lost" if state == "lost" else "failed", detail)
+
+
+def _has_live_lease(fact: Facts) -> bool:
+    """Whether a process of this host writes to the run."""
+    lease = None if fact.run.is_trial else read_json(fact.run.lease)
+    return (
+        lease is not None
+        and lease["host"] == socket.gethostname()
+        and process_start(lease["pid"]) == lease["pid_start"]
+    )
 
 
 def _status(fact: Facts, state: State, reason: str, detail: str) -> RunStatus:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from hpcaccel.rundir import register
+from hpcaccel.slurm.commands import Slurm
 from hpcaccel.spec import JobSpec
 from hpcaccel.submission.backend import SlurmBackend
-from hpcaccel.submission.build import all_or_nothing, build
-from hpcaccel.submission.chain import links_behind
-from hpcaccel.submission.checkpoints import held
-from hpcaccel.submission.dependencies import backend_waiting, note_dependents
-from hpcaccel.submission.facts import read_record, write_record
+from hpcaccel.submission.build import build, making
+from hpcaccel.submission.dependencies import backend_waiting
 from hpcaccel.submission.foresight import advice_on_job
 from hpcaccel.submission.handin import hand_in
+from hpcaccel.submission.once import Always, Once, once_asked_for
 from hpcaccel.submission.prepare import Prepared, prepare
+from hpcaccel.submission.recording import record_job
+from hpcaccel.submission.resume_once import Turn
 from hpcaccel.submission.run import Run, RunArray, open_run
+from hpcaccel.submission.same_command import command_of
 
 __all__ = ["advice_afterwards", "submit", "submit_prepared"]
 
@@ -90,25 +92,42 @@ def advice_afterwards(prepared: Prepared, run: Run | RunArray) -> tuple[str, ...
     return advice_on_job(prepared.tasks[0].spec, prepared.backend.slurm, job_id)
 
 
-def submit_prepared(prepared: Prepared) -> Run | RunArray:
-    """Submit what :func:`prepare` found sound; raises as :func:`submit`."""
+def submit_prepared(prepared: Prepared, *, once: Once | Always | None = None) -> Run | RunArray:
+    """Submit what :func:`prepare` found sound; raises as :func:`submit`.
+
+    Args:
+        once: the key that it is submitted under. None: where the same was submitted before by a process that was killed
+            before its job was written down, that run is the one.
+    """
+    slurm = prepared.backend.slurm if isinstance(prepared.backend, SlurmBackend) else None
+    if once is not None:
+        return _hand_in(prepared, once, slurm)
+    with once_asked_for(command_of([prepared]), slurm=slurm) as own:
+        if (earlier := own.earlier()) is None:
+            return _hand_in(prepared, own, slurm)
+    return _opened(earlier, slurm)
+
+
+def _hand_in(prepared: Prepared, once: Once | Always, slurm: Slurm | None) -> Run | RunArray:
     run = prepared.run
     indices = list(range(len(prepared.tasks))) if prepared.is_array else None
+    offsets = [0] * len(prepared.tasks)
 
-    def record_job(job_id: str) -> None:
-        for index in indices or []:
-            task = run.task(index)
-            write_record(task, replace(read_record(task), job_ids=[f"{job_id}_{index}"]), sync=False)
-        with links_behind(run, job_id, backend=prepared.backend) as links:
-            write_record(run, replace(read_record(run), job_ids=[job_id], links=links))
-        note_dependents(prepared.after, run, job_id)
+    def write_down(job_id: str) -> None:
+        record_job(run, job_id, indices=indices, offsets=offsets, backend=turn.holding(prepared.backend))
+        turn.done()
 
-    backend = backend_waiting(prepared.backend, prepared.tasks[0].spec, prepared.after)
-    with held(prepared.origin, run_id=run.run_id), all_or_nothing(run):
+    once.begin(run)
+    with Turn(run) as turn, making(turn, indices=indices, origin=prepared.origin) as is_made:
         build(prepared)
-        job_id = hand_in(run, text=prepared.script, backend=backend, indices=indices, after=record_job)
-    register(run, name=prepared.name, job_id=job_id)
-    slurm = prepared.backend.slurm if isinstance(prepared.backend, SlurmBackend) else None
-    submitted = open_run(run.path, slurm=slurm)
+        is_made()
+        register(run, name=prepared.name, job_id="")  # it is found from any directory, whatever comes now
+        backend = turn.holding(backend_waiting(prepared.backend, prepared.tasks[0].spec, prepared.after))
+        hand_in(run, text=prepared.script, backend=backend, indices=indices, after=write_down)
+    return _opened(run.path, slurm)
+
+
+def _opened(path: Path, slurm: Slurm | None) -> Run | RunArray:
+    submitted = open_run(path, slurm=slurm)
     assert isinstance(submitted, Run | RunArray)
     return submitted

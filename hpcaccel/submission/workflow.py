@@ -6,14 +6,15 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpcaccel.errors import HpcaccelError
+from hpcaccel.errors import HpcaccelError, SlurmCommandError, SlurmUnreachable
 from hpcaccel.rundir import RunDir
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.spec import JobSpec
 from hpcaccel.submission.control import request_cancel
-from hpcaccel.submission.once import once_or_always
+from hpcaccel.submission.once import Once, asked_for
 from hpcaccel.submission.prepare import Prepared, prepare
 from hpcaccel.submission.run import Run, open_run
+from hpcaccel.submission.same_command import command_of
 from hpcaccel.submission.submit import submit_prepared
 
 __all__ = ["key_of", "prepare_jobs", "submit_jobs"]
@@ -57,6 +58,7 @@ def submit_jobs(
     cluster: str | None = None,
     runs_dir: str | os.PathLike[str] | None = None,
     after: Sequence[str] = (),
+    slurm: Slurm | None = None,
     facts: bool = True,
     key: str | None = None,
 ) -> list[Run]:
@@ -68,27 +70,48 @@ def submit_jobs(
     Raises:
         HpcaccelError: as :func:`hpcaccel.submit`.
     """
-    options: dict[str, Any] = {"cluster": cluster, "runs_dir": runs_dir, "facts": facts}
+    options: dict[str, Any] = {"cluster": cluster, "runs_dir": runs_dir, "slurm": slurm, "facts": facts}
     prepared = prepare_jobs(jobs, after=after, **options)
+    if key is not None:
+        return _submit_all(jobs, prepared, after=after, key=key, own_key=False, **options)
+    # A command that was killed between two jobs has submitted some of them for good: all belong to one key.
+    with asked_for(command_of(prepared)) as asked:
+        runs = _submit_all(jobs, prepared, after=after, key=asked.key, own_key=True, **options)
+    for number in range(len(jobs)):
+        with Once(f"{asked.key}-{number}") as once:
+            once.forget()
+    return runs
+
+
+def _submit_all(
+    jobs: Sequence[JobSpec],
+    prepared: Sequence[Prepared],
+    *,
+    after: Sequence[str],
+    key: str,
+    own_key: bool,
+    **options: Any,
+) -> list[Run]:
     planned: dict[str, RunDir] = {}
     runs: list[Run] = []
     try:
         for number, job in enumerate(jobs):
-            with once_or_always(key_of(key, number)) as once:
+            with Once(f"{key}-{number}", slurm=options["slurm"], only_unless_given_up=own_key) as once:
                 if (earlier := once.earlier()) is not None:
-                    run = open_run(earlier)
+                    run = open_run(earlier, slurm=options["slurm"])
                 else:
                     own = prepared[number]
-                    if key is not None:  # an earlier try may have submitted what it waits for
-                        own = _prepare(job, planned, after=after, slurm=once.slurm, **options)
-                    once.begin(own.run)
-                    run = submit_prepared(own)
+                    if planned:  # an earlier try may have submitted what it waits for
+                        own = _prepare(job, planned, after=after, **options)
+                    run = submit_prepared(own, once=once)
             assert isinstance(run, Run)
             runs.append(run)
             planned[job.name] = run.dir
-    except HpcaccelError:
+    except HpcaccelError as error:
+        if isinstance(error, SlurmCommandError) and not isinstance(error, SlurmUnreachable):
+            raise  # what Slurm has taken is not known: the same command, given again, goes on
         for run in reversed(runs):
-            request_cancel(run.dir)
+            request_cancel(run.dir, slurm=options["slurm"])
         raise
     return runs
 

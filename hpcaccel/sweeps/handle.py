@@ -64,10 +64,10 @@ def sweep(
     plan = starting.prepare_sweep(source, cluster=cluster, runs_dir=runs_dir, overrides=overrides, name=name)
     for sentence in plan.advice:
         warnings.warn(sentence, stacklevel=2)
-    arrays = starting.start_sweep(plan)
+    directory, arrays = starting.start_sweep(plan)
     for sentence in starting.advice_afterwards(plan, arrays):
         warnings.warn(sentence, stacklevel=2)
-    return Sweep(plan.dir.path)
+    return Sweep(directory.path)
 
 
 class Sweep:

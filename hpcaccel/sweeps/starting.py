@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,23 +10,27 @@ from typing import Any
 
 from hpcaccel.errors import SpecError
 from hpcaccel.records import RunRecord, to_dict
-from hpcaccel.rundir import RunDir, SweepDir, WorkerDir, atomic_write, register, write_json
+from hpcaccel.rundir import SweepDir, WorkerDir, atomic_write, register, write_json
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.spec import SweepSpec, load_profile, load_sweep, profile_names, sweep_from_values
 from hpcaccel.spec.canonical import sweep_to_yaml
 from hpcaccel.spec.expand import escape
 from hpcaccel.spec.points import count
 from hpcaccel.spec.sweep_notes import notes
-from hpcaccel.submission.backend import SlurmBackend
-from hpcaccel.submission.build import all_or_nothing, new_record, publish, temporary
+from hpcaccel.submission.backend import Backend, SlurmBackend
+from hpcaccel.submission.build import making, new_record, publish, temporary
 from hpcaccel.submission.codecopy import copy_code
-from hpcaccel.submission.dependencies import backend_waiting, note_dependents
-from hpcaccel.submission.facts import read_record, write_record
+from hpcaccel.submission.dependencies import backend_waiting
+from hpcaccel.submission.facts import read_record
 from hpcaccel.submission.foresight import advice_on_job
 from hpcaccel.submission.handin import hand_in
+from hpcaccel.submission.once import Always, Once, once_asked_for
 from hpcaccel.submission.package import write_node_program
 from hpcaccel.submission.prepare import Prepared, prepare
 from hpcaccel.submission.rank_side import FOLDER, write_rank_side
+from hpcaccel.submission.recording import ledger_sizes, record_workers
+from hpcaccel.submission.resume_once import Turn
+from hpcaccel.submission.same_command import command_of
 from hpcaccel.sweeps.arrays import WorkerArrays
 from hpcaccel.sweeps.definition import sweep_document, sweep_hash
 from hpcaccel.sweeps.packages import check_packages
@@ -36,6 +39,7 @@ __all__ = [
     "PreparedSweep",
     "Source",
     "advice_afterwards",
+    "arrays_of",
     "hand_in_workers",
     "load",
     "make_worker",
@@ -143,53 +147,62 @@ def workers_needed(spec: SweepSpec) -> int:
     return max(1, min(spec.sweep.workers, -(-most // spec.sweep.pack)))
 
 
-def start_sweep(plan: PreparedSweep) -> WorkerArrays:
+def start_sweep(plan: PreparedSweep, *, once: Once | Always | None = None) -> tuple[SweepDir, WorkerArrays]:
     """Make the sweep's directory and hand its workers in; when anything fails, nothing is left behind.
 
+    Args:
+        once: the key that it is started under. None: where the same was started before by a process that was killed
+            before its jobs were written down, that sweep is the one.
+
     Returns:
-        Which workers there are, and why there are not more.
+        Its directory, which workers there are, and why there are not more.
 
     Raises:
         ClusterError: Slurm refused all of them.
         RunDirectoryError: the directory cannot be written.
     """
-    waiting = backend_waiting(plan.prepared.backend, plan.spec.job, plan.prepared.after)
-    arrays = WorkerArrays(waiting, range(plan.workers))
-    with all_or_nothing(plan.dir):
+    slurm = plan.prepared.backend.slurm if isinstance(plan.prepared.backend, SlurmBackend) else None
+    if once is not None:
+        return _hand_in(plan, once)
+    command = command_of([plan.prepared], more=sweep_hash(plan.spec))
+    with once_asked_for(command, slurm=slurm) as own:
+        if (earlier := own.earlier()) is None:
+            return _hand_in(plan, own)
+    return SweepDir(earlier), arrays_of(SweepDir(earlier), plan.prepared.backend)
+
+
+def _hand_in(plan: PreparedSweep, once: Once | Always) -> tuple[SweepDir, WorkerArrays]:
+    once.begin(plan.dir)
+    indices = range(plan.workers)
+    with Turn(plan.dir) as turn, making(turn, indices=indices) as is_made:
         _build(plan)
-        hand_in_workers(plan.dir, arrays, text=plan.prepared.script)
-    register(plan.dir, name=plan.prepared.name, job_id=arrays.array_ids[0])
-    for array_id in arrays.array_ids:
-        note_dependents(plan.prepared.after, plan.dir, array_id)
-    return arrays
+        is_made()
+        register(plan.dir, name=plan.prepared.name, job_id="")  # it is found from any directory, whatever comes now
+        backend = turn.holding(backend_waiting(plan.prepared.backend, plan.spec.job, plan.prepared.after))
+        arrays = WorkerArrays(backend, indices)
+        hand_in_workers(plan.dir, arrays, turn=turn, text=plan.prepared.script)
+    return plan.dir, arrays
 
 
-def hand_in_workers(sweep: SweepDir, arrays: WorkerArrays, *, text: str | None = None) -> None:
+def hand_in_workers(sweep: SweepDir, arrays: WorkerArrays, *, turn: Turn, text: str | None = None) -> None:
     """Submit workers, whose folders are there, and write down which job is whose.
 
     Args:
         text: the script; None: the one that lies there.
     """
+    offsets = ledger_sizes([sweep.worker(index) for index in arrays.indices])
 
     def record_jobs(_: str) -> None:
-        for index in arrays.indices:
-            worker = sweep.worker(index)
-            if index in arrays.jobs:
-                _add_jobs(worker, [arrays.jobs[index]], ledger_offset=_size(worker.account))
-            elif not worker.account.exists():
-                shutil.rmtree(worker.path)  # there is no room for it in the queue
-        _add_jobs(sweep, arrays.array_ids, array_size=len(sweep.worker_indices()))
+        record_workers(sweep, arrays.jobs, offsets=dict(zip(arrays.indices, offsets, strict=True)))
+        turn.done()
 
     hand_in(sweep, backend=arrays, indices=None, after=record_jobs, text=text)
 
 
-def _add_jobs(place: RunDir, job_ids: Sequence[str], **changes: Any) -> None:
-    record = read_record(place)
-    write_record(place, replace(record, job_ids=[*record.job_ids, *job_ids], **changes))
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+def arrays_of(sweep: SweepDir, backend: Backend) -> WorkerArrays:
+    """The newest workers of a sweep, as they are written down."""
+    jobs = {index: read_record(sweep.worker(index)).job_ids for index in sweep.worker_indices()}
+    return WorkerArrays(backend, list(jobs), {index: job_ids[-1] for index, job_ids in jobs.items() if job_ids})
 
 
 def advice_afterwards(plan: PreparedSweep, arrays: WorkerArrays) -> tuple[str, ...]:

@@ -18,7 +18,8 @@ from hpcaccel.spec import SweepSpec, sweep_from_values
 from hpcaccel.spec.expand import escape
 from hpcaccel.submission.backend import backend_named
 from hpcaccel.submission.facts import honoured_name, open_requests, read_record
-from hpcaccel.submission.resume_once import Turn
+from hpcaccel.submission.recovery import recover, take_up
+from hpcaccel.submission.resume_once import Turn, is_open
 from hpcaccel.submission.secrets import bring_secrets
 from hpcaccel.submission.status import RunStatus, status
 from hpcaccel.sweeps.again import continue_stopped, stopped_by_budget
@@ -28,7 +29,15 @@ from hpcaccel.sweeps.definition import read_definition, sweep_hash
 from hpcaccel.sweeps.journal_file import JournalFile
 from hpcaccel.sweeps.marks import is_drawn
 from hpcaccel.sweeps.overview import Study
-from hpcaccel.sweeps.starting import Source, hand_in_workers, load, make_worker, resolved_yaml, workers_needed
+from hpcaccel.sweeps.starting import (
+    Source,
+    arrays_of,
+    hand_in_workers,
+    load,
+    make_worker,
+    resolved_yaml,
+    workers_needed,
+)
 
 __all__ = ["CHANGEABLE", "current_arrays", "refuse_spent", "resume", "throttle"]
 
@@ -41,6 +50,8 @@ def resume(
 ) -> WorkerArrays:
     """Hand in new workers for a sweep of which none is left; its trials go on where they were.
 
+    Where an earlier resume was killed after it had handed workers in, those are the ones.
+
     Args:
         changes: ``sweep.max_trials=200`` and the like, see ``CHANGEABLE``.
         file: the sweep's spec once more, with such changes.
@@ -51,10 +62,15 @@ def resume(
         UserError: all trials are done, or the budget is used up.
         RunDirectoryError: the sweep's directory cannot be written.
     """
+    was_cut_off = is_open(sweep)
+    if was_cut_off:
+        recover(sweep, slurm=slurm)
     now = status(sweep, slurm)
-    refuse_living(now)
     old = read_definition(sweep).spec
     new = _changed(sweep, old, changes, file)
+    if was_cut_off and not now.ended and sweep_hash(new) == sweep_hash(old):
+        return arrays_of(sweep, backend_named(read_record(sweep).backend, slurm))
+    refuse_living(now)
     _refuse_finished(sweep, new, now)
     refuse_spent(sweep, new)
     continue_stopped(sweep, new)
@@ -85,13 +101,14 @@ def _start_workers(sweep: SweepDir, spec: SweepSpec, *, count: int, slurm: Slurm
         _requests_put_aside([sweep, *(sweep.worker(index) for index in sweep.worker_indices())]),
         _defined(sweep, spec),
     ):
-        turn.take_back()
-        turn.begin()
-        arrays = WorkerArrays(backend_named(record.backend, turn.slurm), range(count))
+        if take_up(turn):
+            raise RunBusy(f"an earlier start of workers of {sweep.run_id} was cut off, and they are in the queue now")
+        arrays = WorkerArrays(turn.holding(backend_named(record.backend, slurm)), range(count))
         JournalFile(sweep.journal).append([{"hpcaccel": "resume", "time": time.time()}], sync=True)
         for index in set(range(count)) - set(sweep.worker_indices()):
             make_worker(sweep.worker(index), record, run_id=sweep.worker(index).run_id)
-        hand_in_workers(sweep, arrays)
+        turn.begin(indices=range(count))
+        hand_in_workers(sweep, arrays, turn=turn)
     register(sweep, name=record.name, job_id=arrays.array_ids[0])
     return arrays
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpcaccel.errors import ClusterError, SlurmCommandError
-from hpcaccel.slurm import JobState, Slurm
+from hpcaccel.slurm import JobState, Slurm, programs
 from hpcaccel.slurm.environment import submission_environment
 
 RECORDED = Path(__file__).parents[1] / "data" / "slurm"
@@ -268,3 +269,24 @@ def test_nodes_are_excluded_for_a_waiting_job() -> None:
         Slurm(terminal).exclude("45", [])
     with pytest.raises(ValueError, match="no node's name"):
         Slurm(terminal).exclude("45", ["n1 Requeue=0"])
+
+
+def test_a_command_without_an_answer_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = threading.Event()
+    sentences: list[str] = []
+
+    def tell(sentence: str) -> None:
+        sentences.append(sentence)
+        told.set()
+
+    def slow(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        assert told.wait(30)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(programs, "SILENT_SECONDS", 0.01)
+    token = programs.ON_SILENCE.set(tell)
+    try:
+        Slurm(slow, timeout_seconds=60).cancel("46")
+    finally:
+        programs.ON_SILENCE.reset(token)
+    assert sentences[0].startswith("scancel has had no answer from Slurm for 0.01 s; waiting for at most 60 s.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcaccel.errors import ClusterError, RunBusy, UserError
+from hpcaccel.errors import ClusterError, RunBusy, SlurmCommandError, UserError
 from hpcaccel.records import AttemptEnd, AttemptStart, to_dict
 from hpcaccel.rundir import append_line
 from hpcaccel.slurm.states import JobState
@@ -240,3 +240,28 @@ def test_one_task_goes_on_alone(project: Project, array: RunArray) -> None:
     array[2].resume()
     assert project.slurm.submissions[-1].args == ("--array=2",)
     assert [task.state for task in array.status().tasks] == ["failed", "failed", "requeued"]
+
+
+@pytest.mark.parametrize("what", ["stop", "cancel"])
+def test_a_request_that_slurm_does_not_hear_of_stands(project: Project, what: str) -> None:
+    run = project.queue()
+    project.slurm.unreachable = "Unable to contact slurm controller (connect failure)"
+    with pytest.raises(SlurmCommandError, match=rf"The request to {what} {run.run_id} stands all the same"):
+        getattr(run, what)()
+    assert [request.reason for _, request in open_requests(run.dir)] == [{"stop": "stop", "cancel": "cancelled"}[what]]
+
+
+def test_a_resume_that_slurm_may_have_taken_leaves_the_stop_behind(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job that it took would read an open request, and end."""
+    run = project.queue()
+    run.stop()
+
+    def timed_out(*_: object, **__: object) -> str:
+        raise SlurmCommandError(["sbatch"], 1, "Socket timed out on send/recv operation")
+
+    monkeypatch.setattr(project.slurm, "sbatch", timed_out)
+    with pytest.raises(SlurmCommandError, match="Whether Slurm has taken the job is not known"):
+        run.resume()
+    assert open_requests(run.dir) == []

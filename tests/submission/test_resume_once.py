@@ -11,7 +11,7 @@ from hpcaccel.errors import RunBusy, SlurmCommandError, UserError
 from hpcaccel.records import AttemptEnd, to_dict
 from hpcaccel.rundir import append_line
 from hpcaccel.slurm.states import JobState
-from hpcaccel.submission import Run, RunArray, resubmit, resume_once
+from hpcaccel.submission import Run, RunArray, recording, resume_once
 from hpcaccel.submission import secrets as resume_secrets
 from tests.submission.conftest import Project
 
@@ -34,7 +34,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Killed:
         with monkeypatch.context() as patch:
             patch.setattr(resume_once.Turn, "done", lambda turn: None)
             if not recorded:
-                patch.setattr(resubmit, "write_record", lambda *args: None)
+                patch.setattr(recording, "write_record", lambda *args, **more: None)
             run.resume()
 
     return resume

@@ -16,7 +16,7 @@ from hpcaccel.errors import ClusterError, RunDirectoryError, SlurmCommandError, 
 from hpcaccel.rundir import RunDir, index_lines, read_json
 from hpcaccel.slurm.fake import FakeSlurm
 from hpcaccel.spec import JobSpec, from_json, load_spec, spec_hash
-from hpcaccel.submission import Run
+from hpcaccel.submission import Run, all_runs
 from hpcaccel.submission.prepare import prepare
 from hpcaccel.submission.submit import submit, submit_prepared
 from tests.submission.conftest import ROOT, Project
@@ -175,7 +175,7 @@ def test_a_job_that_slurm_refuses_leaves_nothing(project: Project) -> None:
     with pytest.raises(ClusterError, match="invalid partition"):
         project.queue()
     assert not project.runs.exists()
-    assert index_lines() == []
+    assert all_runs(slurm=project.slurm) == []
 
 
 def test_folders_of_others_stay(project: Project) -> None:
@@ -232,7 +232,7 @@ def test_a_job_that_cannot_be_written_down_is_taken_back(project: Project, monke
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hpcaccel.submission.submit.write_record", full)
+    monkeypatch.setattr("hpcaccel.submission.recording.write_record", full)
     with pytest.raises(RunDirectoryError, match="No space left on device"):
         project.queue()
     assert project.slurm.cancelled == ["100"]

@@ -51,9 +51,8 @@ class Place:
 
     def start(self, *overrides: str) -> tuple[Sweep, WorkerArrays]:
         """Start the sweep in the Slurm in memory."""
-        plan = self.plan(*overrides)
-        arrays = start_sweep(plan)
-        return Sweep(plan.dir.path, slurm=self.slurm), arrays
+        sweep, arrays = start_sweep(self.plan(*overrides))
+        return Sweep(sweep.path, slurm=self.slurm), arrays
 
 
 class Trials:

@@ -13,9 +13,8 @@ from hpcaccel.records import WorkerEnd, WorkerStart, to_dict
 from hpcaccel.rundir import append_line, read_json, write_json
 from hpcaccel.slurm.states import JobState
 from hpcaccel.spec import load_spec
-from hpcaccel.submission import resume_once
+from hpcaccel.submission import recording, resume_once
 from hpcaccel.submission.facts import open_requests
-from hpcaccel.sweeps import starting
 from hpcaccel.sweeps.again import continued
 from hpcaccel.sweeps.definition import read_definition
 from hpcaccel.sweeps.handle import Sweep
@@ -74,18 +73,20 @@ def test_a_stop_asks_all_workers_and_takes_the_others_out_of_the_queue(place: Pl
     assert (now.state, now.workers, now.exit_code) == ("paused", {"paused": 4}, 85)
 
 
-def test_workers_of_a_resume_that_was_killed_are_taken_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_of_a_resume_that_was_killed_are_taken_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep, _ = place.start()
     sweep.stop()
     with monkeypatch.context() as patch:  # behind its sbatch
         patch.setattr(resume_once.Turn, "done", lambda turn: None)
-        patch.setattr(starting, "write_record", lambda *args: None)
+        patch.setattr(recording, "write_record", lambda *args, **more: None)
         sweep.resume()
-    sweep.resume()
-    assert [one.job_id for one in place.slurm.submissions] == ["100", "101", "102"]
-    assert place.slurm.jobs["101_0"].state is JobState.CANCELLED
-    assert sweep.record.job_ids == ["100", "102"]
+    assert sweep.record.job_ids == ["100"]
+    assert sweep.resume().jobs == {index: f"101_{index}" for index in range(4)}
+    assert [one.job_id for one in place.slurm.submissions] == ["100", "101"]
+    assert sweep.record.job_ids == ["100", "101"]
     assert sweep.status().workers == {"pending": 4}
+    with pytest.raises(RunBusy):
+        sweep.resume()
 
 
 def test_a_resume_hands_in_the_same_workers(place: Place) -> None:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import json
-import os
-import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.rundir import append_line, read_json, read_lines, state_home, write_json
+from hpcaccel.rundir import append_line, read_lines, state_home
+from hpcaccel.submission.pending import Pending, pending
 
 __all__ = [
     "Pending",
@@ -85,16 +79,6 @@ def remote_of(token: str, *, cluster: str | None = None) -> dict[str, Any] | Non
     return dict(begins[0]) if len({run["run_id"] for run in begins}) == 1 else None
 
 
-@dataclass
-class Pending:
-    """Something asked for, and not answered yet. ``done`` once its answer is here, whatever that was."""
-
-    key: str
-    is_repeated: bool
-    """An earlier call with the same contents was cut off: it may have come through."""
-    done: bool = False
-
-
 @contextmanager
 def pending_submission(cluster: str, contents: Mapping[str, Any]) -> Iterator[Pending]:
     """A key for a submission, on disk before the block begins, and kept when the block does not say that it is done.
@@ -102,8 +86,8 @@ def pending_submission(cluster: str, contents: Mapping[str, Any]) -> Iterator[Pe
     Who submits the same once more gets the same key then, and the cluster makes one job of both. Two calls at the
     same time are two submissions: the file is locked by the one that uses it.
     """
-    with _pending("remote-submissions", cluster, contents, kept_seconds=None) as pending:
-        yield pending
+    with pending("remote-submissions", {"cluster": cluster, **contents}, kept_seconds=None) as asked:
+        yield asked
 
 
 @contextmanager
@@ -111,40 +95,6 @@ def pending_command(cluster: str, args: Sequence[str]) -> Iterator[Pending]:
     """The same for a command that changes a run, such as ``resume``. After an hour it is a new one: a run that was
     resumed then may have ended long since.
     """
-    with _pending("remote-commands", cluster, {"args": list(args)}, kept_seconds=COMMAND_SECONDS) as pending:
-        yield pending
-
-
-@contextmanager
-def _pending(kind: str, cluster: str, contents: Mapping[str, Any], *, kept_seconds: float | None) -> Iterator[Pending]:
-    text = json.dumps({"cluster": cluster, **contents}, sort_keys=True)
-    folder = state_folder() / kind
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    name = hashlib.sha256(text.encode()).hexdigest()[:32]
-    path, lock = _free(folder, name)
-    try:
-        before = read_json(path)
-        if before is not None and kept_seconds is not None and time.time() - path.stat().st_mtime > kept_seconds:
-            before = None
-        pending = Pending(uuid.uuid4().hex if before is None else str(before["key"]), before is not None)
-        if before is None:
-            write_json(path, {"key": pending.key, "cluster": cluster}, mode=0o600)
-        yield pending
-        if pending.done:
-            path.unlink()
-    finally:
-        os.close(lock)
-
-
-def _free(folder: Path, name: str) -> tuple[Path, int]:
-    """The first of ``name-0``, ``name-1`` … that no living process works on, and the lock on it."""
-    for number in range(1000):
-        path = folder / f"{name}-{number}.json"
-        lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            continue
-        return path, lock
-    raise AssertionError(f"a thousand submissions at a time in {folder}")
+    contents = {"cluster": cluster, "args": list(args)}
+    with pending("remote-commands", contents, kept_seconds=COMMAND_SECONDS) as asked:
+        yield asked

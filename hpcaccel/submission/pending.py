@@ -1,0 +1,75 @@
+"""What was asked for and has not been answered yet: whoever asks for the same again goes on with it."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcaccel.rundir import read_json, state_home, write_json
+
+__all__ = ["Pending", "pending"]
+
+
+@dataclass
+class Pending:
+    """Something asked for, and not answered yet. ``done`` once its answer is here, whatever that was."""
+
+    key: str
+    is_repeated: bool
+    """An earlier call with the same contents was cut off: it may have come through."""
+    done: bool = False
+
+
+@contextmanager
+def pending(kind: str, contents: Mapping[str, Any], *, kept_seconds: float | None) -> Iterator[Pending]:
+    """A key for something that is asked for, on disk before the block begins, and kept when the block does not say that
+    it is done: who asks for the same then gets the same key. Two calls at the same time are two: the file is locked by
+    the one that uses it.
+
+    Args:
+        kind: the folder, in the user's state folder.
+        contents: what makes two calls the same.
+        kept_seconds: after so long it is a new one; None: never.
+    """
+    text = json.dumps(contents, sort_keys=True)
+    folder = state_home() / "hpcaccel" / kind
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    name = hashlib.sha256(text.encode()).hexdigest()[:32]
+    path, lock = _free(folder, name)
+    try:
+        before = read_json(path)
+        if before is not None and kept_seconds is not None and time.time() - path.stat().st_mtime > kept_seconds:
+            before = None
+        asked = Pending(uuid.uuid4().hex if before is None else str(before["key"]), before is not None)
+        if before is None:
+            write_json(path, {"key": asked.key}, mode=0o600)
+        try:
+            yield asked
+        finally:
+            if asked.done:
+                path.unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+
+
+def _free(folder: Path, name: str) -> tuple[Path, int]:
+    """The first of ``name-0``, ``name-1`` … that no living process works on, and the lock on it."""
+    for number in range(1000):
+        path = folder / f"{name}-{number}.json"
+        lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            continue
+        return path, lock
+    raise AssertionError(f"a thousand submissions at a time in {folder}")

@@ -1,0 +1,43 @@
+"""The pickles that submitit opens: what a rank of a callable runs, named by its job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hpcaccel.errors import RunDirectoryError
+from hpcaccel.rundir import RunDir, read_json
+from hpcaccel.submission.calls import FUNCTION_FILE, FunctionCall, ProgramStub
+
+__all__ = ["call_of", "launch_of", "leave_pickles"]
+
+
+def launch_of(run: RunDir) -> dict[str, Any]:
+    """The launch part of its ``spec.json``; raises RunDirectoryError where there is none."""
+    document = read_json(run.spec)
+    if document is None:
+        raise RunDirectoryError(f"{run.spec} is missing: nothing can be submitted from {run.path}")
+    launch: dict[str, Any] = document["launch"]
+    return launch
+
+
+def call_of(run: RunDir) -> FunctionCall | ProgramStub:
+    if launch_of(run)["kind"] != "callable":
+        return ProgramStub(str(run.path))
+    code = run.code if run.code.exists() else None
+    return FunctionCall(str(run.submitit / FUNCTION_FILE), None if code is None else str(code))
+
+
+def leave_pickles(run: RunDir, job_id: str, indices: Sequence[int] | None) -> None:
+    """Write the pickles of a job whose submit was killed before it could."""
+    from submitit.core.utils import DelayedSubmission
+
+    for left in run.path.glob(".*.pkl"):
+        left.unlink(missing_ok=True)
+    for index in [None] if indices is None else indices:
+        task, own = (run, job_id) if index is None else (run.task(index), f"{job_id}_{index}")
+        path = task.submitit / f"{own}_submitted.pkl"
+        if not path.exists():
+            temporary = path.with_suffix(".pkl.tmp")
+            DelayedSubmission(call_of(task)).dump(temporary)
+            temporary.rename(path)

@@ -1,0 +1,99 @@
+"""A submit or a resume that was cut off: finding the job that it handed in, and writing that down.
+
+Between sbatch's answer and the run's record lies a moment in which a process can be killed (SIGKILL, a machine that
+goes down). The note that it left (``resume_once``) says which run it was; the job is found by its script, which lies in
+the run's own directory, or by what it has written there itself: its lease, its ledger.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hpcaccel.errors import HpcaccelError
+from hpcaccel.rundir import RunDir, SweepDir, register
+from hpcaccel.slurm.commands import Slurm
+from hpcaccel.submission.backend import backend_named
+from hpcaccel.submission.chain import cancel_waiting
+from hpcaccel.submission.facts import read_record
+from hpcaccel.submission.pickles import leave_pickles
+from hpcaccel.submission.recording import record_job, record_workers
+from hpcaccel.submission.resume_once import Interrupted, Turn, Underway, is_open
+
+__all__ = ["owner", "recover", "recover_now", "take_up"]
+
+ANSWER_SECONDS = 20.0
+"""After that Slurm counts as silent for who only looks."""
+
+
+def owner(run: RunDir) -> RunDir:
+    """Whose script ``run`` is handed in by: of a task the array's folder, of a worker the sweep's."""
+    if run.is_worker:
+        return SweepDir(run.path.parent.parent)
+    return RunDir(run.path.parent.parent) if run.is_task else run
+
+
+def recover(run: RunDir, *, slurm: Slurm | None = None) -> None:
+    """Wait until it is known what became of a hand-in that was cut off, and write down the job that it left, if any.
+
+    Args:
+        run: the run, the sweep or the parent folder of an array.
+
+    Raises:
+        ClusterError, SlurmCommandError: the queue does not answer, so that nobody can tell.
+    """
+    if is_open(run):
+        with Turn(run, slurm=slurm) as turn:
+            take_up(turn)
+
+
+def recover_now(run: RunDir, *, slurm: Slurm | None = None) -> str:
+    """The same without waiting, for who only looks; why it cannot be told yet, or nothing where all is known."""
+    if not is_open(run):
+        return ""
+    if os.stat(run.path).st_uid != os.geteuid():
+        return "it is being handed in, or its submit was cut off: its user's `hpcaccel status` finds out"
+    try:
+        with Turn(run, slurm=slurm or Slurm(timeout_seconds=ANSWER_SECONDS), wait=False) as turn:
+            take_up(turn)
+    except Underway:
+        return "it is being handed in"
+    except HpcaccelError as error:
+        return f"its submit was cut off, and whether there is a job of it cannot be told: {error}"
+    return ""
+
+
+def take_up(turn: Turn) -> bool:
+    """Write down what a process that was killed could not; whether it had handed a job in.
+
+    Raises:
+        ClusterError, SlurmCommandError: the queue does not answer.
+        Underway: the queue may show the job in a moment; only of a turn that does not wait.
+    """
+    earlier = turn.interrupted()
+    if earlier is None:
+        return False
+    came_through = turn.is_written_down(earlier) or _write_down(turn, earlier)
+    turn.done()
+    return came_through
+
+
+def _write_down(turn: Turn, earlier: Interrupted) -> bool:
+    run = turn.run
+    record = read_record(run)
+    if record.kind == "sweep":
+        sweep = SweepDir(run.path)
+        if not (workers := turn.workers_handed_in(earlier)):
+            return False
+        record_workers(sweep, workers, offsets=dict(zip(earlier.indices or [], earlier.offsets, strict=True)))
+        first = workers[min(workers)].partition("_")[0]
+    else:
+        if not (jobs := turn.handed_in(earlier)):
+            return False
+        first = jobs[0]
+        leave_pickles(run, first, earlier.indices)
+        if jobs[1:]:
+            cancel_waiting(turn.slurm, jobs[1:])  # a beginning of its chain, which is made anew
+        backend = turn.holding(backend_named(record.backend, turn.slurm))
+        record_job(run, first, indices=earlier.indices, offsets=earlier.offsets, backend=backend)
+    register(run, name=record.name, job_id=first)
+    return True

@@ -1,0 +1,341 @@
+"""Submits that are killed at some moment: their job is found again, or there is none, and nothing else is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcaccel.errors import SlurmCommandError
+from hpcaccel.records import Lease, to_dict
+from hpcaccel.rundir import write_json
+from hpcaccel.slurm.states import JobState
+from hpcaccel.spec.workflow import read_jobs
+from hpcaccel.submission import Run, all_runs, find_run
+from hpcaccel.submission.cleaning import delete, plan_cleaning
+from hpcaccel.submission.local import local_process
+from hpcaccel.submission.workflow import submit_jobs
+from hpcaccel.sweeps.starting import prepare_sweep, start_sweep
+from tests.submission.conftest import Project, eventually
+from tests.submission.killing import SharedSlurm, killed_at
+
+SWEEP = """\
+sweep:
+  metric: loss
+  workers: 3
+  parameters: {args.lr: {float: [0.1, 1.0]}}
+  max_trials: 3
+"""
+JOBS = """\
+jobs:
+  first: {entrypoint: {script: train.py}, slurm: {time: 10}}
+  second: {entrypoint: {script: train.py}, slurm: {time: 10}, after: [first]}
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> SharedSlurm:
+    slurm = SharedSlurm()
+    slurm.file = tmp_path / "slurm"
+    return slurm
+
+
+class Kind:
+    """A way to submit, and how many jobs it is."""
+
+    def __init__(self, project: Project, name: str) -> None:
+        self.project = project
+        self.name = name
+        self.jobs = {"chain": 3, "workflow": 2}.get(name, 1)
+        project.write("sweep.yaml", project.path.joinpath("job.yaml").read_text() + SWEEP)
+        project.write("jobs.yaml", JOBS)
+
+    def submit(self) -> None:
+        slurm = self.project.slurm
+        if self.name == "sweep":
+            start_sweep(prepare_sweep("sweep.yaml", cluster="slurm", slurm=slurm))
+        elif self.name == "workflow":
+            self._submit_workflow()
+        elif self.name == "array":
+            self.project.queue(grid=["args.lr=1,2,3"])
+        elif self.name == "chain":
+            self.project.queue("resilience.chain=4", "resilience.chain_ahead=2", "resilience.requeue=true")
+        else:
+            self.project.queue()
+
+    def _submit_workflow(self) -> None:
+        jobs = read_jobs(self.project.path / "jobs.yaml")
+        assert jobs is not None
+        submit_jobs(jobs, cluster="slurm", slurm=self.project.slurm)
+
+
+def living(slurm: Any) -> list[str]:
+    """Plain ids of jobs that are not over."""
+    found = {address.partition("_")[0] for address, job in slurm.seen().jobs.items() if not job.state.is_ended}
+    return sorted(found, key=int)
+
+
+def settle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue that shows no job has none: it is not asked again and again."""
+    monkeypatch.setattr("hpcaccel.submission.resume_once.SETTLING_SECONDS", -1.0)
+
+
+def check(kind: Kind, moment: int, number: int) -> bool:
+    """Submit, die at ``moment``, look, clean, submit once more; False: it was through before."""
+    project, slurm = kind.project, kind.project.slurm
+    if not killed_at(moment, kind.submit, number=number):
+        return False
+    jobs = living(slurm)
+    runs = all_runs(slurm=slurm)
+    states = [run.status() for run in runs]
+    assert all(one.state != "lost" for one in states), states
+    for job_id in jobs:
+        assert find_run(job_id, slurm=slurm).status().state == "pending", (moment, states)
+    plan = plan_cleaning(runs, older_than_seconds=-1.0, whole_runs=True, slurm=slurm, folders=[project.runs])
+    for item in plan.items:
+        delete(item, slurm=slurm)
+    left = {str(job.script.parent) for job in slurm.submissions if job.job_id in jobs}
+    assert all(Path(path).is_dir() for path in left), "the directory of a pending job is gone"
+    assert list(project.runs.glob("*/.*")) == []
+    kind.submit()
+    again = living(slurm)
+    assert len(again) in {kind.jobs, kind.jobs + len(jobs)}, (moment, jobs, again)
+    assert len(again) == kind.jobs or moment > 10, "only where the command had come to its end"
+    hidden = [path.name for path in project.runs.glob("*/.*")]
+    assert hidden == [], hidden
+    for run in all_runs(slurm=slurm):
+        if not run.status().ended:
+            run.cancel()
+    assert living(slurm) == [], "each job can be cancelled by its run"
+    return True
+
+
+KINDS = ["run", "array", "chain", "sweep", "workflow"]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP], ids=["kill", "hup"])
+@pytest.mark.parametrize("name", KINDS)
+def test_killed_at_any_moment(project: Project, monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
+    settle(monkeypatch)
+    kind = Kind(project, name)
+    moment = 0
+    while check(kind, moment, number):
+        moment += 1
+    assert moment > 10
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP], ids=["kill", "hup"])
+@pytest.mark.parametrize("name", KINDS)
+def test_killed_behind_sbatch(project: Project, monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
+    """The job is in the queue, and whoever handed it in is gone before it is written down."""
+    settle(monkeypatch)
+    kind = Kind(project, name)
+    sbatch = SharedSlurm.sbatch
+
+    def last_thing(slurm: SharedSlurm, *args: Any, **more: Any) -> str:
+        job_id = sbatch(slurm, *args, **more)
+        os.kill(os.getpid(), number)
+        return job_id
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SharedSlurm, "sbatch", last_thing)
+        assert killed_at(10**9, kind.submit, number=number)
+    jobs = living(project.slurm)
+    assert jobs
+    assert [find_run(job_id, slurm=project.slurm).status().state for job_id in jobs] == ["pending"] * len(jobs)
+    kind.submit()
+    assert len(living(project.slurm)) == kind.jobs
+    kind.submit()
+    assert len(living(project.slurm)) == 2 * kind.jobs, "given once more it is meant"
+
+
+def _killed_while_it_copies(project: Project, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("hpcaccel.submission.build.copy_code", lambda *_: os.kill(os.getpid(), number))
+        assert killed_at(10**9, Kind(project, "run").submit, number=number)
+
+
+def test_what_a_killed_submit_had_begun_to_make_is_cleaned(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    _killed_while_it_copies(project, monkeypatch, signal.SIGKILL)
+    (left,) = project.runs.glob("*/.*.tmp")
+    plan = plan_cleaning([], older_than_seconds=1e9, folders=[project.runs])
+    assert [(item.path, item.kind) for item in plan.items] == [(left, "unfinished")]
+    delete(plan.items[0])
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM], ids=["hup", "term"])
+def test_a_dropped_connection_undoes_what_was_made(
+    project: Project, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    _killed_while_it_copies(project, monkeypatch, number)
+    assert not project.runs.exists()
+
+
+def test_a_submit_that_goes_on_is_no_left_over(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def look(*_: object) -> None:
+        (run,) = all_runs(slurm=project.slurm)
+        seen.append((run.status().state, run.status().detail))
+        plan = plan_cleaning([run], older_than_seconds=-1.0, whole_runs=True, slurm=project.slurm)
+        seen.append(([*plan.items], plan.kept[0][1]))
+
+    monkeypatch.setattr("hpcaccel.submission.submit.hand_in", lambda *_, **__: look())
+    project.queue()
+    assert seen == [("pending", "it is being handed in"), ([], "it is pending")]
+
+
+def test_a_run_without_a_job_is_not_lost_and_can_be_handed_in(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(SharedSlurm, "sbatch", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+        assert killed_at(10**9, Kind(project, "run").submit)
+    (run,) = all_runs(slurm=project.slurm)
+    now = run.status()
+    assert now.state == "failed"
+    assert now.detail.startswith("its submit was cut off before a job was handed in: nothing runs")
+    run.resume()
+    assert run.status().state == "pending"
+
+
+def test_a_queue_that_does_not_answer_leaves_it_open(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    settle(monkeypatch)
+    _killed_behind_sbatch(project, monkeypatch, Kind(project, "run").submit)
+    slurm = project.slurm.seen()
+    (run,) = all_runs(slurm=slurm)
+    slurm.unreachable = "Unable to contact slurm controller (connect failure)"
+    slurm.save()
+    now = run.status()
+    assert (now.state, now.job_id) == ("pending", "")
+    assert "cannot be told" in now.detail
+    plan = plan_cleaning([run], older_than_seconds=-1.0, whole_runs=True, slurm=slurm)
+    assert plan.items == ()
+    slurm.unreachable = ""
+    slurm.save()
+    assert (run.status().state, run.job_id) == ("pending", "100")
+
+
+def test_a_controller_that_may_have_taken_the_job(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    settle(monkeypatch)
+    sbatch = SharedSlurm.sbatch
+
+    def timed_out(slurm: SharedSlurm, *args: Any, **more: Any) -> str:
+        sbatch(slurm, *args, **more)
+        raise SlurmCommandError(["sbatch"], 1, "Socket timed out on send/recv operation")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SharedSlurm, "sbatch", timed_out)
+        with pytest.raises(SlurmCommandError, match=r"Whether Slurm has taken the job is not known, and .* is kept"):
+            project.queue()
+    taken = project.queue()
+    assert taken.job_id == "100"
+    assert len(project.slurm.seen().submissions) == 1
+
+
+def test_a_job_that_the_queue_has_forgotten_is_known_by_its_lease(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle(monkeypatch)
+    _killed_behind_sbatch(project, monkeypatch, Kind(project, "run").submit)
+    (run,) = all_runs(slurm=project.slurm)
+    lease = Lease(job_id="100", restart_count=0, host="elsewhere", pid=1, pid_start=1, time=1.0)
+    write_json(run.dir.lease, to_dict(lease))
+    monkeypatch.setattr(SharedSlurm, "jobs_of_script", lambda *_: [])
+    project.slurm.seen().move("100", JobState.RUNNING)
+    project.slurm.save()
+    assert (run.status().state, run.job_id) == ("starting", "100")
+
+
+def test_a_job_that_no_record_names_and_that_holds_the_lease_is_not_lost(project: Project) -> None:
+    run = project.queue()
+    assert isinstance(run, Run)
+    slurm = project.slurm
+    other = slurm.sbatch(run.dir.script)
+    slurm.move("100", JobState.COMPLETED)
+    slurm.move(other, JobState.RUNNING)
+    slurm.save()
+    lease = Lease(job_id=other, restart_count=0, host="elsewhere", pid=1, pid_start=1, time=1.0)
+    write_json(run.dir.lease, to_dict(lease))
+    assert run.status().state == "starting"
+    run.cancel()
+    assert other in slurm.seen().cancelled
+
+
+def _killed_behind_sbatch(project: Project, monkeypatch: pytest.MonkeyPatch, submit: Callable[[], object]) -> None:
+    sbatch = SharedSlurm.sbatch
+
+    def last_thing(slurm: SharedSlurm, *args: Any, **more: Any) -> str:
+        sbatch(slurm, *args, **more)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SharedSlurm, "sbatch", last_thing)
+        assert killed_at(10**9, submit)
+
+
+# -- the local backend ------------------------------------------------------------------------------------------------
+
+
+LOCAL_MOMENTS = range(0, 60)
+
+
+@pytest.mark.chaos
+def test_killed_at_any_moment_on_this_machine(project: Project) -> None:
+    for moment in LOCAL_MOMENTS:
+        if not _killed_locally(project, moment):
+            assert moment > 10
+            return
+    raise AssertionError("it has no end")
+
+
+def test_killed_when_the_process_is_there(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job waits until it is written down: with its submit it goes."""
+    project.hold()
+    die = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+    with monkeypatch.context() as patch:
+        patch.setattr("hpcaccel.submission.local.write_json", die)
+        assert killed_at(10**9, project.start)
+    (run,) = all_runs()
+    assert run.status().state == "failed"
+    again = project.start()
+    assert len(all_runs()) == 1
+    project.release()
+    assert again.wait(120).state == "completed"
+
+
+def test_killed_when_it_has_begun_on_this_machine(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.hold()
+    die = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+    with monkeypatch.context() as patch:
+        patch.setattr("hpcaccel.submission.submit.record_job", die)
+        assert killed_at(10**9, project.start)
+    (run,) = all_runs()
+    assert run.status().state in ("starting", "running")
+    again = project.start()
+    assert again.path == run.path
+    project.release()
+    assert again.wait(120).state == "completed"
+
+
+def _killed_locally(project: Project, moment: int) -> bool:
+    project.hold()
+    if not killed_at(moment, project.start):
+        project.release()
+        return False
+    assert all(run.status().state != "lost" for run in all_runs())
+    alive = [run.path for run in all_runs() if (process := local_process(run.dir)) and process.is_alive]
+    again = project.start()
+    assert alive in ([], [again.path]) or moment > 10
+    project.release()
+    for run in all_runs():
+        eventually(lambda run=run: run.status().ended)
+    return True
