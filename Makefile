@@ -6,7 +6,7 @@ SLURM_PACKAGES := slurmctld slurmd slurmdbd slurm-client slurm-wlm-mysql-plugin 
 N ?= 8
 SEED ?= 0
 
-.PHONY: help venv demo check format test test-slurm test-lowest chaos faults bench slurm clean
+.PHONY: help venv demo check format test test-slurm test-lowest chaos faults bench accelerate-scripts slurm clean
 
 help:  ## What there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -68,6 +68,9 @@ faults: venv slurm  ## The longest scenarios on a real Slurm, fault by fault
 bench: .venv-bench/installed  ## Side-by-side figures, ours and the peers'
 	@failed=0; for file in $(filter-out benchmarks/side_by_side.py,$(wildcard benchmarks/*.py)); do \
 	  echo; echo "== $$file"; .venv-bench/bin/python "$$file" || failed=1; done; exit $$failed
+
+accelerate-scripts: .venv-bench/installed  ## Accelerate's own test scripts with hpcaccel in place of accelerate (8 minutes)
+	.venv-bench/bin/python benchmarks/accelerate_scripts/run.py
 
 .venv-bench/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-bench

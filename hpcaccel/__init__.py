@@ -121,8 +121,9 @@ _NAMES = {
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 _PAGES = (
-    "accelerator", "big_modeling", "data_loader", "launchers", "local_sgd", "logging", "memory_utils", "optimizer",
-    "parallelism_config", "scheduler", "state", "tracking", "utils",
+    "accelerator", "big_modeling", "checkpointing", "commands", "data_loader", "hooks", "inference", "launchers",
+    "local_sgd", "logging", "memory_utils", "optimizer", "parallelism_config", "scheduler", "state", "test_utils",
+    "tracking", "utils",
 )  # fmt: skip
 """Accelerate's import paths, which its users also reach as attributes."""
 

@@ -11,6 +11,8 @@
     │   ├── ClusterError           no Slurm here, or Slurm refused
     │   ├── RankEnvironmentError   the variables of this process describe no usable group of ranks
     │   ├── RuntimeMisuse          a call of the runtime's that cannot work
+    │   │   └── DistributedOperationException
+    │   │                          ranks that give a collective different shapes or types, or call different ones
     │   └── CheckpointError        a checkpoint that cannot be saved or loaded
     │       └── Damaged            a committed one that is not what was committed
     ├── RankFailed                 another rank of this training has failed or gone
@@ -27,6 +29,7 @@ __all__ = [
     "CheckpointError",
     "ClusterError",
     "Damaged",
+    "DistributedOperationException",
     "HpcaccelError",
     "RankEnvironmentError",
     "RankFailed",
@@ -84,6 +87,11 @@ class RankEnvironmentError(UserError):
 
 class RuntimeMisuse(UserError):
     """A call of the runtime's that cannot work as it was made."""
+
+
+class DistributedOperationException(RuntimeMisuse):
+    """The ranks give one collective different shapes or types, or call different ones; each rank's are named. The name
+    is Accelerate's."""
 
 
 class CheckpointError(UserError):

@@ -1,5 +1,6 @@
 """Accelerate's import path of trackers, which live in ``hpcaccel.runtime.tracking``."""
 
+from hpcaccel.runtime.compat.absent import __getattr__ as __getattr__
 from hpcaccel.runtime.tracking.aim import AimTracker as AimTracker
 from hpcaccel.runtime.tracking.base import GeneralTracker as GeneralTracker
 from hpcaccel.runtime.tracking.base import on_main_process as on_main_process

@@ -14,8 +14,9 @@ PACKAGE = Path(__file__).parents[1] / "hpcaccel"
 
 BASE = ["errors", "process", "rundir", "records", "logged", "steps", "layout", "slurm"]
 PAGES = [
-    "accelerator", "big_modeling", "data_loader", "launchers", "local_sgd", "logging", "memory_utils", "optimizer",
-    "parallelism_config", "scheduler", "state", "tracking", "utils",
+    "accelerator", "big_modeling", "checkpointing", "commands", "data_loader", "hooks", "inference", "launchers",
+    "local_sgd", "logging", "memory_utils", "optimizer", "parallelism_config", "scheduler", "state", "test_utils",
+    "tracking", "utils",
 ]  # fmt: skip
 """Accelerate's import paths: pages that only hand on what the runtime has."""
 ROWS = {

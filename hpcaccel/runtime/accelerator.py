@@ -20,14 +20,16 @@ __all__ = ["Accelerator"]
 
 @lacks(
     "deepspeed_ulysses_dl_adapter lomo_backward has_lomo_optimizer maybe_context_parallel native_amp flag_tensor "
-    "delayed_fp8_autocast fp8_enabled has_fp8_handler dataloader_config ao_recipe_handler te_recipe_handler "
+    "delayed_fp8_autocast fp8_enabled has_fp8_handler ao_recipe_handler te_recipe_handler "
     "msamp_recipe_handler fp8_recipe_handler autocast_handler ddp_handler init_handler profile_handler scaler_handler"
 )
 class Accelerator(PlaceFace, PrepareFace, TrainFace, LoopFace, TogetherFace, TrackFace, SaveFace):
     """Takes a training loop to many GPUs, and back from wherever it was stopped.
 
     What is given here wins over the spec of the run, which wins over the defaults. A second one in the same process
-    shares everything with the first, until ``end_training`` or ``destroy_process_group``; then one starts afresh.
+    shares the ranks, the device, the precision, the strategy and all that was prepared with the first, until
+    ``end_training`` or ``destroy_process_group``; how its loaders share out the data, how it accumulates gradients and
+    what its handlers say is its own. After the end ``prepare`` begins a new training, with the same settings.
 
     Args:
         device_placement: whether ``prepare`` moves models and batches to the device.
@@ -131,9 +133,9 @@ class Accelerator(PlaceFace, PrepareFace, TrainFace, LoopFace, TogetherFace, Tra
         )
         if project_config is not None and project_dir is None:
             project_dir = project_config.project_dir
-        from hpcaccel.runtime.session import Session
+        from hpcaccel.runtime.setup import Setup
 
-        self._session = Session.current(cpu=cpu, project_dir=project_dir, handlers=handlers, **given)
+        self._setup = Setup(cpu=cpu, project_dir=project_dir, handlers=handlers, given=given)
         self._begin_saving(project_config, project_dir)
         self._begin_tracking(log_with)
 

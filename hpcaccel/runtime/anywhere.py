@@ -50,7 +50,7 @@ def log(values: Mapping[str, Any], *, step: int | None = None) -> None:
 
     if _own is not None:
         _own.write_out()
-    tell(session, values, step, {})
+    tell(session, values, step, {}, session.accumulation)
 
 
 def should_stop() -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcaccel.errors import RuntimeMisuse
 
-__all__ = ["SUCCESSORS", "handlers_by_name", "refuse_unknown", "words"]
+__all__ = ["OWN_HANDLERS", "SUCCESSORS", "handlers_by_name", "refuse_unknown", "words"]
 
 HANDLERS = {
     "AutocastKwargs": "autocast",
@@ -23,6 +23,8 @@ HANDLERS = {
     "FP8RecipeKwargs": "fp8",
 }
 PLUGINS = ("fsdp", "tensor_parallel", "parallelism", "dynamo", "tp_plan")
+OWN_HANDLERS = ("autocast", "ddp", "profile", "dynamo", "tp_plan")
+"""Those that concern what one Accelerator prepares; the process shares the others."""
 
 SUCCESSORS = {
     "logging_dir": "project_dir, or project_config=ProjectConfiguration(logging_dir=...)",

@@ -6,24 +6,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.data.loader import PreparedLoader
-from hpcaccel.runtime.data.sampling import sampler_of
+from hpcaccel.runtime.data.loader import PreparedLoader, make_loader
+from hpcaccel.runtime.data.standalone import bring_to_main
 from hpcaccel.runtime.parallel.model_preparation import prepare_model
 from hpcaccel.runtime.session import Session
+from hpcaccel.runtime.setup import Setup
 from hpcaccel.runtime.training.optim import PreparedOptimizer
 from hpcaccel.runtime.training.scheduler import PreparedScheduler, prepare_scheduler
 
 __all__ = ["prepare"]
 
 
-def prepare(session: Session, objects: Sequence[Any], *, device_placement: Sequence[bool] | None = None) -> list[Any]:
+def prepare(setup: Setup, objects: Sequence[Any], *, device_placement: Sequence[bool] | None = None) -> list[Any]:
     """Models first, for optimizers point to their parameters; schedulers last, for they follow the optimizers.
 
     Args:
@@ -33,18 +33,18 @@ def prepare(session: Session, objects: Sequence[Any], *, device_placement: Seque
         RuntimeMisuse: a list of another length; an object that was prepared before; an optimizer of whole parameters
             that was left behind when its model was sharded.
     """
-    places = _places(session, objects, device_placement)
+    places = _places(setup, objects, device_placement)
     ready: dict[int, Any] = {}
     for kinds, make in _ORDER:
         for item, place in zip(objects, places, strict=True):
             if isinstance(item, kinds) and id(item) not in ready:
-                ready[id(item)] = make(session, item, place)
+                ready[id(item)] = make(setup, item, place)
     return [ready.get(id(item), item) for item in objects]
 
 
-def _places(session: Session, objects: Sequence[Any], given: Sequence[bool] | None) -> Sequence[bool]:
+def _places(setup: Setup, objects: Sequence[Any], given: Sequence[bool] | None) -> Sequence[bool]:
     if given is None:
-        return [session.settings.device_placement] * len(objects)
+        return [setup.settings.device_placement] * len(objects)
     if len(given) != len(objects):
         raise RuntimeMisuse(
             f"prepare(device_placement={list(given)!r}) names {len(given)} objects, and {len(objects)} are prepared: "
@@ -53,11 +53,12 @@ def _places(session: Session, objects: Sequence[Any], given: Sequence[bool] | No
     return given
 
 
-def _model(session: Session, model: nn.Module, place: bool) -> nn.Module:
-    return prepare_model(session, model, place=place)
+def _model(setup: Setup, model: nn.Module, place: bool) -> nn.Module:
+    return prepare_model(setup, model, place=place)
 
 
-def _optimizer(session: Session, optimizer: Optimizer, place: bool) -> PreparedOptimizer:
+def _optimizer(setup: Setup, optimizer: Optimizer, place: bool) -> PreparedOptimizer:
+    session = setup.session
     if session.known.has(optimizer):
         assert isinstance(optimizer, PreparedOptimizer)
         return optimizer
@@ -73,7 +74,7 @@ def _optimizer(session: Session, optimizer: Optimizer, place: bool) -> PreparedO
     session.prepared.optimizers.append(optimizer)
     face = PreparedOptimizer(
         optimizer,
-        session.accumulation,
+        setup.accumulation,
         scaling=session.scaling,
         on_step=session.loop.count_step if first else partial(session.loop.count_another, optimizer),
     )
@@ -94,28 +95,21 @@ def _refuse_whole_parameters(session: Session, optimizer: Optimizer) -> None:
         )
 
 
-def _loader(session: Session, loader: DataLoader[Any], place: bool) -> PreparedLoader:
+def _loader(setup: Setup, loader: DataLoader[Any], place: bool) -> PreparedLoader:
+    session = setup.session
     if session.known.has(loader):
         assert isinstance(loader, PreparedLoader)
         return loader
     if isinstance(loader, PreparedLoader):
         loader = loader.user_loader  # it was prepared in a session that has ended
-    session.known.refuse_twin(loader)
-    settings = session.settings
-    # Every rank draws, so that their generators stay together, and rank 0's number counts.
-    seed = int(torch.empty((), dtype=torch.int64).random_().item())
-    if settings.use_seedable_sampler:
-        seed = torch.initial_seed()
-    for owner in (sampler_of(loader), loader.dataset):
-        generator = getattr(owner, "generator", None)
-        if isinstance(generator, torch.Generator):
-            generator.set_state(session.group.from_main(generator.get_state()))
-    prepared = PreparedLoader(
+    session.known.refuse_twin(loader, setup)
+    settings = setup.settings
+    prepared = make_loader(
         loader,
         group=session.group,
-        accumulation=session.accumulation,
+        in_use=session.in_use,
         hooks=session.loop,
-        seed=session.group.from_main(seed if settings.data_seed is None else settings.data_seed),
+        seed=bring_to_main(loader, session.group, seedable=settings.use_seedable_sampler, data_seed=settings.data_seed),
         even_batches=settings.even_batches,
         split_batches=settings.split_batches,
         dispatch_batches=settings.dispatch_batches,
@@ -126,11 +120,12 @@ def _loader(session: Session, loader: DataLoader[Any], place: bool) -> PreparedL
         stateful=settings.use_stateful_dataloader,
     )
     session.prepared.loaders.append(prepared)
-    session.known.note(loader, prepared)
+    session.known.note(loader, prepared, setup)
     return prepared
 
 
-def _scheduler(session: Session, scheduler: Any, place: bool) -> PreparedScheduler:
+def _scheduler(setup: Setup, scheduler: Any, place: bool) -> PreparedScheduler:
+    session = setup.session
     if session.known.has(scheduler):
         assert isinstance(scheduler, PreparedScheduler)
         return scheduler
@@ -138,12 +133,12 @@ def _scheduler(session: Session, scheduler: Any, place: bool) -> PreparedSchedul
         scheduler = scheduler.scheduler  # it followed optimizers of a session that has ended
     session.known.refuse_twin(scheduler)
     session.prepared.schedulers.append(scheduler)
-    prepared = prepare_scheduler(session, scheduler)
+    prepared = prepare_scheduler(setup, scheduler)
     session.known.note(scheduler, prepared)
     return prepared
 
 
-_ORDER: tuple[tuple[Any, Callable[[Session, Any, bool], Any]], ...] = (
+_ORDER: tuple[tuple[Any, Callable[[Setup, Any, bool], Any]], ...] = (
     (nn.Module, _model),
     (Optimizer, _optimizer),
     (DataLoader, _loader),

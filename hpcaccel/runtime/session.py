@@ -22,7 +22,7 @@ from hpcaccel.runtime.parallel.precision import make_scaler
 from hpcaccel.runtime.ranks import mesh
 from hpcaccel.runtime.ranks.world import World
 from hpcaccel.runtime.saving.saver import Prepared
-from hpcaccel.runtime.training.accumulation import Accumulation
+from hpcaccel.runtime.training.accumulation import Accumulation, LoadersInUse
 from hpcaccel.runtime.training.determinism import make_deterministic, set_seed, share_threads
 from hpcaccel.runtime.training.loop import Loop
 from hpcaccel.runtime.training.optim import PreparedOptimizer
@@ -73,8 +73,8 @@ class Session:
         if self.settings.strategy == "fsdp":
             self.world.form_group_of_one()
         self.group = self.world.group
+        self.world.debug |= self.settings.debug
         if self.group.exchange is not None:
-            self.group.exchange.debug |= self.settings.debug
             self.group.exchange.rollcall.control_timeout_seconds = self.settings.control_timeout_seconds
         ranks = self.group.env
         self.layout = mesh.arrange(ranks.world_size, ranks.local_world_size, self.settings, handlers)
@@ -93,16 +93,21 @@ class Session:
             sharded=self.settings.strategy == "fsdp" or self.layout.tensor > 1,
         )
         self.scaling = None if self.scaler is None else Scaling(self.scaler)
-        self.accumulation = Accumulation(
-            self.settings.gradient_accumulation_steps,
-            sync_with_dataloader=self.settings.sync_with_dataloader,
-            sync_each_batch=self.settings.sync_each_batch or self.group.world_size == 1,
-        )
+        self.in_use = LoadersInUse()
+        self.accumulation = Accumulation(1, loaders=self.in_use)
+        """Of the newest Accelerator, which ``GradientState()`` shows."""
+        self.owners: Any = WeakIdKeyDictionary()
+        """The accumulation that each prepared model's optimizers follow."""
         self.prepared = Prepared(scaler=self.scaler, mesh={"strategy": self.settings.strategy, **self.layout._asdict()})
         self.faces: list[PreparedOptimizer] = []
         self.known = Known()
         self.shards = WeakIdKeyDictionary()
         """What whole parameters became when their model was sharded. Holds on to none of the whole ones."""
+        self.distributed_type: Any = None
+        """What the script says that it is; None: what it is."""
+        self.has_ended = False
+        self.was_reset = False
+        """Whether ``AcceleratorState._reset_state()`` has made this process forget it."""
         self.trackers: list[Any] = []
         self.tracking: Any = None
         """What ``log_with`` asked for, see ``tracking.hub``; None where nothing was."""
@@ -112,6 +117,7 @@ class Session:
             settings=self.settings,
             prepared=self.prepared,
             accumulation=self.accumulation,
+            in_use=self.in_use,
             flag=flag,
             clock=Clock(place.run if self.group.is_main else None, place.attempt, begun=begun, formed=formed),
         )
@@ -146,13 +152,25 @@ class Session:
             _current.refuse_changes(given)
         return _current
 
+    def follow(self, accumulation: Accumulation) -> None:
+        """An Accelerator has been made, with this accumulation."""
+        self.accumulation = self.loop.accumulation = accumulation
+
     def refuse_changes(self, given: dict[str, Any]) -> None:
-        """Accumulation may be another for another loop; the precision or the strategy may not."""
-        if given.get("gradient_accumulation_steps") is not None:
-            self.accumulation.set_steps(given.pop("gradient_accumulation_steps"))
-        self.world.refuse_changes(cpu=bool(given.get("cpu")))
-        for name, value in given.items():
-            has = getattr(self.settings, name, value)
+        """What all Accelerators of a process share cannot be another for one of them.
+
+        Raises:
+            RuntimeMisuse: it would be.
+        """
+        wanted = getattr(given.get("handlers"), "init_process_group", None)
+        self.world.refuse_changes(
+            cpu=bool(given.get("cpu")),
+            backend=None if wanted is None else wanted.backend,
+            timeout=None if wanted is None else wanted.timeout,
+        )
+        self.world.debug |= bool(given.get("debug"))
+        for name in settings.SHARED.intersection(given) - {"debug"}:
+            value, has = given[name], getattr(self.settings, name)
             if value is not None and has != value:
                 raise RuntimeMisuse(
                     f"Accelerator({name}={value!r}): this process has an Accelerator with {name}={has!r} already. "
@@ -170,7 +188,8 @@ class Session:
         ):
             items.clear()
         self.known.clear()
-        self.shards = WeakIdKeyDictionary()
+        self.shards.clear()
+        self.owners.clear()
 
     def end(self, *, destroy: bool = False) -> None:
         """All ranks together: the outcome is written, the group left; with ``destroy`` also one that the script has
@@ -178,6 +197,7 @@ class Session:
         global _current
         if _current is self:
             _current = None
+            self.has_ended = True
             self.loop.end()
             self._show_no_loop()
             if destroy:
@@ -187,6 +207,7 @@ class Session:
     def abandon(self) -> None:
         """This rank alone: as if this session had never been. The group of ranks stays as it is."""
         global _current
+        self.has_ended = True
         if _current is self:
             _current = None
             self.world.has_session = False

@@ -14,7 +14,7 @@ from typing import Any
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.rundir import RunDir, read_json
 
-__all__ = ["Place", "Settings", "load", "locate"]
+__all__ = ["OWN", "SHARED", "Place", "Settings", "load", "locate"]
 
 _ALLOWED = {
     "strategy": ("ddp", "fsdp"),
@@ -76,6 +76,32 @@ class Settings:
     keep: int | None = 2
     keep_every_steps: int | None = None
     resume: str = "auto"
+
+
+OWN = frozenset(
+    {
+        "gradient_accumulation_steps",
+        "split_batches",
+        "even_batches",
+        "dispatch_batches",
+        "use_seedable_sampler",
+        "data_seed",
+        "use_stateful_dataloader",
+        "device_placement",
+        "non_blocking",
+        "rng_types",
+        "fp32_outputs",
+        "sync_with_dataloader",
+        "sync_each_batch",
+        "step_scheduler_with_optimizer",
+        "step_scheduler_per_process",
+        "adjust_scheduler",
+    }
+)
+"""What each Accelerator is told for itself."""
+
+SHARED = frozenset(field.name for field in fields(Settings)) - OWN
+"""What all Accelerators of a process have in common."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from hpcaccel.runtime.compat.absent import __getattr__ as __getattr__
 from hpcaccel.utils.constants import *
 from hpcaccel.utils.dataclasses import *
+from hpcaccel.utils.deepspeed import *
 from hpcaccel.utils.environment import *
 from hpcaccel.utils.imports import *
 from hpcaccel.utils.memory import *

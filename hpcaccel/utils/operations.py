@@ -1,5 +1,6 @@
 """Accelerate's import path of what is done with nested tensors, and together."""
 
+from hpcaccel.errors import DistributedOperationException
 from hpcaccel.runtime.compat.absent import __getattr__ as __getattr__
 from hpcaccel.runtime.together.functions import (
     broadcast,
@@ -28,6 +29,7 @@ from hpcaccel.runtime.together.shapes import (
 )
 
 __all__ = [
+    "DistributedOperationException",
     "broadcast",
     "broadcast_object_list",
     "concatenate",

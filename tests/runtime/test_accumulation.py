@@ -35,7 +35,7 @@ def test_outside_of_accumulation_every_step_counts() -> None:
 
 def test_the_last_batch_of_the_loader_in_use_is_a_boundary_and_counting_begins_anew() -> None:
     accumulation, source = Accumulation(3), Source()
-    accumulation.took_batch_from(source)
+    accumulation.loaders.took_batch_from(source)
     boundaries(accumulation, 1)
     source.at_last_batch = True
     assert boundaries(accumulation, 1) == [True]
@@ -45,18 +45,18 @@ def test_the_last_batch_of_the_loader_in_use_is_a_boundary_and_counting_begins_a
 
 def test_an_evaluation_that_was_left_half_way_does_not_hide_the_end_of_the_training_loader() -> None:
     accumulation, training, evaluation = Accumulation(3), Source(), Source()
-    accumulation.took_batch_from(training)
-    accumulation.took_batch_from(evaluation)
-    accumulation.took_batch_from(training)
+    accumulation.loaders.took_batch_from(training)
+    accumulation.loaders.took_batch_from(evaluation)
+    accumulation.loaders.took_batch_from(training)
     training.at_last_batch = True
     assert boundaries(accumulation, 1) == [True]
-    accumulation.ended(training)
-    assert accumulation.current is evaluation
+    accumulation.loaders.ended(training)
+    assert accumulation.loaders.current is evaluation
 
 
 def test_the_end_of_a_loader_is_no_boundary_when_the_script_says_so() -> None:
     accumulation, source = Accumulation(3, sync_with_dataloader=False), Source()
-    accumulation.took_batch_from(source)
+    accumulation.loaders.took_batch_from(source)
     source.at_last_batch = True
     assert boundaries(accumulation, 4) == [False, False, True, False]
 

@@ -16,7 +16,7 @@ from hpcaccel.runtime.data.placement import to_device
 from hpcaccel.runtime.data.skipping import skip_first_batches
 from hpcaccel.runtime.ranks.env import RankEnvironment
 from hpcaccel.runtime.ranks.process_group import Group
-from hpcaccel.runtime.training.accumulation import Accumulation
+from hpcaccel.runtime.training.accumulation import LoadersInUse
 from tests.runtime.ranks import run_ranks
 
 pytestmark = pytest.mark.torch
@@ -54,7 +54,7 @@ def group(rank: int = 0, size: int = 1) -> Group:
 def prepared(
     loader: DataLoader[Any], *, rank: int = 0, size: int = 1, hooks: Hooks | None = None, **options: Any
 ) -> PreparedLoader:
-    given: dict[str, Any] = {"accumulation": Accumulation(1), "seed": 3, "dispatch_batches": False} | options
+    given: dict[str, Any] = {"in_use": LoadersInUse(), "seed": 3, "dispatch_batches": False} | options
     return PreparedLoader(loader, group=group(rank, size), hooks=hooks or Hooks(), **given)
 
 
@@ -212,22 +212,22 @@ def test_a_training_that_is_to_finish_ends_its_loader_and_no_other() -> None:
 
 
 def test_an_iteration_that_is_left_and_closed_late_does_not_disturb_the_next_one() -> None:
-    accumulation = Accumulation(4)
-    loader = prepared(shuffled(), accumulation=accumulation)
+    in_use = LoadersInUse()
+    loader = prepared(shuffled(), in_use=in_use)
     held = iter(loader)
     next(held)
     running = iter(loader)
     next(running)
     held.close()  # type: ignore[attr-defined]
-    assert accumulation.current is loader
+    assert in_use.current is loader
     assert loader.state_dict()["running"]
     assert loader.state_dict()["epoch"] == 1
 
 
 def test_an_evaluation_that_was_left_without_a_word_is_not_taken_up_again() -> None:
-    accumulation, hooks = Accumulation(1), Hooks()
-    training = prepared(shuffled(), accumulation=accumulation, hooks=hooks)
-    evaluation = prepared(shuffled(), accumulation=accumulation, hooks=hooks)
+    in_use, hooks = LoadersInUse(), Hooks()
+    training = prepared(shuffled(), in_use=in_use, hooks=hooks)
+    evaluation = prepared(shuffled(), in_use=in_use, hooks=hooks)
     batches, held = iter(training), iter(evaluation)
     next(batches)
     next(held)
@@ -239,8 +239,8 @@ def test_an_evaluation_that_was_left_without_a_word_is_not_taken_up_again() -> N
 
 
 def test_two_loaders_that_are_read_together_are_both_in_use() -> None:
-    accumulation, hooks = Accumulation(1), Hooks()
-    pair = [prepared(shuffled(), accumulation=accumulation, hooks=hooks) for _ in range(2)]
+    in_use, hooks = LoadersInUse(), Hooks()
+    pair = [prepared(shuffled(), in_use=in_use, hooks=hooks) for _ in range(2)]
     both = zip(*pair, strict=True)
     for hooks.step in range(5):
         next(both)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 RECORD: dict[str, Any] = json.loads((ROOT / "tests/data/accelerate-1.15-names.json").read_text())
 MEMBERS: dict[str, dict[str, list[str] | None]] = RECORD["members"]
 PAGE = (ROOT / "docs/migration.md").read_text()
-VERDICTS = {"same", "better", "not here"}
+VERDICTS = {"same", "better", "not here", "in name"}
 OTHERS = "Accelerate's other modules"
 WHOLE_MODULES = ("checkpointing", "hooks", "inference")
 """Of these the page says in one sentence that they are not here."""

@@ -157,13 +157,12 @@ def test_a_scheduler_of_the_scripts_own(weight: nn.Parameter) -> None:
 def prepared(optimizer: PreparedOptimizer, scheduler: Any, **settings: Any) -> tuple[PreparedScheduler, list[str]]:
     said: list[str] = []
     session = SimpleNamespace(
-        settings=Settings(**settings),
         group=SimpleNamespace(world_size=4),
         faces=[optimizer],
-        accumulation=optimizer._accumulation,
         loop=SimpleNamespace(activity=SimpleNamespace(say_once=said.append)),
     )
-    return prepare_scheduler(session, scheduler), said  # type: ignore[arg-type]
+    setup = SimpleNamespace(session=session, settings=Settings(**settings), accumulation=optimizer._accumulation)
+    return prepare_scheduler(setup, scheduler), said  # type: ignore[arg-type]
 
 
 def steps_of(weight: nn.Parameter, **settings: Any) -> tuple[int, list[str]]:

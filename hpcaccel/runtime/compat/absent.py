@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-__all__ = ["REASONS", "refuse", "why"]
+__all__ = ["REASONS", "refuse", "refuse_all", "why"]
 
 _REASONS = {
     "DeepSpeed is not here: Accelerator(strategy='fsdp') shards parameters, gradients and optimizer state": """
         DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedPlugin DeepSpeedSchedulerWrapper
-        DeepSpeedSequenceParallelConfig DummyOptim DummyScheduler GatheredParameters HfDeepSpeedConfig
+        DeepSpeedSequenceParallelConfig GatheredParameters HfDeepSpeedConfig
         compile_regions_deepspeed get_active_deepspeed_plugin map_pytorch_optim_to_deepspeed
         prepare_deepspeed_cmd_env deepspeed_plugins deepspeed_ulysses_dl_adapter
         get_deepspeed_plugin select_deepspeed_plugin""",
@@ -68,13 +68,12 @@ _REASONS = {
         has_fp8_handler""",
     "What was given to Accelerator(...) is its own business; the script that gave it has it": """
         ao_recipe_handler te_recipe_handler msamp_recipe_handler fp8_recipe_handler autocast_handler ddp_handler
-        init_handler profile_handler scaler_handler dataloader_config""",
+        init_handler profile_handler scaler_handler""",
     "LOMO is not here: it fuses backward and step, which leaves nothing to synchronise or to clip": """
         has_lomo_optimizer lomo_backward""",
     "The classes behind prepared loaders are others here: accelerator.prepare(loader) makes one, "
     "hpcaccel.skip_first_batches skips, hpcaccel.PermutationSampler shuffles": """
-        DataLoaderAdapter DataLoaderStateMixin SeedableRandomSampler SkipDataLoader
-        get_sampler prepare_data_loader BatchSamplerShard IterableDatasetShard DataLoaderDispatcher""",
+        DataLoaderAdapter DataLoaderStateMixin SkipDataLoader IterableDatasetShard""",
     "It is of Accelerate's inside; nothing here needs it": """
         CannotPadNestedTensorWarning ThreadLocalSharedDict do_nothing move_to_device patch_optimizer_step
         rich flag_tensor fork_launched""",
@@ -105,3 +104,15 @@ def refuse(name: str) -> NoReturn:
 
 def __getattr__(name: str) -> Any:
     refuse(name)
+
+
+def refuse_all(name: str, reason: str) -> NoReturn:
+    """For ``__getattr__`` of a page with nothing but what is not here.
+
+    Raises:
+        ImportError: with the reason.
+        AttributeError: Python itself has asked.
+    """
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise ImportError(f"hpcaccel has no {name}. {reason}")

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from hpcaccel.runtime.data.batch_shards import LoaderShard, seedable_order
 from hpcaccel.runtime.data.cursor import Cursor
 from hpcaccel.runtime.data.dispatch import Dispatcher
 from hpcaccel.runtime.data.generators import (
@@ -27,11 +28,11 @@ from hpcaccel.runtime.data.sampling import Order
 from hpcaccel.runtime.data.sharding import Part, Sharing
 from hpcaccel.runtime.data.streaming import Announced, announced, dispatched, generator_of, make_stream, picked
 from hpcaccel.runtime.ranks.process_group import Group
-from hpcaccel.runtime.training.accumulation import Accumulation
+from hpcaccel.runtime.training.accumulation import LoadersInUse
 from hpcaccel.runtime.training.determinism import mix
 from hpcaccel.runtime.training.stop import signals_held
 
-__all__ = ["LoopHooks", "PreparedLoader"]
+__all__ = ["DispatchedLoader", "LoopHooks", "PreparedLoader", "make_loader"]
 
 
 class LoopHooks(Protocol):
@@ -81,7 +82,7 @@ class PreparedLoader(LoaderFacts):
         loader: DataLoader[Any],
         *,
         group: Group,
-        accumulation: Accumulation,
+        in_use: LoadersInUse,
         hooks: LoopHooks,
         seed: int,
         even_batches: bool = True,
@@ -98,6 +99,7 @@ class PreparedLoader(LoaderFacts):
         self.__dict__.update(loader.__dict__)
         streamed = isinstance(loader.dataset, IterableDataset)
         wanted = streamed and put_on_device if dispatch_batches is None else dispatch_batches
+        self.__dict__.pop("batch_sampler")  # see the property
         self.user_loader = loader
         self.at_last_batch = False
         self.split_batches = split_batches
@@ -106,8 +108,9 @@ class PreparedLoader(LoaderFacts):
         self.rng_types = check_rng_types(rng_types)
         self.passes = 0
         """How often this rank has iterated to the end."""
-        self._group, self._accumulation, self._hooks = group, accumulation, hooks
+        self._group, self._in_use, self._hooks = group, in_use, hooks
         self._place = mover(group.device, non_blocking=non_blocking) if put_on_device else None
+        self._seedable = seedable
         self._skip: int | None = None
         self._told = Told(None, None)
         self._part: Part | None = None
@@ -176,6 +179,18 @@ class PreparedLoader(LoaderFacts):
             raise AttributeError("this loader reads no stream that has a state")
         return found
 
+    @property
+    def batch_sampler(self) -> Any:  # type: ignore[override]
+        """The user's own where this rank reads all of it; else this rank's part of it, which knows ``even_batches``."""
+        own: Any = self.user_loader.batch_sampler
+        order = self._cursor.order
+        if order is None or own is None:
+            return own
+        if self._seedable:
+            own = seedable_order(own, order.seed, self.iteration)
+        shared = self._sharing.size > 1 and not self.dispatch_batches
+        return LoaderShard(self, own, self._sharing) if shared else own
+
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is that of ``epoch``; right after a resume into the middle of it, the rest of it."""
         self._cursor.go_to(epoch)
@@ -202,7 +217,7 @@ class PreparedLoader(LoaderFacts):
             if hooks.finishing and cursor.trains:
                 cut = True  # the cursor stays where it is, for whoever takes this training up again
                 return
-            took, step_is_over, place = self._accumulation.took_batch_from, hooks.step_is_over, self._place
+            took, step_is_over, place = self._in_use.took_batch_from, hooks.step_is_over, self._place
             batches = self._open()
             if cursor.resumed:
                 # What opening draws has been drawn before the checkpoint. Another loader may give batches already.
@@ -221,10 +236,10 @@ class PreparedLoader(LoaderFacts):
                     return
             self.passes += 1
             if not cursor.trains:
-                self._accumulation.passes += 1
+                self._in_use.passes += 1
         finally:
             if cursor.is_current(iteration):
-                self._accumulation.ended(self)
+                self._in_use.ended(self)
                 if not cut:
                     self._let_go()
                     cursor.finish(iteration)
@@ -319,7 +334,7 @@ class PreparedLoader(LoaderFacts):
 
     def _is_in_use(self) -> bool:
         """Whether its iteration was not left without a word: an iterator that somebody holds, and asks no more."""
-        current: Any = self._accumulation.current
+        current: Any = self._in_use.current
         if self._cursor.trains or not self._cursor.rounds or getattr(current, "_cursor", None) is self._cursor:
             return True
         return self._hooks.step - self._cursor.step <= 1
@@ -330,3 +345,15 @@ class PreparedLoader(LoaderFacts):
             RuntimeMisuse: the place was counted in another unit.
         """
         self._cursor.load_state_dict(state)
+
+
+class DispatchedLoader(PreparedLoader):
+    """One of which rank 0 reads the batches, for all."""
+
+
+def make_loader(loader: DataLoader[Any], **options: Any) -> PreparedLoader:
+    """``loader``, prepared; see ``PreparedLoader`` for the options."""
+    wanted = options.get("dispatch_batches")
+    if wanted is None:
+        wanted = isinstance(loader.dataset, IterableDataset) and options.get("put_on_device", True)
+    return (DispatchedLoader if wanted else PreparedLoader)(loader, **options)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from hpcaccel.runtime.faces.base import Face
+
 if TYPE_CHECKING:
-    from hpcaccel.runtime.session import Session
     from hpcaccel.runtime.training.counters import Resumed
 
 __all__ = ["LoopFace"]
 
 
-class LoopFace:
-    _session: Session
-
+class LoopFace(Face):
     @property
     def step(self) -> int:
         """Optimizer steps done, those before a resume included."""

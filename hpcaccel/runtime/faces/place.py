@@ -5,30 +5,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.faces.base import Face
 from hpcaccel.runtime.names import DistributedType
-from hpcaccel.runtime.ranks.standing import Standing
+from hpcaccel.runtime.ranks.standing import Standing, distributed_type
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from hpcaccel.runtime.ranks.states import AcceleratorState
     from hpcaccel.runtime.ranks.world import World
-    from hpcaccel.runtime.session import Session
 
 __all__ = ["PlaceFace"]
 
 
-class PlaceFace(Standing):
-    _session: Session
-
+class PlaceFace(Face, Standing):
     @property
     def _world(self) -> World:
-        return self._session.world
+        return self._setup.session.world
 
     @property
     def distributed_type(self) -> DistributedType:
         """NO, MULTI_CPU or MULTI_GPU; FSDP where models are sharded."""
-        return DistributedType.FSDP if self.is_fsdp2 else super().distributed_type
+        return distributed_type(self._world, self._setup.session)
 
     @property
     def multi_device(self) -> bool:
@@ -39,7 +37,7 @@ class PlaceFace(Standing):
     def state(self) -> AcceleratorState:
         from hpcaccel.runtime.ranks.states import AcceleratorState
 
-        return AcceleratorState(_session=self._session)
+        return AcceleratorState(_session=self._setup.session)
 
     @property
     def is_fsdp2(self) -> bool:

@@ -12,15 +12,15 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from hpcaccel.runtime.faces.base import Face
+
 if TYPE_CHECKING:
-    from hpcaccel.runtime.session import Session
+    from hpcaccel.runtime.handlers import DataLoaderConfiguration
 
 __all__ = ["PrepareFace"]
 
 
-class PrepareFace:
-    _session: Session
-
+class PrepareFace(Face):
     def prepare(self, *objects: Any, device_placement: Sequence[bool] | None = None) -> Any:
         """Models, optimizers, loaders and schedulers, in any order, ready for this group of ranks; the same order comes
         back, a single object bare. What is none of these passes through, and so does what was prepared before.
@@ -34,7 +34,7 @@ class PrepareFace:
         """
         from hpcaccel.runtime.preparation import prepare
 
-        prepared = prepare(self._session, objects, device_placement=device_placement)
+        prepared = prepare(self._begun(), objects, device_placement=device_placement)
         return prepared[0] if len(objects) == 1 else tuple(prepared)
 
     def prepare_model(
@@ -44,7 +44,7 @@ class PrepareFace:
         from hpcaccel.runtime.parallel.model_preparation import prepare_model
 
         place = self.device_placement if device_placement is None else device_placement
-        return prepare_model(self._session, model, place=place, evaluation_mode=evaluation_mode)
+        return prepare_model(self._begun(), model, place=place, evaluation_mode=evaluation_mode)
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Any:
         """One optimizer, after its model. Where its state lies follows from its parameters."""
@@ -114,7 +114,7 @@ class PrepareFace:
         """
         from hpcaccel.runtime.training.uneven import join_uneven_inputs
 
-        return join_uneven_inputs(self._session, joinables, even_batches=even_batches)
+        return join_uneven_inputs(self._setup, joinables, even_batches=even_batches)
 
     def free_memory(self, *objects: Any) -> tuple[None, ...]:
         """Forget what was prepared; ``a, b = accelerator.free_memory(a, b)`` forgets the script's names for it too."""
@@ -127,37 +127,46 @@ class PrepareFace:
     clear = free_memory
 
     @property
+    def dataloader_config(self) -> DataLoaderConfiguration:
+        """How loaders that are prepared from now on share out the data; may be set, or changed in place."""
+        return self._setup.dataloader_config
+
+    @dataloader_config.setter
+    def dataloader_config(self, value: DataLoaderConfiguration) -> None:
+        self._setup.dataloader_config = value
+
+    @property
     def device_placement(self) -> bool:
-        return self._session.settings.device_placement
+        return self._setup.settings.device_placement
 
     @property
     def split_batches(self) -> bool:
-        return self._session.settings.split_batches
+        return self._setup.settings.split_batches
 
     @property
     def dispatch_batches(self) -> bool | None:
-        return self._session.settings.dispatch_batches
+        return self._setup.settings.dispatch_batches
 
     @property
     def even_batches(self) -> bool:
-        return self._session.settings.even_batches
+        return self._setup.settings.even_batches
 
     @property
     def use_seedable_sampler(self) -> bool:
-        return self._session.settings.use_seedable_sampler
+        return self._setup.settings.use_seedable_sampler
 
     @property
     def use_stateful_dataloader(self) -> bool:
-        return self._session.settings.use_stateful_dataloader
+        return self._setup.settings.use_stateful_dataloader
 
     @property
     def rng_types(self) -> list[str]:
-        return list(self._session.settings.rng_types)
+        return list(self._setup.settings.rng_types)
 
     @property
     def step_scheduler_with_optimizer(self) -> bool:
-        return self._session.settings.step_scheduler_with_optimizer
+        return self._setup.settings.step_scheduler_with_optimizer
 
     @property
     def non_blocking(self) -> bool:
-        return self._session.settings.non_blocking
+        return self._setup.settings.non_blocking

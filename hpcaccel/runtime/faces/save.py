@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from hpcaccel.runtime.faces.base import Face
+
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from hpcaccel.runtime.handlers import ProjectConfiguration
-    from hpcaccel.runtime.session import Session
     from hpcaccel.runtime.training.counters import Resumed
 
 __all__ = ["SaveFace"]
@@ -21,8 +22,7 @@ __all__ = ["SaveFace"]
 PathLike = str | os.PathLike[str]
 
 
-class SaveFace:
-    _session: Session
+class SaveFace(Face):
     _project_config: ProjectConfiguration | None
 
     def _begin_saving(self, project_config: Any, project_dir: Any) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from hpcaccel.runtime.session import Session
+from hpcaccel.runtime.faces.base import Face
 
 __all__ = ["TogetherFace"]
 
 
-class TogetherFace:
-    _session: Session
+class TogetherFace(Face):
     _triggered = False
 
     def gather(self, tensor: Any) -> Any:
@@ -37,7 +35,7 @@ class TogetherFace:
         """
         from hpcaccel.runtime.together.metrics_gather import gather_for_metrics
 
-        source = self._session.accumulation.current
+        source = self._session.in_use.current
         return gather_for_metrics(input_data, self._group(), source, use_gather_object=use_gather_object)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:

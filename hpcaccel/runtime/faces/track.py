@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hpcaccel.runtime.faces.base import Face
 from hpcaccel.runtime.training.telling import tell
-
-if TYPE_CHECKING:
-    from hpcaccel.runtime.session import Session
 
 __all__ = ["TrackFace"]
 
 
-class TrackFace:
-    _session: Session
+class TrackFace(Face):
     _project_config: Any
     project_dir: str | None
 
@@ -93,13 +90,19 @@ class TrackFace:
                 the same name and step: metrics and W&B keep the last, TensorBoard all.
             log_kwargs: keywords by tracker: ``{"wandb": {"commit": False}}``.
         """
-        tell(self._session, values, step, log_kwargs or {})
+        tell(self._session, values, step, log_kwargs or {}, self._setup.accumulation)
 
     def end_training(self) -> None:
         """The training is over: its outcome is written, the group of ranks left, the trackers are finished. Programs
         that just end do so too."""
+        from hpcaccel.runtime.ranks.states import PartialState
+        from hpcaccel.runtime.ranks.world import World
+
+        session = self._setup.session
         try:
-            self._session.end()
+            session.end()
         finally:  # after the group is left, where an upload that takes its time keeps nobody waiting
-            if self._session.tracking is not None:
-                self._session.tracking.finish()
+            if session.tracking is not None:
+                session.tracking.finish()
+        if session.was_reset and World.existing() is not None:  # the group is that of whoever has come after
+            PartialState().destroy_process_group()

@@ -9,43 +9,41 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from hpcaccel.runtime.faces.base import Face
 from hpcaccel.runtime.training import clipping, gradient_sync
 from hpcaccel.runtime.training.accumulation import MicroBatch
 
 if TYPE_CHECKING:
     from hpcaccel.runtime.handlers import AutocastKwargs, ProfileKwargs
-    from hpcaccel.runtime.session import Session
 
 __all__ = ["TrainFace"]
 
 
-class TrainFace:
-    _session: Session
-
+class TrainFace(Face):
     @property
     def sync_gradients(self) -> bool:
         """Whether this micro-batch ends in an optimizer step. Set it for a script that accumulates by itself."""
-        return self._session.accumulation.is_boundary
+        return self._setup.accumulation.is_boundary
 
     @sync_gradients.setter
     def sync_gradients(self, value: bool) -> None:
-        self._session.accumulation.is_boundary = bool(value)
+        self._setup.accumulation.is_boundary = bool(value)
 
     @property
     def gradient_accumulation_steps(self) -> int:
         """Micro-batches for one optimizer step."""
-        return self._session.accumulation.steps
+        return self._setup.accumulation.steps
 
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, steps: int) -> None:
-        self._session.accumulation.set_steps(steps)
+        self._setup.accumulation.set_steps(steps)
 
     @property
     def gradient_state(self) -> Any:
         """Where accumulation stands, as ``GradientState`` shows it."""
         from hpcaccel.runtime.ranks.states import GradientState
 
-        return GradientState()
+        return GradientState(_accumulation=self._setup.accumulation)
 
     @property
     def mixed_precision(self) -> str:
@@ -71,7 +69,7 @@ class TrainFace:
 
     def accumulate(self, *models: nn.Module) -> MicroBatch:
         """Around each micro-batch: gradients are shared among the ranks only where an optimizer step follows."""
-        return MicroBatch(self._session.accumulation, models)
+        return self._setup.micro_batch(models)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Keep gradients to this rank."""
@@ -89,7 +87,7 @@ class TrainFace:
         """
         session = self._session
         session.loop.backward_begins()
-        accumulation = session.accumulation
+        accumulation = self._setup.accumulation
         steps = accumulation.steps
         if steps > 1:
             if not accumulation.looked:
@@ -107,7 +105,7 @@ class TrainFace:
         from hpcaccel.runtime.parallel import precision
 
         session = self._session
-        handler = session.handlers.autocast if autocast_handler is None else autocast_handler
+        handler = self._setup.handlers.autocast if autocast_handler is None else autocast_handler
         return precision.autocast(session.group.device, session.settings.mixed_precision, handler)
 
     def clip_grad_norm_(self, parameters: clipping.Parameters, max_norm: float, norm_type: float = 2) -> torch.Tensor:
@@ -115,11 +113,11 @@ class TrainFace:
 
         Between accumulation boundaries gradients stay as they are, and the norm is that of this rank so far.
         """
-        return clipping.clip_norm(self._session, parameters, max_norm=max_norm, norm_type=norm_type)
+        return clipping.clip_norm(self._setup, parameters, max_norm=max_norm, norm_type=norm_type)
 
     def clip_grad_value_(self, parameters: clipping.Parameters, clip_value: float) -> None:
         """Cut gradients off at ``clip_value``."""
-        clipping.clip_value(self._session, parameters, limit=clip_value)
+        clipping.clip_value(self._setup, parameters, limit=clip_value)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Under fp16 undo the scale in the gradients of one prepared optimizer, of several, or of all.
@@ -127,7 +125,7 @@ class TrainFace:
         Raises:
             RuntimeMisuse: something that is no prepared optimizer.
         """
-        clipping.unscale(self._session, optimizer)
+        clipping.unscale(self._setup, optimizer)
 
     def profile(self, profile_handler: ProfileKwargs | None = None) -> AbstractContextManager[torch.profiler.profile]:
         """``torch.profiler`` around what is inside, set up by a ``ProfileKwargs``, given here or to the constructor.
@@ -138,5 +136,5 @@ class TrainFace:
         from hpcaccel.runtime.handlers import ProfileKwargs
         from hpcaccel.runtime.training.profiling import Profile
 
-        handler = profile_handler or self._session.handlers.profile or ProfileKwargs()
+        handler = profile_handler or self._setup.handlers.profile or ProfileKwargs()
         return Profile(handler, self._session.group)

@@ -15,6 +15,7 @@ from hpcaccel.runtime.parallel.forwards import take_off
 
 if TYPE_CHECKING:
     from hpcaccel.runtime.session import Session
+    from hpcaccel.runtime.setup import Setup
 
 __all__ = ["is_dispatched", "prepare_model"]
 
@@ -22,7 +23,7 @@ SHARDED_IN = "_hpcaccel_sharded_in"
 """On a sharded model: the generation of the group that it is sharded over."""
 
 
-def prepare_model(session: Session, model: nn.Module, *, place: bool, evaluation_mode: bool = False) -> nn.Module:
+def prepare_model(setup: Setup, model: nn.Module, *, place: bool, evaluation_mode: bool = False) -> nn.Module:
     """Precision, activation checkpointing, tensor parallel, then DDP or shards, then ``torch.compile``.
 
     Args:
@@ -32,6 +33,7 @@ def prepare_model(session: Session, model: nn.Module, *, place: bool, evaluation
     Raises:
         RuntimeMisuse: the model was prepared before, or is in a state in which it cannot be.
     """
+    session = setup.session
     if session.known.has(model):
         return model
     session.known.refuse_twin(model)
@@ -42,12 +44,12 @@ def prepare_model(session: Session, model: nn.Module, *, place: bool, evaluation
     _refuse(session, inner)
     wrapped = inner if _is_wrapped(inner) else None
     own = inner.module if isinstance(inner, DistributedDataParallel) else inner
-    _refit(session, own, blocks_too=wrapped is None)
-    options = None if compiler is not None else _compiler_options(session)
+    _refit(setup, own, blocks_too=wrapped is None)
+    options = None if compiler is not None else _compiler_options(setup)
     if options is not None and options["regional"] and compiling.compile_blocks(own, options):
         options = None  # each block for itself, before it is sharded: gathering stays outside of what is compiled
     if wrapped is None:
-        wrapped = _spread(session, own, place=place, evaluation_mode=evaluation_mode)
+        wrapped = _spread(setup, own, place=place, evaluation_mode=evaluation_mode)
     prepared = wrapped
     if compiler is not None:
         prepared = compiler(wrapped)  # as the script had compiled it before
@@ -57,6 +59,7 @@ def prepare_model(session: Session, model: nn.Module, *, place: bool, evaluation
     for raw in (model, inner, own):
         session.known.note(raw, prepared)
     session.prepared.models.append(prepared)
+    session.owners[prepared] = setup.accumulation
     return prepared
 
 
@@ -101,10 +104,10 @@ def _is_wrapped(model: nn.Module) -> bool:
     return isinstance(model, DistributedDataParallel) or (module is not None and isinstance(model, module.FSDPModule))
 
 
-def _refit(session: Session, model: nn.Module, *, blocks_too: bool) -> None:
+def _refit(setup: Setup, model: nn.Module, *, blocks_too: bool) -> None:
     """What is put around forwards: precision, and activation checkpointing. What an earlier session has put there is
     taken off."""
-    settings, handlers = session.settings, session.handlers
+    settings, handlers = setup.settings, setup.handlers
     precision.unwrap_forward(model)
     if settings.mixed_precision == "fp8" and blocks_too:
         from hpcaccel.runtime.parallel import fp8
@@ -113,7 +116,7 @@ def _refit(session: Session, model: nn.Module, *, blocks_too: bool) -> None:
     if settings.mixed_precision in precision.COMPUTE_DTYPES:
         precision.wrap_forward(
             model,
-            session.group.device,
+            setup.session.group.device,
             settings.mixed_precision,
             handler=handlers.autocast,
             fp32_outputs=settings.fp32_outputs,
@@ -130,33 +133,34 @@ def _refit(session: Session, model: nn.Module, *, blocks_too: bool) -> None:
         recompute(choose(settings, plugin).find_blocks(model))
 
 
-def _spread(session: Session, model: nn.Module, *, place: bool, evaluation_mode: bool) -> nn.Module:
+def _spread(setup: Setup, model: nn.Module, *, place: bool, evaluation_mode: bool) -> nn.Module:
     """DDP or shards, where the model is to be trained by several ranks."""
-    layout, group = session.layout, session.group
+    layout, group = setup.session.layout, setup.session.group
     if group.exchange is not None and not evaluation_mode:
         count = sum(1 for _ in model.parameters())
         group.exchange.call("prepare", form=f"{type(model).__name__} with {count} parameters")
-    sharded = not evaluation_mode and (session.settings.strategy == "fsdp" or layout.tensor > 1)
+    sharded = not evaluation_mode and (setup.settings.strategy == "fsdp" or layout.tensor > 1)
     if materialise.is_empty(model) and not sharded:
         raise RuntimeMisuse(
             "the model was built on the meta device and has no values. Give it some first "
             '(hpcaccel.load_sharded(model, path)), or shard it: Accelerator(strategy="fsdp")'
         )
     if sharded:
-        _shard(session, model)
+        _shard(setup, model)
         return model
     if place and not is_dispatched(model):
         model.to(group.device)
-    return model if evaluation_mode else ddp.wrap(model, group, session.settings, session.handlers.ddp)
+    return model if evaluation_mode else ddp.wrap(model, group, setup.settings, setup.handlers.ddp)
 
 
-def _shard(session: Session, model: nn.Module) -> None:
+def _shard(setup: Setup, model: nn.Module) -> None:
     """Tensor parallel first, then shards of what each rank is left with; the session learns what became of what."""
     from hpcaccel.runtime.parallel import fsdp, tensor_parallel
     from hpcaccel.runtime.parallel.fsdp_choices import choose
     from hpcaccel.runtime.ranks.mesh import data_mesh, tensor_mesh
 
-    settings, handlers, layout, mesh = session.settings, session.handlers, session.layout, session.mesh
+    session, settings, handlers = setup.session, setup.settings, setup.handlers
+    layout, mesh = session.layout, session.mesh
     choices = choose(settings, handlers.fsdp)
     before = dict(model.named_parameters())
     done = fsdp.Tensors()
@@ -177,5 +181,5 @@ def _shard(session: Session, model: nn.Module) -> None:
     session.shards.update({parameter: after[name] for name, parameter in before.items()})
 
 
-def _compiler_options(session: Session) -> dict[str, Any] | None:
-    return compiling.options_of(session.handlers.dynamo, setting=session.settings.compile)
+def _compiler_options(setup: Setup) -> dict[str, Any] | None:
+    return compiling.options_of(setup.handlers.dynamo, setting=setup.settings.compile)

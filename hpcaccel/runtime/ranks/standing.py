@@ -13,8 +13,9 @@ from hpcaccel.runtime.names import DistributedType
 
 if TYPE_CHECKING:
     from hpcaccel.runtime.ranks.world import World
+    from hpcaccel.runtime.session import Session
 
-__all__ = ["Standing"]
+__all__ = ["Standing", "distributed_type"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -33,7 +34,9 @@ class Standing:
     @property
     def distributed_type(self) -> DistributedType:
         """NO, MULTI_CPU or MULTI_GPU; FSDP where models are sharded."""
-        return distributed_type(self._world)
+        from hpcaccel.runtime.session import Session
+
+        return distributed_type(self._world, Session.existing())
 
     @property
     def num_processes(self) -> int:
@@ -195,13 +198,13 @@ def _anywhere() -> Standing:
     return PartialState()
 
 
-def distributed_type(world: World) -> DistributedType:
-    """How the ranks of this world work together."""
-    from hpcaccel.runtime.session import Session
-
-    session = Session.existing()
-    if session is not None and session.world is world and session.settings.strategy == "fsdp":
-        return DistributedType.FSDP
+def distributed_type(world: World, session: Session | None) -> DistributedType:
+    """How the ranks of this world work together, in this session if it is one of theirs."""
+    if session is not None and session.world is world:
+        if session.distributed_type is not None:
+            return DistributedType(session.distributed_type)
+        if session.settings.strategy == "fsdp":
+            return DistributedType.FSDP
     if world.env.world_size == 1:
         return DistributedType.NO
     return DistributedType.MULTI_GPU if world.device.type == "cuda" else DistributedType.MULTI_CPU

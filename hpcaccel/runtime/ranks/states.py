@@ -14,7 +14,7 @@ from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.compat.lacking import lacks
 from hpcaccel.runtime.names import DistributedType
 from hpcaccel.runtime.ranks.env import is_set
-from hpcaccel.runtime.ranks.standing import Standing
+from hpcaccel.runtime.ranks.standing import Standing, distributed_type
 from hpcaccel.runtime.ranks.world import World
 from hpcaccel.runtime.session import Session
 from hpcaccel.runtime.training.accumulation import Accumulation
@@ -106,10 +106,12 @@ class PartialState(Standing):
 
     @property
     def debug(self) -> bool:
-        """Whether shapes are compared before collectives."""
-        session = Session.existing()
-        asked = is_set("ACCELERATE_DEBUG_MODE") or is_set("HPCACCEL_DEBUG")
-        return asked or (session is not None and session.settings.debug)
+        """Whether shapes are compared before all collectives, those of GPU tensors too. May be set."""
+        return self._world.debug
+
+    @debug.setter
+    def debug(self, value: bool) -> None:
+        self._world.debug = value
 
     @property
     def fork_launched(self) -> bool:
@@ -224,6 +226,7 @@ class AcceleratorState(PartialState):
         AcceleratorState._last_session = lambda: None
         session = Session.existing()
         if session is not None:
+            session.was_reset = True
             session.abandon()
         if reset_partial_state:
             PartialState._reset_state()
@@ -234,8 +237,15 @@ class AcceleratorState(PartialState):
 
     @property
     def distributed_type(self) -> DistributedType:
-        """NO, MULTI_CPU or MULTI_GPU; FSDP where models are sharded."""
-        return DistributedType.FSDP if self.is_fsdp2 else super().distributed_type
+        """NO, MULTI_CPU or MULTI_GPU; FSDP where models are sharded. A script may say something else: its own
+        decisions follow that, and nothing else does."""
+        return distributed_type(self._world, self._session)
+
+    @distributed_type.setter
+    def distributed_type(self, value: DistributedType) -> None:
+        real = distributed_type(self._world, None)
+        real = DistributedType.FSDP if self.is_fsdp2 else real
+        self._session.distributed_type = None if value == real else DistributedType(value)
 
     @property
     def mixed_precision(self) -> str:
@@ -281,20 +291,30 @@ class AcceleratorState(PartialState):
 
 
 class GradientState:
-    """Gradient accumulation as it is now: a view of the Accelerator's; without one every batch ends in a step."""
+    """Gradient accumulation as it is now: a view of the newest Accelerator's, or of the one that was asked for it;
+    without any every batch ends in a step."""
 
     _shared_state: ClassVar[_Shared] = _Shared()
     _without: ClassVar[Accumulation] = Accumulation(1)
 
-    def __init__(self, gradient_accumulation_plugin: GradientAccumulationPlugin | None = None) -> None:
+    def __init__(
+        self,
+        gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
+        *,
+        _accumulation: Accumulation | None = None,
+    ) -> None:
+        self._own = _accumulation
         plugin = gradient_accumulation_plugin
         if plugin is not None:
             self._accumulation.steps = plugin.num_steps
             self._accumulation.sync_with_dataloader = plugin.sync_with_dataloader
             self._accumulation.sync_each_batch = plugin.sync_each_batch
+            self._accumulation.adjust_scheduler = plugin.adjust_scheduler
 
     @property
     def _accumulation(self) -> Accumulation:
+        if self._own is not None:
+            return self._own
         session = Session.existing()
         return GradientState._without if session is None else session.accumulation
 
@@ -304,8 +324,11 @@ class GradientState:
 
     @staticmethod
     def _reset_state() -> None:
-        """Count anew: one batch, one step."""
+        """Count micro-batches anew."""
         GradientState._without = Accumulation(1)
+        session = Session.existing()
+        if session is not None:
+            session.accumulation.count_anew()
 
     @property
     def initialized(self) -> bool:
@@ -331,8 +354,7 @@ class GradientState:
     @property
     def adjust_scheduler(self) -> bool:
         """Whether prepared schedulers count the micro-batches between steps."""
-        session = Session.existing()
-        return session is not None and session.settings.adjust_scheduler
+        return Session.existing() is not None and self._accumulation.adjust_scheduler
 
     @property
     def sync_with_dataloader(self) -> bool:
@@ -351,12 +373,12 @@ class GradientState:
     @property
     def active_dataloader(self) -> Any:
         """The prepared loader that gave the last batch and has not ended; None outside of any."""
-        return self._accumulation.current
+        return self._accumulation.loaders.current
 
     @property
     def dataloader_references(self) -> list[Any]:
         """All prepared loaders that are being iterated, outermost first, after a None."""
-        return [None, *self._accumulation.sources]
+        return [None, *self._accumulation.loaders.sources]
 
     @property
     def in_dataloader(self) -> bool:

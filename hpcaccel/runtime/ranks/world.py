@@ -45,6 +45,7 @@ class World:
         self.group: Group = process_group.join(
             self.env, self.device, backend=backend, init_method=init_method, timeout=timeout
         )
+        self._debug = env.is_set("ACCELERATE_DEBUG_MODE") or env.is_set("HPCACCEL_DEBUG")
         self.has_session = False
         """A session sees to the end by itself."""
         self.split: Split | None = None
@@ -102,6 +103,17 @@ class World:
             return None
         names = dict(part.partition(":")[::2] for part in dist.get_backend_config().split(",") if ":" in part)
         return names.get(self.device.type) or dist.get_backend()
+
+    @property
+    def debug(self) -> bool:
+        """Whether shapes are compared before all collectives, those of GPU tensors too."""
+        return self._debug if self.group.exchange is None else self.group.exchange.debug
+
+    @debug.setter
+    def debug(self, value: bool) -> None:
+        self._debug = bool(value)
+        if self.group.exchange is not None:
+            self.group.exchange.debug = bool(value)
 
     @property
     def store(self) -> Any:

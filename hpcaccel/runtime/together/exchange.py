@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from hpcaccel.errors import HpcaccelError, RuntimeMisuse
+from hpcaccel.errors import DistributedOperationException, HpcaccelError
 from hpcaccel.runtime.together.callsite import call_site
 from hpcaccel.runtime.together.rollcall import Rollcall
 from hpcaccel.slurm.hostlist import ranks_text
@@ -93,7 +93,8 @@ class Exchange:
 
         Raises:
             Interrupted: another rank breaks off this call.
-            RuntimeMisuse: the ranks are in different calls, or their forms differ, or some do not come.
+            DistributedOperationException: the ranks are in different calls, or their forms differ.
+            RuntimeMisuse: some do not come.
             RankFailed: another rank has failed.
         """
         number = self.rollcall.enter()
@@ -158,7 +159,7 @@ class Exchange:
         lengths = [int(item) for item in sizes]
         table = self._gather_bytes(data, lengths, _DIFFERENCE, number, limit)
         texts = [bytes(row[:length].tolist()).decode() for row, length in zip(table, lengths, strict=True)]
-        raise RuntimeMisuse(_difference(texts))
+        raise DistributedOperationException(_difference(texts))
 
 
 def _difference(texts: Sequence[str]) -> str:

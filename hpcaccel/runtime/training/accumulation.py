@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hpcaccel.runtime.health.stragglers import OwnTime
     from hpcaccel.runtime.ranks.process_group import Group
 
-__all__ = ["Accumulation", "MicroBatch", "Source"]
+__all__ = ["Accumulation", "LoadersInUse", "MicroBatch", "Source"]
 
 
 class Source(Protocol):
@@ -29,25 +29,10 @@ class Source(Protocol):
     trains: bool
 
 
-class Accumulation:
-    """Counts micro-batches. ``is_boundary`` is True where an optimizer step belongs, and outside of accumulation.
+class LoadersInUse:
+    """The prepared loaders that are being iterated in this process, whichever Accelerator has prepared them."""
 
-    Args:
-        steps: micro-batches for one optimizer step.
-        sync_with_dataloader: the last batch of the loader in use is a boundary, and counting begins anew.
-        sync_each_batch: gradients are shared among the ranks in every micro-batch, which saves memory when the model
-            is sharded. A lone rank has nothing to keep back.
-    """
-
-    def __init__(self, steps: int, *, sync_with_dataloader: bool = True, sync_each_batch: bool = False) -> None:
-        self.steps = steps
-        self.sync_with_dataloader = sync_with_dataloader
-        self.sync_each_batch = sync_each_batch
-        self.is_boundary = True
-        self.looked = False
-        """Whether the first loss has been looked at: scripts that divide it themselves are told."""
-        self.inside = 0
-        """How many micro-batches the script is inside of."""
+    def __init__(self) -> None:
         self.current: Source | None = None
         """The loader that gave the last batch. An iteration that was left half-way steps back as soon as another
         loader gives one."""
@@ -58,8 +43,76 @@ class Accumulation:
         self.own_time: OwnTime | None = None
         """To be told when a batch has come, where that ends this rank's own part of a step."""
         self._warned = False
-        self._done: dict[int, int] = {}
         self._sources: list[Source] = []
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The loaders that are being iterated, outermost first."""
+        return tuple(self._sources)
+
+    def took_batch_from(self, source: Source) -> None:
+        self.batches += 1
+        if self.own_time is not None:
+            self.own_time.batch_has_come()
+        if self.current is not source:
+            self.ended(source)
+            self._sources.append(source)
+            self.current = source
+
+    def ended(self, source: Source) -> None:
+        if source in self._sources:
+            self._sources.remove(source)
+            self.current = self._sources[-1] if self._sources else None
+
+    def clear(self) -> None:
+        """No loader is being iterated any more."""
+        self._sources.clear()
+        self.current = None
+
+    def warn_of_uneven_passes(self, group: Group) -> None:
+        """Say once, on rank 0, that some ranks have read a prepared loader to its end and others have not."""
+        if group.is_main and not self._warned:
+            warnings.warn(
+                "a prepared DataLoader was read to its end on some ranks only, which saw no more than their own part, "
+                f"1/{group.data_size} of the data. Read it on all ranks and use gather_for_metrics(), or leave out of "
+                "prepare() what one rank is to read alone",
+                stacklevel=6,
+            )
+        self._warned = True
+
+
+class Accumulation:
+    """Counts micro-batches. ``is_boundary`` is True where an optimizer step belongs, and outside of accumulation.
+
+    Args:
+        steps: micro-batches for one optimizer step.
+        sync_with_dataloader: the last batch of the loader in use is a boundary, and counting begins anew.
+        sync_each_batch: gradients are shared among the ranks in every micro-batch, which saves memory when the model
+            is sharded. A lone rank has nothing to keep back.
+        adjust_scheduler: whether prepared schedulers count the micro-batches between steps.
+        loaders: those of the process, which all its Accelerators share.
+    """
+
+    def __init__(
+        self,
+        steps: int,
+        *,
+        sync_with_dataloader: bool = True,
+        sync_each_batch: bool = False,
+        adjust_scheduler: bool = True,
+        loaders: LoadersInUse | None = None,
+    ) -> None:
+        self.steps = steps
+        self.sync_with_dataloader = sync_with_dataloader
+        self.sync_each_batch = sync_each_batch
+        self.adjust_scheduler = adjust_scheduler
+        self.loaders = LoadersInUse() if loaders is None else loaders
+        self.is_boundary = True
+        self.looked = False
+        """Whether the first loss has been looked at: scripts that divide it themselves are told."""
+        self.inside = 0
+        """How many micro-batches the script is inside of."""
+        self._done: dict[int, int] = {}
 
     def set_steps(self, steps: int) -> None:
         """
@@ -74,7 +127,7 @@ class Accumulation:
         """A micro-batch begins, counted for ``whose`` alone: the halves of a GAN, each accumulated in a context of its
         own, do not count each other's."""
         done = self._done.get(whose, 0) + 1
-        source = self.current
+        source = self.loaders.current
         if done >= self.steps or (source is not None and source.at_last_batch and self.sync_with_dataloader):
             self.is_boundary = True
             self._done[whose] = 0
@@ -82,51 +135,37 @@ class Accumulation:
             self.is_boundary = False
             self._done[whose] = done
 
-    def took_batch_from(self, source: Source) -> None:
-        self.batches += 1
-        if self.own_time is not None:
-            self.own_time.batch_has_come()
-        if self.current is not source:
-            self.ended(source)
-            self._sources.append(source)
-            self.current = source
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        """The loaders that are being iterated, outermost first."""
-        return tuple(self._sources)
-
-    def warn_of_uneven_passes(self, group: Group) -> None:
-        """Say once, on rank 0, that some ranks have read a prepared loader to its end and others have not."""
-        if group.is_main and not self._warned:
-            warnings.warn(
-                "a prepared DataLoader was read to its end on some ranks only, which saw no more than their own part, "
-                f"1/{group.data_size} of the data. Read it on all ranks and use gather_for_metrics(), or leave out of "
-                "prepare() what one rank is to read alone",
-                stacklevel=6,
-            )
-        self._warned = True
-
-    def ended(self, source: Source) -> None:
-        if source in self._sources:
-            self._sources.remove(source)
-            self.current = self._sources[-1] if self._sources else None
+    def count_anew(self) -> None:
+        """Forget the micro-batches since the last optimizer step, and which loaders are being iterated."""
+        self._done.clear()
+        self.is_boundary = True
+        self.loaders.clear()
 
 
 class MicroBatch:
-    """The context of one micro-batch: gradients of ``models`` stay on this rank unless an optimizer step follows."""
+    """The context of one micro-batch: gradients of ``models`` stay on this rank unless an optimizer step follows.
 
-    __slots__ = ("_accumulation", "_held", "_models")
+    Args:
+        others: accumulations that are where ``accumulation`` is.
+    """
 
-    def __init__(self, accumulation: Accumulation, models: tuple[nn.Module, ...]) -> None:
+    __slots__ = ("_accumulation", "_held", "_models", "_others")
+
+    def __init__(
+        self, accumulation: Accumulation, models: tuple[nn.Module, ...], others: tuple[Accumulation, ...] = ()
+    ) -> None:
         self._accumulation = accumulation
         self._models = models
+        self._others = others
         self._held: Sequence[NoSync] = ()
 
     def __enter__(self) -> None:
         accumulation, models = self._accumulation, self._models
         accumulation.begin_micro_batch(id(models[0]) if models else 0)
         accumulation.inside += 1
+        for other in self._others:
+            other.is_boundary = accumulation.is_boundary
+            other.inside += 1
         if models and not (accumulation.is_boundary or accumulation.sync_each_batch):
             self._held = [no_sync(model) for model in models]
             for held in self._held:
@@ -134,5 +173,7 @@ class MicroBatch:
 
     def __exit__(self, *error: object) -> None:
         self._accumulation.inside -= 1
+        for other in self._others:
+            other.inside -= 1
         for held in self._held:
             held.__exit__(*error)

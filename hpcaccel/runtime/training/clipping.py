@@ -13,7 +13,7 @@ from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.parallel.dtensors import is_dtensor
 
 if TYPE_CHECKING:
-    from hpcaccel.runtime.session import Session
+    from hpcaccel.runtime.setup import Setup
 
 __all__ = ["clip_norm", "clip_value", "unscale"]
 
@@ -22,18 +22,18 @@ Parameters = torch.Tensor | Iterable[torch.Tensor]
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
-def clip_norm(session: Session, parameters: Parameters, *, max_norm: float, norm_type: float) -> torch.Tensor:
+def clip_norm(setup: Setup, parameters: Parameters, *, max_norm: float, norm_type: float) -> torch.Tensor:
     """Scale gradients so that their norm over all ranks is at most ``max_norm``; gives the norm before.
 
     Between accumulation boundaries nothing is scaled, for a part of a gradient is not what is to be clipped; the norm
     is that of what this rank has accumulated so far.
     """
     parameters = _listed(parameters)
-    if not session.accumulation.is_boundary:
+    if not setup.accumulation.is_boundary:
         norm = _total_norm(_gradients(parameters), norm_type)
-        return norm if session.scaling is None else session.scaling.norm_of_scaled(norm)
-    if session.scaling is not None:
-        _unscale_those_of(session, parameters)
+        return norm if setup.scaling is None else setup.scaling.norm_of_scaled(norm)
+    if setup.scaling is not None:
+        _unscale_those_of(setup, parameters)
     if _PLAIN.issuperset(map(type, parameters)):
         return clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
     gradients = _gradients(parameters)
@@ -42,39 +42,39 @@ def clip_norm(session: Session, parameters: Parameters, *, max_norm: float, norm
     return norm
 
 
-def clip_value(session: Session, parameters: Parameters, *, limit: float) -> None:
+def clip_value(setup: Setup, parameters: Parameters, *, limit: float) -> None:
     """Cut gradients off at ``limit``, at accumulation boundaries."""
-    if not session.accumulation.is_boundary:
+    if not setup.accumulation.is_boundary:
         return
     parameters = _listed(parameters)
-    if session.scaling is not None:
-        _unscale_those_of(session, parameters)
+    if setup.scaling is not None:
+        _unscale_those_of(setup, parameters)
     clip_grad_value_(_Holder.of(_gradients(parameters)), limit)
 
 
-def unscale(session: Session, optimizers: Any = None) -> None:
+def unscale(setup: Setup, optimizers: Any = None) -> None:
     """Undo fp16's scale in the gradients of these optimizers, or of all; at accumulation boundaries, and once a step.
 
     Raises:
         RuntimeMisuse: something that is no prepared optimizer.
     """
-    if session.scaling is None or not session.accumulation.is_boundary:
+    if setup.scaling is None or not setup.accumulation.is_boundary:
         return
     if optimizers is None:
-        optimizers = session.prepared.optimizers
+        optimizers = setup.prepared.optimizers
     elif not isinstance(optimizers, list | tuple):
         optimizers = [optimizers]
     for optimizer in optimizers:
         optimizer = getattr(optimizer, "optimizer", optimizer)
-        if all(optimizer is not known for known in session.prepared.optimizers):
+        if all(optimizer is not known for known in setup.prepared.optimizers):
             raise RuntimeMisuse(f"unscale_gradients({optimizer!r}): prepare() has not seen this optimizer")
-        session.scaling.unscale(optimizer)
+        setup.scaling.unscale(optimizer)
 
 
-def _unscale_those_of(session: Session, parameters: Sequence[torch.Tensor]) -> None:
+def _unscale_those_of(setup: Setup, parameters: Sequence[torch.Tensor]) -> None:
     """In the optimizers of these parameters, before their gradients are looked at."""
-    assert session.scaling is not None
-    optimizers = session.prepared.optimizers
+    assert setup.scaling is not None
+    optimizers = setup.prepared.optimizers
     if len(optimizers) > 1:
         wanted = {id(parameter) for parameter in parameters}
         optimizers = [
@@ -83,7 +83,7 @@ def _unscale_those_of(session: Session, parameters: Sequence[torch.Tensor]) -> N
             if any(id(parameter) in wanted for group in optimizer.param_groups for parameter in group["params"])
         ]
     for optimizer in optimizers:
-        session.scaling.unscale(optimizer)
+        setup.scaling.unscale(optimizer)
 
 
 def _listed(parameters: Parameters) -> list[torch.Tensor]:

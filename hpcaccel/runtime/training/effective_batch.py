@@ -10,7 +10,7 @@ __all__ = ["effective_batch"]
 
 def effective_batch(accumulation: Accumulation, group: Group) -> str | None:
     """In words for the log, by the loader that feeds the training; None where that does not say."""
-    loader = accumulation.current
+    loader = accumulation.loaders.current
     try:
         total = getattr(loader, "total_batch_size", None)
     except TypeError:  # batches of no fixed size

@@ -22,7 +22,7 @@ from hpcaccel.rundir import write_json
 from hpcaccel.runtime.ranks.process_group import Group
 from hpcaccel.runtime.saving.saver import Prepared, Saver
 from hpcaccel.runtime.settings import Place, Settings
-from hpcaccel.runtime.training.accumulation import Accumulation
+from hpcaccel.runtime.training.accumulation import Accumulation, LoadersInUse
 from hpcaccel.runtime.training.activity import Activity
 from hpcaccel.runtime.training.counters import Counters, Resumed
 from hpcaccel.runtime.training.ending import Ending
@@ -52,6 +52,7 @@ class Loop:
         settings: Settings,
         prepared: Prepared,
         accumulation: Accumulation,
+        in_use: LoadersInUse,
         flag: StopFlag,
         clock: Clock,
     ) -> None:
@@ -59,12 +60,14 @@ class Loop:
         self.activity = Activity(is_main=group.is_main)
         self.first_step = 0
         self.rollcall = None if group.exchange is None else group.exchange.rollcall
-        self.own_time = self._measure_own_time(group, settings, accumulation)
+        self.own_time = self._measure_own_time(group, settings, in_use)
         self._place = place
         self._group = group
         self._settings = settings
         self._prepared = prepared
-        self._accumulation = accumulation
+        self.accumulation = accumulation
+        """Of the newest Accelerator."""
+        self._in_use = in_use
         self._flag = flag
         self.clock = clock
         self.metrics = MetricsWriter(place.metrics if group.is_main else None, attempt=place.attempt)
@@ -178,7 +181,7 @@ class Loop:
     def count_step(self) -> None:
         """The first prepared optimizer has stepped."""
         self._count()
-        source = self._accumulation.current
+        source = self._in_use.current
         if source is not None:
             source.trains = True
 
@@ -201,7 +204,7 @@ class Loop:
             self.own_time.backward_begins()
         if not behind:
             return
-        told_elsewhere = self._script_asks or self._accumulation.current is not None
+        told_elsewhere = self._script_asks or self._in_use.current is not None
         all_stepped = len(self._stepped) >= len(self._prepared.optimizers) - 1
         # A loader that has given nothing for so many steps feeds something else, and a stop must not wait for it.
         if behind >= PATIENCE_STEPS or (all_stepped and not told_elsewhere):
@@ -227,7 +230,7 @@ class Loop:
         verdict = self._agreement.read()
         if verdict is not None:
             if verdict.uneven:
-                self._accumulation.warn_of_uneven_passes(self._group)
+                self._in_use.warn_of_uneven_passes(self._group)
             if verdict.stop or verdict.save or self.saver.in_flight:
                 self._act(verdict)
         if self._agreement.times and self.own_time is not None:
@@ -340,7 +343,7 @@ class Loop:
             stop=self._flag.raised,
             save=save,
             active=active,
-            passes=self._accumulation.passes,
+            passes=self._in_use.passes,
             own=own,
             saving=self._saves.word,
         )
@@ -378,7 +381,7 @@ class Loop:
     def _tell_of_waiting(self) -> None:
         """A stop that comes while a loader is read that nothing is trained on waits for the next step: an evaluation
         may be rank 0's alone, which must not ask the others."""
-        source = self._accumulation.current
+        source = self._in_use.current
         if self._fresh or source is None or source.trains:
             return
         self.activity.say_once(
@@ -460,16 +463,16 @@ class Loop:
     @property
     def batches(self) -> int:
         """How many batches prepared loaders have given."""
-        return self._accumulation.batches
+        return self._in_use.batches
 
     @property
     def evaluates(self) -> bool:
         """Whether a loader is read that nothing has been trained on."""
-        source = self._accumulation.current
+        source = self._in_use.current
         return source is not None and not source.trains and not self._fresh
 
     @staticmethod
-    def _measure_own_time(group: Group, settings: Settings, accumulation: Accumulation) -> OwnTime | None:
+    def _measure_own_time(group: Group, settings: Settings, in_use: LoadersInUse) -> OwnTime | None:
         """A lone rank waits for nobody."""
         if group.world_size == 1:
             return None
@@ -477,7 +480,7 @@ class Loop:
 
         waits_in_forward = settings.strategy == "fsdp" or group.tensor_size > 1
         own = OwnTime(group.device, until_batch=waits_in_forward)
-        accumulation.own_time = own if waits_in_forward else None
+        in_use.own_time = own if waits_in_forward else None
         return own
 
     def _epoch_steps(self) -> int | None:
@@ -489,7 +492,7 @@ class Loop:
             batches = len(loader) if isinstance(loader, Sized) else None
         except TypeError:  # an iterable dataset
             batches = None
-        return None if batches is None else -(-batches // self._accumulation.steps)
+        return None if batches is None else -(-batches // self.accumulation.steps)
 
     # -- the first step, and misuse -----------------------------------------------------------------------------------
 
@@ -502,7 +505,7 @@ class Loop:
             self._check_resumed()
         from hpcaccel.runtime.training.effective_batch import effective_batch
 
-        text = effective_batch(self._accumulation, self._group)
+        text = effective_batch(self.accumulation, self._group)
         if text is not None:
             self.activity.say_once(text)
 

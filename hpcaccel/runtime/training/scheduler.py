@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hpcaccel.runtime.training.accumulation import Accumulation
 
 if TYPE_CHECKING:
-    from hpcaccel.runtime.session import Session
+    from hpcaccel.runtime.setup import Setup
     from hpcaccel.runtime.training.optim import PreparedOptimizer
 
 __all__ = ["PreparedScheduler", "prepare_scheduler"]
@@ -89,13 +89,14 @@ class PreparedScheduler:
         return f"Prepared({self.scheduler!r})"
 
 
-def prepare_scheduler(session: Session, scheduler: Any) -> PreparedScheduler:
-    """The face of ``scheduler``, by this session's settings.
+def prepare_scheduler(setup: Setup, scheduler: Any) -> PreparedScheduler:
+    """The face of ``scheduler``, by the settings of the Accelerator that prepares it.
 
     Accelerate steps it once a process, and its users multiply their schedules accordingly, so that this is what happens
     unless the script says otherwise; the log says it, once.
     """
-    settings, world_size = session.settings, session.group.world_size
+    session, settings = setup.session, setup.settings
+    world_size = session.group.world_size
     per_process = settings.step_scheduler_per_process and not settings.split_batches
     with_optimizer = settings.step_scheduler_with_optimizer
     repeats = world_size if per_process and with_optimizer and not _counts_evaluations(scheduler) else 1
@@ -108,7 +109,7 @@ def prepare_scheduler(session: Session, scheduler: Any) -> PreparedScheduler:
     followed = [face for face in session.faces if set_by_it is face or set_by_it is face.optimizer]
     # One that does not say whose rates it sets, such as a script's own, follows all.
     return PreparedScheduler(
-        scheduler, followed or session.faces, session.accumulation, repeats=repeats, with_optimizer=with_optimizer
+        scheduler, followed or session.faces, setup.accumulation, repeats=repeats, with_optimizer=with_optimizer
     )
 
 

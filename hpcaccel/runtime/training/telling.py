@@ -9,11 +9,18 @@ from hpcaccel.runtime.parallel.dtensors import full, is_dtensor
 
 if TYPE_CHECKING:
     from hpcaccel.runtime.session import Session
+    from hpcaccel.runtime.training.accumulation import Accumulation
 
 __all__ = ["tell"]
 
 
-def tell(session: Session, values: Mapping[str, Any], step: int | None, log_kwargs: Mapping[str, Any]) -> None:
+def tell(
+    session: Session,
+    values: Mapping[str, Any],
+    step: int | None,
+    log_kwargs: Mapping[str, Any],
+    accumulation: Accumulation,
+) -> None:
     """Write numbers to the run's metrics and tell the trackers, on rank 0.
 
     What has no step belongs to the optimizer step that is done, or between accumulation boundaries to the one that is
@@ -24,7 +31,7 @@ def tell(session: Session, values: Mapping[str, Any], step: int | None, log_kwar
     if not session.group.is_main:
         return
     loop, metrics = session.loop, session.loop.metrics
-    under_way = not session.accumulation.is_boundary
+    under_way = not accumulation.is_boundary
     at = max(loop.step + under_way, metrics.logged_step or 0) if step is None else int(step)
     shown = None if step is None and at == 0 else at  # before the first step trackers number by themselves
     for tracker in session.trackers:

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.algorithms.join import Join, Joinable
+from torch.utils.data import IterableDataset
 
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.names import DistributedType
 from hpcaccel.runtime.parallel import compiling
+from hpcaccel.runtime.ranks.standing import distributed_type
 
 if TYPE_CHECKING:
-    from hpcaccel.runtime.session import Session
+    from hpcaccel.runtime.setup import Setup
 
 __all__ = ["join_uneven_inputs"]
 
 
 @contextmanager
-def join_uneven_inputs(session: Session, joinables: Sequence[Any], *, even_batches: bool | None) -> Iterator[None]:
+def join_uneven_inputs(setup: Setup, joinables: Sequence[Any], *, even_batches: bool | None) -> Iterator[None]:
     """With DDP's own Join, on gloo as well as on NCCL. When all are through, they have the parameters of the rank that
     was through last. Saves and stops wait until then.
 
     Raises:
         RuntimeMisuse: something that cannot be joined, such as a sharded model.
     """
+    session = setup.session
     if session.group.world_size == 1:
+        yield
+        return
+    kind = distributed_type(session.world, session)
+    even = setup.settings.even_batches if even_batches is None else even_batches
+    if kind not in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU) and setup.settings.even_batches:
+        warnings.warn(
+            "joining is only supported for multi-GPU and multi-CPU training in DistributedDataParallel, and this is "
+            f"{kind}: join_uneven_inputs() has no effect, and batches stay even",
+            stacklevel=4,
+        )
         yield
         return
     items: list[Any] = [compiling.strip(item)[0] for item in joinables]
@@ -35,12 +50,17 @@ def join_uneven_inputs(session: Session, joinables: Sequence[Any], *, even_batch
                 f"join_uneven_inputs({type(item).__name__}): only models in DistributedDataParallel can go on without "
                 "a rank. A sharded model needs all ranks in every step: leave even_batches on"
             )
-    even = session.settings.even_batches if even_batches is None else even_batches
     loaders: list[Any] = [] if even_batches is None else list(session.prepared.loaders)
     changed = [(loader, loader.even_batches) for loader in loaders]
+    if even_batches is not None and any(isinstance(loader.dataset, IterableDataset) for loader in loaders):
+        warnings.warn(
+            f"join_uneven_inputs(even_batches={even_batches}): in Accelerate this is only supported for map-style "
+            "datasets. Here the loaders of iterable datasets that were prepared follow it, too",
+            stacklevel=4,
+        )
     for loader, _ in changed:
         loader.even_batches = even
-    accumulation = session.accumulation
+    accumulation = setup.accumulation
     each = accumulation.sync_each_batch
     # Ranks end at different micro-batches, so they would disagree on which of them share their gradients.
     accumulation.sync_each_batch = each or not even

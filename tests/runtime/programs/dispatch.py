@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from hpcaccel import Accelerator
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.runtime.data.loader import PreparedLoader
-from hpcaccel.runtime.training.accumulation import Accumulation
+from hpcaccel.runtime.training.accumulation import LoadersInUse
 
 
 class Hooks:
@@ -42,7 +42,7 @@ rank, size = group.rank, group.world_size
 
 
 def prepared(loader, **options):
-    return PreparedLoader(loader, group=group, accumulation=Accumulation(1), hooks=Hooks(), seed=1, **options)
+    return PreparedLoader(loader, group=group, in_use=LoadersInUse(), hooks=Hooks(), seed=1, **options)
 
 
 def everybody(value):

@@ -1,0 +1,72 @@
+"""What scripts import from ``accelerate.test_utils``: a tiny regression, and two assertions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+__all__ = ["RegressionDataset", "RegressionModel", "are_the_same_tensors", "assert_exception", "torch_device"]
+
+torch_device = "cuda" if torch.cuda.is_available() else "cpu"
+"""The kind of device that this machine has."""
+
+
+class RegressionDataset:
+    """Points of ``y = a x + b`` with noise, as dictionaries with ``x`` and ``y``.
+
+    Args:
+        seed: of numpy's generator; None: other points each time.
+    """
+
+    def __init__(self, a: float = 2, b: float = 3, length: int = 64, seed: int | None = None) -> None:
+        generator = np.random.default_rng(seed)
+        self.length = length
+        self.x = generator.normal(size=length).astype(np.float32)
+        self.y = a * self.x + b + generator.normal(scale=0.1, size=length).astype(np.float32)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, np.float32]:
+        return {"x": self.x[index], "y": self.y[index]}
+
+
+class RegressionModel(nn.Module):
+    """``a x + b``."""
+
+    def __init__(self, a: float = 0, b: float = 0, double_output: bool = False) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.tensor(float(a)))
+        self.b = nn.Parameter(torch.tensor(float(b)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.a + self.b
+
+
+def are_the_same_tensors(tensor: torch.Tensor) -> bool:
+    """Whether all ranks have given the same values. All of them call."""
+    from hpcaccel.runtime.together.functions import gather
+
+    rows = gather(tensor.detach().clone()[None])
+    return all(torch.equal(row, rows[0]) for row in rows)
+
+
+@contextmanager
+def assert_exception(exception_class: type[BaseException], msg: str | None = None) -> Iterator[None]:
+    """
+    Raises:
+        AssertionError: the block raised nothing, or something else, or with another text than one with ``msg`` in it.
+    """
+    try:
+        yield
+    except exception_class as error:
+        if msg is not None and msg not in str(error):
+            raise AssertionError(f"the message should have {msg!r} in it: {error}") from error
+        return
+    except Exception as error:
+        raise AssertionError(f"expected {exception_class.__name__}, got {type(error).__name__}: {error}") from error
+    raise AssertionError(f"expected {exception_class.__name__}, and nothing was raised")

@@ -1,0 +1,12 @@
+"""Accelerate's import path of aids for tests. Most of them guard Accelerate's own tests, and say so when imported."""
+
+from hpcaccel.runtime.compat.absent_aids import __getattr__ as __getattr__
+from hpcaccel.runtime.compat.test_aids import (
+    RegressionDataset,
+    RegressionModel,
+    are_the_same_tensors,
+    assert_exception,
+    torch_device,
+)
+
+__all__ = ["RegressionDataset", "RegressionModel", "are_the_same_tensors", "assert_exception", "torch_device"]

@@ -1,0 +1,178 @@
+"""Several Accelerators in one process: what they share, and what is each one's own."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.accelerator import Accelerator
+from hpcaccel.runtime.handlers import (
+    AutocastKwargs,
+    DataLoaderConfiguration,
+    DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
+    ParallelismConfig,
+)
+from hpcaccel.runtime.ranks.states import AcceleratorState, GradientState
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+LOADING = {
+    "split_batches": True,
+    "dispatch_batches": True,
+    "even_batches": False,
+    "use_seedable_sampler": True,
+    "non_blocking": True,
+    "use_stateful_dataloader": True,
+}
+DEFAULTS = DataLoaderConfiguration()
+
+
+def test_a_second_one_has_the_defaults_where_it_is_told_nothing() -> None:
+    first = Accelerator(
+        cpu=True,
+        dataloader_config=DataLoaderConfiguration(**LOADING),  # type: ignore[arg-type]
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=4, sync_with_dataloader=False),
+        step_scheduler_with_optimizer=False,
+        device_placement=False,
+        rng_types=["torch"],
+        kwargs_handlers=[AutocastKwargs(enabled=False), DistributedDataParallelKwargs(static_graph=True)],
+    )
+    second = Accelerator(cpu=True)
+    for name, value in LOADING.items():
+        assert getattr(first, name) is value
+        assert getattr(second, name) == getattr(DEFAULTS, name)
+    assert (first.gradient_accumulation_steps, second.gradient_accumulation_steps) == (4, 1)
+    assert (first.step_scheduler_with_optimizer, second.step_scheduler_with_optimizer) == (False, True)
+    assert (first.device_placement, second.device_placement) == (False, True)
+    assert (first.rng_types, second.rng_types) == (["torch"], ["generator"])
+    assert first.gradient_state.plugin_kwargs["sync_with_dataloader"] is False
+    assert second.gradient_state.plugin_kwargs["sync_with_dataloader"] is True
+    assert not first.autocast()._enabled
+    assert second._setup.handlers.ddp is None
+
+
+def test_a_second_one_may_be_told_something_else() -> None:
+    Accelerator(cpu=True, even_batches=True, split_batches=False)
+    second = Accelerator(cpu=True, even_batches=False, split_batches=True, dispatch_batches=False)
+    assert (second.even_batches, second.split_batches, second.dispatch_batches) == (False, True, False)
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"mixed_precision": "bf16"}, r"mixed_precision='bf16'.*mixed_precision='no' already"),
+        ({"strategy": "fsdp"}, r"strategy='fsdp'.*strategy='ddp' already"),
+        (
+            {"parallelism_config": ParallelismConfig(tp_size=2)},
+            r"tp_size=2.*the first Accelerator of this process none",
+        ),
+    ],
+)
+def test_what_the_process_shares_cannot_be_another(told: dict[str, Any], message: str) -> None:
+    Accelerator(cpu=True)
+    with pytest.raises(RuntimeMisuse, match=message):
+        Accelerator(cpu=True, **told)
+
+
+def test_each_prepares_the_same_loader_in_its_own_way() -> None:
+    first = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=42))
+    second = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=43))
+    raw = DataLoader(range(32), batch_size=4, shuffle=True)  # type: ignore[arg-type, var-annotated]
+    orders = [torch.cat(list(accelerator.prepare(raw))).tolist() for accelerator in (first, second)]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(32))
+    assert orders[0] != orders[1]
+    with pytest.raises(RuntimeMisuse, match="has been prepared before"):
+        first.prepare(raw)
+
+
+def test_the_configuration_of_loaders_may_be_changed_for_what_is_prepared_from_then_on() -> None:
+    accelerator = Accelerator(cpu=True)
+    accelerator.dataloader_config.even_batches = False
+    assert accelerator.prepare(DataLoader(range(3))).even_batches is False  # type: ignore[arg-type]
+    accelerator.dataloader_config = DataLoaderConfiguration(even_batches=True)
+    assert accelerator.prepare(DataLoader(range(3))).even_batches is True  # type: ignore[arg-type]
+
+
+def trained(accelerator: Accelerator, preparing: Accelerator, micro_batches: int) -> tuple[float, list[bool]]:
+    """The weight after so many micro-batches of gradient 1 each, and where the boundaries were."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    model, optimizer = preparing.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    boundaries = []
+    for _ in range(micro_batches):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.ones(1, 1)).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+            boundaries.append(accelerator.sync_gradients)
+    return float(model.weight.detach()), boundaries
+
+
+def test_each_accumulates_by_itself() -> None:
+    first = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    second = Accelerator(cpu=True)
+    assert trained(second, second, 2) == (-2.0, [True, True])
+    assert trained(first, first, 4) == (-2.0, [False, True, False, True])
+    assert trained(first, first, 1)[1] == [False]  # left in the middle
+    assert trained(second, second, 1) == (-1.0, [True])
+
+
+def test_optimizers_follow_whoever_accumulates_on_their_model() -> None:
+    """As in a helper function that makes an Accelerator of its own, with the same words."""
+    first = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    again = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    assert trained(again, first, 4) == (-2.0, [False, True, False, True])
+
+
+def test_all_know_the_loader_in_use() -> None:
+    first, second = Accelerator(cpu=True, gradient_accumulation_steps=8), Accelerator(cpu=True)
+    loader = second.prepare(DataLoader(range(3)))  # type: ignore[arg-type]
+    ends = []
+    for _ in loader:
+        assert first.gradient_state.active_dataloader is loader
+        with first.accumulate():
+            ends.append((first.sync_gradients, GradientState().end_of_dataloader))
+    assert ends == [(False, False), (False, False), (True, True)]
+
+
+def test_a_new_count_of_micro_batches() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    with accelerator.accumulate():
+        pass
+    GradientState._reset_state()
+    assert accelerator.sync_gradients
+    with accelerator.accumulate():
+        assert not accelerator.sync_gradients
+
+
+def test_a_pickled_one_is_the_same_training() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3, even_batches=False)
+    copy = pickle.loads(pickle.dumps(accelerator))
+    assert copy.state.__dict__ == accelerator.state.__dict__
+    assert (copy.gradient_accumulation_steps, copy.even_batches) == (3, False)
+    assert GradientState().num_steps == 3
+
+
+def test_one_that_was_reset_says_so_early() -> None:
+    accelerator = Accelerator(cpu=True)
+    AcceleratorState._reset_state()
+    with pytest.raises(AttributeError, match=r"`AcceleratorState` object has no attribute.*`AcceleratorState._reset"):
+        accelerator.prepare(nn.Linear(1, 1))
+    assert accelerator.is_main_process
+    accelerator.end_training()
