@@ -19,6 +19,7 @@ from hpcaccel.errors import RunDirectoryError
 
 __all__ = [
     "FILE_MODE",
+    "MOVED",
     "RunDir",
     "SweepDir",
     "WorkerDir",
@@ -28,6 +29,7 @@ __all__ = [
     "default_runs_dir",
     "fsync_directory",
     "index_lines",
+    "make_folder",
     "new_run_id",
     "read_json",
     "read_lines",
@@ -39,6 +41,7 @@ __all__ = [
 DIRECTORY_MODE = 0o750
 PRIVATE_MODE = 0o600
 FILE_MODE = 0o640
+MOVED = "the run directory is not there any more (was it moved or deleted?)"
 _NO_SYNC = {errno.EBADF, errno.EINVAL, errno.ENOTSUP}
 
 
@@ -82,6 +85,22 @@ def atomic_write(path: Path, content: str | bytes, *, mode: int = FILE_MODE, syn
         raise
     if sync:
         fsync_directory(path.parent)
+
+
+def make_folder(path: Path, *, within: Path | None = None, mode: int = DIRECTORY_MODE) -> None:
+    """Make a folder, and those above it, where they are not there yet; but never a run directory anew that somebody has
+    moved away.
+
+    Args:
+        within: the run directory; by default that of this rank, where it is one's.
+
+    Raises:
+        OSError: the folder cannot be made; FileNotFoundError where the run directory is not there.
+    """
+    run = within or os.environ.get("HPCACCEL_RUN_DIR")
+    if run and Path(path).is_relative_to(run) and not os.path.isdir(run):
+        raise FileNotFoundError(errno.ENOENT, MOVED, str(run))
+    path.mkdir(mode=mode, parents=True, exist_ok=True)
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, mode: int = FILE_MODE, sync: bool = True) -> None:
@@ -460,7 +479,7 @@ class WorkerDir(RunDir):
     def prepare(self) -> None:
         """Make the folders, where they are not there yet."""
         for folder in (self.path, self.control):
-            folder.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+            make_folder(folder, within=self.sweep.path)
 
 
 def _cannot_make(path: Path, error: OSError) -> RunDirectoryError:

@@ -18,7 +18,7 @@ from hpcaccel import layout
 from hpcaccel.errors import CheckpointError, Damaged
 from hpcaccel.layout import sealed
 from hpcaccel.layout.pins import is_pinned
-from hpcaccel.rundir import DIRECTORY_MODE, fsync_directory
+from hpcaccel.rundir import DIRECTORY_MODE, fsync_directory, make_folder
 
 __all__ = [
     "adopt",
@@ -53,7 +53,7 @@ def clean(directory: Path) -> None:
 
 def begin(temporary: Path) -> None:
     """Make the directory that a save writes to."""
-    temporary.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+    make_folder(temporary.parent)
     temporary.mkdir(mode=DIRECTORY_MODE)
 
 

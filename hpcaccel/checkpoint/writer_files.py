@@ -11,11 +11,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 from pathlib import Path
 
 from hpcaccel.rundir import FILE_MODE
 
-__all__ = ["BLOCK_BYTES", "ShardFile", "give_up_direct", "open_direct", "rank_file", "up_to_block"]
+__all__ = ["BLOCK_BYTES", "ShardFile", "give_up_direct", "open_direct", "rank_file", "up_to_block", "with_bytes"]
 
 BLOCK_BYTES = 4096
 LARGEST_WRITE_BYTES = 1 << 30
@@ -24,6 +25,14 @@ DIRECT: int = getattr(os, "O_DIRECT", 0)
 
 def rank_file(rank: int) -> str:
     return f"rank_{rank:05d}.bin"
+
+
+def with_bytes(error: OSError, path: Path, size: int) -> OSError:
+    """The same error about the file ``path``, with the bytes that it needs where the disk is full."""
+    text = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        text += f"; it needs {size:,} bytes, {shutil.disk_usage(path.parent).free:,} are free"
+    return OSError(error.errno, text, str(path))
 
 
 def up_to_block(size: int) -> int:

@@ -250,6 +250,25 @@ CAUSES = (
         lines=(_STEPD + r"error: .*No space left on device",),
     ),
     Cause(
+        name="unwritable",
+        meaning="the run directory, or its checkpoints, may not be written: rights, an immutable folder, a read-only "
+        "file system",
+        follows="restart",
+        advice="Look at the folder that is named with `ls -ld`, `lsattr -d` and `findmnt -T`, make it writable, then "
+        "`hpcaccel resume`.",
+        errors=(
+            r"(?:checkpoints?|step_\d+)\b.*(?:Operation not permitted|Permission denied|Read-only file system)",
+            r"(?:Operation not permitted|Permission denied|Read-only file system).*/checkpoints/",
+        ),
+    ),
+    Cause(
+        name="run_directory_gone",
+        meaning="the run directory was moved away, or deleted, while the job ran",
+        follows="restart",
+        advice="Move it back to where it was, then `hpcaccel resume`: nothing is made anew at the old place.",
+        errors=(r"the run directory is not there any more",),
+    ),
+    Cause(
         name="io_error",
         meaning="a file system failed",
         follows="restart",

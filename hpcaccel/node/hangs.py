@@ -17,7 +17,7 @@ from hpcaccel.node.heartbeats import Heartbeats, Sign
 from hpcaccel.node.writing import if_possible
 from hpcaccel.process import node_name
 from hpcaccel.records import Hang, to_dict
-from hpcaccel.rundir import RunDir, atomic_write, write_json
+from hpcaccel.rundir import RunDir, atomic_write, make_folder, write_json
 
 __all__ = ["HangWatch", "culprit", "find_hang", "limit_seconds"]
 
@@ -173,7 +173,7 @@ class HangWatch:
         self._signal_at: float | None = None
         self._asked = 0
         self._kill_at: float | None = None
-        if_possible(lambda: run.stacks(attempt).mkdir(parents=True, exist_ok=True, mode=0o750), say=say)
+        if_possible(lambda: make_folder(run.stacks(attempt), within=run.path), say=say)
 
     def look(self, ranks: Ranks, *, judging: bool) -> bool:
         """Whether the ranks are to be killed now: they hang, and have had the time to write their stacks.

@@ -1,6 +1,7 @@
 """Checks before the ranks start: once on each node, side by side, through srun; and which nodes did not pass.
 
-A finding that all nodes share is not a node's own: then the ranks start all the same, and it stands in the log.
+A finding that all nodes share is not a node's own: then the ranks start all the same, and it stands in the log. Whether
+the run directory has room is looked at once, by the batch step (``room``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from hpcaccel.node.causes import cause
 from hpcaccel.node.classify import Failure
 from hpcaccel.node.launch import Launch
 from hpcaccel.node.launcher import default_signals, share_gpus
-from hpcaccel.node.preflight_checks import TOKEN, WHERE, check_node
+from hpcaccel.node.preflight_checks import TOKEN, WHERE, check_node, check_shared
 from hpcaccel.node.preflight_ranks import told_to_leave, try_together
 from hpcaccel.node.writing import if_possible
 from hpcaccel.rundir import RunDir, write_json
@@ -30,6 +31,7 @@ from hpcaccel.slurm import hostlist
 
 __all__ = ["Preflight", "preflight"]
 
+Findings = dict[str, list[str]]
 QUICK_SECONDS = 60.0
 """How long all nodes together may take; healthy ones need one or two seconds."""
 LEAVE_SECONDS = 10.0
@@ -40,12 +42,17 @@ class Preflight:
     seconds: float
     findings: dict[str, list[str]] = field(default_factory=dict)
     """What was found, by node."""
+    shared: dict[str, list[str]] = field(default_factory=dict)
+    """The same of file systems that all nodes see; a single node is never to blame for these."""
     together: str = ""
     """Why the ranks could not compute together, where no node is to blame."""
 
     def failure(self, nodes: Sequence[str]) -> Failure | None:
         """Why the ranks must not start on these nodes, or None."""
         bad = {node: words for node, words in self.findings.items() if words}
+        amiss = {node: words for node, words in self.shared.items() if words}
+        if len(amiss) < len(nodes):  # others can write there
+            bad = {node: [*bad.get(node, []), *amiss.get(node, [])] for node in nodes if node in bad or node in amiss}
         if bad and (len(bad) < len(nodes) or len(nodes) == 1):
             detail = "; ".join(f"{node}: {', '.join(words)}" for node, words in bad.items())
             return Failure(cause=cause("preflight"), detail=detail[:1000], nodes=sorted(bad))
@@ -69,28 +76,32 @@ def preflight(
         return Preflight(seconds=0.0)
     if launch.local:
         findings = {nodes[0]: list(check_node(run.path, os.environ, local=True))}
+        shared = {nodes[0]: list(check_shared(run.path, os.environ))}
     else:
         alone = list(nodes) == [os.environ.get("SLURMD_NODENAME")]  # the batch step is there already
-        findings = (
-            {nodes[0]: list(check_node(run.path, os.environ))}
-            if alone
-            else _ask_nodes(run, launch, nodes=nodes, avoid=avoid, say=say)
-        )
+        if alone:
+            findings = {nodes[0]: list(check_node(run.path, os.environ))}
+            shared = {nodes[0]: list(check_shared(run.path, os.environ))}
+        else:
+            findings, shared = _ask_nodes(run, launch, nodes=nodes, avoid=avoid, say=say)
         if mode == "full" and not any(findings.values()):
             blamed, together = try_together(run, launch, attempt=attempt, nodes=nodes, avoid=avoid)
             findings.update(blamed)
-    result = Preflight(seconds=round(time.monotonic() - start, 3), findings=findings, together=together)
-    for node, words in findings.items():
+    seconds = round(time.monotonic() - start, 3)
+    result = Preflight(seconds=seconds, findings=findings, shared=shared, together=together)
+    said = {node: [*words, *shared.get(node, [])] for node, words in findings.items()}
+    for node, words in said.items():
         for word in words:
             say(f"preflight: {node}: {word}")
-    document = {"version": 1, "mode": mode, "seconds": result.seconds, "nodes": findings, "together": together}
+    document = {"version": 1, "mode": mode, "seconds": seconds, "nodes": said, "together": together}
     if_possible(lambda: write_json(run.attempt(attempt) / "preflight.json", document, sync=False), say=say)
     return result
 
 
 def _ask_nodes(
     run: RunDir, launch: Launch, *, nodes: Sequence[str], avoid: Sequence[str], say: Callable[[str], None]
-) -> dict[str, list[str]]:
+) -> tuple[Findings, Findings]:
+    """Each node's own findings, and those of shared file systems."""
     command = ["srun", *one_task_a_node(nodes, avoid), *(["--overlap"] if launch.beside else []), "--chdir=/"]
     command += [sys.executable, str(run.node_program), "preflight", str(run.path)]
     with _reception(nodes) as variables:
@@ -99,9 +110,9 @@ def _ask_nodes(
         answers, words = _run(command, environment)
     if not answers:
         say(f"preflight: no node was looked at: {words[-500:] or 'no answer'}")
-        return {}
-    silent = {node: ["no answer to the checks"] for node in nodes if node not in answers}
-    return {node: answers.get(node) or silent.get(node, []) for node in nodes}
+        return {}, {}
+    findings = {node: answers[node][0] if node in answers else ["no answer to the checks"] for node in nodes}
+    return findings, {node: answers[node][1] for node in nodes if node in answers}
 
 
 def one_task_a_node(nodes: Sequence[str], avoid: Sequence[str]) -> Iterator[str]:
@@ -111,7 +122,7 @@ def one_task_a_node(nodes: Sequence[str], avoid: Sequence[str]) -> Iterator[str]
         yield f"--exclude={hostlist.compress(avoid)}"
 
 
-def _run(command: Sequence[str], env: Mapping[str, str]) -> tuple[dict[str, list[str]], str]:
+def _run(command: Sequence[str], env: Mapping[str, str]) -> tuple[dict[str, tuple[list[str], list[str]]], str]:
     """What each node has answered when all have, or the time is over; and srun's own words."""
     with subprocess.Popen(
         command, env=dict(env), stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, preexec_fn=default_signals
@@ -133,12 +144,13 @@ def _run(command: Sequence[str], env: Mapping[str, str]) -> tuple[dict[str, list
     return dict(_answers(output.decode(errors="replace"))), errors.decode(errors="replace").strip()
 
 
-def _answers(output: str) -> Iterator[tuple[str, list[str]]]:
+def _answers(output: str) -> Iterator[tuple[str, tuple[list[str], list[str]]]]:
     for line in output.splitlines():
         try:
             answer = json.loads(line)
-            yield str(answer["node"]), [str(word) for word in answer["findings"]]
-        except (ValueError, TypeError, KeyError):
+            own, shared = ([str(word) for word in answer.get(key, [])] for key in ("findings", "shared"))
+            yield str(answer["node"]), (own, shared)
+        except (ValueError, TypeError, KeyError, AttributeError):
             continue  # what a login script prints
 
 

@@ -5,7 +5,6 @@ What cannot be looked at (no nvidia-smi, a kernel log that is closed to users) i
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -17,7 +16,9 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["TOKEN", "WHERE", "check_node", "print_findings"]
+from hpcaccel.node.writing import fsync
+
+__all__ = ["TOKEN", "WHERE", "check_node", "check_shared", "print_findings"]
 
 WHERE, TOKEN = "HPCACCEL_PREFLIGHT_WHERE", "HPCACCEL_PREFLIGHT_TOKEN"
 """``host:port`` where the batch step answers, and the word that it answers to."""
@@ -26,6 +27,9 @@ SMI_SECONDS = 20.0
 """nvidia-smi needs a second or two per GPU where the driver is not kept loaded; a broken GPU lets it hang."""
 CONNECT_SECONDS = 5.0
 LEAST_BYTES = 16 << 20
+_NETWORK = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "fuse", "cifs", "smb", "panfs", "wekafs", "pvfs", "afs", "9p")
+"""Types of file systems that are on no single node."""
+_TEMPORARY = "the directory for temporary files"
 RECENT_SECONDS = 3600
 """An Xid that is older may have been mended by a reset since, which the kernel's log does not tell."""
 
@@ -41,7 +45,11 @@ _ROW_FIELDS = "gpu_bus_id,remapped_rows.pending,remapped_rows.failure"
 
 def print_findings(run_dir: Path) -> int:
     """The node's name and its findings, as one JSON line."""
-    line = {"node": _node_name(), "findings": list(check_node(run_dir, os.environ))}
+    line = {
+        "node": _node_name(),
+        "findings": list(check_node(run_dir, os.environ)),
+        "shared": list(check_shared(run_dir, os.environ)),
+    }
     os.write(1, json.dumps(line).encode() + b"\n")  # in one piece: srun puts the lines of all nodes together
     return 0
 
@@ -51,8 +59,15 @@ def check_node(run_dir: Path, env: Mapping[str, str], *, local: bool = False) ->
     if not local:
         yield from _gpus(env)
         yield from _way_to_rank_0(env)
-    yield from _disk(run_dir, "the run directory")
-    yield from _disk(Path(env.get("TMPDIR") or tempfile.gettempdir()), "the directory for temporary files")
+    if not _is_shared(temporary := _temporary(env), run_dir):
+        yield from _disk(temporary, _TEMPORARY)
+
+
+def check_shared(run_dir: Path, env: Mapping[str, str]) -> Iterator[str]:
+    """The same for file systems that all nodes see: where all nodes say it, it is no node's fault."""
+    yield from _writable(run_dir, "the run directory")
+    if _is_shared(temporary := _temporary(env), run_dir):
+        yield from _disk(temporary, _TEMPORARY)
 
 
 def _node_name() -> str:
@@ -165,26 +180,43 @@ def _xids(buses: set[str]) -> Iterator[str]:
 # -- disk and network ---------------------------------------------------------------------------------------------
 
 
-def _disk(folder: Path, called: str) -> Iterator[str]:
+def _temporary(env: Mapping[str, str]) -> Path:
+    return Path(env.get("TMPDIR") or "/tmp")
+
+
+def _is_shared(folder: Path, run_dir: Path) -> bool:
+    """Whether a folder lies on the file system of the run directory, or on another one of the network, see proc(5)."""
+    try:
+        device = folder.stat().st_dev
+        if device == run_dir.stat().st_dev:
+            return True
+        name = f"{os.major(device)}:{os.minor(device)}"
+        mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    kinds = [mount.partition(" - ")[2].split()[0] for mount in mounts if mount.split()[2] == name]
+    return any(kind.startswith(_NETWORK) for kind in kinds)
+
+
+def _writable(folder: Path, called: str) -> Iterator[str]:
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".preflight-") as file:
             file.write(os.urandom(4096))
             file.flush()
-            _sync(file.fileno())
-        free = shutil.disk_usage(folder).free
+            fsync(file.fileno())
     except OSError as error:
         yield f"{called} {folder} cannot be written: {error.strerror}"
-        return
-    if free < LEAST_BYTES:
-        yield f"{called} {folder} has {free >> 20} MB left"
 
 
-def _sync(fd: int) -> None:
+def _disk(folder: Path, called: str) -> Iterator[str]:
+    findings = list(_writable(folder, called))
+    yield from findings
     try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that needs no sync
-            raise
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return
+    if not findings and free < LEAST_BYTES:
+        yield f"{called} {folder} has {free >> 20} MB left"
 
 
 def _way_to_rank_0(env: Mapping[str, str]) -> Iterator[str]:

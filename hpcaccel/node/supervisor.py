@@ -32,12 +32,13 @@ from hpcaccel.node.launcher_provision import Provision, clean_stage
 from hpcaccel.node.launcher_step import BeforeRanks
 from hpcaccel.node.ledger import Ledger, how_far, read_outcome
 from hpcaccel.node.preflight import preflight
+from hpcaccel.node.room import LEAST_BYTES, SHORT_OF_ROOM, WaitForRoom, bytes_to_save, explained_by_room, shortage
 from hpcaccel.node.signals import WATCHED, take_over_signals
 from hpcaccel.node.stopping import Inquiry, Stopping
 from hpcaccel.node.verdict import Seen, Verdict, judge
-from hpcaccel.node.writing import if_possible, patiently
+from hpcaccel.node.writing import PATIENCE_SECONDS, gone, if_possible, patiently
 from hpcaccel.records import EXIT_CONTINUED, AttemptEnd, AttemptStart, Decision, pruned
-from hpcaccel.rundir import RunDir, read_json
+from hpcaccel.rundir import RunDir, make_folder, read_json
 from hpcaccel.slurm.states import JobState
 
 __all__ = [
@@ -276,7 +277,7 @@ class Supervisor:
         self.stopping = Stopping(self.run, self.launch, self.inquiry, attempt=self.attempt, say=self._say)
         self._preflight_seconds = None
         folder = self.run.attempt(self.attempt)
-        self._patiently(lambda: folder.mkdir(parents=True, exist_ok=True, mode=0o750))
+        self._patiently(lambda: make_folder(folder, within=self.run.path))
         self._forget_results()
         self.inquiry.ask()
         started = time.time()
@@ -391,7 +392,7 @@ class Supervisor:
 
     def _before_ranks(self) -> Verdict | None:
         """The image, the checks, the staged data; what follows where the ranks cannot start, or are not to any more."""
-        failure = self.provision.image()
+        failure = self._room() or self.provision.image()
         if failure is None and self.stopping.request is None:
             if (verdict := self._preflight()) is not None:
                 return verdict
@@ -401,7 +402,28 @@ class Supervisor:
         self.stopping.hear_the_last()
         return self._decide(1, self.inquiry.ask(), failure)
 
-    def _watch_before(self, step: BeforeRanks) -> int:
+    def _room(self) -> Failure | None:
+        """Wait for some minutes where the run directory takes nothing; why the ranks cannot start after that."""
+        last = self.ledger.ends[-1] if self.ledger.ends else None
+        found_none = last is not None and last.error_class in SHORT_OF_ROOM
+        least = LEAST_BYTES if self.launch.resilience.preflight != "off" else 0
+        if not least and not found_none:
+            return None
+        to_save = bytes_to_save(self.run, last.detail) if last is not None and found_none else 0
+        wait = WaitForRoom(lambda: shortage(self.run, needed=least, to_save=to_save))
+        if wait.missing is None:
+            return None
+        if not self.run.path.is_dir():
+            raise gone(self.run)
+        self._say(f"{wait.missing.text}. Waiting for {PATIENCE_SECONDS / 60:.0f} minutes for that to change")
+        self._watch_before(wait)
+        if wait.missing is None or self.stopping.request is not None:
+            return None
+        failure = wait.missing.failure()
+        detail = f"{failure.detail}; for {PATIENCE_SECONDS / 60:.0f} minutes"
+        return dataclasses.replace(failure, cause=dataclasses.replace(failure.cause, follows="end"), detail=detail)
+
+    def _watch_before(self, step: BeforeRanks | WaitForRoom) -> int:
         while (code := step.poll()) is None:
             received = signal.sigtimedwait(WATCHED, LOOK_SECONDS)
             self.stopping.hear(step, received.si_signo if received else None)
@@ -427,7 +449,9 @@ class Supervisor:
         if (failed := self._components.failed()) is not None:
             # The ranks that miss it fail in ways of their own.
             return Failure(cause=cause("component"), detail=failed)
-        failure = classified()
+        if not self.run.path.is_dir():
+            raise gone(self.run)
+        failure = explained_by_room(self.run, classified())
         step = read_json(self.run.attempt(self.attempt) / "step.json")
         if failure.cause.name == "killed" and step is not None:
             # By whom? The accounting may know that the memory was used up.

@@ -18,9 +18,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.errors import HpcaccelError, RunBusy, UserError
+from hpcaccel.errors import HpcaccelError, RunBusy, RunDirectoryError, UserError
 from hpcaccel.node import lease
 from hpcaccel.node.allocation import Allocation, LocalAllocation, Situation, SlurmAllocation
+from hpcaccel.node.classify import Failure
 from hpcaccel.node.control import honour, pending_requests
 from hpcaccel.node.launch import Launch, read_launch
 from hpcaccel.node.ledger import Ledger
@@ -171,6 +172,18 @@ class TrialSupervisor(Supervisor):
         if CHECKED in os.environ and not self.restarts:
             return None
         return super()._preflight()
+
+    def _room(self) -> Failure | None:
+        """
+        Raises:
+            RunDirectoryError: nothing can be written, which is no trial's failure: the sweep stops.
+        """
+        failure = super()._room()
+        if failure is not None:
+            why = f"{failure.cause.name}: {failure.detail}"
+            self._write_end(Verdict(reason="stop", decision="requeue", detail=why), started=time.time())
+            raise RunDirectoryError(why) from OSError(errno.ENOSPC, failure.detail)
+        return None
 
     def _clean(self) -> None:
         pass  # the worker does, when its last trial is over

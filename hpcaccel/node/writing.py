@@ -10,16 +10,18 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from hpcaccel.errors import RunDirectoryError
-from hpcaccel.rundir import RunDir
+from hpcaccel.rundir import MOVED, RunDir
 
-__all__ = ["THE_DISK_SAYS_NO", "if_possible", "patiently"]
+__all__ = ["PATIENCE_SECONDS", "THE_DISK_SAYS_NO", "fsync", "gone", "if_possible", "patiently"]
 
 T = TypeVar("T")
 
 PATIENCE_SECONDS = 600.0
 """How long to wait for somebody to make room: the nodes stand idle meanwhile."""
 LOOK_SECONDS = 2.0
-THE_DISK_SAYS_NO = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EROFS}
+THE_DISK_SAYS_NO = {
+    errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EROFS, errno.EPERM, errno.EACCES,
+}  # fmt: skip
 _ENDS = {signal.SIGTERM, signal.SIGINT}
 
 
@@ -35,6 +37,8 @@ def patiently(write: Callable[[], T], *, run: RunDir, say: Callable[[str], None]
         try:
             return write()
         except OSError as error:
+            if error.errno == errno.ENOENT and not run.path.is_dir():
+                raise gone(run) from None
             if error.errno not in THE_DISK_SAYS_NO:
                 raise
             if until is None:
@@ -49,6 +53,21 @@ def patiently(write: Callable[[], T], *, run: RunDir, say: Callable[[str], None]
                     f"hpcaccel resume {run.run_id}"
                 ) from None
         time.sleep(LOOK_SECONDS)
+
+
+def gone(run: RunDir) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"{MOVED}: {run.path}. Nothing is made anew there, and this job ends. Move it back, then: "
+        f"hpcaccel resume {run.run_id}"
+    )
+
+
+def fsync(fd: int) -> None:
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that needs no sync
+            raise
 
 
 def if_possible(write: Callable[[], object], *, say: Callable[[str], None]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import time
 import zlib
@@ -213,6 +214,9 @@ def test_a_full_disk_is_an_error_on_all_ranks_and_the_older_one_stays(mounted):
     assert first == second
     assert "No space left on device" in first
     assert "(rank 1 on " in first
+    needed = re.search(r"it needs ([\d,]+) bytes, ([\d,]+) are free", first)
+    assert needed is not None, first
+    assert int(needed[1].replace(",", "")) >= 4 << 20 > int(needed[2].replace(",", ""))
 
 
 def _killed_rank(rank, directory, who, where):

@@ -13,7 +13,7 @@ import pytest
 
 from hpcaccel import layout
 
-from .dev_cluster import Cluster
+from .dev_cluster import Cluster, wait_until
 from .injectors import injected, kill_inside_a_save, signal_rank
 from .scenario import Scenario
 
@@ -105,15 +105,53 @@ def small_disk(path: Path, size: str) -> Iterator[Callable[[str], None]]:
 def test_a_full_disk_is_told_and_a_larger_one_goes_on(scenario: Scenario, assert_exact: Exact) -> None:
     scenario.train("--pause", "0.2", "--start-pause", "3", checkpoint={"every_steps": 5, "keep": None})
     with small_disk(scenario.dir.checkpoints, "300k") as enlarge:
-        assert scenario.wait_until_over() == 1, scenario.story
-        assert "No space left on device" in scenario.status()["detail"], scenario.story
+        scenario.wait_for_ends(1)
+        first = scenario.lines("end")[0]
+        assert (first["error_class"], first["nodes_blamed"]) == ("disk_full", []), scenario.story
+        assert "No space left on device; it needs " in first["detail"]
         good = layout.newest(scenario.dir.checkpoints)
         assert good is not None
+        waits = scenario.dir.supervisor_log(2)
+        wait_until(lambda: waits.exists() and "Waiting for 10 minutes" in waits.read_text(), "the ranks wait for room")
         enlarge("100m")
-        scenario.cli("resume", scenario.dir.run_id)
         assert scenario.wait_until_over() == 0, scenario.story
+        assert scenario.ends == [("failed", "restart"), ("completed", "end")], scenario.story
         assert scenario.lines("end")[-1]["resumed_step"] == good.step
         assert_exact(scenario)
+
+
+def test_checkpoints_that_may_not_be_written_for_a_while(scenario: Scenario, assert_exact: Exact) -> None:
+    scenario.train("--pause", "0.2", checkpoint={"every_steps": 5})
+    saved = scenario.wait_for_checkpoint()
+    subprocess.run(["chattr", "+i", str(scenario.dir.checkpoints)], check=True)
+    try:
+        scenario.wait_for_ends(1)
+        first = scenario.lines("end")[0]
+        assert (first["error_class"], first["nodes_blamed"]) == ("unwritable", []), scenario.story
+        waits = scenario.dir.supervisor_log(2)
+        wait_until(lambda: waits.exists() and "Waiting for 10 minutes" in waits.read_text(), "the ranks wait")
+    finally:
+        subprocess.run(["chattr", "-i", str(scenario.dir.checkpoints)], check=True)
+    assert scenario.wait_until_over() == 0, scenario.story
+    assert scenario.ends == [("failed", "restart"), ("completed", "end")], scenario.story
+    assert scenario.lines("end")[-1]["resumed_step"] >= saved
+    assert_exact(scenario)
+
+
+def test_a_run_directory_that_is_moved_away(cluster: Cluster, scenario: Scenario) -> None:
+    scenario.train("--pause", "0.2", checkpoint={"every_steps": 5})
+    scenario.wait_for_checkpoint()
+    moved = scenario.folder / "moved"
+    scenario.dir.path.rename(moved)
+    assert cluster.wait_for(scenario.job_id, ["FAILED"])["ExitCode"] == "2:0"
+    assert not scenario.dir.path.exists()
+    assert (
+        f"the run directory is not there any more (was it moved or deleted?): {scenario.dir.path}"
+        in (moved / "slurm.log").read_text()
+    )
+    moved.rename(scenario.dir.path)
+    scenario.cli("resume", scenario.dir.run_id)
+    assert scenario.wait_until_over() == 0, scenario.story
 
 
 def test_a_second_sigterm_during_the_last_save(cluster: Cluster, scenario: Scenario, assert_exact: Exact) -> None:

@@ -17,7 +17,7 @@ import pytest
 from hpcaccel.node import preflight_checks
 from hpcaccel.node.launch import Launch, Resilience
 from hpcaccel.node.preflight import Preflight, _reception, preflight
-from hpcaccel.node.preflight_checks import TOKEN, WHERE, check_node
+from hpcaccel.node.preflight_checks import TOKEN, WHERE, check_node, check_shared
 from hpcaccel.node.preflight_ranks import PROGRAM, judge_together
 from hpcaccel.rundir import RunDir
 
@@ -123,14 +123,19 @@ def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
     assert (
         found == f"the directory for temporary files {tmp_path / 'gone'} cannot be written: No such file or directory"
     )
-    (found,) = check_node(Path("/proc"), {"TMPDIR": str(tmp_path)}, local=True)
+    (found,) = check_shared(Path("/proc"), {"TMPDIR": str(tmp_path)})
     assert found.startswith("the run directory /proc cannot be written")
 
 
 def test_a_disk_without_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight_checks, "LEAST_BYTES", 1 << 62)
-    found = list(check_node(tmp_path, {"TMPDIR": str(tmp_path)}, local=True))
-    assert [" has " in word and word.endswith(" MB left") for word in found] == [True, True]
+    (found,) = check_node(tmp_path, {"TMPDIR": "/dev/shm"}, local=True)
+    assert found.startswith("the directory for temporary files /dev/shm has ")
+    assert found.endswith(" MB left")
+    # On the run directory's own file system it says nothing of the node.
+    assert list(check_node(tmp_path, {"TMPDIR": str(tmp_path)}, local=True)) == []
+    (found,) = check_shared(tmp_path, {"TMPDIR": str(tmp_path)})
+    assert found.endswith(" MB left")
 
 
 def test_the_way_to_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,6 +196,25 @@ def test_a_node_that_stands_out_is_blamed() -> None:
 def test_what_all_nodes_say_is_no_nodes_fault() -> None:
     assert Preflight(seconds=1, findings={"n1": ["full"], "n2": ["full"]}).failure(["n1", "n2"]) is None
     assert Preflight(seconds=1, findings={}).failure(["n1", "n2"]) is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "amiss", "blamed"),
+    [(["n1"], ["n1"], []), (["n1", "n2"], ["n1", "n2"], []), (["n1", "n2"], ["n2"], ["n2"])],
+)
+def test_a_shared_file_system_speaks_against_a_node_only_where_others_can_write(
+    nodes: list[str], amiss: list[str], blamed: list[str]
+) -> None:
+    shared = {node: ["the run directory cannot be written"] for node in amiss}
+    failure = Preflight(seconds=1, findings={node: [] for node in nodes}, shared=shared).failure(nodes)
+    assert ([] if failure is None else failure.nodes) == blamed
+
+
+def test_what_all_nodes_share_does_not_hide_what_one_has() -> None:
+    shared = {node: ["the run directory cannot be written"] for node in ("n1", "n2")}
+    failure = Preflight(seconds=1, findings={"n1": ["GPU is lost"], "n2": []}, shared=shared).failure(["n1", "n2"])
+    assert failure is not None
+    assert (failure.nodes, failure.detail) == (["n1"], "n1: GPU is lost")
 
 
 def launch(**changes: Any) -> Launch:

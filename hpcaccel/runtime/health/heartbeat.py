@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from hpcaccel.process import node_name
 from hpcaccel.records import Beat, to_dict
-from hpcaccel.rundir import RunDir, write_json
+from hpcaccel.rundir import RunDir, make_folder, write_json
 from hpcaccel.runtime.health.position import Position, position_of
 from hpcaccel.runtime.health.stacks import Stacks
 from hpcaccel.runtime.health.stragglers import StragglerWatch
@@ -58,7 +58,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._beat_on, name="hpcaccel-heartbeat", daemon=True)
 
     def start(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+        make_folder(self._path.parent)
         self._stacks.register()
         self._thread.start()
         # Registered before the training's own ends, and so called after them: leaving can take long, too.

@@ -14,6 +14,8 @@ import signal
 import time
 from pathlib import Path
 
+from hpcaccel.rundir import make_folder
+
 __all__ = ["SIGNAL", "Stacks"]
 
 SIGNAL = signal.SIGURG
@@ -27,7 +29,7 @@ class Stacks:
         self._file = -1
 
     def register(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        make_folder(self._folder)
         # Open for good: faulthandler writes to the number, and knows no names.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(self._folder / f"{self._rank}.txt", flags, 0o640)

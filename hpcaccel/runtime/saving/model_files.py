@@ -19,7 +19,7 @@ from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.layout.model_files import SAFE, TORCH, Form, index_text, share_out
-from hpcaccel.rundir import atomic_write, fsync_directory
+from hpcaccel.rundir import atomic_write, fsync_directory, make_folder
 from hpcaccel.runtime.compat.model_size import convert_file_size_to_int
 from hpcaccel.runtime.ranks.process_group import Group
 from hpcaccel.runtime.saving.exporting import (
@@ -80,7 +80,7 @@ def save_model(
         return
     writer = _Writer(directory, sum(entry.bytes for entry in entries))
     run = _together(group) if sharded else _alone
-    run(lambda: directory.mkdir(parents=True, exist_ok=True))
+    run(lambda: make_folder(directory))
     for name, part in zip(names, plan, strict=True):
         tensors = {entry.name: whole(entry.tensor.detach(), keep=group.is_main) for entry in part}
         run(lambda name=name, part=part, tensors=tensors: writer.write(name, part, tensors, safe=safe))

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.rundir import append_line
+from hpcaccel.rundir import append_line, make_folder
 from hpcaccel.runtime.parallel.dtensors import is_dtensor
 from hpcaccel.runtime.ranks.process_group import Group
 from hpcaccel.runtime.saving.hooks import load_hooks_keep, save_hooks_keep
@@ -148,7 +148,7 @@ class Saver:
 
         def run_hooks(extra: Path) -> None:
             place = directory or extra
-            place.mkdir(parents=True, exist_ok=True)
+            make_folder(place)
             state.without = save_hooks_keep(hooks, state.models, str(place))
 
         engine = self._in(directory)
@@ -204,7 +204,7 @@ class Saver:
     def _write_down(self, save: Save) -> None:
         if self._run is not None:
             path = self._run.saves(self._attempt)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             from hpcaccel.records import to_dict
 
             append_line(path, to_dict(save))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from hpcaccel.rundir import atomic_write, write_json
+from hpcaccel.rundir import atomic_write, make_folder, write_json
 from hpcaccel.runtime.ranks.process_group import Group
 from hpcaccel.runtime.ranks.settle import settle
 from hpcaccel.runtime.settings import Place
@@ -106,7 +106,7 @@ class Ending:
         run = self._place.run
         if run is not None and self._group.is_main:
             path = run.outcome(self._place.attempt)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             from hpcaccel.records import to_dict
 
             write_json(path, to_dict(outcome))
@@ -127,7 +127,7 @@ class Ending:
         run = self._place.run
         if run is not None:
             path = run.last_word(self._place.attempt)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             atomic_write(path, text, sync=False)
 
     def _repeat_word(self) -> None:

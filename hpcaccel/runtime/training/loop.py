@@ -18,7 +18,7 @@ import torch
 
 from hpcaccel import layout
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.rundir import write_json
+from hpcaccel.rundir import make_folder, write_json
 from hpcaccel.runtime.ranks.process_group import Group
 from hpcaccel.runtime.saving.saver import Prepared, Saver
 from hpcaccel.runtime.settings import Place, Settings
@@ -429,7 +429,7 @@ class Loop:
             from hpcaccel.records import Progress, to_dict
 
             path = run.progress(self._place.attempt)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             progress = Progress(
                 resumed_step=resumed.step,
                 resumed_from=resumed.path.name if resumed.path else None,

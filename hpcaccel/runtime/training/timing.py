@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcaccel.process import started_at
-from hpcaccel.rundir import FILE_MODE, RunDir, read_json, read_lines, write_json
+from hpcaccel.rundir import FILE_MODE, RunDir, make_folder, read_json, read_lines, write_json
 
 if TYPE_CHECKING:
     from hpcaccel.records import Timing
@@ -230,7 +230,7 @@ class Clock:
     def _put(self, path: Path) -> None:
         from hpcaccel.records import to_dict
 
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_json(path, to_dict(self._times), sync=False)
 
 
