@@ -63,6 +63,8 @@ class Launch:
     resilience: Resilience
     beside: bool = False
     """Steps of others run in the same allocation: a short step must not wait for what they hold."""
+    loader_shield: str | None = None
+    """A folder for the ranks' PYTHONPATH that keeps data-loader workers alive through a SIGTERM to all processes."""
     launcher: str = "srun"
     """``srun``, or ``torchrun``: one a node, which starts the node's ranks."""
     container: Container | None = None
@@ -102,6 +104,7 @@ def read_launch(run: RunDir) -> Launch:
             share_gpus=launch.get("share_gpus", False),
             setup_per_node=launch["setup_per_node"],
             time_limit_seconds=launch.get("time_limit_seconds"),
+            loader_shield=launch.get("loader_shield"),
             launcher=launch.get("launcher", "srun"),
             container=read_container(launch.get("container")),
             stage=read_stage(launch.get("stage")),

@@ -111,6 +111,8 @@ def rank_environment(run: RunDir, launch: Launch, env: dict[str, str]) -> dict[s
         env["CUDA_VISIBLE_DEVICES"] = ",".join(Slot.parse(env.pop(SLOT)).visible(gpus.split(",")))
     if launch.pythonpath:
         env["PYTHONPATH"] = python_path(launch, env)
+    if launch.loader_shield is not None and not launch.cooperative:
+        env["PYTHONPATH"] = os.pathsep.join([launch.loader_shield, *filter(None, [env.get("PYTHONPATH")])])
     if launch.callable:
         env.update(_for_submitit(launch, env))
     return env

@@ -152,12 +152,21 @@ def load(place: Place, **given: Any) -> Settings:
     return settings
 
 
+def _was_not_found(document: Mapping[str, Any]) -> bool:
+    """Whether ``hpcaccel submit`` overlooked the Accelerator of this script."""
+    entrypoint = document.get("spec", {}).get("entrypoint") or {}
+    return bool(document.get("launch", {}).get("stop_is_default")) and not entrypoint.get("command")
+
+
 def _from_spec(document: Mapping[str, Any]) -> Settings:
     spec = document.get("spec", {})
     sections = {**spec.get("checkpoint", {}), **spec.get("runtime", {})}
     values = {key: value for key, value in sections.items() if key in {field.name for field in fields(Settings)}}
-    # The spec may leave open how ranks are stopped; the launcher has decided.
-    values["stop"] = document.get("launch", {}).get("stop") or values.get("stop") or "cooperative"
+    # The spec may leave open how ranks are stopped. Then the launcher has decided: for a command, and for a script in
+    # which it found no Accelerator. Of a script that has one all the same, SIGTERM is heard as in any other.
+    launch = document.get("launch", {})
+    given = None if _was_not_found(document) else launch.get("stop")
+    values["stop"] = given or values.get("stop") or "cooperative"
     fsdp = sections.get("fsdp") or {}
     values["fsdp_wrap"] = tuple(fsdp.get("wrap") or ())
     values["reshard_after_forward"] = fsdp.get("reshard_after_forward", True)

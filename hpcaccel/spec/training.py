@@ -62,7 +62,8 @@ class Runtime(Section):
     stop: Literal["cooperative", "signals"] | None = Field(
         default=None,
         description="How the program is stopped. cooperative: it uses hpcaccel.Accelerator, which saves and leaves at "
-        "a step boundary. signals: it gets SIGTERM, as from Slurm. Default: signals for command, else cooperative.",
+        "a step boundary. signals: it gets SIGTERM, as from Slurm. Default: cooperative for functions, and where the "
+        "script, or what it imports from its folder, uses hpcaccel.Accelerator or should_stop; else signals.",
     )
     compile: Flag = Field(default=False, description="Compile prepared models with torch.compile.")
     activation_checkpointing: Flag = Field(

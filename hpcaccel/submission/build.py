@@ -24,6 +24,8 @@ from hpcaccel.spec import JobSpec, spec_hash, to_yaml
 from hpcaccel.submission.calls import FUNCTION_FILE
 from hpcaccel.submission.checkpoints import Origin, held
 from hpcaccel.submission.codecopy import copy_code
+from hpcaccel.submission.loader_shield import FOLDER as LOADER_SHIELD
+from hpcaccel.submission.loader_shield import write_loader_shield
 from hpcaccel.submission.package import write_node_program
 from hpcaccel.submission.prepare import Prepared, Task
 from hpcaccel.submission.provenance import packages, submitted_from
@@ -124,6 +126,8 @@ def build(prepared: Prepared) -> None:
     write_node_program(place.node_program)
     if prepared.tasks[0].spec.container is not None:
         write_rank_side(place.path / FOLDER)
+    if any(task.launch["stop"] == "signals" for task in prepared.tasks):
+        write_loader_shield(place.path / LOADER_SHIELD)
     place.submitit.mkdir(mode=0o750)
     if prepared.function is not None:
         atomic_write(place.submitit / FUNCTION_FILE, prepared.function, mode=0o600)

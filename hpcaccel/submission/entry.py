@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hpcaccel.errors import SpecError
 from hpcaccel.submission.codecopy import CodePlan, plan_code
 from hpcaccel.submission.images import IMAGES, Image, container_section
+from hpcaccel.submission.loader_shield import FOLDER as LOADER_SHIELD
 from hpcaccel.submission.rank_side import FOLDER
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def launch_section(
     images: Path = Path(IMAGES),
     after: Sequence[Mapping[str, str]] = (),
     beside: Mapping[str, Entry] | None = None,
+    hears: bool = True,
 ) -> dict[str, Any]:
     """The ``launch`` part of ``spec.json``: what the batch step needs to start the ranks.
 
@@ -117,8 +119,10 @@ def launch_section(
         after: the runs to wait for.
         beside: the programs of the spec's components.
         image: of the container, and ``images`` the folder that it is imported to.
+        hears: whether the program notices through hpcaccel that it is to stop, as far as can be seen.
     """
     root = entry.root if plan is None else code
+    stop = spec.stop_mode if hears else spec.runtime.stop or "signals"
     container = container_section(
         spec, image, code=code, roots=_roots(entry, plan), workdir=workdir, images=images, backend=backend
     )
@@ -132,7 +136,9 @@ def launch_section(
         "backend": backend,
         "nodes": spec.slurm.min_nodes,
         "ranks_per_node": spec.ranks_per_node,
-        "stop": spec.stop_mode,
+        "stop": stop,
+        "stop_is_default": spec.runtime.stop is None,
+        "loader_shield": str(code.parent / LOADER_SHIELD) if stop == "signals" else None,
         "srun": spec.srun.extra,
         "share_gpus": _share_gpus(spec),
         "setup_per_node": spec.environment.setup_per_node,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
-
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.spec import JobSpec
 from hpcaccel.submission.codecopy import CodePlan
 from hpcaccel.submission.entry import Entry
+from hpcaccel.submission.imports import used_by
 
 __all__ = ["advice", "advice_on_cluster", "advice_on_job"]
 
@@ -20,23 +18,24 @@ _LOADS = {"resume", "epochs", "steps", "load_state"}
 def advice(spec: JobSpec, entry: Entry, plan: CodePlan | None) -> tuple[str, ...]:
     """Sentences for the user of a script that reads well but would start anew, or be killed, at its first preemption.
 
-    Only what stands in the copied Python files is seen; a name found anywhere in them counts.
+    Only the script is seen, and what it imports from the folder of its code; a name found anywhere in these counts.
     """
-    if spec.entrypoint.kind == "command" or entry.file is None or entry.file.suffix != ".py":
+    if spec.entrypoint.kind == "command" or entry.file is None:
         return ()
-    files = [entry.file] if plan is None else [plan.root / name for name in plan.files if name.suffix == ".py"]
-    names: set[str] = set()
-    for file in files:
-        names |= _names(file)
-    shown = entry.file.name
-    if "hpcaccel" not in names:
-        if spec.stop_mode == "signals":
+    used, shown = used_by(entry, plan), entry.file.name
+    if not used.hears_a_stop:
+        if spec.runtime.stop is None:
+            return (
+                f"{shown} does not use hpcaccel.Accelerator, so it gets SIGTERM when it is to stop, as from Slurm "
+                "itself (runtime.stop: signals)",
+            )
+        if spec.runtime.stop == "signals":
             return ()
         return (
-            f"{shown} does not use hpcaccel, so nothing in it saves and leaves when it is asked to: set "
-            "runtime.stop to signals, and it gets SIGTERM as from Slurm itself",
+            f"{shown} does not use hpcaccel.Accelerator, so nothing in it saves and leaves when it is asked to "
+            "(runtime.stop: cooperative): leave runtime.stop out, and it gets SIGTERM as from Slurm itself",
         )
-    if "Accelerator" in names and not names & _LOADS:
+    if "Accelerator" in used.ours and not used.attributes & _LOADS:
         return (
             f"{shown} never loads a checkpoint: after a preemption it would train from the start. Loop over "
             "accelerator.epochs() or steps(), or call accelerator.resume() after prepare()",
@@ -80,21 +79,3 @@ def advice_on_job(spec: JobSpec, slurm: Slurm, job_id: str) -> tuple[str, ...]:
         f"this cluster has taken --requeue out of job {job_id}: it will not come back after a preemption or its time "
         "limit. Set resilience.chain to how many jobs may follow each other",
     )
-
-
-def _names(file: Path) -> set[str]:
-    """All modules that a file imports (their first word), names it imports and attributes it asks for."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return set()  # the ranks will say it better
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found.update(alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            found.add((node.module or "").partition(".")[0])
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.Attribute):
-            found.add(node.attr)
-    return found

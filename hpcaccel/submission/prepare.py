@@ -36,6 +36,7 @@ from hpcaccel.submission.dependencies import After, resolve_after, with_after
 from hpcaccel.submission.entry import Entry, check_secrets, find_components, find_entry, launch_section, plan_copy
 from hpcaccel.submission.foresight import advice, advice_on_cluster
 from hpcaccel.submission.images import IMAGES, look_at_image
+from hpcaccel.submission.imports import hears_a_stop
 from hpcaccel.submission.provenance import GitState, git_state
 from hpcaccel.submission.site.checks import advice_or_refusal
 
@@ -180,6 +181,7 @@ def prepare(
         planned=planned or {},
     )
     images = [look_at_image(one, folder) for one in specs]
+    hears = {entry: hears_a_stop(one, entry, code) for entry, one in dict(zip(entries, specs, strict=True)).items()}
     git = git_state(entries[0].root or base, runs_dir=folder)
     return Prepared(
         run=run,
@@ -210,6 +212,7 @@ def prepare(
                     images=folder / IMAGES,
                     after=waiting,
                     beside=beside,
+                    hears=hears[entry],
                 ),
                 dict(text.split("=", 1) for text in own),
             )

@@ -43,7 +43,9 @@ class Definition:
 
     def launch_of(self, job: JobSpec) -> dict[str, Any]:
         """The ``launch`` part of the ``spec.json`` of a trial whose spec is ``job``."""
-        own: dict[str, Any] = {"program": [*self.program, *job.arguments()], "stop": job.stop_mode}
+        own: dict[str, Any] = {"program": [*self.program, *job.arguments()]}
+        if job.runtime.stop is not None:
+            own |= {"stop": job.runtime.stop, "stop_is_default": False}
         if self.spec.sweep.pack > 1:
             own["ranks_per_node"] = share(job, self.spec.sweep.pack).ranks_per_node
         return {**self.launch, **own}

@@ -24,6 +24,8 @@ from hpcaccel.submission.dependencies import backend_waiting
 from hpcaccel.submission.facts import read_record
 from hpcaccel.submission.foresight import advice_on_job
 from hpcaccel.submission.handin import hand_in
+from hpcaccel.submission.loader_shield import FOLDER as LOADER_SHIELD
+from hpcaccel.submission.loader_shield import write_loader_shield
 from hpcaccel.submission.once import Always, Once, once_asked_for
 from hpcaccel.submission.package import write_node_program
 from hpcaccel.submission.prepare import Prepared, prepare
@@ -220,6 +222,8 @@ def _build(plan: PreparedSweep) -> None:
     write_node_program(place.node_program)
     if plan.spec.job.container is not None:
         write_rank_side(place.path / FOLDER)
+    if prepared.tasks[0].launch["stop"] == "signals":
+        write_loader_shield(place.path / LOADER_SHIELD)
     place.submitit.mkdir(mode=0o750)
     atomic_write(place.spec_yaml, resolved_yaml(plan.spec), sync=False)
     write_json(place.sweep, sweep_document(plan.spec, prepared.tasks[0].launch), sync=False)

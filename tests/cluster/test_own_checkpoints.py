@@ -61,6 +61,16 @@ def test_a_preemption_with_grace_time(scenario: Scenario, how: str) -> None:
 
 
 @chaos
+def test_loader_workers_live_through_the_signal(scenario: Scenario) -> None:
+    scenario.submit({"entrypoint": {"script": str(PROGRAMS / "loading.py")}, "slurm": {"nodes": 1, "gpus_per_node": 1}})
+    scenario.wait_for_word("loading")
+    scenario.preempt()
+    assert scenario.wait_until_over() == 0, scenario.story
+    assert scenario.ends == [("preempted", "requeue"), ("completed", "end")], scenario.story
+    scenario.wait_for_word("saved after 20 more batches")
+
+
+@chaos
 @pytest.mark.parametrize("how", ["raise", "flag", "trap"])
 def test_a_time_limit_that_slurm_alone_signals(scenario: Scenario, how: str) -> None:
     # Slurm's warning comes once, and gets lost in the set-up; its SIGTERM finds a supervisor that is held up.

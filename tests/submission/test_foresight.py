@@ -41,8 +41,19 @@ def test_another_file_of_the_code_may_do_it(tmp_path: Path) -> None:
 
 
 def test_a_script_without_hpcaccel_is_told_how_it_is_stopped(tmp_path: Path) -> None:
-    assert "set runtime.stop to signals" in told(tmp_path, "import torch\n")
+    assert "it gets SIGTERM when it is to stop" in told(tmp_path, "import torch\n")
+    assert "leave runtime.stop out" in told(tmp_path, "import torch\n", stop="cooperative")
     assert told(tmp_path, "import torch\n", stop="signals") == ""
+
+
+def test_logging_through_hpcaccel_is_no_way_to_notice_a_stop(tmp_path: Path) -> None:
+    assert "it gets SIGTERM" in told(tmp_path, "import hpcaccel\nhpcaccel.log({'loss': 1.0})\n")
+    assert "it gets SIGTERM" in told(tmp_path, "from hpcaccel import log\nlog({'loss': 1.0})\n")
+
+
+def test_another_file_of_the_folder_is_another_program(tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text(FOUR_LINES)
+    assert "it gets SIGTERM" in told(tmp_path, "import torch\n")
 
 
 def test_a_script_that_is_no_python_is_left_to_the_ranks(tmp_path: Path) -> None:

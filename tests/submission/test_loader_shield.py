@@ -1,0 +1,124 @@
+"""Data-loader workers of a program that handles SIGTERM itself live through the signal that Slurm sends to all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.submission.loader_shield import write_loader_shield
+
+PROGRAM = """\
+import os, signal, sys, time
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+
+
+class Slow(Dataset):
+    def __len__(self):
+        return 100_000
+
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return torch.tensor(index)
+
+
+loader = DataLoader(Slow(), batch_size=2, num_workers=2, persistent_workers=True)
+batches = iter(loader)
+after = 0
+print("ready", *(worker.pid for worker in batches._workers), flush=True)
+while after < 20:  # many more than the workers have ready
+    next(batches)
+    after += bool(asked)
+print("saved", flush=True)
+"""
+
+
+@pytest.fixture
+def shield(tmp_path: Path) -> Path:
+    write_loader_shield(tmp_path / "shield")
+    return tmp_path / "shield"
+
+
+def start(folder: Path, path: list[Path]) -> subprocess.Popen[str]:
+    (folder / "program.py").write_text(PROGRAM)
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(map(str, path)), OMP_NUM_THREADS="1")
+    return subprocess.Popen(
+        [sys.executable, str(folder / "program.py")],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def signal_all(process: subprocess.Popen[str]) -> list[int]:
+    """SIGTERM to every process of the group, as Slurm sends it to every process of a step; the workers."""
+    assert process.stdout is not None
+    workers = [int(pid) for pid in process.stdout.readline().split()[1:]]
+    os.killpg(process.pid, signal.SIGTERM)
+    return workers
+
+
+@pytest.fixture
+def started(tmp_path: Path, shield: Path) -> Iterator[subprocess.Popen[str]]:
+    process = start(tmp_path, [shield])
+    yield process
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def test_the_workers_live_and_end_with_their_program(started: subprocess.Popen[str]) -> None:
+    workers = signal_all(started)
+    out, errors = started.communicate(timeout=120)
+    assert (started.returncode, out) == (0, "saved\n"), errors
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+
+
+def test_without_the_shield_they_die_and_the_program_with_them(tmp_path: Path) -> None:
+    process = start(tmp_path, [])
+    signal_all(process)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "killed by signal: Terminated" in errors
+
+
+def test_workers_of_a_program_that_was_killed_go_by_themselves(started: subprocess.Popen[str]) -> None:
+    assert started.stdout is not None
+    workers = [int(pid) for pid in started.stdout.readline().split()[1:]]
+    started.kill()
+    started.communicate(timeout=120)
+    end = time.monotonic() + 60
+    while [pid for pid in workers if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_other_forked_processes_hear_the_signal(tmp_path: Path, shield: Path) -> None:
+    code = (
+        "import os, signal, time\n"
+        "pid = os.fork()\n"
+        "if not pid: time.sleep(60)\n"
+        "time.sleep(0.2); os.kill(pid, signal.SIGTERM); print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    environment = dict(os.environ, PYTHONPATH=str(shield))
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "-15\n"
+
+
+def test_the_environments_own_sitecustomize_runs_as_well(tmp_path: Path, shield: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "sitecustomize.py").write_text("import builtins\nbuiltins.theirs = 'ran'\n")
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(shield), str(theirs)]))
+    command = [sys.executable, "-c", "import sitecustomize; print(theirs, sitecustomize.__file__)"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["ran", str(theirs / "sitecustomize.py")]
+    assert done.stderr == ""
