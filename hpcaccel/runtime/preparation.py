@@ -76,6 +76,7 @@ def _optimizer(setup: Setup, optimizer: Optimizer, place: bool) -> PreparedOptim
         optimizer,
         setup.accumulation,
         scaling=session.scaling,
+        before_step=partial(session.sharded.refuse_lost_gradients, optimizer),
         on_step=session.loop.count_step if first else partial(session.loop.count_another, optimizer),
     )
     session.faces.append(face)

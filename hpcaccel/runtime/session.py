@@ -18,6 +18,7 @@ from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime import settings
 from hpcaccel.runtime.known import Known
 from hpcaccel.runtime.parallel import fp8
+from hpcaccel.runtime.parallel.fsdp_outputs import ShardedModels
 from hpcaccel.runtime.parallel.precision import make_scaler
 from hpcaccel.runtime.ranks import mesh
 from hpcaccel.runtime.ranks.world import World
@@ -101,6 +102,7 @@ class Session:
         self.prepared = Prepared(scaler=self.scaler, mesh={"strategy": self.settings.strategy, **self.layout._asdict()})
         self.faces: list[PreparedOptimizer] = []
         self.known = Known()
+        self.sharded = ShardedModels()
         self.shards = WeakIdKeyDictionary()
         """What whole parameters became when their model was sharded. Holds on to none of the whole ones."""
         self.distributed_type: Any = None
@@ -190,6 +192,7 @@ class Session:
         self.known.clear()
         self.shards.clear()
         self.owners.clear()
+        self.sharded.clear()
 
     def end(self, *, destroy: bool = False) -> None:
         """All ranks together: the outcome is written, the group left; with ``destroy`` also one that the script has

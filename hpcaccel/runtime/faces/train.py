@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.faces.base import Face
 from hpcaccel.runtime.training import clipping, gradient_sync
 from hpcaccel.runtime.training.accumulation import MicroBatch
@@ -98,7 +99,15 @@ class TrainFace(Face):
             loss = loss / steps
         if session.scaling is not None:
             loss = session.scaling.scale(loss)
-        loss.backward(**kwargs)  # type: ignore[no-untyped-call]
+        try:
+            loss.backward(**kwargs)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            # FSDP2 has freed the parameters, and has not found the way back to them.
+            if "setStorage" in str(error) and (cause := session.sharded.cause()) is not None:
+                raise RuntimeMisuse(
+                    f"the backward pass has not found the sharded model's parameters. {cause}"
+                ) from error
+            raise
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> torch.autocast:
         """The precision of prepared models, for computations outside of them."""

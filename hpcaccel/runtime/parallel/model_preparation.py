@@ -55,6 +55,7 @@ def prepare_model(setup: Setup, model: nn.Module, *, place: bool, evaluation_mod
         prepared = compiler(wrapped)  # as the script had compiled it before
     elif options is not None:
         prepared = compiling.compile_whole(wrapped, options)
+    session.sharded.add(own)
     compiling.hold_signals()
     for raw in (model, inner, own):
         session.known.note(raw, prepared)

@@ -27,6 +27,7 @@ class PreparedOptimizer(Optimizer):
 
     Args:
         scaling: of fp16, shared by all prepared optimizers; None for other precisions.
+        before_step: called before each step; what it raises comes instead of the step.
         on_step: called after each step, skipped ones included.
     """
 
@@ -36,6 +37,7 @@ class PreparedOptimizer(Optimizer):
         accumulation: Accumulation,
         *,
         scaling: Scaling | None = None,
+        before_step: Callable[[], object] = _nothing,
         on_step: Callable[[], object] = _nothing,
     ) -> None:
         # Optimizer.__init__ would build parameter groups of its own; the user's are the ones that count.
@@ -43,15 +45,17 @@ class PreparedOptimizer(Optimizer):
         self._skipped: bool | torch.Tensor = False
         self._accumulation = accumulation
         self._scaling = scaling
+        self._before_step = before_step
         self._on_step = on_step
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """
         Raises:
-            RuntimeMisuse: a closure under fp16.
+            RuntimeMisuse: a closure under fp16; gradients that have not come to their shards.
         """
         if not self._accumulation.is_boundary:
             return None
+        self._before_step()
         # Looked up anew each time: schedulers and others put wrappers around an optimizer's step at any time.
         if self._scaling is not None:
             result, self._skipped = self._scaling.step(self.optimizer, closure)
