@@ -67,7 +67,9 @@ def _optimizer(setup: Setup, optimizer: Optimizer, place: bool) -> PreparedOptim
     session.known.refuse_twin(optimizer)
     if session.settings.strategy == "fsdp" or session.layout.tensor > 1:
         from hpcaccel.runtime.parallel.fsdp import point_to_shards
+        from hpcaccel.runtime.parallel.sharded_again import carry_state_over
 
+        carry_state_over(optimizer, session.shards)
         point_to_shards(optimizer, session.shards)
     _refuse_whole_parameters(session, optimizer)
     first = not session.prepared.optimizers

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["is_dispatched", "prepare_model"]
 
 SHARDED_IN = "_hpcaccel_sharded_in"
-"""On a sharded model: the generation of the group that it is sharded over."""
+"""On a sharded model: the generation of the group that it is sharded over, and how its ranks are arranged."""
 
 
 def prepare_model(setup: Setup, model: nn.Module, *, place: bool, evaluation_mode: bool = False) -> nn.Module:
@@ -42,7 +42,7 @@ def prepare_model(setup: Setup, model: nn.Module, *, place: bool, evaluation_mod
         inner = inner.module  # of a group that has been left since
     session.known.refuse_twin(inner)
     _refuse(session, inner)
-    wrapped = inner if _is_wrapped(inner) else None
+    wrapped = inner if _is_wrapped(inner) and not _is_of_another_group(session, inner) else None
     own = inner.module if isinstance(inner, DistributedDataParallel) else inner
     _refit(setup, own, blocks_too=wrapped is None)
     options = None if compiler is not None else _compiler_options(setup)
@@ -79,11 +79,10 @@ def _refuse(session: Session, model: nn.Module) -> None:
             "the model is wrapped in FullyShardedDataParallel (FSDP1). Prepare the model itself with "
             'Accelerator(strategy="fsdp"), which shards it with FSDP2'
         )
-    generation = getattr(model, SHARDED_IN, session.world.generation)
-    if generation != session.world.generation:
+    if _is_of_another_group(session, model) and not _can_shard_again(session, model):
         raise RuntimeMisuse(
-            "the model is sharded over a group of ranks that has been destroyed since, and parts of it went with the "
-            "others. Build it anew and load its weights"
+            "the model is sharded over a group of ranks that has been destroyed since, and this training does not "
+            "shard it over the ranks in the same way, by FSDP alone. Build it anew and load its weights"
         )
     if isinstance(model, DistributedDataParallel) and session.settings.strategy == "fsdp":
         raise RuntimeMisuse('the model is in DistributedDataParallel already, which strategy="fsdp" cannot shard')
@@ -92,6 +91,18 @@ def _refuse(session: Session, model: nn.Module) -> None:
             "the model's layers are spread over several devices of this process (device_map), so that "
             f"{session.group.world_size} ranks cannot train it together. Load it without device_map, or start one rank"
         )
+
+
+def _is_of_another_group(session: Session, model: nn.Module) -> bool:
+    """Whether the model was sharded over a group that has been destroyed since."""
+    generation, _ = getattr(model, SHARDED_IN, (session.world.generation, None))
+    return bool(generation != session.world.generation)
+
+
+def _can_shard_again(session: Session, model: nn.Module) -> bool:
+    """Whether this rank's shards of an earlier training are those of the next one."""
+    _, layout = getattr(model, SHARDED_IN)
+    return bool(session.settings.strategy == "fsdp" and layout == session.layout and layout.tensor == 1)
 
 
 def is_dispatched(model: nn.Module) -> bool:
@@ -156,13 +167,14 @@ def _spread(setup: Setup, model: nn.Module, *, place: bool, evaluation_mode: boo
 
 def _shard(setup: Setup, model: nn.Module) -> None:
     """Tensor parallel first, then shards of what each rank is left with; the session learns what became of what."""
-    from hpcaccel.runtime.parallel import fsdp, tensor_parallel
+    from hpcaccel.runtime.parallel import fsdp, sharded_again, tensor_parallel
     from hpcaccel.runtime.parallel.fsdp_choices import choose
     from hpcaccel.runtime.ranks.mesh import data_mesh, tensor_mesh
 
     session, settings, handlers = setup.session, setup.settings, setup.handlers
     layout, mesh = session.layout, session.mesh
     choices = choose(settings, handlers.fsdp)
+    kept = sharded_again.take_out(model) if _is_of_another_group(session, model) else []
     before = dict(model.named_parameters())
     done = fsdp.Tensors()
     if layout.tensor > 1:
@@ -177,9 +189,10 @@ def _shard(setup: Setup, model: nn.Module) -> None:
         materialise.give_memory(model, session.group.device)
     else:
         model.to(session.group.device)
-    setattr(model, SHARDED_IN, session.world.generation)
+    setattr(model, SHARDED_IN, (session.world.generation, layout))
     after = dict(model.named_parameters())
     session.shards.update({parameter: after[name] for name, parameter in before.items()})
+    sharded_again.put_back(model, kept, session.shards)
 
 
 def _compiler_options(setup: Setup) -> dict[str, Any] | None:

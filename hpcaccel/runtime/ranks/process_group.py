@@ -108,7 +108,7 @@ class Group:
         if not self.is_alive:
             raise RuntimeMisuse(
                 "the ranks have left their group (end_training or destroy_process_group): nothing can be done together "
-                "any more. Make a new Accelerator() or PartialState()"
+                "any more. Make a new Accelerator() or PartialState(), or call prepare(), which begins another training"
             )
 
     def max_of(self, value: int, what: str = "the agreement on the step") -> int:

@@ -254,6 +254,12 @@ def rank_0s_initialisation_is_sharded():
     )
     accelerator.end_training()
     accelerator = Accelerator(cpu=True, strategy="fsdp")
+    assert accelerator.prepare(model) is model
+    for (name, parameter), other in zip(model.named_parameters(), expected.parameters(), strict=True):
+        assert torch.equal(full(parameter.detach()), other.detach()), name
+    assert [type(block).__name__ for block in model.blocks] == ["FSDPBlock", "FSDPBlock"]
+    accelerator.end_training()
+    accelerator = Accelerator(cpu=True)
     refused(lambda: accelerator.prepare(model), "destroyed since", "Build it anew")
     accelerator.end_training()
 

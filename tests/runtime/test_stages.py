@@ -1,0 +1,39 @@
+"""Several trainings one after the other in one script, with one Accelerator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from .ranks import run_ranks
+
+pytestmark = pytest.mark.torch
+
+
+def alone() -> list[dict[str, float]]:
+    """What ``stages.py`` does, by one process without any Accelerator."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    inputs, targets = torch.arange(32.0).reshape(8, 4) / 32, torch.arange(8.0)[:, None]
+    optimizer = torch.optim.AdamW(model[2].parameters(), lr=0.01)
+    sums = []
+    for stage in range(3):
+        if stage == 1:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+        model.zero_grad()
+        sums.append({name: float(value.double().sum()) for name, value in model.state_dict().items()})
+    return sums
+
+
+@pytest.mark.parametrize(("strategy", "way"), [("ddp", "destroy"), ("fsdp", "end")])
+def test_prepare_begins_anew_after_the_group_was_left(strategy: str, way: str, tmp_path: Path) -> None:
+    """Frozen, unfrozen with a new optimizer, and once more with everything as the stage before has left it."""
+    ended = run_ranks("stages.py", [strategy, way, str(tmp_path)], size=2)
+    assert ended.codes == [0, 0], "\n".join(ended.outputs)
+    for found, expected in zip(ended.result()["sums"], alone(), strict=True):
+        assert found == pytest.approx(expected, rel=1e-5)
