@@ -89,6 +89,7 @@ class CheckpointEngine:
         epoch: int = 0,
         reason: str = "",
         guarantee: Guarantee = "state-exact",
+        guarantee_reasons: Sequence[str] = (),
         missing: Sequence[int] = (),
         fill: Callable[[Path], None] | None = None,
         background: bool = False,
@@ -103,6 +104,7 @@ class CheckpointEngine:
             step: optimizer steps done.
             reason: why now: ``due``, ``preempted``, ``time_limit`` …; for people.
             guarantee: what the training promises when it goes on from here on the same machines.
+            guarantee_reasons: why it promises no more.
             missing: ranks that do not take part, where not all have come. Then rank 0 alone calls and saves what it
                 holds: only for state that is the same on all ranks. The manifest names those whose random state it
                 does not have. When all ranks save this step afterwards, theirs takes its place.
@@ -124,6 +126,7 @@ class CheckpointEngine:
             "epoch": epoch,
             "reason": reason,
             "guarantee": guarantee,
+            "guarantee_reasons": list(guarantee_reasons),
             "world_size": self._ranks.world_size,
             "mesh": state.mesh,
             "attempt": self._attempt,

@@ -32,7 +32,7 @@ class LoadedCheckpoint:
         manifest: its COMMITTED manifest: ``step``, ``epoch``, ``reason``, ``world_size`` …
         per_rank: what this rank had of its own, None when the checkpoint has nothing for it (see ``rng.heirs``).
         guarantee: what this continuation can promise.
-        differences: why that is less than the checkpoint promised; empty when it is not.
+        differences: why that is no more, by what was known at the save and what has changed since.
         inherited: for each rank now the rank of then whose ``per_rank`` it has, None where it has nobody's.
     """
 
@@ -99,7 +99,10 @@ def _differences(content: dict[str, Any], *, world_size: int, mesh: dict[str, An
     if content.get("holds") == ["weights"]:
         return (f"only weights, imported from {content['imported_from']}: everything else starts anew",)
     now = {"world_size": world_size, "torch": torch.__version__, "processor": manifest.processor()}
-    found = [f"{key}: {content[key]} then, {value} now" for key, value in now.items() if content[key] != value]
+    found = list(content.get("guarantee_reasons", ()))
+    if content["guarantee"] == "bit-exact" and "guarantee_reasons" not in content:
+        found.append("saved by a release that did not look where the batches came from")
+    found += [f"{key}: {content[key]} then, {value} now" for key, value in now.items() if content[key] != value]
     then = content.get("mesh")
     if then and mesh and then != mesh and content["world_size"] == world_size:
         found.append(f"mesh: {_in_words(then)} then, {_in_words(mesh)} now")

@@ -123,13 +123,18 @@ def print_checkpoint(one: Listed, contents: Contents, *, stream: TextIO | None =
     print_facts(facts, console=console_for(stream))
 
 
+def _guarantee(said: dict[str, Any]) -> str:
+    reasons = "; ".join(map(str, said.get("guarantee_reasons", ())))
+    return f"{said.get('guarantee', '-')}{f': {reasons}' if reasons else ''}"
+
+
 def _facts(one: Listed) -> list[tuple[str, str]]:
     said = one.manifest
     rows = [
         ("checkpoint", str(one.path)),
         ("step", f"{one.step} (epoch {said.get('epoch', '-')})"),
         ("saved", f"{clock_time(said['time'])}, {said.get('reason') or 'no reason given'}"),
-        ("guarantee", str(said.get("guarantee", "-"))),
+        ("guarantee", _guarantee(said)),
         ("ranks", str(said.get("world_size", "-"))),
         ("written by", ", ".join(f"{name} {said[name]}" for name in ("hpcaccel", "torch", "python") if name in said)),
         ("processor", str(said.get("processor", "-"))),

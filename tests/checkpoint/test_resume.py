@@ -1,10 +1,12 @@
 """A training that is loaded goes on as if it had never stopped."""
 
+import json
+
 import pytest
 import torch
 import torch.distributed as dist
 
-from hpcaccel.checkpoint import CheckpointEngine, TrainingState
+from hpcaccel.checkpoint import CheckpointEngine, TrainingState, manifest
 from tests.checkpoint.training import OPTIMIZERS, Training
 from tests.checkpoint.world import run_ranks
 
@@ -102,3 +104,21 @@ def test_a_rank_without_an_entry_of_its_own_gets_none(tmp_path):
     assert [own and own["noise"].tolist() for own, _, _ in results] == [[0, 0], [1, 1], None]
     assert {guarantee for _, guarantee, _ in results} == {"state-exact"}
     assert results[0][2] == ("world_size: 2 then, 3 now",)
+
+
+def test_why_a_checkpoint_promises_no_more_comes_back_with_it(tmp_path):
+    engine = CheckpointEngine(tmp_path)
+    engine.save(TrainingState(), step=1, guarantee="state-exact", guarantee_reasons=["a batch was carried along"])
+    loaded = engine.load(tmp_path / "step_00000001", TrainingState())
+    assert (loaded.guarantee, loaded.differences) == ("state-exact", ("a batch was carried along",))
+
+
+def test_an_earlier_release_called_checkpoints_bit_exact_without_looking(tmp_path):
+    engine = CheckpointEngine(tmp_path)
+    path = engine.save(TrainingState(), step=1, guarantee="bit-exact")
+    content = json.loads((path / "COMMITTED").read_text())
+    del content["guarantee_reasons"], content["crc32"]
+    (path / "COMMITTED").write_bytes(manifest.seal(content))
+    loaded = CheckpointEngine(tmp_path).load(path, TrainingState())
+    assert loaded.guarantee == "state-exact"
+    assert "did not look where the batches came from" in loaded.differences[0]

@@ -43,7 +43,8 @@ class Cursor:
         """Optimizer steps that were done when it gave its last batch."""
         self.stream: dict[str, Any] | None = None
         """The state of a stateful stream to go on from, and how many units it had given then."""
-        self._generator = generator if order is None else order.users_generator
+        self.generator = generator if order is None else order.users_generator
+        """The user's own, whose state is saved."""
         self._passes = 0
         self._take_up = False
         self._generator_state: Any = None
@@ -97,7 +98,7 @@ class Cursor:
         return self._passes
 
     def _present_generator_state(self) -> torch.Tensor | None:
-        return None if self._generator is None else self._generator.get_state()
+        return None if self.generator is None else self.generator.get_state()
 
     def _draw(self, order: Order) -> None:
         self._sampler_state = order.sampler_state()
@@ -115,6 +116,11 @@ class Cursor:
     def is_current(self, iteration: int) -> bool:
         """Whether no later iteration has begun."""
         return self._passes == iteration
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """A number of this iteration, and the rounds used in it."""
+        return self._passes, self.rounds
 
     def finish(self, iteration: int) -> None:
         """This iteration is over, or was left."""
@@ -164,8 +170,8 @@ class Cursor:
         else:
             self.order.seed = state["seed"]
             self.order.load_sampler_state(state["sampler"])
-        if self._generator is not None and state["generator"] is not None:
-            self._generator.set_state(state["generator"])
+        if self.generator is not None and state["generator"] is not None:
+            self.generator.set_state(state["generator"])
             self._generator_state = state["generator"]
 
 

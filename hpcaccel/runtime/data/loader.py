@@ -20,7 +20,7 @@ from hpcaccel.runtime.data.generators import (
     synchronise,
 )
 from hpcaccel.runtime.data.iterable import Bookmarks
-from hpcaccel.runtime.data.loader_facts import LoaderFacts
+from hpcaccel.runtime.data.loader_promise import LoaderPromise
 from hpcaccel.runtime.data.placement import mover
 from hpcaccel.runtime.data.reading import Plan, planned_loader
 from hpcaccel.runtime.data.rounds import Fill, SliceFn, Told
@@ -55,7 +55,7 @@ class LoopHooks(Protocol):
         """The generators go back to where the checkpoint has them, as the batch after it is about to be drawn."""
 
 
-class PreparedLoader(LoaderFacts):
+class PreparedLoader(LoaderPromise):
     """A face for the user's DataLoader: ``len`` and iteration are those of this rank's part.
 
     Every iteration is an epoch of its own, also after one that was left by ``break``. With workers the global
@@ -330,7 +330,7 @@ class PreparedLoader(LoaderFacts):
         cursor = self._cursor
         running = cursor.running and self._is_in_use()
         stream = self._stream.bookmark(cursor.used) if running and cursor.order is None else None
-        return cursor.state_dict(running=running) | {"stream": stream}
+        return cursor.state_dict(running=running) | {"stream": stream, "reading": self.reading}
 
     def _is_in_use(self) -> bool:
         """Whether its iteration was not left without a word: an iterator that somebody holds, and asks no more."""
@@ -345,6 +345,7 @@ class PreparedLoader(LoaderFacts):
             RuntimeMisuse: the place was counted in another unit.
         """
         self._cursor.load_state_dict(state)
+        self.__dict__["changes"] = self.changes_since(state.get("reading", {}))
 
 
 class DispatchedLoader(PreparedLoader):

@@ -39,6 +39,21 @@ class LoaderFacts(DataLoader[Any]):
         self._cursor.trains = value
 
     @property
+    def given_at_step(self) -> int:
+        """Optimizer steps that were done when it gave its last batch."""
+        return self._cursor.step
+
+    @property
+    def identity(self) -> int:
+        """The same number for all views of one loader."""
+        return id(self._cursor)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which iteration of it this is, and how many batches it has given in it."""
+        return self._cursor.place
+
+    @property
     def end_of_dataloader(self) -> bool:
         return self.at_last_batch
 

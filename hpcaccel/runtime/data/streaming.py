@@ -43,7 +43,7 @@ class OwnStream:
     """Each rank reads the dataset, and batches its own samples of it."""
 
     def __init__(self, user: DataLoader[Any], sharing: Sharing, generator: torch.Generator) -> None:
-        self._part = StreamPart(user.dataset, sharing, workers=bool(user.num_workers))
+        self.dataset = self._part = StreamPart(user.dataset, sharing, workers=bool(user.num_workers))
         self._workers = bool(user.num_workers)
         # A single worker sees the samples in their order, and what it is told when it starts.
         self.counts_samples = not user.num_workers or (user.num_workers == 1 and not user.persistent_workers)
@@ -90,16 +90,17 @@ class ReadyStream:
 
     def __init__(self, loader: DataLoader[Any], batch_size: int | None, seeded: SeededStream | None) -> None:
         self._loader = loader
-        self._seeded = seeded
+        self.dataset = loader.dataset
+        self.seeded = seeded
         self.units = batch_size or 1
         self.counts_samples = False
         if loader.num_workers and not isinstance(loader.worker_init_fn, WorkerStart):
             loader.worker_init_fn = WorkerStart(WorkerInit(loader.worker_init_fn))
 
     def pull(self, seed: int, given: int, behind: int, report: Progress, keep: Keep | None) -> Iterator[Told]:
-        own = None if self._seeded is not None else seed
-        if self._seeded is not None:
-            self._seeded.begin(seed)  # what it has given before is in its state
+        own = None if self.seeded is not None else seed
+        if self.seeded is not None:
+            self.seeded.begin(seed)  # what it has given before is in its state
         with signals_held():
             source: Iterator[Any] = drawn_apart(self._loader, seed=own, first=given // self.units)
         source = forward(source, behind // self.units, report, keep)
@@ -171,6 +172,21 @@ class TellingStream:
         self._shares_batches = ready_made or not self.is_own
         self.fill = Fill()
         """What an unfinished round of shared batches is filled up with."""
+
+    @property
+    def dataset(self) -> Any:
+        """What the inner loader reads."""
+        return self._source.dataset
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known how the inner loader reads, so that what it draws can be seeded."""
+        return isinstance(self._source, OwnStream) or self._source.seeded is not None
+
+    @property
+    def is_stateful_loader(self) -> bool:
+        """Whether a loader with a state reads it."""
+        return isinstance(self._source, ReadyStream)
 
     def share(self, sharing: Sharing) -> None:
         """Share out otherwise from the next iteration on."""

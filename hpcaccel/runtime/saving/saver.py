@@ -126,6 +126,7 @@ class Saver:
         step: int,
         epoch: int,
         reason: str,
+        doubts: Sequence[str],
         directory: Path | None = None,
         missing: Sequence[int] = (),
         background: bool = False,
@@ -135,6 +136,7 @@ class Saver:
         Hooks of the script get ``directory``, or else a place whose content becomes part of the checkpoint.
 
         Args:
+            doubts: what speaks against calling the checkpoint bit-exact.
             missing: ranks that do not take part; then this is rank 0 alone.
             background: come back when a snapshot is taken; see ``in_flight``.
 
@@ -158,7 +160,8 @@ class Saver:
                 step=step,
                 epoch=epoch,
                 reason=reason,
-                guarantee="bit-exact" if self._settings.deterministic and not missing else "state-exact",
+                guarantee="state-exact" if doubts or missing else "bit-exact",
+                guarantee_reasons=doubts,
                 missing=missing,
                 fill=run_hooks if hooks else None,
                 background=background,

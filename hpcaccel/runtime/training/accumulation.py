@@ -28,6 +28,18 @@ class Source(Protocol):
     at_last_batch: bool
     trains: bool
 
+    @property
+    def given_at_step(self) -> int:
+        """Optimizer steps that were done when it gave its last batch."""
+
+    @property
+    def identity(self) -> int:
+        """The same number for all views of one loader."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which iteration of it this is, and how many batches it has given in it."""
+
 
 class LoadersInUse:
     """The prepared loaders that are being iterated in this process, whichever Accelerator has prepared them."""

@@ -26,6 +26,7 @@ from hpcaccel.runtime.training.accumulation import Accumulation, LoadersInUse
 from hpcaccel.runtime.training.activity import Activity
 from hpcaccel.runtime.training.counters import Counters, Resumed
 from hpcaccel.runtime.training.ending import Ending
+from hpcaccel.runtime.training.exactness import Exactness, changes_of
 from hpcaccel.runtime.training.metrics import MetricsWriter
 from hpcaccel.runtime.training.saves import Saves
 from hpcaccel.runtime.training.stop import BUSY, FAILED, StopAgreement, StopFlag, Verdict
@@ -73,8 +74,10 @@ class Loop:
         self.metrics = MetricsWriter(place.metrics if group.is_main else None, attempt=place.attempt)
         self._counters = Counters(self.metrics)
         self.saver = Saver(place, group, settings, prepared)
+        self._exactness = Exactness(settings=settings, prepared=prepared, in_use=in_use, device=group.device)
         self._saves = Saves(
             self.saver,
+            exactness=self._exactness,
             group=group,
             settings=settings,
             counters=self._counters,
@@ -188,10 +191,12 @@ class Loop:
     def _count(self) -> None:
         self._counters.step += 1
         self.clock.count(self._counters.step)
+        self._exactness.stepped(self.step, self.epoch)
 
     def count_another(self, optimizer: object) -> None:
         """A prepared optimizer has stepped that is not the first one."""
         self._stepped.add(id(optimizer))
+        self._exactness.stepped(self.step, self.epoch, first=False)
 
     def backward_begins(self) -> None:
         """The last moment to say that a step is over, for scripts without a prepared loader and without the verbs.
@@ -202,13 +207,18 @@ class Loop:
         behind = self._counters.step - self._seen_step
         if self.own_time is not None:
             self.own_time.backward_begins()
-        if not behind:
-            return
+        if behind:
+            self._step_is_over_at_last(behind)
+        self._exactness.backward()
+
+    def _step_is_over_at_last(self, behind: int) -> None:
         told_elsewhere = self._script_asks or self._in_use.current is not None
         all_stepped = len(self._stepped) >= len(self._prepared.optimizers) - 1
         # A loader that has given nothing for so many steps feeds something else, and a stop must not wait for it.
         if behind >= PATIENCE_STEPS or (all_stepped and not told_elsewhere):
+            self._exactness.in_backward = True
             self.step_is_over()
+            self._exactness.in_backward = False
             if self.own_time is not None:
                 self.own_time.forget()
 
@@ -301,8 +311,11 @@ class Loop:
         self._checked = True
         self._called_for = loaded.manifest["reason"] == "save_state"
         self._resumed = Resumed(self.step, self.epoch, loaded.path)
-        why = f" ({'; '.join(loaded.differences)})" if loaded.differences else ""
-        self.activity.say(f"resumed at step {self.step} from {loaded.path}, {loaded.guarantee}{why}")
+        reasons, guarantee = loaded.differences, loaded.guarantee
+        if guarantee == "bit-exact" and (changes := changes_of(self._prepared.loaders)):
+            reasons, guarantee = changes, "state-exact"
+        why = f" ({'; '.join(reasons)})" if reasons else ""
+        self.activity.say(f"resumed at step {self.step} from {loaded.path}, {guarantee}{why}")
         self.clock.loaded(self.step)
         if loaded.random_states:
             self.activity.say(f"random states: {loaded.random_states}")
@@ -439,6 +452,7 @@ class Loop:
             write_json(path, to_dict(progress))
         if not self._left_half_way:
             self.restore_rng()  # else the loader does, when it takes up its epoch
+        self._exactness.begin()
         if not self._agreement.pending:
             self._issue()
         self._trains()
@@ -499,6 +513,7 @@ class Loop:
     def _begin(self) -> None:
         """The first step of this process is over."""
         self._fresh = False
+        self._exactness.begin()
         if self.activity.phase != "training":
             self._trains()
         if not self._checked:

@@ -13,6 +13,7 @@ from hpcaccel.runtime.saving.saver import Saver
 from hpcaccel.runtime.settings import Settings
 from hpcaccel.runtime.training.activity import Activity
 from hpcaccel.runtime.training.counters import Counters
+from hpcaccel.runtime.training.exactness import Exactness
 from hpcaccel.runtime.training.metrics import MetricsWriter
 from hpcaccel.runtime.training.stop import BUSY, DONE, FAILED
 from hpcaccel.runtime.training.timing import Clock
@@ -29,6 +30,7 @@ class Saves:
         self,
         saver: Saver,
         *,
+        exactness: Exactness,
         group: Group,
         settings: Settings,
         counters: Counters,
@@ -44,6 +46,7 @@ class Saves:
         """The one before, while a save is under way in the background."""
         self._passed_over = 0
         """The last step whose save was due and left out."""
+        self._exactness = exactness
         self._group = group
         self._settings = settings
         self._counters = counters
@@ -96,8 +99,10 @@ class Saves:
         with self._activity.during("saving"), self._clock.saving():
             self._metrics.flush()
             step = self._counters.step if missing else self._group.max_of(self._counters.step)
+            doubts = self._doubts(missing)
             path = self.saver.save(
                 self._counters,
+                doubts=doubts,
                 step=step,
                 epoch=self._counters.epoch,
                 reason=reason,
@@ -109,6 +114,18 @@ class Saves:
             self._landed_step = self.step
             self.begin_at(step)
         return path
+
+    def _doubts(self, missing: Sequence[int]) -> list[str]:
+        """What speaks against calling the checkpoint bit-exact, on any rank that takes part."""
+        found = self._exactness.doubts(self._counters.step, self._counters.epoch)
+        if self._settings.deterministic and self._group.exchange is not None and not missing:
+            from hpcaccel.runtime.together.objects import from_all
+
+            every = from_all(self._group.exchange, found, what="what a checkpoint can promise")
+            found = list(dict.fromkeys(text for rank in every for text in rank))
+        if found and self._settings.deterministic:
+            self._activity.say_once(f"checkpoints are state-exact, not bit-exact: {'; '.join(found)}")
+        return found
 
     def due(self) -> None:
         """Save as the schedule wants it, or leave it out while the save before is still on its way."""

@@ -1,0 +1,247 @@
+"""A checkpoint is called bit-exact only where nothing speaks against it, and it says what does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from hpcaccel.runtime.data.loader import PreparedLoader
+from hpcaccel.runtime.saving.saver import Prepared
+from hpcaccel.runtime.settings import Settings
+from hpcaccel.runtime.training.accumulation import LoadersInUse
+from hpcaccel.runtime.training.exactness import Exactness
+from tests.runtime.loader_kinds import KINDS, collate
+from tests.runtime.test_data import Hooks, prepared
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:.*set_vital")]
+
+
+class Training:
+    """A script with its loaders, and the part of the loop that counts its steps."""
+
+    def __init__(self, *loaders: DataLoader[Any], deterministic: bool = True, **options: Any) -> None:
+        self.hooks = Hooks()
+        self.in_use = LoadersInUse()
+        self.prepared = Prepared()
+        self.exactness = Exactness(
+            settings=Settings(deterministic=deterministic),
+            prepared=self.prepared,
+            in_use=self.in_use,
+            device=torch.device("cpu"),
+        )
+        self.loaders = [self.prepare(loader, **options) for loader in loaders]
+        self.exactness.begin()
+
+    def prepare(self, loader: DataLoader[Any], **options: Any) -> PreparedLoader:
+        made = prepared(loader, hooks=self.hooks, in_use=self.in_use, **options)
+        self.prepared.loaders.append(made)
+        return made
+
+    def step(self) -> None:
+        self.exactness.backward()
+        self.hooks.step += 1
+        self.exactness.stepped(self.hooks.step, 0)
+
+    def doubts(self) -> list[str]:
+        return self.exactness.doubts(self.hooks.step, 0)
+
+
+def plain(samples: int = 12, **options: Any) -> DataLoader[Any]:
+    return DataLoader(list(range(samples)), batch_size=2, **options)  # type: ignore[arg-type]
+
+
+def one_epoch(training: Training, between: Callable[[], object] = lambda: None) -> list[list[str]]:
+    """What is said at each step's save, as the next batch is asked for."""
+    said: list[list[str]] = []
+    training.hooks.step_is_over = lambda: said.append(training.doubts()) if training.hooks.step else None  # type: ignore[method-assign]
+    for _ in training.loaders[0]:
+        between()
+        training.step()
+    return said
+
+
+def test_nothing_speaks_against_steps_on_a_prepared_loader() -> None:
+    assert one_epoch(Training(plain())) == [[]] * 6
+
+
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.loader.get("num_workers", 0) == 0])
+def test_nor_against_any_kind_of_loader(name: str) -> None:
+    if "torchdata" in name:
+        pytest.importorskip("torchdata")
+    kind = KINDS[name]
+    expected = ["nobody knows how a OwnLoader reads its data"] if kind.own_class == "another" else []
+    assert set(map(tuple, one_epoch(Training(kind.make(), **kind.options)))) == {tuple(expected)}
+
+
+def test_without_determinism_that_is_all_that_is_said() -> None:
+    training = Training(plain(), deterministic=False)
+    training.step()
+    assert training.doubts() == ["saved without runtime.deterministic"]
+
+
+def test_batches_that_come_from_elsewhere() -> None:
+    training = Training()
+    training.step()
+    assert training.doubts() == ["no prepared DataLoader gives the training its batches"]
+    training = Training(plain())
+    training.step()
+    assert training.doubts() == ["step 1 took no batch from a prepared DataLoader"]
+
+
+def test_a_loader_that_no_checkpoint_holds() -> None:
+    """As ``prepare_data_loader`` makes them."""
+    training = Training(plain())
+    outside = training.prepare(plain())
+    training.prepared.loaders.remove(outside)
+    for _ in outside:
+        training.step()
+        assert training.doubts()[0] == "step 1 took no batch from a prepared DataLoader"
+        break
+
+
+def test_several_steps_on_one_batch() -> None:
+    training = Training(plain())
+    for _ in training.loaders[0]:
+        training.step()
+        assert training.doubts() == []
+        training.step()
+        assert training.doubts() == ["step 2 took no batch from a prepared DataLoader"]
+        break
+
+
+def test_a_batch_that_is_carried_along() -> None:
+    training = Training(plain())
+    batches = iter(training.loaders[0])
+    following = next(batches)
+    for _ in range(3):
+        _, following = following, next(batches)
+        training.step()
+    assert "the first step of an epoch took 2 batches, a later one 1" in training.doubts()[0]
+
+
+def test_accumulation_ends_an_epoch_with_fewer_batches() -> None:
+    training = Training(plain())
+    for number, _ in enumerate(training.loaders[0]):
+        if number % 4 == 3 or training.loaders[0].at_last_batch:
+            training.step()
+            assert training.doubts() == []
+
+
+def test_saves_in_the_middle_of_a_step() -> None:
+    training = Training(plain())
+    assert "no step has been done yet" in training.doubts()[0]
+    batches = iter(training.loaders[0])
+    next(batches)
+    training.step()
+    assert training.doubts() == []
+    next(batches)
+    assert training.doubts() == ["saved between a batch and the step that uses it, which a resume leaves out"]
+    training.exactness.backward()
+    assert "gradients are in no checkpoint" in training.doubts()[0]
+    training.step()
+    assert training.doubts() == []
+    training.exactness.in_backward = True
+    assert "after its forward pass" in training.doubts()[0]
+
+
+def test_a_batch_of_an_evaluation_is_no_batch_of_a_step() -> None:
+    training = Training(plain(), plain(4))
+    for _ in training.loaders[0]:
+        training.step()
+        for _ in training.loaders[1]:
+            assert "between a batch and the step" in training.doubts()[0]
+        assert training.doubts() == []
+
+
+def test_a_loader_and_its_view_without_the_first_batches_are_one() -> None:
+    training = Training(plain())
+    for loader in (training.loaders[0].skipping(2), training.loaders[0]):
+        for _ in loader:
+            training.step()
+            assert training.doubts() == []
+
+
+def test_loaders_one_after_the_other() -> None:
+    training = Training(plain(), plain())
+    for _ in training.loaders[0]:
+        training.step()
+    assert training.doubts() == []
+    for _ in training.loaders[1]:
+        training.step()
+        assert "one after the other" in training.doubts()[0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.Generator().manual_seed(1),
+        lambda: random.Random(1),
+        lambda: np.random.default_rng(1),
+        lambda: np.random.RandomState(1),
+    ],
+    ids=["torch", "python", "numpy", "numpy's old one"],
+)
+def test_generators_of_the_scripts_own(make: Callable[[], Any]) -> None:
+    augments, unused = make(), make()
+
+    def draw() -> None:
+        if isinstance(augments, torch.Generator):
+            torch.rand((), generator=augments)
+        else:
+            augments.random()
+
+    training = Training(plain())
+    assert one_epoch(training, draw)[-1] == ["drawn from a generator that is in no checkpoint: augments"]
+    registered = Training(plain())
+    registered.prepared.registered.append(SimpleNamespace(it=augments))  # type: ignore[arg-type]
+    assert one_epoch(registered, draw)[-1] == []
+    assert unused is not None
+
+
+class Augmented(Dataset[Any]):
+    def __init__(self) -> None:
+        self.transform = SimpleNamespace(rng=np.random.default_rng(3))
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((4,), float(self.transform.rng.random()))
+
+
+def test_generators_of_a_dataset() -> None:
+    own = Training(DataLoader(Augmented(), batch_size=2, collate_fn=collate))
+    assert one_epoch(own)[-1] == ["drawn from a generator that is in no checkpoint: dataset.transform.rng"]
+    copied = Training(DataLoader(Augmented(), batch_size=2, num_workers=1))
+    copied.exactness.stepped(1, 0)
+    assert any("workers draw from copies" in text and "dataset.transform.rng" in text for text in copied.doubts())
+
+
+def test_a_loader_that_was_not_prepared() -> None:
+    training = Training(plain())
+    other = iter(plain())
+    next(other)
+    assert one_epoch(training)[0] == ["a DataLoader that was not prepared is in the middle of its data"]
+    list(other)
+    for _ in plain():
+        break
+    assert one_epoch(Training(plain()))[0] == []
+
+
+def test_a_loader_that_reads_otherwise_than_the_one_that_was_saved() -> None:
+    saved = Training(plain()).loaders[0].state_dict()
+    for loader, expected in (
+        (plain(), ()),
+        (plain(num_workers=2), ("a DataLoader's workers: False then, True now",)),
+        (plain(14), ("a DataLoader's samples: 12 then, 14 now",)),
+    ):
+        resumed = Training(loader).loaders[0]
+        resumed.load_state_dict(saved)
+        assert resumed.changes == expected
