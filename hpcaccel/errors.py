@@ -23,6 +23,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 __all__ = [
@@ -42,13 +43,51 @@ __all__ = [
     "SlurmUnreachable",
     "SpecError",
     "UserError",
+    "presentable",
 ]
+
+
+_LONGEST_WORD = 400
+_LONGEST_QUOTE = 200
+_LONGEST_LINE = 4000
+_KEPT = 80
+_QUOTED = (rf"(?<![\w{quote}]){quote}(?! )[^{quote}]{{{_LONGEST_QUOTE},}}{quote}(?!\w)" for quote in "'\"")
+_LONG_VALUES = re.compile("|".join([*_QUOTED, rf"\S{{{_LONGEST_WORD},}}"]))
+
+
+def presentable(text: str) -> str:
+    """A message as it may be shown: what came from a file or a command line cannot repaint the terminal or fill it.
+
+    Control characters, and what turns the direction of writing, are written out. A quoted value, or a word, that is too
+    long for a person is cut, and says how long it was.
+    """
+    return "\n".join(_cut(_written_out(line)) for line in text.split("\n"))
+
+
+def _written_out(line: str) -> str:
+    if line.isprintable():
+        return line
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
+
+
+def _cut(line: str) -> str:
+    if len(line) <= _LONGEST_QUOTE:
+        return line
+    line = _LONG_VALUES.sub(lambda found: _without_the_middle(found[0], _KEPT), line)
+    return line if len(line) <= _LONGEST_LINE else _without_the_middle(line, _LONGEST_LINE // 2)
+
+
+def _without_the_middle(text: str, kept: int) -> str:
+    return f"{text[:kept]}…{text[-kept // 4 :]} ({len(text):,} characters)"
 
 
 class HpcaccelError(Exception):
     """Something that hpcaccel can explain in a sentence."""
 
     exit_code = 1
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(presentable(one) if isinstance(one, str) else one for one in args))
 
 
 class UserError(HpcaccelError):
@@ -61,7 +100,7 @@ class SpecError(UserError):
     """One or more things wrong with a spec; ``problems`` holds one line for each."""
 
     def __init__(self, problems: str | Sequence[str]) -> None:
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        self.problems = [presentable(one) for one in ([problems] if isinstance(problems, str) else problems)]
         super().__init__("\n".join(self.problems))
 
 

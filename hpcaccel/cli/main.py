@@ -36,6 +36,7 @@ from hpcaccel.cli import (
 from hpcaccel.cli.forwarding import COMMAND_LINE, forwarded
 from hpcaccel.cli.output import note, the_machines_no
 from hpcaccel.errors import HpcaccelError, SpecError, UserError
+from hpcaccel.slow import ON_SILENCE
 
 __all__ = ["app"]
 
@@ -48,11 +49,10 @@ class Commands(TyperGroup):
     """Turns the errors that we raise on purpose into one message and an exit code; bugs keep their traceback."""
 
     def invoke(self, ctx: Any) -> Any:
-        from hpcaccel.slurm.programs import ON_SILENCE
-
         COMMAND_LINE.set((*ctx._protected_args, *ctx.args))
         ON_SILENCE.set(lambda sentence: note(f"note: {sentence}"))
         try:
+            _leave_a_folder_that_has_gone([*ctx._protected_args, *ctx.args])
             return super().invoke(ctx)
         except SpecError as error:
             _fail(error.problems, error.exit_code)
@@ -68,6 +68,33 @@ class Commands(TyperGroup):
             if (why := the_machines_no(error)) is None:
                 raise
             _fail([why], UserError.exit_code)
+
+
+WITHOUT_A_FOLDER = {
+    "status",
+    "list",
+    "wait",
+    "explain",
+    "report",
+    "stop",
+    "resume",
+    "cancel",
+    "stacks",
+    "logs",
+    "shell",
+}
+"""Commands about runs, which are found from anywhere."""
+
+
+def _leave_a_folder_that_has_gone(command: list[str]) -> None:
+    """Raises UserError where the current directory does not exist any more, and the command needs one."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        about_runs = command[:1] == ["sweep"] and command[1:2] != ["start"]
+        if not (about_runs or set(command[:1]) <= WITHOUT_A_FOLDER):
+            raise UserError("the current directory does not exist any more: change into another one") from None
+        os.chdir("/")
 
 
 def _fail(messages: list[str], exit_code: int) -> NoReturn:

@@ -10,9 +10,13 @@ from typing import Any
 
 import typer
 
+from hpcaccel.errors import presentable
+
 __all__ = ["note", "print_bytes", "print_json", "taken_up", "terminal_columns", "the_machines_no"]
 
-_CAN_BE_MENDED = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
+_CAN_BE_MENDED = {
+    errno.EACCES, errno.EDQUOT, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOSPC, errno.EPERM, errno.EROFS
+}  # fmt: skip
 
 
 def print_json(value: Any) -> None:
@@ -33,7 +37,7 @@ def terminal_columns() -> int | None:
 
 def note(message: str) -> None:
     """Something for people: on stderr, so that stdout holds nothing but what was asked for."""
-    typer.echo(message, err=True)
+    typer.echo(presentable(message), err=True)
 
 
 def taken_up(run_id: str, command: str) -> str:
@@ -48,4 +52,4 @@ def the_machines_no(error: OSError) -> str | None:
     """What the operating system refused and the user can mend; None: it is our bug, and keeps its traceback."""
     if error.errno not in _CAN_BE_MENDED:
         return None
-    return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
+    return presentable(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror))

@@ -11,24 +11,19 @@ import os
 import re
 import shutil
 import subprocess
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from hpcaccel import slow
 from hpcaccel.errors import ClusterError, SlurmCommandError
+from hpcaccel.slow import told_when_slow
 from hpcaccel.slurm.environment import query_environment
 
-__all__ = ["ON_SILENCE", "Programs", "Run", "address", "is_over", "is_transient", "is_unknown_job", "is_unreachable"]
+__all__ = ["Programs", "Run", "address", "is_over", "is_transient", "is_unknown_job", "is_unreachable"]
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 """What stands in for ``subprocess.run``."""
 P = TypeVar("P", bound="Programs")
-SILENT_SECONDS = 5.0
-ON_SILENCE: ContextVar[Callable[[str], None] | None] = ContextVar("ON_SILENCE", default=None)
-"""What is told when a program has had no answer for ``SILENT_SECONDS``: a sentence for people."""
-
 _ADDRESS = re.compile(r"\d+(?:_\d+|\+\d+)?")
 
 
@@ -86,9 +81,15 @@ class Programs:
             return ClusterError(f"Slurm refused `{' '.join(command)}`: {result.stderr.strip()}")
         return SlurmCommandError(command, result.returncode, result.stderr)
 
+    def _silence(self, program: str) -> str:
+        return (
+            f"{program} has had no answer from Slurm for {slow.SILENT_SECONDS:g} s; waiting for at most "
+            f"{self._timeout_seconds:g} s. The controller may be down or busy"
+        )
+
     def _start(self, command: list[str], *, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         try:
-            with _told_of_silence(command[0], self._timeout_seconds):
+            with told_when_slow(self._silence(command[0])):
                 return self._run(
                     command,
                     env=query_environment(os.environ) if env is None else env,
@@ -107,25 +108,6 @@ class Programs:
         except subprocess.TimeoutExpired:
             message = f"no answer within {self._timeout_seconds:g} s; the Slurm controller may be down or busy"
             raise SlurmCommandError(command, 124, message) from None
-
-
-@contextmanager
-def _told_of_silence(program: str, timeout_seconds: float) -> Iterator[None]:
-    tell = ON_SILENCE.get()
-    if tell is None:
-        yield
-        return
-    sentence = (
-        f"{program} has had no answer from Slurm for {SILENT_SECONDS:g} s; waiting for at most {timeout_seconds:g} s. "
-        "The controller may be down or busy"
-    )
-    timer = threading.Timer(SILENT_SECONDS, tell, [sentence])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def address(job_id: str) -> str:

@@ -6,6 +6,7 @@ import difflib
 from pathlib import Path
 
 from hpcaccel.errors import SpecError
+from hpcaccel.spec.pipes import is_pipe, read_pipe
 from hpcaccel.spec.yaml12 import Document, parse_yaml
 
 __all__ = ["read_document"]
@@ -32,6 +33,8 @@ def read_document(path: Path, shown: str) -> Document:
 
 def _text(path: Path, shown: str) -> str:
     try:
+        if is_pipe(path):
+            return _decoded(read_pipe(path, MAX_FILE_BYTES), shown)
         if path.is_dir():
             raise SpecError(f"{shown} is a directory, not a YAML file{_candidates(path)}")
         with path.open("rb") as file:
@@ -40,6 +43,10 @@ def _text(path: Path, shown: str) -> str:
         raise SpecError(f"{shown}: no such file{_similar(path)}") from None
     except (OSError, ValueError) as error:
         raise SpecError(f"{shown} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    return _decoded(data, shown)
+
+
+def _decoded(data: bytes, shown: str) -> str:
     if len(data) > MAX_FILE_BYTES:
         raise SpecError(f"{shown} is larger than {MAX_FILE_BYTES} bytes: not a spec")
     try:

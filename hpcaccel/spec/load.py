@@ -16,6 +16,7 @@ from hpcaccel.spec.extends import read_layers
 from hpcaccel.spec.job import JobSpec
 from hpcaccel.spec.layers import Layer, merge, put
 from hpcaccel.spec.overrides import override_place, parse_override
+from hpcaccel.spec.pipes import base_of
 from hpcaccel.spec.problems import conflicts, describe, report
 from hpcaccel.spec.yaml12 import KeyPath, Place, Problem
 
@@ -52,11 +53,11 @@ def load_spec(
     layer = read_layers(source, str(path), problems)
     if function is not None:
         layer = Layer({**layer.values, "entrypoint": {"function": function}}, layer.places)
-    layer = laid_over(layer, source.parent, overrides, profile, problems, JobSpec)
+    layer = laid_over(layer, base_of(source), overrides, profile, problems, JobSpec)
     spec = validated(layer, str(path), problems, JobSpec)
     if check_files:
-        check_program(spec, layer, str(path), base=source.absolute().parent)
-    spec._source = source.absolute()
+        check_program(spec, layer, str(path), base=base_of(source))
+    spec._source = base_of(source) / source.name
     return spec
 
 

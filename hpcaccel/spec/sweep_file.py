@@ -13,6 +13,7 @@ from hpcaccel.spec.extends import read_layers
 from hpcaccel.spec.job import JobSpec
 from hpcaccel.spec.layers import Layer
 from hpcaccel.spec.load import check_program, laid_over, validated
+from hpcaccel.spec.pipes import base_of
 from hpcaccel.spec.problems import report
 from hpcaccel.spec.sweep import SweepFile, SweepSpec
 from hpcaccel.spec.sweep_checks import checked
@@ -40,11 +41,11 @@ def load_sweep(
     source = Path(path)
     problems: list[Problem] = []
     layer = read_layers(source, str(path), problems)
-    layer = laid_over(layer, source.parent, overrides, profile, problems, SweepFile)
-    spec = _sweep(layer, source.parent, str(path), problems)
+    layer = laid_over(layer, base_of(source), overrides, profile, problems, SweepFile)
+    spec = _sweep(layer, base_of(source), str(path), problems)
     if check_files:
-        check_program(spec.job, layer, str(path), base=source.absolute().parent)
-    spec.job._source = source.absolute()
+        check_program(spec.job, layer, str(path), base=base_of(source))
+    spec.job._source = base_of(source) / source.name
     return spec
 
 

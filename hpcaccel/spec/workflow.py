@@ -20,6 +20,7 @@ from hpcaccel.spec.files import read_document
 from hpcaccel.spec.job import JobSpec
 from hpcaccel.spec.layers import Layer, merge
 from hpcaccel.spec.load import check_program, laid_over, spec_from_values, validated
+from hpcaccel.spec.pipes import base_of
 from hpcaccel.spec.yaml12 import Document, Place, Problem
 
 if TYPE_CHECKING:
@@ -100,14 +101,14 @@ def _read(
     shared = {key: value for key, value in document.value.items() if key != _KEY and key not in _ALONE}
     below = Layer(shared, {path: place for path, place in document.places.items() if path[:1] != (_KEY,)})
     layer = merge(below, Layer({"name": name, **(own or {})}, places))
-    layer, problems = expand(layer, source.absolute().parent)
+    layer, problems = expand(layer, base_of(source))
     chosen = [text for text in (_override(one, name, names) for one in overrides) if text is not None]
-    layer = laid_over(layer, source.parent, chosen, None, problems, JobSpec)
+    layer = laid_over(layer, base_of(source), chosen, None, problems, JobSpec)
     spec = validated(layer, f"{shown}, job {name}", problems, JobSpec)
     if spec.name != name:
         raise SpecError(f"{layer.place(('name',)) or shown}: name {spec.name!r} is not that of the job ({name})")
-    check_program(spec, layer, shown, base=source.absolute().parent)
-    spec._source = source.absolute()
+    check_program(spec, layer, shown, base=base_of(source))
+    spec._source = base_of(source) / source.name
     return spec
 
 

@@ -129,7 +129,18 @@ def parse_value(text: str, place: Place) -> Document:
     """
     if text.startswith(("[", "{", '"', "'")):
         return _parse(text, lambda line: place)
+    if character := not_text(text):
+        return Document("", {(): place}, [Problem(place, f"the value holds {character}")])
     return Document(resolve_plain(text), {(): place})
+
+
+def not_text(value: str) -> str:
+    """Which character of it no file name, argument or UTF-8 file can hold; empty where there is none."""
+    if "\0" in value:
+        return "U+0000, which no file name and no argument can hold"
+    if half := re.search("[\ud800-\udfff]", value):
+        return f"U+{ord(half[0]):04X}, half of a character, which is no text"
+    return ""
 
 
 def resolve_plain(text: str) -> str | Plain | None:
@@ -201,6 +212,9 @@ class _Builder:
             raise yaml.MarkedYAMLError(problem="an alias stands inside what it names", problem_mark=node.start_mark)
         self.document.places.setdefault(path, self.place(node))
         if isinstance(node, ScalarNode):
+            if character := not_text(node.value):
+                self.problem(node, f"{'.'.join(map(str, path)) or 'the file'} holds {character}")
+                return ""
             return self.scalar(node)
         self.open.add(id(node))
         try:

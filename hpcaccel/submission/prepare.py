@@ -27,6 +27,7 @@ from hpcaccel.spec import (
 )
 from hpcaccel.spec import grid as combinations
 from hpcaccel.spec.expand import escape
+from hpcaccel.spec.pipes import base_of
 from hpcaccel.submission.backend import Backend, SlurmBackend, backend_named
 from hpcaccel.submission.calls import pickle_function
 from hpcaccel.submission.chain import refuse_arrays_of
@@ -112,7 +113,7 @@ class _Request:
             return Path.cwd() if source.source is None else source.source.parent
         if isinstance(source, Mapping):
             return Path.cwd()
-        return Path(os.path.abspath(source)).parent
+        return base_of(source)
 
 
 def prepare(

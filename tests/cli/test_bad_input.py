@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import threading
 
 import pytest
+
+from hpcaccel import slow
+from hpcaccel.spec import load_spec
 
 GOOD = """\
 name: hello
@@ -146,3 +152,95 @@ def test_logs_without_any_run(shell, refused):
 
 def test_an_option_that_is_none(shell, refused):
     assert "--colour" in refused(shell("list", "--colour"))
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["validate", LONG], ["render", LONG], ["submit", LONG, "--cluster", "local"], ["init", LONG], ["status", LONG]],
+    ids=lambda words: words[0],
+)
+def test_a_name_that_is_too_long_for_a_file(shell, refused, words):
+    assert LONG[:70] in refused(shell(*words))
+
+
+@pytest.mark.parametrize(("escape", "code"), [("\\0", "U+0000"), ("\\ud800", "U+D800")])
+@pytest.mark.parametrize("key", ["extends", "workdir"])
+def test_what_no_file_name_can_hold(shell, refused, key, escape, code):
+    shell.write("job.yaml", GOOD + f'{key}: "a{escape}b"\n')
+    assert f"job.yaml:8: {key} holds {code}" in refused(shell("validate", "job.yaml"))
+
+
+def test_control_characters_of_a_spec_reach_no_terminal(shell, refused):
+    shell.write("job.yaml", GOOD + '"k\\e[31m\\a\\u202e": 1\n')
+    message = refused(shell("validate", "job.yaml"))
+    assert r"k\x1b[31m\x07\u202e is not a known key" in message
+    assert message.replace("\n", "").isprintable()
+
+
+def test_a_value_of_a_megabyte_is_cut_in_messages(shell, refused):
+    shell.write("job.yaml", GOOD.replace("name: hello", f"name: {'y' * 1_000_000}"))
+    message = refused(shell("validate", "job.yaml"))
+    assert len(message) < 2000
+    shell.write("job.yaml", GOOD + f'"{"k " * 500_000}": 1\n')
+    assert len(refused(shell("validate", "job.yaml"))) < 10_000
+
+
+def test_a_spec_from_standard_input(shell):
+    told = shell("validate", "-", input=GOOD)
+    assert (told.returncode, told.stdout) == (0, "- is valid: hello, 1 node × 1 rank\n")
+
+
+def test_a_spec_from_a_pipe_starts_at_the_current_directory(shell):
+    os.mkfifo(shell.folder / "pipe")
+    shell.write("train.py", "")
+    text = GOOD.replace("command: [echo, hello]", "script: train.py")
+    writer = threading.Thread(target=(shell.folder / "pipe").write_text, args=[text])
+    writer.start()
+    told = shell("validate", "pipe")
+    writer.join()
+    assert told.returncode == 0, told
+
+
+def test_a_pipe_that_nobody_writes_to_is_told_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(slow, "SILENT_SECONDS", 0.01)
+    os.mkfifo(tmp_path / "pipe")
+    told = []
+
+    def write(sentence):
+        told.append(sentence)
+        (tmp_path / "pipe").write_text(GOOD)
+
+    token = slow.ON_SILENCE.set(write)
+    try:
+        assert load_spec(tmp_path / "pipe").name == "hello"
+    finally:
+        slow.ON_SILENCE.reset(token)
+    assert "a pipe: Ctrl-C gives up" in told[0]
+
+
+def test_a_current_directory_that_has_gone(shell):
+    gone = shell.folder / "gone"
+    gone.mkdir()
+    program = (
+        "import os, sys; os.rmdir(os.getcwd()); "
+        "os.execv(sys.executable, [sys.executable, '-m', 'hpcaccel', *sys.argv[1:]])"
+    )
+    for words, code in (
+        (["list"], 0), (["status", "x"], 2), (["submit", "job.yaml"], 2), (["clean"], 2), (["sweep", "status", "x"], 2)
+    ):  # fmt: skip
+        gone.mkdir(exist_ok=True)
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words],
+            cwd=gone,
+            env=shell.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        expected = "no run 'x'" if words[-1] == "x" else "the current directory does not exist any more"
+        assert expected in done.stderr or words == ["list"]

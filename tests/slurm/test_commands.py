@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from hpcaccel import slow
 from hpcaccel.errors import ClusterError, SlurmCommandError
-from hpcaccel.slurm import JobState, Slurm, programs
+from hpcaccel.slurm import JobState, Slurm
 from hpcaccel.slurm.environment import submission_environment
 
 RECORDED = Path(__file__).parents[1] / "data" / "slurm"
@@ -279,14 +280,14 @@ def test_a_command_without_an_answer_is_told_of(monkeypatch: pytest.MonkeyPatch)
         sentences.append(sentence)
         told.set()
 
-    def slow(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    def slowly(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         assert told.wait(30)
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(programs, "SILENT_SECONDS", 0.01)
-    token = programs.ON_SILENCE.set(tell)
+    monkeypatch.setattr(slow, "SILENT_SECONDS", 0.01)
+    token = slow.ON_SILENCE.set(tell)
     try:
-        Slurm(slow, timeout_seconds=60).cancel("46")
+        Slurm(slowly, timeout_seconds=60).cancel("46")
     finally:
-        programs.ON_SILENCE.reset(token)
+        slow.ON_SILENCE.reset(token)
     assert sentences[0].startswith("scancel has had no answer from Slurm for 0.01 s; waiting for at most 60 s.")
