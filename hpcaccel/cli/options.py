@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
-SpecFile = Annotated[Path, typer.Argument(metavar="FILE", help="The spec file, such as job.yaml; - is standard input.", show_default=False)]
+SpecFile = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="The spec file, such as job.yaml; - is standard input.", show_default=False),
+]
 
 Overrides = Annotated[
     list[str] | None,

@@ -352,6 +352,7 @@ class Supervisor:
                 failure=failure,
                 excludable=excludable,
                 spare=spare,
+                has_checkpoint=layout.newest(self.run.checkpoints) is not None,
                 results=self._has_results(),
             )
         )

@@ -34,6 +34,8 @@ class Seen:
     """Those nodes to blame that the run can do without from here on."""
     spare: bool = False
     """Without them, the allocation still has nodes enough."""
+    has_checkpoint: bool = True
+    """One of ours was committed; a program with checkpoints of its own leaves none."""
     results: bool = False
     """Every rank of a Python function has left the function's result."""
 
@@ -128,7 +130,8 @@ def _saved(seen: Seen) -> str:
     if seen.outcome is None and seen.exit_code == 0:
         return "the program left with exit code 0, which does not say that it has finished"
     if seen.outcome is None:
-        return "the ranks left without a word; the last checkpoint counts"
+        counts = "the last checkpoint" if seen.has_checkpoint else "what the program itself saved"
+        return f"the ranks left without a word; {counts} counts"
     if seen.outcome.checkpoint is None:
         return f"stopped at step {seen.outcome.step}, nothing saved"
     return f"stopped at step {seen.outcome.step}, saved {seen.outcome.checkpoint}"

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from hpcaccel.errors import RunDirectoryError, SpecError
 from hpcaccel.rundir import read_json
@@ -32,6 +33,7 @@ _NO_CODE = {
 _OUTPUT = {"checkpoints", "wandb", "runs", "outputs", "mlruns", "lightning_logs", "tensorboard"}
 """Folders of results, unless they are Python packages that happen to have such a name."""
 _NO_CODE_SUFFIXES = {".pyc", ".pyo", ".sif"}
+_ET_CORE = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +192,8 @@ def _walk(root: Path, start: Path, runs_dir: Path | None, exclude: Sequence[str]
         for name in [*files, *links]:
             if name in _NO_CODE or Path(name).suffix in _NO_CODE_SUFFIXES or _matches_any(within / name, exclude):
                 continue
+            if _is_core_dump(here / name):
+                continue
             count += 1
             if count > MAX_FILES:
                 raise SpecError(
@@ -211,9 +215,22 @@ def _is_wanted_folder(path: Path, runs_dir: Path | None) -> bool:
 
 def _is_no_code(root: Path, name: PurePosixPath) -> bool:
     """Whether an untracked file that nobody told git to ignore is plainly no code."""
-    if name.suffix in _NO_CODE_SUFFIXES or name.name in _NO_CODE:
+    if name.suffix in _NO_CODE_SUFFIXES or name.name in _NO_CODE or _is_core_dump(root / name):
         return True
     return any(not _is_wanted_folder(root / parent, None) for parent in list(name.parents)[:-1])
+
+
+def _is_core_dump(path: Path) -> bool:
+    """``core`` or ``core.1234`` that a crash has left: an ELF file of the type ET_CORE, see elf(5) and core(5)."""
+    if path.name.partition(".")[0] not in ("core", "vgcore") or path.is_symlink() or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            head = file.read(18)
+    except OSError:
+        return False
+    order: Literal["little", "big"] = "big" if head[5:6] == b"\x02" else "little"
+    return head[:4] == b"\x7fELF" and int.from_bytes(head[16:18], order) == _ET_CORE
 
 
 def _included(root: Path, patterns: Sequence[str]) -> Iterator[PurePosixPath]:

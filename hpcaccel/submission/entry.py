@@ -130,7 +130,7 @@ def launch_section(
     return {
         "kind": "callable" if spec.entrypoint.kind == "function" else "program",
         "program": _program(spec, entry, plan, code),
-        "python": _python(spec),
+        "python": python_of_ranks(spec),
         "pythonpath": [*([] if root is None else [str(root)]), *rank_side],
         "workdir": str(workdir),
         "backend": backend,
@@ -206,7 +206,7 @@ def _program(spec: JobSpec, entry: Entry, plan: CodePlan | None, code: Path) -> 
     return [*([file] if entry.file is not None else words[:1]), *words[1:], *spec.arguments()]
 
 
-def _python(spec: JobSpec) -> str | None:
+def python_of_ranks(spec: JobSpec) -> str | None:
     """The ranks' Python; None leaves it to the node: the first on PATH after modules, conda and venv."""
     environment = spec.environment
     if environment.python is not None:

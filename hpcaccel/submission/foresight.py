@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.spec import JobSpec
 from hpcaccel.submission.codecopy import CodePlan
-from hpcaccel.submission.entry import Entry
-from hpcaccel.submission.imports import used_by
+from hpcaccel.submission.entry import Entry, python_of_ranks
+from hpcaccel.submission.imports import Used, used_by
 
 __all__ = ["advice", "advice_on_cluster", "advice_on_job"]
 
@@ -23,6 +26,21 @@ def advice(spec: JobSpec, entry: Entry, plan: CodePlan | None) -> tuple[str, ...
     if spec.entrypoint.kind == "command" or entry.file is None:
         return ()
     used, shown = used_by(entry, plan), entry.file.name
+    return (*_on_stopping(spec, used, shown), *_on_torch(spec, used, shown))
+
+
+def _on_torch(spec: JobSpec, used: Used, shown: str) -> tuple[str, ...]:
+    """A core-only install has no torch, and ranks start with its Python unless the spec names another."""
+    wants_it = "torch" in used.modules or "Accelerator" in used.ours
+    if not wants_it or python_of_ranks(spec) != sys.executable or importlib.util.find_spec("torch") is not None:
+        return ()
+    return (
+        f"{shown} needs torch, and the ranks would start in hpcaccel's own environment, which has none "
+        f"({sys.executable}): name the one that has it (environment.venv, conda, modules, python or a container)",
+    )
+
+
+def _on_stopping(spec: JobSpec, used: Used, shown: str) -> tuple[str, ...]:
     if not used.hears_a_stop:
         if spec.runtime.stop is None:
             return (

@@ -32,6 +32,9 @@ class Used:
     attributes: set[str] = field(default_factory=set)
     """Every attribute and imported name, of whatever."""
 
+    modules: set[str] = field(default_factory=set)
+    """The packages that are imported, as ``torch``."""
+
     @property
     def hears_a_stop(self) -> bool:
         return not self.ours.isdisjoint(HEARS_A_STOP)
@@ -130,10 +133,12 @@ def _collect(tree: ast.Module, used: Used) -> None:
     called = {"hpcaccel"}  # under which names this file knows the package and its modules
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
+            used.modules.update(alias.name.partition(".")[0] for alias in node.names)
             called.update(alias.asname or "hpcaccel" for alias in node.names if _is_ours(alias.name))
         elif isinstance(node, ast.ImportFrom):
             names = {alias.name for alias in node.names}
             used.attributes |= names
+            used.modules |= set() if node.level else {(node.module or "").partition(".")[0]}
             if _is_ours(node.module or "") and not node.level:
                 used.ours |= set(HEARS_A_STOP) if "*" in names else names
                 called.update(alias.asname or alias.name for alias in node.names)

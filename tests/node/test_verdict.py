@@ -146,3 +146,10 @@ def test_the_ledger_names_the_cause_and_its_nodes() -> None:
     verdict = judge(seen(exit_code=1, failure=BROKEN, excludable=("n2",)))
     assert (verdict.error_class, verdict.detail, verdict.nodes_blamed) == ("gpu_error", "words", ("n2",))
     assert verdict.advice == cause("gpu_error").advice
+
+
+def test_without_a_checkpoint_of_ours_what_the_program_saved_counts() -> None:
+    ours = judge(seen(exit_code=143, situation=NO_GRACE))
+    assert ours.detail.endswith("the last checkpoint counts")
+    own = judge(seen(exit_code=143, situation=NO_GRACE, has_checkpoint=False))
+    assert own.detail.endswith("the ranks left without a word; what the program itself saved counts")

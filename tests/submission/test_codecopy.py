@@ -175,3 +175,14 @@ def test_where_a_file_lies_in_the_copy(root: Path, tmp_path: Path) -> None:
     assert plan.in_copy(root / "sub" / "train.py", copy) == copy / "sub" / "train.py"
     assert plan.in_copy(root / "left.py", copy) is None
     assert plan.in_copy(tmp_path / "elsewhere.py", copy) is None
+
+
+@pytest.mark.parametrize("in_git", [False, True], ids=["no git", "git"])
+def test_core_dumps_stay_behind_and_what_is_only_called_so_comes_along(root: Path, in_git: bool) -> None:
+    if in_git:
+        git(root, "init", "-q")
+    write(root, "train.py", "core/__init__.py", "core.py", "lib/core")
+    core = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x04\x00" + bytes(codecopy.MAX_BYTES)
+    for name in ("core.4711", "lib/core.12"):
+        (root / name).write_bytes(core)
+    assert names(root) == {"train.py", "core/__init__.py", "core.py", "lib/core"}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +97,18 @@ def test_a_site_that_takes_the_requeue_away(project: Project, grid: list[str] | 
             prepared = prepare("job.yaml", cluster="slurm", overrides=overrides, grid=grid, slurm=project.slurm)
             told.append(len(advice_afterwards(prepared, submit_prepared(prepared))))
     assert told == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "script", ["import torch.nn as nn\nfrom hpcaccel import Accelerator\n", "from torch import nn\n"]
+)
+def test_a_core_only_install_has_no_torch_for_a_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    stop = {"stop": "signals"}
+    assert "needs torch" not in told(tmp_path, script, **stop)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "train.py needs torch, and the ranks would start in" in told(tmp_path, script, **stop)
+    assert "torch" not in told(tmp_path, "import numpy\n", **stop)
+    spec = spec_from_values({"name": "x", "entrypoint": {"script": "train.py"}, "environment": {"venv": "/elsewhere"}})
+    assert not any("needs torch" in one for one in advice(spec, Entry(tmp_path / "train.py", tmp_path), None))
