@@ -114,8 +114,14 @@ def _job(block: str) -> JobInfo:
         qos=_something(fields.get("QOS", "")),
         requeue=fields.get("Requeue") == "1",
         exit_code=fields.get("ExitCode", ""),
-        comment=fields.get("Comment", "").removesuffix(" "),  # 22.05 prints a space behind it
+        comment=_comment(fields),
     )
+
+
+def _comment(fields: dict[str, str]) -> str:
+    """Up to 25.05 there is a space behind it, which is nobody's. The releases since then print a SubmitLine."""
+    comment = fields.get("Comment", "")
+    return comment if "SubmitLine" in fields else comment.removesuffix(" ")
 
 
 def _fields(line: str) -> Iterator[tuple[str, str]]:

@@ -47,7 +47,7 @@ def test_a_profile_of_a_real_cluster(cluster: Cluster, tmp_path: Path) -> None:
 def test_the_same_cluster_behind_ssh(cluster: Cluster, tmp_path: Path) -> None:
     if (reason := why_no_sshd()) is not None:
         pytest.skip(f"no login node: {reason}")
-    node = LoginNode(tmp_path / "login", path="/usr/bin:/bin", env={"SLURM_CONF": cluster.env["SLURM_CONF"]})
+    node = LoginNode(tmp_path / "login", path=cluster.login_path, env={"SLURM_CONF": cluster.env["SLURM_CONF"]})
     node.start()
     try:
         node.hpcaccel("cluster", "add", "dev", "--host", "alps")

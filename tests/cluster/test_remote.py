@@ -31,7 +31,7 @@ def test_a_run_behind_ssh(cluster: Cluster, lease: Callable[[int], list[str]], t
         pytest.skip(f"no login node: {reason}")
     (name,) = lease(1)
     env = {"SLURM_CONF": cluster.env["SLURM_CONF"]}
-    node = LoginNode(tmp_path / "login", path="/usr/bin:/bin", env=env)
+    node = LoginNode(tmp_path / "login", path=cluster.login_path, env=env)
     node.start()
     try:
         _the_way(node, cluster, name)

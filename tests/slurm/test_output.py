@@ -98,6 +98,17 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.parametrize("release", ["22.05", "26.11"])
+@pytest.mark.parametrize("comment", ["a b", "a b ", " ", "a b  "])
+def test_a_comments_own_blanks_stay(release: str, comment: str) -> None:
+    """22.05 prints one more behind it, releases from 25.11 on do not."""
+    honest = recorded(release, "scontrol-show-job-running.txt")
+    printed = "Comment=a b \n" if release == "22.05" else "Comment=a b\n"
+    assert printed in honest
+    (job,) = output.jobs(honest.replace(printed, printed.replace("a b", comment)))
+    assert job.comment == comment
+
+
 @pytest.mark.parametrize("text", HOSTILE)
 def test_names_and_comments_cannot_pretend_to_be_fields(text: str) -> None:
     honest = recorded("26.11", "scontrol-show-job-running.txt")
