@@ -5,6 +5,7 @@ Not the first in time: the rank whose peer is gone often fails before the one th
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from hpcaccel.slurm.states import JobState
 
 __all__ = ["Failure", "classify"]
 
+_DIFFERS = re.compile(r", and rank (\d+) differs:")
+"""In what the runtime says of ranks that do not do the same."""
 _SIGNALS = {
     signal.SIGKILL: "Killed",
     signal.SIGSEGV: "Segmentation fault",
@@ -111,10 +114,17 @@ def _in_errors(log: RankLog) -> Iterator[_Trace]:
             if row.in_error(text):
                 last = log.exceptions[0]
                 shown = text if text == last else f"{last} (from {text})"
-                yield _Trace(cause=row, text=shown[:LONGEST], rank=log.rank)
+                yield _Trace(cause=row, text=shown[:LONGEST], rank=_odd_rank(shown, log.rank))
                 return
     if log.exceptions:
-        yield _Trace(cause=cause("exception"), text=log.exceptions[0], rank=log.rank)
+        text = log.exceptions[0]
+        yield _Trace(cause=cause("exception"), text=text, rank=_odd_rank(text, log.rank))
+
+
+def _odd_rank(text: str, rank: int) -> int:
+    """The rank that an error is about: all ranks raise the same one where they find that one of them differs."""
+    match = _DIFFERS.search(text)
+    return int(match[1]) if match else rank
 
 
 def _unseen_end(exit_code: int) -> RankEnd:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,13 +69,25 @@ def _exceptions(lines: list[str]) -> list[str]:
         return []
     found: list[str] = []
     chained = False
-    for above, line in zip(["", *lines], lines, strict=False):
+    for number, (above, line) in enumerate(zip(["", *lines], lines, strict=False)):
         if _CHAIN.match(line):
             chained = True
         elif _EXCEPTION.match(line) or (above.startswith("    ") and _ANY_EXCEPTION.match(line)):
-            found = [line.strip()[:LONGEST], *found] if chained or not found else [line.strip()[:LONGEST]]
+            text = _whole_message(line.strip(), lines[number + 1 :])[:LONGEST]
+            found = [text, *found] if chained or not found else [text]
             chained = False
     return found
+
+
+def _whole_message(first: str, below: Sequence[str]) -> str:
+    """A message that ends with a colon goes on in indented lines; one of ours ends with what to do, in a line more."""
+    if not first.endswith(":"):
+        return first
+    more = list(itertools.takewhile(lambda line: line.startswith(("  ", "\t")) and 'File "' not in line, below))
+    if not more:
+        return first
+    last = below[len(more)].strip() if len(below) > len(more) and first.startswith("hpcaccel.") else ""
+    return f"{first} {'; '.join(line.strip() for line in more)}" + (f". {last}" if last else "")
 
 
 def read_slurm_lines(run: RunDir, attempt: int) -> list[str]:

@@ -81,6 +81,12 @@ def test_without_slurms_words(run: RunDir, logs: dict[int, str], exit_code: int,
     assert (failure.cause.name, failure.detail) == (kind, sentence)
 
 
+@pytest.mark.parametrize(("below", "told"), [("  a\n  b\nstep 5 loss 0.1", " a; b"), ("step 5 loss 0.1", "")])
+def test_a_message_goes_on_in_its_indented_lines_only(run: RunDir, below: str, told: str) -> None:
+    run.rank_log(1, 0).write_text(f"{TRACEBACK}ValueError: these:\n{below}\n")
+    assert classify(run, attempt=1, exit_code=1).detail == f"rank 0: ValueError: these:{told}"
+
+
 def test_the_accounting_explains_a_kill(run: RunDir) -> None:
     failure = classify(run, attempt=1, exit_code=137, step_state=JobState.OUT_OF_MEMORY)
     assert failure.cause.name == "host_out_of_memory"

@@ -166,16 +166,27 @@ def _difference(texts: Sequence[str]) -> str:
     places: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
         places.setdefault(text, []).append(rank)
-    lines = [f"  {ranks_text(ranks)}: {text}" for text, ranks in places.items()]
+    odd = _odd_ones(list(places.values()))
+    # Those first, so that a long message cannot be cut before them.
+    ordered = sorted(places.items(), key=lambda item: not odd.issuperset(item[1]))
+    lines = [f"  {ranks_text(ranks)}: {text}" for text, ranks in ordered]
+    differ = f", and {ranks_text(sorted(odd))} {'differs' if len(odd) == 1 else 'differ'}:" if odd else ":"
     calls = {text.partition(" ")[0] for text in texts}
     if len(calls) > 1:
-        first = "the ranks call different things, and would wait for each other:"
+        first = f"the ranks call different things, and would wait for each other{differ}"
         last = "All ranks must make the same calls in the same order: is one of them inside an `if is_main_process`?"
     else:
         (call,) = calls
-        first = f"{call} needs the same on all ranks:"
+        first = f"{call} needs the same on all ranks{differ}"
         last = _HINTS.get(call, "Give the same on all ranks, in the same order")
     return "\n".join([first, *lines, last])
+
+
+def _odd_ones(groups: Sequence[list[int]]) -> set[int]:
+    """The ranks that are not with the most; none where no group is larger than all others together."""
+    largest = max(groups, key=len)
+    others = {rank for group in groups if group is not largest for rank in group}
+    return others if len(largest) > len(others) else set()
 
 
 _EQUAL_LENGTHS = "Make tensors equally long with pad_across_processes, or collect objects with gather_object"
