@@ -472,6 +472,11 @@ class WorkerDir(RunDir):
         return self.path / "worker.jsonl"
 
     @property
+    def job_answer(self) -> Path:
+        """What the scheduler last told the host of its job, for the supervisors of trials."""
+        return self.path / "job.json"
+
+    @property
     def host_log(self) -> Path:
         """What the host did and why, and what the chooser printed."""
         return self.path / "host.log"

@@ -21,11 +21,13 @@ from hpcaccel.node.control import honour, pending_requests
 from hpcaccel.node.launch import Launch, read_launch
 from hpcaccel.node.launcher_provision import clean_stage
 from hpcaccel.node.recall import Recall, Stop
+from hpcaccel.node.shared_answer import KILL_WAIT, WORKER_JOB, write_answer
 from hpcaccel.node.slots import Slot
 from hpcaccel.node.stopping import Inquiry
 from hpcaccel.node.supervisor import WATCHED, take_over_signals
 from hpcaccel.node.trial import CHECKED, END_TIME
 from hpcaccel.node.trials import Spare, Trial
+from hpcaccel.node.writing import if_possible
 from hpcaccel.records import EXIT_CONTINUED, Decision, Reason, StopRequest, WorkerStart
 from hpcaccel.rundir import SweepDir, WorkerDir, read_json, read_lines
 
@@ -97,6 +99,8 @@ class Host:
         self.launch = launch
         self.allocation = allocation
         self.inquiry = Inquiry(allocation)
+        self._shared = 0.0
+        """When the scheduler gave the answer that the trials' supervisors know."""
         self.recall = Recall(self.inquiry, launch, say=self._say)
         self.account = WorkerAccount(worker)
         self.pack = int(document["sweep"].get("pack") or 1)
@@ -118,6 +122,7 @@ class Host:
 
     def run(self) -> int:
         self.inquiry.ask()
+        self._share_answer()
         allocated_at = self.inquiry.allocated_at
         self._start = self.account.start(self.allocation, allocated_at=allocated_at, local=self.launch.local)
         where = ", ".join(self._start.nodes)
@@ -134,6 +139,7 @@ class Host:
             self._see_ends()
             if self.inquiry.over_since is not None and not self.launch.local:
                 self.account.taken(self.inquiry.over_since)
+            self._share_answer()
             self._hear_chooser()
             self.spare.keep(wanted=self.stop is None)
             self.account.sign()
@@ -155,6 +161,15 @@ class Host:
             "running": {str(place): trial.number for place, trial in self.trials.items()},
         }
         return [hello] if self.stop is None else [hello, self._stopping(self.stop)]
+
+    def _share_answer(self) -> None:
+        """Let the supervisors of trials know what the scheduler said last, so that they need not ask."""
+        inquiry = self.inquiry
+        if self.launch.local or inquiry.answer is None or inquiry.asked == self._shared:
+            return
+        self._shared = inquiry.asked
+        answer = inquiry.answer
+        if_possible(lambda: write_answer(self.worker.job_answer, answer, asked=inquiry.asked), say=self._say)
 
     # -- the chooser ----------------------------------------------------------------------------------------------
 
@@ -185,6 +200,9 @@ class Host:
         variables = slot.environment(os.environ, local=self.launch.local)
         if self.launch.local and self.inquiry.end_time is not None:
             variables[END_TIME] = repr(self.inquiry.end_time)  # nobody else keeps it
+        if not self.launch.local:
+            variables[WORKER_JOB] = str(self.worker.job_answer)
+            variables[KILL_WAIT] = str(self.allocation.kill_wait_seconds or "")
         if self.checked:
             variables[CHECKED] = "1"
         return variables

@@ -48,7 +48,7 @@ class Recall:
         which the trials' supervisors ask, and find the same. None where the worker goes on.
 
         Args:
-            idle: no trial is in flight, whose supervisor would ask the scheduler now and then.
+            idle: no trial is in flight, whose ranks would be signalled.
         """
         if number == signal.SIGUSR2:
             stop = self._warned()
@@ -57,8 +57,10 @@ class Recall:
             if isinstance(self._inquiry.allocation, LocalAllocation):
                 self._inquiry.allocation.cancelled()
             return self._wish(self._inquiry.ask()) or Stop(reason="stop", then="requeue"), signal.SIGTERM
-        if self._launch.local or (idle and time.time() - self._inquiry.asked > ASK_SCHEDULER_SECONDS):
-            # In a preemption with grace time Slurm signals ranks alone, and there may have been none.
+        late = time.time() - self._inquiry.asked > ASK_SCHEDULER_SECONDS if idle else self._inquiry.is_due
+        if self._launch.local or late:
+            # In a preemption with grace time Slurm signals ranks alone, and there may have been none. The supervisors
+            # of trials read the answer.
             return self.look()
         return None
 

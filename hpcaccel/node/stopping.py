@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from hpcaccel.node.allocation import Allocation, LocalAllocation, Situation
 from hpcaccel.node.control import honour, pending_requests, ranks_ask
@@ -15,7 +16,7 @@ from hpcaccel.node.writing import if_possible
 from hpcaccel.records import Reason, StopRequest, pruned, to_dict
 from hpcaccel.rundir import RunDir, write_json
 
-__all__ = ["Inquiry", "Stopping"]
+__all__ = ["Inquiry", "Stopping", "Told"]
 
 ASK_SCHEDULER_SECONDS = 60.0
 ASK_SELDOM_SECONDS = 300.0
@@ -29,14 +30,30 @@ PRUNED_SECONDS = 60.0
 """How long a pruned trial may take to leave, at most: nothing of it is to be saved, and others wait for its nodes."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """An answer of the scheduler's that another process has got."""
+
+    situation: Situation
+    asked: float
+    """Seconds since the epoch."""
+
+
 class Inquiry:
     """What was asked of the scheduler in this allocation. Times are seconds since the epoch."""
 
-    def __init__(self, allocation: Allocation) -> None:
+    def __init__(self, allocation: Allocation, *, told: Callable[[], Told | None] = lambda: None) -> None:
+        """
+        Args:
+            told: what another process of this allocation has asked lately.
+        """
         self.allocation = allocation
+        self._told = told
         self.began = time.time()
         self.asked = 0.0
         """When the scheduler was asked last."""
+        self.answer: Situation | None = None
+        """What it said then."""
         self.end_time: float | None = None
         self.granted: float | None = None
         """The end time as it was when this job started, to tell an extended limit from a signal sent by hand."""
@@ -49,14 +66,31 @@ class Inquiry:
         """See ``Allocation.situation``."""
         before = time.time()
         situation = self.allocation.situation(patient=patient)
-        self.asked = time.time()
+        self._take(situation, before=before, asked=time.time())
+        return situation
+
+    def look(self) -> None:
+        """As ``ask``, where an answer of the last minutes does: for times, not for what has just happened."""
+        if (told := self._told()) is None:
+            self.ask()
+        elif told.asked > self.asked:
+            self._take(told.situation, before=told.asked, asked=told.asked)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to ask again, since nobody tells a job of a changed limit."""
+        now = time.time()
+        left = 0.0 if self.end_time is None else self.end_time - now
+        return now - self.asked > min(ASK_SELDOM_SECONDS, max(ASK_SCHEDULER_SECONDS, left / 10))
+
+    def _take(self, situation: Situation, *, before: float, asked: float) -> None:
+        self.asked, self.answer = asked, situation
         if situation.known and not situation.running and self.over_since is None:
             self.over_since = before
         if situation.known and situation.running:
             self.end_time = situation.end_time
             self.queued_at, self.allocated_at = situation.submit_time, situation.start_time
             self.granted = self.granted or situation.end_time
-        return situation
 
 
 class Stopping:
@@ -157,10 +191,10 @@ class Stopping:
     def watch_clock(self, ranks: Ranks) -> None:
         """Ask the ranks when the time comes, kill them when they have had theirs."""
         now, inquiry = time.time(), self._inquiry
-        left = 0.0 if inquiry.end_time is None else inquiry.end_time - now
-        pause = min(ASK_SELDOM_SECONDS, max(ASK_SCHEDULER_SECONDS, left / 10))
-        if isinstance(inquiry.allocation, LocalAllocation) or now - inquiry.asked > pause:
+        if isinstance(inquiry.allocation, LocalAllocation):
             inquiry.ask()
+        elif inquiry.is_due:
+            inquiry.look()
         late = self._lead()
         if self.request is None and inquiry.end_time is not None and now > inquiry.end_time - late:
             # Slurm tells nobody that it has extended a limit.

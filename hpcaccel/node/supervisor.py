@@ -279,7 +279,7 @@ class Supervisor:
         folder = self.run.attempt(self.attempt)
         self._patiently(lambda: make_folder(folder, within=self.run.path))
         self._forget_results()
-        self.inquiry.ask()
+        self.inquiry.look()
         started = time.time()
         newest = layout.newest(self.run.checkpoints)
         line = AttemptStart(

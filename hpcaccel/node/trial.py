@@ -11,6 +11,7 @@ import dataclasses
 import errno
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -22,10 +23,13 @@ from hpcaccel.errors import HpcaccelError, RunBusy, RunDirectoryError, UserError
 from hpcaccel.node import lease
 from hpcaccel.node.allocation import Allocation, LocalAllocation, Situation, SlurmAllocation
 from hpcaccel.node.classify import Failure
+from hpcaccel.node.classify_logs import read_rank_logs, read_slurm_lines
 from hpcaccel.node.control import honour, pending_requests
 from hpcaccel.node.launch import Launch, read_launch
-from hpcaccel.node.ledger import Ledger
+from hpcaccel.node.ledger import Ledger, read_outcome
+from hpcaccel.node.shared_answer import KILL_WAIT, WORKER_JOB, read_answer
 from hpcaccel.node.slots import Slot
+from hpcaccel.node.stopping import Inquiry
 from hpcaccel.node.supervisor import WATCHED, Supervisor
 from hpcaccel.node.verdict import Verdict
 from hpcaccel.node.writing import if_possible
@@ -41,6 +45,9 @@ CHECKED = "HPCACCEL_NODES_CHECKED"
 HOSTS_REQUEST = "worker.json"
 """In a trial's ``control``: what its worker asks of it, for as long as this worker runs it."""
 _OVER = ("completed", "pruned")
+_TOLD = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2}
+_OF_SLURM = re.compile(r"\*\*\* (?:STEP|JOB) .* CANCELLED AT |^srun: (?:error|Force)|^slurmstepd")
+"""Lines of Slurm's own in the logs of a step that did not simply end."""
 _LONGEST = 4000
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors of a place where nothing can be written: no trial's fault."""
@@ -153,11 +160,35 @@ class TrialLedger(Ledger):
 class TrialSupervisor(Supervisor):
     """A run's, that decides nothing beyond the allocation."""
 
-    def _is_over(self) -> bool:
+    def __init__(self, run: RunDir, launch: Launch, allocation: Allocation, *, ledger: Ledger) -> None:
+        super().__init__(run, launch, allocation, ledger=ledger)
+        if path := os.environ.get(WORKER_JOB):
+            self.inquiry = Inquiry(allocation, told=lambda: read_answer(Path(path)))
+
+    def _conclude(self, code: int) -> Verdict:
+        # A good end says enough by itself, and there are hundreds in a minute.
+        if code == 0 and self._was_left_alone():
+            return self._decide(code, Situation(running=True), None)
+        return super()._conclude(code)
+
+    def _was_left_alone(self) -> bool:
+        """Whether the ranks got no signal of Slurm's: slurmstepd writes that into their log before they get it (22.05,
+        26.11), and srun says in the supervisor's when a node fails."""
+        self.stopping.hear_the_last()
+        if self.stopping.request is not None or self.stopping.cancel_asked or signal.sigpending() & _TOLD:
+            return False
+        outcome = read_outcome(self.run, self.attempt)
+        if outcome is not None:
+            return not outcome.resume
+        lines = [line for log in read_rank_logs(self.run, self.attempt) for line in log.lines]
+        return not any(_OF_SLURM.search(line) for line in [*lines, *read_slurm_lines(self.run, self.attempt)])
+
+    def _code_if_over(self) -> int | None:
         # Told twice to run it: a chooser died before it had heard, or written down, that the trial had ended. Where
         # more is asked of a trial than it has done, the lines before count no more.
         lines = [line for line, _ in read_lines(self.run.ledger, offset=_offset(self.run))]
-        return bool(lines) and lines[-1].get("event") == "end" and lines[-1].get("reason") in _OVER
+        over = bool(lines) and lines[-1].get("event") == "end" and lines[-1].get("reason") in _OVER
+        return 0 if over else None
 
     def _end_before_start(self) -> int | None:
         for name, request in pending_requests(self.run):
@@ -197,6 +228,11 @@ class TrialSupervisor(Supervisor):
 
 class TrialAllocation(SlurmAllocation):
     """The allocation of a sweep's worker, as one of its trials sees it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if given := os.environ.get(KILL_WAIT):
+            self.kill_wait_seconds = float(given)
 
     def situation(self, *, patient: bool = True) -> Situation:
         now = super().situation(patient=patient)

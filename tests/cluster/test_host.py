@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -63,7 +64,9 @@ for line in sys.stdin:
 
 
 class Workers:
-    def __init__(self, cluster: Cluster, folder: Path, *, trials: int, pack: int = 1) -> None:
+    def __init__(
+        self, cluster: Cluster, folder: Path, *, trials: int, pack: int = 1, stop: str = "cooperative"
+    ) -> None:
         self.cluster = cluster
         self.dir = SweepDir(folder / "sweep")
         self.dir.create()
@@ -76,7 +79,7 @@ class Workers:
         launch = {
             "kind": "program", "program": [sys.executable, str(self.dir.path / "program.py")], "python": sys.executable,
             "pythonpath": [], "workdir": str(folder), "backend": "slurm", "nodes": 1, "ranks_per_node": 1,
-            "stop": "cooperative", "srun": [], "setup_per_node": [],
+            "stop": stop, "srun": [], "setup_per_node": [],
         }  # fmt: skip
         document: dict[str, Any] = {"version": 1, "spec": {"resilience": resilience}, "launch": launch}
         chooser = [sys.executable, str(self.dir.path / "chooser.py")]
@@ -143,6 +146,30 @@ def test_preempted_workers_come_back_to_their_trials(cluster: Cluster, lease: Le
         assert cluster.wait_for(job, ["COMPLETED"])["Restarts"] == "1"
 
 
+LEAVES_WITH_0 = """
+import os, signal, sys, time
+print("starting", 0, os.getpid(), flush=True)
+if os.environ["HPCACCEL_ATTEMPT"] == "1":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    time.sleep(300)
+"""
+
+
+def test_a_preempted_trial_that_leaves_with_0_is_not_done(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
+    """Nobody tells its supervisor of a preemption with grace time; slurmstepd's line in the rank's log does."""
+    (node,) = lease(1)
+    sweep = Workers(cluster, tmp_path, trials=1, stop="signals")
+    (sweep.dir.path / "program.py").write_text(LEAVES_WITH_0)
+    sweep.submit(0, node=node, partition="gpu")
+    sweep.wait(lambda: sweep.said(0, 1), "the trial runs")
+    cluster.sbatch(
+        "--partition=urgent", f"--nodelist={node}", "--exclusive", "--time=1", "--gpus-per-node=2",
+        "--output=/dev/null", "--wrap=sleep 1",
+    )  # fmt: skip
+    sweep.wait(lambda: len(sweep.worker_ends(0)) == 2, "the worker has ended", 180)
+    assert sweep.ends(0) == [("preempted", "requeue"), ("completed", "end")]
+
+
 def test_a_cancelled_worker_leaves_its_trials_to_be_continued(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
     (node,) = lease(1)
     sweep = Workers(cluster, tmp_path, trials=2, pack=2)
@@ -198,6 +225,42 @@ def test_nothing_goes_on_without_its_parent(cluster: Cluster, lease: Lease, tmp_
         return
     sweep.wait(lambda: sweep.worker_ends(0), "the worker has ended")
     assert sweep.ends(0) == [("lost", "requeue"), ("completed", "end")]
+
+
+MANY = """
+import json, sys
+print_ = lambda **message: print(json.dumps(message), flush=True)
+json.loads(sys.stdin.readline())
+for number in range(6):
+    print_(run=number, slot=0)
+    while (event := json.loads(sys.stdin.readline()))["event"] != "ended":
+        pass
+print_(end=True, why="all have ended")
+"""
+
+
+def test_the_host_asks_slurm_for_all_of_its_trials(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
+    (node,) = lease(1)
+    sweep = Workers(cluster, tmp_path, trials=6)
+    (sweep.dir.path / "program.py").write_text("print('done')\n")
+    (sweep.dir.path / "chooser.py").write_text(MANY)
+    asked = tmp_path / "asked"
+    asked.touch()
+    (tmp_path / "bin").mkdir()
+    counting = tmp_path / "bin" / "scontrol"
+    real = shutil.which("scontrol", path=cluster.env["PATH"])
+    counting.write_text(f'#!/bin/bash\necho "$*" >> {asked}\nexec {real} "$@"\n')
+    counting.chmod(0o755)
+    script = sweep.dir.script.read_text()
+    sweep.dir.script.write_text(script.replace("exec ", f'export PATH={tmp_path / "bin"}:"$PATH"\nexec ', 1))
+    sweep.submit(0, node=node, partition="gpu")
+    sweep.wait(lambda: sweep.worker_ends(0), "the worker has ended", 180)
+    assert [sweep.ends(trial) for trial in range(6)] == [[("completed", "end")]] * 6
+    starts = [line for line, _ in read_lines(sweep.dir.trial(5).ledger) if line["event"] == "start"]
+    assert starts[0]["allocated_at"] is not None
+    questions = [line for line in asked.read_text().splitlines() if "show" in line]
+    assert 1 <= len([line for line in questions if "job" in line]) <= 3, questions  # one, and one a minute
+    assert len(questions) <= 4, questions
 
 
 def _log(sweep: Workers) -> str:

@@ -118,7 +118,7 @@ class Clock:
 
     @staticmethod
     def _open_counter(path: Path) -> int:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
 
     def tick(self, step: int) -> None:
