@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from hpcaccel.cli.completion import checkpoint_names, run_names
 from hpcaccel.cli.forwarding import there_or_here
 from hpcaccel.cli.meant import meant_cluster
 from hpcaccel.cli.options import Json
@@ -32,6 +33,7 @@ Checkpoint = Annotated[
     typer.Argument(
         metavar="CKPT",
         help="RUN (its newest checkpoint), RUN@STEP, or the path of a checkpoint.",
+        autocompletion=checkpoint_names,
         show_default=False,
     ),
 ]
@@ -40,7 +42,13 @@ Checkpoint = Annotated[
 @_there_or_here("list")
 def list_(
     place: Annotated[
-        str, typer.Argument(metavar="RUN|DIR", help="A run, or a directory of checkpoints.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="RUN|DIR",
+            help="A run, or a directory of checkpoints.",
+            show_default=False,
+            autocompletion=run_names,
+        ),
     ],
     json: Json = False,
 ) -> None:
@@ -99,6 +107,7 @@ def verify(
         list[str],
         typer.Argument(
             metavar="RUN|DIR|FILE...",
+            autocompletion=checkpoint_names,
             help="A run (all its checkpoints), RUN@STEP, or the path of a checkpoint, of a directory of several, or of "
             "a file of weights; hpcaccel's, torch's (DCP, torch.save) and safetensors.",
             show_default=False,
@@ -157,6 +166,7 @@ def convert(
         str,
         typer.Argument(
             metavar="SRC",
+            autocompletion=checkpoint_names,
             help="A checkpoint (RUN, RUN@STEP or a path), one of DCP's, or a model's files (safetensors, .bin, .pt).",
             show_default=False,
         ),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpcaccel.cli.completion import run_names
 from hpcaccel.cli.options import RUN_HELP, Cluster, Json, RunsDir
 from hpcaccel.cli.output import note, print_json
 from hpcaccel.errors import HpcaccelError, UserError
@@ -23,7 +24,12 @@ _SHOWN_KEPT = 10
 def clean(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help=f"{RUN_HELP} Without any: all runs.", show_default=False),
+        typer.Argument(
+            metavar="[RUN]...",
+            help=f"{RUN_HELP} Without any: all runs.",
+            show_default=False,
+            autocompletion=run_names,
+        ),
     ] = None,
     older_than: Annotated[
         str, typer.Option(metavar="AGE", help="Only runs without a sign for so long: 30d, 12h, 2w.")

@@ -48,9 +48,9 @@ def behind_ssh(name: str | None) -> RemoteCluster | None:
     return None if profile is None or profile.host is None else _connected(profile)
 
 
-def behind_ssh_run(token: str | None) -> tuple[RemoteCluster, str] | None:
+def behind_ssh_run(token: str | None, *, only_sweeps: bool = False) -> tuple[RemoteCluster, str] | None:
     """The cluster of the run that ``token`` names (None: the one that was submitted last), when it is behind SSH, and
-    what it is called there."""
+    what it is called there; ``only_sweeps`` as for :func:`hpcaccel.submission.find.find_run`."""
     from hpcaccel.submission.remote.memory import remote_of
 
     if token is None:
@@ -59,7 +59,7 @@ def behind_ssh_run(token: str | None) -> tuple[RemoteCluster, str] | None:
         return None
     if (named := _with_cluster(token)) is not None:
         return named
-    if (run := remote_of(token)) is not None and not _is_here(token, newer_than=run["run_id"]):
+    if (run := remote_of(token, only_sweeps=only_sweeps)) is not None and not _is_here(token, newer_than=run["run_id"]):
         cluster = behind_ssh(run["cluster"])
         if cluster is None:
             raise UserError(f"{token} was submitted to {run['cluster']}, whose profile has no host any more")

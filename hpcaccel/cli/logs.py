@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpcaccel.cli.completion import run_names
 from hpcaccel.cli.options import RUN_HELP
 from hpcaccel.cli.output import note
 from hpcaccel.cli.which import find, latest, one_run
@@ -22,7 +23,13 @@ __all__ = ["logs"]
 
 def logs(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help=f"{RUN_HELP} Without it: the latest run.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help=f"{RUN_HELP} Without it: the latest run.",
+            show_default=False,
+            autocompletion=run_names,
+        ),
     ] = None,
     rank: Annotated[str, typer.Option(metavar="N", help="A rank, 'all', 'supervisor', 'batch', or a component.")] = "0",
     attempt: Annotated[

@@ -35,7 +35,10 @@ def meant_cluster(values: Mapping[str, Any]) -> tuple[RemoteCluster, Words] | No
     if not tokens:
         default = behind_ssh(None) if "cluster" in values else None
         return None if default is None else (default, {})
-    found = {token: _there(token, is_checkpoint=name in _CHECKPOINTS) for name, token in tokens}
+    found = {
+        token: _there(token) if name in _CHECKPOINTS else behind_ssh_run(token, only_sweeps=name == "sweep")
+        for name, token in tokens
+    }
     places = {None if one is None else one[0].name: token for token, one in found.items()}
     if len(places) > 1:
         where = ", ".join(f"{token} {'here' if name is None else f'on {name}'}" for name, token in places.items())
@@ -50,9 +53,8 @@ def _tokens(value: Any) -> Sequence[str]:
     return [value] if isinstance(value, str) else list(value)
 
 
-def _there(token: str, *, is_checkpoint: bool) -> tuple[RemoteCluster, str] | None:
-    if not is_checkpoint:
-        return behind_ssh_run(token)
+def _there(token: str) -> tuple[RemoteCluster, str] | None:
+    """Of a checkpoint."""
     if _is_place(Path(token).expanduser()):
         return None
     run, at, step = token.rpartition("@")

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from hpcaccel.cli.completion import run_names
+
 SpecFile = Annotated[
     Path,
     typer.Argument(metavar="FILE", help="The spec file, such as job.yaml; - is standard input.", show_default=False),
@@ -23,7 +25,7 @@ Overrides = Annotated[
 
 RUN_HELP = "Run id, the beginning of one, a name (its latest run) or a Slurm job id."
 
-RunName = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, show_default=False)]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, show_default=False, autocompletion=run_names)]
 
 Cluster = Annotated[
     str | None,

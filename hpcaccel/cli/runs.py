@@ -40,12 +40,13 @@ def list_(
     json: Json = False,
 ) -> None:
     """List the runs that were submitted from this account, newest first."""
-    from hpcaccel.submission import all_runs, statuses
-    from hpcaccel.view.overview import overview
+    from hpcaccel.rundir import RunDir
+    from hpcaccel.submission.find import known_runs
+    from hpcaccel.view.listing import listed
 
-    runs = [run.dir for run in reversed(all_runs())]
+    runs = [RunDir(run.path) for run in reversed(known_runs())]
     chosen = runs if everything else runs[:count]
-    shown = [overview(run, now) for run, now in zip(chosen, statuses(chosen), strict=True)]
+    shown = listed(chosen)
     if json:
         print_json([run.to_json() for run in shown])
         return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpcaccel.cli.completion import sweep_names
 from hpcaccel.cli.forwarding import behind_ssh, behind_ssh_run, there_or_here
 from hpcaccel.cli.options import RUN_HELP, Cluster, Json, Key, Overrides, RunsDir, SpecFile
 from hpcaccel.cli.output import note, print_json, taken_up
@@ -36,7 +37,9 @@ app = typer.Typer(
 
 _there_or_here = functools.partial(there_or_here, app, "sweep")
 
-SweepName = Annotated[str, typer.Argument(metavar="SWEEP", help=RUN_HELP, show_default=False)]
+SweepName = Annotated[
+    str, typer.Argument(metavar="SWEEP", help=RUN_HELP, show_default=False, autocompletion=sweep_names)
+]
 
 
 def _find(name: str) -> Sweep:
@@ -169,7 +172,7 @@ def plot(
 
     Parallel coordinates, history, learning curves, rungs, importances.
     """
-    if (found := behind_ssh_run(sweep)) is not None:
+    if (found := behind_ssh_run(sweep, only_sweeps=True)) is not None:
         from hpcaccel.cli.remotely import plot_there
 
         plot_there(*found, out)

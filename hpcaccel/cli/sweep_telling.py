@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hpcaccel.sweeps.foresight import Foresight
     from hpcaccel.sweeps.handle import Sweep
     from hpcaccel.sweeps.overview import SweepOverview
+    from hpcaccel.view.listing import Listed
     from hpcaccel.view.overview import Overview
 
 __all__ = [
@@ -109,7 +110,7 @@ def tell_of_again(sweep: Sweep, queued: list[Again], arrays: WorkerArrays | None
     typer.echo(f"{len(queued)} trial{'s wait' if len(queued) > 1 else ' waits'}; {who}")
 
 
-def tell_of_age(shown: Sequence[Overview | SweepOverview]) -> None:
+def tell_of_age(shown: Sequence[Overview | Listed | SweepOverview]) -> None:
     """Slurm that does not answer is no error, and what it said before is not what it would say now."""
     from hpcaccel.view.words import ago
 

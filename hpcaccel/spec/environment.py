@@ -12,8 +12,8 @@ from hpcaccel.spec.fields import Conflict, Flag, PathText, Section, Text, Variab
 
 __all__ = ["Code", "Environment"]
 
-_OWNED = re.compile(
-    r"(?:HPCACCEL_\w*|RANK|LOCAL_RANK|GROUP_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|"
+_OWNED = re.compile(  # what users may set is documented in docs/design.md, "How ranks find each other"
+    r"(?:HPCACCEL_(?!(?:USE_CPU|ALONE|GPUS_PER_TASK)$)\w*|RANK|LOCAL_RANK|GROUP_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|"
     r"SLURM_(?:JOB_ID|JOBID|PROCID|NTASKS|LOCALID|NODEID|STEP_ID|RESTART_COUNT|ARRAY_\w+|JOB_NODELIST))"
 )
 

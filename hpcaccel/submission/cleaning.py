@@ -13,7 +13,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from hpcaccel.spec.site import age_in_words
 from hpcaccel.submission.build import made_in
 from hpcaccel.submission.facts import read_facts, read_record
 from hpcaccel.submission.find import all_runs
+from hpcaccel.submission.remembered import Remembered, look_at
 from hpcaccel.submission.resume_once import Turn, Underway
 from hpcaccel.submission.run import AnyRun
 from hpcaccel.submission.status import RunStatus, statuses
@@ -105,25 +106,80 @@ def plan_cleaning(
         whole_runs: the directories of runs that are done, not only their checkpoints but the newest.
     """
     now, items, kept = time.time(), unfinished(folders), list[tuple[str, str]]()
-    needed = _origins()
-    for run, state in zip(runs, statuses([run.dir for run in runs], slurm), strict=True):
-        if (why := _left_alone(run.dir, state, now - older_than_seconds)) is not None:
+    remembered = Remembered("clean")
+    needed = _origins(remembered)
+    told = {run.path: over for run in runs if (over := _Over.recalled(remembered, run.dir)) is not None}
+    others = [run for run in runs if run.path not in told]
+    looks = {run.path: look_at(run.dir) for run in others}
+    states = dict(zip((run.path for run in others), statuses([run.dir for run in others], slurm), strict=True))
+    for run in runs:
+        over = told.get(run.path)
+        if over is None:
+            over = _Over.read(run.dir, states[run.path])
+            if over.is_done:
+                remembered.keep(looks[run.path], asdict(over))
+        if (why := _left_alone(run.dir, over, now - older_than_seconds)) is not None:
             kept.append((run.run_id, why))
             continue
-        found = _of_run(run.dir, state, needed, whole_runs=whole_runs)
-        items += [replace(item, bytes=_size(item.path)) for item in found]
+        found = _found(run.dir, over, states.get(run.path), needed, whole_runs=whole_runs)
+        items += found
         if not found:
             kept.append((run.run_id, "nothing of it can go"))
+    remembered.write()
     return Cleaning(items=tuple(items), kept=tuple(kept))
 
 
-def _left_alone(run: RunDir, state: RunStatus, before: float) -> str | None:
-    if not state.ended:
-        return f"it is {state.state}"
-    if run.lease.exists() and state.state == "lost":
+@dataclass(frozen=True, kw_only=True)
+class _Over:
+    """What is looked at of each run. Of one that is done it stays so, and is remembered: see ``remembered``. Nothing is
+    deleted by it: :func:`delete` reads everything once more."""
+
+    state: str
+    ended: bool
+    is_done: bool
+    """Whether it is completed or pruned, by its ledger, and has no parts that are runs of their own."""
+    sign: float
+    """When something was written to it last, in seconds since 1970."""
+    pinned: bool
+    bytes: int | None
+
+    @classmethod
+    def recalled(cls, remembered: Remembered, run: RunDir) -> _Over | None:
+        value = remembered.recall(run.path)
+        names = {item.name for item in fields(cls)}
+        return cls(**value) if value is not None and value.keys() == names else None
+
+    @classmethod
+    def read(cls, run: RunDir, state: RunStatus) -> _Over:
+        is_done = state.state in _DONE and not state.tasks and read_record(run).kind == "run"
+        return cls(
+            state=state.state,
+            ended=state.ended,
+            is_done=is_done and read_facts(run).settled is not None,
+            sign=_last_sign(run),
+            pinned=bool(_pins(run.path)) if is_done else False,
+            bytes=_size(run.path) if is_done else None,
+        )
+
+
+def _found(
+    run: RunDir, over: _Over, state: RunStatus | None, needed: Mapping[Path, str], *, whole_runs: bool
+) -> list[Item]:
+    """What may go of a run, with sizes."""
+    if whole_runs and over.is_done and not over.pinned and over.bytes is not None and _needed(run.path, needed) is None:
+        return [Item(path=run.path, kind="run", run_id=run.run_id, why=f"it is {over.state}", bytes=over.bytes)]
+    state = state or statuses([run])[0]
+    found = _of_run(run, state, needed, whole_runs=whole_runs)
+    return [replace(item, bytes=_size(item.path)) for item in found]
+
+
+def _left_alone(run: RunDir, over: _Over, before: float) -> str | None:
+    if not over.ended:
+        return f"it is {over.state}"
+    if over.state == "lost" and run.lease.exists():
         return "it ended without a word, and its lease is still there: `hpcaccel resume` or `cancel` it first"
-    if (last := _last_sign(run)) > before:
-        return f"its last sign is {age_in_words(max(0.0, time.time() - last))} old"
+    if over.sign > before:
+        return f"its last sign is {age_in_words(max(0.0, time.time() - over.sign))} old"
     return None
 
 
@@ -140,11 +196,14 @@ def _parts(run: RunDir) -> list[Path]:
     return [path for folder in folders if folder.is_dir() for path in sorted(folder.iterdir()) if path.name.isdecimal()]
 
 
-def _origins() -> dict[Path, str]:
+def _origins(remembered: Remembered | None = None) -> dict[Path, str]:
     """What runs that are not over were told to begin from, and the id of one that was: without a pin, where its user
     wrote a path into ``checkpoint.resume``, or may not write to the other run."""
     found: dict[Path, str] = {}
+    remembered = Remembered("clean") if remembered is None else remembered
     for run in all_runs():
+        if remembered.recall(run.path) is not None:
+            continue  # it is done, and begins nothing
         for part in [run.dir, *map(RunDir, _parts(run.dir))]:
             try:
                 is_over = read_facts(part).settled is not None
@@ -182,6 +241,8 @@ class Origins:
 
 def _needed(path: Path, needed: Mapping[Path, str]) -> str | None:
     """The run that is to begin from ``path``, or from something in it, or from the newest beside it."""
+    if not needed:
+        return None
     real = path.resolve()
     return next(
         (who for place, who in needed.items() if place.is_relative_to(real) or real.is_relative_to(place)), None
@@ -232,7 +293,18 @@ def _is_good(path: Path) -> bool:
 
 
 def _size(path: Path) -> int:
-    return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(path) for name in names)
+    found, waiting = 0, [os.fspath(path)]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    else:
+                        found += entry.stat(follow_symlinks=False).st_size
+        except FileNotFoundError:
+            continue  # somebody else is cleaning, too
+    return found
 
 
 def delete(item: Item, *, slurm: Slurm | None = None, origins: Origins | None = None) -> None:

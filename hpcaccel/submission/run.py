@@ -35,10 +35,11 @@ SURE_SECONDS = 10.0
 class _Handle:
     """What a run and an array of runs have in common."""
 
-    def __init__(self, path: str | os.PathLike[str], *, slurm: Slurm | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, slurm: Slurm | None = None, is_known: bool = False) -> None:
         self.dir = RunDir(path)
         self._slurm = slurm
-        self.record  # noqa: B018 - an error now rather than later when this is no run directory
+        if not is_known:
+            self.record  # noqa: B018 - an error now rather than later when this is no run directory
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"
@@ -211,8 +212,8 @@ class RunArray(_Handle):
 class SweepRun(_Handle):
     """A sweep, as far as it is an array of workers; ``hpcaccel.sweeps.Sweep`` knows its trials."""
 
-    def __init__(self, path: str | os.PathLike[str], *, slurm: Slurm | None = None) -> None:
-        super().__init__(path, slurm=slurm)
+    def __init__(self, path: str | os.PathLike[str], *, slurm: Slurm | None = None, is_known: bool = False) -> None:
+        super().__init__(path, slurm=slurm, is_known=is_known)
         self.dir: SweepDir = SweepDir(path)
 
     def resume(self) -> None:

@@ -130,8 +130,9 @@ class Sweep:
 
     def table(self) -> list[dict[str, Any]]:
         """A row for every trial: state, metrics, parameters, steps, seconds, GPU-seconds, worker, attempts."""
+        is_over = self.worker_status().ended  # first: what ends after it was asked has ended in the study, too
         study = self._study.read()
-        return rows(study.trials, study.goal, workers=study.workers())
+        return rows(study.trials, study.goal, workers=study.workers(), is_over=is_over)
 
     def best(self, *, trial: int | None = None, metric: str | None = None) -> Winner:
         """The best trial, with its values and its spec.
@@ -221,13 +222,13 @@ class Sweep:
 
 
 def find_sweep(token: str, *, slurm: Slurm | None = None) -> Sweep:
-    """The sweep that ``token`` names: an id, a unique beginning of one, a name (its latest run), a job id, or a path.
+    """The sweep that ``token`` names: an id, a unique beginning of one, a name (its latest sweep), a job id, or a path.
 
     Raises:
         RunNotFound: there is none.
         UserError: it is a run.
     """
-    found = find_run(token, slurm=slurm)
+    found = find_run(token, slurm=slurm, only_sweeps=True)
     if not isinstance(found, SweepRun):
         raise UserError(f"{found.run_id} ({found.name}) is no sweep. Look at it with `hpcaccel status {found.run_id}`")
     return Sweep(found.path, slurm=slurm)

@@ -123,17 +123,22 @@ def best_first(trials: Iterable[TrialRecord], goal: Goal) -> list[int]:
 
 
 def rows(
-    trials: Iterable[TrialRecord], goal: Goal, *, workers: Mapping[int, int] | None = None
+    trials: Iterable[TrialRecord],
+    goal: Goal,
+    *,
+    workers: Mapping[int, int] | None = None,
+    is_over: bool = False,
 ) -> list[dict[str, Any]]:
     """A row for every trial, by number: ``trial``, ``state``, one column a metric and one a parameter, ``step``,
     ``seconds``, ``gpu_seconds``, ``worker``, ``attempts``. What is not known is None.
 
     Args:
         workers: which worker a trial belongs to, by the trial's number.
+        is_over: no worker is at work: what has begun and not ended is ``interrupted``, not ``running``.
     """
     trials = list(trials)
     paths = list(dict.fromkeys(path for trial in trials for path in trial.params))
-    return [_row(trial, goal, paths, workers or {}) for trial in trials]
+    return [_row(trial, goal, paths, workers or {}, is_over=is_over) for trial in trials]
 
 
 def parameters(table: Sequence[Mapping[str, Any]], goal: Goal) -> list[str]:
@@ -222,12 +227,14 @@ def _dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return one != other and all(a <= b for a, b in zip(one, other, strict=True))
 
 
-def _row(trial: TrialRecord, goal: Goal, paths: Sequence[str], workers: Mapping[int, int]) -> dict[str, Any]:
+def _row(
+    trial: TrialRecord, goal: Goal, paths: Sequence[str], workers: Mapping[int, int], *, is_over: bool
+) -> dict[str, Any]:
     values: Sequence[float | None] = trial.values or [None] * len(goal.metrics)
     known = trial.started is not None and trial.ended is not None
     return {
         "trial": trial.number,
-        "state": trial.state,
+        "state": "interrupted" if is_over and trial.state == "running" else trial.state,
         **{_column(name): value for name, value in zip(goal.metrics, values, strict=False)},
         **{path: trial.params.get(path) for path in paths},
         "step": trial.user_attrs.get(STEPS, trial.step),

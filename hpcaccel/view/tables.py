@@ -8,6 +8,7 @@ from typing import TextIO
 from rich.console import Console
 
 from hpcaccel.view.columns import Cell, Column, Styled, console_for, print_facts, print_table
+from hpcaccel.view.listing import Listed
 from hpcaccel.view.news import describe_end
 from hpcaccel.view.overview import Overview
 from hpcaccel.view.words import clean, clock_time, duration, number, step_of
@@ -28,12 +29,12 @@ _STYLE = {
 }
 
 
-def print_runs(runs: Sequence[Overview], *, stream: TextIO | None = None) -> None:
+def print_runs(runs: Sequence[Overview | Listed], *, stream: TextIO | None = None) -> None:
     """One line a run, in the order given. A narrow terminal has no room for all: name, state and loss stay."""
     _print_runs(runs, Column(title="NAME"), console_for(stream))
 
 
-def _print_runs(runs: Sequence[Overview], called: Column, console: Console) -> None:
+def _print_runs(runs: Sequence[Overview | Listed], called: Column, console: Console) -> None:
     columns = (
         Column(title="RUN"),
         called,
@@ -47,7 +48,7 @@ def _print_runs(runs: Sequence[Overview], called: Column, console: Console) -> N
     print_table(columns, (_run(run, called.title) for run in runs), console=console)
 
 
-def _run(run: Overview, called: str) -> list[Cell | tuple[Cell, Cell]]:
+def _run(run: Overview | Listed, called: str) -> list[Cell | tuple[Cell, Cell]]:
     created = clock_time(run.created) if run.created else "-"
     return [
         run.run_id,
@@ -73,13 +74,13 @@ def print_status(run: Overview, *, stream: TextIO | None = None) -> None:
         _print_runs(run.tasks, Column(title="WITH", wraps=20), console)
 
 
-def _state(run: Overview) -> Styled:
+def _state(run: Overview | Listed) -> Styled:
     """With what a failure was."""
     state, style = state_text(run.state)
     return Styled(f"{state} ({clean(run.error_class)})" if run.error_class else state, style)
 
 
-def _changed(run: Overview) -> str:
+def _changed(run: Overview | Listed) -> str:
     return clean(" ".join(f"{key}={value}" for key, value in run.overrides.items()))
 
 

@@ -145,6 +145,7 @@ def test_sections_with_nothing_behind_them_are_defaults(load) -> None:
         ('environment: {setup: ["a\\nb"]}', "environment.setup.0 'a\\nb' holds a line break: a value must be one line"),
         ('environment: {env: {A: "x\\0"}}', "environment.env.A 'x\\x00' holds a NUL character, which no program can be given"),
         ('environment: {env: {A: "\\ud800"}}', "environment.env.A '\\ud800' is not text: it holds bytes that are not UTF-8, or half of a surrogate pair"),
+        ("environment: {env: {HPCACCEL_USE_CPUS: x}}", "environment.env.HPCACCEL_USE_CPUS is set by hpcaccel itself"),
         ("environment: {env: {HPCACCEL_RUN_DIR: x}}", "environment.env.HPCACCEL_RUN_DIR is set by hpcaccel itself"),
         ("environment: {venv: v, python: p}", "environment.python cannot stand beside venv: set one of venv, python"),
         ("code: {copy: maybe}", "code.copy 'maybe' must be true or false"),
@@ -363,3 +364,8 @@ def test_values_from_python_have_the_same_rules(tmp_path: Path) -> None:
 
 def test_a_function_is_named_from_python_only() -> None:
     assert spec_from_values({"name": "a", "entrypoint": {"function": "train"}}).entrypoint.kind == "function"
+
+
+@pytest.mark.parametrize("name", ["HPCACCEL_USE_CPU", "HPCACCEL_ALONE", "HPCACCEL_GPUS_PER_TASK"])
+def test_variables_that_are_documented_for_users_may_be_set(load, name: str) -> None:
+    assert load(f"environment: {{env: {{{name}: '1'}}}}").environment.env == {name: "1"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from hpcaccel.layout.pins import pin
 from hpcaccel.records import AttemptEnd, to_dict
 from hpcaccel.rundir import append_line
 from hpcaccel.slurm.states import JobState
-from hpcaccel.submission import cleaning
+from hpcaccel.submission import cleaning, remembered
 from hpcaccel.submission.cleaning import Origins, delete, plan_cleaning
+from hpcaccel.submission.facts import write_record
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +58,52 @@ def plan(project: Any, *runs: Any, **options: Any) -> Any:
 
 def names(found: Any) -> list[str]:
     return [item.path.name for item in found.items]
+
+
+def done(project: Any) -> Any:
+    """A run that is completed, of which everything is remembered at once."""
+    run = project.queue()
+    checkpoint(run, 10)
+    run.dir.attempt(1).mkdir()
+    end(run, "completed")
+    return run
+
+
+def test_a_run_that_is_done_is_read_once(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembered, "SETTLING_SECONDS", -1.0)
+    run = done(project)
+    first = plan(project, run, whole_runs=True)
+    assert [(item.path, item.bytes > 1000) for item in first.items] == [(run.path, True)]
+    monkeypatch.setattr(cleaning, "read_facts", lambda run: pytest.fail("read"))
+    monkeypatch.setattr(cleaning, "statuses", lambda runs, slurm=None: [] if not runs else pytest.fail("asked"))
+    assert plan(project, run, whole_runs=True) == first
+
+
+@pytest.mark.parametrize("how", ["pinned", "resumed", "went on", "a new file", "a longer metrics file"])
+def test_what_has_changed_of_a_run_that_was_done_is_seen(
+    project: Any, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(remembered, "SETTLING_SECONDS", -1.0)
+    run = done(project)
+    first = plan(project, run, whole_runs=True)
+    assert names(first) == [run.run_id]
+    if how == "pinned":
+        pin(run.dir.checkpoints / layout.checkpoint_name(10), why="a test")
+    elif how == "resumed":
+        record = run.record
+        write_record(run.dir, replace(record, job_ids=[*record.job_ids, "777"], ledger_offset=10**6))
+    elif how == "went on":
+        append_line(run.dir.ledger, {"event": "start", "attempt": 2, "time": time.time(), "job_id": "9", "nodes": ["n"],
+                                     "ranks": 1})  # fmt: skip
+    elif how == "a new file":
+        (run.dir.attempt(1) / "core").write_bytes(b"x" * 12345)
+    else:
+        append_line(run.dir.metrics, {"step": 1, "attempt": 1, "time": time.time(), "values": {"loss": 1.0}})
+    now = plan(project, run, whole_runs=True)
+    if how in ("pinned", "resumed", "went on"):
+        assert names(now) == []
+    else:
+        assert now.bytes > first.bytes
 
 
 def test_the_newest_good_checkpoint_stays(project: Any) -> None:

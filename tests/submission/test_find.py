@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hpcaccel import rundir
 from hpcaccel.errors import RunNotFound
 from hpcaccel.rundir import RunDir
-from hpcaccel.submission import Run, RunArray, all_runs, find_run
+from hpcaccel.submission import Run, RunArray, all_runs, find, find_run, remembered
+from hpcaccel.submission.facts import read_record, write_record
+from hpcaccel.submission.find import known_runs
 from tests.submission.conftest import Project
 
 
@@ -82,6 +87,110 @@ def test_a_damaged_record_hides_nothing(project: Project) -> None:
     broken, whole = project.queue(), project.queue()
     RunDir(broken.path).record.write_text("{")
     assert [run.path for run in all_runs()] == [whole.path]
+
+
+def test_a_sweep_is_found_although_its_best_trial_was_submitted_under_its_name(project: Project) -> None:
+    sweep = project.queue()
+    record = read_record(RunDir(sweep.path))
+    write_record(RunDir(sweep.path), replace(record, kind="sweep", array_size=1))
+    best = project.queue()
+    assert best.name == sweep.name
+    assert find_run(sweep.name).path == best.path
+    assert find_run(sweep.name, only_sweeps=True).path == sweep.path
+    assert find_run(sweep.run_id[:-4], only_sweeps=True).path == sweep.path  # with which the other's id begins, too
+    assert find_run(best.run_id, only_sweeps=True).path == best.path
+
+
+def changed(project: Project, run: Run, how: str) -> Path | None:
+    """What somebody does to the directory of a run; where it lies afterwards."""
+    if how == "deleted":
+        shutil.rmtree(run.path)
+        return None
+    if how == "moved":
+        return Path(shutil.move(run.path, project.runs / "demo" / "20260101-000009-beef"))
+    if how == "renamed in its record":
+        write_record(run.dir, replace(run.record, name="other"))
+    if how == "replaced by another with the same times":
+        times = os.stat(run.dir.record)
+        copy = run.dir.record.read_text().replace('"demo"', '"dema"')
+        run.dir.record.unlink()
+        run.dir.record.write_text(copy)
+        os.utime(run.dir.record, ns=(times.st_atime_ns, times.st_mtime_ns))
+    return run.path
+
+
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [
+        ("nothing", "demo"),
+        ("deleted", None),
+        ("moved", "demo"),
+        ("renamed in its record", "other"),
+        ("replaced by another with the same times", "dema"),
+    ],
+)
+def test_what_is_remembered_of_a_run_is_checked(
+    project: Project, monkeypatch: pytest.MonkeyPatch, how: str, name: str | None
+) -> None:
+    monkeypatch.setattr(remembered, "SETTLING_SECONDS", -1.0)
+    run = project.queue()
+    assert isinstance(run, Run)
+    assert [one.name for one in known_runs()] == ["demo"]
+    path = changed(project, run, how)
+    assert [(one.path, one.name) for one in known_runs()] == ([] if path is None else [(path, name)])
+
+
+def test_a_run_that_is_known_is_not_read_again(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembered, "SETTLING_SECONDS", -1.0)
+    runs = [project.queue(), project.queue()]
+    first = known_runs()
+    monkeypatch.setattr(find, "read_record", lambda run: pytest.fail(f"{run.path} was read"))
+    assert known_runs() == first
+    assert [run.run_id for run in all_runs()] == [run.run_id for run in runs]
+
+
+def test_what_has_just_changed_is_not_remembered(project: Project) -> None:
+    """A second change within one tick of the file system's clock could not be told from the first."""
+    project.queue()
+    known_runs()
+    assert list(rundir.state_home().rglob("names.jsonl")) == []
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[1]\n", b'{"path": 3}\n', b"\xff\xfe\n", b'{"version": "0.0/1"}\n'])
+def test_a_torn_or_strange_memory_only_costs_reading(
+    project: Project, monkeypatch: pytest.MonkeyPatch, damage: bytes
+) -> None:
+    monkeypatch.setattr(remembered, "SETTLING_SECONDS", -1.0)
+    project.queue()
+    first = known_runs()
+    (file,) = rundir.state_home().rglob("names.jsonl")
+    whole = file.read_bytes()
+    file.write_bytes(damage + whole[: len(whole) // 2])
+    assert known_runs() == first
+    assert known_runs() == first
+    assert file.read_bytes().endswith(whole)  # it was read, and remembered again
+
+
+def test_the_memory_does_not_grow_without_end(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembered, "SETTLING_SECONDS", -1.0)
+    monkeypatch.setattr(remembered, "_SPARE_LINES", 3)
+    run, other = project.queue(), project.queue()
+    for number in range(20):
+        write_record(run.dir, replace(run.record, name=f"n{number}"))
+        assert sorted(one.name for one in known_runs()) == ["demo", f"n{number}"]
+    shutil.rmtree(other.path)
+    (file,) = rundir.state_home().rglob("names.jsonl")
+    assert len(file.read_bytes().splitlines()) <= 2 * 2 + 3
+
+
+def test_a_state_directory_that_cannot_be_written_costs_nothing_else(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remembered, "SETTLING_SECONDS", -1.0)
+    project.queue()
+    (project.path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(project.path / "file"))
+    assert [one.name for one in known_runs()] == ["demo"]
 
 
 def test_tasks_of_an_array(project: Project) -> None:

@@ -73,6 +73,16 @@ def test_a_stop_asks_all_workers_and_takes_the_others_out_of_the_queue(place: Pl
     assert (now.state, now.workers, now.exit_code) == ("paused", {"paused": 4}, 85)
 
 
+def test_the_trials_of_a_sweep_that_rests_are_interrupted_and_not_running(place: Place) -> None:
+    sweep, _ = place.start()
+    trials = Trials(sweep.dir)
+    trials.begin()
+    assert [row["state"] for row in sweep.table()] == ["running"]
+    sweep.stop()
+    assert sweep.status().state == "paused"
+    assert [row["state"] for row in sweep.table()] == ["interrupted"]
+
+
 def test_workers_of_a_resume_that_was_killed_are_taken_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep, _ = place.start()
     sweep.stop()

@@ -113,4 +113,5 @@ def _submitted(key: str | None) -> dict[str, str] | None:
     record = read_record(run)
     if not record.job_ids:
         return None
-    return {"run_id": run.run_id, "name": record.name, "job_id": record.job_ids[-1], "path": str(run.path)}
+    known = {"run_id": run.run_id, "name": record.name, "job_id": record.job_ids[-1], "path": str(run.path)}
+    return {**known, "kind": record.kind}

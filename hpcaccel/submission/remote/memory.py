@@ -35,12 +35,12 @@ def _runs_file() -> Path:
 
 def remember(cluster: str, run: Mapping[str, Any], *, secrets: Sequence[str] = ()) -> None:
     """Args:
-    run: ``run_id``, ``name``, ``job_id`` and ``path`` (on the cluster).
+    run: ``run_id``, ``name``, ``job_id`` and ``path`` (on the cluster), and its ``kind`` where that is known.
     secrets: the names, never the values, that its spec lists under ``environment.secrets``.
     """
     path = _runs_file()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    known = {key: str(run[key]) for key in ("run_id", "name", "job_id", "path")}
+    known = {key: str(run[key]) for key in ("run_id", "name", "job_id", "path", "kind") if key in run}
     append_line(path, {"cluster": cluster, **known, "secrets": list(secrets)}, sync=True)
 
 
@@ -57,15 +57,18 @@ def secrets_of(cluster: str, token: str) -> frozenset[str]:
     return frozenset() if run is None else frozenset(run.get("secrets", ()))
 
 
-def remote_of(token: str, *, cluster: str | None = None) -> dict[str, Any] | None:
+def remote_of(token: str, *, cluster: str | None = None, only_sweeps: bool = False) -> dict[str, Any] | None:
     """The remembered run that ``token`` names: its id, ``<id>_3``, a beginning of one, its name, or its job id.
 
     A beginning that fits runs of several clusters fits none.
 
     Args:
         cluster: only runs of this one.
+        only_sweeps: a name, or the beginning of an id, is that of a sweep where there is one.
     """
     runs = [run for run in reversed(remote_runs()) if cluster in (None, run["cluster"])]
+    if only_sweeps:  # a stable sort: the newest of each kind stays first
+        runs.sort(key=lambda run: run.get("kind", "sweep") != "sweep")
     base = token.partition("_")[0]
     found: dict[str, Any] | None
     for fits in (

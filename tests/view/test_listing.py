@@ -1,0 +1,103 @@
+"""A list of many runs: what is over is read once, and what has changed is seen."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.rundir import append_line, state_home
+from hpcaccel.submission import remembered
+from hpcaccel.view import listing
+from hpcaccel.view.listing import listed
+from tests.view.conftest import HandMade
+
+
+@pytest.fixture(autouse=True)
+def at_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(remembered, "SETTLING_SECONDS", -1.0)
+
+
+def over(path: Path) -> HandMade:
+    made = HandMade(path)
+    made.start(1)
+    made.progress(1)
+    made.metric(120, attempt=1, loss=float("nan"))
+    made.end(1, last_step=400)
+    return made
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return [over(tmp_path / "runs" / "gpt" / f"20261120-15301{number}-4f2a") for number in range(3)]
+
+
+def test_what_is_over_is_read_once(runs, monkeypatch):
+    first = listed([made.run for made in runs])
+    assert [(one.state, one.step, one.attempts) for one in first] == [("completed", 400, 1)] * 3
+    assert first[0].to_json()["history"][0]["end"]["reason"] == "completed"
+    monkeypatch.setattr(listing, "overview", lambda run, now: pytest.fail("read"))
+    again = listed([made.run for made in runs])
+    assert [one.to_json() for one in again] == [one.to_json() for one in first]
+    assert str(again[0].last_loss) == "nan"
+    assert json.dumps([one.to_json() for one in again], allow_nan=False)
+
+
+def test_a_run_that_goes_on_is_read_each_time(runs, monkeypatch):
+    runs[1].start(2)
+    listed([made.run for made in runs])
+    asked = []
+    monkeypatch.setattr(
+        listing, "overview", lambda run, now, real=listing.overview: asked.append(run) or real(run, now)
+    )
+    assert listed([made.run for made in runs])[1].state != "completed"
+    assert asked == [runs[1].run]
+
+
+@pytest.mark.parametrize(
+    ("how", "shown"),
+    [
+        ("another attempt has ended", ("completed", 2, 500)),
+        ("an attempt has begun", ("lost", 2, 120)),
+        ("a program of its own logs late", ("completed", 1, 600)),
+        ("the metrics grew", ("completed", 1, 700)),
+    ],
+)
+def test_what_another_process_has_changed_is_seen(runs, how, shown):
+    made = runs[0]
+    listed([one.run for one in runs])
+    if how == "another attempt has ended":
+        made.start(2)
+        made.end(2, last_step=500)
+    elif how == "an attempt has begun":
+        made.start(2)
+    elif how == "a program of its own logs late":
+        append_line(made.run.foreign_metrics(1), {"step": 600, "loss": 1.0})
+    else:
+        made.metric(700, attempt=1, loss=1.0)
+    now = listed([one.run for one in runs])[0]
+    assert (now.state, now.attempts, now.step) == shown
+
+
+def test_another_run_at_the_same_place_is_another_run(runs, tmp_path):
+    first, second = runs[0], runs[1]
+    second.metric(900, attempt=1, loss=1.0)
+    before = listed([made.run for made in runs])
+    first.run.path.rename(tmp_path / "aside")
+    second.run.path.rename(first.run.path)
+    (now,) = listed([first.run])
+    assert (before[0].step, now.step) == (400, 900)
+
+
+def test_runs_that_are_gone_are_no_trouble_and_are_forgotten(runs, monkeypatch):
+    monkeypatch.setattr(remembered, "_SPARE_LINES", 0)
+    listed([made.run for made in runs])
+    shutil.rmtree(runs[2].run.path)
+    for step in range(1, 9):
+        runs[0].metric(1000 + step, attempt=1, loss=1.0)
+        listed([made.run for made in runs[:2]])
+    (file,) = state_home().rglob("list.jsonl")
+    assert str(runs[2].run.path) not in file.read_text()
