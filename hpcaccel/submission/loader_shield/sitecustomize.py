@@ -49,7 +49,7 @@ def _hand_on() -> None:
     before = list(sys.path)
     sys.path[:] = [place for place in before if os.path.abspath(place) != here]
     try:
-        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401  the environment's own
+        __import__("sitecustomize")  # the environment's own
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
