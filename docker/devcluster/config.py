@@ -60,6 +60,7 @@ AccountingStoragePass={root}/run/munge.socket
 
 SlurmdTimeout={options.slurmd_timeout_seconds}
 SlurmctldTimeout=30
+SlurmctldParameters=enable_expedited_requeue
 MessageTimeout=30
 KillWait={options.kill_wait_seconds}
 MinJobAge=300

@@ -65,7 +65,11 @@ def register_cluster(state: State, report: Report) -> None:
 
 
 def start_slurmctld(state: State) -> None:
-    _start(state, "slurmctld", [_program("slurmctld", state), "-D"], hostname=state.controller)
+    # One that was killed before it had written its state for the first time: newer releases do not start again then.
+    states = state.root / "spool" / "slurmctld"
+    unfinished = (states / "clustername").exists() and not (states / "assoc_usage").exists()
+    options = ["-i"] if unfinished else []
+    _start(state, "slurmctld", [_program("slurmctld", state), "-D", *options], hostname=state.controller)
     _wait(state, "slurmctld", lambda: _silence(state.ports.slurmctld))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,19 +14,38 @@ from hpcaccel.rundir import RunDir, SweepDir, WorkerDir
 
 __all__ = ["main"]
 
+EXPEDITE = "HPCACCEL_EXPEDITE"
+"""Variable: the job was submitted with --requeue=expedite; set by the batch script."""
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
+    expedited = EXPEDITE in os.environ and words[:1] in (["batch"], ["setup-failed"])
     try:
-        sys.exit(_dispatch(words))
+        code = _code(words)
+    except Exception:
+        if not expedited:
+            raise
+        traceback.print_exc()
+        code = HpcaccelError.exit_code
+    if expedited and code:
+        # Any other code would have Slurm requeue the job and hold it. The ledger says how the run has ended.
+        print(f"hpcaccel: exit code {code}, told to Slurm as 0 (resilience.requeue: expedite)", flush=True)
+        code = 0
+    sys.exit(code)
+
+
+def _code(words: list[str]) -> int:
+    try:
+        return _dispatch(words)
     except HpcaccelError as error:
         print(f"hpcaccel: {error}", file=sys.stderr, flush=True)
-        sys.exit(error.exit_code)
+        return error.exit_code
     except OSError as error:
         if error.errno not in THE_DISK_SAYS_NO:
             raise
         print(f"hpcaccel: {error}: this job ends here. `hpcaccel resume` goes on with the run", file=sys.stderr)
-        sys.exit(HpcaccelError.exit_code)
+        return HpcaccelError.exit_code
 
 
 def _dispatch(words: list[str]) -> int:

@@ -17,7 +17,8 @@ __all__ = ["Component", "Launch", "Resilience", "read_launch"]
 class Resilience:
     """The ``resilience`` section; see its description in the spec."""
 
-    requeue: bool
+    requeue: bool | str
+    """Whether the job may come back through the queue; ``expedite``: as Slurm's --requeue=expedite has it."""
     warning_seconds: int
     stop_timeout_seconds: int
     max_failures: int

@@ -347,7 +347,7 @@ class Supervisor:
                 stop=self.stopping.request,
                 situation=situation,
                 cancel_asked=self.stopping.cancel_asked,
-                can_requeue=self.launch.resilience.requeue,
+                can_requeue=bool(self.launch.resilience.requeue),
                 restarts_left=self.launch.resilience.restart_in_place - self.restarts,
                 failure=failure,
                 excludable=excludable,

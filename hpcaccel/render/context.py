@@ -55,6 +55,7 @@ def template_names(
         "header": [f"hpcaccel job {spec.name}", *(f"{key}: {value}" for key, value in header.items())],
         "directives": _directives(spec, run_dir, array_size, profile.exclude if profile else []) if slurm else [],
         "components": _components(spec, profile.exclude if profile else []) if slurm else [],
+        "expedite": slurm and _requeue(spec) == ("requeue", "expedite"),
         "run_dir": str(run_dir.path),  # of an array or a sweep: the parent folder
         "python": python,
         "workdir": workdir,
@@ -81,7 +82,7 @@ def _directives(
     log = run_dir.slurm_log if array_size is None else run_dir.tasks / "ARRAY" / run_dir.slurm_log.name
     output = pattern(str(log)) if array_size is None else pattern(str(log.parent.parent)) + f"/%a/{log.name}"
     options: list[tuple[str, str | None]] = [("job-name", spec.name), *_nodes(spec, left_out)]
-    options.append((_requeue(spec), None))
+    options.append(_requeue(spec))
     options.append(("signal", f"B:USR2@{spec.warning_seconds}"))
     options.append(("open-mode", "append"))
     options.append(("output", output))
@@ -100,7 +101,7 @@ def _components(spec: JobSpec, left_out: Sequence[str]) -> list[list[tuple[str, 
         options = [option for option in _nodes(spec.of_component(name), left_out) if option[0] not in jobs_own]
         # Without --export Slurm would keep all of the submitter's environment with each component, secrets too. What
         # its processes get comes from the batch script, as with the ranks.
-        found.append([*options, (_requeue(spec), None), ("export", "NONE")])
+        found.append([*options, _requeue(spec), ("export", "NONE")])
     return found
 
 
@@ -109,8 +110,10 @@ def _nodes(spec: JobSpec, left_out: Sequence[str]) -> list[tuple[str, str | None
     return spec.slurm.model_copy(update={"exclude": exclude or None}).flags()
 
 
-def _requeue(spec: JobSpec) -> str:
-    return "requeue" if spec.resilience.requeue and not spec.resilience.chain else "no-requeue"
+def _requeue(spec: JobSpec) -> tuple[str, str | None]:
+    if not spec.resilience.requeue or spec.resilience.chain:
+        return "no-requeue", None
+    return "requeue", "expedite" if spec.resilience.requeue == "expedite" else None
 
 
 def _refuse_variables_of_bash(names: list[str]) -> None:

@@ -24,6 +24,7 @@ class JobState(str, Enum):
     """Every state that squeue, sacct and scontrol print, and UNKNOWN for what a newer Slurm may add."""
 
     PENDING = "PENDING"
+    EXPEDITING = "EXPEDITING"
     REQUEUED = "REQUEUED"
     REQUEUE_FED = "REQUEUE_FED"
     REQUEUE_HOLD = "REQUEUE_HOLD"
@@ -79,6 +80,7 @@ class JobState(str, Enum):
 _PENDING = frozenset(
     {
         JobState.PENDING,
+        JobState.EXPEDITING,
         JobState.REQUEUED,
         JobState.REQUEUE_FED,
         JobState.REQUEUE_HOLD,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
@@ -240,6 +240,23 @@ def _flag(value: Any) -> bool:
 
 
 Flag = Annotated[bool, BeforeValidator(_flag), WithJsonSchema({"type": "boolean"})]
+
+
+def _requeue(value: Any) -> bool | str:
+    given = _plain(value)
+    if given == "expedite":
+        return "expedite"
+    if not isinstance(given, bool):
+        raise ValueError("must be true, false or expedite")
+    return given
+
+
+Requeue = Annotated[
+    bool | Literal["expedite"],
+    BeforeValidator(_requeue),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "expedite"}]}),
+]
+"""Whether a job comes back, and as what."""
 
 
 def format_number(value: int | float) -> str:

@@ -34,6 +34,11 @@ class SiteConfig(Section):
         default=None,
         description="JobRequeue: whether jobs are requeued that do not say so; sbatch --requeue overrules.",
     )
+    expedited_requeue: Flag | None = Field(
+        default=None,
+        description="Whether sbatch takes --requeue=expedite: from 25.11 on, with enable_expedited_requeue in "
+        "SlurmctldParameters.",
+    )
     preempt_type: Text | None = Field(
         default=None, description="PreemptType: preempt/none, preempt/partition_prio, preempt/qos."
     )

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from hpcaccel.spec.fields import Conflict, Count, Flag, Natural, PathText, Positive, Section, Seed, Word, words
+from hpcaccel.spec.fields import Conflict, Count, Flag, Natural, PathText, Positive, Requeue, Section, Seed, Word, words
 
 __all__ = ["Checkpoint", "Fsdp", "Resilience", "Runtime"]
 
@@ -136,8 +136,11 @@ class Checkpoint(Section):
 class Resilience(Section):
     """What happens when the cluster takes the nodes back, and when something breaks."""
 
-    requeue: Flag = Field(
-        default=True, description="Come back through the queue after a preemption or at the time limit."
+    requeue: Requeue = Field(
+        default=True,
+        description="Come back through the queue after a preemption or at the time limit. expedite: at once, and "
+        "after the loss of a node before all other jobs: Slurm's --requeue=expedite (25.11 and later, with "
+        "enable_expedited_requeue in SlurmctldParameters). The batch job then always ends with exit code 0.",
     )
     warning_seconds: Count = Field(
         default=120,
@@ -191,4 +194,6 @@ class Resilience(Section):
         found = super().conflicts(values)
         if values.get("chain") is not None and values.get("requeue") is False:
             found.append(Conflict("chain", "is a way to come back, which requeue: false forbids: set one of them"))
+        if values.get("chain") is not None and values.get("requeue") == "expedite":
+            found.append(Conflict("chain", "goes on in other jobs, requeue: expedite in this one: set one"))
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +19,7 @@ from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission import local
 from hpcaccel.submission.chain import cancel_waiting
 from hpcaccel.submission.facts import honoured_name, read_facts, read_record, read_worker_facts, waiting_links
+from hpcaccel.submission.left_in_queue import left_in_queue, sentence_on
 from hpcaccel.submission.status import RunStatus, status
 
 __all__ = ["Then", "asked_as", "request_cancel", "request_stop"]
@@ -94,7 +96,12 @@ def request_cancel(run: RunDir, *, slurm: Slurm | None = None) -> None:
     now = status(run, slurm)
     left, active = _to_ask(run, now)
     if now.ended and not any(left.values()):
-        raise UserError(f"run {now.run_id} is {now.state}: there is nothing to cancel")
+        if not (waiting := left_in_queue(run, slurm)):
+            raise UserError(f"run {now.run_id} is {now.state}: there is nothing to cancel")
+        cancel_waiting(slurm, [entry.job_id for entry in waiting])
+        for entry in waiting:
+            warnings.warn(f"run {now.run_id} was {now.state} already; {sentence_on(entry)}: taken out", stacklevel=2)
+        return
     for one in _asked(run, active):
         if left[one.path] is None:
             _write(one, reason="cancelled", then="cancel")

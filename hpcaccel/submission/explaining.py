@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -10,10 +11,11 @@ from typing import Any
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.rundir import RunDir
 from hpcaccel.slurm.commands import Slurm
-from hpcaccel.slurm.states import JobInfo
+from hpcaccel.slurm.states import JobInfo, QueueEntry
 from hpcaccel.slurm.waiting import WaitingJob
 from hpcaccel.submission.explaining_reasons import meaning
 from hpcaccel.submission.facts import read_facts, read_record
+from hpcaccel.submission.left_in_queue import left_in_queue, sentence_on
 from hpcaccel.submission.status import RunStatus, status
 
 __all__ = ["Explanation", "Why", "explain_run"]
@@ -52,7 +54,8 @@ class Explanation:
     dependency: str = ""
     priority: int | None = None
     before: tuple[WaitingJob, ...] = ()
-    """Jobs of its partitions that wait with a higher priority, the highest first, as far as the site shows them."""
+    """Jobs of its partitions that wait with a higher priority, or with the same and for longer; the first to start
+    first, as far as the site shows them."""
     nodes_before: int = 0
     problem: str = ""
     """Why nothing could be found out about the queue."""
@@ -75,7 +78,7 @@ def explain_run(run: RunDir, slurm: Slurm | None = None) -> Explanation:
     slurm = slurm or Slurm()
     now = status(run, slurm)
     if not any(one.state in _WAITING for one in now.tasks or [now]):
-        return _not_waiting(run, now)
+        return _not_waiting(run, now, left_in_queue(run, slurm) if now.ended else ())
     if read_record(run).backend == "local":
         return Explanation(run_id=now.run_id, name=now.name, state=now.state, detail=now.detail)
     try:
@@ -84,7 +87,7 @@ def explain_run(run: RunDir, slurm: Slurm | None = None) -> Explanation:
         return Explanation(run_id=now.run_id, name=now.name, state=now.state, detail=now.detail, problem=str(error))
 
 
-def _not_waiting(run: RunDir, now: RunStatus) -> Explanation:
+def _not_waiting(run: RunDir, now: RunStatus, waiting: Sequence[QueueEntry] = ()) -> Explanation:
     detail, advice = now.detail, ""
     if not now.tasks:
         facts = read_facts(run)
@@ -95,6 +98,9 @@ def _not_waiting(run: RunDir, now: RunStatus) -> Explanation:
             detail = f"it was asked to stop ({facts.asked.reason})"
     if not advice and now.state in ("failed", "lost", "paused", "cancelled"):
         advice = f"go on, from the newest checkpoint if there is one: hpcaccel resume {now.run_id}"
+    if waiting:
+        detail = "; ".join(filter(None, [detail, *map(sentence_on, waiting)]))
+        advice = "; ".join(filter(None, [f"take it out of the queue: hpcaccel cancel {now.run_id}", advice]))
     return Explanation(run_id=now.run_id, name=now.name, state=now.state, detail=detail, advice=advice)
 
 
@@ -166,8 +172,12 @@ def _is(one: WaitingJob, job_id: str) -> bool:
 
 
 def _before(own: WaitingJob, queue: Sequence[WaitingJob]) -> list[WaitingJob]:
-    """What may start and has a higher priority: held jobs and those that wait for others are in nobody's way."""
-    ahead = [
-        one for one in queue if one.priority > own.priority and not one.held and not one.reason.startswith("Dependency")
-    ]
-    return sorted(ahead, key=lambda one: one.priority, reverse=True)
+    """What may start and comes first: held jobs and those that wait for others are in nobody's way."""
+    place = _place(own)
+    ahead = [one for one in queue if _place(one) < place and not one.held and not one.reason.startswith("Dependency")]
+    return sorted(ahead, key=_place)
+
+
+def _place(job: WaitingJob) -> tuple[int, int]:
+    """Of jobs of the same priority, which all have where a site weighs nothing (26.11), the older one comes first."""
+    return -job.priority, int(re.match(r"\d*", job.job_id)[0] or 0)  # type: ignore[index]

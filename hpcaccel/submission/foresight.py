@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib.util
 import sys
 
-from hpcaccel.errors import HpcaccelError
+from hpcaccel.errors import HpcaccelError, SpecError
 from hpcaccel.slurm.commands import Slurm
+from hpcaccel.slurm.expedite import why_not_expedited
 from hpcaccel.spec import JobSpec
 from hpcaccel.submission.codecopy import CodePlan
 from hpcaccel.submission.entry import Entry, python_of_ranks
 from hpcaccel.submission.imports import Used, used_by
 
-__all__ = ["advice", "advice_on_cluster", "advice_on_job"]
+__all__ = ["advice", "advice_on_cluster", "advice_on_job", "refuse_expedite"]
 
 _LOADS = {"resume", "epochs", "steps", "load_state"}
 """Each of these takes up the newest checkpoint."""
@@ -81,6 +82,18 @@ def advice_on_cluster(spec: JobSpec, slurm: Slurm) -> tuple[str, ...]:
         f"partition {', '.join(cancelling)} preempts by cancelling (PreemptMode=CANCEL), and a job that is preempted "
         "without grace time does not come back from that: set resilience.chain to how many jobs may follow each other",
     )
+
+
+def refuse_expedite(spec: JobSpec, slurm: Slurm) -> None:
+    """Raises SpecError where the spec wants an expedited requeue and the cluster does not have it."""
+    if spec.resilience.requeue != "expedite":
+        return
+    try:
+        why = why_not_expedited(slurm.config())
+    except HpcaccelError:
+        return  # submitting says better what is wrong with the cluster
+    if why:
+        raise SpecError([f"resilience.requeue: expedite is not to be had here: {why}. Set it to true"])
 
 
 def advice_on_job(spec: JobSpec, slurm: Slurm, job_id: str) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ from hpcaccel.submission.checkpoints import Origin, find_origin
 from hpcaccel.submission.codecopy import CodePlan, sent_files
 from hpcaccel.submission.dependencies import After, resolve_after, with_after
 from hpcaccel.submission.entry import Entry, check_secrets, find_components, find_entry, launch_section, plan_copy
-from hpcaccel.submission.foresight import advice, advice_on_cluster
+from hpcaccel.submission.foresight import advice, advice_on_cluster, refuse_expedite
 from hpcaccel.submission.images import IMAGES, look_at_image
 from hpcaccel.submission.imports import hears_a_stop
 from hpcaccel.submission.provenance import GitState, git_state
@@ -238,7 +238,10 @@ def prepare(
 
 def _advice_live(spec: JobSpec, backend: Backend) -> tuple[str, ...]:
     """Where no facts of the cluster are stored, the cluster itself is asked."""
-    return advice_on_cluster(spec, backend.slurm) if isinstance(backend, SlurmBackend) else ()
+    if not isinstance(backend, SlurmBackend):
+        return ()
+    refuse_expedite(spec, backend.slurm)
+    return advice_on_cluster(spec, backend.slurm)
 
 
 def _advice_on_origin(origin: Origin | None) -> list[str]:

@@ -13,6 +13,7 @@ from hpcaccel.submission.backend import SlurmBackend, backend_named
 from hpcaccel.submission.chain import cancel_waiting
 from hpcaccel.submission.facts import honoured_name, open_requests, read_record, waiting_links
 from hpcaccel.submission.handin import hand_in
+from hpcaccel.submission.left_in_queue import left_in_queue
 from hpcaccel.submission.recording import ledger_sizes, record_job
 from hpcaccel.submission.recovery import owner, take_up
 from hpcaccel.submission.resume_once import Turn
@@ -68,6 +69,7 @@ def _hand_in_anew(run: RunDir, turn: Turn, slurm: Slurm | None) -> str:
     try:
         if isinstance(backend, SlurmBackend):
             cancel_waiting(backend.slurm, waiting_links(record))  # those of the old chain, if any are left
+            cancel_waiting(backend.slurm, [entry.job_id for entry in left_in_queue(run, backend.slurm)])
         turn.begin(indices=indices)
         return hand_in(turn.run, backend=backend, indices=indices, after=write_down)
     except SlurmCommandError as error:

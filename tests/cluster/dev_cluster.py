@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -49,6 +50,19 @@ class Cluster:
         sinfo = ["sinfo", "--noheader", "--Node", "--partition=gpu", "--format=%N"]
         listed = subprocess.run(sinfo, env=env, capture_output=True, text=True, check=True)
         return cls(root=root, env=env, nodes=listed.stdout.split())
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """E.g. (22, 5): what Slurm does depends on it in some places."""
+        year, month = self.run("sinfo", "--version").stdout.split()[-1].split(".")[:2]
+        return int(year), int(month)
+
+    @property
+    def login_path(self) -> str:
+        """PATH of a login node of this cluster."""
+        sbatch = shutil.which("sbatch", path=self.env["PATH"])
+        assert sbatch is not None
+        return ":".join(dict.fromkeys([str(Path(sbatch).parent), "/usr/bin", "/bin"]))
 
     def run(self, *command: str, check: bool = True, timeout_seconds: float = 120) -> subprocess.CompletedProcess[str]:
         """Any command, in the cluster's environment; raises RuntimeError with its stderr when it fails and `check`."""

@@ -256,3 +256,24 @@ def test_rendering_imports_nothing_heavy() -> None:
 
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "numpy", "optuna", "fabric", "submitit", "typer", "rich"} & set(loaded)
+
+
+EXPEDITE = {"resilience": {"requeue": "expedite"}}
+
+
+def test_an_expedited_job_says_so_and_knows_no_exit_code_but_0(shell: Shell) -> None:
+    text = render(
+        make_spec(**EXPEDITE),
+        run_dir=RunDir(shell.folder / "run"),
+        python=str(shell.python),
+        workdir=shell.folder,
+        header={},
+    )
+    assert "#SBATCH --requeue=expedite\n" in text
+    assert start(shell, **EXPEDITE).env["HPCACCEL_EXPEDITE"] == "1"
+    failed = start(shell, environment={"setup": ["false"]}, **EXPEDITE)
+    assert failed.code == 0
+    assert "ended with exit code 1: no rank is started" in failed.output
+    missing = shell.run(text.replace(str(shell.python), "/nowhere/python"))
+    assert missing.code == 0
+    assert "/nowhere/python" in missing.output

@@ -185,11 +185,13 @@ def test_a_run_that_waits_is_explained(project: Any) -> None:
         replace(above, job_id="9", held=True),
         replace(above, job_id="10", partitions=("cpu",)),
         replace(above, job_id="11", reason="Dependency"),
+        replace(above, job_id="12_[1-3]", priority=50),
+        replace(above, job_id="900", priority=50),
     ]
     found = explain_run(run.dir, project.slurm)
     assert (found.state, found.why[0].reason, found.why[0].waits) == ("pending", "Priority", True)
     assert found.start_time == start
-    assert ([one.job_id for one in found.before], found.nodes_before, found.priority) == (["7"], 4, 50)
+    assert ([one.job_id for one in found.before], found.nodes_before, found.priority) == (["7", "12_[1-3]"], 8, 50)
 
 
 def test_the_controllers_word_is_newer_than_what_is_shared(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,8 +213,20 @@ def test_a_dependency_that_can_never_be_is_said_plainly(project: Any) -> None:
     (why,) = explain_run(run.dir, project.slurm).why
     assert (why.waits, "can never satisfy" in why.words) == (False, True)
     append_line(run.dir.ledger, ending(error_class="dependency", detail="afterok: run x failed", advice="Resume x."))
+    project.slurm.move(run.job_id, JobState.CANCELLED)
     found = explain_run(run.dir, project.slurm)
     assert (found.state, found.detail, found.advice) == ("cancelled", "afterok: run x failed", "Resume x.")
+
+
+@pytest.mark.parametrize("state", [JobState.REQUEUE_HOLD, JobState.PENDING])
+def test_a_job_that_waits_though_its_run_has_ended_is_told(project: Any, state: JobState) -> None:
+    run = project.queue()
+    append_line(run.dir.ledger, ending(reason="failed", detail="rank 0: KeyError: 'lr'"))
+    project.slurm.move(run.job_id, state, reason="JobHeldUser")
+    found = explain_run(run.dir, project.slurm)
+    assert found.state == "failed"
+    assert found.detail == f"rank 0: KeyError: 'lr'; job {run.job_id} is still in the queue (held, JobHeldUser)"
+    assert found.advice.startswith(f"take it out of the queue: hpcaccel cancel {run.run_id}; go on")
 
 
 def ending(**more: Any) -> dict[str, Any]:

@@ -100,10 +100,34 @@ def test_cancelled(project: Project, run: Run) -> None:
 
 
 @pytest.mark.parametrize("what", ["stop", "cancel"])
-def test_what_has_ended_cannot_be_ended(run: Run, what: str) -> None:
+def test_what_has_ended_cannot_be_ended(project: Project, run: Run, what: str) -> None:
     finish(run)
+    project.slurm.move(run.job_id, JobState.COMPLETED)
     with pytest.raises(UserError, match="is completed: there is nothing to"):
         getattr(run, what)()
+
+
+def test_a_job_that_slurm_holds_after_the_end_is_taken_out(project: Project, run: Run) -> None:
+    begin(project, run)
+    finish(run, "failed")
+    with pytest.raises(UserError, match="nothing to cancel"):
+        run.cancel()  # it runs: Slurm is about to learn of the end
+    project.slurm.move(run.job_id, JobState.REQUEUE_HOLD, reason="job_requeued_in_held_state")
+    with pytest.warns(UserWarning, match=f"was failed already; job {run.job_id} is still in the queue .held"):
+        run.cancel()
+    assert project.slurm.cancelled == [run.job_id]
+    with pytest.raises(UserError, match="nothing to cancel"):
+        run.cancel()
+
+
+def test_a_resume_takes_a_held_job_out_before(project: Project, run: Run) -> None:
+    begin(project, run)
+    finish(run, "failed")
+    held = run.job_id
+    project.slurm.move(held, JobState.REQUEUE_HOLD)
+    run.resume()
+    assert project.slurm.cancelled == [held]
+    assert run.job_id != held
 
 
 def test_an_array_is_cancelled_by_one_command(project: Project, array: RunArray) -> None:

@@ -354,6 +354,16 @@ def test_nothing_brings_back_what_is_cancelled() -> None:
     assert said({**GOOD, "partition": "vip", "account": "chiefs"}, site=OPEN, resilience={"requeue": False}) == []
 
 
+@pytest.mark.parametrize(("known", "refused"), [(False, True), (True, False), (None, False)])
+def test_an_expedited_requeue_where_there_is_none(known: bool | None, refused: bool) -> None:
+    spec = spec_from_values(
+        {"name": "x", "entrypoint": {"command": ["true"]}, "resilience": {"requeue": "expedite"}}, base=Path()
+    )
+    site = facts(config={**CONFIG, "expedited_requeue": known})
+    errors = [str(one) for one in check_site(spec, site, now=NOW) if one.is_error]
+    assert any("enable_expedited_requeue" in one for one in errors) is refused, errors
+
+
 def test_a_qos_that_others_preempt() -> None:
     by_qos = {**CONFIG, "preempt_type": "preempt/qos"}
     qos = [{"name": "normal", "preempt_mode": "cancel", "grace_seconds": 60}, {"name": "high", "preempts": ["normal"]}]

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from hpcaccel.slurm import hostlist
+from hpcaccel.slurm.expedite import why_not_expedited
 from hpcaccel.slurm.site_output import count, first, gres, listed, minutes, seconds, tres
 from hpcaccel.spec.site import Account, NodeType, Partition, Qos, SiteConfig
 
@@ -28,6 +29,7 @@ def config(values: Row) -> SiteConfig:
         max_batch_requeue=count(values.get("MaxBatchRequeue")),
         kill_wait_seconds=seconds(values.get("KillWait")),
         job_requeue=_number_flag(values.get("JobRequeue")),
+        expedited_requeue=not why_not_expedited(values) if "SLURM_VERSION" in values else None,
         preempt_type=values.get("PreemptType") or None,
         preempt_mode=values.get("PreemptMode") or None,
         preempt_exempt_seconds=seconds(values.get("PreemptExemptTime")),

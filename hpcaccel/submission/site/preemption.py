@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hpcaccel.slurm.expedite import ENABLED_BY
 from hpcaccel.spec import JobSpec
 from hpcaccel.spec.site import Partition, SiteFacts
 from hpcaccel.submission.site.accounts import effective_qos
-from hpcaccel.submission.site.findings import Finding, warning
+from hpcaccel.submission.site.findings import Finding, error, warning
 from hpcaccel.submission.site.history import History
 
 __all__ = ["Preemption", "preemption", "preemption_of"]
@@ -65,7 +66,14 @@ def _is_above(other: Partition, partition: Partition) -> bool:
 def preemption(
     spec: JobSpec, facts: SiteFacts, partitions: Sequence[Partition], *, history: History | None
 ) -> Iterator[Finding]:
-    """Warnings: nothing brings the job back, or the last save took longer than there is time for."""
+    """Warnings: nothing brings the job back, or the last save took longer than there is time for. An error: it is to
+    come back in a way that the cluster does not know."""
+    if spec.resilience.requeue == "expedite" and facts.config.expedited_requeue is False:
+        yield error(
+            "resilience.requeue",
+            "expedite: this cluster takes no --requeue=expedite (Slurm has it from 25.11 on, where SlurmctldParameters "
+            f"has {ENABLED_BY}): set it to true",
+        )
     for partition in partitions:
         found = preemption_of(spec, facts, partition)
         if found is None or found.mode == "SUSPEND":
