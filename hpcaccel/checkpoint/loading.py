@@ -20,7 +20,8 @@ from hpcaccel.checkpoint.storage import ShardReader
 __all__ = ["Guarantee", "LoadedCheckpoint", "load_all"]
 
 Guarantee = Literal["bit-exact", "state-exact"]
-"""bit-exact: goes on as if it had never stopped. state-exact: the same state, but sums may be made in another order."""
+"""bit-exact: goes on as if it had never stopped. state-exact: what is in the checkpoint is restored, but batches, the
+order of sums, or what the script keeps itself may differ."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class Accelerator(PlaceFace, PrepareFace, TrainFace, LoopFace, TogetherFace, Tra
         parallelism_config: a ``ParallelismConfig``: replicas, shards, tensor parallel.
         strategy: ``ddp``, or ``fsdp`` to shard the model over the ranks.
         seed: of Python, numpy and torch, on every rank.
-        deterministic: the same bits in every run and after every resume.
+        deterministic: fixed algorithms: the same bits in every run and, with prepared loaders, after every resume.
         even_batches: fill up the last batches of an epoch so that all ranks get equally many.
         dispatch_batches: rank 0 reads and sends each rank its part; default: for iterable datasets only.
         step_scheduler_per_process: step prepared schedulers once for each process, as Accelerate does and its users'

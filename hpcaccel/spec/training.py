@@ -57,7 +57,8 @@ class Runtime(Section):
     )
     deterministic: Flag = Field(
         default=False,
-        description="The same bits in every run and after every resume (same world size, torch and processor); slower.",
+        description="Fixed algorithms, slower: the same bits in every run and, where the batches come from prepared "
+        "loaders, after every resume (same world size, torch and processor).",
     )
     stop: Literal["cooperative", "signals"] | None = Field(
         default=None,

@@ -57,6 +57,16 @@ class OverRandom:
             yield pair if random.random() < 0.5 else pair[::-1]
 
 
+class Sorted(BatchSampler):
+    """Batches of a sampler that draws when it is begun, each one sorted."""
+
+    def __init__(self) -> None:
+        super().__init__(RandomSampler(range(SAMPLES)), BATCH_SIZE, drop_last=False)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (sorted(batch) for batch in super().__iter__())
+
+
 class Shuffled(IterableDataset[torch.Tensor]):
     """A stream that workers share out, with a buffer of samples out of which it draws."""
 
@@ -211,6 +221,7 @@ KINDS: dict[str, Kind] = {
     "map, 2 workers": Kind(Map, _TWO | {"shuffle": True}),
     "map, persistent": Kind(Map, _STAYING | {"shuffle": True}),
     "map, own batches": Kind(Map, {"batch_sampler": Pairs}),
+    "map, batches of a random sampler": Kind(Map, {"batch_sampler": Sorted}),
     "map, walked": Kind(Map, {"batch_sampler": OverRandom}),
     "map, walked, 2 workers": Kind(Map, _TWO | {"batch_sampler": OverRandom}),
     "map, split": Kind(Map, {"shuffle": True}, {"split_batches": True}),
