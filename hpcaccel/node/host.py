@@ -12,6 +12,7 @@ import signal
 import time
 from typing import Any
 
+from hpcaccel.masking import Mask
 from hpcaccel.node import lease
 from hpcaccel.node.account import WorkerAccount
 from hpcaccel.node.allocation import TAKEN_DOWN, Allocation, LocalAllocation, SlurmAllocation
@@ -117,6 +118,7 @@ class Host:
         self.chooser = Chooser(command, log=worker.host_log, hello=self._hello, say=self._say)
         self._start: WorkerStart | None = None
         self._killed = killed
+        self._mask = Mask.of(worker)
 
     # -- the whole ------------------------------------------------------------------------------------------------
 
@@ -326,7 +328,7 @@ class Host:
             self._end(Stop(reason=reason, then="end", detail=f"not requeued: {problem}"), code=EXIT_CONTINUED)
 
     def _say(self, text: str) -> None:
-        line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}"
+        line = self._mask(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}")
         print(f"hpcaccel: {line}", flush=True)
         try:
             with self.worker.host_log.open("a", encoding="utf-8") as log:

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from hpcaccel import layout
 from hpcaccel.errors import HpcaccelError
+from hpcaccel.masking import Mask
 from hpcaccel.node import lease
 from hpcaccel.node.allocation import TAKEN_DOWN, Allocation, Situation, current_allocation
 from hpcaccel.node.batch import killed_by
@@ -128,6 +129,7 @@ class Supervisor:
         self.provision = Provision(run, launch, watch=self._watch_before)
         self._killed = killed_by()
         """The signal that ended the supervisor before this one, in the same batch step."""
+        self._mask = Mask.of(run)
         self._preflight_seconds: float | None = None
 
     # -- the whole ------------------------------------------------------------------------------------------------
@@ -338,6 +340,8 @@ class Supervisor:
         return self._decide(code, self.inquiry.ask(), self._why(code) if code else None)
 
     def _decide(self, code: int, situation: Situation, failure: Failure | None) -> Verdict:
+        if failure is not None:  # its text goes into the ledger, the list of nodes, a sweep's journal
+            failure = dataclasses.replace(failure, detail=self._mask(failure.detail))
         blamed = situation.failed_nodes or (failure.nodes if failure else ())
         excludable, spare = self.placement.excludable(blamed)
         verdict = judge(
@@ -502,7 +506,7 @@ class Supervisor:
         return patiently(write, run=self.run, say=self._say)
 
     def _say(self, text: str) -> None:
-        line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}"
+        line = self._mask(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}")
         _print(line)
         if self.attempt:
             if_possible(lambda: self._log(line), say=_print)

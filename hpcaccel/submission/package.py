@@ -27,6 +27,7 @@ _BASE = (
     "rundir.py",
     "records.py",
     "logged.py",
+    "masking.py",
     "slow.py",
     "steps.py",
     "layout/__init__.py",

@@ -128,7 +128,9 @@ class Ending:
         if run is not None:
             path = run.last_word(self._place.attempt)
             make_folder(path.parent)
-            atomic_write(path, text, sync=False)
+            from hpcaccel.masking import Mask
+
+            atomic_write(path, Mask.of(run)(text), sync=False)
 
     def _repeat_word(self) -> None:
         """Say why another rank has given up, where this one failed for want of it."""
