@@ -9,7 +9,15 @@ from dataclasses import dataclass
 
 from hpcaccel.node.allocation import Allocation, LocalAllocation, Situation
 from hpcaccel.node.control import honour, pending_requests, ranks_ask
-from hpcaccel.node.deadline import Pace, forecast, lead_seconds, patience_seconds, read_pace, warnings
+from hpcaccel.node.deadline import (
+    LEAVE_BEFORE_END_SECONDS,
+    Pace,
+    forecast,
+    lead_seconds,
+    patience_seconds,
+    read_pace,
+    warnings,
+)
 from hpcaccel.node.launch import Launch
 from hpcaccel.node.launcher import Ranks
 from hpcaccel.node.writing import if_possible
@@ -28,6 +36,8 @@ EARLY_SECONDS = 90
 KILL_AGAIN_SECONDS = 10.0
 PRUNED_SECONDS = 60.0
 """How long a pruned trial may take to leave, at most: nothing of it is to be saved, and others wait for its nodes."""
+LAST_WORDS_SECONDS = 5.0
+"""To write down how an attempt ended, before the scheduler kills the batch step too. Of a short time a third."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +124,7 @@ class Stopping:
         self._say = say
         self._kill_at: float | None = None
         self._killed_at: float | None = None
-        """When the scheduler, which has begun to take the job down, kills what is left."""
-        self._must_requeue = False
-        """Whether the job, which is being taken down, comes back only if it is requeued before it is killed."""
+        """When what is left of the job, which the scheduler has begun to take down, is killed."""
         self._pace: Pace | None = None
         self._looked_at_pace = 0.0
 
@@ -156,8 +164,7 @@ class Stopping:
             allocation.cancelled()
         situation = self._inquiry.ask()
         if not situation.running and situation.known and allocation.kill_wait_seconds is not None:
-            self._killed_at = heard + allocation.kill_wait_seconds
-            self._must_requeue = situation.requeueable
+            self._killed_at = heard + _seconds_left(situation, allocation.kill_wait_seconds)
         if situation.running or not situation.known:
             self._ask(ranks, "preempted" if situation.preempted else "stop")
         elif situation.comes_back or situation.taken_for:
@@ -165,6 +172,10 @@ class Stopping:
         else:
             self.cancel_asked = True
             self._ask(ranks, "cancelled", then="cancel")
+        if self._killed_at is not None and not situation.comes_back:
+            # Whatever an earlier request has given the ranks. Where the job comes back, its next start writes the end.
+            at = time.monotonic() + max(0.0, self._killed_at - time.time())
+            self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
 
     def hear_users(self, ranks: Ranks) -> None:
         """Requests in the run directory, the users' and the ranks' own."""
@@ -208,7 +219,8 @@ class Stopping:
     def kill(self, ranks: Ranks) -> None:
         """Kill the ranks, and those again that are still there after a while."""
         ranks.kill()
-        self._kill_at = time.monotonic() + KILL_AGAIN_SECONDS
+        # Of a job that is being taken down srun waits for its step longer than there is time.
+        self._kill_at = time.monotonic() + (0.0 if self._killed_at else KILL_AGAIN_SECONDS)
 
     def _ask(self, ranks: Ranks, reason: Reason, *, then: str = "requeue") -> None:
         """Ask the ranks to stop: the reason first, then the signal."""
@@ -265,7 +277,14 @@ class Stopping:
         timeout = float(self._launch.resilience.stop_timeout_seconds)
         if reason == "pruned" and then == "finish":
             return min(timeout, PRUNED_SECONDS)
-        left = self._left(reason)
-        if self._killed_at is not None:
-            left = self._killed_at - time.time() if self._must_requeue else None  # else nobody needs time to requeue
+        left = None if self._killed_at else self._left(reason)  # then the scheduler, or ``hear_end``, sees to it
         return patience_seconds(self._pace, stop_timeout_seconds=timeout, left_seconds=left)
+
+
+def _seconds_left(situation: Situation, kill_wait_seconds: float) -> float:
+    """How long the ranks have, of the time until the scheduler kills everything."""
+    if situation.comes_back:
+        return kill_wait_seconds
+    if situation.requeueable:
+        return kill_wait_seconds - min(LEAVE_BEFORE_END_SECONDS, kill_wait_seconds / 4)
+    return kill_wait_seconds - min(LAST_WORDS_SECONDS, kill_wait_seconds / 3)

@@ -337,7 +337,10 @@ class Supervisor:
 
     def _conclude(self, code: int) -> Verdict:
         self.stopping.hear_the_last()
-        return self._decide(code, self.inquiry.ask(), self._why(code) if code else None)
+        situation = self.inquiry.ask()
+        # Slurm's word counts before any log where it takes the job down, and leaves no time to read them.
+        explained = situation.known and not situation.running
+        return self._decide(code, situation, self._why(code) if code and not explained else None)
 
     def _decide(self, code: int, situation: Situation, failure: Failure | None) -> Verdict:
         if failure is not None:  # its text goes into the ledger, the list of nodes, a sweep's journal

@@ -86,6 +86,20 @@ def test_stays_cancelled(
     assert run.wait_until_over() == 130
 
 
+@pytest.mark.parametrize("how", ["hpcaccel", pytest.param("scancel", marks=pytest.mark.chaos)])
+def test_a_cancelled_run_whose_ranks_hang_has_an_end(cluster: Cluster, lease: Lease, tmp_path: Path, how: str) -> None:
+    run = Scenario(cluster, tmp_path, nodes=lease(1))
+    run.plain("--wait", runtime={"stop": "cooperative"})  # so that it does not notice SIGTERM
+    run.wait_for_word("starting")
+    if how == "scancel":
+        run.scancel()
+    else:
+        run.cli("cancel", run.dir.run_id)
+    cluster.wait_for(run.job_id, ["CANCELLED"])
+    assert run.wait_until_over() == 130
+    assert run.ends == [("cancelled", "end")], run.story
+
+
 def test_one_preempted_task_of_an_array_comes_back_alone(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
     run = Scenario(cluster, tmp_path, nodes=[])
     nodes = lease(3)

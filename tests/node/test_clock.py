@@ -64,9 +64,9 @@ class One(NamedTuple):
 
 
 @pytest.fixture
-def attempt(local_run: Callable[..., LocalRun]) -> Callable[[Queue], One]:
-    def make(queue: Queue) -> One:
-        run = local_run("", launch={"backend": "slurm"}).dir
+def attempt(local_run: Callable[..., LocalRun]) -> Callable[..., One]:
+    def make(queue: Queue, **resilience: int) -> One:
+        run = local_run("", launch={"backend": "slurm"}, **resilience).dir
         run.attempt(1).mkdir()
         inquiry, said = Inquiry(queue), []  # type: ignore[arg-type, var-annotated]
         inquiry.ask()
@@ -170,3 +170,29 @@ def test_a_preemption_without_grace_leaves_kill_wait(attempt: Callable[[Queue], 
     assert one.stopping.request is not None
     assert one.stopping.request.reason == "preempted"
     assert one.stopping.request.deadline == pytest.approx(time.time() + 30, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("situation", "seconds"),
+    [
+        (Situation(running=False), 25),  # cancelled: nobody else would write the end
+        (Situation(running=False, taken_for="preempted"), 25),
+        (Situation(running=False, taken_for="time_limit", requeueable=True), 22.5),
+        (Situation(running=False, comes_back=True), 30),
+    ],
+)
+@pytest.mark.parametrize("asked_before", [True, False])
+def test_the_end_is_written_before_the_scheduler_kills_the_batch_step(
+    attempt: Callable[..., One], situation: Situation, seconds: float, asked_before: bool
+) -> None:
+    queue, ranks = Queue(3600), Asked()
+    one = attempt(queue, stop_timeout_seconds=300)
+    if asked_before:  # as `hpcaccel cancel` does, a moment before its scancel
+        one.stopping._ask(ranks, "cancelled", then="cancel")
+    queue.situation = lambda **_: situation  # type: ignore[method-assign]
+    one.stopping.hear_end(ranks)
+    assert one.stopping.request is not None
+    if not asked_before:
+        assert one.stopping.request.deadline == pytest.approx(time.time() + seconds, abs=1)
+    left = (one.stopping._kill_at or 0) - time.monotonic()
+    assert left > 30 if situation.comes_back else left == pytest.approx(seconds, abs=1)
