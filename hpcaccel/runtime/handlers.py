@@ -197,9 +197,9 @@ class GradientAccumulationPlugin(KwargsHandler):
 @dataclass
 class FullyShardedDataParallelPlugin:
     """FSDP2 settings under the names that Accelerate's users know. Fields of FSDP1 alone are accepted and have no
-    effect, of which a warning tells."""
+    effect, of which a warning tells. ``FSDP_*`` variables fill in fields that are None when an Accelerator gets it."""
 
-    fsdp_version: int | None = 2
+    fsdp_version: int | None = None
     sharding_strategy: Any = None
     reshard_after_forward: Any = None
     backward_prefetch: Any = None

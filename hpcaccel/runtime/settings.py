@@ -140,9 +140,9 @@ def load(place: Place, **given: Any) -> Settings:
     Raises:
         RuntimeMisuse: a value that is not allowed.
     """
-    # A launcher's word for all its ranks; a run says it in its spec.
-    launched = Settings(mixed_precision=os.environ.get("ACCELERATE_MIXED_PRECISION") or "no")
-    settings = launched if place.run is None else _from_spec(read_json(place.run.spec) or {})
+    from hpcaccel.runtime.launched import asked_for  # brings torch along
+
+    settings = Settings(**asked_for()) if place.run is None else _from_spec(read_json(place.run.spec) or {})
     settings = replace(settings, **{name: value for name, value in given.items() if value is not None})
     for name, allowed in _ALLOWED.items():
         if getattr(settings, name) not in allowed:

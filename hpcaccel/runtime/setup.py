@@ -12,6 +12,7 @@ from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime import settings
 from hpcaccel.runtime.configuration import OWN_HANDLERS
 from hpcaccel.runtime.handlers import DataLoaderConfiguration
+from hpcaccel.runtime.launched import asked_for, fsdp_plugin
 from hpcaccel.runtime.session import Session
 from hpcaccel.runtime.settings import Settings
 from hpcaccel.runtime.training.accumulation import Accumulation, MicroBatch
@@ -61,6 +62,7 @@ class Setup:
 
     def begin(self) -> None:
         """Take part in the session of this process, which begins here if there is none."""
+        self._read_environment()
         session = Session.current(**self._told)
         own = {name: value for name, value in self._told.items() if name in settings.OWN}
         shared = {name: getattr(session.settings, name) for name in settings.SHARED}
@@ -76,6 +78,13 @@ class Setup:
         )
         session.follow(self.accumulation)
         self._session = session
+
+    def _read_environment(self) -> None:
+        """Outside of a run, variables say what the script leaves open about FSDP."""
+        handlers = self._told["handlers"]
+        wanted = self._told.get("strategy") in (None, "fsdp") and not os.environ.get("HPCACCEL_RUN_DIR")
+        wanted = wanted and asked_for().get("strategy") == "fsdp"
+        handlers.fsdp = fsdp_plugin(handlers.fsdp, wanted=wanted)
 
     @property
     def settings(self) -> Settings:

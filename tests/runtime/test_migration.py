@@ -21,8 +21,8 @@ MEMBERS: dict[str, dict[str, list[str] | None]] = RECORD["members"]
 PAGE = (ROOT / "docs/migration.md").read_text()
 VERDICTS = {"same", "better", "not here", "in name"}
 OTHERS = "Accelerate's other modules"
-WHOLE_MODULES = ("checkpointing", "hooks", "inference")
-"""Of these the page says in one sentence that they are not here."""
+WHOLE_MODULES = ("checkpointing", "hooks", "inference", "test_utils")
+"""Of these the page speaks in one sentence."""
 
 
 def tables() -> dict[str, dict[str, str]]:
@@ -73,8 +73,8 @@ def test_every_exported_name_is_on_the_page() -> None:
     }
     # One that a module imports from another one stands there, too.
     assert set(TABLES[OTHERS]) - names == set()
-    known = {name.partition(".")[2] for name in TABLES[OTHERS]} | set(TABLES["`accelerate`"])
-    assert {name.partition(".")[2] for name in names} - known == set()
+    known = {name.rpartition(".")[2] for name in TABLES[OTHERS]} | set(TABLES["`accelerate`"])
+    assert {name.rpartition(".")[2] for name in names} - known == set()
     assert all(f"`{module}`" in PAGE for module in WHOLE_MODULES)
 
 
@@ -94,7 +94,7 @@ def paths() -> list[tuple[str, str, str]]:
     pages = {"`accelerate`": "hpcaccel", "`accelerate.utils`": "hpcaccel.utils"}
     found = [(page, name, verdict) for key, page in pages.items() for name, verdict in verdicts(key)]
     for path, verdict in verdicts(OTHERS):
-        page, _, name = path.partition(".")
+        page, _, name = path.rpartition(".")
         found.append((f"hpcaccel.{page}", name, verdict))
     return found
 
@@ -195,8 +195,42 @@ def test_the_table_of_what_is_absent_holds_nothing_else() -> None:
     said = {
         name.rpartition(".")[2] for table in TABLES.values() for name, verdict in table.items() if verdict == "not here"
     }
-    said |= {name for module in WHOLE_MODULES for name in RECORD[f"accelerate.{module}"]}
+    said |= {name for module in WHOLE_MODULES[:-1] for name in RECORD[f"accelerate.{module}"]}
     said -= {"megatron_lm_plugin", "deepspeed_plugin"}  # keywords
     said -= {"pipeline_parallel_rank", "context_parallel_rank"}  # properties with words of their own
     said -= {name for kind in ("AcceleratedOptimizer", "AcceleratedScheduler") for name in TABLES[kind]}
     assert set(REASONS) == said
+
+
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [(module, name) for module in WHOLE_MODULES for name in RECORD[f"accelerate.{module}"]]
+    + [("commands.launch", "launch_command_parser"), ("commands.config", "default_config"), ("commands", "anything")],
+)
+def test_every_name_of_modules_that_are_not_here_says_why(page: str, name: str) -> None:
+    module = import_module(f"hpcaccel.{page}")
+    if name in getattr(module, "__all__", ()):
+        assert getattr(module, name) is not None
+        return
+    with pytest.raises(ImportError, match=name) as raised:
+        getattr(module, name)
+    assert len(str(raised.value)) > len(f"hpcaccel has no {name}. ") + 20
+
+
+def test_what_scripts_take_from_the_accelerators_module() -> None:
+    from hpcaccel.accelerator import DataLoaderConfiguration, GradientAccumulationPlugin, gather
+    from hpcaccel.utils import gather as of_utils
+
+    assert gather is of_utils
+    assert GradientAccumulationPlugin(num_steps=2).num_steps == 2
+    assert DataLoaderConfiguration().even_batches
+    with pytest.raises(ImportError, match="DeepSpeed is not here"):
+        exec("from hpcaccel.accelerator import DeepSpeedPlugin", {})
+
+
+@pytest.mark.parametrize("name", ["DummyOptim", "DummyScheduler"])
+def test_what_is_here_in_name_says_why_when_it_is_used(name: str) -> None:
+    made = getattr(import_module("hpcaccel.utils.deepspeed"), name)
+    assert getattr(import_module("hpcaccel.utils"), name) is made
+    with pytest.raises(RuntimeMisuse, match="DeepSpeed"):
+        made()

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.accelerator import Accelerator
+from hpcaccel.runtime.names import DistributedType
 from hpcaccel.runtime.ranks.states import AcceleratorState, GradientState, PartialState
 
 from .ranks import PROGRAMS, ROOT, run_ranks
@@ -180,6 +182,32 @@ def test_the_gradient_state_is_the_accelerators(fresh: None) -> None:
     state._set_sync_gradients(False)
     assert accelerator.sync_gradients is False
     assert "Sync Gradients: False" in repr(state)
+
+
+@pytest.mark.parametrize("value", [(n for n in range(4)), "text", torch.utils.data.DataLoader([1, 2])])
+def test_what_cannot_be_split_is_an_error_on_one_rank_too(fresh: None, value: Any) -> None:
+    with pytest.raises(RuntimeMisuse, match="cannot split"), PartialState(cpu=True).split_between_processes(value):
+        pass
+
+
+def test_debug_is_set_by_the_script(fresh: None) -> None:
+    state = PartialState(cpu=True)
+    assert not state.debug
+    state.debug = True
+    assert PartialState().debug
+    assert Accelerator(cpu=True).state.debug
+
+
+def test_the_script_may_say_how_the_ranks_work_together(fresh: None) -> None:
+    accelerator = Accelerator(cpu=True)
+    before = accelerator.state.distributed_type
+    accelerator.state.distributed_type = DistributedType.FSDP
+    assert accelerator.distributed_type is AcceleratorState().distributed_type is DistributedType.FSDP
+    assert not accelerator.is_fsdp2
+    with pytest.warns(UserWarning, match="only supported for multi-GPU"), accelerator.join_uneven_inputs([object()]):
+        pass
+    accelerator.state.distributed_type = before
+    assert accelerator.distributed_type is before
 
 
 def test_repr(fresh: None) -> None:

@@ -15,7 +15,7 @@ _REASONS = {
         DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedPlugin DeepSpeedSchedulerWrapper
         DeepSpeedSequenceParallelConfig GatheredParameters HfDeepSpeedConfig
         compile_regions_deepspeed get_active_deepspeed_plugin map_pytorch_optim_to_deepspeed
-        prepare_deepspeed_cmd_env deepspeed_plugins deepspeed_ulysses_dl_adapter
+        prepare_deepspeed_cmd_env DEEPSPEED_MULTINODE_LAUNCHERS deepspeed_plugins deepspeed_ulysses_dl_adapter
         get_deepspeed_plugin select_deepspeed_plugin""",
     "Megatron-LM is not here: strategy='fsdp' and ParallelismConfig(tp_size=...) with a tp_plan shard large models": """
         AbstractTrainStep BertTrainStep GPTTrainStep MegatronEngine MegatronLMDummyDataLoader MegatronLMDummyScheduler
@@ -43,7 +43,8 @@ _REASONS = {
     "TPUs (torch_xla) are not driven here": """
         install_xla prepare_tpu""",
     "SageMaker is not a place to run here: `hpcaccel submit` brings a job to Slurm": """
-        SageMakerDistributedType prepare_sagemager_args_inputs""",
+        SageMakerDistributedType prepare_sagemager_args_inputs SAGEMAKER_PARALLEL_EC2_INSTANCES
+        SAGEMAKER_PYTHON_VERSION SAGEMAKER_PYTORCH_VERSION SAGEMAKER_TRANSFORMERS_VERSION""",
     "Sequences are not split over ranks here: ParallelismConfig has dp_replicate_size, dp_shard_size, tp_size": """
         TorchContextParallelConfig maybe_context_parallel""",
     "There is no `accelerate launch`, no config file: `hpcaccel submit job.yaml`, srun or torchrun start ranks": """
@@ -57,10 +58,16 @@ _REASONS = {
         get_fsdp2_grad_scaler compile_regions_fsdp2 get_model_tp_size""",
     "A checkpoint here is one committed directory of checksummed shards, loaded at any number of ranks: "
     "accelerator.save_state() and load_state(); for a model file, save_model() and get_state_dict()": """
-        OPTIMIZER_NAME PROFILE_PATTERN_NAME RNG_STATE_NAME SAMPLER_NAME SCALER_NAME SCHEDULER_NAME
+        FSDP_MODEL_NAME OPTIMIZER_NAME PROFILE_PATTERN_NAME RNG_STATE_NAME SAMPLER_NAME SCALER_NAME SCHEDULER_NAME
         load_accelerator_state load_custom_state load_fsdp_model load_fsdp_optimizer merge_fsdp_weights
         save_accelerator_state save_custom_state save_fsdp_model save_fsdp_optimizer""",
+    "What FullyShardedDataParallelPlugin and the FSDP_* variables may say is checked where they are read": """
+        FSDP_AUTO_WRAP_POLICY FSDP_BACKWARD_PREFETCH FSDP_SHARDING_STRATEGY FSDP_STATE_DICT_TYPE
+        FSDP2_STATE_DICT_TYPE""",
     "It depends on nothing but torch's version, and torch is never that old here": """
+        BETA_CP_AVAILABLE_PYTORCH_VERSION BETA_SP_AVAILABLE_DEEPSPEED_VERSION BETA_TP_AVAILABLE_PYTORCH_VERSION
+        BETA_TP_AVAILABLE_TRANSFORMERS_VERSION DTENSOR_PYTORCH_VERSION
+        ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION FSDP2_PYTORCH_VERSION FSDP_PYTORCH_VERSION
         MITA_PROFILING_AVAILABLE_PYTORCH_VERSION XPU_PROFILING_AVAILABLE_PYTORCH_VERSION
         TORCH_DISTRIBUTED_OPERATION_TYPES""",
     "The precision's context is accelerator.autocast(), its scaler accelerator.scaler": """
@@ -75,6 +82,7 @@ _REASONS = {
     "hpcaccel.skip_first_batches skips, hpcaccel.PermutationSampler shuffles": """
         DataLoaderAdapter DataLoaderStateMixin SkipDataLoader IterableDatasetShard""",
     "It is of Accelerate's inside; nothing here needs it": """
+        CUDA_DISTRIBUTED_TYPES STR_OPERATION_TO_FUNC SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING TORCH_DYNAMO_MODES
         CannotPadNestedTensorWarning ThreadLocalSharedDict do_nothing move_to_device patch_optimizer_step
         rich flag_tensor fork_launched""",
 }

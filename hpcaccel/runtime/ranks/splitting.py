@@ -10,7 +10,7 @@ import torch
 
 from hpcaccel.errors import RuntimeMisuse
 
-__all__ = ["Split", "split"]
+__all__ = ["Split", "refuse_unsplittable", "split"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,14 @@ def split(value: Any, *, rank: int, ranks: int, apply_padding: bool) -> tuple[An
     start, stop = plan.start(rank), plan.start(rank) + plan.real(rank)
     missing = plan.longest - plan.real(rank) if apply_padding and plan.length else 0
     return _part(value, start, stop, missing), plan
+
+
+def refuse_unsplittable(value: Any) -> None:
+    """
+    Raises:
+        RuntimeMisuse: as ``split``.
+    """
+    _length(value)
 
 
 def _length(value: Any) -> int:

@@ -95,10 +95,11 @@ class Standing:
         Raises:
             RuntimeMisuse: it cannot be split.
         """
-        from hpcaccel.runtime.ranks.splitting import split
+        from hpcaccel.runtime.ranks.splitting import refuse_unsplittable, split
 
         world = self._world
         if world.env.world_size == 1:
+            refuse_unsplittable(inputs)  # as on several ranks
             world.split = None
             yield inputs
             return

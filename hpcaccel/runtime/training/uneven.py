@@ -30,17 +30,20 @@ def join_uneven_inputs(setup: Setup, joinables: Sequence[Any], *, even_batches: 
         RuntimeMisuse: something that cannot be joined, such as a sharded model.
     """
     session = setup.session
-    if session.group.world_size == 1:
-        yield
-        return
     kind = distributed_type(session.world, session)
     even = setup.settings.even_batches if even_batches is None else even_batches
-    if kind not in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU) and setup.settings.even_batches:
+    if (
+        kind not in (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+        and setup.settings.even_batches
+    ):
         warnings.warn(
             "joining is only supported for multi-GPU and multi-CPU training in DistributedDataParallel, and this is "
             f"{kind}: join_uneven_inputs() has no effect, and batches stay even",
             stacklevel=4,
         )
+        yield
+        return
+    if session.group.world_size == 1:
         yield
         return
     items: list[Any] = [compiling.strip(item)[0] for item in joinables]
