@@ -17,6 +17,7 @@ __all__ = [
     "ATTEMPTS",
     "GPU_SECONDS",
     "STEPS",
+    "VALUE_STEP",
     "Goal",
     "Point",
     "best",
@@ -32,6 +33,8 @@ __all__ = [
 
 GPU_SECONDS, STEPS, ATTEMPTS = "gpu_seconds", "steps", "attempts"
 """What a chooser says of a trial that has ended, in the trial's user attributes."""
+VALUE_STEP = "value_step"
+"""At which step the first metric had the value that the trial was told with."""
 
 OWN_COLUMNS = frozenset({"trial", "state", "step", "seconds", "gpu_seconds", "worker", "attempts"})
 """A metric of such a name has the column ``metric.<name>``."""
@@ -129,8 +132,8 @@ def rows(
     workers: Mapping[int, int] | None = None,
     is_over: bool = False,
 ) -> list[dict[str, Any]]:
-    """A row for every trial, by number: ``trial``, ``state``, one column a metric and one a parameter, ``step``,
-    ``seconds``, ``gpu_seconds``, ``worker``, ``attempts``. What is not known is None.
+    """A row for every trial, by number: ``trial``, ``state``, one column a metric and one a parameter, ``step`` (at
+    which the values were logged), ``seconds``, ``gpu_seconds``, ``worker``, ``attempts``. What is not known is None.
 
     Args:
         workers: which worker a trial belongs to, by the trial's number.
@@ -237,12 +240,20 @@ def _row(
         "state": "interrupted" if is_over and trial.state == "running" else trial.state,
         **{_column(name): value for name, value in zip(goal.metrics, values, strict=False)},
         **{path: trial.params.get(path) for path in paths},
-        "step": trial.user_attrs.get(STEPS, trial.step),
+        "step": _step(trial),
         "seconds": round((trial.ended or 0.0) - (trial.started or 0.0), 3) if known else None,
         "gpu_seconds": trial.user_attrs.get(GPU_SECONDS),
         "worker": workers.get(trial.number),
         "attempts": trial.user_attrs.get(ATTEMPTS),
     }
+
+
+def _step(trial: TrialRecord) -> int | None:
+    """At which the values were logged; of a trial without values, how far it came."""
+    if trial.state == "pruned" and trial.step is not None:
+        return trial.step  # its value is the last one that was reported, and the program may have gone on
+    known = trial.user_attrs.get(VALUE_STEP, trial.user_attrs.get(STEPS, trial.step))
+    return None if known is None else int(known)
 
 
 def _column(metric: str) -> str:

@@ -281,7 +281,10 @@ class Worker:
             steps, _ = course.steps()
             cost = spent.seconds * self.allowance.share
             marks = {results.GPU_SECONDS: round(cost, 3), results.STEPS: steps, results.ATTEMPTS: spent.attempts}
-            self._tell(number, verdict, marks, last=course.follower.last.get(self.section.metrics[0]))
+            last = course.follower.last.get(self.section.metrics[0])
+            if last is not None and verdict.state == "complete":
+                marks[results.VALUE_STEP] = last[0]
+            self._tell(number, verdict, marks, last=last)
 
     def _tell(
         self,

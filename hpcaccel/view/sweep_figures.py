@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hpcaccel.sweeps.curves import Rung
 from hpcaccel.sweeps.importances import Importances
 from hpcaccel.sweeps.reading import TrialRecord
 from hpcaccel.sweeps.results import Goal
+from hpcaccel.view.sweep_hover import are_trials, is_trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,6 +35,10 @@ class SweepData:
     rungs: Sequence[Rung]
     log_parameters: frozenset[str] = frozenset()
     """Those that are searched on a logarithmic scale."""
+    lines: frozenset[int] = frozenset()
+    """The trials that get a line of their own; of a large sweep the best ones, and others at equal distances."""
+    points: list[Sequence[TrialRecord]] = field(default_factory=list)
+    """What was drawn as points: see ``sweep_hover``."""
 
     @property
     def metric(self) -> str:
@@ -69,8 +74,8 @@ def draw_history(axes: Axes, data: SweepData) -> None:
     """Each trial's value, and the best so far."""
     complete, pruned = data.with_value("complete"), data.with_value("pruned")
     failed = [trial for trial in data.trials if trial.state == "failed"]
-    axes.scatter(*_numbered(pruned), s=14, color=DIM, label=f"pruned ({len(pruned)})", zorder=2)
-    axes.scatter(*_numbered(complete), s=22, color=GOOD, label=f"complete ({len(complete)})", zorder=3)
+    _points(axes, data, pruned, s=14, color=DIM, label=f"pruned ({len(pruned)})", zorder=2)
+    _points(axes, data, complete, s=22, color=GOOD, label=f"complete ({len(complete)})", zorder=3)
     if failed:
         low, _ = axes.get_ylim()
         axes.scatter(
@@ -87,23 +92,27 @@ def draw_history(axes: Axes, data: SweepData) -> None:
     _whole_numbers(axes)
     axes.set_xlabel("trial")
     _value_axis(axes, data)
-    axes.legend(frameon=True, edgecolor="none", framealpha=0.8, fontsize=8, ncols=2)
+    _legend(axes)
 
 
 def draw_curves(axes: Axes, data: SweepData) -> None:
     """The metric of each trial on its way."""
     for trial in data.trials:
         points = data.curves.get(trial.number)
-        if not points or (data.best is not None and trial.number == data.best.number):
+        if not points or trial.number not in data.lines or (data.best is not None and trial.number == data.best.number):
             continue
         colour, width = (GOOD, 1.0) if trial.state == "complete" else (BAD if trial.state == "failed" else DIM, 0.7)
-        axes.plot(*zip(*points, strict=True), color=colour, linewidth=width, alpha=0.75)
+        (line,) = axes.plot(*zip(*points, strict=True), color=colour, linewidth=width, alpha=0.75)
+        is_trial(line, trial.number)
         if len(points) == 1 or trial.state == "pruned":
-            axes.plot(*points[-1], marker="o", markersize=2.5, color=colour)
+            (end,) = axes.plot(*points[-1], marker="o", markersize=2.5, color=colour)
+            is_trial(end, trial.number, 1)
     if data.best is not None and data.curves.get(data.best.number):
         points = data.curves[data.best.number]
-        axes.plot(*zip(*points, strict=True), color=BEST, linewidth=2.0, label=f"trial {data.best.number}, the best")
-        axes.legend(frameon=True, edgecolor="none", framealpha=0.8, fontsize=8)
+        label = f"trial {data.best.number}, the best"
+        (line,) = axes.plot(*zip(*points, strict=True), color=BEST, linewidth=2.0, label=label)
+        is_trial(line, data.best.number)
+        _legend(axes)
     for rung in data.rungs:
         axes.axvline(rung.step, color=DIM, linewidth=0.6, linestyle=":", zorder=0)
     axes.set_xlabel("step")
@@ -130,7 +139,7 @@ def draw_rungs(axes: Axes, data: SweepData) -> None:
     _whole_numbers(axes)
     axes.margins(x=0.12)
     axes.set_xlabel("trials")
-    axes.legend(frameon=True, edgecolor="none", framealpha=0.8, fontsize=8, loc="lower right")
+    _legend(axes)
 
 
 def draw_importances(axes: Axes, data: SweepData) -> None:
@@ -154,15 +163,17 @@ def draw_front(axes: Axes, data: SweepData) -> None:
     costs = {trial.number: data.goal.cost(trial.values or ()) for trial in complete}
     front = [trial for trial in complete if not any(_beats(other, costs[trial.number]) for other in costs.values())]
     for trials, colour, label in ((complete, GOOD, "complete"), (front, BEST, "none is better in both")):
-        points = sorted((trial.values or [])[:2] for trial in trials)
-        axes.scatter([x for x, _ in points], [y for _, y in points], s=24, color=colour, label=label, zorder=3)
+        pairs = [(trial.values or [])[:2] for trial in trials]
+        drawn = axes.scatter([x for x, _ in pairs], [y for _, y in pairs], s=24, color=colour, label=label, zorder=3)
+        are_trials(drawn, len(data.points))
+        data.points.append(trials)
     for trial in front:
         assert trial.values
         axes.annotate(str(trial.number), (trial.values[0], trial.values[1]), xytext=(4, 4), textcoords="offset points",
                       fontsize=7)  # fmt: skip
     axes.set_xlabel(f"{data.goal.metrics[0]} ({data.goal.modes[0]})")
     axes.set_ylabel(f"{data.goal.metrics[1]} ({data.goal.modes[1]})")
-    axes.legend(frameon=True, edgecolor="none", framealpha=0.8, fontsize=8)
+    _legend(axes)
 
 
 def draw_parallel(axes: Axes, data: SweepData) -> None:
@@ -207,8 +218,15 @@ PANELS = (
 )
 
 
-def _numbered(trials: Sequence[TrialRecord]) -> tuple[list[int], list[float]]:
-    return [trial.number for trial in trials], [value_of(trial) for trial in trials]
+def _points(axes: Axes, data: SweepData, trials: Sequence[TrialRecord], **style: Any) -> None:
+    drawn = axes.scatter([trial.number for trial in trials], [value_of(trial) for trial in trials], **style)
+    are_trials(drawn, len(data.points))
+    data.points.append(trials)
+
+
+def _legend(axes: Axes) -> None:
+    """Below the drawing, where it hides nothing."""
+    axes.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.17), borderaxespad=0.0)
 
 
 def _beats(one: Sequence[float], other: Sequence[float]) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpcaccel.sweeps.reading import TrialRecord
+from hpcaccel.view.sweep_hover import is_trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,9 +38,10 @@ def draw(axes: Axes, data: SweepData) -> None:
 
     from hpcaccel.view.sweep_figures import BEST, DIM, INK
 
-    trials = data.with_value("complete", "pruned")
+    trials = [trial for trial in data.with_value("complete", "pruned") if trial.number in data.lines]
     coordinates = [*_parameters(data, trials), *_metrics(data, trials)]
-    complete = sorted(data.with_value("complete"), key=lambda trial: data.goal.cost(trial.values or ()), reverse=True)
+    complete = [trial for trial in trials if trial.state == "complete"]
+    complete.sort(key=lambda trial: data.goal.cost(trial.values or ()), reverse=True)
     shades = colormaps["viridis_r"]
     for trial in trials:
         if trial.state == "pruned":
@@ -48,7 +50,7 @@ def draw(axes: Axes, data: SweepData) -> None:
         colour = shades(0.15 + 0.85 * (rank + 1) / len(complete))
         _line(axes, coordinates, trial, color=colour, linewidth=1.1, alpha=0.85, zorder=2)
     if data.best is not None:
-        _line(axes, coordinates, data.best, color=BEST, linewidth=2.4, zorder=3)
+        _line(axes, coordinates, data.best, part=1, color=BEST, linewidth=2.4, zorder=3)
     for x, coordinate in enumerate(coordinates):
         axes.axvline(x, color=INK, linewidth=0.8, zorder=4)
         for y, text in coordinate.ticks:
@@ -65,9 +67,10 @@ def draw(axes: Axes, data: SweepData) -> None:
         spine.set_visible(False)
 
 
-def _line(axes: Axes, coordinates: Sequence[Coordinate], trial: TrialRecord, **style: Any) -> None:
+def _line(axes: Axes, coordinates: Sequence[Coordinate], trial: TrialRecord, part: int = 0, **style: Any) -> None:
     crossed = [(x, one.places[trial.number]) for x, one in enumerate(coordinates) if trial.number in one.places]
-    axes.plot(*zip(*crossed, strict=True), solid_joinstyle="round", **style)
+    (line,) = axes.plot(*zip(*crossed, strict=True), solid_joinstyle="round", **style)
+    is_trial(line, trial.number, part)
 
 
 def _parameters(data: SweepData, trials: Sequence[TrialRecord]) -> list[Coordinate]:

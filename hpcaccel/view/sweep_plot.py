@@ -20,6 +20,7 @@ from hpcaccel.sweeps.overview import SweepOverview
 from hpcaccel.sweeps.reading import TrialRecord
 from hpcaccel.sweeps.results import best_first
 from hpcaccel.view.sweep_figures import PANELS, Panel, SweepData, shown
+from hpcaccel.view.sweep_hover import with_titles
 from hpcaccel.view.words import clock_time
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ PICTURES = (".png", ".svg", ".pdf")
 SIZE, WIDE = (5.6, 3.5), (11.6, 3.7)
 """Of a panel, in inches."""
 MOST_CURVES = 400
+MOST_LINES = 600
+"""Of a larger sweep, the best ``MOST_CURVES`` and others at equal distances."""
 ROWS = 20
 
 
@@ -77,14 +80,25 @@ def _gather(sweep: Sweep) -> SweepData:
         importances=importances(sweep.dir, trials, reached),
         rungs=reached,
         log_parameters=frozenset(name for name, parameter in spec.sweep.parameters.items() if parameter.log),
+        lines=_lines(trials, leaders),
     )
+
+
+def _lines(trials: list[TrialRecord], leaders: list[int]) -> frozenset[int]:
+    if len(trials) <= MOST_LINES:
+        return frozenset(trial.number for trial in trials)
+    best = leaders[:MOST_CURVES]
+    others = [trial.number for trial in trials if trial.number not in set(best)]
+    room = MOST_LINES - len(best)
+    return frozenset([*best, *(others[place * len(others) // room] for place in range(room))])
 
 
 def _curves(
     sweep: SweepDir, trials: list[TrialRecord], leaders: list[int], metric: str
 ) -> dict[int, list[tuple[int, float]]]:
     """Of all trials, or of a large sweep the best and the first ones; of others what the journal says."""
-    order = [*leaders, *(trial.number for trial in trials if trial.number not in set(leaders))]
+    led = set(leaders)
+    order = [*leaders, *(trial.number for trial in trials if trial.number not in led)]
     whole = set(order[:MOST_CURVES])
     return {
         trial.number: curve(sweep, trial, metric) if trial.number in whole else sorted(trial.intermediate.items())
@@ -153,12 +167,15 @@ def _page(sweep: Sweep, data: SweepData, panels: list[Panel]) -> str:
         lstrip_blocks=True,
     )
     now = sweep.status()
+    is_odd = sum(not panel.wide for panel in panels) % 2 == 1
+    wide = {panel.title for panel in panels if panel.wide} | ({panels[-1].title} if is_odd else set())
     columns, rows = _best_rows(sweep, data)
     return environment.get_template("sweep.html.j2").render(
         sweep=now,
         made=clock_time(sweep.dir.sweep.stat().st_mtime),
         facts=_facts(now),
-        panels=[(panel, _svg(panel, data)) for panel in panels],
+        panels=[(panel, panel.title in wide, _svg(panel, data, wide=panel.title in wide)) for panel in panels],
+        left_out=len(data.trials) - len(data.lines),
         columns=columns,
         rows=rows,
     )
@@ -173,16 +190,16 @@ def _facts(now: SweepOverview) -> list[tuple[str, str]]:
     return facts
 
 
-def _svg(panel: Panel, data: SweepData) -> str:
+def _svg(panel: Panel, data: SweepData, *, wide: bool) -> str:
     from matplotlib.figure import Figure
 
     with _style():
-        figure = Figure(figsize=WIDE if panel.wide else SIZE, layout="constrained")
+        figure = Figure(figsize=WIDE if wide else SIZE, layout="constrained")
         panel.draw(figure.add_subplot(), data)
         text = _saved(figure, "svg").decode()
     # Several drawings share a page: without this the clip paths of one would be those of another.
     text = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{panel.title.split()[0].lower()}-", text)
-    return text[text.index("<svg") :]
+    return with_titles(text[text.index("<svg") :], data, data.points)
 
 
 def _best_rows(sweep: Sweep, data: SweepData) -> tuple[list[str], list[list[str]]]:
@@ -190,4 +207,4 @@ def _best_rows(sweep: Sweep, data: SweepData) -> tuple[list[str], list[list[str]
     chosen = [table[number] for number in best_first(data.trials, data.goal)[:ROWS]]
     if not chosen:
         return [], []
-    return list(chosen[0]), [["" if value is None else shown(value) for value in row.values()] for row in chosen]
+    return list(chosen[0]), [["–" if value is None else shown(value) for value in row.values()] for row in chosen]

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 
 from hpcaccel.sweeps.reading import State, TrialRecord
 from hpcaccel.sweeps.results import Goal, best, best_first, counts, pareto_front, ranking, rows, to_csv, to_json
@@ -124,3 +125,12 @@ def test_tables_can_be_read_back() -> None:
 def test_a_metric_may_bear_the_name_of_a_column() -> None:
     (row,) = rows([trial(0, 7.0)], Goal.of({"metric": "seconds"}))
     assert (row["metric.seconds"], row["seconds"]) == (7.0, 60.0)
+
+
+def test_the_step_of_a_row_is_that_of_its_value() -> None:
+    attrs = {"gpu_seconds": 1.0, "attempts": 1, "steps": 210}
+    complete = replace(trial(0, 1.0), user_attrs={**attrs, "value_step": 200})
+    old = replace(trial(1, 1.0), user_attrs=attrs)
+    pruned = replace(trial(2, 2.0, state="pruned", step=40), user_attrs={**attrs, "steps": 57})
+    failed = replace(trial(3, state="failed", step=40), user_attrs={**attrs, "steps": 57})
+    assert [row["step"] for row in rows([complete, old, pruned, failed], LOSS)] == [200, 210, 40, 57]

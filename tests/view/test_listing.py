@@ -61,7 +61,7 @@ def test_a_run_that_goes_on_is_read_each_time(runs, monkeypatch):
     ("how", "shown"),
     [
         ("another attempt has ended", ("completed", 2, 500)),
-        ("an attempt has begun", ("lost", 2, 120)),
+        ("an attempt has begun", ("lost", 2, 400)),
         ("a program of its own logs late", ("completed", 1, 600)),
         ("the metrics grew", ("completed", 1, 700)),
     ],

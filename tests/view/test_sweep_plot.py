@@ -11,6 +11,8 @@ from hpcaccel.errors import UserError
 from hpcaccel.rundir import append_line
 from hpcaccel.sweeps.curves import MOST_POINTS, Rung, curve, rungs
 from hpcaccel.sweeps.handle import Sweep
+from hpcaccel.view import sweep_plot
+from hpcaccel.view.sweep_figures import PANELS
 from hpcaccel.view.sweep_plot import write_plot
 from tests.sweeps.conftest import own_home as own_home
 from tests.sweeps.conftest import place as place
@@ -49,6 +51,56 @@ def test_a_page_of_two_metrics_conditions_and_failures(place: Place) -> None:
     assert "none is better in both" in page
     assert "failed (1)" in page
     assert "args.wide" in page
+
+
+def test_what_the_mouse_rests_on_says_which_trial_it_is(place: Place) -> None:
+    sweep, trials = swept(place)
+    for number in range(7):
+        trials.complete(1.0 + number)
+    page = write_plot(sweep, Path("sweep.html")).read_text()
+    parallel, history = drawings(page)[:2]
+    for drawing, count in ((parallel, 8), (history, 7)):  # the best has a second line
+        titles = [
+            title.text or "" for title in ElementTree.fromstring(drawing).iter("{http://www.w3.org/2000/svg}title")
+        ]
+        assert len(titles) == count
+        assert any(title.startswith("trial 3, complete\nloss 4\nargs.") for title in titles)
+
+
+def test_no_cell_of_the_page_is_empty_and_no_legend_lies_over_a_drawing(place: Place) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    sweep, trials = swept(place)
+    for number in range(8):
+        trials.complete(1.0 + number % 3)
+    page = write_plot(sweep, Path("sweep.html")).read_text()
+    panels = page.split('<div class="panel')[2:]
+    narrow = [panel for panel in panels if not panel.startswith(" wide")]
+    assert len(narrow) % 2 == 0
+    assert "<td></td>" not in page
+    data = sweep_plot._gather(sweep)
+    for panel in (panel for panel in PANELS if panel.wanted(data)):
+        figure = Figure(figsize=sweep_plot.SIZE, layout="constrained")
+        axes = figure.add_subplot()
+        panel.draw(axes, data)
+        FigureCanvasAgg(figure).draw()
+        if (legend := axes.get_legend()) is not None:
+            assert not legend.get_window_extent().overlaps(axes.get_window_extent()), panel.title
+            assert not legend.get_window_extent().overlaps(axes.xaxis.label.get_window_extent()), panel.title
+
+
+def test_of_a_large_sweep_some_trials_have_lines(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep_plot, "MOST_LINES", 6)
+    monkeypatch.setattr(sweep_plot, "MOST_CURVES", 3)
+    sweep, trials = swept(place, "sweep.max_trials=40")
+    for number in range(12):
+        trials.complete(20.0 - number)
+    data = sweep_plot._gather(sweep)
+    assert len(data.lines) == 6
+    assert {9, 10, 11} <= data.lines
+    assert len(data.points) == 0
+    assert "6 of all trials have no line" in write_plot(sweep, Path("sweep.html")).read_text()
 
 
 def test_a_picture(place: Place) -> None:
