@@ -133,17 +133,18 @@ class OwnGenerators:
             yield item
 
 
-def drawn_apart(items: Iterable[T], *, seed: int | None = None, first: int = 0) -> Iterator[T]:
-    """The items, read while the generators are put aside.
+def drawn_apart(items: Iterable[T], *, workers: bool = False, seed: int | None = None, first: int = 0) -> Iterator[T]:
+    """The items, begun and read while the generators are put aside.
 
     Args:
+        workers: other processes read them, so that nothing is drawn here but when they are begun.
         seed: the generators are seeded from this and the item's number before it is read; None: the items see to
             their seeds themselves.
         first: the number of the first item.
     """
     with generators_put_aside():
         iterator = iter(items)
-    return _drawn_apart(iterator, seed, first)
+    return iterator if workers else _drawn_apart(iterator, seed, first)
 
 
 def _drawn_apart(iterator: Iterator[T], seed: int | None, number: int) -> Iterator[T]:

@@ -301,7 +301,7 @@ class PreparedLoader(LoaderPromise):
             alone = Sharing(rank=0, size=1, batch_size=sharing.batch_size, drop_last=sharing.drop_last)
             part = cursor.order.part(alone, cursor.start)
             before = next(iter(cursor.order.part(alone, 0)), None) if self._fills_up(part) else None
-            source = drawn_apart(self._read(part, alone, before=before))
+            source = drawn_apart(self._read(part, alone, before=before), workers=self.num_workers > 0)
             return source, Fill(None if before is None else next(source))
         assert self._dispatcher is not None
         told = self._stream.open(cursor, mix(cursor.seed, cursor.epoch), shown=True, meanwhile=self._dispatcher.wait)

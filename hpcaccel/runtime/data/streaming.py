@@ -74,7 +74,7 @@ class OwnStream:
         self._part.report = None if self._workers else report
         self._part.seeded.begin(seed, given=given)
         with signals_held():
-            source: Iterator[Any] = drawn_apart(self._inner)
+            source: Iterator[Any] = drawn_apart(self._inner, workers=self._workers)
         if not in_samples:
             source = forward(source, behind // self.units, report, None if keep is None else lambda item: keep(item[0]))
         for batch, samples, valid in source:
@@ -102,7 +102,12 @@ class ReadyStream:
         if self.seeded is not None:
             self.seeded.begin(seed)  # what it has given before is in its state
         with signals_held():
-            source: Iterator[Any] = drawn_apart(self._loader, seed=own, first=given // self.units)
+            source: Iterator[Any] = drawn_apart(
+                self._loader,
+                workers=own is None and self._loader.num_workers > 0,
+                seed=own,
+                first=given // self.units,
+            )
         source = forward(source, behind // self.units, report, keep)
         for batch in source:
             yield Told(batch, None)
