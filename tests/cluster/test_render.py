@@ -21,7 +21,7 @@ from .dev_cluster import Cluster, wait_until
 
 STUB = f"""#!{sys.executable} -I
 import json, os, sys
-path = sys.argv[3] + "/record.json"
+path = next(word for word in sys.argv[2:] if word.startswith("/")) + "/record.json"
 with open(path + ".new", "w") as file:
     json.dump({{"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}}, file)
 os.rename(path + ".new", path)
