@@ -24,6 +24,8 @@ def slurm_conf(state: State, *, loopback_only: bool) -> str:
         + (f" Gres=gpu:{options.gpus}" if options.gpus else "")
         for name, port in zip(state.nodes, state.ports.slurmd, strict=True)
     )
+    conf = state.daemons_conf if loopback_only else state.slurm_conf
+    plugins = f"PlugStackConfig={conf.with_name('plugstack.conf')}\n" if state.pyxis else ""
     gres_types = "GresTypes=gpu\n" if options.gpus else ""
     return f"""\
 # Written by docker/cluster for {root}; changes are lost at the next `up`.
@@ -78,7 +80,7 @@ PreemptMode=REQUEUE
 # The nodes are told to be larger than this machine. Needed from the first start on: a node that has once registered
 # with less than it should have stays INVAL.
 SlurmdParameters=config_overrides
-{gres_types}{nodes}
+{plugins}{gres_types}{nodes}
 PartitionName=DEFAULT Nodes=ALL State=UP OverSubscribe=NO DefaultTime=01:00:00 MaxTime=7-00:00:00
 PartitionName=gpu Default=YES PriorityTier=10 PreemptMode=REQUEUE GraceTime={options.grace_seconds}
 PartitionName=gpu0 PriorityTier=10 PreemptMode=REQUEUE GraceTime=0
@@ -86,6 +88,11 @@ PartitionName=gpuc PriorityTier=10 PreemptMode=CANCEL GraceTime={options.grace_s
 PartitionName=gpuc0 PriorityTier=10 PreemptMode=CANCEL GraceTime=0
 PartitionName=urgent PriorityTier=100 PreemptMode=OFF
 """
+
+
+def plugstack_conf(state: State) -> str:
+    """Beside each slurm.conf, where srun and slurmd look for it; named in it too, for slurmstepd."""
+    return f"required {state.pyxis}/lib/slurm/spank_pyxis.so runtime_path={state.root}/run/pyxis\n"
 
 
 def gres_conf(state: State) -> str:

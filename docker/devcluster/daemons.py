@@ -74,7 +74,7 @@ def start_slurmctld(state: State) -> None:
 
 
 def start_slurmd(state: State, node: str) -> None:
-    mounts = [(state.login_scripts, setup.LOGIN_SCRIPTS)] if state.slurm_folders else []
+    mounts = [(state.login_scripts, setup.LOGIN_SCRIPTS)] if state.folders else []
     _start(state, node, [_program("slurmd", state), "-D", "-N", node], hostname=node, mounts=mounts)
 
 
@@ -115,7 +115,7 @@ def _start(
     state: State, role: str, command: Sequence[str], *, hostname: str, mounts: Sequence[tuple[Path, Path]] = ()
 ) -> None:
     env = {
-        **requirements.environment(state.slurm_folders),
+        **requirements.environment(state.folders),
         "SLURM_CONF": str(state.daemons_conf),
         # libmariadb, inside slurmdbd, has no other way to be told about a socket.
         "MYSQL_UNIX_PORT": f"{state.root}/run/mariadb.socket",

@@ -16,7 +16,7 @@ Report = Callable[[str], None]
 LEAVE_PATIENCE_SECONDS = 5
 
 
-def up(root: Path, asked: Mapping[str, object], report: Report) -> State:
+def up(root: Path, asked: Mapping[str, object], report: Report, *, pyxis: str = "") -> State:
     """A running cluster: the one that runs already, or a new one. `asked` holds the options that were given."""
     if (problem := requirements.problem()) is not None:
         raise DevClusterError(problem)
@@ -25,12 +25,14 @@ def up(root: Path, asked: Mapping[str, object], report: Report) -> State:
         old = load(root)
         if old is not None and _is_up(old):
             _check_same(old, asked)
+            if pyxis and pyxis != old.pyxis:
+                raise DevClusterError(f"the cluster in {root} is up with pyxis={old.pyxis!r}: take it `down` first")
             report(f"already up: {root}")
             return old
         if old is not None:
             report("cleaning up what a crash left")
             _stop(old)
-        state = setup.create(root, Options(**asked))  # type: ignore[arg-type]  # argparse has checked the types
+        state = setup.create(root, Options(**asked), pyxis=pyxis)  # type: ignore[arg-type]  # argparse has checked the types
         try:
             _start(state, report)
         except BaseException:  # Ctrl-C too: nothing half-made stays

@@ -14,6 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from . import daemons, lifecycle, processes, requirements
+from .build_pyxis import build_pyxis
 from .build_slurm import build_slurm
 from .errors import DevClusterError
 from .state import Options, State, load
@@ -59,7 +60,8 @@ def _reporter() -> Callable[[str], None]:
 def _start(args: argparse.Namespace) -> None:
     asked = {f.name: getattr(args, f.name) for f in fields(Options) if getattr(args, f.name) is not None}
     report = _reporter()
-    state = lifecycle.up(args.root, asked, report)
+    pyxis = str(Path(args.pyxis).absolute()) if args.pyxis else ""
+    state = lifecycle.up(args.root, asked, report, pyxis=pyxis)
     report(f"{len(state.nodes)} nodes: {', '.join(state.nodes)}. To use them:")
     print(_exports(state), flush=True)
     if args.stay:
@@ -123,10 +125,17 @@ def _build_slurm(args: argparse.Namespace) -> int:
     return 0
 
 
+def _build_pyxis(args: argparse.Namespace) -> int:
+    sources = Path(args.pyxis).resolve(), Path(args.enroot).resolve()
+    prefix = build_pyxis(*sources, prefix=Path(args.prefix).absolute(), report=_reporter())
+    print(f"docker/cluster up --pyxis {shlex.quote(str(prefix))}")
+    return 0
+
+
 def _exports(state: State) -> str:
     lines = [f"export SLURM_CONF={shlex.quote(str(state.slurm_conf))}"]
-    if state.slurm_folders:
-        lines.append(f'export PATH={os.pathsep.join(map(shlex.quote, state.slurm_folders))}:"$PATH"')
+    if state.folders:
+        lines.append(f'export PATH={os.pathsep.join(map(shlex.quote, state.folders))}:"$PATH"')
     return "\n".join(lines)
 
 
@@ -151,6 +160,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_count(1, 3600),
         help=f"SlurmdTimeout: a silent node is down after that ({default.slurmd_timeout_seconds})",
     )
+    up.add_argument("--pyxis", help="prefix of pyxis and enroot, as build-pyxis has made it: srun --container-image")
     up.add_argument("--stay", action="store_true", help="wait for SIGTERM or Ctrl-C, then take it down")
     up.set_defaults(command=_up)
 
@@ -168,6 +178,14 @@ def _parser() -> argparse.ArgumentParser:
         "--jobs", type=_count(1, 256), default=os.cpu_count() or 1, help="compilers at once (%(default)s)"
     )
     build.set_defaults(command=_build_slurm, root=DEFAULT_ROOT)
+
+    pyxis = commands.add_parser(
+        "build-pyxis", help="compile pyxis and enroot from their source trees, for `up --pyxis`"
+    )
+    pyxis.add_argument("pyxis", metavar="PYXIS", help="the source tree of NVIDIA/pyxis, which stays as it is")
+    pyxis.add_argument("enroot", metavar="ENROOT", help="that of NVIDIA/enroot")
+    pyxis.add_argument("--prefix", default="/opt/pyxis", help="where both are installed (%(default)s)")
+    pyxis.set_defaults(command=_build_pyxis, root=DEFAULT_ROOT)
 
     check = commands.add_parser("check", parents=[root], help="whether a cluster can be started here, or why not")
     check.set_defaults(command=_check)

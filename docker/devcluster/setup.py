@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from . import config, hosts, requirements
+from .build_pyxis import PLUGIN
 from .errors import DevClusterError
 from .state import Options, Ports, State, is_root, load
 
@@ -37,8 +38,10 @@ def claim(root: Path) -> None:
         raise DevClusterError(f"--root {root} holds other files. `up` empties its root: name a new or empty directory")
 
 
-def create(root: Path, options: Options) -> State:
+def create(root: Path, options: Options, *, pyxis: str = "") -> State:
     """A new state, saved, with names and ports that no other cluster of this machine has."""
+    if pyxis and not (plugin := Path(pyxis, PLUGIN)).is_file():
+        raise DevClusterError(f"--pyxis {pyxis}: there is no {plugin}; build-pyxis makes such a prefix")
     clear(root, keep_logs=False)
     root.chmod(0o755)  # munge wants its socket to be within everybody's reach
     for name in ("etc/daemons", "run", "spool/slurmctld", "log", "dev", "tmp"):
@@ -47,7 +50,7 @@ def create(root: Path, options: Options) -> State:
         _drop_lost_hosts()
         options = dataclasses.replace(options, prefix=options.prefix or _free_prefix(options))
         ports, folders = _free_ports(options.nodes), requirements.slurm_folders()
-        state = State(root=root, options=options, ports=ports, slurm_folders=folders)
+        state = State(root=root, options=options, ports=ports, slurm_folders=folders, pyxis=pyxis)
         if taken := {*state.nodes, state.controller} & hosts.taken_names():
             raise DevClusterError(
                 f"--prefix {options.prefix!r}: {', '.join(sorted(taken))} is in {hosts.HOSTS} already, by another "
@@ -76,8 +79,11 @@ def _write_files(state: State) -> None:
     _write(state.daemons_conf.with_name("slurmdbd.conf"), config.slurmdbd_conf(state), mode=0o600)
     if state.options.gpus:
         _write(state.daemons_conf.with_name("gres.conf"), config.gres_conf(state))
-    if state.slurm_folders:
+    if state.folders:
         _write_login_scripts(state)
+    if state.pyxis:
+        for conf in (state.slurm_conf, state.daemons_conf):
+            _write(conf.with_name("plugstack.conf"), config.plugstack_conf(state))
     _write(state.root / "etc" / "munge.key", os.urandom(128), mode=0o600)
     for i in range(state.options.gpus):
         # A second /dev/null: Slurm only wants a character device, and nobody reaches a real GPU through it.
@@ -85,14 +91,14 @@ def _write_files(state: State) -> None:
 
 
 def _write_login_scripts(state: State) -> None:
-    """The system's, and one that finds this Slurm as a site's does: /etc/profile sets PATH anew in a login shell."""
+    """The system's, and one more, as at a site: /etc/profile sets PATH anew in a login shell."""
     if LOGIN_SCRIPTS.is_dir():
         shutil.copytree(LOGIN_SCRIPTS, state.login_scripts, symlinks=True)
     else:
         raise DevClusterError(
-            f"{LOGIN_SCRIPTS} is missing: with it the nodes' login shells find the Slurm in {state.slurm_folders[0]}"
+            f"{LOGIN_SCRIPTS} is missing: with it the nodes' login shells find what is in {state.folders[0]}"
         )
-    folders = os.pathsep.join(map(shlex.quote, state.slurm_folders))
+    folders = os.pathsep.join(map(shlex.quote, state.folders))
     _write(state.login_scripts / "zz-slurm.sh", f'PATH={folders}:"$PATH"\n')
 
 

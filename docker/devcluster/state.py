@@ -55,6 +55,8 @@ class State:
     """Roles ended on purpose by `fail`."""
     slurm_folders: tuple[str, ...] = ()
     """Where its Slurm is, if that is not the system's own."""
+    pyxis: str = ""
+    """The prefix of pyxis and enroot; empty: without containers."""
     ready: bool = False
     """False from the first process to the last idle node, and again while going down."""
 
@@ -75,6 +77,12 @@ class State:
     def daemons_conf(self) -> Path:
         """SLURM_CONF for the daemons, and so for what they start; beside it, Slurm looks for gres.conf and the like."""
         return self.root / "etc" / "daemons" / "slurm.conf"
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """What people and their jobs have in front of PATH: this Slurm's programs and enroot's."""
+        enroot = (f"{self.pyxis}/bin",) if self.pyxis else ()
+        return (*self.slurm_folders, *enroot)
 
     @property
     def login_scripts(self) -> Path:
@@ -106,6 +114,7 @@ def load(root: Path) -> State | None:
             processes={role: Process(**process) for role, process in data["processes"].items()},
             failed=data["failed"],
             slurm_folders=tuple(data.get("slurm_folders", ())),
+            pyxis=data.get("pyxis", ""),
             ready=data["ready"],
         )
     except FileNotFoundError:

@@ -171,6 +171,17 @@ CAUSES = (
             r"^srun: error: (?:Unable to create step|Application launch failed|Timed out waiting for job step)",
         ),
     ),
+    Cause(
+        name="container",
+        meaning="a rank's container could not be made or started",
+        follows="restart",
+        advice="The rank's log holds the words of pyxis and enroot: is the image whole, and is there room for it on "
+        "the node (ENROOT_DATA_PATH)?",
+        lines=(
+            _STEPD + r"error: pyxis: (?:failed to|couldn't|could not|unable to|unexpected) ",
+            r"^\[ERROR\] (?:Command not found|No such file or directory|File already exists|Invalid image)",
+        ),
+    ),
     # -- Slurm's own decisions; where it can be asked, its answer counts before any log ----------------------------
     Cause(
         name="preempted",

@@ -82,11 +82,22 @@ def find_apptainer() -> str | None:
     return shutil.which("apptainer") or shutil.which("singularity")
 
 
-def _has_pyxis() -> bool:
+def _help_of_srun() -> str:
+    """Which options of pyxis srun knows; empty where there is no srun."""
     if shutil.which("srun") is None:
-        return False
+        return ""
     answer = subprocess.run(["srun", "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    return "--container-image" in answer.stdout
+    return answer.stdout
+
+
+def _has_pyxis() -> bool:
+    return "--container-image" in _help_of_srun()
+
+
+def _pyxis_escapes_mounts() -> bool:
+    """From 0.24 on pyxis makes the line of fstab(5) itself and looks for the source as it is given. That release has
+    this option, too; none tells its number."""
+    return "--container-unshare" in _help_of_srun()
 
 
 def choose_runtime(container: Container, *, local: bool) -> str:
@@ -156,7 +167,9 @@ def into_container(
 def _pyxis(container: Container, image: str, mounts: Sequence[str]) -> list[str]:
     flags = [f"--container-image={image}", f"--container-workdir={container.workdir}"]
     if mounts:
-        flags.append(f"--container-mounts={','.join(map(_as_in_fstab, mounts))}")
+        if any(_as_in_fstab(mount) != mount for mount in mounts) and not _pyxis_escapes_mounts():
+            mounts = [_as_in_fstab(mount) for mount in mounts]
+        flags.append(f"--container-mounts={','.join(mounts)}")
     if container.env:
         flags.append(f"--container-env={','.join(container.env)}")  # where the image has the same, the host's counts
     return flags
@@ -178,7 +191,7 @@ def _over_the_images_own(variables: MutableMapping[str, str], env: Mapping[str, 
 
 
 def _as_in_fstab(mount: str) -> str:
-    """pyxis and enroot make a line of fstab(5) of a mount, whose fields end at white space."""
+    """enroot, and pyxis up to 0.23, make a line of fstab(5) of a mount, whose fields end at white space."""
     return mount.replace("\\", r"\134").replace(" ", r"\040").replace("\t", r"\011")
 
 

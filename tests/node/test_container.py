@@ -54,6 +54,16 @@ def flags(words: list[str], known: dict[str, int]) -> tuple[dict[str, list[str]]
     return found, words
 
 
+@pytest.mark.parametrize(("release", "source"), [("0.23", r"/data\040sets"), ("0.24", "/data sets")])
+def test_a_blank_in_a_mount(apptainer: Path, release: str, source: str) -> None:
+    """From 0.24 on pyxis puts \\040 there itself, and looks for the source by the name that it was given."""
+    known = "" if release == "0.23" else 'echo "  --container-unshare=net,ipc,uts  [pyxis] new namespaces"\n'
+    (apptainer.parent / "srun").write_text(SRUN + known)
+    (apptainer.parent / "srun").chmod(0o755)
+    wrapped = into_container(container("/images/torch.sqsh"), "pyxis", RANK, ENV)
+    assert f"--container-mounts=/runs/r:/runs/r,{source}:/data:ro" in wrapped.srun
+
+
 def test_pyxis() -> None:
     wrapped = into_container(container("/images/torch.sqsh"), "pyxis", RANK, ENV, also=["/tmp/stage:/tmp/stage"])
     given = dict(word.split("=", 1) for word in wrapped.srun)
