@@ -317,6 +317,8 @@ class Beat:
     """Changes when the main thread is somewhere else."""
     thread: str = ""
     """The main thread, as a dump of stacks names it."""
+    left: str | None = None
+    """``file:line`` where it last left a loop before the loop's end, by ``break``, ``return`` or an exception."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -324,6 +324,14 @@ CAUSES = (
         errors=(r"CUDA error:", r"CU(?:BLAS|DNN|SPARSE)_STATUS_", r"^cuda\w*Error\b"),
     ),
     Cause(
+        name="left",
+        meaning="a rank came to the end of the program while others were in their loop",
+        follows="restart",
+        advice="All ranks must do equally many steps: look at the line that the log names.",
+        lines=(r"^hpcaccel: rank \d+ has reached the end of the program.*, and this rank waited for it",),
+        elsewhere=True,
+    ),
+    Cause(
         name="exception",
         meaning="the program raised an exception",
         follows="restart",

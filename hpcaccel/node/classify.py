@@ -84,10 +84,20 @@ def classify(
     if step_state is JobState.OUT_OF_MEMORY:
         traces.append(_Trace(cause=cause("host_out_of_memory"), text="Slurm ended the ranks: OUT_OF_MEMORY"))
     traces += _in_ends(ends or [_unseen_end(exit_code)], traces, logs)
-    first = min(traces, key=lambda trace: trace.order)
+    first = _named(min(traces, key=lambda trace: trace.order), logs)
     if first.node is None and first.rank is not None and not first.cause.elsewhere:
         first = _Trace(cause=first.cause, text=first.text, rank=first.rank, node=where.get(first.rank))
     return Failure(cause=first.cause, detail=_sentence(first, nodes), nodes=_blamed(first, traces, where, nodes))
+
+
+def _named(first: _Trace, logs: Sequence[RankLog]) -> _Trace:
+    """Where ranks have lost another one: that one, if it is the only kind of rank that has said nothing."""
+    mute = [log.rank for log in logs if not log.exceptions]
+    if first.cause.name not in ("gloo_timeout", "nccl_timeout") or not 0 < 2 * len(mute) < len(logs):
+        return first
+    also = f", as {len(mute) - 1} more ranks did" if len(mute) > 1 else ""
+    text = f"ended or stood still without a word{also}; rank {first.rank}: {first.text}"
+    return _Trace(cause=first.cause, text=text[:LONGEST], rank=mute[0])
 
 
 def _hang(run: RunDir, attempt: int) -> Iterator[_Trace]:

@@ -68,9 +68,9 @@ def find_hang(signs: Sequence[Sign], setting: int | None, stopped: Callable[[Sig
     limit = limit_seconds(setting, signs)
     if not signs or not limit:
         return None
-    silent = [sign for sign in signs if sign.silent > SILENT_BEATS * sign.beat.interval_seconds]
-    silent = [sign for sign in silent if sign.beat.phase != "leaving"]
-    others = [sign for sign in signs if sign.silent <= SILENT_BEATS * sign.beat.interval_seconds]
+    left, there = _apart(signs)
+    silent = [sign for sign in there if sign.silent > SILENT_BEATS * sign.beat.interval_seconds]
+    others = [sign for sign in there if sign.silent <= SILENT_BEATS * sign.beat.interval_seconds]
     if silent and others:
         waited = min(sign.idle for sign in others)
         for sign in silent:
@@ -78,9 +78,34 @@ def find_hang(signs: Sequence[Sign], setting: int | None, stopped: Callable[[Sig
                 return _silent_hang(sign, silent, how="its process is stopped (SIGSTOP)")
         if _judged(others) and _came_along(silent, others) and waited > min(limit, SILENT_SECONDS):
             return _silent_hang(silent[0], silent, how="stopped, or in C code that keeps Python's lock")
-    if _judged(signs) and all(_nothing_for(sign, limit, alone=len(signs) == 1) for sign in signs):
-        return culprit(signs)
+    if there and _judged(there) and all(_nothing_for(sign, limit, alone=len(signs) == 1) for sign in there):
+        if not left:
+            return culprit(there)
+        # One that works by itself behind the others' end waits for nobody.
+        if all(sign.beat.waits or sign.beat.waits_in for sign in there):
+            return _left_hang(left, there)
     return None
+
+
+def _apart(signs: Sequence[Sign]) -> tuple[list[Sign], list[Sign]]:
+    """The ranks that are at the end of the program, and those that are not."""
+    left = [sign for sign in signs if sign.beat.phase == "leaving"]
+    return left, [sign for sign in signs if sign.beat.phase != "leaving"]
+
+
+def _left_hang(left: Sequence[Sign], there: Sequence[Sign]) -> Hang:
+    beat = left[0].beat
+    how = f"left its loop at {beat.left} and " if beat.left else ""
+    also = f", as {len(left) - 1} more ranks have" if len(left) > 1 else ""
+    site = Counter(sign.beat.site for sign in there).most_common(1)[0][0]
+    waited = min(sign.idle for sign in there)
+    return Hang(
+        why=f"rank {beat.rank} on {beat.host} has {how}reached the end of the program at step {beat.step}{also}, and "
+        f"the others have waited for {waited:.0f} s at {site}",
+        culprit_rank=beat.rank,
+        node=beat.host,
+        time=time.time(),
+    )
 
 
 def _judged(signs: Sequence[Sign]) -> bool:

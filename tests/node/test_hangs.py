@@ -74,8 +74,34 @@ def test_a_lone_rank_keeps_nobody_waiting() -> None:
 
 @pytest.mark.parametrize("phase", ["starting", "finishing", "leaving"])
 def test_before_and_behind_the_loop_a_program_does_what_it_likes(phase: str) -> None:
-    assert hang(sign(idle=1e5, phase=phase), sign(1, idle=1e5)) is None
-    assert hang(sign(idle=1e5, silent=1e5, phase=phase), sign(1, idle=1e5, step=3, first_step=3)) is None
+    waits = phase != "leaving"  # whoever waits in a collective for a rank that has left waits in vain
+    assert hang(sign(idle=1e5, phase=phase), sign(1, idle=1e5, waits=waits)) is None
+    other = sign(1, idle=1e5, step=3, first_step=3, waits=waits)
+    assert hang(sign(idle=1e5, silent=1e5, phase=phase), other) is None
+
+
+def test_a_rank_that_has_left_its_loop_is_named_by_those_that_wait_for_it() -> None:
+    waiting = [sign(rank, idle=700, site="train.py:31") for rank in (0, 1, 2)]
+    gone = sign(3, idle=700, phase="leaving", step=10, left="train.py:20", waits=False)
+    found = find_hang([*waiting, gone], None, never)
+    assert found is not None
+    assert (found.culprit_rank, found.node) == (3, "n1")
+    assert found.why == (
+        "rank 3 on n1 has left its loop at train.py:20 and reached the end of the program at step 10, and the others "
+        "have waited for 700 s at train.py:31"
+    )
+    # Its process may have ended by then.
+    assert hang(*waiting, sign(3, idle=700, silent=650, phase="leaving", left="train.py:20"))
+    assert hang(*waiting[:2], sign(2, idle=599), gone) is None
+    found = find_hang([*waiting[:2], sign(2, silent=320, idle=320), gone], None, never)
+    assert found is not None
+    assert found.culprit_rank == 2, "a silent rank may be why the other one has left"
+
+
+def test_a_rank_that_works_alone_while_the_others_are_at_the_end_is_left_in_peace() -> None:
+    gone = [sign(rank, idle=5000, phase="leaving") for rank in (1, 2, 3)]
+    assert hang(sign(0, idle=5000, still=5000, waits=False, site="train.py:80"), *gone) is None
+    assert hang(sign(0, idle=5000, waits=True, site="train.py:80"), *gone)
 
 
 def test_a_silent_rank_hangs_when_the_others_have_waited_for_it() -> None:

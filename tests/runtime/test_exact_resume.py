@@ -50,6 +50,9 @@ class Loop(Hooks):
         for loader, state in zip(self.loaders, saved["loaders"], strict=True):
             loader.load_state_dict(state)
 
+    def loop_is_left(self) -> None:
+        pass
+
     def restore_rng(self) -> None:
         if self._generators is not None:
             put_back(self._generators)

@@ -30,6 +30,11 @@ class Store:
     def check(self, keys: list[str]) -> bool:
         return all(key in self.values for key in keys)
 
+    def add(self, key: str, amount: int) -> int:
+        value = int(self.values.get(key, b"0")) + amount
+        self.set(key, str(value))
+        return value
+
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
         if key not in self.values and not expected:
             self.set(key, value)
@@ -129,6 +134,26 @@ def test_a_rank_that_has_gone() -> None:
     make(rank=1, store=store).say_gone("has reached the end of the program")
     with pytest.raises(RuntimeMisuse, match="rank 1, which has reached the end of the program without coming"):
         wait(make(store=store), Never())
+
+
+def test_the_end_of_the_program_is_waited_for_without_a_collective() -> None:
+    store = Store()
+    first, second = make(store=store), make(rank=1, store=store)
+    assert first.meet_at_end(0.05) == "1 of 2 ranks have come to the end of the program in 0 s"
+    assert second.meet_at_end(60) is None
+    first.say_failed("at train.py:3: ValueError: x")
+    assert second.meet_at_end(60) == "a rank has failed"
+    assert "the ranks' store has gone" in str(make(store=Broken()).meet_at_end(60))
+
+
+def test_who_has_come_to_the_end_is_told_with_the_line_where_it_left() -> None:
+    store = Store()
+    rollcall, other = make(store=store), make(rank=1, store=store)
+    other.left_at = "train.py:20"
+    other.say_at_end()
+    assert rollcall.who_has_gone() == ["rank 1 has reached the end of the program (it left its loop at train.py:20)"]
+    other.say_failed("at train.py:3: ValueError: x")
+    assert rollcall.who_has_gone() == []
 
 
 def test_a_rank_that_has_failed() -> None:

@@ -54,6 +54,9 @@ class LoopHooks(Protocol):
     def restore_rng(self) -> None:
         """The generators go back to where the checkpoint has them, as the batch after it is about to be drawn."""
 
+    def loop_is_left(self) -> None:
+        """The script breaks off in the midst of the batches that it trains on."""
+
 
 class PreparedLoader(LoaderPromise):
     """A face for the user's DataLoader: ``len`` and iteration are those of this rank's part.
@@ -237,6 +240,10 @@ class PreparedLoader(LoaderPromise):
             self.passes += 1
             if not cursor.trains:
                 self._in_use.passes += 1
+        except GeneratorExit:
+            if cursor.trains:
+                hooks.loop_is_left()
+            raise
         finally:
             if cursor.is_current(iteration):
                 self._in_use.ended(self)

@@ -99,6 +99,7 @@ class Heartbeat:
             batches=loop.batches,
             calls=0 if rollcall is None else sum(list(rollcall.entered.values())),
             waits_in=None if rollcall is None else rollcall.waits_in,
+            left=loop.activity.left_at,
         )
 
     def _of(
@@ -111,6 +112,7 @@ class Heartbeat:
         batches: int = 0,
         calls: int = 0,
         waits_in: str | None = None,
+        left: str | None = None,
     ) -> Beat:
         return Beat(
             rank=self._rank,
@@ -126,6 +128,7 @@ class Heartbeat:
             calls=calls,
             step_seconds=self._step_seconds(),
             waits_in=waits_in,
+            left=left,
             waits=position.waits,
             site=position.site,
             stack=position.fingerprint,

@@ -32,8 +32,9 @@ __all__ = ["Group", "choose_device", "initialise_alone", "join", "known_environm
 
 TIMEOUT_SECONDS = 1800.0
 GLOO_MARGIN_SECONDS = 60.0
-EXIT_WAIT_SECONDS = 120.0
-"""How long a rank that has reached the end of the program waits for the others."""
+EXIT_WAIT_SECONDS = 1800.0
+"""How long a rank that has reached the end of the program waits for the others. srun ends all of them a minute after
+the first, and one may have something to do alone; those that wait for others in vain are the supervisor's to find."""
 
 _made: Any = None
 """The default group, if it was formed here and not by the script."""
@@ -135,9 +136,7 @@ class Group:
             from hpcaccel.runtime.together.callsite import site_of
 
             lines = str(error).strip().splitlines() or [""]
-            self.exchange.rollcall.say_gone(
-                f"has failed at {site_of(error.__traceback__)}: {type(error).__name__}: {lines[0]}"
-            )
+            self.exchange.rollcall.say_failed(f"at {site_of(error.__traceback__)}: {type(error).__name__}: {lines[0]}")
             abandon()
 
     def meet_at_exit(self) -> bool:
@@ -147,16 +146,15 @@ class Group:
         assert self.exchange is not None
         if self.exchange.rollcall.broken is not None:
             return False
-        self.exchange.rollcall.say_gone("has reached the end of the program")
-        try:
-            dist.monitored_barrier(group=self.control, timeout=timedelta(seconds=EXIT_WAIT_SECONDS))
-            self.exchange.rollcall.say_here()  # a last save may follow
-        except RuntimeError as error:
+        self.exchange.rollcall.say_at_end()
+        why = self.exchange.rollcall.meet_at_end(EXIT_WAIT_SECONDS)
+        if why is not None:
             from hpcaccel.runtime.ranks.abandoning import abandon
 
-            print(f"hpcaccel: rank {self.rank} leaves without the others: {error}", file=sys.stderr, flush=True)
+            print(f"hpcaccel: rank {self.rank} leaves without the others: {why}", file=sys.stderr, flush=True)
             abandon()
             return False
+        self.exchange.rollcall.say_here()  # a last save may follow
         return True
 
     def leave(self, *, whole: bool = False) -> None:

@@ -33,6 +33,7 @@ WARNING_SECONDS = 60.0
 LOOKS_AT_ONCE = 64
 """How many other ranks are looked at each time: the store answers all ranks, so that each must ask for little."""
 LAST_WORD_SECONDS = 2.0
+FIRST_PAUSE_SECONDS = 0.005
 
 CALLS = "calls"
 TICKS = "ticks"
@@ -57,6 +58,10 @@ class Rollcall:
         """Why no call can work any more."""
         self.waits_in: str | None = None
         """What this rank has waited in for a while, for its heartbeat to read."""
+        self.left_at: str | None = None
+        """``file:line`` where this rank has left its loop before the end."""
+        self._meetings = 0
+        """At the end of the program, so far."""
         self._store = store
         self._patience = float(os.environ.get("HPCACCEL_PATIENCE_SECONDS", PATIENCE_SECONDS))
         self._next_look = rank + 1
@@ -96,6 +101,53 @@ class Rollcall:
     def say_gone(self, how: str) -> None:
         """This rank will not come to any further call: for those who wait for it."""
         self._publish({"gone": how})
+
+    def say_failed(self, how: str) -> None:
+        """This rank dies."""
+        self.say_gone(f"has failed {how}")
+        try:
+            self._store.set("failed", str(self.rank))
+        except RuntimeError:
+            pass  # the store's host has gone; nobody is left to read it
+
+    def say_at_end(self) -> None:
+        """This rank has come to the end of the program."""
+        left = "" if self.left_at is None else f" (it left its loop at {self.left_at})"
+        self.say_gone(f"has reached the end of the program{left}")
+
+    def meet_at_end(self, seconds: float) -> str | None:
+        """Wait for all ranks to come here, in the store: a collective would meet those that the others are in.
+
+        Returns:
+            Why they have not come; None: all have.
+        """
+        self._meetings += 1
+        key, give_up, pause = f"end/{self._meetings}", time.monotonic() + seconds, FIRST_PAUSE_SECONDS
+        try:
+            if self._store.add(f"{key}/here", 1) == self.world_size:
+                self._store.set(f"{key}/all", "")
+            while not self._store.check([f"{key}/all"]):
+                if self._store.check(["failed"]) or self._store.check(["word"]):
+                    return "a rank has failed"
+                if time.monotonic() > give_up:
+                    here = self._store.add(f"{key}/here", 0)
+                    return f"{here} of {self.world_size} ranks have come to the end of the program in {seconds:.0f} s"
+                time.sleep(pause)
+                pause = min(1.5 * pause, LOOK_SECONDS)
+            self._store.add(f"{key}/read", 1)
+            # Rank 0 may be the store's host: it stays until all have read that all are here.
+            give_up = min(give_up, time.monotonic() + LAST_WORD_SECONDS)
+            while self.rank == 0 and self._store.add(f"{key}/read", 0) < self.world_size and time.monotonic() < give_up:
+                time.sleep(FIRST_PAUSE_SECONDS)
+        except RuntimeError as error:
+            return f"the ranks' store has gone ({error})"
+        return None
+
+    def who_has_gone(self) -> list[str]:
+        """The ranks that have come to the end of the program, in words."""
+        others = [rank for rank in range(self.world_size) if rank != self.rank]
+        gone = [(rank, str(said["gone"])) for rank, said in self._said(others) if "gone" in said]
+        return [f"rank {rank} {how}" for rank, how in gone if how.startswith("has reached")]
 
     def say_here(self) -> None:
         """After all: this rank has met the others and goes on with them."""

@@ -18,6 +18,8 @@ class Activity:
     def __init__(self, *, is_main: bool) -> None:
         self.phase = "starting"
         """As a ``records.Beat`` calls it."""
+        self.left_at: str | None = None
+        """``file:line`` where the script last left a loop of ours before its end."""
         self._is_main = is_main
         self._said: set[str] = set()
 

@@ -142,6 +142,9 @@ class Ending:
             word = path.read_text() if path.exists() else None
         if word is not None:
             print(f"hpcaccel: another rank had given up: {word}", file=sys.stderr, flush=True)
+            return
+        for gone in self._group.exchange.rollcall.who_has_gone():
+            print(f"hpcaccel: {gone}, and this rank waited for it", file=sys.stderr, flush=True)
 
     def _at_exit(self) -> None:
         self._exiting = True

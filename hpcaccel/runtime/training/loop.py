@@ -22,6 +22,7 @@ from hpcaccel.rundir import make_folder, write_json
 from hpcaccel.runtime.ranks.process_group import Group
 from hpcaccel.runtime.saving.saver import Prepared, Saver
 from hpcaccel.runtime.settings import Place, Settings
+from hpcaccel.runtime.together.callsite import call_site
 from hpcaccel.runtime.training.accumulation import Accumulation, LoadersInUse
 from hpcaccel.runtime.training.activity import Activity
 from hpcaccel.runtime.training.counters import Counters, Resumed
@@ -146,7 +147,11 @@ class Loop:
         length = self._epoch_steps()
         self._enter(None if length is None else count * length)
         while self.epoch < count and not self.finishing:
-            yield self.epoch
+            try:
+                yield self.epoch
+            except GeneratorExit:
+                self.loop_is_left()
+                raise
             self.step_is_over()
             if not self.finishing:
                 self._counters.epoch += 1
@@ -157,7 +162,11 @@ class Loop:
         """The number of steps done, as long as it is less than ``count``."""
         self._enter(count)
         while self.step < count and not self.finishing:
-            yield self.step
+            try:
+                yield self.step
+            except GeneratorExit:
+                self.loop_is_left()
+                raise
             self.step_is_over()
         self._exit()
 
@@ -287,6 +296,10 @@ class Loop:
         dividing the steps, as for every checkpoint that they have called for themselves."""
         return not self._used and (self._called_for or not self._prepared.registered)
 
+    def loop_is_left(self) -> None:
+        """The script leaves its loop before the loop's end, and may keep the other ranks waiting."""
+        self.activity.left_at = call_site()
+
     def restore_rng(self) -> None:
         """Set the generators again to where the checkpoint has them; what ran since then has drawn from them."""
         if self._rng is not None:
@@ -330,6 +343,8 @@ class Loop:
     def end(self) -> None:
         """The program ends by itself: save what is not saved yet, say so, leave the group."""
         self.activity.phase = "leaving"
+        if self.rollcall is not None:
+            self.rollcall.left_at = self.activity.left_at
         self.metrics.flush()
         if (self.step > self._saves.step or self.saver.in_flight) and self.saver.has_place and self._used:
             # Only after a loop that was left by ``break``. Ranks that do not come have ended otherwise: then no word.

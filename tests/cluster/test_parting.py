@@ -1,0 +1,56 @@
+"""A rank that parts from the others, in whatever way, is named in the time that the spec states; the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .dev_cluster import Cluster
+from .scenario import Scenario
+
+PROGRAM = Path(__file__).parents[1] / "runtime" / "programs" / "parting.py"
+HANG_SECONDS = 15
+LEFT = "has left its loop at"
+
+WAYS = {
+    "exit": ("hang", LEFT),
+    "break": ("hang", LEFT),
+    "return": ("hang", LEFT),
+    "exception": ("exception", "ValueError: as told"),
+    "os_exit": ("gloo_timeout", "ended or stood still without a word"),
+    "stopped": ("hang", "has given no sign of life"),
+    "skip": ("hang", "has done fewer steps"),
+    "evaluation": ("hang", "is not in the collective that they wait in"),
+    "shapes": ("exception", "needs the same on all ranks"),
+}
+IN_MAKE_TEST = [("exit", 3, "ddp")]
+ROWS = [(how, rank, strategy) for how in WAYS for rank in (0, 3) for strategy in ("ddp", "fsdp")]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("how", "rank", "strategy"),
+    [pytest.param(*row, marks=() if row in IN_MAKE_TEST else pytest.mark.chaos) for row in ROWS],
+)
+def test_whoever_parts_is_named(
+    cluster: Cluster, lease: Callable[[int], list[str]], tmp_path: Path, how: str, rank: int, strategy: str
+) -> None:
+    run = Scenario(cluster, tmp_path, nodes=lease(2))
+    arguments = ["--how", how, "--rank", str(rank), "--strategy", strategy]
+    run.submit(
+        {
+            "entrypoint": {"script": str(PROGRAM), "args": arguments},
+            "checkpoint": {"every_steps": 5},
+            "resilience": {"hang_timeout_seconds": HANG_SECONDS},
+        }
+    )
+    assert run.wait_until_over() == 0, run.story
+    assert run.ends == [("failed", "restart"), ("completed", "end")], run.story
+    end = run.lines("end")[0]
+    kind, words = WAYS[how]
+    assert end["error_class"] == kind, run.story
+    assert words in end["detail"], run.story
+    if how != "shapes":
+        assert f"rank {rank} on {run.nodes[rank // 2]}" in end["detail"], run.story
