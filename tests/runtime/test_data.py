@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler, TensorDataset
 
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.data.batch_shards import BatchSamplerShard, SeedableRandomSampler
 from hpcaccel.runtime.data.loader import PreparedLoader
 from hpcaccel.runtime.data.placement import to_device
 from hpcaccel.runtime.data.skipping import skip_first_batches
@@ -72,6 +73,43 @@ def values(loader: DataLoader[Any], count: int | None = None) -> list[list[int]]
         if len(found) == count:
             break
     return found
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("even", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("samples", [1, 7, 8, 9])
+def test_the_batch_sampler_of_a_rank_gives_what_its_loader_reads(
+    samples: int, drop_last: bool, even: bool, split: bool
+) -> None:
+    for rank in range(2):
+        user = DataLoader(TensorDataset(torch.arange(samples)), batch_size=2, drop_last=drop_last)
+        loader = prepared(user, rank=rank, size=2, even_batches=even, split_batches=split)
+        assert loader.batch_sampler.batch_sampler is user.batch_sampler
+        alone = BatchSamplerShard(user.batch_sampler, 2, rank, split_batches=split, even_batches=even)
+        expected = values(loader)
+        assert list(loader.batch_sampler) == list(alone) == expected
+        assert len(loader.batch_sampler) == len(alone) == len(expected)
+
+
+def test_the_batch_sampler_sets_whether_batches_are_even() -> None:
+    loader = prepared(DataLoader(TensorDataset(torch.arange(3))), rank=1, size=2)
+    assert (loader.batch_sampler.even_batches, len(loader)) == (True, 2)
+    loader.batch_sampler.even_batches = False
+    assert (loader.even_batches, len(loader)) == (False, 1)
+
+
+def test_one_rank_alone_has_the_users_own_batch_sampler() -> None:
+    user = shuffled()
+    assert prepared(user).batch_sampler is user.batch_sampler
+
+
+def test_a_seedable_order_is_that_of_the_sampler_that_is_shown() -> None:
+    loader = prepared(shuffled(), rank=0, size=2, seedable=True)
+    shown = loader.batch_sampler.batch_sampler
+    assert isinstance(shown.sampler, SeedableRandomSampler)
+    expected = [batch for number, batch in enumerate(shown) if number % 2 == 0]
+    assert values(loader)[:-1] == expected[:-1]
 
 
 def test_it_is_a_dataloader_with_the_users_own_attributes() -> None:

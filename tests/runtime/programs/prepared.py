@@ -9,11 +9,12 @@ import json
 import sys
 import weakref
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from hpcaccel import Accelerator
 from hpcaccel.errors import RuntimeMisuse
@@ -221,12 +222,27 @@ def what_was_prepared_for_an_earlier_group_is_prepared_anew():
     accelerator.end_training()
 
 
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
 def uneven_inputs_are_joined():
     accelerator = Accelerator(cpu=True)
     model = accelerator.prepare(nn.Linear(4, 1))
+    loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(3)), batch_size=1))
     with accelerator.join_uneven_inputs([model], even_batches=False):
+        assert not loader.batch_sampler.even_batches
         for _ in range(2 + 3 * accelerator.process_index):
             model(rank_data(accelerator)).sum().backward()
+    assert loader.batch_sampler.even_batches
+    accelerator.wait_for_everyone()
+    stream = accelerator.prepare(DataLoader(Stream(), batch_size=1))
+    with (
+        pytest.warns(UserWarning, match="only supported for map-style datasets"),
+        accelerator.join_uneven_inputs([model], even_batches=False),
+    ):
+        assert not stream.even_batches
     accelerator.wait_for_everyone()
     accelerator.end_training()
 

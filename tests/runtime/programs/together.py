@@ -22,6 +22,7 @@ from hpcaccel.runtime.together import gathering
 from hpcaccel.runtime.together.synchronised import synchronize_rng_states
 from hpcaccel.runtime.training.local_sgd import LocalSGD
 from hpcaccel.runtime.training.memory import find_executable_batch_size
+from hpcaccel.utils.operations import DistributedOperationException
 
 accelerator = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=60))])
 RANK, SIZE = accelerator.process_index, accelerator.num_processes
@@ -154,7 +155,7 @@ def metrics_of_unequal_parts() -> None:
 def different_shapes_are_refused_everywhere() -> None:
     if SIZE == 1:
         return
-    with pytest.raises(RuntimeMisuse) as caught:
+    with pytest.raises(DistributedOperationException) as caught:
         accelerator.gather({"x": torch.ones(2 + (RANK == 1), 5)})
     assert "rank 1: gather of dict('x': float32[3, 5]) at " in str(caught.value)
     assert "together.py:" in str(caught.value)
