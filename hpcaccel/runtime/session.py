@@ -97,6 +97,7 @@ class Session:
         self.in_use = LoadersInUse()
         self.accumulation = Accumulation(1, loaders=self.in_use)
         """Of the newest Accelerator, which ``GradientState()`` shows."""
+        self.accelerators = 0
         self.owners: Any = WeakIdKeyDictionary()
         """The accumulation that each prepared model's optimizers follow."""
         self.prepared = Prepared(scaler=self.scaler, mesh={"strategy": self.settings.strategy, **self.layout._asdict()})
@@ -156,6 +157,7 @@ class Session:
 
     def follow(self, accumulation: Accumulation) -> None:
         """An Accelerator has been made, with this accumulation."""
+        self.accelerators += 1
         self.accumulation = self.loop.accumulation = accumulation
 
     def refuse_changes(self, given: dict[str, Any]) -> None:

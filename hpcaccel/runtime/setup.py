@@ -126,6 +126,8 @@ class Setup:
     def micro_batch(self, models: tuple[torch.nn.Module, ...]) -> MicroBatch:
         """The context of one micro-batch. Models that another Accelerator has prepared take that one's optimizers and
         schedulers along."""
+        if self.session.accelerators == 1:
+            return MicroBatch(self.accumulation, models)
         owners = self.session.owners
         others = {owner for model in models if (owner := owners.get(model, self.accumulation)) is not self.accumulation}
         return MicroBatch(self.accumulation, models, tuple(others))
