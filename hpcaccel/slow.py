@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeVar
 
-__all__ = ["ON_SILENCE", "told_when_slow"]
+__all__ = ["ON_SILENCE", "counted", "told_when_slow"]
+
+T = TypeVar("T")
 
 SILENT_SECONDS = 5.0
 ON_SILENCE: ContextVar[Callable[[str], None] | None] = ContextVar("ON_SILENCE", default=None)
@@ -28,3 +32,14 @@ def told_when_slow(sentence: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def counted(items: Iterable[T], total: int, what: str) -> Iterator[T]:
+    """``items``, telling every ``SILENT_SECONDS`` how many of ``total`` are done: ``what`` is said of them."""
+    tell = ON_SILENCE.get()
+    told = time.monotonic()
+    for count, item in enumerate(items):
+        if tell is not None and time.monotonic() - told >= SILENT_SECONDS:
+            tell(f"{count:,} of {total:,} {what}")
+            told = time.monotonic()
+        yield item

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ class _ShellEnvironment(jinja2.Environment):
     concat = staticmethod(lambda parts: Markup("".join(parts)))
 
 
+@functools.lru_cache(maxsize=8)
 def _environment(own: Path | None) -> jinja2.Environment:
     environment = _ShellEnvironment(
         loader=_loader(own),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hpcaccel.errors import SpecError
 from hpcaccel.spec.expand import expand, expanded_for
+from hpcaccel.spec.fields import checked_text
 from hpcaccel.spec.files import read_document
 from hpcaccel.spec.layers import Layer, merge
 from hpcaccel.spec.pipes import base_of, is_pipe
@@ -41,6 +42,11 @@ def read_layers(path: Path, shown: str, problems: list[Problem], chain: tuple[Pa
         return layer
     if not isinstance(base, str) or not base:
         problems.append(Problem(place, "extends must be the path of one file, such as base.yaml"))
+        return layer
+    try:
+        checked_text(base)
+    except ValueError as error:
+        problems.append(Problem(place, f"extends {base!r} {error}"))
         return layer
     return merge(_base(base, place, path, problems, (*chain, _resolved(path))), layer)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 from hpcaccel.errors import SpecError
 from hpcaccel.spec.overrides import full_path
 from hpcaccel.spec.yaml12 import KeyPath
 
-__all__ = ["grid"]
+__all__ = ["grid", "grid_size"]
 
 
 def grid(axes: Sequence[str]) -> list[list[str]]:
@@ -20,6 +21,15 @@ def grid(axes: Sequence[str]) -> list[list[str]]:
     Raises:
         SpecError: an axis has no ``=``, an empty value, or a key that another axis has.
     """
+    return [list(combination) for combination in itertools.product(*_choices(axes))]
+
+
+def grid_size(axes: Sequence[str]) -> int:
+    """How many combinations there are; raises as :func:`grid`, and makes none of them."""
+    return math.prod(len(values) for values in _choices(axes))
+
+
+def _choices(axes: Sequence[str]) -> list[list[str]]:
     keys: dict[KeyPath, str] = {}
     choices = []
     for axis in axes:
@@ -28,7 +38,7 @@ def grid(axes: Sequence[str]) -> list[list[str]]:
         except SpecError as error:
             raise SpecError(f"command line: --grid {axis}: {error}") from None
         choices.append([f"{key}={value}" for value in values])
-    return [list(combination) for combination in itertools.product(*choices)]
+    return choices
 
 
 def _axis(axis: str, keys: dict[KeyPath, str]) -> tuple[str, list[str]]:

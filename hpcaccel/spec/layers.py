@@ -53,13 +53,14 @@ def put(lower: Layer, settings: Sequence[tuple[KeyPath, Any]]) -> Layer:
     A setting also removes those of ``lower`` that it rules out (``mem_per_cpu`` over ``mem``). Settings that rule out
     each other both stay, for validation to refuse.
     """
-    result = Layer(_copied(lower.values), dict(lower.places))
+    result = Layer(_copied(lower.values))
+    gone: set[KeyPath] = set()
     for path, value in settings:
         section = result.values.get(str(path[0]))
         for rival in _rivals(path, value):
             if isinstance(section, dict) and _stands(rival, section):
                 del section[rival]
-                _forget(result, (path[0], rival))
+                gone.add((path[0], rival))
     for path, value in settings:
         target = result.values
         for key in path[:-1]:
@@ -67,7 +68,8 @@ def put(lower: Layer, settings: Sequence[tuple[KeyPath, Any]]) -> Layer:
                 target[str(key)] = {}
             target = target[str(key)]
         target[str(path[-1])] = _copied(value)
-        _forget(result, path)
+        gone.add(path)
+    result.places = {key: place for key, place in lower.places.items() if not _is_below(key, gone)}
     return result
 
 
@@ -101,9 +103,8 @@ def _mapping(layer: Layer, path: KeyPath) -> bool:
     return isinstance(value, Mapping)
 
 
-def _forget(layer: Layer, path: KeyPath) -> None:
-    for key in [key for key in layer.places if key[: len(path)] == path]:
-        del layer.places[key]
+def _is_below(key: KeyPath, places: set[KeyPath]) -> bool:
+    return any(key[:length] in places for length in range(len(key) + 1))
 
 
 def _copied(value: Any) -> Any:

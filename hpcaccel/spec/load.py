@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,7 +23,7 @@ from hpcaccel.spec.yaml12 import KeyPath, Place, Problem
 if TYPE_CHECKING:
     from hpcaccel.spec.cluster import ClusterProfile
 
-__all__ = ["check_program", "laid_over", "load_spec", "spec_from_values", "validated"]
+__all__ = ["check_program", "laid_over", "load_spec", "load_variants", "spec_from_values", "validated"]
 
 J = TypeVar("J", bound=JobSpec)
 
@@ -48,17 +48,39 @@ def load_spec(
     Raises:
         SpecError: with a line for each thing that is wrong.
     """
+    options = {"profile": profile, "check_files": check_files, "function": function}
+    return next(load_variants(path, [overrides], **options))  # type: ignore[arg-type]
+
+
+def load_variants(
+    path: str | os.PathLike[str],
+    variants: Iterable[Sequence[str]],
+    *,
+    profile: ClusterProfile | None = None,
+    check_files: bool = True,
+    function: str | None = None,
+) -> Iterator[JobSpec]:
+    """The specs of one file under different overrides, one after another; the file is read once.
+
+    Raises:
+        SpecError: as ``load_spec``.
+    """
     source = Path(path)
-    problems: list[Problem] = []
-    layer = read_layers(source, str(path), problems)
+    found: list[Problem] = []
+    layer = read_layers(source, str(path), found)
     if function is not None:
         layer = Layer({**layer.values, "entrypoint": {"function": function}}, layer.places)
-    layer = laid_over(layer, base_of(source), overrides, profile, problems, JobSpec)
-    spec = validated(layer, str(path), problems, JobSpec)
-    if check_files:
-        check_program(spec, layer, str(path), base=base_of(source))
-    spec._source = base_of(source) / source.name
-    return spec
+    if profile is not None:
+        layer = merge(profile.defaults(), layer)
+    base = base_of(source)
+    for overrides in variants:
+        problems = list(found)
+        own = laid_over(layer, base, overrides, None, problems, JobSpec)
+        spec = validated(own, str(path), problems, JobSpec)
+        if check_files:
+            check_program(spec, own, str(path), base=base)
+        spec._source = base / source.name
+        yield spec
 
 
 def spec_from_values(

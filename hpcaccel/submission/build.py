@@ -20,6 +20,7 @@ import hpcaccel
 from hpcaccel.errors import RunDirectoryError, SlurmCommandError, SlurmUnreachable
 from hpcaccel.records import RunRecord, to_dict
 from hpcaccel.rundir import RunDir, append_line, atomic_write, fsync_directory, write_json
+from hpcaccel.slow import counted
 from hpcaccel.spec import JobSpec, spec_hash, to_yaml
 from hpcaccel.submission.calls import FUNCTION_FILE
 from hpcaccel.submission.checkpoints import Origin, held
@@ -135,7 +136,7 @@ def build(prepared: Prepared) -> None:
     _write_spec(place, prepared.tasks[0])
     if prepared.is_array:
         write_json(place.record, to_dict(replace(record, array_size=len(prepared.tasks))))
-        for index, task in enumerate(prepared.tasks):
+        for index, task in enumerate(counted(prepared.tasks, len(prepared.tasks), "tasks are made")):
             _build_task(place.task(index), task, index=index, prepared=prepared, record=record)
     else:
         write_json(place.record, to_dict(record))

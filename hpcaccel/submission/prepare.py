@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,19 +15,22 @@ import hpcaccel
 from hpcaccel.errors import RunDirectoryError, SpecError, UserError
 from hpcaccel.render import render
 from hpcaccel.rundir import RunDir, SweepDir, default_runs_dir, new_run_id
+from hpcaccel.slow import counted
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.spec import (
     ClusterProfile,
     JobSpec,
     load_profile,
-    load_spec,
     profile_names,
     spec_from_values,
     spec_hash,
 )
 from hpcaccel.spec import grid as combinations
 from hpcaccel.spec.expand import escape
+from hpcaccel.spec.grid import grid_size
+from hpcaccel.spec.load import load_variants
 from hpcaccel.spec.pipes import base_of
+from hpcaccel.submission.array_size import refuse_too_many
 from hpcaccel.submission.backend import Backend, SlurmBackend, backend_named
 from hpcaccel.submission.calls import pickle_function
 from hpcaccel.submission.chain import refuse_arrays_of
@@ -149,13 +152,17 @@ def prepare(
     profile, backend_name = _cluster(cluster)
     _refuse_what_is_elsewhere(profile)
     changes = [*overrides, *([] if name is None else [f"name={name}"])]
+    backend = backend_named(backend_name, slurm)
+    if grid:
+        refuse_too_many(grid_size(grid), backend)
     chosen = combinations(grid) if grid else [[]]
     origin = None if from_run is None else find_origin(from_run)
-    specs = [with_after(_branched(_load(request, [*changes, *own], profile), origin), after) for own in chosen]
+    variants = [[*changes, *own] for own in chosen]
+    loaded = counted(_load(request, variants, profile), len(chosen), "combinations are checked")
+    specs = [with_after(_branched(one, origin), after) for one in loaded]
     _refuse_twins(specs, chosen)
     check_secrets(specs[0])
     refuse_arrays_of(specs[0], is_array=bool(grid) or workers is not None)
-    backend = backend_named(backend_name, slurm)
     backend.check()
     folder = _runs_dir(runs_dir, profile)
     tasks = len(specs) if grid else workers
@@ -276,7 +283,7 @@ def _cluster(name: str | None) -> tuple[ClusterProfile | None, Literal["slurm", 
     return profile, "slurm" if profile is None else profile.backend
 
 
-def _load(request: _Request, overrides: Sequence[str], profile: ClusterProfile | None) -> JobSpec:
+def _load(request: _Request, variants: Sequence[Sequence[str]], profile: ClusterProfile | None) -> Iterator[JobSpec]:
     source, function = request.source, request.function
     name = None if function is None else f"{function.__module__}.{getattr(function, '__qualname__', 'call')}"
     if isinstance(source, JobSpec):
@@ -284,8 +291,10 @@ def _load(request: _Request, overrides: Sequence[str], profile: ClusterProfile |
         source = escape(source.model_dump(mode="json", exclude_unset=True))
     if isinstance(source, Mapping):
         values = dict(source) if name is None else {**source, "entrypoint": {"function": name}}
-        return spec_from_values(values, base=request.base, overrides=overrides, profile=profile)
-    return load_spec(source, overrides=overrides, profile=profile, function=name)
+        for overrides in variants:
+            yield spec_from_values(values, base=request.base, overrides=overrides, profile=profile)
+        return
+    yield from load_variants(source, variants, profile=profile, function=name)
 
 
 def _branched(spec: JobSpec, origin: Origin | None) -> JobSpec:
@@ -358,7 +367,7 @@ def _script(
             header=header,
             workdir=workdir,
         )
-        for spec in specs
+        for spec in counted(specs, len(specs), "batch scripts are compared")
     ]
     for own, script in zip(chosen, scripts, strict=True):
         if script != scripts[0]:

@@ -7,7 +7,7 @@ as the script's argument; the second makes fewer workers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -16,12 +16,10 @@ from hpcaccel.errors import ClusterError
 from hpcaccel.rundir import RunDir, SweepDir
 from hpcaccel.slurm.refusals import submit_limit
 from hpcaccel.submission import local
+from hpcaccel.submission.array_size import largest_array
 from hpcaccel.submission.backend import Backend, SlurmBackend, ranges
 
-__all__ = ["WorkerArrays", "chunks", "largest_array"]
-
-_ARRAY_SIZE = 1001
-"""Slurm's default of MaxArraySize."""
+__all__ = ["WorkerArrays", "chunks"]
 
 
 @dataclass
@@ -96,12 +94,6 @@ class WorkerArrays:
             options.append("--output=/dev/null")  # %a would name another worker's folder: the script sees to it
         array_id = backend.slurm.sbatch(script, options, words=[str(offset)] if offset else [])
         self.jobs |= {index: f"{array_id}_{index - offset}" for index in indices}
-
-
-def largest_array(config: Mapping[str, str]) -> int:
-    """How many tasks an array may have; ``config`` is ``Slurm.config()``."""
-    size = config.get("MaxArraySize", "")
-    return max(1, int(size) if size.isdigit() else _ARRAY_SIZE)
 
 
 def chunks(indices: Sequence[int], most: int) -> list[list[int]]:

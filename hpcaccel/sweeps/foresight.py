@@ -10,8 +10,9 @@ from hpcaccel.errors import HpcaccelError
 from hpcaccel.spec import SweepSpec
 from hpcaccel.spec.points import count, equal, points
 from hpcaccel.spec.trials import own_point
+from hpcaccel.submission.array_size import largest_array
 from hpcaccel.submission.backend import SlurmBackend
-from hpcaccel.sweeps.arrays import chunks, largest_array
+from hpcaccel.sweeps.arrays import chunks
 from hpcaccel.sweeps.starting import PreparedSweep, trials_at_most
 
 __all__ = ["Foresight", "foresee"]

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import pytest
 
+from hpcaccel.errors import presentable
+
 
 def test_the_leading_section_may_be_left_out(load) -> None:
     spec = load(
@@ -79,9 +81,10 @@ def test_the_last_of_two_wins(load) -> None:
 def test_problems_name_the_override(problems, override: str, problem: str | None) -> None:
     lines = problems("environment: {modules: [a]}", override)
     assert len(lines) == 1
-    assert lines[0].startswith(f"command line: {override}: ")
+    shown = presentable(override)
+    assert lines[0].startswith(f"command line: {shown}: ")
     if problem is not None:
-        assert lines[0] == f"command line: {override}: {problem}"
+        assert lines[0] == f"command line: {shown}: {problem}"
 
 
 def test_a_long_override_is_shown_short(problems) -> None:

@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from hpcaccel.spec import yaml12
 from hpcaccel.spec.yaml12 import Place, Plain, parse_value, parse_yaml
 
 
@@ -146,3 +147,23 @@ def test_an_override_is_one_scalar(text: str, expected: object) -> None:
 
 def test_an_override_may_be_a_flow_collection() -> None:
     assert parse_value("[a, {b: c}]", Place("command line")).value == ["a", {"b": "c"}]
+
+
+def test_long_texts_are_read_by_libyaml_with_the_same_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [
+        f"  KEY_{index}: {value}"
+        for index, value in enumerate(["007", "yes", "1e-3", "'a b'", "~", '"\\u00e9"'] * 2000)
+    ]
+    text = "\n".join(
+        ["# a comment", "env:", *entries, "list: [1, {a: b}]", "merged: &m {x: 1}", "on: {<<: *m, y: 2}", ""]
+    )
+    fast = parse_yaml(text, "job.yaml")
+    monkeypatch.setattr(yaml12, "_LONG_TEXT", len(text))
+    slow = parse_yaml(text, "job.yaml")
+    assert (fast.value, fast.places, fast.problems) == (slow.value, slow.places, slow.problems)
+    assert len(fast.value["env"]) == 12_000
+
+
+def test_a_long_text_that_is_nested_deeply_is_refused() -> None:
+    for text in ("[" * 60_000, "- " * 60_000, "{a: " * 30_000):
+        assert parse_yaml(text, "job.yaml").problems

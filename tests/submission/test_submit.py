@@ -10,12 +10,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 
+from hpcaccel import slow
 from hpcaccel.errors import ClusterError, RunDirectoryError, SlurmCommandError, SpecError, UserError
+from hpcaccel.render import templates
 from hpcaccel.rundir import RunDir, index_lines, read_json
 from hpcaccel.slurm.fake import FakeSlurm
-from hpcaccel.spec import JobSpec, from_json, load_spec, spec_hash
+from hpcaccel.spec import JobSpec, files, from_json, load_spec, spec_hash
 from hpcaccel.submission import Run, all_runs
 from hpcaccel.submission.prepare import prepare
 from hpcaccel.submission.submit import submit, submit_prepared
@@ -352,3 +355,38 @@ def test_a_spec_built_in_python(project: Project) -> None:
     run = submit_prepared(prepare(spec, cluster="slurm", slurm=project.slurm))
     assert isinstance(run, Run)
     assert launch_of(run)["program"] == ["{python}", str(run.dir.code / "train.py")]
+
+
+def test_a_grid_that_slurm_would_refuse_is_refused_before_anything_is_made(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeSlurm, "config", lambda _: {"MaxArraySize": "1001"})
+    monkeypatch.setattr("hpcaccel.submission.prepare.combinations", lambda _: pytest.fail("they were made"))
+    values = ",".join(map(str, range(20_000)))
+    with pytest.raises(SpecError, match=r"20,000 combinations .* takes arrays of at most 1,001 \(MaxArraySize\)"):
+        project.queue(grid=[f"args.lr={values}"])
+    assert project.slurm.submissions == []
+
+
+def test_the_file_and_the_template_of_a_grid_are_read_once(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    templates._environment.cache_clear()
+    compiled, read = [], []
+    compile_, parse = jinja2.Environment.compile, files.parse_yaml
+    monkeypatch.setattr(
+        jinja2.Environment, "compile", lambda *args, **more: (compiled.append(1), compile_(*args, **more))[1]
+    )
+    monkeypatch.setattr(files, "parse_yaml", lambda *args: (read.append(1), parse(*args))[1])
+    project.queue(grid=["args.lr=1,2,3,4"])
+    assert (len(compiled), len(read)) == (1, 1)
+
+
+def test_a_long_grid_is_told_of(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(slow, "SILENT_SECONDS", 0.0)
+    token = slow.ON_SILENCE.set(told.append)
+    try:
+        project.queue(grid=["args.lr=1,2,3"])
+    finally:
+        slow.ON_SILENCE.reset(token)
+    assert "1 of 3 combinations are checked" in told
+    assert "2 of 3 tasks are made" in told
