@@ -14,6 +14,7 @@ from hpcaccel.cli.forwarding import there_or_here
 from hpcaccel.cli.meant import meant_cluster
 from hpcaccel.cli.options import Json
 from hpcaccel.cli.output import note, print_json
+from hpcaccel.cli.root_help import WholeSummaries
 from hpcaccel.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,7 +24,12 @@ __all__ = ["app"]
 
 EXIT_DAMAGED = 1
 
-app = typer.Typer(help="List, show, verify, convert and pin checkpoints.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    cls=WholeSummaries,
+    help="List, show, verify, convert and pin checkpoints.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 
 _there_or_here = functools.partial(there_or_here, app, "checkpoint")

@@ -11,6 +11,7 @@ import typer
 from hpcaccel.cli.cluster_install import install
 from hpcaccel.cli.options import Json
 from hpcaccel.cli.output import note, print_json
+from hpcaccel.cli.root_help import WholeSummaries
 from hpcaccel.errors import SpecError, UserError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(
+    cls=WholeSummaries,
     help="Clusters: profiles, what is known of them, and hpcaccel there.",
     no_args_is_help=True,
     rich_markup_mode=None,

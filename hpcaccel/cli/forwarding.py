@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["COMMAND_LINE", "behind_ssh", "behind_ssh_run", "copy_frames", "forwarded", "there_or_here"]
 
 FOLLOWING = {"wait"}
-"""They only look, for as long as the run goes on."""
+WATCH = {"--watch", "-w"}
+"""They only look, for as long as the run goes on; ``status`` with the option."""
 LOOKING = {"status", "list", "report", "explain", "table", "best", "show", "verify"}
 """They may be asked again without harm."""
 GROUPS = {"sweep", "checkpoint"}
@@ -172,7 +173,7 @@ def _forward(cluster: RemoteCluster, args: Sequence[str], *, secrets: frozenset[
     secrets: names of this machine's variables that the other side may have.
     """
     request: dict[str, Any] = {"do": "command", "args": list(args), "terminal_columns": terminal_columns()}
-    if args[0] in FOLLOWING:
+    if args[0] in FOLLOWING or (args[0] == "status" and WATCH & set(args[1:])):
         try:
             return int(cluster.again(lambda: cluster.converse({**request, "follows": True}, copy_frames)))
         except KeyboardInterrupt:

@@ -35,6 +35,7 @@ from hpcaccel.cli import (
 )
 from hpcaccel.cli.forwarding import COMMAND_LINE, forwarded
 from hpcaccel.cli.output import note, the_machines_no
+from hpcaccel.cli.root_help import NOT_OURS, write_commands, write_examples
 from hpcaccel.errors import HpcaccelError, SpecError, UserError
 from hpcaccel.slow import ON_SILENCE
 
@@ -47,6 +48,17 @@ EXIT_BROKEN_PIPE = 128 + 13
 
 class Commands(TyperGroup):
     """Turns the errors that we raise on purpose into one message and an exit code; bugs keep their traceback."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        write_commands(self.commands, formatter)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        write_examples(formatter)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in NOT_OURS:
+            raise UserError(f"hpcaccel has no command {args[0]!r}: {NOT_OURS[args[0]]}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         COMMAND_LINE.set((*ctx._protected_args, *ctx.args))

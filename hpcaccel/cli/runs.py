@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,14 +12,30 @@ from hpcaccel.cli.output import note, print_json
 from hpcaccel.cli.sweep_telling import show, tell_of_age, wait_for_the_end
 from hpcaccel.cli.which import as_sweep, find
 
+if TYPE_CHECKING:
+    from hpcaccel.submission.run import AnyRun
+
 __all__ = ["list_", "status", "wait"]
 
 
-def status(run: RunName, json: Json = False) -> None:
+def status(
+    run: RunName,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again until the run ends.")] = False,
+    json: Json = False,
+) -> None:
     """Show where a run stands: state, attempts, step, losses."""
+    found = find(run)
+    if watch:
+        from hpcaccel.cli.watching import watch_status
+
+        watch_status(found, lambda: _show_status(found, json=json))
+    else:
+        _show_status(found, json=json)
+
+
+def _show_status(found: AnyRun, *, json: bool) -> None:
     from hpcaccel.view.overview import overview
 
-    found = find(run)
     if (sweep := as_sweep(found)) is not None:
         show(sweep, json=json)
         return

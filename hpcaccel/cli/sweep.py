@@ -12,6 +12,7 @@ from hpcaccel.cli.completion import sweep_names
 from hpcaccel.cli.forwarding import behind_ssh, behind_ssh_run, there_or_here
 from hpcaccel.cli.options import RUN_HELP, Cluster, Json, Key, Overrides, RunsDir, SpecFile
 from hpcaccel.cli.output import note, print_json, taken_up
+from hpcaccel.cli.root_help import WholeSummaries
 from hpcaccel.cli.secrets import Secret
 from hpcaccel.cli.sweep_telling import (
     show,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(
+    cls=WholeSummaries,
     help="Search hyperparameters: many trials of one job on an array of workers.",
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -34,3 +34,14 @@ def test_runs_are_offered_by_name_and_id(shell: Shell) -> None:
     assert offered(shell, f"hpcaccel logs {said['run_id'][:4]}")[0] == said["run_id"]
     assert "other" in offered(shell, "hpcaccel status ")
     assert offered(shell, "hpcaccel sweep status g") == []
+
+
+def test_status_is_watched_until_the_run_ends(shell: Shell) -> None:
+    shell.write("train.py", "import time; time.sleep(3)")
+    shell.write("job.yaml", "name: gpt\nentrypoint: {script: train.py}\nruntime: {stop: signals}\n")
+    shell("submit", "job.yaml", "--cluster", "local")
+    said = shell("status", "gpt", "--watch")
+    assert said.returncode == 0, said.stderr
+    pages = said.stdout.split("\nrun ")
+    assert len(pages) >= 2
+    assert "state       completed" in pages[-1]

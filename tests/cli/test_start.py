@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -11,8 +12,8 @@ import hpcaccel
 from hpcaccel.cli.main import app
 
 COMMANDS = [
-    "init", "schema", "validate", "render", "plan", "submit", "run", "logs", "pull", "shell", "status", "list", "wait",
-    "explain", "clean", "report", "stop", "resume", "cancel", "stacks", "cluster", "sweep", "checkpoint",
+    "init", "schema", "validate", "render", "plan", "submit", "run", "status", "list", "logs", "wait", "explain",
+    "report", "stacks", "shell", "stop", "resume", "cancel", "pull", "clean", "sweep", "cluster", "checkpoint",
 ]  # fmt: skip
 
 HEAVY = ("torch", "optuna", "fabric", "numpy", "submitit")
@@ -37,8 +38,40 @@ def modules_after(shell, *arguments):
 def test_help_names_every_command(shell):
     result = shell("--help")
     assert result.returncode == 0
-    listed = [line.split()[0] for line in result.stdout.partition("Commands:")[2].splitlines() if line.strip()]
-    assert listed == COMMANDS
+    shown = [line.split()[0] for line in result.stdout.splitlines() if re.match(r"  [a-z]", line)]
+    assert [word for word in shown if word in COMMANDS] == COMMANDS
+
+
+def test_help_has_groups_whole_summaries_and_examples(shell):
+    text = shell("--help").stdout
+    titles = [line.rstrip(":") for line in text.splitlines() if re.fullmatch(r"[A-Z][a-z]+:", line)]
+    assert titles == ["Options", "Submit", "Watch", "Steer", "Sweep", "Cluster", "Checkpoint", "Training", "Examples"]
+    assert "..." not in text.partition("Submit:")[2].replace("hpcaccel.submit(function, ...)", "")
+    words = " ".join(text.split())
+    assert "Show where the ranks of a run are: those at the same place together, first those that are" in words
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("group", ["sweep", "cluster", "checkpoint"])
+def test_help_of_a_group_cuts_no_summary(shell, group):
+    text = shell(group, "--help").stdout
+    assert "Commands:" in text
+    assert "..." not in text.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize(
+    ("command", "instead"),
+    [
+        ("launch", "hpcaccel submit job.yaml"),
+        ("config", "hpcaccel init train.py"),
+        ("test", "--debug"),
+        ("env", "hpcaccel --version"),
+    ],
+)
+def test_commands_of_accelerate_answer_with_what_to_use(shell, refused, command, instead):
+    said = refused(shell(command, "--multi_gpu", "train.py"))
+    assert f"hpcaccel has no command '{command}'" in said
+    assert instead in said
 
 
 @pytest.mark.parametrize("command", COMMANDS)
