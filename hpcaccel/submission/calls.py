@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcaccel.errors import HpcaccelError, UserError
+from hpcaccel.records import EXIT_CONTINUED
 
-__all__ = ["FUNCTION_FILE", "FunctionCall", "ProgramStub", "pickle_function"]
+__all__ = ["FUNCTION_FILE", "CallFailed", "FunctionCall", "ProgramStub", "pickle_function", "said_in"]
 
 FUNCTION_FILE = "function.pkl"
 
@@ -34,7 +35,46 @@ class FunctionCall:
             # `python -m` puts the working directory first, where the code may have changed since it was submitted.
             sys.path.insert(0, self.code)
         function, args, kwargs = pickle.loads(Path(self.path).read_bytes())  # noqa: S301 - our own file
-        return function(*args, **kwargs)
+        try:
+            value = function(*args, **kwargs)
+        except SystemExit as end:
+            if end.code in (None, 0):
+                return None
+            if end.code == EXIT_CONTINUED:
+                raise  # the runtime's own: it has saved, and goes on another time
+            raise CallFailed(
+                f"the function called sys.exit({end.code!r}); return a value, or raise an exception that says why"
+            ) from None
+        _check_result(value)
+        return value
+
+
+class CallFailed(HpcaccelError):
+    """A function ended in a way that gives no result; its message says all there is to say."""
+
+
+def said_in(trace: str) -> str | None:
+    """The sentence of a ``CallFailed`` at the end of a rank's traceback; None: it ends in another exception."""
+    _, found, sentence = str(trace).rstrip().rpartition(f"{CallFailed.__module__}.{CallFailed.__name__}: ")
+    return " ".join(sentence.split()) if found else None
+
+
+class _Nowhere:
+    def write(self, data: bytes) -> int:
+        return len(data)
+
+
+def _check_result(value: Any) -> None:
+    """Raises CallFailed for what submitit could not write."""
+    import cloudpickle
+
+    try:
+        cloudpickle.CloudPickler(_Nowhere()).dump(value)
+    except Exception as error:  # pickling runs code of the user's objects: anything may come
+        raise CallFailed(
+            f"the function returned {type(value).__name__}, which cannot be pickled ({error}); return plain values, "
+            "or write a file and return its path"
+        ) from None
 
 
 @dataclass(frozen=True)

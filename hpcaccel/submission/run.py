@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import pickle
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +18,7 @@ from hpcaccel.records import RunRecord
 from hpcaccel.rundir import RunDir, SweepDir, read_json
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission import control
+from hpcaccel.submission.calls import said_in
 from hpcaccel.submission.facts import read_facts, read_record, read_worker_facts
 from hpcaccel.submission.status import RunStatus, status
 
@@ -74,12 +79,16 @@ class _Handle:
         """
         return status(self.dir, self._slurm, patient=patient)
 
-    def wait(self, timeout_seconds: float | None = None) -> RunStatus:
+    def wait(self, timeout: float | None = None, *, timeout_seconds: float | None = None) -> RunStatus:
         """Wait until nothing follows by itself: it has ended, or is paused.
 
+        Args:
+            timeout: in seconds, as in ``concurrent.futures``; ``timeout_seconds`` is the same.
+
         Raises:
-            TimeoutError: that took longer than ``timeout_seconds``; the run goes on.
+            TimeoutError: that took longer than ``timeout``; the run goes on.
         """
+        timeout_seconds = timeout if timeout_seconds is None else timeout_seconds
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         ask_seconds = ASK_SECONDS[self.record.backend]
         asked = float("-inf")
@@ -98,6 +107,32 @@ class _Handle:
 
     def _settled(self) -> bool:
         return read_facts(self.dir).settled is not None
+
+    def _outcome(self) -> Any:
+        """What a future of it holds."""
+        return self.wait()
+
+    def as_future(self) -> Future[Any]:
+        """A future of its result, for ``concurrent.futures.wait`` and the like; of an array the list of all results.
+
+        A thread of this process waits. To cancel the future leaves the run alone: :meth:`cancel` ends that.
+        """
+        future: Future[Any] = Future()
+
+        def wait() -> None:
+            try:
+                value = self._outcome()
+            except BaseException as error:
+                _settle(future.set_exception, error)
+            else:
+                _settle(future.set_result, value)
+
+        threading.Thread(target=wait, name=f"hpcaccel-{self.run_id}", daemon=True).start()
+        return future
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """``await run`` gives its result; of an array the list of all results."""
+        return asyncio.wrap_future(self.as_future()).__await__()
 
     @property
     def _look_seconds(self) -> float:
@@ -142,14 +177,17 @@ class Run(_Handle):
         """The file that holds what a rank printed in the newest attempt, or in another."""
         return self.dir.rank_log(attempt or max(1, read_facts(self.dir).attempts), rank)
 
-    def result(self, timeout_seconds: float | None = None) -> Any:
+    def result(self, timeout: float | None = None, *, timeout_seconds: float | None = None) -> Any:
         """Wait, then return what the function returned on rank 0; None for scripts and commands.
+
+        Args:
+            timeout: in seconds, as in ``concurrent.futures``; ``timeout_seconds`` is the same.
 
         Raises:
             RunFailed: the run ended in another way than completed; with the function's traceback where there is one.
-            TimeoutError: it has not ended within ``timeout_seconds``.
+            TimeoutError: it has not ended within ``timeout``.
         """
-        ended = self.wait(timeout_seconds)
+        ended = self.wait(timeout, timeout_seconds=timeout_seconds)
         outcome, value = "success", None
         if self._launch["kind"] == "callable":
             outcome, value = self._read_result(patience_seconds=RESULT_SECONDS if ended.state in _DONE else 0)
@@ -158,8 +196,13 @@ class Run(_Handle):
         why = f": {ended.detail}" if ended.detail else ""
         if outcome == "missing" and ended.state in _DONE:
             why = f", but {value} is missing"
+        if outcome == "error" and (sentence := said_in(str(value))) is not None:
+            raise RunFailed(f"run {self.run_id} is {ended.state}: {sentence}. Its log: {self.log()}")
         trace = f"\nOn the rank:\n{value}" if outcome == "error" else ""
         raise RunFailed(f"run {self.run_id} is {ended.state}{why}. Its log: {self.log()}{trace}")
+
+    def _outcome(self) -> Any:
+        return self.result()
 
     def _read_result(self, *, patience_seconds: float) -> tuple[str, Any]:
         """submitit's word for what came of the call, and its value; a slow file system may show the file late."""
@@ -196,10 +239,13 @@ class RunArray(_Handle):
         """submitit's job objects, by index."""
         return [run.job for run in self.runs]
 
-    def results(self, timeout_seconds: float | None = None) -> list[Any]:
+    def results(self, timeout: float | None = None, *, timeout_seconds: float | None = None) -> list[Any]:
         """Wait for all tasks, then return what each function returned on its rank 0. Raises as ``Run.result``."""
-        self.wait(timeout_seconds)
+        self.wait(timeout, timeout_seconds=timeout_seconds)
         return [run.result() for run in self.runs]
+
+    def _outcome(self) -> list[Any]:
+        return self.results()
 
     @property
     def _look_seconds(self) -> float:
@@ -232,6 +278,11 @@ class SweepRun(_Handle):
     def _settled(self) -> bool:
         workers = (self.dir.worker(index) for index in range(self.record.array_size or 0))
         return all(read_worker_facts(worker).settled is not None for worker in workers)
+
+
+def _settle(tell: Callable[[Any], None], outcome: Any) -> None:
+    with contextlib.suppress(InvalidStateError):  # the future was cancelled
+        tell(outcome)
 
 
 AnyRun = Run | RunArray | SweepRun

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,13 @@ def add(a, b):
 
 def fail():
     raise ValueError("unlucky")
+
+def leave(code):
+    sys.exit(code)
+
+def lock():
+    import threading
+    return [threading.Lock()]
 
 def surroundings():
     return {
@@ -69,6 +78,47 @@ def test_an_error_comes_back_with_its_traceback(work: Any) -> None:
     run = call(work.fail)
     with pytest.raises(RunFailed, match=r"is failed(.|\n)*in fail(.|\n)*ValueError: unlucky"):
         run.result(60)
+
+
+ALONE: dict[str, Any] = {**SPEC, "slurm": {"ntasks_per_node": 1}}
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "sentence"),
+    [
+        ("leave", (3,), "is failed: the function called sys.exit(3); return a value, or raise an exception"),
+        ("lock", (), "is failed: the function returned list, which cannot be pickled (cannot pickle '_thread.lock' "),
+    ],
+)
+def test_an_end_without_a_result_is_told_in_one_sentence(
+    work: Any, name: str, args: tuple[Any, ...], sentence: str
+) -> None:
+    run = call(getattr(work, name), *args, spec=ALONE)
+    with pytest.raises(RunFailed) as caught:
+        run.result(timeout=120)
+    assert sentence in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_function_that_leaves_with_zero_has_no_result(work: Any) -> None:
+    assert call(work.leave, 0, spec=ALONE).result(timeout=120) is None
+
+
+def test_a_run_is_a_future_and_can_be_awaited(work: Any) -> None:
+    run = call(work.add, 1, 2, spec=ALONE)
+    future = run.as_future()
+
+    async def waited() -> Any:
+        return await run
+
+    assert asyncio.run(waited()) == 3
+    assert future.result(timeout=60) == 3
+    slow = call(time.sleep, 60, spec=ALONE)
+    with pytest.raises(TimeoutError, match="has not ended within 0 s"):
+        slow.result(timeout=0)
+    slow.cancel()
+    failed = call(work.fail, spec=ALONE).as_future()
+    assert isinstance(failed.exception(timeout=120), RunFailed)
 
 
 def test_the_ranks_run_the_copy_lightly_and_without_submitits_handlers(work: Any) -> None:
