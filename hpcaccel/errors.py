@@ -97,11 +97,13 @@ class UserError(HpcaccelError):
 
 
 class SpecError(UserError):
-    """One or more things wrong with a spec; ``problems`` holds one line for each."""
+    """One or more things wrong with a spec; ``problems`` holds one line for each, ``hints`` what can be done about them
+    all."""
 
-    def __init__(self, problems: str | Sequence[str]) -> None:
+    def __init__(self, problems: str | Sequence[str], *, hints: Sequence[str] = ()) -> None:
+        self.hints = list(hints)
         self.problems = [presentable(one) for one in ([problems] if isinstance(problems, str) else problems)]
-        super().__init__("\n".join(self.problems))
+        super().__init__("\n".join([*self.problems, *self.hints]))
 
 
 class RunNotFound(UserError):

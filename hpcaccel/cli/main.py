@@ -34,7 +34,7 @@ from hpcaccel.cli import (
     sweep,
 )
 from hpcaccel.cli.forwarding import COMMAND_LINE, forwarded
-from hpcaccel.cli.output import note, the_machines_no
+from hpcaccel.cli.output import note, show_message, the_machines_no
 from hpcaccel.cli.root_help import NOT_OURS, write_commands, write_examples
 from hpcaccel.errors import HpcaccelError, SpecError, UserError
 from hpcaccel.slow import ON_SILENCE
@@ -67,7 +67,7 @@ class Commands(TyperGroup):
             _leave_a_folder_that_has_gone([*ctx._protected_args, *ctx.args])
             return super().invoke(ctx)
         except SpecError as error:
-            _fail(error.problems, error.exit_code)
+            _fail(error.problems, error.exit_code, hints=error.hints)
         except HpcaccelError as error:
             _fail([str(error)], error.exit_code)
         except BrokenPipeError:
@@ -109,9 +109,11 @@ def _leave_a_folder_that_has_gone(command: list[str]) -> None:
         os.chdir("/")
 
 
-def _fail(messages: list[str], exit_code: int) -> NoReturn:
+def _fail(messages: list[str], exit_code: int, *, hints: list[str] | None = None) -> NoReturn:
     for message in messages:
-        typer.echo(f"error: {message}", err=True)
+        show_message("error", message, colour="red")
+    for hint in hints or []:
+        show_message("hint", hint, colour="cyan")
     raise typer.Exit(exit_code) from None
 
 

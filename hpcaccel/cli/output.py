@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 import sys
+import textwrap
 from typing import Any
 
 import typer
 
 from hpcaccel.errors import presentable
 
-__all__ = ["note", "print_bytes", "print_json", "taken_up", "terminal_columns", "the_machines_no"]
+__all__ = ["note", "print_bytes", "print_json", "show_message", "taken_up", "terminal_columns", "the_machines_no"]
 
 _CAN_BE_MENDED = {
     errno.EACCES, errno.EDQUOT, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOSPC, errno.EPERM, errno.EROFS
@@ -38,6 +40,23 @@ def terminal_columns() -> int | None:
 def note(message: str) -> None:
     """Something for people: on stderr, so that stdout holds nothing but what was asked for."""
     typer.echo(presentable(message), err=True)
+
+
+def show_message(label: str, message: str, *, colour: str) -> None:
+    """``error: …`` on stderr; on a terminal in colour, and broken between words."""
+    text = f"{label}: {message}"
+    if not sys.stderr.isatty():
+        typer.echo(text, err=True)
+        return
+    width = max(40, shutil.get_terminal_size().columns)
+    lines = [
+        textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        for line in text.split("\n")
+    ]
+    shown = "\n".join(lines)
+    plain = "NO_COLOR" in os.environ
+    head = f"{label}:" if plain else typer.style(f"{label}:", fg=colour, bold=True)
+    typer.echo(head + shown.removeprefix(f"{label}:"), err=True, color=None if not plain else False)
 
 
 def taken_up(run_id: str, command: str) -> str:

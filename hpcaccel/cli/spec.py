@@ -65,7 +65,7 @@ def validate(
     except SpecError as error:
         if not json:
             raise
-        print_json({"valid": False, "problems": error.problems})
+        print_json({"valid": False, "problems": error.problems, "hints": error.hints})
         raise typer.Exit(error.exit_code) from None
     _tell(file, told, several=several is not None, json=json)
 
@@ -89,15 +89,16 @@ class _Told:
 
 def _checked(jobs: Sequence[JobSpec], profile: ClusterProfile | None, *, live: bool) -> list[_Told]:
     """Each job of a file; raises SpecError with the mistakes of all."""
-    told, problems = list[_Told](), list[str]()
+    told, problems, hints = list[_Told](), list[str](), list[str]()
     for spec in jobs:
         try:
             told.append(_Told(spec, *_on_site(spec, profile)))
             told[-1].estimate = _asked(spec, profile) if live else None
         except SpecError as error:
+            hints += error.hints
             problems += error.problems if len(jobs) == 1 else [f"job {spec.name}: {line}" for line in error.problems]
     if problems:
-        raise SpecError(problems)
+        raise SpecError(problems, hints=list(dict.fromkeys(hints)))
     return told
 
 
@@ -122,7 +123,7 @@ def _take_over(told: Sequence[_Told], answer: Handed) -> None:
     except ValueError:
         raise ClusterError(answer.err.decode("utf-8", "replace").strip().removeprefix("error: ")) from None
     if not said["valid"]:
-        raise SpecError(said["problems"])
+        raise SpecError(said["problems"], hints=said.get("hints", []))
     for one, found in zip(told, said.get("jobs", [said]), strict=True):
         one.estimate = found["estimated_start"]
 
@@ -157,7 +158,8 @@ def _on_site(spec: JobSpec, profile: ClusterProfile | None) -> tuple[list[str], 
     if facts is None:
         return [], None
     if any(one.is_error for one in found):
-        raise SpecError([*(str(one) for one in found if one.is_error), way_out(facts, can_leave_aside=False)])
+        wrong = [str(one) for one in found if one.is_error]
+        raise SpecError(wrong, hints=[way_out(facts, can_leave_aside=False)])
     return [str(one) for one in found], facts.age_seconds()
 
 
@@ -170,7 +172,7 @@ def _asked(spec: JobSpec, profile: ClusterProfile | None) -> float | None:
         raise SpecError("--live asks Slurm, and the local backend has none: name a cluster with --cluster")
     answer = ask_slurm(spec, profile, Slurm())
     if answer.refusal:
-        raise SpecError(answer.refusal.splitlines())
+        raise SpecError(answer.refusal)
     return answer.start_time
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from hpcaccel.spec.fields import Conflict, PathText, Section, Text, Word, checked_text, format_number
+from hpcaccel.spec.fields import Conflict, PathText, Section, Text, Word, below, checked_text, format_number
 from hpcaccel.spec.yaml12 import Plain
 
 __all__ = ["Entrypoint", "argument_value"]
@@ -41,10 +41,19 @@ def _arguments(value: Any) -> Any:
     if value is None:
         return {}
     if isinstance(value, Mapping):
-        return {_key(key, ""): argument_value(item, str(key)) for key, item in value.items()}
+        return {name: item for key, item in value.items() for name, item in [_entry(key, item, "")]}
     if isinstance(value, list | tuple):
-        return [_item(item, f"item {index + 1} ") for index, item in enumerate(value)]
+        found = []
+        for index, item in enumerate(value):
+            with below(index):
+                found.append(_item(item, f"item {index + 1} "))
+        return found
     raise ValueError("must be a mapping (lr: 3e-4) or a list ([--lr, 3e-4])")
+
+
+def _entry(key: Any, value: Any, parents: str) -> tuple[str, Argument]:
+    with below(key):
+        return _key(key, parents), argument_value(value, f"{parents}{key}")
 
 
 def _key(key: Any, parents: str) -> str:
@@ -61,9 +70,13 @@ def _key(key: Any, parents: str) -> str:
 def argument_value(value: Any, key: str) -> Argument:
     """One value of the mapping, ``key`` in messages: numbers as numbers, so that they can be printed in one way."""
     if isinstance(value, Mapping):
-        return {_key(name, f"{key}."): argument_value(item, f"{key}.{name}") for name, item in value.items()}
+        return {name: item for own, item in value.items() for name, item in [_entry(own, item, f"{key}.")]}
     if isinstance(value, list | tuple):
-        return [_element(item, f"{key}: item {index + 1} ") for index, item in enumerate(value)]
+        found = []
+        for index, item in enumerate(value):
+            with below(index):
+                found.append(_element(item, f"{key}: item {index + 1} "))
+        return found
     return _scalar(value, f"{key}: ")
 
 

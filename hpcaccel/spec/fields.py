@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
@@ -24,6 +25,7 @@ __all__ = [
     "Flag",
     "Gpus",
     "Gres",
+    "Inside",
     "Memory",
     "Natural",
     "Nodes",
@@ -36,6 +38,7 @@ __all__ = [
     "Variable",
     "Whole",
     "Word",
+    "below",
     "checked_text",
     "format_number",
     "words",
@@ -97,6 +100,23 @@ class Section(BaseModel):
         for key, message in self.conflicts(dict(self)):
             raise PydanticCustomError("conflict", "{key} {message}", {"key": key, "message": message})
         return self
+
+
+class Inside(ValueError):
+    """A mistake inside a value of the user's own making, such as ``args``; ``path`` says where in it."""
+
+    def __init__(self, message: str, path: tuple[str | int, ...]) -> None:
+        self.path = path
+        super().__init__(message)
+
+
+@contextmanager
+def below(key: Any) -> Iterator[None]:
+    """Mistakes in the block are those of what stands at ``key``."""
+    try:
+        yield
+    except ValueError as error:
+        raise Inside(str(error), (key, *(error.path if isinstance(error, Inside) else ()))) from None
 
 
 # -- text -----------------------------------------------------------------------------------------------------------

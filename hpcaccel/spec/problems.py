@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from hpcaccel.spec.fields import Section
+from hpcaccel.spec.fields import Inside, Section
 from hpcaccel.spec.layers import Layer
 from hpcaccel.spec.overrides import section_by_name, section_of, sections
 from hpcaccel.spec.yaml12 import KeyPath, Place, Plain, Problem
@@ -75,7 +75,9 @@ def _line(details: Any, model: type[BaseModel], layer: Layer, source: str) -> Pr
         return _located(layer, source, path, f"{_dotted(path)} is missing. {field.description}")
     value = details["input"]
     subject = f"{_dotted(path)} {_shown(value)}".rstrip()
-    return _located(layer, source, path, f"{subject} {_predicate(kind, details, value)}")
+    error = details.get("ctx", {}).get("error")
+    inside = error.path if isinstance(error, Inside) else ()
+    return _located(layer, source, (*path, *inside), f"{subject} {_predicate(kind, details, value)}")
 
 
 def _predicate(kind: str, details: Any, value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 
 from hpcaccel.errors import HpcaccelError, SpecError
@@ -13,8 +14,9 @@ from hpcaccel.submission.codecopy import CodePlan
 from hpcaccel.submission.entry import Entry, python_of_ranks
 from hpcaccel.submission.imports import Used, used_by
 
-__all__ = ["advice", "advice_on_cluster", "advice_on_job", "refuse_expedite"]
+__all__ = ["advice", "advice_on_cluster", "advice_on_job", "advice_on_machine", "refuse_expedite"]
 
+MANY_RANKS_PER_CORE = 16
 _LOADS = {"resume", "epochs", "steps", "load_state"}
 """Each of these takes up the newest checkpoint."""
 
@@ -94,6 +96,17 @@ def refuse_expedite(spec: JobSpec, slurm: Slurm) -> None:
         return  # submitting says better what is wrong with the cluster
     if why:
         raise SpecError([f"resilience.requeue: expedite is not to be had here: {why}. Set it to true"])
+
+
+def advice_on_machine(spec: JobSpec) -> tuple[str, ...]:
+    """What this machine cannot do, where the ranks are to run on it."""
+    ranks, cores = spec.slurm.min_nodes * spec.ranks_per_node, os.cpu_count() or 1
+    if ranks <= MANY_RANKS_PER_CORE * cores:
+        return ()
+    return (
+        f"{ranks:,} ranks are to start on this machine, which has {cores} core{'s' if cores > 1 else ''}: each is a "
+        "process of its own. Fewer are slurm.ntasks_per_node",
+    )
 
 
 def advice_on_job(spec: JobSpec, slurm: Slurm, job_id: str) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ from hpcaccel.submission.checkpoints import Origin, find_origin
 from hpcaccel.submission.codecopy import CodePlan, sent_files
 from hpcaccel.submission.dependencies import After, resolve_after, with_after
 from hpcaccel.submission.entry import Entry, check_secrets, find_components, find_entry, launch_section, plan_copy
-from hpcaccel.submission.foresight import advice, advice_on_cluster, refuse_expedite
+from hpcaccel.submission.foresight import advice, advice_on_cluster, advice_on_machine, refuse_expedite
 from hpcaccel.submission.images import IMAGES, look_at_image
 from hpcaccel.submission.imports import hears_a_stop
 from hpcaccel.submission.provenance import GitState, git_state
@@ -236,6 +236,7 @@ def prepare(
         advice=(
             *(() if request.function is not None else advice(specs[0], entries[0], code)),
             *(on_site or ()),
+            *(advice_on_machine(specs[0]) if backend_name == "local" else ()),
             *(_advice_live(specs[0], backend) if on_site is None else ()),
             *_advice_on_origin(origin),
             *dict.fromkeys(sentence for image in images if image is not None for sentence in image.advice),

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
 
 import pytest
+import typer
 
 from hpcaccel import slow
+from hpcaccel.cli import main
+from hpcaccel.cli.output import show_message
+from hpcaccel.errors import SpecError
 from hpcaccel.spec import load_spec
 
 GOOD = """\
@@ -246,3 +251,31 @@ def test_a_current_directory_that_has_gone(shell):
         assert "Traceback" not in done.stderr
         expected = "no run 'x'" if words[-1] == "x" else "the current directory does not exist any more"
         assert expected in done.stderr or words == ["list"]
+
+
+def test_on_a_terminal_an_error_has_colour_and_whole_words(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    message = "slurm.nods is not a known key (has: account, partition, qos, reservation, nodes, ntasks_per_node)"
+    show_message("error", message, colour="red")
+    told = capsys.readouterr().err
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", told).splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 60
+    assert " ".join(line.strip() for line in lines) == f"error: {message}"
+    assert "\x1b[" in told
+
+
+def test_a_hint_is_not_called_an_error(capsys):
+    error = SpecError("slurm.partition 'x' is not there", hints=["`hpcaccel cluster refresh` asks again"])
+    with pytest.raises(typer.Exit):
+        main._fail(error.problems, 2, hints=error.hints)
+    assert capsys.readouterr().err.splitlines() == [
+        "error: slurm.partition 'x' is not there", "hint: `hpcaccel cluster refresh` asks again"
+    ]  # fmt: skip
+
+
+def test_a_number_of_gpus_with_40_digits(shell, refused):
+    shell.write("job.yaml", GOOD + f"  gpus_per_node: {'1234567890' * 4}\n")
+    assert "is more GPUs than a job can have" in refused(shell("validate", "job.yaml"))

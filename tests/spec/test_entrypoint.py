@@ -171,3 +171,18 @@ def test_a_formatted_number_is_the_same_number(value: float) -> None:
     assert float(text) == value
     assert math.copysign(1, float(text)) == math.copysign(1, value)
     assert format_number(float(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        ('{lr: 1,\n  bad: "a\\nb",\n  last: 2}', 3),
+        ("{lr: 1,\n  betas: [1,\n    {a: 2}],\n  last: 2}", 4),
+        ('{lr: 1,\n  deep: {x: 1,\n    y: "a\\nb"}}', 4),
+        ("{lr: 1,\n  --dashes: 1}", 3),
+        ('[--lr, 1,\n  "a\\nb"]', 3),
+    ],
+)
+def test_a_mistake_in_args_has_a_line_of_its_own(problems, args: str, line: int) -> None:
+    found = problems(f"name: x\nentrypoint: {{command: [echo], args_style: equals, args: {args}}}\n", whole=True)
+    assert [problem.partition(" ")[0] for problem in found] == [f"job.yaml:{line}:"]

@@ -112,3 +112,9 @@ def test_a_core_only_install_has_no_torch_for_a_script(
     assert "torch" not in told(tmp_path, "import numpy\n", **stop)
     spec = spec_from_values({"name": "x", "entrypoint": {"script": "train.py"}, "environment": {"venv": "/elsewhere"}})
     assert not any("needs torch" in one for one in advice(spec, Entry(tmp_path / "train.py", tmp_path), None))
+
+
+def test_more_ranks_than_this_machine_can_start_are_told_of(project: Project) -> None:
+    told = prepare("job.yaml", cluster="local", overrides=["ntasks_per_node=100000"]).advice
+    assert any("100,000 ranks are to start on this machine, which has" in sentence for sentence in told)
+    assert not any("ranks are to start" in one for one in prepare("job.yaml", cluster="local").advice)

@@ -64,7 +64,8 @@ def advice_or_refusal(
     if facts is None:
         return None
     if any(one.is_error for one in found):
-        raise SpecError([*(str(one) for one in found if one.is_error), way_out(facts, can_leave_aside=can_leave_aside)])
+        wrong = [str(one) for one in found if one.is_error]
+        raise SpecError(wrong, hints=[way_out(facts, can_leave_aside=can_leave_aside)])
     return tuple(str(one) for one in found)
 
 
