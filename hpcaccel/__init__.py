@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from hpcaccel.spec import load_spec as load_spec
     from hpcaccel.submission import Run as Run
     from hpcaccel.submission import find_run as find_run
+    from hpcaccel.submission.mapping import map as map
     from hpcaccel.submission.submit import submit as submit
     from hpcaccel.sweeps.handle import Sweep as Sweep
     from hpcaccel.sweeps.handle import sweep as sweep
@@ -80,6 +81,7 @@ _NAMES = {
     "hpcaccel.errors": "HpcaccelError",
     "hpcaccel.spec": "JobSpec load_spec",
     "hpcaccel.submission": "Run find_run",
+    "hpcaccel.submission.mapping": "map",
     "hpcaccel.submission.submit": "submit",
     "hpcaccel.sweeps.handle": "Sweep sweep",
     # In a training script
@@ -135,7 +137,7 @@ _ABSENT = (
 
 _EXTRA = {"numpy": "train", "torch": "train"}
 
-__all__ = sorted(_HOME)  # noqa: PLE0605
+__all__ = sorted({*_HOME} - {"map"})  # noqa: PLE0605 - a star import must not hide the builtin
 
 
 def __getattr__(name: str) -> Any:

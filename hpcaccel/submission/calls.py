@@ -5,10 +5,11 @@ This module is imported by the ranks of a callable, so it needs nothing beyond t
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from hpcaccel.errors import HpcaccelError, UserError
 from hpcaccel.records import EXIT_CONTINUED
 
-__all__ = ["FUNCTION_FILE", "CallFailed", "FunctionCall", "ProgramStub", "pickle_function", "said_in"]
+__all__ = ["FUNCTION_FILE", "CallFailed", "FunctionCall", "ItemCall", "ProgramStub", "pickle_function", "said_in"]
 
 FUNCTION_FILE = "function.pkl"
 
@@ -47,6 +48,19 @@ class FunctionCall:
             ) from None
         _check_result(value)
         return value
+
+
+class ItemCall:
+    """Calls a function with the arguments that are this task's, by the number of the task."""
+
+    def __init__(self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> None:
+        self.__wrapped__ = function  # whose file is copied
+        self.__qualname__ = getattr(function, "__qualname__", "call")
+        self._calls = calls
+
+    def __call__(self) -> Any:
+        number = int(Path(os.environ["HPCACCEL_RUN_DIR"]).name)  # <array>/tasks/<number>
+        return self.__wrapped__(*self._calls[number])
 
 
 class CallFailed(HpcaccelError):

@@ -104,6 +104,18 @@ def test_a_function_that_leaves_with_zero_has_no_result(work: Any) -> None:
     assert call(work.leave, 0, spec=ALONE).result(timeout=120) is None
 
 
+def test_map_is_one_array_with_a_task_for_each_item(work: Any) -> None:
+    import hpcaccel
+
+    array = hpcaccel.map(work.add, [1, 2], iter([10, 20, 30]), spec=ALONE, cluster="local")
+    assert isinstance(array, RunArray)
+    assert len(array) == 2
+    assert array.results(timeout=200) == [11, 22]
+    assert array.name == "call"
+    with pytest.raises(UserError, match="has no items"):
+        hpcaccel.map(work.add, [], spec=ALONE, cluster="local")
+
+
 def test_a_run_is_a_future_and_can_be_awaited(work: Any) -> None:
     run = call(work.add, 1, 2, spec=ALONE)
     future = run.as_future()
