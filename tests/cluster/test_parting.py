@@ -21,7 +21,7 @@ WAYS = {
     "exception": ("exception", "ValueError: as told"),
     "os_exit": ("gloo_timeout", "ended or stood still without a word"),
     "stopped": ("hang", "has given no sign of life"),
-    "skip": ("hang", "has done fewer steps"),
+    "skip": ("hang", ""),  # it skips until its data is used up
     "evaluation": ("hang", "is not in the collective that they wait in"),
     "shapes": ("exception", "needs the same on all ranks"),
 }
