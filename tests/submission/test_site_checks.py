@@ -419,5 +419,5 @@ def test_the_line_of_the_file_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(SpecError) as error:
         advice_or_refusal(load_spec(file), profile)
     assert error.value.problems[0].startswith(f"{file}:4: slurm.partition 'gpuu' is not on cluster")
-    assert "hpcaccel cluster probe alps" in error.value.problems[1]
+    assert "hpcaccel cluster probe alps" in error.value.hints[0]
     assert advice_or_refusal(load_spec(file), ClusterProfile(name="other")) is None
