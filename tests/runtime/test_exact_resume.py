@@ -144,7 +144,7 @@ def test_at_every_moment(name: str) -> None:
     need_torchdata(name)
     draws = random.Random(name)
     for _ in range(6):
-        size = draws.choice([1, 2, 3])
+        size = draws.choice([1, 2] if "split" in name else [1, 2, 3])
         check([name], save_at=draws.randrange(1, 20), rank=draws.randrange(size), size=size)
 
 

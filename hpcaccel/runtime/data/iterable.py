@@ -133,6 +133,11 @@ class Bookmarks:
             ahead = self._kept[len(behind) :]
             self._kept = [*behind[-1:], *ahead, self._mark(given)]
 
+    def drop(self, given: int) -> None:
+        """The stream has ended after so many units: to come upon a short batch it has been read to its end, where its
+        state may be that of the next epoch's beginning."""
+        self._kept = [mark for mark in self._kept if mark["at"] != given]
+
     def _mark(self, given: int) -> dict[str, Any]:
         return {
             "at": given,

@@ -236,6 +236,7 @@ class TellingStream:
             given += self._source.units
             yield told
             bookmarks.note(given, cursor.used)
+        bookmarks.drop(given)
 
     def _explain(self, cursor: Cursor, behind: int) -> None:
         if is_stateful(self._user.dataset):
