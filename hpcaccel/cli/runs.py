@@ -56,11 +56,10 @@ def list_(
     json: Json = False,
 ) -> None:
     """List the runs that were submitted from this account, newest first."""
-    from hpcaccel.rundir import RunDir
     from hpcaccel.submission.find import known_runs
     from hpcaccel.view.listing import listed
 
-    runs = [RunDir(run.path) for run in reversed(known_runs())]
+    runs = [run.open().dir for run in reversed(known_runs())]
     chosen = runs if everything else runs[:count]
     shown = listed(chosen)
     if json:
