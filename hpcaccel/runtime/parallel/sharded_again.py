@@ -64,6 +64,8 @@ def _unhook(module: Any) -> None:
 def put_back(model: nn.Module, kept: Kept, shards: Shards) -> None:
     """Each rank's shards, in a model that has been sharded as before. ``shards`` learns what became of the parameters
     of the earlier training."""
+    if not kept:
+        return
     with torch.no_grad():
         for earlier, whole in kept:
             now = shards[whole]
