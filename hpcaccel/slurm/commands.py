@@ -9,8 +9,10 @@ Three ways to fail:
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -39,6 +41,15 @@ class Slurm(JobQuestions, SiteQuestions):
         run: stands in for ``subprocess.run``; tests hand in their own.
         timeout_seconds: how long one command may take before it counts as unanswered.
     """
+
+    def holding(self, descriptor: int) -> Slurm:
+        """The same, whose commands keep ``descriptor`` open for as long as they run: a lock on it is held until they
+        have ended, even when this process has been killed."""
+        if not self.is_here:
+            return self
+        already = self._run.keywords["pass_fds"] if isinstance(self._run, functools.partial) else ()
+        run = functools.partial(subprocess.run, pass_fds=(*already, descriptor))
+        return Slurm(run, timeout_seconds=self._timeout_seconds)
 
     def sbatch(
         self, script: Path, args: Sequence[str] = (), env: Mapping[str, str] | None = None, *, words: Sequence[str] = ()

@@ -6,13 +6,11 @@ swayed by what the user's environment says about formats and filters.
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from hpcaccel import slow
 from hpcaccel.errors import ClusterError, SlurmCommandError
@@ -23,7 +21,6 @@ __all__ = ["Programs", "Run", "address", "is_over", "is_transient", "is_unknown_
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 """What stands in for ``subprocess.run``."""
-P = TypeVar("P", bound="Programs")
 _ADDRESS = re.compile(r"\d+(?:_\d+|\+\d+)?")
 
 
@@ -43,15 +40,6 @@ class Programs:
     def is_here(self) -> bool:
         """Whether this is the Slurm of this machine, for all that is run on it, and no stand-in."""
         return getattr(self._run, "func", self._run) is subprocess.run
-
-    def holding(self: P, descriptor: int) -> P:
-        """The same, whose commands keep ``descriptor`` open for as long as they run: a lock on it is held until they
-        have ended, even when this process has been killed."""
-        if not self.is_here:
-            return self
-        already = self._run.keywords["pass_fds"] if isinstance(self._run, functools.partial) else ()
-        run = functools.partial(subprocess.run, pass_fds=(*already, descriptor))
-        return type(self)(run, timeout_seconds=self._timeout_seconds)
 
     def available(self) -> bool:
         """Whether jobs can be submitted from this machine, as far as its PATH tells."""

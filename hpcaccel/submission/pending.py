@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcaccel.rundir import read_json, state_home, write_json
+from hpcaccel.submission.locks import give_back, take_if_free
 
 __all__ = ["Pending", "pending"]
 
@@ -58,18 +57,13 @@ def pending(kind: str, contents: Mapping[str, Any], *, kept_seconds: float | Non
             if asked.done:
                 path.unlink(missing_ok=True)
     finally:
-        os.close(lock)
+        give_back(path.with_suffix(".lock"), lock, remove=not path.exists())
 
 
 def _free(folder: Path, name: str) -> tuple[Path, int]:
     """The first of ``name-0``, ``name-1`` … that no living process works on, and the lock on it."""
     for number in range(1000):
         path = folder / f"{name}-{number}.json"
-        lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            continue
-        return path, lock
+        if (lock := take_if_free(path.with_suffix(".lock"))) is not None:
+            return path, lock
     raise AssertionError(f"a thousand submissions at a time in {folder}")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpcaccel.errors import ClusterError, RunFailed
-from hpcaccel.submission import Run, RunArray, find_run
+from hpcaccel.submission import Run, RunArray, all_runs, find_run
 from hpcaccel.submission.submit import submit
 
 from .dev_cluster import Cluster, wait_until
@@ -127,7 +127,9 @@ def test_a_job_that_slurm_refuses_leaves_nothing(here: Path) -> None:
     before = sorted(here.rglob("*"))
     with pytest.raises(ClusterError, match="nope"):
         submit(path)
-    assert sorted(here.rglob("*")) == before
+    assert sorted(path for path in here.rglob("*") if here / "state" not in (path, *path.parents)) == before
+    assert [path.name for path in (here / "state").rglob("*") if path.is_file()] == ["runs.jsonl"]
+    assert all_runs() == []
 
 
 def _file(here: Path, values: dict[str, Any]) -> str:
