@@ -253,19 +253,7 @@ class Supervisor:
     def give_up(self, why: str) -> int:
         """Write down that no supervisor stays alive here, and try again elsewhere; the batch step's exit code."""
         self._close_lost()
-        self.attempt = self.ledger.next_attempt
-        self.stopping = Stopping(self.run, self.launch, self.inquiry, attempt=self.attempt, say=self._say)
-        started = time.time()
-        self.ledger.start(
-            AttemptStart(
-                attempt=self.attempt,
-                time=started,
-                job_id=self.allocation.job_id,
-                restart_count=self.allocation.restart_count,
-                nodes=self.placement.nodes,
-                ranks=self.launch.ranks,
-            )
-        )
+        started = self._begin().time
         self.restarts = self.launch.resilience.restart_in_place
         self.stopping.hear_the_last()
         verdict = self._decide(1, self.inquiry.ask(), Failure(cause=cause("supervisor"), detail=why))
@@ -275,31 +263,13 @@ class Supervisor:
     # -- one attempt ----------------------------------------------------------------------------------------------
 
     def _run_one(self) -> Verdict:
-        self.attempt = self.ledger.next_attempt
-        self.stopping = Stopping(self.run, self.launch, self.inquiry, attempt=self.attempt, say=self._say)
-        self._preflight_seconds = None
-        folder = self.run.attempt(self.attempt)
-        self._patiently(lambda: make_folder(folder, within=self.run.path))
         self._forget_results()
         self.inquiry.look()
-        started = time.time()
-        newest = layout.newest(self.run.checkpoints)
-        line = AttemptStart(
-            attempt=self.attempt,
-            time=started,
-            job_id=self.allocation.job_id,
-            restart_count=self.allocation.restart_count,
-            nodes=self.placement.nodes,
-            ranks=self.launch.ranks,
-            checkpoint=newest.name if newest else None,
-            checkpoint_step=newest.step if newest else None,
-            queued_at=self.inquiry.queued_at,
-            allocated_at=self.inquiry.allocated_at,
-        )
-        self._patiently(lambda: self.ledger.start(line))
+        line = self._begin()
+        started = line.time
         self._say(
             f"attempt {self.attempt}: ranks: {self.launch.ranks}, nodes: {len(self.placement.nodes)}, "
-            f"from {newest.name if newest else 'the beginning'}"
+            f"from {line.checkpoint or 'the beginning'}"
         )
         if (verdict := self._before_ranks()) is not None:
             self._write_end(verdict, started=started)
@@ -321,6 +291,29 @@ class Supervisor:
         if self.inquiry.over_since is None:  # else Slurm is ending them
             self._components.end()
         return verdict
+
+    def _begin(self) -> AttemptStart:
+        """The next attempt, with a folder and a line in the ledger."""
+        self.attempt = self.ledger.next_attempt
+        self.stopping = Stopping(self.run, self.launch, self.inquiry, attempt=self.attempt, say=self._say)
+        self._preflight_seconds = None
+        folder = self.run.attempt(self.attempt)
+        self._patiently(lambda: make_folder(folder, within=self.run.path))
+        newest = layout.newest(self.run.checkpoints)
+        line = AttemptStart(
+            attempt=self.attempt,
+            time=time.time(),
+            job_id=self.allocation.job_id,
+            restart_count=self.allocation.restart_count,
+            nodes=self.placement.nodes,
+            ranks=self.launch.ranks,
+            checkpoint=newest.name if newest else None,
+            checkpoint_step=newest.step if newest else None,
+            queued_at=self.inquiry.queued_at,
+            allocated_at=self.inquiry.allocated_at,
+        )
+        self._patiently(lambda: self.ledger.start(line))
+        return line
 
     def _watch(self, ranks: Ranks) -> int:
         while (code := ranks.poll()) is None:
