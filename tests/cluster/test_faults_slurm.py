@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -137,6 +138,22 @@ def test_away_at_requeue(own: Cluster, run: Scenario, tmp_path_factory: pytest.T
         time.sleep(8)
     ends_as_undisturbed(run, tmp_path_factory)
     assert run.ends == [("stop", "requeue"), ("completed", "end")], run.story
+
+
+def test_commands_while_the_controller_is_away(own: Cluster, run: Scenario) -> None:
+    """They say after some seconds that Slurm does not answer. A submit leaves nothing behind, a cancel holds."""
+    run.train(*PAUSE, "--epochs", "400")
+    run.wait_for_step(4)
+    with taken_away(own, "slurmctld"):
+        submitted = run.cli("submit", str(run.folder / "job.yaml"), check=False)
+        cancelled = run.cli("cancel", run.dir.run_id, check=False)
+        wait_until(lambda: run.ends == [("cancelled", "end")], "the ranks have left")
+    for answer in (submitted, cancelled):
+        assert answer.returncode == 1, answer.stderr
+        assert "has had no answer from Slurm for 5 s" in answer.stderr
+    assert f"The request to cancel {run.dir.run_id} stands all the same" in cancelled.stderr
+    assert [one["run_id"] for one in json.loads(run.cli("list", "--json").stdout)] == [run.dir.run_id]
+    assert run.wait_until_over() == 130, run.story
 
 
 def test_a_crash_while_the_controller_is_away(
