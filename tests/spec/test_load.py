@@ -153,7 +153,7 @@ def test_sections_with_nothing_behind_them_are_defaults(load) -> None:
         ("checkpoint: {every_minutes: 0}", "checkpoint.every_minutes 0 must be a number above 0"),
         ("checkpoint: {resume: }", "checkpoint.resume null must be auto, never or the path of a checkpoint"),
         ("resilience: {max_failures: -1}", "resilience.max_failures -1 must be a whole number of at least 0"),
-        ("resilience: {requeue: 1}", "resilience.requeue 1 must be true or false"),
+        ("resilience: {requeue: 1}", "resilience.requeue 1 must be true, false or expedite"),
         ("workdir: $WORK/x", "workdir '$WORK/x': $WORK is not expanded here. Write ${env:WORK}/x"),
         ("workdir: ${WORK}/x", "workdir '${WORK}/x': $WORK is not expanded here. Write ${env:WORK}/x"),
         ("workdir: ${env:1x}", "workdir '${env:1x}' is not understood: write ${env:NAME} with the name of a variable"),

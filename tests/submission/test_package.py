@@ -33,7 +33,17 @@ def test_it_holds_the_base_and_the_batch_step_only(program: Path) -> None:
     with zipfile.ZipFile(program) as archive:
         names = [name.removesuffix("c") for name in archive.namelist() if name.endswith((".py", ".pyc"))]
     rooms = {name.split("/")[1] for name in names if name.startswith("hpcaccel/")}
-    files = {"__init__.py", "errors.py", "process.py", "rundir.py", "records.py", "logged.py", "slow.py", "steps.py"}
+    files = {
+        "__init__.py",
+        "errors.py",
+        "process.py",
+        "rundir.py",
+        "records.py",
+        "logged.py",
+        "masking.py",
+        "slow.py",
+        "steps.py",
+    }
     base = {*files, "layout", "slurm"}
     assert rooms == {*base, "node"}
 
