@@ -80,6 +80,7 @@ def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Disturbed:
     return run
 
 
+@pytest.mark.chaos  # a busy machine stretches steps, and the sums with them: measured where little else runs
 def test_every_part_is_within_two_percent_of_what_was_injected(disturbed: Disturbed) -> None:
     run, told = disturbed, json.loads(disturbed.cli("report", disturbed.dir.run_id, "--json"))
     steps = {n: {line["step"]: line["seconds"] for line in run.said(n, "step")} for n in (1, 2, 3)}
