@@ -60,6 +60,19 @@ class Disturbed:
         lines = [line for line, _ in read_lines(self.dir.ledger) if line["event"] == "end"]
         return float(lines[attempt - 1]["time"])
 
+    def gaps(self, attempt: int) -> dict[int, float]:
+        """Seconds of each step but an attempt's first: from the end of the one before, without the save between."""
+        seconds: dict[int, float] = {}
+        before, saving = 0.0, 0.0
+        for line, _ in read_lines(self.dir.rank_log(attempt, 0)):
+            if line.get("what") == "saved":
+                saving += line["seconds"]
+            elif line.get("what") == "step":
+                if before:
+                    seconds[line["step"]] = line["time"] - before - saving
+                before, saving = line["time"], 0.0
+        return seconds
+
     def one(self, attempt: int, what: str) -> float:
         return float(self.said(attempt, what)[0]["time"])
 
@@ -80,24 +93,26 @@ def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Disturbed:
     return run
 
 
-@pytest.mark.chaos  # a busy machine stretches steps, and the sums with them: measured where little else runs
 def test_every_part_is_within_two_percent_of_what_was_injected(disturbed: Disturbed) -> None:
+    """Of what was injected, and of what the machine itself added to it, which the gaps between steps hold as well."""
     run, told = disturbed, json.loads(disturbed.cli("report", disturbed.dir.run_id, "--json"))
-    steps = {n: {line["step"]: line["seconds"] for line in run.said(n, "step")} for n in (1, 2, 3)}
+    steps = {n: {line["step"]: line["time"] for line in run.said(n, "step")} for n in (1, 2, 3)}
     resumed = {n: min(steps[n]) - 1 for n in steps}
     stopped = max(steps[2])
     assert resumed == {1: 0, 2: 30, 3: stopped}
+    assert sorted(step for n in steps for step in steps[n] if n > 1 or step <= 30) == list(range(1, 71))
     created = json.loads(run.dir.record.read_text())["created"]
-    typical = {n: statistics.median(steps[n].values()) for n in steps}
-    first_steps = sum(steps[n][resumed[n] + 1] - typical[n] for n in steps)
-    kept = {**{s: t for s, t in steps[1].items() if s <= 30}, **steps[2], **steps[3]}
-    assert sorted(kept) == list(range(1, 71))
-    slow = sum(seconds - typical[3] for step, seconds in steps[3].items() if seconds > 0.2 and step != stopped + 1)
+    gaps = {n: run.gaps(n) for n in steps}
+    # On a very busy machine more than half of the steps may be longer than the mean: none of them is slow then.
+    typical = {n: min(statistics.median(gaps[n].values()), statistics.mean(gaps[n].values())) for n in steps}
+    assert all(0.05 <= usual for usual in typical.values())
+    first_steps = sum(steps[n][resumed[n] + 1] - run.one(n, "loaded") - typical[n] for n in steps)
+    assert first_steps >= 3 * 0.7
+    slow = sum(seconds - typical[n] for n in steps for seconds in gaps[n].values())
     training = 30 * typical[1] + len(steps[2]) * typical[2] + len(steps[3]) * typical[3]
-    pauses = sum(0.05 for step in steps[2] if 44 <= step < stopped)
     truth = {
         "training": training,
-        "slow": slow + pauses,
+        "slow": slow,
         "lost": 5 * typical[1],
         "stall": sum(run.all("saved")) + 1.2,  # those at which the script left, or that came after its loop
         "build": sum(run.one(n, "prepared") - run.one(n, "formed") for n in steps),
