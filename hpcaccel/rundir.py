@@ -280,6 +280,11 @@ class RunDir:
         return self.path / "submitit"
 
     @property
+    def call(self) -> Path:
+        """What a rank of a callable runs, pickled before any job has a number; submitit opens it by the job's."""
+        return self.submitit / "call.pkl"
+
+    @property
     def node_program(self) -> Path:
         """The batch step's program, a zip of base and ``node``: a copy, so that an upgrade leaves queued jobs alone."""
         return self._submitted / "node.pyz"

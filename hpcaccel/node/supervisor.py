@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from hpcaccel import layout
@@ -263,7 +264,7 @@ class Supervisor:
     # -- one attempt ----------------------------------------------------------------------------------------------
 
     def _run_one(self) -> Verdict:
-        self._forget_results()
+        self._prepare_submitit()
         self.inquiry.look()
         line = self._begin()
         started = line.time
@@ -492,11 +493,15 @@ class Supervisor:
     def _has_results(self) -> bool:
         return self.launch.callable and len(list(self.run.submitit.glob("*_result.pkl"))) >= self.launch.ranks
 
-    def _forget_results(self) -> None:
-        """An old result must not pass for this attempt's: submitit takes any that it finds."""
-        if self.launch.callable:
-            for path in self.run.submitit.glob("*_result.pkl"):
-                path.unlink()
+    def _prepare_submitit(self) -> None:
+        """An old result must not pass for this attempt's: submitit takes any that it finds. And it waits for a pickle
+        that bears this job's number, which a submit that was killed behind sbatch has not written."""
+        if not self.launch.callable:
+            return
+        for path in self.run.submitit.glob("*_result.pkl"):
+            path.unlink()
+        with suppress(FileExistsError):
+            self.run.submitit.joinpath(f"{self.allocation.job_id}_submitted.pkl").symlink_to(self.run.call.name)
 
     def _patiently(self, write: Callable[[], T]) -> T:
         return patiently(write, run=self.run, say=self._say)

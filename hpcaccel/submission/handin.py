@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpcaccel.rundir import RunDir
 from hpcaccel.submission.backend import Backend
-from hpcaccel.submission.pickles import call_of, launch_of
+from hpcaccel.submission.pickles import call_of, launch_of, write_call
 from hpcaccel.submission.signals import held_back
 
 __all__ = ["hand_in"]
@@ -45,6 +45,8 @@ def hand_in(
         ranks=_ranks(tasks[0]),
         indices=indices,
     )
+    for task in tasks:
+        write_call(task)
     try:
         with held_back():
             executor._internal_process_submissions([DelayedSubmission(call_of(task)) for task in tasks])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hpcaccel.errors import RunDirectoryError
 from hpcaccel.rundir import RunDir, read_json
 from hpcaccel.submission.calls import FUNCTION_FILE, FunctionCall, ProgramStub
 
-__all__ = ["call_of", "launch_of", "leave_pickles"]
+__all__ = ["call_of", "launch_of", "leave_pickles", "write_call"]
 
 
 def launch_of(run: RunDir) -> dict[str, Any]:
@@ -28,16 +29,26 @@ def call_of(run: RunDir) -> FunctionCall | ProgramStub:
     return FunctionCall(str(run.submitit / FUNCTION_FILE), None if code is None else str(code))
 
 
+def write_call(run: RunDir) -> None:
+    """Write what the ranks of a callable run, for a supervisor whose submit is killed before it knows the job."""
+    if isinstance(call := call_of(run), FunctionCall):
+        _write(call, run.call)
+
+
 def leave_pickles(run: RunDir, job_id: str, indices: Sequence[int] | None) -> None:
     """Write the pickles of a job whose submit was killed before it could."""
-    from submitit.core.utils import DelayedSubmission
-
     for left in run.path.glob(".*.pkl"):
         left.unlink(missing_ok=True)
     for index in [None] if indices is None else indices:
         task, own = (run, job_id) if index is None else (run.task(index), f"{job_id}_{index}")
         path = task.submitit / f"{own}_submitted.pkl"
         if not path.exists():
-            temporary = path.with_suffix(".pkl.tmp")
-            DelayedSubmission(call_of(task)).dump(temporary)
-            temporary.rename(path)
+            _write(call_of(task), path)
+
+
+def _write(call: FunctionCall | ProgramStub, path: Path) -> None:
+    from submitit.core.utils import DelayedSubmission
+
+    temporary = path.with_suffix(".pkl.tmp")
+    DelayedSubmission(call).dump(temporary)
+    temporary.rename(path)

@@ -9,9 +9,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hpcaccel.rundir import RunDir, read_lines
 from hpcaccel.submission import all_runs
 
 from .dev_cluster import Cluster, wait_until
@@ -22,6 +24,12 @@ SPEC = """\
 name: killed
 entrypoint: {{command: [sleep, "30"]}}
 slurm: {{partition: gpu, nodes: 1, ntasks_per_node: 1, mem: 1G, time: 5, begin: now+1hour, nodelist: {node}}}
+"""
+FUNCTION = """\
+import hpcaccel, work
+slurm = {{"partition": "gpu", "nodes": 1, "ntasks_per_node": 1, "mem": "1G", "time": 5, "nodelist": "{node}"}}
+spec = {{"name": "called", "slurm": slurm, "environment": {{"python": {python!r}}}}}
+hpcaccel.submit(work.double, 21, spec=spec)
 """
 SBATCH = """\
 #!/bin/bash
@@ -40,6 +48,7 @@ class Place:
     def __init__(self, path: Path, cluster: Cluster, node: str) -> None:
         self.path, self.cluster = path, cluster
         self.env = {**os.environ, **cluster.env, "XDG_STATE_HOME": str(path / "state")}
+        self.node = node
         (path / "job.yaml").write_text(SPEC.format(node=node))
 
     def slow_sbatch(self, *, before: float, behind: float) -> None:
@@ -50,8 +59,8 @@ class Place:
         program.chmod(0o755)
         self.env["PATH"] = f"{self.path / 'bin'}:{self.env['PATH']}"
 
-    def start(self) -> subprocess.Popen[str]:
-        words = [sys.executable, "-m", "hpcaccel", "submit", "job.yaml", "--no-facts"]
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        words = (sys.executable, *(words or ("-m", "hpcaccel", "submit", "job.yaml", "--no-facts")))
         return subprocess.Popen(
             words, cwd=self.path, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -95,6 +104,29 @@ def test_one_job_that_is_known(place: Place, number: int, pauses: tuple[float, f
     assert run.job_id in place.jobs()
     place.hpcaccel("cancel", run.job_id)
     wait_until(lambda: not place.jobs(), "cancelled")
+
+
+def test_a_function_runs_though_nobody_looks_at_it(place: Place) -> None:
+    """submitit names a pickle by its job once it knows the number: too late where the submit is killed."""
+    place.slow_sbatch(before=0.0, behind=10.0)
+    (place.path / "work.py").write_text("def double(value):\n    return 2 * value\n")
+    (place.path / "submit.py").write_text(FUNCTION.format(node=place.node, python=sys.executable))
+    process = place.start("submit.py")
+    wait_until(lambda: place.jobs() or process.poll() is not None, "the job is in the queue")
+    assert process.poll() is None, process.communicate()
+    process.kill()
+    process.communicate(timeout=60)
+    (path,) = place.path.glob("runs/*/*")
+    wait_until(lambda: ends(path), "its attempt has ended", timeout_seconds=120)
+    assert [line["reason"] for line in ends(path)] == ["completed"], (path / "slurm.log").read_text()
+    (run,) = all_runs()
+    wait_until(lambda: run.status().state == "completed", "sbatch, which holds the lock of the submit, has ended")
+    assert run.result() == 42
+
+
+def ends(path: Path) -> list[dict[str, Any]]:
+    ledger = RunDir(path).ledger
+    return [line for line, _ in read_lines(ledger) if line["event"] == "end"] if ledger.exists() else []
 
 
 @pytest.mark.chaos
