@@ -73,7 +73,9 @@ def classify(
     ends = [end for end in rank_ends(slurm_lines) if end.how != "Terminated"] or list(rank_ends(slurm_lines))
     where = dict(enumerate(node for node in nodes for _ in range(ranks_per_node)))
     where |= {end.rank: end.node for end in ends}
-    traces = [*_hang(run, attempt), *_in_lines(slurm_lines)]
+    # A rank that has failed gives no sign of life either, as long as srun waits for the others.
+    failed = {end.rank for end in ends if end.how.startswith("Exited")}
+    traces = [*(trace for trace in _hang(run, attempt) if trace.rank not in failed), *_in_lines(slurm_lines)]
     killed = {end.rank for end in ends if end.how == "Killed"}
     logs = read_rank_logs(run, attempt)
     for log in logs:

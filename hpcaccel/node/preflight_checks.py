@@ -200,7 +200,7 @@ def _is_shared(folder: Path, run_dir: Path) -> bool:
 
 def _writable(folder: Path, called: str) -> Iterator[str]:
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".preflight-") as file:
+        with tempfile.TemporaryFile(dir=folder) as file:
             file.write(os.urandom(4096))
             file.flush()
             fsync(file.fileno())

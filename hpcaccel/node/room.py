@@ -58,7 +58,7 @@ def shortage(run: RunDir, *, needed: int = LEAST_BYTES, to_save: int = 0) -> Sho
 
 def _in_folder(folder: Path, needed: int) -> Shortage | None:
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".room-") as file:
+        with tempfile.TemporaryFile(dir=folder) as file:
             file.write(os.urandom(4096))
             file.flush()
             writing.fsync(file.fileno())

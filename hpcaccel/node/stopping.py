@@ -79,10 +79,10 @@ class Inquiry:
         self._take(situation, before=before, asked=time.time())
         return situation
 
-    def look(self) -> None:
+    def look(self, *, patient: bool = True) -> None:
         """As ``ask``, where an answer of the last minutes does: for times, not for what has just happened."""
         if (told := self._told()) is None:
-            self.ask()
+            self.ask(patient=patient)
         elif told.asked > self.asked:
             self._take(told.situation, before=told.asked, asked=told.asked)
 
@@ -205,7 +205,7 @@ class Stopping:
         if isinstance(inquiry.allocation, LocalAllocation):
             inquiry.ask()
         elif inquiry.is_due:
-            inquiry.look()
+            inquiry.look(patient=False)  # signals and requests wait meanwhile
         late = self._lead()
         if self.request is None and inquiry.end_time is not None and now > inquiry.end_time - late:
             # Slurm tells nobody that it has extended a limit.

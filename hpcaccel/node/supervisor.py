@@ -331,7 +331,7 @@ class Supervisor:
 
     def _conclude(self, code: int) -> Verdict:
         self.stopping.hear_the_last()
-        situation = self.inquiry.ask()
+        situation = self.inquiry.ask(patient=not self.stopping.cancel_asked)  # which holds whatever Slurm says
         # Slurm's word counts before any log where it takes the job down, and leaves no time to read them.
         explained = situation.known and not situation.running
         return self._decide(code, situation, self._why(code) if code and not explained else None)

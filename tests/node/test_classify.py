@@ -13,7 +13,7 @@ import pytest
 
 from hpcaccel.node.causes import CAUSES
 from hpcaccel.node.classify import Failure, classify
-from hpcaccel.rundir import RunDir
+from hpcaccel.rundir import RunDir, write_json
 from hpcaccel.slurm.states import JobState
 
 ROOT = Path(__file__).parents[2]
@@ -98,3 +98,19 @@ def test_the_page_shows_the_table() -> None:
     words = {"restart": "restart", "requeue": "requeue", "exclude": "exclude", "end": "end"}
     shown = [(row.name, row.meaning, words[row.follows], row.advice) for row in CAUSES]
     assert [(name, meaning, follows, advice.strip()) for name, meaning, follows, advice in rows] == shown
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("srun: error: n1: task 0: Exited with exit code 1\n", "exception"),
+        ("srun: error: n1: task 0: Killed\n", "hang"),
+    ],
+)
+def test_a_rank_that_has_failed_does_not_hang(run: RunDir, said: str, kind: str) -> None:
+    """It is silent, and taken for stopped where the hang timeout is shorter than srun's wait for the others."""
+    write_json(run.attempt(1) / "hang.json", {"culprit_rank": 0, "node": "n1", "why": "rank 0 is silent"})
+    run.slurm_log.write_text(f"{said}srun: launch/slurm: _step_signal: Terminating StepId=163.1\n")
+    (run.attempt(1) / "0.log").write_text(TRACEBACK + "ValueError: no")
+    failure = classify(run, attempt=1, exit_code=1, nodes=["n1"], ranks_per_node=1)
+    assert failure.cause.name == kind, failure
