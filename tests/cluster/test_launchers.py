@@ -42,7 +42,8 @@ def test_a_rank_of_torchruns_that_is_killed(scenario: Scenario, assert_exact: Ca
     os.kill(int(scenario.wait_for_word("ready", rank=3).split()[1]), signal.SIGKILL)
     assert scenario.wait_until_over() == 0, scenario.story
     assert scenario.ends == [("failed", "restart"), ("completed", "end")], scenario.story
-    assert scenario.lines("end")[0]["exit_code"] == 137, "torchrun alone would have said 1"
+    # srun ends with the highest code of its tasks: that of the rank, or of the SIGTERM for the others. torchrun has 1.
+    assert scenario.lines("end")[0]["exit_code"] in (137, 143)
     assert_exact(scenario)
 
 

@@ -6,17 +6,26 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from .dev_cluster import Cluster, wait_until
+import pytest
+
+from .dev_cluster import Cluster, program, wait_until
 from .scenario import Scenario
 
-Lease = Callable[[int], list[str]]
+
+@pytest.fixture
+def place(mounted: Callable[[str], Path]) -> Path:
+    return mounted("size=8m")
 
 
-def test_a_full_run_directory_is_no_nodes_fault(
-    cluster: Cluster, lease: Lease, tmp_path: Path, mounted: Callable[[str], Path]
-) -> None:
-    place = mounted("size=8m")
-    run = Scenario(cluster, tmp_path, nodes=lease(1))
+@pytest.fixture
+def cluster(place: Path, new_root: Path) -> Cluster:
+    """Started when ``place`` is mounted: nodes with mounts of their own (a Slurm in /opt) see no later one."""
+    program("up", "--root", str(new_root), "--nodes", "1")
+    return Cluster.at(new_root)
+
+
+def test_a_full_run_directory_is_no_nodes_fault(cluster: Cluster, place: Path, tmp_path: Path) -> None:
+    run = Scenario(cluster, tmp_path)
     run.plain("--once", resilience={"preflight": "quick"}, grid=("--runs-dir", str(place)))
     log = run.dir.supervisor_log(1)
     wait_until(lambda: log.exists() and "Waiting for 10 minutes" in log.read_text(), "it waits for room")
