@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.errors import RunDirectoryError
+from hpcaccel.errors import RunDirectoryError, UserError
 
 __all__ = [
     "FILE_MODE",
@@ -53,7 +53,17 @@ def new_run_id(now: float | None = None) -> str:
 def default_runs_dir(profile_runs_dir: str | os.PathLike[str] | None = None) -> Path:
     """Where run directories are made: ``HPCACCEL_RUNS_DIR``, the profile's, or ``./runs``; absolute."""
     chosen = os.environ.get("HPCACCEL_RUNS_DIR") or profile_runs_dir or "runs"
-    return Path(os.path.expanduser(chosen)).absolute()
+    return _absolute(Path(os.path.expanduser(chosen)))
+
+
+def _absolute(path: Path) -> Path:
+    """Raises UserError for a path below a current directory that has gone."""
+    try:
+        return path.absolute()
+    except FileNotFoundError:
+        raise UserError(
+            f"{path} is below the current directory, which does not exist any more: change into another one"
+        ) from None
 
 
 def fsync_directory(path: Path) -> None:
@@ -177,7 +187,7 @@ class RunDir:
     """The names inside one run directory. Building one touches no file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path).absolute()
+        self.path = _absolute(Path(path))
 
     def __repr__(self) -> str:
         return f"RunDir({str(self.path)!r})"

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from hpcaccel import layout
-from hpcaccel.errors import RunDirectoryError
+from hpcaccel.errors import RunDirectoryError, UserError
 from hpcaccel.records import AttemptEnd, from_dict, to_dict
 from hpcaccel.rundir import (
     RunDir,
     SweepDir,
     append_line,
     atomic_write,
+    default_runs_dir,
     fsync_directory,
     index_lines,
     read_json,
@@ -125,3 +126,14 @@ def test_a_directory_that_cannot_be_synced(
     monkeypatch.setattr(os, "fsync", fsync)
     with nullcontext() if passes else pytest.raises(OSError, match="Input/output"):
         fsync_directory(tmp_path)
+
+
+def test_a_current_directory_that_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for relative in (default_runs_dir, lambda: RunDir("runs/x")):
+        with pytest.raises(UserError, match="below the current directory, which does not exist any more"):
+            relative()
+    assert RunDir(tmp_path / "x").path == tmp_path / "x"

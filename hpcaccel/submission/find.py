@@ -77,8 +77,8 @@ def find_run(
 
 
 def _by_path(token: str) -> Path | None:
-    path = Path(token).absolute()
-    return path if os.sep in token and RunDir(path).record.exists() else None
+    run = RunDir(token) if os.sep in token else None
+    return run.path if run is not None and run.record.exists() else None
 
 
 def _by_id(token: str, runs: list[Known]) -> Path | None:
