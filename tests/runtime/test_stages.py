@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from .ranks import run_ranks
+from .ranks import make_run, run_ranks
 
 pytestmark = pytest.mark.torch
 
@@ -37,3 +37,17 @@ def test_prepare_begins_anew_after_the_group_was_left(strategy: str, way: str, t
     assert ended.codes == [0, 0], "\n".join(ended.outputs)
     for found, expected in zip(ended.result()["sums"], alone(), strict=True):
         assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("verb", ["epochs", "steps", "checkpoint", "none"])
+def test_a_second_training_does_not_go_on_from_the_first_ones_checkpoints(verb: str, tmp_path: Path) -> None:
+    """It would begin with the weights of the first one, and train for fewer steps, or none."""
+    run = make_run(tmp_path / "run", checkpoint={"every_steps": 5})
+    ended = run_ranks("second_training.py", [verb], size=1, run=run)
+    assert "stage 0 trained" in ended.outputs[0], ended.outputs[0]
+    if verb == "none":
+        assert "stage 1 trained" in ended.outputs[0], ended.outputs[0]
+        return
+    assert ended.codes == [1]
+    assert "RuntimeMisuse: " in ended.outputs[0], ended.outputs[0]
+    assert "holds the checkpoints of a training that this program has ended" in ended.outputs[0]

@@ -112,6 +112,10 @@ class Saver:
         """Whether a save is under way in the background, of which not all ranks know yet how it went."""
 
     @property
+    def directory(self) -> Path | None:
+        return self._directory
+
+    @property
     def has_place(self) -> bool:
         return self._directory is not None
 

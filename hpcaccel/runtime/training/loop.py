@@ -41,6 +41,8 @@ __all__ = ["Loop", "Resumed"]
 
 PATIENCE_STEPS = 100
 """So many steps may pass before a backward pass says that they are over, where others should have said so."""
+_TRAINED_AT: set[Path] = set()
+"""Directories with checkpoints of trainings of this process that are over."""
 
 
 class Loop:
@@ -121,9 +123,11 @@ class Loop:
         """Load the newest checkpoint into everything prepared; called again, it answers the same.
 
         Raises:
-            RuntimeMisuse: nothing has been prepared.
+            RuntimeMisuse: nothing has been prepared; or the checkpoints are those of a training of this program that
+                is over.
             SystemExit: a stop was asked for while the program was starting.
         """
+        self._refuse_a_second_training()
         self._used = True
         if self._resumed is not None:
             return self._resumed
@@ -179,10 +183,19 @@ class Loop:
             SystemExit: with code 85, on all ranks at the same step.
             CheckpointError: the checkpoint could not be saved.
         """
+        self._refuse_a_second_training()
         self._used = self._script_asks = True
         if not self._prepared.optimizers:
             self._count()
         self.step_is_over()
+
+    def _refuse_a_second_training(self) -> None:
+        if self.saver.directory in _TRAINED_AT:
+            raise RuntimeMisuse(
+                f"{self.saver.directory} holds the checkpoints of a training that this program has ended: another one "
+                "cannot go on from them. Train this stage in a job of its own (`after:`, `submit --from`), or loop over "
+                "its loader without epochs(), steps(), resume() and checkpoint(), with save_state() and load_state()"
+            )
 
     def should_stop(self) -> bool:
         """Whether the training is to end for good now; the loops above then end by themselves."""
@@ -353,6 +366,8 @@ class Loop:
             self._keep_result("completed")
         self.saver.close()
         self.clock.end()
+        if self._used and self.saver.directory is not None:
+            _TRAINED_AT.add(self.saver.directory)
         self._ending.complete(self._outcome("completed", resume=False))
 
     def abandon(self) -> None:
