@@ -193,8 +193,9 @@ class Loop:
         if self.saver.directory in _TRAINED_AT:
             raise RuntimeMisuse(
                 f"{self.saver.directory} holds the checkpoints of a training that this program has ended: another one "
-                "cannot go on from them. Train this stage in a job of its own (`after:`, `submit --from`), or loop over "
-                "its loader without epochs(), steps(), resume() and checkpoint(), with save_state() and load_state()"
+                "cannot go on from them. Train this stage in a job of its own (`after:`, `submit --from`), or loop "
+                "over its loader without epochs(), steps(), resume() and checkpoint(), with save_state() and "
+                "load_state()"
             )
 
     def should_stop(self) -> bool:
