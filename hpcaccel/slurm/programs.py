@@ -127,8 +127,11 @@ def is_transient(stderr: str) -> bool:
 
 
 def is_unreachable(stderr: str) -> bool:
-    """Whether no connection to the controller could be made, so that it has heard nothing."""
-    return "unable to contact slurm controller" in stderr.lower()
+    """Whether no connection to the controller could be made, so that it has heard nothing.
+
+    Behind a "send failure", "receive failure" or "shutdown failure" it may have taken what it was handed.
+    """
+    return "unable to contact slurm controller (connect failure)" in stderr.lower()
 
 
 def _has_no_accounting(stderr: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpcaccel import slow
-from hpcaccel.errors import ClusterError, SlurmCommandError
+from hpcaccel.errors import ClusterError, SlurmCommandError, SlurmUnreachable
 from hpcaccel.slurm import JobState, Slurm
 from hpcaccel.slurm.environment import submission_environment
 
@@ -97,6 +97,23 @@ def test_a_silent_controller_is_not_the_users_mistake(script: Path, stderr: str)
     _, slurm = failing(stderr)
     with pytest.raises(SlurmCommandError):
         slurm.sbatch(script)
+
+
+@pytest.mark.parametrize(
+    ("failure", "nothing_was_handed_in"),
+    [("connect", True), ("send", False), ("receive", False), ("shutdown", False)],
+)
+def test_only_without_a_connection_nothing_was_handed_in(
+    script: Path, failure: str, nothing_was_handed_in: bool
+) -> None:
+    words = f"Batch job submission failed: Unable to contact slurm controller ({failure} failure)"
+    _, slurm = failing(f"sbatch: error: {words}")
+    with pytest.raises(SlurmCommandError, match="Unable to contact") as caught:
+        slurm.sbatch(script)
+    assert isinstance(caught.value, SlurmUnreachable) is nothing_was_handed_in
+    _, slurm = failing(f"slurm_load_jobs error: Unable to contact slurm controller ({failure} failure)")
+    with pytest.raises(SlurmCommandError, match="Unable to contact"):
+        slurm.job("99")
 
 
 def test_a_job_that_slurm_does_not_know() -> None:

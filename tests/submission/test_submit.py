@@ -189,11 +189,18 @@ def test_folders_of_others_stay(project: Project) -> None:
     assert [path.name for path in (project.runs / "demo").iterdir()] == [kept.run_id]
 
 
-def test_a_controller_that_does_not_answer_leaves_nothing(project: Project) -> None:
-    project.slurm.unreachable = "Unable to contact slurm controller"
+def test_a_controller_that_cannot_be_reached_leaves_nothing(project: Project) -> None:
+    project.slurm.unreachable = "Unable to contact slurm controller (connect failure)"
     with pytest.raises(SlurmCommandError):
         project.queue()
     assert not project.runs.exists()
+
+
+def test_a_controller_that_may_have_taken_the_job_leaves_the_run_directory(project: Project) -> None:
+    project.slurm.unreachable = "Unable to contact slurm controller (receive failure)"
+    with pytest.raises(SlurmCommandError):
+        project.queue()
+    assert len(list(project.runs.glob("demo/*"))) == 1
 
 
 def test_an_interrupted_submission_leaves_nothing(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
