@@ -3,6 +3,9 @@
 From 24.05 on a job keeps a mark from the beginning of its grace time (GRACE_PREEMPT; slurmctld's job_complete). When
 its batch script ends, with whatever code, Slurm requeues it and clears the mark. ``scontrol requeue`` leaves the mark:
 the end of the next start would be taken for the preemption's, and the job be started once more.
+
+Slurm counts the requeues at a script's end, and holds the job at the MaxBatchRequeue-th one ("launch failure limit
+exceeded requeued held"). It does not count ``scontrol requeue``, which therefore takes over in time.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from hpcaccel.slurm.states import JobInfo
 __all__ = ["requeued_at_its_end"]
 
 FIRST_RELEASE = (24, 5)
+MAX_BATCH_REQUEUE = 5
+"""Slurm's default."""
 
 
 def requeued_at_its_end(slurm: Slurm, job: JobInfo) -> bool:
@@ -26,9 +31,16 @@ def requeued_at_its_end(slurm: Slurm, job: JobInfo) -> bool:
         config = slurm.config()
         if _release(config.get("SLURM_VERSION", "")) < FIRST_RELEASE:
             return False
-        return _preempt_mode(slurm, job, config) == "REQUEUE"
+        return _may_end_again(job, config) and _preempt_mode(slurm, job, config) == "REQUEUE"
     except (ClusterError, SlurmCommandError):
         return False
+
+
+def _may_end_again(job: JobInfo, config: dict[str, str]) -> bool:
+    """Whether this end of the script, and that of the extra start behind a later ``scontrol requeue``, stay below the
+    limit. Slurm does not show its count, which is never more than the job's restarts."""
+    limit = config.get("MaxBatchRequeue", "")
+    return job.restarts + 2 < (int(limit) if limit.isdecimal() else MAX_BATCH_REQUEUE)
 
 
 def _release(version: str) -> tuple[int, int]:

@@ -45,6 +45,12 @@ def slurm(
         (slurm("26.11.0", QOS, qos="requeue", mode="CANCEL"), True),
         (slurm("26.11.0", {**QOS, "PreemptMode": "CANCEL"}), False),
         (slurm("26.11.0", {}), False),
+        (slurm("26.11.0", PRIO, restarts=2), True),
+        (slurm("26.11.0", PRIO, restarts=3), False),
+        (slurm("26.11.0", {**PRIO, "MaxBatchRequeue": "5"}, restarts=3), False),
+        (slurm("26.11.0", {**PRIO, "MaxBatchRequeue": "10"}, restarts=7), True),
+        (slurm("26.11.0", {**PRIO, "MaxBatchRequeue": "10"}, restarts=8), False),
+        (slurm("26.11.0", {**PRIO, "MaxBatchRequeue": "1"}), False),
     ],
 )
 def test_where_slurm_brings_a_preempted_job_back_itself(fake: FakeSlurm, expected: bool) -> None:
@@ -61,10 +67,15 @@ def test_in_doubt_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not requeued_at_its_end(Silent(jobs=known.jobs), known.jobs["7"])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("version", "asked"), [("26.11.0", []), ("22.05.8", ["7"])])
-def test_the_batch_step_ends_or_asks(monkeypatch: pytest.MonkeyPatch, version: str, asked: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("version", "restarts", "asked"), [("26.11.0", 0, []), ("26.11.0", 3, ["7"]), ("22.05.8", 0, ["7"])]
+)
+def test_the_batch_step_ends_or_asks(
+    monkeypatch: pytest.MonkeyPatch, version: str, restarts: int, asked: list[str]
+) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
     monkeypatch.setattr("time.sleep", lambda _: None)
-    fake = slurm(version, PRIO)
+    fake = slurm(version, PRIO, restarts=restarts)
     assert SlurmAllocation(fake).requeue() == ""  # type: ignore[arg-type]
     assert fake.requeued == asked
