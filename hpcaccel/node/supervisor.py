@@ -62,6 +62,15 @@ def supervise(run: RunDir) -> int:
     """Run the ranks of ``run`` until nothing is left to do in this allocation; the batch step's exit code."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     take_over_signals()
+    return _with_lease(run, lambda supervisor: supervisor.run_attempts())
+
+
+def _with_lease(run: RunDir, work: Callable[[Supervisor], int]) -> int:
+    """Let a supervisor of ``run`` work in this allocation, unless its chain has ended; the batch step's exit code.
+
+    Raises:
+        RunBusy: another supervisor is alive.
+    """
     launch = read_launch(run)
     allocation = current_allocation(run, launch)
     patiently(
@@ -73,7 +82,7 @@ def supervise(run: RunDir) -> int:
         if isinstance(allocation, ChainedAllocation) and not allocation.begin():
             last = Ledger.read(run).last_word
             return EXIT_CONTINUED if last is None else exit_code_of(last)
-        return Supervisor(run, launch, allocation).run_attempts()
+        return work(Supervisor(run, launch, allocation))
     finally:
         if isinstance(allocation, ChainedAllocation):
             allocation.end()
@@ -109,12 +118,7 @@ def record_setup_failure(run: RunDir, *, exit_code: int, name: str) -> int:
 
 def record_killed(run: RunDir, why: str) -> int:
     """Write the end of an attempt whose supervisors were killed one after another; the batch step's exit code."""
-    launch = read_launch(run)
-    allocation = current_allocation(run, launch)
-    code = Supervisor(run, launch, allocation).give_up(why)
-    if isinstance(allocation, ChainedAllocation):
-        allocation.end()
-    return code
+    return _with_lease(run, lambda supervisor: supervisor.give_up(why))
 
 
 class Supervisor:
@@ -233,33 +237,43 @@ class Supervisor:
             )
         return EXIT_CONTINUED
 
-    def _close_lost(self) -> AttemptEnd | None:
-        """Write the end of an attempt that has none; of one of this very allocation nothing may run any more."""
+    def _close_lost(self, *, given_up: str = "") -> AttemptEnd | None:
+        """Write the end of an attempt that has none; of one of this very allocation nothing may run any more.
+
+        Args:
+            given_up: why no supervisor is started here any more, if none is.
+        """
         here = self.ledger.unfinished()
         if here is None or (here.job_id, here.restart_count) != (self.allocation.job_id, self.allocation.restart_count):
             return self._patiently(lambda: self.ledger.close_lost(self.run))
         if not self.launch.local:
             end_lost_step(self.run, here.attempt)
-        return self._patiently(lambda: self._close_lost_here())
-
-    def _close_lost_here(self) -> AttemptEnd | None:
+        if given_up:
+            return self._patiently(lambda: self._close_killed(None, given_up))
         if not self._killed:
-            return self.ledger.close_lost(self.run)
+            return self._patiently(lambda: self.ledger.close_lost(self.run))
         # What a user wants to follow still does; else the ranks start again where they were.
         decision: Decision | None = None if cancel_was_asked(self.run) else "restart"
-        return self.ledger.close_lost(
-            self.run, decision=decision, killed="its supervisor", why=f"signal {self._killed}; started again here"
-        )
+        return self._patiently(lambda: self._close_killed(decision, f"signal {self._killed}; started again here"))
+
+    def _close_killed(self, decision: Decision | None, why: str) -> AttemptEnd | None:
+        return self.ledger.close_lost(self.run, decision=decision, killed="its supervisor", why=why)
 
     def give_up(self, why: str) -> int:
         """Write down that no supervisor stays alive here, and try again elsewhere; the batch step's exit code."""
-        self._close_lost()
+        self._close_lost(given_up=why)
+        if (code := self._code_if_over()) is not None:
+            return code
         started = self._begin().time
         self.restarts = self.launch.resilience.restart_in_place
         self.stopping.hear_the_last()
         verdict = self._decide(1, self.inquiry.ask(), Failure(cause=cause("supervisor"), detail=why))
         self._write_end(verdict, started=started)
-        return self._requeue(verdict) if verdict.decision == "requeue" else exit_code_of(verdict)
+        if verdict.decision != "requeue":
+            return exit_code_of(verdict)
+        if self.launch.local:
+            lease.release(self.run)  # this process becomes the next start's batch step, and would count as the holder
+        return self._requeue(verdict)
 
     # -- one attempt ----------------------------------------------------------------------------------------------
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.node import lease
 from hpcaccel.process import process_start
-from hpcaccel.rundir import RunDir, read_json, read_lines
+from hpcaccel.records import AttemptStart, to_dict
+from hpcaccel.rundir import RunDir, append_line, read_json, read_lines
 from hpcaccel.sweeps.budget import Account
 
 from .conftest import ROOT, LocalRun, outcome
@@ -88,8 +90,7 @@ def test_what_a_killed_supervisor_has_heard_the_next_one_hears(local_run: Make) 
     assert run.ends[-1] == ("cancelled", "end")
 
 
-def test_a_supervisor_that_dies_at_once_is_given_up_and_the_run_ends_after_a_requeue(local_run: Make) -> None:
-    run = local_run("print('ran')")
+def supervisors_die_at_once(run: LocalRun) -> None:
     run.dir.node_program.write_text(
         f"import os, sys\nsys.path.insert(0, {str(ROOT)!r})\n"
         "from hpcaccel.node import batch\nfrom hpcaccel.node.__main__ import main\n"
@@ -99,6 +100,43 @@ def test_a_supervisor_that_dies_at_once_is_given_up_and_the_run_ends_after_a_req
         "    os.kill(os.getpid(), 9)\n"
         "main()\n"
     )
+
+
+def test_where_supervisors_die_at_once_a_run_that_is_over_ends_as_it_did(local_run: Make) -> None:
+    run = local_run("print('well')")
+    assert run.run() == 0
+    supervisors_die_at_once(run)
+    assert run.run() == 0, run.log
+    assert run.ends == [("completed", "end")]
+
+
+def test_where_supervisors_die_at_once_nothing_is_written_to_a_run_that_another_job_has(local_run: Make) -> None:
+    run = local_run("print('ran')")
+    supervisors_die_at_once(run)
+    append_line(run.dir.ledger, to_dict(AttemptStart(attempt=1, time=1.0, job_id="local-00000009")))
+    lease.acquire(run.dir, job_id="local-00000009", restart_count=0)  # by this process, which lives
+    assert run.run() == 2
+    assert "is being written by job local-00000009" in run.log
+    assert not run.ends
+    assert run.dir.lease.exists()
+
+
+def test_an_attempt_whose_supervisors_are_given_up_is_not_started_again_here(local_run: Make) -> None:
+    run = local_run("print('ran')", requeue=False)
+    supervisors_die_at_once(run)
+    start = AttemptStart(attempt=1, time=1.0, job_id="local-00000001", restart_count=0)
+    append_line(run.dir.ledger, to_dict(start))
+    assert run.run() == 1
+    assert run.ends == [("lost", "requeue"), ("failed", "end")]
+    assert run.lines("end")[0]["detail"] == (
+        "its supervisor was killed before it could write its end: 3 supervisors in a row were killed within 60 s of "
+        "their start, the last one by signal 9"
+    )
+
+
+def test_a_supervisor_that_dies_at_once_is_given_up_and_the_run_ends_after_a_requeue(local_run: Make) -> None:
+    run = local_run("print('ran')")
+    supervisors_die_at_once(run)
     assert run.run() == 1
     assert (run.dir.path / "starts").read_text() == "x" * 6  # three in each of two allocations
     assert run.ends == [("failed", "requeue"), ("failed", "end")]

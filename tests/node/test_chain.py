@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.node import chain
+from hpcaccel.node import chain, supervisor
 from hpcaccel.node.allocation import TAKEN_DOWN, SlurmAllocation
 from hpcaccel.node.chain import ChainedAllocation
 from hpcaccel.node.launch import Resilience
 from hpcaccel.node.ledger import Ledger
-from hpcaccel.records import AttemptEnd, AttemptStart, RunRecord, StopRequest, to_dict
+from hpcaccel.records import EXIT_CONTINUED, AttemptEnd, AttemptStart, RunRecord, StopRequest, to_dict
 from hpcaccel.rundir import RunDir, append_line, read_json, write_json
 from hpcaccel.slurm.fake import FakeSlurm
 from hpcaccel.slurm.states import JobInfo, JobState
@@ -22,6 +22,19 @@ from hpcaccel.slurm.states import JobInfo, JobState
 from .conftest import RESILIENCE
 
 LIMITS: dict[str, Any] = {**RESILIENCE, "chain": 6, "chain_ahead": 2}
+LAUNCH: dict[str, Any] = {
+    "kind": "program",
+    "program": ["true"],
+    "python": "python3",
+    "pythonpath": [],
+    "workdir": "/tmp",
+    "backend": "slurm",
+    "nodes": 1,
+    "ranks_per_node": 1,
+    "stop": "signal",
+    "srun": [],
+    "setup_per_node": [],
+}
 
 
 class Chain:
@@ -212,6 +225,19 @@ def test_the_last_job_says_so(run: Chain) -> None:
     job = run.job(chain=2)
     assert job.begin()
     assert job.requeue() == "this was the last job of its chain (resilience.chain: 2)"
+
+
+def test_the_last_job_hands_in_no_other_when_its_supervisors_were_killed(
+    run: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.record(job_ids=["100"], links=["99", "100", "101"])
+    write_json(run.dir.spec, {"version": 1, "spec": {"resilience": {**LIMITS, "chain": 3}}, "launch": LAUNCH})
+    monkeypatch.setattr(supervisor, "current_allocation", lambda *_: run.job(chain=3))
+    before = set(run.slurm.jobs)
+    assert supervisor.record_killed(run.dir, "5 supervisors in a row were killed") == EXIT_CONTINUED
+    assert set(run.slurm.jobs) == before
+    assert run.now["links"] == ["99", "100", "101"]
+    assert run.ends[-1] == ("failed", "pause")
 
 
 def test_one_that_could_not_be_handed_in_at_the_start_is_at_the_end(run: Chain) -> None:
