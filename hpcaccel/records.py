@@ -101,6 +101,8 @@ class AttemptEnd:
     version: int = 1
     attempt: int
     time: float
+    job_id: str = ""
+    """The attempt's job; empty in lines of earlier releases. An end before the ranks started has no start line."""
     reason: Reason
     decision: Decision
     error_class: str | None = None

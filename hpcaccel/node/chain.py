@@ -112,20 +112,28 @@ class ChainedAllocation(SlurmAllocation):
             return ledger.close_lost(self._run, reason=reason, decision=decision, why=_said(job_id, state))
         if state is JobState.CANCELLED:
             # In the queue, before its ranks started, or after its last words: nothing was to follow.
-            return self._write_end(ledger, "cancelled", "end", _said(job_id, state))
+            return self._write_end(ledger, job_id, "cancelled", "end", _said(job_id, state))
         if state in _BROKEN and all(line.job_id != job_id for line in ledger.starts):
             ledger.start(AttemptStart(attempt=ledger.next_attempt, time=time.time(), job_id=job_id))
             detail = f"{_said(job_id, state)} before its ranks started; see {self._run.slurm_log}"
-            return self._write_end(ledger, "failed", "requeue", detail, attempt=ledger.starts[-1].attempt)
+            return self._write_end(ledger, job_id, "failed", "requeue", detail, attempt=ledger.starts[-1].attempt)
         return None
 
     def _write_end(
-        self, ledger: Ledger, reason: Reason, decision: Decision, detail: str, *, attempt: int | None = None
+        self,
+        ledger: Ledger,
+        job_id: str,
+        reason: Reason,
+        decision: Decision,
+        detail: str,
+        *,
+        attempt: int | None = None,
     ) -> AttemptEnd:
         newest = layout.newest(self._run.checkpoints)
         line = AttemptEnd(
             attempt=attempt or ledger.next_attempt,
             time=time.time(),
+            job_id=job_id,
             reason=reason,
             decision=decision,
             detail=detail,

@@ -82,7 +82,8 @@ class Ledger:
             return None
         last = self.ends[-1]
         mine = {line.attempt for line in self.starts if line.job_id == job_id}
-        return last if last.attempt in mine and last.decision in ("end", "pause") else None
+        by_this_job = last.job_id == job_id or last.attempt in mine
+        return last if by_this_job and last.decision in ("end", "pause") else None
 
     def _ends_of(self, jobs: Collection[str]) -> list[AttemptEnd]:
         # `hpcaccel resume` is a new job: a person looked at it, the counts begin anew.
@@ -132,6 +133,7 @@ class Ledger:
         line = AttemptEnd(
             attempt=start.attempt,
             time=time.time(),
+            job_id=start.job_id,
             reason="pruned" if pruned(stop) else reason or (stop.reason if stop else "lost"),
             decision=_what_follows(stop, decision),
             detail=f"{killed} was killed before it could write its end" + (f": {why}" if why else ""),

@@ -102,6 +102,7 @@ def record_setup_failure(run: RunDir, *, exit_code: int, name: str) -> int:
         AttemptEnd(
             attempt=attempt,
             time=now,
+            job_id=allocation.job_id,
             reason="failed",
             decision="end",
             error_class="setup",
@@ -478,6 +479,7 @@ class Supervisor:
         return AttemptEnd(
             attempt=self.attempt or self.ledger.next_attempt,
             time=time.time(),
+            job_id=self.allocation.job_id,
             reason=verdict.reason,
             decision=verdict.decision,
             error_class=verdict.error_class,

@@ -51,6 +51,28 @@ def ended(tmp_path: Path, reason: str, *lines: dict[str, Any], **limits: Any) ->
     return ledger.cap(["1"], Resilience(**{**LIMITS, "max_failures": 99, **limits}))
 
 
+@pytest.mark.parametrize(
+    ("start", "end", "mine"),
+    [
+        ({"job_id": "1"}, {}, True),  # a line of an earlier release
+        ({"job_id": "1"}, {"job_id": "1"}, True),
+        (None, {"job_id": "1"}, True),  # paused before the ranks started
+        (None, {"job_id": "2"}, False),
+        (None, {}, False),
+    ],
+)
+def test_the_end_that_a_job_wrote(
+    tmp_path: Path, start: dict[str, str] | None, end: dict[str, str], mine: bool
+) -> None:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    ledger = Ledger.read(run)
+    if start is not None:
+        ledger.start(AttemptStart(attempt=1, time=0.0, **start))
+    ledger.end(AttemptEnd(attempt=1, time=1.0, reason="stop", decision="pause", **end))  # type: ignore[arg-type]
+    assert (Ledger.read(run).ended_by("1") is not None) is mine
+
+
 GOES_ON = [
     [{"checkpoint_step": 100}, {"checkpoint_step": 200}, {"checkpoint_step": 300}],
     # An outcome names the step, and perhaps a checkpoint of the program's own.

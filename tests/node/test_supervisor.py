@@ -108,6 +108,19 @@ def test_a_job_that_is_started_after_a_pause_ends_as_paused(local_run: Make) -> 
     assert len(run.lines("start")) == 1
 
 
+@pytest.mark.parametrize(("then", "reason", "code"), [("pause", "stop", 85), ("cancel", "cancelled", 130)])
+def test_a_job_that_is_started_again_after_an_end_before_its_ranks_started(
+    local_run: Make, then: str, reason: str, code: int
+) -> None:
+    run = local_run("print('ran')")
+    run.ask(then, reason=reason, name=f"{then}-1")
+    assert [run.run(), run.run()] == [code, code]
+    assert not run.lines("start")
+    assert len(run.ends) == 1
+    run.start(job_id="local-00000002")  # as `hpcaccel resume` does
+    assert run.wait() == 0
+
+
 def test_a_signal_before_the_handlers_is_not_lost(local_run: Make) -> None:
     slow_start = "import time\nprint('starting', flush=True)\ntime.sleep(1.5)\n" + STOPS_WHEN_ASKED
     run = local_run(slow_start)
