@@ -11,9 +11,21 @@ from pathlib import Path
 from hpcaccel.rundir import RunDir
 from hpcaccel.slurm import hostlist
 
-__all__ = ["LONGEST", "RankEnd", "RankLog", "rank_ends", "read_rank_logs", "read_slurm_lines", "read_tail"]
+__all__ = [
+    "LONGEST",
+    "RankEnd",
+    "RankLog",
+    "rank_ends",
+    "read_rank_logs",
+    "read_slurm_lines",
+    "read_tail",
+    "slurm_spoke",
+]
 
 TAIL_BYTES = 64_000
+BLOCK_BYTES = 1 << 20
+LINE_BYTES = 4096
+"""A line of Slurm's is shorter."""
 LONGEST = 500
 """Characters of a line that are kept for the ledger."""
 
@@ -22,6 +34,12 @@ _ANY_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:: .*)?$")
 """Of any name: where it stands below the last, indented line of a traceback."""
 _CHAIN = re.compile(r"^(?:The above exception was the direct cause of|During handling of the above exception, another)")
 _SRUN_END = re.compile(r"^srun: error: (?P<node>[^\s:]+): tasks? (?P<tasks>[\d,\-\[\]]+): (?P<how>.+)$")
+_OF_SLURM = re.compile(
+    rb"\*\*\* (?:STEP|JOB) .* CANCELLED AT |(?:^|(?<=\r))(?:srun: (?:error|Force)|slurmstepd)", re.MULTILINE
+)
+"""Lines of Slurm's own in the logs of a step that did not simply end."""
+_WORDS_OF_SLURM = (b" CANCELLED AT ", b"srun: ", b"slurmstepd")
+"""One of them is in each such line. Looked for first, which is many times faster."""
 _SRUN_KILLS = re.compile(r"^srun: .*(?:Terminating StepId|Force Terminated|Job step aborted)")
 
 
@@ -45,8 +63,12 @@ class RankEnd:
 
 def read_rank_logs(run: RunDir, attempt: int) -> list[RankLog]:
     """In the order of ranks."""
+    return [_read(log) for log in _rank_logs(run, attempt)]
+
+
+def _rank_logs(run: RunDir, attempt: int) -> list[Path]:
     logs = [log for log in run.attempt(attempt).glob("*.log") if log.stem.isdigit()]
-    return [_read(log) for log in sorted(logs, key=lambda log: int(log.stem))]
+    return sorted(logs, key=lambda log: int(log.stem))
 
 
 def _read(log: Path) -> RankLog:
@@ -99,6 +121,43 @@ def read_slurm_lines(run: RunDir, attempt: int) -> list[str]:
     begin = re.compile(rf"^hpcaccel: \S+ attempt {attempt}: ")
     starts = [number for number, line in enumerate(lines) if begin.match(line)]
     return lines[starts[-1] :] if starts else lines
+
+
+def slurm_spoke(run: RunDir, attempt: int) -> bool:
+    """Whether Slurm says anywhere in the logs of this attempt that it signalled or lost ranks."""
+    if any(_OF_SLURM.search(block) for log in _rank_logs(run, attempt) for block in _with_slurms_words(log)):
+        return True
+    begin = re.compile(rb"^hpcaccel: \S+ attempt %d: " % attempt, re.MULTILINE)
+    found = False
+    for block in _blocks(run.slurm_log):
+        starts = [match.end() for match in begin.finditer(block)]
+        if starts:  # what stands before is an earlier attempt's
+            found, block = False, block[starts[-1] :]
+        found = found or _OF_SLURM.search(block) is not None
+    return found
+
+
+def _with_slurms_words(path: Path) -> Iterator[bytes]:
+    return (block for block in _blocks(path) if any(word in block for word in _WORDS_OF_SLURM))
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """A log in pieces of whole lines; of a line that does not end, each piece repeats the end of the one before."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        rest = b""
+        while data := file.read(BLOCK_BYTES):
+            head, newline, tail = (rest + data).rpartition(b"\n")
+            if len(tail) > LINE_BYTES:
+                yield head + newline + tail
+                rest = b"\0" + tail[-LINE_BYTES:]  # so that no line seems to begin in its middle
+            else:
+                yield head + newline
+                rest = tail
+        yield rest
 
 
 def rank_ends(lines: list[str]) -> Iterator[RankEnd]:

@@ -11,7 +11,6 @@ import dataclasses
 import errno
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -23,7 +22,7 @@ from hpcaccel.errors import HpcaccelError, RunBusy, RunDirectoryError, UserError
 from hpcaccel.node import lease
 from hpcaccel.node.allocation import Allocation, LocalAllocation, Situation, SlurmAllocation
 from hpcaccel.node.classify import Failure
-from hpcaccel.node.classify_logs import read_rank_logs, read_slurm_lines
+from hpcaccel.node.classify_logs import slurm_spoke
 from hpcaccel.node.control import honour, pending_requests
 from hpcaccel.node.launch import Launch, read_launch
 from hpcaccel.node.ledger import Ledger, read_outcome
@@ -46,8 +45,6 @@ HOSTS_REQUEST = "worker.json"
 """In a trial's ``control``: what its worker asks of it, for as long as this worker runs it."""
 _OVER = ("completed", "pruned")
 _TOLD = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2}
-_OF_SLURM = re.compile(r"\*\*\* (?:STEP|JOB) .* CANCELLED AT |^srun: (?:error|Force)|^slurmstepd")
-"""Lines of Slurm's own in the logs of a step that did not simply end."""
 _LONGEST = 4000
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors of a place where nothing can be written: no trial's fault."""
@@ -180,8 +177,7 @@ class TrialSupervisor(Supervisor):
         outcome = read_outcome(self.run, self.attempt)
         if outcome is not None:
             return not outcome.resume
-        lines = [line for log in read_rank_logs(self.run, self.attempt) for line in log.lines]
-        return not any(_OF_SLURM.search(line) for line in [*lines, *read_slurm_lines(self.run, self.attempt)])
+        return not slurm_spoke(self.run, self.attempt)
 
     def _code_if_over(self) -> int | None:
         # Told twice to run it: a chooser died before it had heard, or written down, that the trial had ended. Where

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from hpcaccel.node.allocation import Situation
+from hpcaccel.node.classify_logs import slurm_spoke
 from hpcaccel.node.shared_answer import OLDEST_SECONDS, read_answer, write_answer
 from hpcaccel.node.stopping import Inquiry
-from hpcaccel.node.trial import _OF_SLURM
+from hpcaccel.rundir import RunDir
 
 RUNS = Situation(running=True, submit_time=1.0, start_time=2.0, end_time=3.0)
 
@@ -66,5 +67,40 @@ def test_an_old_answer_and_one_that_takes_the_job_away_are_no_answer(tmp_path: P
         ("the order was CANCELLED AT noon", False),
     ],
 )
-def test_slurms_own_lines(line: str, of_slurm: bool) -> None:
-    assert bool(_OF_SLURM.search(line)) is of_slurm
+def test_slurms_own_lines(tmp_path: Path, line: str, of_slurm: bool) -> None:
+    assert slurm_spoke(with_logs(tmp_path, rank=f"before\n{line}\nbehind\n"), 1) is of_slurm
+
+
+PREEMPTED = "slurmstepd-n20: error: *** STEP 91.0 ON n20 CANCELLED AT 2026-11-22T15:04:11 DUE TO PREEMPTION ***\n"
+NOISE = "the program prints this line\n"
+NODE = "srun: error: Node failure on n2\n"
+BEGINS = "hpcaccel: 2026-11-22T15:00:00 attempt {}: ranks: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("rank", "batch", "spoke"),
+    [
+        (PREEMPTED + NOISE * 100_000, "", True),  # far more than what is read of a log for its last words
+        (NOISE * 50_000 + PREEMPTED + NOISE * 50_000, "", True),
+        ("\r 7% done" * 400_000 + PREEMPTED, "", True),  # a line that does not end
+        ("." * 5_000_000 + "srun: error", "", False),
+        ("\r 7% done" * 400_000, "", False),
+        (NOISE * 100_000, "", False),
+        (NOISE, BEGINS.format(1) + NODE + NOISE * 100_000, True),
+        (NOISE, BEGINS.format(0) + NODE + NOISE * 100_000 + BEGINS.format(1), False),
+    ],
+)
+def test_slurms_words_are_found_anywhere_in_the_attempts_logs(
+    tmp_path: Path, rank: str, batch: str, spoke: bool
+) -> None:
+    assert slurm_spoke(with_logs(tmp_path, rank=rank, batch=batch), 1) is spoke
+
+
+def with_logs(path: Path, *, rank: str, batch: str = "") -> RunDir:
+    run = RunDir(path / "run")
+    run.create()
+    run.attempt(1).mkdir()
+    run.rank_log(1, 0).write_bytes(rank.encode())
+    if batch:
+        run.slurm_log.write_text(batch)
+    return run
