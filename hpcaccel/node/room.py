@@ -88,15 +88,24 @@ def bytes_to_save(run: RunDir, said: str) -> int:
 
 
 def explained_by_room(run: RunDir, failure: Failure) -> Failure:
-    """``failure``, or what the run directory says where the logs could say little, with the bytes that are missing."""
+    """``failure``, or what the run directory says where the logs could say little, with the bytes that are missing.
+
+    The disk that was full may be another one, which nobody can look at here: then nothing is missing.
+    """
     if failure.cause.name in _SAYS_LITTLE:
         found = shortage(run, needed=4096)
         return failure if found is None else found.failure(failure.detail)
     if failure.cause.name != "disk_full" or _NEEDS.search(failure.detail):
         return failure
     folder = run.checkpoints if run.checkpoints.is_dir() else run.path
-    figures = _figures(folder, max(LEAST_BYTES, bytes_to_save(run, "")))
-    return dataclasses.replace(failure, detail=f"{failure.detail}; {figures}")
+    needed = max(LEAST_BYTES, bytes_to_save(run, ""))
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return failure
+    if free >= needed:
+        return failure
+    return dataclasses.replace(failure, detail=f"{failure.detail}; {folder} needs {needed:,} bytes, {free:,} are free")
 
 
 class WaitForRoom:

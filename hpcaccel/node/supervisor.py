@@ -454,7 +454,7 @@ class Supervisor:
 
     def _why(self, code: int) -> Failure:
         def classified(step_state: JobState | None = None) -> Failure:
-            return classify(
+            failure = classify(
                 self.run,
                 attempt=self.attempt,
                 exit_code=code,
@@ -462,6 +462,8 @@ class Supervisor:
                 ranks_per_node=self.launch.ranks_per_node,
                 step_state=step_state,
             )
+            # Here already: a piece of a secret, cut at the longest length, is known only at the end of a text.
+            return dataclasses.replace(failure, detail=self._mask(failure.detail))
 
         if (failed := self._components.failed()) is not None:
             # The ranks that miss it fail in ways of their own.

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.node.room import LEAST_BYTES, bytes_to_save, shortage
+from hpcaccel.node.causes import cause
+from hpcaccel.node.classify import Failure
+from hpcaccel.node.room import LEAST_BYTES, bytes_to_save, explained_by_room, shortage
 from hpcaccel.rundir import RunDir, make_folder
 
 from .conftest import ROOT, LocalRun, outcome
@@ -216,3 +218,15 @@ def test_what_a_save_needs_is_what_it_says_or_the_last_one_took(tmp_path: Path) 
     assert found is not None
     assert str(run.checkpoints) in found.text
     assert shortage(run) is None
+
+
+@pytest.mark.parametrize(("free", "said"), [(1000, "; {run} needs 16,777,216 bytes, 1,000 are free"), (1 << 40, "")])
+def test_the_figures_are_those_of_a_run_directory_that_lacks_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, said: str
+) -> None:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 50, 0, free))  # type: ignore[attr-defined]
+    detail = "rank 0: OSError: [Errno 28] No space left on device: '/scratch/cache'"
+    failure = explained_by_room(run, Failure(cause=cause("disk_full"), detail=detail))
+    assert failure.detail == detail + said.format(run=run.checkpoints)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from hpcaccel.node import room
+from hpcaccel.node.allocation import LocalAllocation
+from hpcaccel.node.components import Components
+from hpcaccel.node.launch import read_launch
+from hpcaccel.node.supervisor import Supervisor
 from hpcaccel.rundir import RunDir, read_json, write_json
 
 from .conftest import LocalRun
@@ -37,6 +43,28 @@ def test_a_run(local_run: Callable[..., LocalRun], monkeypatch: pytest.MonkeyPat
     assert "ValueError: refused: ***" in run.dir.supervisor_log(1).read_text()
     assert "ValueError: refused: ***" in run.log
     assert holding(run.dir.path) == ["attempts/1/0.log", "attempts/2/0.log"]  # the program's own
+
+
+@pytest.mark.parametrize("length", range(430, 500, 7))
+def test_a_secret_that_is_cut_where_more_is_said(
+    local_run: Callable[..., LocalRun], monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    """The run directory has no room either, which is said behind the piece of an exception's text."""
+    monkeypatch.setenv("TOKEN", SECRET)
+    monkeypatch.setattr(room, "shortage", lambda *_, **__: room.Shortage("disk_full", "the disk is full"))
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))  # type: ignore[attr-defined]
+    run = local_run("")
+    with_secret(run.dir)
+    run.dir.attempt(1).mkdir()
+    text = f"Traceback (most recent call last):\nOSError: [Errno 28] {'x' * length} {SECRET} No space left on device\n"
+    run.dir.rank_log(1, 0).write_text(text)
+    launch = read_launch(run.dir)
+    supervisor = Supervisor(run.dir, launch, LocalAllocation(run.dir, launch))
+    supervisor.attempt = 1
+    supervisor._components = Components(run.dir, launch, attempt=1, env={})
+    detail = supervisor._why(1).detail
+    assert detail.endswith(" are free")
+    assert SECRET[:5] not in detail
 
 
 def test_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
