@@ -8,7 +8,6 @@ be continued, by this worker or another. Its last word goes to the host, through
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import os
 import signal
@@ -31,7 +30,7 @@ from hpcaccel.node.slots import Slot
 from hpcaccel.node.stopping import Inquiry
 from hpcaccel.node.supervisor import WATCHED, Supervisor
 from hpcaccel.node.verdict import Verdict
-from hpcaccel.node.writing import if_possible
+from hpcaccel.node.writing import THE_DISK_SAYS_NO, if_possible
 from hpcaccel.records import EXIT_CONTINUED, AttemptEnd
 from hpcaccel.rundir import RunDir, read_json, read_lines, write_json
 
@@ -46,8 +45,10 @@ HOSTS_REQUEST = "worker.json"
 _OVER = ("completed", "pruned")
 _TOLD = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2}
 _LONGEST = 4000
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""Errors of a place where nothing can be written: no trial's fault."""
+
+
+class _NoRoom(RunDirectoryError):
+    """Nothing can be written to the run directory, which is no trial's fault."""
 
 
 def wait_for_a_trial(*, report_to: int) -> int:
@@ -104,7 +105,8 @@ def _kind(error: Exception) -> str:
     if isinstance(error, RunBusy):
         return "busy"
     cause = error if isinstance(error, OSError) else error.__cause__
-    return "disk" if isinstance(cause, OSError) and cause.errno in _UNWRITABLE else "refused"
+    unwritable = isinstance(cause, OSError) and cause.errno in THE_DISK_SAYS_NO
+    return "disk" if unwritable or isinstance(error, _NoRoom) else "refused"
 
 
 def _refuse(report_to: int, detail: str, *, kind: str = "refused") -> int:
@@ -203,13 +205,13 @@ class TrialSupervisor(Supervisor):
     def _room(self) -> Failure | None:
         """
         Raises:
-            RunDirectoryError: nothing can be written, which is no trial's failure: the sweep stops.
+            _NoRoom: the sweep stops.
         """
         failure = super()._room()
         if failure is not None:
             why = f"{failure.cause.name}: {failure.detail}"
             self._write_end(Verdict(reason="stop", decision="requeue", detail=why), started=time.time())
-            raise RunDirectoryError(why) from OSError(errno.ENOSPC, failure.detail)
+            raise _NoRoom(why)
         return None
 
     def _clean(self) -> None:

@@ -51,7 +51,7 @@ def patiently(write: Callable[[], T], *, run: RunDir, say: Callable[[str], None]
                 raise RunDirectoryError(
                     f"cannot write to {run.path}: {os.strerror(error.errno)}. When it can be written again: "
                     f"hpcaccel resume {run.run_id}"
-                ) from None
+                ) from error
         time.sleep(LOOK_SECONDS)
 
 

@@ -274,7 +274,8 @@ class Worker:
             self._left.add(number)
             if ended.error_class == "disk":
                 self._unwritable = (
-                    f"trial {number}: {verdict.why}. Make room, then go on: hpcaccel sweep resume {self.sweep.run_id}"
+                    f"trial {number}: {verdict.why}. Make room, or make it writable, then go on: "
+                    f"hpcaccel sweep resume {self.sweep.run_id}"
                 )
         else:
             self.allowance.learn(course)
