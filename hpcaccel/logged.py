@@ -34,6 +34,8 @@ class Line(NamedTuple):
     time: float
     """Seconds since the epoch."""
     values: dict[str, float]
+    counted: bool = False
+    """The line named no step: it was numbered."""
 
 
 class Logged:
@@ -112,7 +114,7 @@ class Logged:
         when = _number(line.get("time"))
         if when is None or not math.isfinite(when):
             when = changed
-        return Line(step=step, attempt=attempt, time=when, values=values)
+        return Line(step=step, attempt=attempt, time=when, values=values, counted=line.get("step") is None)
 
     def _remember(self, name: str, value: Any) -> None:
         if len(self.no_numbers) < MOST_NAMES:

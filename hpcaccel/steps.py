@@ -27,6 +27,8 @@ class LoggedSteps:
     first: int
     last: int
     last_time: float
+    counted: bool = False
+    """No line named a step: the numbers are those of the lines."""
 
     @classmethod
     def of(cls, lines: Iterable[Line], *, before: dict[int, LoggedSteps] | None = None) -> dict[int, LoggedSteps]:
@@ -35,11 +37,17 @@ class LoggedSteps:
         for line in lines:
             old = found.get(line.attempt)
             if old is None:
-                found[line.attempt] = cls(first=line.step, last=line.step, last_time=line.time)
-                continue
-            last, last_time = max((old.last, old.last_time), (line.step, line.time))
-            found[line.attempt] = cls(first=min(old.first, line.step), last=last, last_time=last_time)
+                found[line.attempt] = cls(first=line.step, last=line.step, last_time=line.time, counted=line.counted)
+            else:
+                found[line.attempt] = old._with(line)
         return found
+
+    def _with(self, line: Line) -> LoggedSteps:
+        first = min(self.first, line.step)
+        if self.counted != line.counted:  # the one that is named counts
+            first = line.step if self.counted else self.first
+        last, last_time = max((self.last, self.last_time), (line.step, line.time))
+        return LoggedSteps(first=first, last=last, last_time=last_time, counted=self.counted and line.counted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +97,11 @@ def read_steps(
         _read(Timing, run.timing(attempt)),
         _read(Outcome, run.outcome(attempt)),
     )
+    first_logged = None if logged is None else logged.first
     known = [] if logged is None else [(logged.last, logged.last_time)]
+    if logged is not None and logged.counted and outcome is not None:
+        # The outcome tells the step, and the lines only how many they are.
+        first_logged, known = None, [(outcome.step, logged.last_time)]
     if timing is not None and timing.last_step is not None:
         known.append((timing.last_step, timing.last_step_time or 0.0))
     if (counted := read_counter(run, attempt)) is not None:
@@ -106,7 +118,7 @@ def read_steps(
         from_step=from_step,
         last_step=last_step,
         last_time=last_time or None,
-        first_logged=None if logged is None else logged.first,
+        first_logged=first_logged,
     )
 
 

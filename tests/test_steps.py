@@ -72,6 +72,27 @@ def test_of_a_program_of_its_own_nobody_knows_where_it_began(run: RunDir) -> Non
     assert how_far(run, 1)["first_logged"] == 120
 
 
+@pytest.mark.parametrize(
+    ("steps", "outcome", "told"),
+    [
+        ([None, None, None], None, (1, 3)),
+        ([None, None, None], 28, (None, 28)),  # the lines are numbered from 1 in each attempt
+        ([None, None, None], 2, (None, 2)),
+        ([21, 22, None], 28, (21, 28)),
+        ([None, 21, 22], 28, (21, 28)),
+    ],
+)
+def test_lines_without_a_step_tell_less_than_an_outcome(
+    run: RunDir, steps: list[int | None], outcome: int | None, told: tuple[int | None, int]
+) -> None:
+    for step in steps:
+        append_line(run.foreign_metrics(1), {"loss": 1.0} if step is None else {"step": step, "loss": 1.0})
+    if outcome is not None:
+        write_json(run.outcome(1), to_dict(Outcome(reason="time_limit", step=outcome, resume=True)))
+    line = how_far(run, 1)
+    assert (line["first_logged"], line["last_step"]) == told
+
+
 def test_what_only_the_ledger_tells(run: RunDir) -> None:
     assert found(run, resumed_step=10, last_step=40) == (10, 40)
     assert found(run, resumed_step=0) == (None, None)

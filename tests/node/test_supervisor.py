@@ -222,6 +222,25 @@ sys.exit(1)
     assert "2 failures without a new checkpoint" in ends[-1]["detail"]
 
 
+def test_time_limits_with_progress_by_outcomes_of_a_program_whose_lines_have_no_steps(local_run: Make) -> None:
+    program = HEAD + """
+import json
+with open(os.environ["HPCACCEL_METRICS"], "a") as metrics:
+    metrics.write('{"loss": 1.0}\\n' * 40)
+while not asked:
+    time.sleep(0.01)
+step = 7 * min(attempt, 2)
+outcome = {"version": 1, "reason": "time_limit", "step": step, "checkpoint": None, "resume": True}
+with open(folder + "/outcome.json", "w") as file:
+    json.dump(outcome, file)
+sys.exit(85)
+"""
+    run = local_run(program, launch={"time_limit_seconds": 2}, warning_seconds=1)
+    assert run.run() == 1
+    assert run.ends == [("time_limit", "requeue")] * 2 + [("time_limit", "end")]
+    assert [line["last_step"] for line in run.lines("end")] == [7, 14, 14]
+
+
 def test_a_users_mistake_is_not_tried_again(local_run: Make) -> None:
     run = local_run("import argparse; argparse.ArgumentParser().parse_args(['--nope'])")
     assert run.run() == 2
