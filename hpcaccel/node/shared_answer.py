@@ -26,8 +26,13 @@ OLDEST_SECONDS = 2 * ASK_SELDOM_SECONDS
 
 
 def write_answer(path: Path, situation: Situation, *, asked: float) -> None:
-    """Only what is true for all trials at any time: a job that runs, and is not being taken away."""
-    if situation.known and situation.running and not situation.preempted:
+    """Only what is true for all trials at any time: a job that runs, and is not being taken away.
+
+    A scheduler that does not answer takes nothing back: else every trial would ask it by itself.
+    """
+    if not situation.known:
+        return
+    if situation.running and not situation.preempted:
         write_json(path, {"asked": asked, **dataclasses.asdict(situation)}, sync=False)
     else:
         path.unlink(missing_ok=True)

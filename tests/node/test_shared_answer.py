@@ -45,11 +45,20 @@ def test_an_old_answer_and_one_that_takes_the_job_away_are_no_answer(tmp_path: P
     file = tmp_path / "job.json"
     write_answer(file, RUNS, asked=time.time() - OLDEST_SECONDS - 1)
     assert read_answer(file) is None
-    for changed in ({"preempted": True}, {"running": False}, {"known": False}):
+    for changed in ({"preempted": True}, {"running": False}):
         write_answer(file, RUNS, asked=time.time())
         assert read_answer(file) is not None
-        write_answer(file, dataclasses.replace(RUNS, **changed), asked=time.time())  # type: ignore[arg-type]
+        write_answer(file, dataclasses.replace(RUNS, **changed), asked=time.time())
         assert read_answer(file) is None
+
+
+def test_while_the_controller_is_away_the_last_answer_holds(tmp_path: Path) -> None:
+    file, asked = tmp_path / "job.json", time.time()
+    write_answer(file, RUNS, asked=asked)
+    write_answer(file, Situation(running=False, known=False), asked=asked + 1)
+    told = read_answer(file)
+    assert told is not None
+    assert (told.situation, told.asked) == (RUNS, asked)
 
 
 @pytest.mark.parametrize(
