@@ -1,8 +1,8 @@
 """The batch step: a small process that starts a run's supervisor, or the host of a sweep's worker, and starts it again
 when somebody kills it.
 
-Slurm does not requeue a job whose batch script has failed, so a process must stay that the out-of-memory killer has no
-reason to choose. It hands signals on, ends what a killed child has left behind before it starts another one, and takes
+Slurm does not requeue a job whose batch script has failed. A small parent has to survive, so that it can restart the
+child. It hands signals on, ends what a killed child has left behind before it starts another one, and takes
 the child's exit code as its own.
 """
 
@@ -75,22 +75,28 @@ class Batch:
         while True:
             born = time.monotonic()
             starts += 1
-            code = self._watch(self._start())
-            if code == START_AGAIN:
-                self._run_script_again()
-            if code >= 0 or -code in _MEANT:
-                return shell_code(code)
+            try:
+                code = self._watch(self._start())
+            except OSError as error:  # no memory or no process left for it
+                code, end = None, f"could not be started: {error.strerror}"
+            else:
+                if code == START_AGAIN:
+                    self._start_again()
+                    continue
+                if code >= 0 or -code in _MEANT:
+                    return shell_code(code)
+                end = f"was killed by signal {-code}"
+                os.environ[KILLED] = str(-code)
             quick = 0 if time.monotonic() - born > STEADY_SECONDS else quick + 1
             self._end_orphans()
             if quick > len(PAUSES_SECONDS) or starts >= MOST_STARTS:
-                how = f"{quick} {self._what}s in a row were killed within {STEADY_SECONDS:.0f} s of their start"
+                how = f"{quick} {self._what}s in a row ended within {STEADY_SECONDS:.0f} s of their start"
                 if quick <= len(PAUSES_SECONDS):
-                    how = f"{starts} {self._what}s were killed in this job"
-                return self._give_up(f"{how}, the last one by signal {-code}")
-            os.environ[KILLED] = str(-code)
+                    how = f"{starts} {self._what}s ended in this job before their work was done"
+                return self._give_up(f"{how}; the last one {end}")
             pause = PAUSES_SECONDS[max(0, quick - 1)]
             when = f" in {pause:.0f} s" if pause else ""
-            _say(f"the {self._what} was killed by signal {-code}; starting another one{when}")
+            _say(f"the {self._what} {end}; starting another one{when}")
             self._wait(pause)
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -131,9 +137,14 @@ class Batch:
                 return
             self._wait(0.1)
 
-    def _run_script_again(self) -> None:
-        environment = {name: value for name, value in os.environ.items() if name not in (MARK, KILLED)}
-        environment["HPCACCEL_RESTART_COUNT"] = str(int(environment.get("HPCACCEL_RESTART_COUNT", "0")) + 1)
+    def _start_again(self) -> None:
+        """Run the batch script again. Where somebody has cancelled the job meanwhile, return: the next child hears that
+        and writes it down."""
+        os.environ["HPCACCEL_RESTART_COUNT"] = str(int(os.environ.get("HPCACCEL_RESTART_COUNT", "0")) + 1)
+        os.environ.pop(KILLED, None)
+        if (self._heard | signal.sigpending()) & {signal.SIGTERM, signal.SIGINT}:
+            return
+        environment = {name: value for name, value in os.environ.items() if name != MARK}
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.execvpe("bash", ["bash", str(self._script)], environment)
 

@@ -17,8 +17,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def take_over_signals() -> None:
-    """Hear what the batch script heard during its set-up. Until here it ignored USR2, which our children must not."""
+    """Hear what the batch script heard during its set-up. Until here it ignored USR2, which our children must not; and
+    whoever started it may ignore CHLD, which would then never come, nor would the exit codes of children."""
     signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for name in os.environ.pop("HPCACCEL_EARLY_SIGNALS", "").split():
         os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.node import lease
+from hpcaccel.node import batch, lease
 from hpcaccel.process import process_start
 from hpcaccel.records import AttemptStart, to_dict
 from hpcaccel.rundir import RunDir, append_line, read_json, read_lines
@@ -129,8 +132,8 @@ def test_an_attempt_whose_supervisors_are_given_up_is_not_started_again_here(loc
     assert run.run() == 1
     assert run.ends == [("lost", "requeue"), ("failed", "end")]
     assert run.lines("end")[0]["detail"] == (
-        "its supervisor was killed before it could write its end: 3 supervisors in a row were killed within 60 s of "
-        "their start, the last one by signal 9"
+        "its supervisor was killed before it could write its end: 3 supervisors in a row ended within 60 s of "
+        "their start; the last one was killed by signal 9"
     )
 
 
@@ -143,7 +146,7 @@ def test_a_supervisor_that_dies_at_once_is_given_up_and_the_run_ends_after_a_req
     last = run.lines("end")[-1]
     assert last["error_class"] == "supervisor"
     assert "2 failures without a new checkpoint" in last["detail"]
-    said = "3 supervisors in a row were killed within 60 s of their start, the last one by signal 9"
+    said = "3 supervisors in a row ended within 60 s of their start; the last one was killed by signal 9"
     assert said in run.lines("end")[0]["detail"]
     assert said in last["detail"]
 
@@ -166,6 +169,53 @@ def test_a_signal_during_the_pause_before_another_start_ends_the_pause(local_run
     run.process.send_signal(signal.SIGTERM)
     assert run.wait(60) == 130
     assert run.ends == [("cancelled", "end")]
+
+
+def test_a_supervisor_that_cannot_be_started_counts_as_one_that_died_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def no_memory(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(batch, "PAUSES_SECONDS", (0.0, 0.0))
+    monkeypatch.setenv(batch.MARK, "")
+    why: list[str] = []
+    step = batch.Batch(["python", "node.pyz", "supervise"], script=tmp_path, give_up=lambda one: why.append(one) or 1)
+    monkeypatch.setattr(batch.subprocess, "Popen", no_memory)
+    assert step.run() == 1
+    assert why == [
+        "3 supervisors in a row ended within 60 s of their start; the last one could not be started: "
+        "Cannot allocate memory"
+    ]
+    said = "the supervisor could not be started: Cannot allocate memory; starting another one"
+    assert capfd.readouterr().out.count(said) == 2
+
+
+def test_a_cancel_while_the_supervisor_asks_for_another_start_ends_the_job(local_run: Make) -> None:
+    run = local_run(HEAD + "time.sleep(300)\n")
+    scripts, asked = run.dir.path / "scripts", run.dir.path / "asked"
+    run.dir.script.write_text(f"echo x >> {scripts}\n{run.dir.script.read_text()}")
+    run.dir.node_program.write_text(
+        f"import os, sys, time\nsys.path.insert(0, {str(ROOT)!r})\n"
+        "from hpcaccel.node.__main__ import main\n"
+        f"if sys.argv[1] == 'supervise' and not os.path.exists({str(asked)!r}):\n"
+        f"    open({str(asked)!r}, 'w').close()\n"
+        "    os.kill(os.getppid(), 15)\n"
+        "    time.sleep(0.5)\n"
+        "    os._exit(86)\n"
+        "main()\n"
+    )
+    assert run.run() == 130, run.log
+    assert run.ends == [("cancelled", "end")]
+    assert scripts.read_text() == "x\n"
+
+
+def test_a_job_that_is_started_by_somebody_who_ignores_its_children_ends(local_run: Make) -> None:
+    run = local_run("raise SystemExit(2)")
+    ignored = f"import os, signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execvp('bash', ['bash', {str(run.dir.script)!r}])"
+    environment = {**os.environ, "HPCACCEL_LOCAL_JOB": "local-00000001"}
+    assert subprocess.run([sys.executable, "-c", ignored], env=environment, timeout=60, check=False).returncode == 2
+    assert run.ends == [("failed", "end")]
 
 
 def test_whoever_kills_the_batch_step_ends_all_of_it(local_run: Make) -> None:
