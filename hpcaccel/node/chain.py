@@ -215,7 +215,7 @@ class ChainedAllocation(SlurmAllocation):
         if now.taken_for is None:
             return now
         failed = self._failed_nodes() if now.taken_for == "lost" else ()
-        return dataclasses.replace(now, comes_back=True, failed_nodes=failed)
+        return dataclasses.replace(now, comes_back=True, requeueable=False, failed_nodes=failed)
 
     def requeue(self) -> str:
         """Make sure that another job follows when this one ends; why none does, in a sentence, or empty."""

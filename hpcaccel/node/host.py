@@ -288,7 +288,8 @@ class Host:
 
     def _leave(self) -> int:
         self.spare.close()
-        taken = self.stop is not None and (self.stop.by_scheduler or self.stop.then == "end")
+        ends = self.stop is not None and (self.stop.by_scheduler or self.stop.then == "end")
+        taken = ends or self.inquiry.over_since is not None  # to be requeued before Slurm's SIGKILL
         self.chooser.dismiss(HURRY_SECONDS if taken else LEAVE_SECONDS)
         self._hear_users()
         stop = self.stop or self._end_of_chooser()

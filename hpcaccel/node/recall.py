@@ -93,6 +93,8 @@ class Recall:
         if now.comes_back:
             reason: Reason = now.taken_for or ("lost" if now.failed_nodes else "preempted")
             return Stop(reason=reason, then="requeue", by_scheduler=True)
+        if now.requeueable and now.taken_for is not None:
+            return Stop(reason=now.taken_for, then="requeue")
         return Stop(reason=now.taken_for or "cancelled", then="end", detail="other workers may go on with its trials")
 
     def _is_late(self, end_time: float | None) -> bool:

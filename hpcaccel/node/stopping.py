@@ -172,8 +172,9 @@ class Stopping:
         else:
             self.cancel_asked = True
             self._ask(ranks, "cancelled", then="cancel")
-        if self._killed_at is not None and not situation.comes_back:
-            # Whatever an earlier request has given the ranks. Where the job comes back, its next start writes the end.
+        if self._killed_at is not None and (situation.requeueable or not situation.comes_back):
+            # Whatever an earlier request has given the ranks. Where the job comes back by itself, its next start writes
+            # the end.
             at = time.monotonic() + max(0.0, self._killed_at - time.time())
             self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
 
@@ -283,8 +284,8 @@ class Stopping:
 
 def _seconds_left(situation: Situation, kill_wait_seconds: float) -> float:
     """How long the ranks have, of the time until the scheduler kills everything."""
+    if situation.requeueable:  # a trial comes back in any case, but its worker has to be requeued
+        return kill_wait_seconds - min(LEAVE_BEFORE_END_SECONDS, kill_wait_seconds / 4)
     if situation.comes_back:
         return kill_wait_seconds
-    if situation.requeueable:
-        return kill_wait_seconds - min(LEAVE_BEFORE_END_SECONDS, kill_wait_seconds / 4)
     return kill_wait_seconds - min(LAST_WORDS_SECONDS, kill_wait_seconds / 3)
