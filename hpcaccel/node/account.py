@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
+from hpcaccel.node import batch
 from hpcaccel.node.allocation import Allocation
 from hpcaccel.node.slots import gpus_of
 from hpcaccel.process import process_start, started_at
@@ -41,8 +42,8 @@ class WorkerAccount:
             nodes=allocation.nodes,
             gpus=gpus_of(os.environ, allocation.nodes, local=local),
             cpus=_cpus_of(os.environ, allocation.nodes, local=local),
-            # A controller that does not answer: the batch script cannot have begun much later.
-            allocated_at=allocated_at or started_at(pid),
+            # A controller that does not answer: the batch step cannot have begun much later.
+            allocated_at=allocated_at or started_at((batch.began() or (pid, now))[0]),
             host=socket.gethostname(),
             pid=pid,
             pid_start=process_start(pid) or 0,

@@ -74,6 +74,7 @@ def record_setup_failure(worker: WorkerDir, *, exit_code: int, name: str) -> int
 
 def record_killed(worker: WorkerDir, why: str) -> int:
     """Write down that no host stays alive here, and try again elsewhere, once; the batch step's exit code."""
+    killed_by()  # said here; the next start's first host follows no killed one
     worker.prepare()
     launch = read_launch(worker)
     allocation: Allocation = LocalAllocation(worker, launch) if launch.local else SlurmAllocation()
@@ -84,7 +85,7 @@ def record_killed(worker: WorkerDir, why: str) -> int:
     account.end("failed", "requeue" if again else "end", detail)
     print(f"hpcaccel: {detail}", flush=True)
     if again and (problem := allocation.requeue()):
-        account.end("failed", "end", f"not requeued: {problem}")
+        account.end("cancelled" if problem == TAKEN_DOWN else "failed", "end", f"not requeued: {problem}")
     return 1
 
 

@@ -14,8 +14,11 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.node import batch, lease
-from hpcaccel.process import process_start
+from hpcaccel.node import batch, host, lease
+from hpcaccel.node.account import WorkerAccount
+from hpcaccel.node.allocation import TAKEN_DOWN, LocalAllocation
+from hpcaccel.node.launch import read_launch
+from hpcaccel.process import process_start, started_at
 from hpcaccel.records import AttemptStart, to_dict
 from hpcaccel.rundir import RunDir, append_line, read_json, read_lines
 from hpcaccel.sweeps.budget import Account
@@ -274,6 +277,29 @@ def test_a_host_that_dies_at_once_is_given_up(sweep: Sweep) -> None:
         "if sys.argv[1] == 'work':\n    os.kill(os.getpid(), 9)\n"
         "main()\n"
     )
+    first = "import os\nprint('killed before:', os.environ.get('HPCACCEL_KILLED'))\n"
+    sweep.dir.node_program.write_text(first + sweep.dir.node_program.read_text())
     assert sweep.run() == 1
+    assert sweep.log.count("killed before: None") == 2 * 2  # each batch step, and its first host
     assert sweep.worker_ends == [("failed", "requeue"), ("failed", "end")]
     assert all("signal 9" in line["detail"] for line, _ in read_lines(sweep.worker.account) if line["event"] == "end")
+
+
+@pytest.mark.parametrize(("problem", "reason"), [(TAKEN_DOWN, "cancelled"), ("no answer", "failed")])
+def test_a_worker_that_is_cancelled_when_its_hosts_were_killed(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, problem: str, reason: str
+) -> None:
+    monkeypatch.setattr(LocalAllocation, "requeue", lambda _: problem)
+    assert host.record_killed(sweep.worker, "5 hosts in a row ended") == 1
+    assert sweep.worker_ends == [("failed", "requeue"), (reason, "end")]
+
+
+def test_a_worker_holds_its_allocation_since_its_batch_step_began(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = os.getppid()
+    monkeypatch.setenv(batch.MARK, f"{parent}:{process_start(parent)}:0.0")
+    allocation = LocalAllocation(sweep.worker, read_launch(sweep.worker))
+    line = WorkerAccount(sweep.worker).start(allocation, allocated_at=None, local=True)
+    assert line.allocated_at == pytest.approx(started_at(parent), abs=1)
+    assert line.pid == os.getpid()
