@@ -43,7 +43,9 @@ class Cause:
     never_began: bool = False
     """The ranks were not started: of what they would have done nothing is known, and the allocation is of no use."""
     elsewhere: bool = False
-    """The node that a line names has it; a rank whose log shows it lives on another one."""
+    """Blame only the node named in the line, never the node of the rank whose log holds it."""
+    in_run: bool = False
+    """The patterns of errors count where the error names a path in the run directory."""
     echo: bool = False
     """Another rank's failure looks like this, too."""
 
@@ -178,8 +180,8 @@ CAUSES = (
         advice="The rank's log holds the words of pyxis and enroot: is the image whole, and is there room for it on "
         "the node (ENROOT_DATA_PATH)?",
         lines=(
+            # enroot's words without pyxis are looked for where a run has a container, see ``classify``
             _STEPD + r"error: pyxis: (?:failed to|couldn't|could not|unable to|unexpected) ",
-            r"^\[ERROR\] (?:Command not found|No such file or directory|File already exists|Invalid image)",
         ),
     ),
     # -- Slurm's own decisions; where it can be asked, its answer counts before any log ----------------------------
@@ -271,10 +273,11 @@ CAUSES = (
             r"(?:checkpoints?|step_\d+)\b.*(?:Operation not permitted|Permission denied|Read-only file system)",
             r"(?:Operation not permitted|Permission denied|Read-only file system).*/checkpoints/",
         ),
+        in_run=True,
     ),
     Cause(
         name="run_directory_gone",
-        meaning="the run directory was moved away, or deleted, while the job ran",
+        meaning="a rank did not find the run directory any more; where the batch step does not either, the job ends",
         follows="restart",
         advice="Move it back to where it was, then `hpcaccel resume`: nothing is made anew at the old place.",
         errors=(r"the run directory is not there any more",),

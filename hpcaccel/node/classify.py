@@ -20,6 +20,8 @@ __all__ = ["Failure", "classify"]
 
 _DIFFERS = re.compile(r", and rank (\d+) differs:")
 """In what the runtime says of ranks that do not do the same."""
+_ENROOT_OR_SLURM = re.compile(r"^(?:\[(?:INFO|WARN|ERROR)\] |srun: |slurmstepd|\[\S*\d\d:\d\d:\d\d\S*\] error: |\s*$)")
+_ENROOT_ERROR = re.compile(r"^\[ERROR\] (?:Command not found|No such file or directory|File already exists|Invalid image)")
 _SIGNALS = {
     signal.SIGKILL: "Killed",
     signal.SIGSEGV: "Segmentation fault",
@@ -61,6 +63,7 @@ def classify(
     nodes: Sequence[str] = (),
     ranks_per_node: int = 1,
     step_state: JobState | None = None,
+    in_container: bool = False,
 ) -> Failure:
     """The cause of a failure.
 
@@ -68,6 +71,7 @@ def classify(
         exit_code: of all ranks together; srun's own says little once it has ended the others.
         nodes: of the attempt, in the order of the ranks.
         step_state: how Slurm's accounting calls the end of the ranks' step, where somebody has asked.
+        in_container: the ranks have one.
     """
     slurm_lines = read_slurm_lines(run, attempt)
     ends = [end for end in rank_ends(slurm_lines) if end.how != "Terminated"] or list(rank_ends(slurm_lines))
@@ -80,7 +84,8 @@ def classify(
     logs = read_rank_logs(run, attempt)
     for log in logs:
         # What has been killed has not ended by an exception, whatever it had printed before.
-        traces += [] if log.rank in killed else _in_errors(log)
+        traces += [] if log.rank in killed else _in_errors(log, run)
+        traces += _of_enroot(log) if in_container else []
         # The indented lines of a traceback are the program's own text.
         traces += _in_lines([line for line in log.lines if not line.startswith("    ")], rank=log.rank)
     if step_state is JobState.OUT_OF_MEMORY:
@@ -119,11 +124,19 @@ def _in_lines(lines: Sequence[str], *, rank: int | None = None) -> Iterator[_Tra
             yield _Trace(cause=row, text=line.strip()[:LONGEST], rank=rank, node=node)
 
 
-def _in_errors(log: RankLog) -> Iterator[_Trace]:
+def _of_enroot(log: RankLog) -> Iterator[_Trace]:
+    """enroot's error, in a log to which no program has written."""
+    if all(_ENROOT_OR_SLURM.match(line) for line in log.lines):
+        for line in filter(_ENROOT_ERROR.match, log.lines):
+            yield _Trace(cause=cause("container"), text=line.strip()[:LONGEST], rank=log.rank)
+
+
+def _in_errors(log: RankLog, run: RunDir) -> Iterator[_Trace]:
     """The row that fits the last exception or one of those behind it, and the exception's own text."""
+    folders = {str(run.path), str(run.path.resolve()), str(run.checkpoints.resolve())}
     for row in CAUSES:
         for text in log.exceptions[:1] if row.last_only else log.exceptions:
-            if row.in_error(text):
+            if row.in_error(text) and (not row.in_run or any(folder in text for folder in folders)):
                 last = log.exceptions[0]
                 shown = text if text == last else f"{last} (from {text})"
                 yield _Trace(cause=row, text=shown[:LONGEST], rank=_odd_rank(shown, log.rank))

@@ -92,7 +92,8 @@ def explained_by_room(run: RunDir, failure: Failure) -> Failure:
 
     The disk that was full may be another one, which nobody can look at here: then nothing is missing.
     """
-    if failure.cause.name in _SAYS_LITTLE:
+    may_be_elsewhere = failure.cause.name in ("exception", "io_error") and cause("unwritable").in_error(failure.detail)
+    if failure.cause.name in _SAYS_LITTLE or may_be_elsewhere:
         found = shortage(run, needed=4096)
         return failure if found is None else found.failure(failure.detail)
     if failure.cause.name != "disk_full" or _NEEDS.search(failure.detail):

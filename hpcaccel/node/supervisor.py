@@ -461,6 +461,7 @@ class Supervisor:
                 nodes=self.placement.nodes,
                 ranks_per_node=self.launch.ranks_per_node,
                 step_state=step_state,
+                in_container=self.launch.container is not None,
             )
             # Here already: a piece of a secret, cut at the longest length, is known only at the end of a text.
             return dataclasses.replace(failure, detail=self._mask(failure.detail))

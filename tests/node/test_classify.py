@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcaccel.node import room
 from hpcaccel.node.causes import CAUSES
 from hpcaccel.node.classify import Failure, classify
 from hpcaccel.rundir import RunDir, write_json
@@ -36,10 +37,14 @@ def recorded(path: Path, run: RunDir) -> tuple[dict[str, str], Failure]:
     head, *files = re.split(r"^==> (\S+) <==\n", path.read_text(), flags=re.MULTILINE)
     expected = dict(re.findall(r"^#! (\w+): (.*)$", head, re.MULTILINE))
     for name, text in zip(files[::2], files[1::2], strict=True):
-        (run.slurm_log if name == "slurm.log" else run.attempt(1) / name).write_text(text)
+        place = run.slurm_log if name == "slurm.log" else run.attempt(1) / name
+        place.write_text(text.replace("{run}", str(run.path)))
     nodes = expected["nodes"].split(",")
     code = int(expected["exit_code"])
-    return expected, classify(run, attempt=1, exit_code=code, nodes=nodes, ranks_per_node=2)
+    contained = path.name.startswith("container")
+    return expected, classify(
+        run, attempt=1, exit_code=code, nodes=nodes, ranks_per_node=2, in_container=contained
+    )
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
@@ -79,6 +84,44 @@ def test_without_slurms_words(run: RunDir, logs: dict[int, str], exit_code: int,
         run.rank_log(1, rank).write_text(text + "\n")
     failure = classify(run, attempt=1, exit_code=exit_code)
     assert (failure.cause.name, failure.detail) == (kind, sentence)
+
+
+ENROOT = "[INFO] Extracting squashfs filesystem...\n\n[ERROR] No such file or directory: /images/gpt.sqsh\n"
+STEP_ENDED = "slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-22T15:14:07 ***\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "in_container", "kind"),
+    [
+        (ENROOT, True, "container"),
+        (ENROOT + STEP_ENDED, True, "container"),
+        (ENROOT, False, "exit"),
+        ("[ERROR] Command not found: ffmpeg\n", False, "exit"),
+        ("reading the data\n[ERROR] No such file or directory: data/train\n", True, "exit"),
+    ],
+)
+def test_a_programs_own_line_is_no_containers(run: RunDir, log: str, in_container: bool, kind: str) -> None:
+    run.rank_log(1, 0).write_text(log)
+    assert classify(run, attempt=1, exit_code=1, in_container=in_container).cause.name == kind
+
+
+@pytest.mark.parametrize(
+    ("error", "unwritable", "kind"),
+    [
+        ("[Errno 13] Permission denied: '/data/checkpoints/base.pt'", False, "exception"),
+        ("[Errno 13] Permission denied: '/data/checkpoints/base.pt'", True, "unwritable"),
+        ("[Errno 30] Read-only file system: '/data/checkpoint.pt'", False, "io_error"),
+        ("[Errno 13] Permission denied: '{run}/checkpoints/step_00000007'", False, "unwritable"),
+    ],
+)
+def test_checkpoints_that_may_not_be_written_are_the_runs_own(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, error: str, unwritable: bool, kind: str
+) -> None:
+    found = room.Shortage("unwritable", "cannot write") if unwritable else None
+    monkeypatch.setattr(room, "shortage", lambda *_, **__: found)
+    run.rank_log(1, 0).write_text(f"{TRACEBACK}OSError: {error.format(run=run.path)}\n")
+    failure = room.explained_by_room(run, classify(run, attempt=1, exit_code=1))
+    assert failure.cause.name == kind
 
 
 @pytest.mark.parametrize(("below", "told"), [("  a\n  b\nstep 5 loss 0.1", " a; b"), ("step 5 loss 0.1", "")])
