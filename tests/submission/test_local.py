@@ -61,6 +61,16 @@ def test_nothing_of_a_job_around_us_comes_along(project: Project, monkeypatch: p
     assert run.log(0).read_text() == "0 None\n"
 
 
+def test_a_run_that_a_trial_starts_is_none_of_its_worker(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["EXPEDITE", "WORKER_JOB", "KILL_WAIT", "WORKER_END", "NODES_CHECKED", "SLOT", "KILLED"]
+    for name in names:
+        monkeypatch.setenv(f"HPCACCEL_{name}", "1")
+    project.write("train.py", "import os; print(sorted(n for n in os.environ if n.startswith('HPCACCEL_')))")
+    run = local(project)
+    assert run.wait(60).state == "completed"
+    assert not [name for name in names if f"'HPCACCEL_{name}'" in run.log().read_text()]
+
+
 def test_cancelled_while_it_runs(project: Project, eventually: Eventually) -> None:
     project.hold()
     run = local(project)
