@@ -249,12 +249,15 @@ class SrunRanks:
 
 
 def _output(run: RunDir, launch: Launch, attempt: int) -> list[str]:
-    """Where srun writes what a rank prints before its shim runs, and what slurmstepd says of it.
+    """Where a rank's node writes what the rank prints before its shim runs, and what slurmstepd says of it.
 
-    The shim opens the rank's log by itself. In a heterogeneous job srun expands %t to other numbers than the ranks'
-    (26.11: one too low), so that these lines stay with srun's own words.
+    The shim opens the rank's log by itself. A file named by %t is opened by the slurmstepd on the task's own node, so
+    that one node alone appends to a log: on NFS the lines of two would be mixed up. Where %t is another number than the
+    rank's, these lines stay with srun's own words: in a heterogeneous job (26.11: one too low), and with one torchrun
+    for the several ranks of a node.
     """
-    if launch.components:
+    tasks_are_nodes = launch.launcher == "torchrun" and launch.nodes > 1 and launch.ranks_per_node > 1
+    if launch.components or tasks_are_nodes:
         return []
     folder = str(run.attempt(attempt)).replace("%", "%%")  # srun expands %-patterns in file names
     return [f"--output={folder}/%t.log", "--open-mode=append"]

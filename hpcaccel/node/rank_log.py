@@ -9,8 +9,8 @@ __all__ = ["log_to"]
 
 
 def log_to(path: Path) -> None:
-    """Let what this process and those that it starts print be in ``path``, behind what is there: an attempt that is
-    started twice, or srun with the same file open, writes to the end of it."""
+    """Let what this process and those that it starts print be in ``path``, behind what is there: of an attempt that is
+    started twice, or what this node's slurmstepd, which has the same file open, writes about the task."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+
+from hpcaccel.node.launch import read_launch
+from hpcaccel.node.launcher import _output
 
 from .conftest import LocalRun
 
@@ -43,3 +47,20 @@ def test_ranks_that_share_the_gpus_of_their_node(
         monkeypatch.setenv(name, value)
     seen = environment(local_run(SAYS, launch={"share_gpus": share}))
     assert {name: seen[name] for name in given if name in seen} == (given if left is None else left)
+
+
+@pytest.mark.parametrize(
+    ("launch", "by_task"),
+    [
+        ({}, True),
+        ({"launcher": "torchrun", "nodes": 1}, True),
+        ({"launcher": "torchrun", "ranks_per_node": 1}, True),
+        ({"launcher": "torchrun"}, False),  # task 1, of the second node, is not rank 1
+    ],
+)
+def test_a_node_writes_to_a_ranks_log_where_its_tasks_number_is_the_ranks(
+    local_run: Make, launch: dict[str, Any], by_task: bool
+) -> None:
+    run = local_run("", launch={"backend": "slurm", "nodes": 2, "ranks_per_node": 4, **launch})
+    options = _output(run.dir, read_launch(run.dir), 1)
+    assert options == ([f"--output={run.dir.attempt(1)}/%t.log", "--open-mode=append"] if by_task else [])
