@@ -78,7 +78,7 @@ class Batch:
             try:
                 code = self._watch(self._start())
             except OSError as error:  # no memory or no process left for it
-                code, end = None, f"could not be started: {error.strerror}"
+                end = f"could not be started: {error.strerror}"
             else:
                 if code == START_AGAIN:
                     self._start_again()

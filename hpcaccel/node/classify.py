@@ -21,7 +21,9 @@ __all__ = ["Failure", "classify"]
 _DIFFERS = re.compile(r", and rank (\d+) differs:")
 """In what the runtime says of ranks that do not do the same."""
 _ENROOT_OR_SLURM = re.compile(r"^(?:\[(?:INFO|WARN|ERROR)\] |srun: |slurmstepd|\[\S*\d\d:\d\d:\d\d\S*\] error: |\s*$)")
-_ENROOT_ERROR = re.compile(r"^\[ERROR\] (?:Command not found|No such file or directory|File already exists|Invalid image)")
+_ENROOT_ERROR = re.compile(
+    r"^\[ERROR\] (?:Command not found|No such file or directory|File already exists|Invalid image)"
+)
 _SIGNALS = {
     signal.SIGKILL: "Killed",
     signal.SIGSEGV: "Segmentation fault",

@@ -215,9 +215,10 @@ def test_a_cancel_while_the_supervisor_asks_for_another_start_ends_the_job(local
 
 def test_a_job_that_is_started_by_somebody_who_ignores_its_children_ends(local_run: Make) -> None:
     run = local_run("raise SystemExit(2)")
-    ignored = f"import os, signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execvp('bash', ['bash', {str(run.dir.script)!r}])"
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execvp('bash', sys.argv)"
+    command = [sys.executable, "-c", ignoring, str(run.dir.script)]
     environment = {**os.environ, "HPCACCEL_LOCAL_JOB": "local-00000001"}
-    assert subprocess.run([sys.executable, "-c", ignored], env=environment, timeout=60, check=False).returncode == 2
+    assert subprocess.run(command, env=environment, timeout=60, check=False).returncode == 2
     assert run.ends == [("failed", "end")]
 
 

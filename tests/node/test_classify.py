@@ -42,9 +42,7 @@ def recorded(path: Path, run: RunDir) -> tuple[dict[str, str], Failure]:
     nodes = expected["nodes"].split(",")
     code = int(expected["exit_code"])
     contained = path.name.startswith("container")
-    return expected, classify(
-        run, attempt=1, exit_code=code, nodes=nodes, ranks_per_node=2, in_container=contained
-    )
+    return expected, classify(run, attempt=1, exit_code=code, nodes=nodes, ranks_per_node=2, in_container=contained)
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)

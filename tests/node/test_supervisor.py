@@ -223,7 +223,9 @@ sys.exit(1)
 
 
 def test_time_limits_with_progress_by_outcomes_of_a_program_whose_lines_have_no_steps(local_run: Make) -> None:
-    program = HEAD + """
+    program = (
+        HEAD
+        + """
 import json
 with open(os.environ["HPCACCEL_METRICS"], "a") as metrics:
     metrics.write('{"loss": 1.0}\\n' * 40)
@@ -235,6 +237,7 @@ with open(folder + "/outcome.json", "w") as file:
     json.dump(outcome, file)
 sys.exit(85)
 """
+    )
     run = local_run(program, launch={"time_limit_seconds": 2}, warning_seconds=1)
     assert run.run() == 1
     assert run.ends == [("time_limit", "requeue")] * 2 + [("time_limit", "end")]
