@@ -87,9 +87,12 @@ def classify(
     for log in logs:
         # What has been killed has not ended by an exception, whatever it had printed before.
         traces += [] if log.rank in killed else _in_errors(log, run)
-        traces += _of_enroot(log) if in_container else []
+        if in_container and all(_ENROOT_OR_SLURM.match(line) for line in log.lines):
+            traces += _of_enroot(log.lines, rank=log.rank)
         # The indented lines of a traceback are the program's own text.
         traces += _in_lines([line for line in log.lines if not line.startswith("    ")], rank=log.rank)
+    if in_container and not any(log.lines for log in logs):
+        traces += _of_enroot(slurm_lines)  # where srun does not write to the ranks' logs
     if step_state is JobState.OUT_OF_MEMORY:
         traces.append(_Trace(cause=cause("host_out_of_memory"), text="Slurm ended the ranks: OUT_OF_MEMORY"))
     traces += _in_ends(ends or [_unseen_end(exit_code)], traces, logs)
@@ -126,11 +129,10 @@ def _in_lines(lines: Sequence[str], *, rank: int | None = None) -> Iterator[_Tra
             yield _Trace(cause=row, text=line.strip()[:LONGEST], rank=rank, node=node)
 
 
-def _of_enroot(log: RankLog) -> Iterator[_Trace]:
-    """enroot's error, in a log to which no program has written."""
-    if all(_ENROOT_OR_SLURM.match(line) for line in log.lines):
-        for line in filter(_ENROOT_ERROR.match, log.lines):
-            yield _Trace(cause=cause("container"), text=line.strip()[:LONGEST], rank=log.rank)
+def _of_enroot(lines: Sequence[str], *, rank: int | None = None) -> Iterator[_Trace]:
+    """enroot's errors, among lines none of which is the program's."""
+    for line in filter(_ENROOT_ERROR.match, lines):
+        yield _Trace(cause=cause("container"), text=line.strip()[:LONGEST], rank=rank)
 
 
 def _in_errors(log: RankLog, run: RunDir) -> Iterator[_Trace]:

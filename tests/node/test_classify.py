@@ -98,8 +98,14 @@ STEP_ENDED = "slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-22T1
         ("reading the data\n[ERROR] No such file or directory: data/train\n", True, "exit"),
     ],
 )
-def test_a_programs_own_line_is_no_containers(run: RunDir, log: str, in_container: bool, kind: str) -> None:
-    run.rank_log(1, 0).write_text(log)
+@pytest.mark.parametrize("in_slurms_log", [False, True])
+def test_a_programs_own_line_is_no_containers(
+    run: RunDir, log: str, in_container: bool, kind: str, in_slurms_log: bool
+) -> None:
+    if in_slurms_log and "reading" in log:
+        run.rank_log(1, 0).write_text("reading the data\n")
+    place = run.slurm_log if in_slurms_log else run.rank_log(1, 0)
+    place.write_text(f"hpcaccel: 2026-11-22T15:14:05 attempt 1: ranks: 4\n{log}" if in_slurms_log else log)
     assert classify(run, attempt=1, exit_code=1, in_container=in_container).cause.name == kind
 
 
