@@ -11,6 +11,7 @@ from pathlib import Path
 from hpcaccel.errors import ClusterError, SlurmCommandError, SlurmUnreachable
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.slurm.hostlist import array_indices
+from hpcaccel.slurm.job_questions import is_script
 from hpcaccel.slurm.programs import is_unreachable
 from hpcaccel.slurm.states import AccountingEntry, Association, JobInfo, JobState, PartitionInfo, QueueEntry
 from hpcaccel.slurm.waiting import StartEstimate, WaitingJob
@@ -159,11 +160,12 @@ class FakeSlurm:
 
     def jobs_of_script(self, script: Path) -> list[str]:
         self._called("jobs_of_script")
-        return [one.job_id for one in self.submissions if one.script == script and self._matching([one.job_id])]
+        mine = (one for one in self.submissions if is_script(str(one.script), script))
+        return [one.job_id for one in mine if self._matching([one.job_id])]
 
     def workers_of_script(self, script: Path) -> dict[int, str]:
         self._called("workers_of_script")
-        mine = (one for one in self.submissions if one.script == script)
+        mine = (one for one in self.submissions if is_script(str(one.script), script))
         return {
             int(one.words[0] if one.words else 0) + int(address.partition("_")[2]): address
             for one in mine

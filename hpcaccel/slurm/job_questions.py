@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from hpcaccel.slurm.programs import Programs, address, is_unknown_job
 from hpcaccel.slurm.states import AccountingEntry, JobInfo, JobState, QueueEntry, parse_state
 from hpcaccel.slurm.waiting import WAITING_FORMAT, WaitingJob, parse_waiting
 
-__all__ = ["STEP", "JobQuestions"]
+__all__ = ["STEP", "JobQuestions", "is_script"]
 
 STEP = re.compile(r"\d+|batch|extern|interactive")
 """What a step may be called."""
@@ -67,7 +68,7 @@ class JobQuestions(Programs):
         found = {
             job_id.strip()
             for job_id, one, path in lines
-            if path.strip() == str(script) and one.strip().partition("+")[2] in ("", "0")
+            if one.strip().partition("+")[2] in ("", "0") and is_script(path.strip(), script)
         }
         return sorted(found, key=int)
 
@@ -79,9 +80,9 @@ class JobQuestions(Programs):
         for line in self._output(command).splitlines():
             job_id, task, called = (part.strip() for part in line.split("|", 2))
             path, offset = called, "0"
-            if path != str(script):
+            if not is_script(path, script):
                 path, _, offset = called.rpartition(" ")
-            if path == str(script) and task.isdecimal() and offset.isdecimal():
+            if task.isdecimal() and offset.isdecimal() and is_script(path, script):
                 index = int(offset) + int(task)
                 found[index] = max(found.get(index, ""), f"{job_id}_{task}", key=_number)
         return found
@@ -115,6 +116,13 @@ class JobQuestions(Programs):
         if self._lacks("sacct"):
             return None
         return self._recorded(["sacct", "--duplicates", "--parsable2", "--noheader", *args])
+
+
+def is_script(path: str, script: Path) -> bool:
+    """Whether ``path``, as Slurm tells it, is ``script``, which may be named through other symbolic links."""
+    if path == str(script):
+        return True
+    return os.path.basename(path) == script.name and os.path.realpath(path) == os.path.realpath(script)
 
 
 def _number(job_id: str) -> int:

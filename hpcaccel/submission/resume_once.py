@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 import time
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
@@ -77,7 +78,8 @@ class Turn:
         self._given = slurm
         self._wait = wait
         self._now, self._sleep = now, sleep
-        name = hashlib.sha256(str(self.run.path).encode()).hexdigest()[:32]
+        # One lock for a run, whichever symbolic links it is named through.
+        name = hashlib.sha256(os.path.realpath(self.run.path).encode()).hexdigest()[:32]
         self._path = state_home() / "hpcaccel" / "resumes" / f"{name}.lock"
         self._lock = -1
         self._begun = False

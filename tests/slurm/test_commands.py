@@ -308,3 +308,12 @@ def test_a_command_without_an_answer_is_told_of(monkeypatch: pytest.MonkeyPatch)
     finally:
         slow.ON_SILENCE.reset(token)
     assert sentences[0].startswith("scancel has had no answer from Slurm for 0.01 s; waiting for at most 60 s.")
+
+
+def test_jobs_are_found_by_their_script_through_other_symbolic_links(script: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    there = tmp_path / "link" / script.name
+    lines = f"45|45|{script}\n46|46|{script.with_name('other.sbatch')}\n47|47|bash\n"
+    assert Slurm(Terminal((0, lines, ""))).jobs_of_script(there) == ["45"]
+    lines = f"48|0|{script}\n48|1|{script}\n49|2|{script} 4\n50|0|{script.with_name('other.sbatch')} 4\n"
+    assert Slurm(Terminal((0, lines, ""))).workers_of_script(there) == {0: "48_0", 1: "48_1", 6: "49_2"}

@@ -13,6 +13,7 @@ from hpcaccel.rundir import append_line
 from hpcaccel.slurm.states import JobState
 from hpcaccel.submission import Run, RunArray, recording, resume_once
 from hpcaccel.submission import secrets as resume_secrets
+from hpcaccel.submission.run import open_run
 from tests.submission.conftest import Project
 
 Killed = Callable[..., None]
@@ -49,6 +50,16 @@ def test_the_next_one_takes_up_its_job(project: Project, run: Run, killed: Kille
     assert run.status().state == "pending"
     with pytest.raises(RunBusy):
         run.resume()
+
+
+def test_it_is_found_by_another_path_of_the_run_too(project: Project, run: Run, killed: Killed) -> None:
+    killed(run, recorded=False)
+    (project.path / "link").symlink_to(project.runs)
+    other = open_run(project.path / "link" / run.path.relative_to(project.runs), slurm=project.slurm)
+    with resume_once.Turn(run.dir), pytest.raises(resume_once.Underway):
+        resume_once.Turn(other.dir, wait=False).__enter__()
+    assert other.status().state == "pending"
+    assert run.record.job_ids == ["100", "101"]
 
 
 @pytest.mark.parametrize("recorded", [False, True])
