@@ -53,7 +53,7 @@ def key_file(key: str) -> Path:
 
 @contextmanager
 def asked_for(command: Mapping[str, Any]) -> Iterator[Pending]:
-    """A key for a command that submits; done when the block is, or failed and left nothing behind.
+    """A key for a command that submits; done when the block is, or failed and left nothing that is open.
 
     Args:
         command: what makes it the same as another.
@@ -62,12 +62,17 @@ def asked_for(command: Mapping[str, Any]) -> Iterator[Pending]:
         try:
             yield asked
             asked.done = True
-        except SlurmCommandError as error:  # Slurm did not answer, and may have taken the job
-            asked.done = isinstance(error, SlurmUnreachable)
+        except BaseException as error:
+            # A Slurm that did not answer may have taken the job; what an earlier try left open stays this command's.
+            is_silent = isinstance(error, SlurmCommandError) and not isinstance(error, SlurmUnreachable)
+            asked.done = not is_silent and not _has_open_runs(asked.key)
             raise
-        except BaseException:
-            asked.done = True
-            raise
+
+
+def _has_open_runs(key: str) -> bool:
+    """Whether it is not known yet what became of a submission under the key, or under a part of it."""
+    said = [read_json(file) for file in key_file(key).parent.glob(f"{key}*.json")]
+    return any(is_open(RunDir(one["run"])) for one in said if one is not None)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from hpcaccel.errors import SlurmCommandError, SlurmUnreachable
 from hpcaccel.rundir import RunDir, SweepDir, WorkerDir, read_json, read_lines, state_home, write_json
+from hpcaccel.slow import told_when_slow
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission import local
 from hpcaccel.submission.backend import Backend, SlurmBackend
@@ -159,12 +160,13 @@ class Turn:
         return self._looked_for(earlier, self._workers_in_queue)
 
     def _looked_for(self, earlier: Interrupted, look: Callable[[Interrupted], F]) -> F:
-        while True:
-            if (found := look(earlier)) or self._now() - earlier.began > SETTLING_SECONDS:
-                return found
-            if not self._wait:
-                raise Underway
-            self._sleep(1.0)
+        what = f"waiting for up to {SETTLING_SECONDS:g} s: an earlier hand-in of {self.run.run_id} was cut off"
+        with told_when_slow(f"{what}, and Slurm may show its job in a moment"):
+            while not (found := look(earlier)) and self._now() - earlier.began <= SETTLING_SECONDS:
+                if not self._wait:
+                    raise Underway
+                self._sleep(1.0)
+        return found
 
     def _jobs_in_queue(self, earlier: Interrupted) -> set[str]:
         started = {_plain(job_id) for run in (self.run, *_parts(self.run)) for job_id in _starts(run)}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.errors import SlurmCommandError
+from hpcaccel.errors import ClusterError, SlurmCommandError, SlurmUnreachable
 from hpcaccel.records import Lease, to_dict
 from hpcaccel.rundir import write_json
 from hpcaccel.slurm.states import JobState
@@ -221,6 +221,26 @@ def test_a_queue_that_does_not_answer_leaves_it_open(project: Project, monkeypat
     slurm.unreachable = ""
     slurm.save()
     assert (run.status().state, run.job_id) == ("pending", "100")
+
+
+@pytest.mark.parametrize("name", ["run", "sweep", "workflow"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ClusterError("no squeue"), SlurmUnreachable(["squeue"], 1, "")])
+def test_a_repeated_command_that_is_given_up_while_it_waits_can_be_repeated(
+    project: Project, monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException
+) -> None:
+    kind = Kind(project, name)
+    _killed_behind_sbatch(project, monkeypatch, kind.submit)
+
+    def give_up(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SharedSlurm, "jobs_of_script", give_up)
+        patch.setattr(SharedSlurm, "workers_of_script", give_up)
+        with pytest.raises(type(error)):
+            kind.submit()
+    kind.submit()
+    assert len(living(project.slurm)) == kind.jobs
 
 
 def test_a_controller_that_may_have_taken_the_job(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
