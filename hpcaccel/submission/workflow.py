@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -64,6 +65,8 @@ def submit_jobs(
 ) -> list[Run]:
     """Submit all jobs in their order; when one is refused, those before it are cancelled.
 
+    When Slurm stops answering, they stay, and the same call, made once more, goes on with the others.
+
     Args:
         key: see :mod:`hpcaccel.submission.once`; each job has its own part of it.
 
@@ -108,12 +111,30 @@ def _submit_all(
             runs.append(run)
             planned[job.name] = run.dir
     except HpcaccelError as error:
-        if isinstance(error, SlurmCommandError) and not isinstance(error, SlurmUnreachable):
+        if isinstance(error, SlurmUnreachable) and runs:
+            raise _half_submitted(error, runs, of=len(jobs)) from None
+        if isinstance(error, SlurmCommandError):
             raise  # what Slurm has taken is not known: the same command, given again, goes on
-        for run in reversed(runs):
-            request_cancel(run.dir, slurm=options["slurm"])
+        _take_back(runs, slurm=options["slurm"])
         raise
     return runs
+
+
+def _half_submitted(error: SlurmCommandError, runs: Sequence[Run], *, of: int) -> SlurmCommandError:
+    """A plain error, which leaves the command open: those that Slurm has cannot be taken out now."""
+    words = (
+        f"{error.stderr.strip() or 'no answer'}\n{len(runs)} of {of} jobs are submitted "
+        f"({', '.join(run.run_id for run in runs)}): the same command once more, when Slurm answers, submits the others"
+    )
+    return SlurmCommandError(error.command, error.returncode, words)
+
+
+def _take_back(runs: Sequence[Run], *, slurm: Slurm | None) -> None:
+    for run in reversed(runs):
+        try:
+            request_cancel(run.dir, slurm=slurm)
+        except HpcaccelError as error:  # why the submit failed is what counts
+            warnings.warn(f"{run.run_id} may not be cancelled: {error}", stacklevel=2)
 
 
 def key_of(key: str | None, number: int) -> str | None:

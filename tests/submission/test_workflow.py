@@ -1,0 +1,69 @@
+"""The jobs of one file: what becomes of those that are submitted when a later one cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpcaccel.errors import ClusterError, SlurmCommandError, SlurmUnreachable
+from hpcaccel.spec.workflow import read_jobs
+from hpcaccel.submission import Run, all_runs
+from hpcaccel.submission.facts import open_requests
+from hpcaccel.submission.workflow import submit_jobs
+from tests.submission.conftest import Project
+
+JOBS = "jobs:\n" + "".join(
+    f"  {name}: {{entrypoint: {{script: train.py}}, slurm: {{time: 10}}}}\n" for name in ("first", "second", "third")
+)
+
+
+@pytest.fixture(autouse=True)
+def jobs_file(project: Project) -> None:
+    project.write("jobs.yaml", JOBS)
+
+
+def submit_all(project: Project) -> list[Run]:
+    jobs = read_jobs(project.path / "jobs.yaml")
+    assert jobs is not None
+    return submit_jobs(jobs, cluster="slurm", slurm=project.slurm)
+
+
+def at_the_third(project: Project, error: Exception, monkeypatch: pytest.MonkeyPatch, *, silent: bool) -> None:
+    """Let the third sbatch fail, and with ``silent`` every command behind it."""
+    sbatch = project.slurm.sbatch
+
+    def submit(*args: Any, **more: Any) -> str:
+        if len(project.slurm.submissions) == 2:
+            project.slurm.unreachable = "Unable to contact slurm controller" if silent else ""
+            raise error
+        return str(sbatch(*args, **more))
+
+    monkeypatch.setattr(project.slurm, "sbatch", submit)
+
+
+def test_the_same_command_goes_on_when_the_controller_went_away(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = SlurmUnreachable(["sbatch"], 1, "Unable to contact slurm controller")
+    with monkeypatch.context() as patch:
+        at_the_third(project, gone, patch, silent=True)
+        with pytest.raises(SlurmCommandError, match="2 of 3 jobs are submitted .* the same command once more") as caught:
+            submit_all(project)
+    assert not isinstance(caught.value, SlurmUnreachable)
+    project.slurm.unreachable = ""
+    assert all(open_requests(run.dir) == [] for run in all_runs())
+    assert [run.job_id for run in submit_all(project)] == ["100", "101", "102"]
+    assert [run.job_id for run in submit_all(project)] == ["103", "104", "105"], "given once more it is meant"
+
+
+def test_of_a_refusal_all_are_told_to_end_and_the_refusal_is_raised(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        at_the_third(project, ClusterError("Slurm refused the job"), patch, silent=True)
+        with pytest.warns(UserWarning, match="may not be cancelled"), pytest.raises(ClusterError, match="refused"):
+            submit_all(project)
+    project.slurm.unreachable = ""
+    assert [[one.then for _, one in open_requests(run.dir)] for run in all_runs()] == [["cancel"], ["cancel"]]
+    assert [run.job_id for run in submit_all(project)] == ["102", "103", "104"]
