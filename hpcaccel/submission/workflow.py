@@ -12,13 +12,14 @@ from hpcaccel.rundir import RunDir
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.spec import JobSpec
 from hpcaccel.submission.control import request_cancel
+from hpcaccel.submission.facts import open_requests
 from hpcaccel.submission.once import Once, asked_for
 from hpcaccel.submission.prepare import Prepared, prepare
 from hpcaccel.submission.run import Run, open_run
 from hpcaccel.submission.same_command import command_of
 from hpcaccel.submission.submit import submit_prepared
 
-__all__ = ["key_of", "prepare_jobs", "submit_jobs"]
+__all__ = ["is_half_submitted", "key_of", "prepare_jobs", "submit_jobs"]
 
 
 def prepare_jobs(
@@ -127,6 +128,11 @@ def _half_submitted(error: SlurmCommandError, runs: Sequence[Run], *, of: int) -
         f"({', '.join(run.run_id for run in runs)}): the same command once more, when Slurm answers, submits the others"
     )
     return SlurmCommandError(error.command, error.returncode, words)
+
+
+def is_half_submitted(runs: Sequence[RunDir], *, of: int) -> bool:
+    """Whether ``runs`` are those of a file with ``of`` jobs that the same command goes on with."""
+    return 0 < len(runs) < of and not any(request.then == "cancel" for run in runs for _, request in open_requests(run))
 
 
 def _take_back(runs: Sequence[Run], *, slurm: Slurm | None) -> None:

@@ -1,7 +1,8 @@
 """Stands in for Slurm's commands on the login node: a queue in a file, whose jobs never start.
 
 ``--test-only`` expects a job of N nodes to start at 1N o'clock. ``delay`` in the queue's folder: sbatch takes so many
-seconds before and after it has taken the job. ``at-work`` there: an sbatch has begun.
+seconds before and after it has taken the job. ``silent`` there: it takes the job and does not say so. ``at-work``
+there: an sbatch has begun.
 """
 
 import fcntl
@@ -33,6 +34,8 @@ def sbatch(args: list[str]) -> None:
         number = str(len(jobs()) + 1)
         file.write(f"{number}\t{script}\tPENDING\t{os.environ.get('WANDB_API_KEY', '')}\n")
     time.sleep(pause)
+    if (QUEUE / "silent").exists():
+        sys.exit("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")
     print(number)
 
 

@@ -131,6 +131,27 @@ def test_a_submission_that_was_killed_is_taken_up_when_it_is_repeated(node: Logi
     assert len(node.jobs()) == 2, "a new one, now that the first has been told of"
 
 
+def test_a_slurm_that_does_not_answer_may_have_taken_the_job(node: LoginNode) -> None:
+    node.project()
+    silent = Path(node.env["STAND_IN_QUEUE"]) / "silent"
+    silent.touch()
+    failed = node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps", code=1)
+    assert "the same command once more takes that job up" in failed.stderr
+    silent.unlink()
+    again = json.loads(node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps", "--json").stdout)
+    assert [again["run_id"]] == runs(node)
+    assert len(node.jobs()) == 1
+    node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps")
+    assert len(node.jobs()) == 2
+
+
+def test_a_run_that_slurm_may_have_taken_is_found_from_here(node: LoginNode) -> None:
+    node.project()
+    (Path(node.env["STAND_IN_QUEUE"]) / "silent").touch()
+    node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps", code=1)
+    assert "pending" in node.hpcaccel("status", "toy").stdout
+
+
 @pytest.mark.chaos
 @pytest.mark.parametrize("moment", [0.1 * step for step in range(1, 31)])
 @pytest.mark.parametrize("victim", ["here", "there", "both", "connection"])

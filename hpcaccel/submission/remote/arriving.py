@@ -91,27 +91,36 @@ def _stand_in(entrypoint: dict[str, Any], base: Path) -> None:
 
 
 def submitted(request: dict[str, Any]) -> dict[str, Any]:
-    """What was submitted for ``request``: its ``run``, of a file with several jobs its ``runs``."""
-    key = request["key"]
-    if request["kind"] != "jobs":
-        return {"run": _submitted(key)}
-    from hpcaccel.submission.workflow import key_of
+    """What was submitted for ``request``: its ``run``, of a file with several jobs its ``runs``; and whether it is
+    ``open``: the same request, made once more under its key, has something to find out or to go on with."""
+    from hpcaccel.submission.resume_once import is_open
+    from hpcaccel.submission.workflow import is_half_submitted, key_of
 
-    found = [_submitted(key_of(key, number)) for number in range(len(request["document"]["jobs"]))]
-    return {"run": None, "runs": [run for run in found if run is not None]}
+    key, several = request["key"], request["kind"] == "jobs"
+    keys = [key_of(key, number) for number in range(len(request["document"]["jobs"]))] if several else [key]
+    found = [run for one in keys if (run := _run_of(one)) is not None]
+    told = {"open": any(map(is_open, found)) or is_half_submitted(found, of=len(keys))}
+    runs = [_told(run) for run in found]
+    return {"run": None, "runs": runs, **told} if several else {"run": runs[0] if runs else None, **told}
 
 
-def _submitted(key: str | None) -> dict[str, str] | None:
-    """The run of a key, as this side's index would tell it; None where nothing was submitted."""
+def _run_of(key: str | None) -> RunDir | None:
+    """The run of a key; None where nothing was submitted."""
     from hpcaccel.submission.facts import read_record
     from hpcaccel.submission.once import key_file
+    from hpcaccel.submission.resume_once import is_open
 
     said = None if key is None else read_json(key_file(key))
     if said is None or not RunDir(said["run"]).record.exists():
         return None
     run = RunDir(said["run"])
+    return run if read_record(run).job_ids or is_open(run) else None
+
+
+def _told(run: RunDir) -> dict[str, str]:
+    """As this side's index would tell it; without a job id as long as nobody knows it."""
+    from hpcaccel.submission.facts import read_record
+
     record = read_record(run)
-    if not record.job_ids:
-        return None
-    known = {"run_id": run.run_id, "name": record.name, "job_id": record.job_ids[-1], "path": str(run.path)}
+    known = {"run_id": run.run_id, "name": record.name, "job_id": "".join(record.job_ids[-1:]), "path": str(run.path)}
     return {**known, "kind": record.kind}

@@ -46,11 +46,14 @@ class Handed:
     out: bytes
     err: bytes
     run: Mapping[str, str] | None
-    """``run_id``, ``name``, ``job_id``, ``path``; None where nothing was submitted, or several were."""
+    """``run_id``, ``name``, ``job_id``, ``path``; None where nothing was submitted, or several were. Where
+    it is ``open`` the job id may be empty."""
     repeated: bool
     """It was asked for earlier, and the answer did not arrive then."""
     runs: Sequence[Mapping[str, str]] = ()
     """All that were submitted: of a file with several jobs, each."""
+    open: bool = False
+    """Whether Slurm has taken the job is not known, or it has not taken all: the same, given again, goes on."""
 
 
 def pack(
@@ -237,7 +240,7 @@ def hand_over(
         for run in found.runs:
             names = declared.get(run["name"], []) if luggage.kind == "jobs" else list(luggage.secrets)
             memory.remember(cluster.name, run, secrets=names)
-        pending.done = True
+        pending.done = not found.open
         return replace(found, repeated=pending.is_repeated)
 
 
@@ -246,4 +249,5 @@ def _hear(conversation: Conversation) -> Handed:
     run = head.get("run")
     runs = head.get("runs") or ([] if run is None else [run])
     out, err = said.get("out", b""), said.get("err", b"")
-    return Handed(code=int(head["code"]), out=out, err=err, run=run, repeated=False, runs=runs)
+    is_open = bool(head.get("open"))
+    return Handed(code=int(head["code"]), out=out, err=err, run=run, repeated=False, runs=runs, open=is_open)
