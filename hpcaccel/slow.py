@@ -1,21 +1,38 @@
-"""Telling people that something takes its time, where a program set up who tells them."""
+"""Telling people something on the way, above all that it takes its time, where a program set up who tells them."""
 
 from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
-__all__ = ["ON_SILENCE", "counted", "told_when_slow"]
+__all__ = ["ON_SILENCE", "counted", "tell", "tell_once", "told_when_slow"]
 
 T = TypeVar("T")
 
 SILENT_SECONDS = 5.0
 ON_SILENCE: ContextVar[Callable[[str], None] | None] = ContextVar("ON_SILENCE", default=None)
 """Gets a sentence for people; None: nobody is there to be told."""
+_TOLD: set[object] = set()
+
+
+def tell(sentence: str) -> None:
+    """Tell ``sentence`` now; as a warning where no program set up who tells it."""
+    if (told := ON_SILENCE.get()) is not None:
+        told(sentence)
+    else:
+        warnings.warn(sentence, stacklevel=3)
+
+
+def tell_once(sentence: str, *, of: object) -> None:
+    """The same, once in this process for all that is told ``of`` one thing."""
+    if of not in _TOLD:
+        _TOLD.add(of)
+        tell(sentence)
 
 
 @contextmanager

@@ -67,8 +67,8 @@ def unfinished(folders: Iterable[Path]) -> list[Item]:
 
 def _is_left(place: Path, run: RunDir) -> bool:
     try:
-        with Turn(run, wait=False):
-            return os.lstat(place).st_uid == os.geteuid()
+        with Turn(run, wait=False) as turn:
+            return turn.is_locked and os.lstat(place).st_uid == os.geteuid()
     except (Underway, FileNotFoundError):
         return False
 

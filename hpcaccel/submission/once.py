@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,7 @@ from hpcaccel.rundir import RunDir, SweepDir, fsync_directory, read_json, state_
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission.build import temporary
 from hpcaccel.submission.facts import read_record
-from hpcaccel.submission.locks import give_back, take
+from hpcaccel.submission.locks import give_back, take, tell_of_no_state
 from hpcaccel.submission.pending import Pending, pending
 from hpcaccel.submission.recovery import recover
 from hpcaccel.submission.resume_once import is_open
@@ -129,13 +128,13 @@ class Once:
         self._lock = -1
 
     def __enter__(self) -> Once:
-        self._lock = take(self._lock_file)
+        self._lock = take(self._lock_file, what="submits the same")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is not None and self._said() is None:
+        if kind is not None and self._is_without_a_run():
             self._file.unlink(missing_ok=True)  # it failed and left nothing behind: the next try starts afresh
         give_back(self._lock_file, self._lock, remove=not self._file.exists())
 
@@ -153,7 +152,10 @@ class Once:
 
     def begin(self, run: RunDir) -> None:
         """Write down where the run is going to be, before anything is made."""
-        write_json(self._file, {"run": str(run.path), "sweep": isinstance(run, SweepDir), "began": time.time()})
+        try:
+            write_json(self._file, {"run": str(run.path), "sweep": isinstance(run, SweepDir)})
+        except OSError as error:
+            tell_of_no_state(error, self._file.parent)
 
     def earlier(self) -> Path | None:
         """The run that an earlier try has submitted; None: there is none, and nothing is left of it.
@@ -185,10 +187,10 @@ class Once:
             return True
         return False
 
-    def _said(self) -> Path | None:
-        """The run that was begun, as far as anything of it is there."""
+    def _is_without_a_run(self) -> bool:
+        """Whether nothing is there of the run that was begun."""
         said = read_json(self._file)
-        return Path(said["run"]) if said is not None and Path(said["run"]).exists() else None
+        return said is not None and not Path(said["run"]).exists()
 
 
 def _refuse_one_that_is_over(run: RunDir) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcaccel.rundir import read_json, state_home, write_json
-from hpcaccel.submission.locks import give_back, take_if_free
+from hpcaccel.submission.locks import UNLOCKED, give_back, take_if_free, tell_of_no_state
 
 __all__ = ["Pending", "pending"]
 
@@ -32,7 +32,7 @@ class Pending:
 def pending(kind: str, contents: Mapping[str, Any], *, kept_seconds: float | None) -> Iterator[Pending]:
     """A key for something that is asked for, on disk before the block begins, and kept when the block does not say that
     it is done: who asks for the same then gets the same key. Two calls at the same time are two: the file is locked by
-    the one that uses it.
+    the one that uses it. Where there are no locks, or nothing can be written, each call is a new one.
 
     Args:
         kind: the folder, in the user's state folder.
@@ -41,16 +41,21 @@ def pending(kind: str, contents: Mapping[str, Any], *, kept_seconds: float | Non
     """
     text = json.dumps(contents, sort_keys=True)
     folder = state_home() / "hpcaccel" / kind
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     name = hashlib.sha256(text.encode()).hexdigest()[:32]
     path, lock = _free(folder, name)
+    if lock == UNLOCKED:
+        yield Pending(uuid.uuid4().hex, is_repeated=False)
+        return
     try:
         before = read_json(path)
         if before is not None and kept_seconds is not None and time.time() - path.stat().st_mtime > kept_seconds:
             before = None
         asked = Pending(uuid.uuid4().hex if before is None else str(before["key"]), before is not None)
         if before is None:
-            write_json(path, {"key": asked.key}, mode=0o600)
+            try:
+                write_json(path, {"key": asked.key}, mode=0o600)
+            except OSError as error:
+                tell_of_no_state(error, folder)
         try:
             yield asked
         finally:

@@ -24,13 +24,15 @@ from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission import local
 from hpcaccel.submission.backend import Backend, SlurmBackend
 from hpcaccel.submission.facts import read_record
-from hpcaccel.submission.locks import give_back, take, take_if_free
+from hpcaccel.submission.locks import UNLOCKED, give_back, take, take_if_free
 from hpcaccel.submission.recording import ledger_sizes
 
 __all__ = ["SETTLING_SECONDS", "Interrupted", "Turn", "Underway", "is_open"]
 
 SETTLING_SECONDS = 15.0
 """How long the controller may take to show a job that somebody was handing in when he was killed."""
+UNLOCKED_SETTLING_SECONDS = 90.0
+"""The same where there are no locks: his sbatch may still be at work."""
 
 F = TypeVar("F", bound=Sized)
 
@@ -82,11 +84,12 @@ class Turn:
         # One lock for a run, whichever symbolic links it is named through.
         name = hashlib.sha256(os.path.realpath(self.run.path).encode()).hexdigest()[:32]
         self._path = state_home() / "hpcaccel" / "resumes" / f"{name}.lock"
-        self._lock = -1
+        self._lock = UNLOCKED
         self._begun = False
 
     def __enter__(self) -> Turn:
-        lock = take(self._path) if self._wait else take_if_free(self._path)
+        what = f"hands {self.run.run_id} in, or finds out what became of it"
+        lock = take(self._path, what=what) if self._wait else take_if_free(self._path)
         if lock is None:
             raise Underway
         self._lock = lock
@@ -101,13 +104,19 @@ class Turn:
         give_back(self._path, self._lock, remove=True)
 
     @property
+    def is_locked(self) -> bool:
+        """Whether it is known that no other process hands the run in: there may be no locks."""
+        return self._lock != UNLOCKED
+
+    @property
     def slurm(self) -> Slurm:
         """Slurm, whose commands hold the lock as long as they run, even when this process has been killed."""
-        return (self._given or Slurm()).holding(self._lock)
+        slurm = self._given or Slurm()
+        return slurm.holding(self._lock) if self.is_locked else slurm
 
     def holding(self, backend: Backend) -> Backend:
         """The same of a backend."""
-        if not isinstance(backend, SlurmBackend):
+        if not isinstance(backend, SlurmBackend) or not self.is_locked:
             return backend
         same = copy.copy(backend)
         same.slurm = backend.slurm.holding(self._lock)
@@ -160,13 +169,24 @@ class Turn:
         return self._looked_for(earlier, self._workers_in_queue)
 
     def _looked_for(self, earlier: Interrupted, look: Callable[[Interrupted], F]) -> F:
-        what = f"waiting for up to {SETTLING_SECONDS:g} s: an earlier hand-in of {self.run.run_id} was cut off"
+        began = self._script_began(earlier)
+        most = SETTLING_SECONDS if self.is_locked else UNLOCKED_SETTLING_SECONDS
+        what = f"waiting for up to {most:g} s: an earlier hand-in of {self.run.run_id} was cut off"
         with told_when_slow(f"{what}, and Slurm may show its job in a moment"):
-            while not (found := look(earlier)) and self._now() - earlier.began <= SETTLING_SECONDS:
+            while not (found := look(earlier)) and self._now() - began <= most:
                 if not self._wait:
                     raise Underway
                 self._sleep(1.0)
         return found
+
+    def _script_began(self, earlier: Interrupted) -> float:
+        """When sbatch can have begun at the earliest: the note is written before the code is copied, the script after.
+        Not later than now, whatever the clock of the file system says."""
+        try:
+            written = os.stat(self.run.script).st_mtime
+        except OSError:
+            return earlier.began
+        return max(earlier.began, min(written, self._now()))
 
     def _jobs_in_queue(self, earlier: Interrupted) -> set[str]:
         started = {_plain(job_id) for run in (self.run, *_parts(self.run)) for job_id in _starts(run)}

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextvars
+import errno
+import fcntl
+import os
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcaccel import slow
 from hpcaccel.errors import RunBusy, SlurmCommandError, UserError
 from hpcaccel.records import AttemptEnd, to_dict
 from hpcaccel.rundir import append_line
 from hpcaccel.slurm.states import JobState
-from hpcaccel.submission import Run, RunArray, recording, resume_once
+from hpcaccel.submission import Run, RunArray, locks, recording, resume_once
 from hpcaccel.submission import secrets as resume_secrets
 from hpcaccel.submission.run import open_run
 from tests.submission.conftest import Project
@@ -85,11 +93,73 @@ def test_a_job_that_has_ended_meanwhile_is_followed_by_another(project: Project,
 
 
 def test_one_that_was_killed_before_sbatch_is_made_anew(project: Project, run: Run) -> None:
+    os.utime(run.dir.script, (1.0, 1.0))
     long_ago = resume_once.Turn(run.dir, slurm=project.slurm, now=lambda: 1.0)
     long_ago.begin()
     run.resume()
     assert run.record.job_ids == ["100", "101"]
     assert not run.dir.resuming.exists()
+
+
+def test_the_controller_has_its_time_after_a_long_copy_too(project: Project, run: Run) -> None:
+    """The note is older than what was copied before sbatch."""
+    resume_once.Turn(run.dir, slurm=project.slurm, now=lambda: 1000.0).begin()
+    os.utime(run.dir.script, (1090.0, 1090.0))
+    for at, is_underway in ((1100.0, True), (1106.0, False)):
+        with resume_once.Turn(run.dir, slurm=project.slurm, wait=False, now=lambda at=at: at) as turn:
+            earlier = turn.interrupted()
+            assert earlier is not None
+            with pytest.raises(resume_once.Underway) if is_underway else nullcontext():
+                assert turn.handed_in(earlier) == []
+
+
+def test_without_locks_it_is_taken_up_all_the_same(
+    project: Project, run: Run, killed: Killed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    told = []
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr(slow, "_TOLD", set())
+    token = slow.ON_SILENCE.set(told.append)
+    try:
+        killed(run, recorded=False)
+        run.resume()
+        assert project.queue().job_id == "102"
+    finally:
+        slow.ON_SILENCE.reset(token)
+    assert run.record.job_ids == ["100", "101"]
+    assert len(told) == 1
+    assert "cannot be used (Function not implemented)" in told[0]
+
+
+def test_a_state_directory_that_cannot_be_used_costs_one_note(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(project.path / "job.yaml"))
+    monkeypatch.setattr(slow, "_TOLD", set())
+    with pytest.warns(UserWarning, match=r"cannot be used \(Not a directory\): this command goes on") as told:
+        run = project.queue()
+    assert len(told) == 1
+    assert run.status().state == "pending"
+
+
+def test_who_waits_for_a_lock_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = threading.Event()
+    token = slow.ON_SILENCE.set(lambda sentence: told.set())
+    monkeypatch.setattr(slow, "SILENT_SECONDS", 0.05)
+    mine = locks.take(tmp_path / "lock", what="is first")
+    other = threading.Thread(
+        target=contextvars.copy_context().run, args=(locks.take, tmp_path / "lock"), kwargs={"what": "is first"}
+    )
+    other.start()
+    try:
+        assert told.wait(20)
+    finally:
+        locks.give_back(tmp_path / "lock", mine)
+        other.join()
+        slow.ON_SILENCE.reset(token)
 
 
 def test_a_controller_that_did_not_answer_may_have_taken_the_job(

@@ -48,7 +48,9 @@ def test_the_same_command_goes_on_when_the_controller_went_away(
     gone = SlurmUnreachable(["sbatch"], 1, "Unable to contact slurm controller")
     with monkeypatch.context() as patch:
         at_the_third(project, gone, patch, silent=True)
-        with pytest.raises(SlurmCommandError, match="2 of 3 jobs are submitted .* the same command once more") as caught:
+        with pytest.raises(
+            SlurmCommandError, match="2 of 3 jobs are submitted .* the same command once more"
+        ) as caught:
             submit_all(project)
     assert not isinstance(caught.value, SlurmUnreachable)
     project.slurm.unreachable = ""

@@ -6,7 +6,6 @@ A request has an id. While it is carried out, another one with the same id waits
 from __future__ import annotations
 
 import base64
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from typing import Any
 
 from hpcaccel.errors import UserError
 from hpcaccel.rundir import read_json, write_json
-from hpcaccel.submission.locks import take
+from hpcaccel.submission.locks import give_back, take
 from hpcaccel.submission.remote.memory import state_folder
 
 __all__ = ["Collector", "Reply", "kept"]
@@ -69,11 +68,12 @@ def kept(name: str | None) -> Iterator[Reply]:
     folder = state_folder() / "replies"
     if folder.is_dir():
         _forget(folder)
-    lock = take(folder / f"{name}.lock")
+    file = folder / f"{name}.lock"
+    lock = take(file, what="carries out the same request")
     try:
         yield Reply(folder / f"{name}.json")
     finally:
-        os.close(lock)
+        give_back(file, lock)
 
 
 def _forget(folder: Path) -> None:
