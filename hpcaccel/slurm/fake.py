@@ -190,7 +190,7 @@ class FakeSlurm:
         live = {
             one: job
             for one, job in self._matching([job_id]).items()
-            if not job.state.is_ended and (job.state.is_pending or not only_pending)
+            if not job.state.is_ended and (not only_pending or _is_plainly_pending(job.state))
         }
         for address in live:
             self.move(address, JobState.CANCELLED, end_time=time.time())
@@ -282,6 +282,11 @@ class FakeSlurm:
             return dict(self.jobs)
         wanted = set(job_ids)
         return {one: job for one, job in self.jobs.items() if one in wanted or one.partition("_")[0] in wanted}
+
+
+def _is_plainly_pending(state: JobState) -> bool:
+    """What ``scancel --state=PENDING`` takes: of older versions no job that is held after a requeue."""
+    return state.is_pending and state not in (JobState.REQUEUE_HOLD, JobState.SPECIAL_EXIT)
 
 
 def _array_option(text: str, args: Sequence[str]) -> list[int] | None:

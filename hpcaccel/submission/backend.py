@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
-from hpcaccel.errors import ClusterError
+from hpcaccel.errors import ClusterError, SlurmCommandError
 from hpcaccel.rundir import RunDir
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission import local
 
-__all__ = ["Backend", "LocalBackend", "SlurmBackend", "backend_named", "ranges"]
+__all__ = ["Backend", "LocalBackend", "SlurmBackend", "backend_named", "ranges", "take_back"]
 
 
 class Backend(Protocol):
@@ -48,7 +48,7 @@ class SlurmBackend:
         return self.slurm.sbatch(script, [*args, *self.options])
 
     def discard(self, run: RunDir, job_id: str) -> None:
-        self.slurm.cancel(job_id)
+        take_back(self.slurm, job_id)
 
 
 class LocalBackend:
@@ -67,6 +67,18 @@ class LocalBackend:
 
     def discard(self, run: RunDir, job_id: str) -> None:
         local.kill(run)
+
+
+def take_back(slurm: Slurm, job_id: str) -> None:
+    """Cancel a job that has just been handed in.
+
+    Raises:
+        SlurmCommandError: never SlurmUnreachable, which says that nothing was handed in.
+    """
+    try:
+        slurm.cancel(job_id)
+    except SlurmCommandError as error:
+        raise SlurmCommandError(error.command, error.returncode, error.stderr) from None
 
 
 def backend_named(name: Literal["slurm", "local"], slurm: Slurm | None = None) -> Backend:

@@ -98,8 +98,8 @@ def request_cancel(run: RunDir, *, slurm: Slurm | None = None) -> None:
     if now.ended and not any(left.values()):
         if not (waiting := left_in_queue(run, slurm)):
             raise UserError(f"run {now.run_id} is {now.state}: there is nothing to cancel")
-        cancel_waiting(slurm, [entry.job_id for entry in waiting])
         for entry in waiting:
+            slurm.cancel(entry.job_id)  # older Slurm does not count one that is held after a requeue as pending
             warnings.warn(f"run {now.run_id} was {now.state} already; {sentence_on(entry)}: taken out", stacklevel=2)
         return
     for one in _asked(run, active):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from hpcaccel.errors import HpcaccelError
+from hpcaccel.errors import HpcaccelError, SlurmCommandError
 from hpcaccel.rundir import RunDir, SweepDir, register
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission.backend import backend_named
@@ -19,7 +19,7 @@ from hpcaccel.submission.pickles import leave_pickles
 from hpcaccel.submission.recording import record_job, record_workers
 from hpcaccel.submission.resume_once import Interrupted, Turn, Underway, is_open
 
-__all__ = ["owner", "recover", "recover_now", "take_up"]
+__all__ = ["owner", "perhaps_resumed", "recover", "recover_now", "take_up"]
 
 ANSWER_SECONDS = 20.0
 """After that Slurm counts as silent for who only looks."""
@@ -75,6 +75,15 @@ def take_up(turn: Turn) -> bool:
     came_through = turn.is_written_down(earlier) or _write_down(turn, earlier)
     turn.done()
     return came_through
+
+
+def perhaps_resumed(error: SlurmCommandError, run: RunDir) -> SlurmCommandError:
+    """What is told of a resume that Slurm did not answer: its note stands, and so must all that it has changed."""
+    words = (
+        f"{error.stderr.strip() or 'no answer'}\nWhether Slurm has taken the job is not known: `hpcaccel status "
+        f"{run.run_id}` finds out once Slurm answers, and another resume takes that job up, if there is one"
+    )
+    return SlurmCommandError(error.command, error.returncode, words)
 
 
 def _write_down(turn: Turn, earlier: Interrupted) -> bool:

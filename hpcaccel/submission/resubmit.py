@@ -15,7 +15,7 @@ from hpcaccel.submission.facts import honoured_name, open_requests, read_record,
 from hpcaccel.submission.handin import hand_in
 from hpcaccel.submission.left_in_queue import left_in_queue
 from hpcaccel.submission.recording import ledger_sizes, record_job
-from hpcaccel.submission.recovery import owner, take_up
+from hpcaccel.submission.recovery import owner, perhaps_resumed, take_up
 from hpcaccel.submission.resume_once import Turn
 from hpcaccel.submission.secrets import bring_secrets
 from hpcaccel.submission.status import RunStatus, status
@@ -64,23 +64,20 @@ def _hand_in_anew(run: RunDir, turn: Turn, slurm: Slurm | None) -> str:
         record_job(turn.run, job_id, indices=indices, offsets=offsets, backend=backend)
         turn.done()
 
+    if isinstance(backend, SlurmBackend):
+        cancel_waiting(backend.slurm, waiting_links(record))  # those of the old chain, if any are left
+        for entry in left_in_queue(run, backend.slurm):
+            backend.slurm.cancel(entry.job_id)
     for task, name in stale:
         (task.control / name).rename(task.control / honoured_name(name))
     try:
-        if isinstance(backend, SlurmBackend):
-            cancel_waiting(backend.slurm, waiting_links(record))  # those of the old chain, if any are left
-            cancel_waiting(backend.slurm, [entry.job_id for entry in left_in_queue(run, backend.slurm)])
         turn.begin(indices=indices)
         return hand_in(turn.run, backend=backend, indices=indices, after=write_down)
     except SlurmCommandError as error:
         if isinstance(error, SlurmUnreachable):
             _restore(stale)
             raise
-        words = (
-            f"{error.stderr.strip() or 'no answer'}\nWhether Slurm has taken the job is not known: `hpcaccel status "
-            f"{run.run_id}` finds out once Slurm answers, and another resume takes that job up, if there is one"
-        )
-        raise SlurmCommandError(error.command, error.returncode, words) from None
+        raise perhaps_resumed(error, run) from None
     except BaseException:
         _restore(stale)
         raise

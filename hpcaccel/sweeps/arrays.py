@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from hpcaccel.errors import ClusterError
+from hpcaccel.errors import ClusterError, SlurmCommandError, SlurmUnreachable
 from hpcaccel.rundir import RunDir, SweepDir
+from hpcaccel.slurm.commands import Slurm
 from hpcaccel.slurm.refusals import submit_limit
 from hpcaccel.submission import local
 from hpcaccel.submission.array_size import largest_array
-from hpcaccel.submission.backend import Backend, SlurmBackend, ranges
+from hpcaccel.submission.backend import Backend, SlurmBackend, ranges, take_back
 
 __all__ = ["WorkerArrays", "chunks"]
 
@@ -66,14 +67,14 @@ class WorkerArrays:
         """Take all of them back."""
         if isinstance(self.backend, SlurmBackend):
             for array_id in self.array_ids:
-                self.backend.slurm.cancel(array_id)
+                take_back(self.backend.slurm, array_id)
             return
         assert isinstance(run, SweepDir)
         for index in self.indices:
             local.kill(run.worker(index))
 
     def _submit(self, backend: SlurmBackend, script: Path) -> None:
-        most = largest_array(backend.slurm.config())
+        most = _largest_array(backend.slurm)
         waiting = chunks(self.indices, most)
         while waiting:
             piece, *waiting = waiting
@@ -94,6 +95,14 @@ class WorkerArrays:
             options.append("--output=/dev/null")  # %a would name another worker's folder: the script sees to it
         array_id = backend.slurm.sbatch(script, options, words=[str(offset)] if offset else [])
         self.jobs |= {index: f"{array_id}_{index - offset}" for index in indices}
+
+
+def _largest_array(slurm: Slurm) -> int:
+    """Raises SlurmUnreachable where Slurm does not answer: nothing has been handed over."""
+    try:
+        return largest_array(slurm.config())
+    except SlurmCommandError as error:
+        raise SlurmUnreachable(error.command, error.returncode, error.stderr) from None
 
 
 def chunks(indices: Sequence[int], most: int) -> list[list[int]]:

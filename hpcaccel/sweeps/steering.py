@@ -11,14 +11,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from hpcaccel.errors import RunBusy, RunDirectoryError, SpecError, UserError
+from hpcaccel.errors import (
+    RunBusy,
+    RunDirectoryError,
+    SlurmCommandError,
+    SlurmUnreachable,
+    SpecError,
+    UserError,
+)
 from hpcaccel.rundir import RunDir, SweepDir, atomic_write, read_json, register, write_json
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.spec import SweepSpec, sweep_from_values
 from hpcaccel.spec.expand import escape
 from hpcaccel.submission.backend import backend_named
 from hpcaccel.submission.facts import honoured_name, open_requests, read_record
-from hpcaccel.submission.recovery import recover, take_up
+from hpcaccel.submission.recovery import perhaps_resumed, recover, take_up
 from hpcaccel.submission.resume_once import Turn, is_open
 from hpcaccel.submission.secrets import bring_secrets
 from hpcaccel.submission.status import RunStatus, status
@@ -96,21 +103,29 @@ def _start_workers(sweep: SweepDir, spec: SweepSpec, *, count: int, slurm: Slurm
     record = read_record(sweep)
     backend_named(record.backend, slurm).check()
     bring_secrets(spec.job.environment.secrets, run_id=sweep.run_id)
-    with (
-        Turn(sweep, slurm=slurm) as turn,
-        _requests_put_aside([sweep, *(sweep.worker(index) for index in sweep.worker_indices())]),
-        _defined(sweep, spec),
-    ):
+    with Turn(sweep, slurm=slurm) as turn:
         if take_up(turn):
             raise RunBusy(f"an earlier start of workers of {sweep.run_id} was cut off, and they are in the queue now")
         arrays = WorkerArrays(turn.holding(backend_named(record.backend, slurm)), range(count))
-        JournalFile(sweep.journal).append([{"hpcaccel": "resume", "time": time.time()}], sync=True)
-        for index in set(range(count)) - set(sweep.worker_indices()):
-            make_worker(sweep.worker(index), record, run_id=sweep.worker(index).run_id)
-        turn.begin(indices=range(count))
-        hand_in_workers(sweep, arrays, turn=turn)
+        places = [sweep, *(sweep.worker(index) for index in sweep.worker_indices())]
+        with _requests_put_aside(places), _defined(sweep, spec):
+            JournalFile(sweep.journal).append([{"hpcaccel": "resume", "time": time.time()}], sync=True)
+            for index in set(range(count)) - set(sweep.worker_indices()):
+                make_worker(sweep.worker(index), record, run_id=sweep.worker(index).run_id)
+            turn.begin(indices=range(count))
+            try:
+                hand_in_workers(sweep, arrays, turn=turn)
+            except SlurmCommandError as error:
+                if _is_undone_by(error):
+                    raise
+                raise perhaps_resumed(error, sweep) from None
     register(sweep, name=record.name, job_id=arrays.array_ids[0])
     return arrays
+
+
+def _is_undone_by(error: BaseException) -> bool:
+    """Whether a hand-in that failed so has left nothing; a Slurm that did not answer may have taken workers."""
+    return not isinstance(error, SlurmCommandError) or isinstance(error, SlurmUnreachable)
 
 
 def refuse_living(now: RunStatus) -> None:
@@ -244,7 +259,7 @@ def refuse_spent(sweep: SweepDir, spec: SweepSpec) -> None:
 
 @contextmanager
 def _defined(sweep: SweepDir, spec: SweepSpec) -> Iterator[None]:
-    """The sweep's files say ``spec``, and when the block fails what they said before."""
+    """The sweep's files say ``spec``, and when the block fails what they said before, unless workers may be taken."""
     document = read_json(sweep.sweep) or {}
     before = sweep.spec_yaml.read_text(encoding="utf-8")
     if document["hash"] == sweep_hash(spec):
@@ -255,21 +270,22 @@ def _defined(sweep: SweepDir, spec: SweepSpec) -> Iterator[None]:
         write_json(sweep.sweep, {**document, "sweep": section, "hash": sweep_hash(spec)})
         atomic_write(sweep.spec_yaml, resolved_yaml(spec))
         yield
-    except BaseException:
-        write_json(sweep.sweep, document)
-        atomic_write(sweep.spec_yaml, before)
+    except BaseException as error:
+        if _is_undone_by(error):
+            write_json(sweep.sweep, document)
+            atomic_write(sweep.spec_yaml, before)
         raise
 
 
 @contextmanager
 def _requests_put_aside(places: Sequence[RunDir]) -> Iterator[None]:
-    """Earlier requests to stop are done with; when the block fails, they stand again."""
+    """Earlier requests to stop are done with; when the block fails, they stand again, unless workers may be taken."""
     stale = [(place, name) for place in places for name, _ in open_requests(place)]
     for place, name in stale:
         (place.control / name).rename(place.control / honoured_name(name))
     try:
         yield
-    except BaseException:
-        for place, name in stale:
+    except BaseException as error:
+        for place, name in stale if _is_undone_by(error) else ():
             (place.control / honoured_name(name)).rename(place.control / name)
         raise

@@ -130,6 +130,24 @@ def test_a_resume_takes_a_held_job_out_before(project: Project, run: Run) -> Non
     assert run.job_id != held
 
 
+def test_a_resume_that_cannot_take_a_held_job_out_changes_nothing(
+    project: Project, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(project, run)
+    run.stop()
+    finish(run, "failed")
+    project.slurm.move(run.job_id, JobState.REQUEUE_HOLD)
+
+    def timed_out(*_: object, **__: object) -> str:
+        raise SlurmCommandError(["scancel"], 1, "Socket timed out on send/recv operation")
+
+    monkeypatch.setattr(project.slurm, "cancel", timed_out)
+    with pytest.raises(SlurmCommandError, match="send/recv operation$"):
+        run.resume()
+    assert len(open_requests(run.dir)) == 1
+    assert not run.dir.resuming.exists()
+
+
 def test_an_array_is_cancelled_by_one_command(project: Project, array: RunArray) -> None:
     finish(array[1])
     array.cancel()

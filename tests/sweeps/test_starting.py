@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.errors import ClusterError, RunDirectoryError, SpecError
+from hpcaccel.errors import ClusterError, RunDirectoryError, SlurmCommandError, SlurmUnreachable, SpecError
 from hpcaccel.rundir import index_lines, read_json
 from hpcaccel.spec import load_sweep, resolve
 from hpcaccel.submission.facts import read_record
@@ -104,6 +104,35 @@ def test_any_other_refusal_takes_back_what_was_taken(place: Place, monkeypatch: 
         place.start()
     assert place.slurm.cancelled == ["100"]
     assert not place.runs.exists()
+
+
+def test_without_the_configuration_nothing_is_handed_in_and_nothing_left(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = place.plan()
+
+    def silent() -> dict[str, str]:
+        raise SlurmCommandError(["scontrol"], 124, "no answer within 60 s")
+
+    monkeypatch.setattr(place.slurm, "config", silent)
+    with pytest.raises(SlurmUnreachable, match="no answer within 60 s$"):
+        starting.start_sweep(plan)
+    assert not place.runs.exists()
+
+
+def test_an_array_that_cannot_be_taken_back_keeps_its_directory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.slurm.settings["MaxArraySize"] = "2"
+    sbatch = place.slurm.sbatch
+
+    def goes_away(*args: object, **options: object) -> str:
+        if place.slurm.submissions:
+            place.slurm.unreachable = "Unable to contact slurm controller"
+        return str(sbatch(*args, **options))
+
+    monkeypatch.setattr(place.slurm, "sbatch", goes_away)
+    with pytest.raises(SlurmCommandError, match="Whether Slurm has taken the job is not known"):
+        place.start()
+    assert [one.script.exists() for one in place.slurm.submissions] == [True]
 
 
 def test_a_full_disk_is_told_and_nothing_is_left(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

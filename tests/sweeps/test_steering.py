@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hpcaccel.errors import ClusterError, RunBusy, RunDirectoryError, SpecError, UserError
+from hpcaccel.errors import ClusterError, RunBusy, RunDirectoryError, SlurmCommandError, SpecError, UserError
 from hpcaccel.records import WorkerEnd, WorkerStart, to_dict
 from hpcaccel.rundir import append_line, read_json, write_json
 from hpcaccel.slurm.states import JobState
@@ -126,6 +127,41 @@ def test_a_resume_that_slurm_refuses_changes_nothing(place: Place) -> None:
     assert (sweep.dir.sweep.read_text(), sweep.dir.spec_yaml.read_text()) == before
     assert len(open_requests(sweep.dir)) == 1
     assert sweep.status().state == "paused"
+
+
+def test_a_resume_that_slurm_may_have_taken_stands(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, _ = place.start()
+    sweep.stop()
+    sbatch = place.slurm.sbatch
+
+    def timed_out(*args: Any, **more: Any) -> str:
+        sbatch(*args, **more)
+        raise SlurmCommandError(["sbatch"], 1, "Socket timed out on send/recv operation")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place.slurm, "sbatch", timed_out)
+        with pytest.raises(SlurmCommandError, match="Whether Slurm has taken the job is not known: .* another resume"):
+            sweep.resume(changes=["sweep.max_trials=30"])
+    assert open_requests(sweep.dir) == []
+    assert sweep.spec.sweep.max_trials == 30
+    assert sweep.resume(changes=["sweep.max_trials=30"]).array_ids == ["101"]
+    assert len(place.slurm.submissions) == 2
+
+
+def test_a_resume_without_the_configuration_changes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, _ = place.start()
+    sweep.stop()
+
+    def silent() -> dict[str, str]:
+        raise SlurmCommandError(["scontrol"], 124, "no answer within 60 s")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place.slurm, "config", silent)
+        with pytest.raises(SlurmCommandError, match="no answer within 60 s$"):
+            sweep.resume(changes=["sweep.max_trials=30"])
+    assert len(open_requests(sweep.dir)) == 1
+    assert sweep.spec.sweep.max_trials == 20
+    assert len(place.slurm.submissions) == 1
 
 
 def test_a_resume_on_a_disk_that_cannot_be_written_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
