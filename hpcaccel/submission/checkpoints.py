@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcaccel import layout
-from hpcaccel.errors import CheckpointError, Damaged, RunNotFound, SlurmCommandError, UserError
+from hpcaccel.errors import CheckpointError, Damaged, RunNotFound, SlurmCommandError, SlurmUnreachable, UserError
 from hpcaccel.layout import sealed
 from hpcaccel.layout.pins import pin, unpin
-from hpcaccel.rundir import RunDir
+from hpcaccel.rundir import RunDir, read_json
 
-__all__ = ["Origin", "find_checkpoint", "find_origin", "find_place", "held", "is_checkpoint_of_run"]
+__all__ = ["Origin", "find_checkpoint", "find_origin", "find_place", "held", "is_checkpoint_of_run", "let_go"]
 
 _SHOWN = 12
 
@@ -156,15 +156,31 @@ def held(origin: Origin | None, *, run_id: str) -> Iterator[None]:
         yield
         return
     try:
-        ours = pin(origin.path, why=f"run {run_id} branches from it")
+        ours = pin(origin.path, why=_why(run_id))
     except FileNotFoundError:
         raise Damaged(f"{origin.path} has been deleted meanwhile") from None
     try:
         sealed.read(origin.path)
         yield
-    except SlurmCommandError:
-        raise  # Slurm did not answer, and may have taken the job
-    except BaseException:
-        if ours:
+    except BaseException as error:
+        may_be_taken = isinstance(error, SlurmCommandError) and not isinstance(error, SlurmUnreachable)
+        if ours and not may_be_taken:
             unpin(origin.path)
         raise
+
+
+def let_go(branched_from: Mapping[str, Any] | None, *, run_id: str) -> None:
+    """Take out the pin that a run had made, which never had a job.
+
+    Args:
+        branched_from: as the run's record says.
+    """
+    if branched_from is None:
+        return
+    path = Path(branched_from["checkpoint"])
+    if (read_json(path / layout.PINNED) or {}).get("why") == _why(run_id):
+        unpin(path)
+
+
+def _why(run_id: str) -> str:
+    return f"run {run_id} branches from it"

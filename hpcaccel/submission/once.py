@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,6 +24,7 @@ from hpcaccel.errors import ClusterError, SlurmCommandError, SlurmUnreachable, U
 from hpcaccel.rundir import RunDir, SweepDir, fsync_directory, read_json, state_home, write_json
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission.build import temporary
+from hpcaccel.submission.checkpoints import let_go
 from hpcaccel.submission.facts import read_record
 from hpcaccel.submission.locks import give_back, take, tell_of_no_state
 from hpcaccel.submission.pending import Pending, pending
@@ -172,8 +173,10 @@ class Once:
             if read_record(run).job_ids:
                 return None if self._is_given_up(run) else run.path
             _refuse_one_that_is_over(run)
+            _let_go(run, of=run)
             shutil.rmtree(run.path)
             fsync_directory(run.path.parent)
+        _let_go(temporary(run), of=run)
         shutil.rmtree(temporary(run).path, ignore_errors=True)
         self._file.unlink()
         return None
@@ -193,10 +196,20 @@ class Once:
         return said is not None and not Path(said["run"]).exists()
 
 
+def _let_go(place: RunDir, *, of: RunDir) -> None:
+    """What is about to be removed needs no checkpoint any more."""
+    if place.record.exists():
+        with suppress(OSError):
+            let_go(read_record(place).branched_from, run_id=of.run_id)
+
+
 def _refuse_one_that_is_over(run: RunDir) -> None:
     """Raises ClusterError where a job has begun and has been forgotten by the queue."""
-    if read_record(run).backend == "slurm" and run.slurm_log.exists():
+    record = read_record(run)
+    parts = [run, *(run.task(index) for index in range(record.array_size or 0))]
+    log = next((part.slurm_log for part in parts if part.slurm_log.exists()), None)
+    if record.backend == "slurm" and log is not None:
         raise ClusterError(
             f"an earlier try has submitted {run.path}, and its job has left the queue before its first attempt: look "
-            f"into {run.slurm_log}"
+            f"into {log}"
         )

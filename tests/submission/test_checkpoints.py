@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 from hpcaccel import layout
-from hpcaccel.errors import CheckpointError, ClusterError, Damaged, RunNotFound, SpecError, UserError
+from hpcaccel.errors import (
+    CheckpointError,
+    ClusterError,
+    Damaged,
+    RunNotFound,
+    SlurmCommandError,
+    SlurmUnreachable,
+    SpecError,
+    UserError,
+)
 from hpcaccel.layout import sealed
 from hpcaccel.layout.pins import is_pinned, pin
 from hpcaccel.rundir import read_json
@@ -118,16 +127,36 @@ def test_a_branch_begins_there_and_holds_it(run: Run, project: Project) -> None:
         assert json.loads(task.record.read_text())["branched_from"]["step"] == 300
 
 
-def test_a_submission_that_fails_pins_nothing(run: Run, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [ClusterError("no"), SlurmUnreachable(["sbatch"], 1, "no")])
+def test_a_submission_that_fails_pins_nothing(
+    run: Run, project: Project, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def refuse(*_: object, **__: object) -> str:
-        raise ClusterError("no")
+        raise error
 
     monkeypatch.setattr(project.slurm, "sbatch", refuse)
     pin(run.dir.checkpoints / "step_00000100", why="mine")
     for step in (100, 200):
-        with pytest.raises(ClusterError):
+        with pytest.raises(type(error)):
             project.queue(from_run=f"first@{step}")
     assert [is_pinned(path) for _, path in layout.step_directories(run.dir.checkpoints)] == [False, False, True]
+
+
+def test_a_run_that_never_had_a_job_pins_nothing_once_it_is_submitted_anew(
+    run: Run, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(*_: object, **__: object) -> str:
+        raise SlurmCommandError(["sbatch"], 1, "Socket timed out")
+
+    path = run.dir.checkpoints / "step_00000200"
+    with monkeypatch.context() as patch:
+        patch.setattr(project.slurm, "sbatch", silent)
+        with pytest.raises(SlurmCommandError):
+            project.queue(from_run="first@200")
+    assert is_pinned(path)
+    monkeypatch.setattr("hpcaccel.submission.resume_once.SETTLING_SECONDS", -1.0)
+    branch = project.queue(from_run="first@200")
+    assert json.loads((path / layout.PINNED).read_text())["why"] == f"run {branch.run_id} branches from it"
 
 
 def test_two_words_on_where_to_begin_are_one_too_many(run: Run, project: Project) -> None:

@@ -274,6 +274,24 @@ def test_a_job_that_the_queue_has_forgotten_is_known_by_its_lease(
     assert (run.status().state, run.job_id) == ("starting", "100")
 
 
+@pytest.mark.parametrize(
+    ("name", "log"), [("run", "slurm.log"), ("array", "tasks/1/slurm.log"), ("sweep", "workers/1/slurm.log")]
+)
+def test_a_run_that_a_forgotten_job_has_begun_is_not_removed(
+    project: Project, monkeypatch: pytest.MonkeyPatch, name: str, log: str
+) -> None:
+    settle(monkeypatch)
+    kind = Kind(project, name)
+    _killed_behind_sbatch(project, monkeypatch, kind.submit)
+    monkeypatch.setattr(SharedSlurm, "jobs_of_script", lambda *_: [])
+    monkeypatch.setattr(SharedSlurm, "workers_of_script", lambda *_: {})
+    (script,) = {one.script for one in project.slurm.seen().submissions}
+    (script.parent / log).write_text("module: command not found")
+    with pytest.raises(ClusterError, match=f"has left the queue before its first attempt: look into .*{log}"):
+        kind.submit()
+    assert script.exists()
+
+
 def test_a_job_that_no_record_names_and_that_holds_the_lease_is_not_lost(project: Project) -> None:
     run = project.queue()
     assert isinstance(run, Run)
