@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from hpcaccel.slow import tell_once, told_when_slow
 
-__all__ = ["UNLOCKED", "give_back", "take", "take_if_free", "tell_of_no_state"]
+__all__ = ["UNLOCKED", "forget_old", "give_back", "take", "take_if_free", "tell_of_no_state"]
 
 UNLOCKED = -1
 """In place of a descriptor, where there can be no lock."""
@@ -47,6 +48,16 @@ def give_back(path: Path, lock: int, *, remove: bool = False) -> None:
         with suppress(OSError):
             path.unlink()
     os.close(lock)
+
+
+def forget_old(folder: Path, *, older_than_seconds: float) -> None:
+    """Delete the files of ``folder``, locks among them, that nobody has written for so long."""
+    oldest = time.time() - older_than_seconds
+    with suppress(OSError):
+        for entry in os.scandir(folder):
+            with suppress(OSError):  # another process may have forgotten it
+                if entry.stat().st_mtime < oldest:
+                    os.unlink(entry.path)
 
 
 def tell_of_no_state(error: OSError, place: Path) -> None:

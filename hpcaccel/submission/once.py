@@ -26,7 +26,7 @@ from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission.build import temporary
 from hpcaccel.submission.checkpoints import let_go
 from hpcaccel.submission.facts import read_record
-from hpcaccel.submission.locks import give_back, take, tell_of_no_state
+from hpcaccel.submission.locks import forget_old, give_back, take, tell_of_no_state
 from hpcaccel.submission.pending import Pending, pending
 from hpcaccel.submission.recovery import recover
 from hpcaccel.submission.resume_once import is_open
@@ -42,6 +42,9 @@ def once_or_always(key: str | None) -> Once | Always:
 
 WINDOW_SECONDS = 3600.0
 """After so long a command that was killed is not gone on with: what is given then is meant as a new one."""
+
+KEPT_SECONDS = 30 * 86_400.0
+"""For so long it is known which run was submitted under a key."""
 
 _KEY = re.compile(r"[0-9A-Za-z_-]{8,64}")
 
@@ -129,6 +132,7 @@ class Once:
         self._lock = -1
 
     def __enter__(self) -> Once:
+        forget_old(self._file.parent, older_than_seconds=KEPT_SECONDS)
         self._lock = take(self._lock_file, what="submits the same")
         return self
 

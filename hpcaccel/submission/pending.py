@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from hpcaccel.rundir import read_json, state_home, write_json
-from hpcaccel.submission.locks import UNLOCKED, give_back, take_if_free, tell_of_no_state
+from hpcaccel.submission.locks import UNLOCKED, forget_old, give_back, take_if_free, tell_of_no_state
 
 __all__ = ["Pending", "pending"]
+
+LEFT_SECONDS = 7 * 86_400.0
+"""After so long the files of a call that was never repeated are deleted."""
 
 
 @dataclass
@@ -41,6 +44,8 @@ def pending(kind: str, contents: Mapping[str, Any], *, kept_seconds: float | Non
     """
     text = json.dumps(contents, sort_keys=True)
     folder = state_home() / "hpcaccel" / kind
+    if kept_seconds is not None:
+        forget_old(folder, older_than_seconds=max(kept_seconds, LEFT_SECONDS))
     name = hashlib.sha256(text.encode()).hexdigest()[:32]
     path, lock = _free(folder, name)
     if lock == UNLOCKED:
@@ -66,7 +71,13 @@ def pending(kind: str, contents: Mapping[str, Any], *, kept_seconds: float | Non
 
 
 def _free(folder: Path, name: str) -> tuple[Path, int]:
-    """The first of ``name-0``, ``name-1`` … that no living process works on, and the lock on it."""
+    """The first of ``name-0``, ``name-1`` … that no living process works on, and the lock on it: one that a process
+    has left before any other."""
+    for path in sorted(folder.glob(f"{name}-*.json")):
+        if (lock := take_if_free(path.with_suffix(".lock"))) is not None:
+            if lock == UNLOCKED or path.exists():
+                return path, lock
+            give_back(path.with_suffix(".lock"), lock, remove=True)
     for number in range(1000):
         path = folder / f"{name}-{number}.json"
         if (lock := take_if_free(path.with_suffix(".lock"))) is not None:

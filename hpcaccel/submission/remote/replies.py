@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 from hpcaccel.errors import UserError
 from hpcaccel.rundir import read_json, write_json
-from hpcaccel.submission.locks import give_back, take
+from hpcaccel.submission.locks import forget_old, give_back, take
 from hpcaccel.submission.remote.memory import state_folder
 
 __all__ = ["Collector", "Reply", "kept"]
@@ -66,21 +65,10 @@ def kept(name: str | None) -> Iterator[Reply]:
     if not re.fullmatch(r"[0-9a-f]{32}", name):
         raise UserError(f"{name!r} is no id of a request")
     folder = state_folder() / "replies"
-    if folder.is_dir():
-        _forget(folder)
+    forget_old(folder, older_than_seconds=KEPT_SECONDS)
     file = folder / f"{name}.lock"
     lock = take(file, what="carries out the same request")
     try:
         yield Reply(folder / f"{name}.json")
     finally:
         give_back(file, lock)
-
-
-def _forget(folder: Path) -> None:
-    oldest = time.time() - KEPT_SECONDS
-    for path in folder.iterdir():
-        try:
-            if path.stat().st_mtime < oldest:
-                path.unlink()
-        except FileNotFoundError:
-            continue  # another request has forgotten it
