@@ -51,24 +51,26 @@ class Item:
     bytes: int = 0
 
 
-def unfinished(folders: Iterable[Path]) -> list[Item]:
+def unfinished(folders: Iterable[Path], *, before: float) -> list[Item]:
     """Directories of submits that were killed while they made them: nothing of them was ever handed in.
 
     Args:
         folders: of runs, each of which holds a folder for each name.
+        before: only what was written last before then, in seconds since 1970.
     """
     found = []
     for place in sorted({path for folder in folders for path in folder.glob("[!.]*/.[0-9]*.tmp")}):
-        if (run := made_in(place)) is not None and _is_left(place, run):
+        if (run := made_in(place)) is not None and _is_left(place, run, before):
             why = "its submit was killed while it was made"
             found.append(Item(path=place, kind="unfinished", run_id=run.run_id, why=why, bytes=_size(place)))
     return found
 
 
-def _is_left(place: Path, run: RunDir) -> bool:
+def _is_left(place: Path, run: RunDir, before: float) -> bool:
     try:
         with Turn(run, wait=False) as turn:
-            return turn.is_locked and os.lstat(place).st_uid == os.geteuid()
+            known = os.lstat(place)
+            return turn.is_locked and known.st_uid == os.geteuid() and known.st_mtime <= before
     except (Underway, FileNotFoundError):
         return False
 
@@ -105,7 +107,8 @@ def plan_cleaning(
         older_than_seconds: since the last sign of a run.
         whole_runs: the directories of runs that are done, not only their checkpoints but the newest.
     """
-    now, items, kept = time.time(), unfinished(folders), list[tuple[str, str]]()
+    before = time.time() - older_than_seconds
+    items, kept = unfinished(folders, before=before), list[tuple[str, str]]()
     remembered = Remembered("clean")
     needed = _origins(remembered)
     told = {run.path: over for run in runs if (over := _Over.recalled(remembered, run.dir)) is not None}
@@ -118,7 +121,7 @@ def plan_cleaning(
             over = _Over.read(run.dir, states[run.path])
             if over.is_done:
                 remembered.keep(looks[run.path], asdict(over))
-        if (why := _left_alone(run.dir, over, now - older_than_seconds)) is not None:
+        if (why := _left_alone(run.dir, over, before)) is not None:
             kept.append((run.run_id, why))
             continue
         found = _found(run.dir, over, states.get(run.path), needed, whole_runs=whole_runs)
@@ -302,8 +305,8 @@ def _size(path: Path) -> int:
                         waiting.append(entry.path)
                     else:
                         found += entry.stat(follow_symlinks=False).st_size
-        except FileNotFoundError:
-            continue  # somebody else is cleaning, too
+        except OSError:
+            continue  # somebody else is cleaning, too, or it may not be read
     return found
 
 
@@ -320,7 +323,7 @@ def delete(item: Item, *, slurm: Slurm | None = None, origins: Origins | None = 
         RunDirectoryError: it may not be deleted any more, or cannot be.
     """
     if item.kind == "unfinished":
-        shutil.rmtree(item.path, ignore_errors=True)
+        _remove(item.path, of=item.path)
         return
     run = _run_of(item)
     try:
@@ -341,11 +344,24 @@ def delete(item: Item, *, slurm: Slurm | None = None, origins: Origins | None = 
         if _pins(aside) or record.read_bytes() != before:
             os.rename(aside, item.path)
             raise RunDirectoryError(f"{item.path} stays: it was pinned, or its run resumed, at this moment")
-        shutil.rmtree(aside)
     except FileNotFoundError:
         return  # somebody else was quicker
     except OSError as error:
-        raise RunDirectoryError(f"{item.path} cannot be deleted: {error.strerror}") from None
+        raise _cannot_delete(item.path, error) from None
+    _remove(aside, of=item.path)
+
+
+def _remove(path: Path, *, of: Path) -> None:
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        return  # somebody else was quicker
+    except OSError as error:
+        raise _cannot_delete(of, error) from None
+
+
+def _cannot_delete(path: Path, error: OSError) -> RunDirectoryError:
+    return RunDirectoryError(f"{path} cannot be deleted: {error.strerror}")
 
 
 def _refuse_what_is_kept(item: Item, run: RunDir, now: RunStatus, needed: Mapping[Path, str]) -> None:

@@ -248,3 +248,18 @@ def test_the_newest_good_checkpoint_stays_where_a_newer_one_has_gone(project: An
     (newest / layout.MANIFEST).unlink()
     with pytest.raises(RunDirectoryError, match="has changed meanwhile"):
         delete(item, slurm=project.slurm)
+
+
+def test_a_directory_that_cannot_be_read_does_not_end_the_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "open" / "file").write_bytes(b"1234")
+    scandir = os.scandir
+
+    def closed(path: str) -> Any:
+        if path.endswith("closed"):
+            raise PermissionError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    assert cleaning._size(tmp_path) == 4

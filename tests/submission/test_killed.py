@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.errors import ClusterError, SlurmCommandError, SlurmUnreachable
+from hpcaccel.errors import ClusterError, RunDirectoryError, SlurmCommandError, SlurmUnreachable
 from hpcaccel.records import Lease, to_dict
 from hpcaccel.rundir import write_json
 from hpcaccel.slurm.states import JobState
@@ -160,11 +161,21 @@ def _killed_while_it_copies(project: Project, monkeypatch: pytest.MonkeyPatch, n
         assert killed_at(10**9, Kind(project, "run").submit, number=number)
 
 
+def _not_permitted(*_: object) -> None:
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
 def test_what_a_killed_submit_had_begun_to_make_is_cleaned(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     _killed_while_it_copies(project, monkeypatch, signal.SIGKILL)
     (left,) = project.runs.glob("*/.*.tmp")
-    plan = plan_cleaning([], older_than_seconds=1e9, folders=[project.runs])
+    assert plan_cleaning([], older_than_seconds=3600.0, folders=[project.runs]).items == ()
+    os.utime(left, (1.0, 1.0))
+    plan = plan_cleaning([], older_than_seconds=3600.0, folders=[project.runs])
     assert [(item.path, item.kind) for item in plan.items] == [(left, "unfinished")]
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", _not_permitted)
+        with pytest.raises(RunDirectoryError, match="cannot be deleted: Operation not permitted"):
+            delete(plan.items[0])
     delete(plan.items[0])
     assert not left.exists()
 
