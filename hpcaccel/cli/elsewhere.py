@@ -53,13 +53,15 @@ def refuse_by_facts(jobs: Sequence[JobSpec], cluster: RemoteCluster, *, tasks: i
     from hpcaccel.submission.site.checks import advice_or_refusal
 
     problems: list[str] = []
+    hints: list[str] = []
     for job in jobs:
         try:
             advice_or_refusal(job, cluster.profile, array_tasks=tasks)
         except SpecError as error:
             problems += error.problems
+            hints += error.hints
     if problems:
-        raise SpecError(list(dict.fromkeys(problems)))
+        raise SpecError(list(dict.fromkeys(problems)), hints=list(dict.fromkeys(hints)))
 
 
 def to_look_at(cluster: RemoteCluster, file: Path, overrides: Sequence[str]) -> Luggage:

@@ -118,8 +118,7 @@ def _by_unwritten_job_id(token: str, runs: list[Known], slurm: Slurm | None) -> 
     if not token.partition("_")[0].isdigit():
         return None
     unfinished = [run for run in runs if is_open(RunDir(run.path))]
-    for run in unfinished:
-        recover_now(RunDir(run.path), slurm=slurm)
+    recover_now((RunDir(run.path) for run in unfinished), slurm=slurm)
     return _by_job_id(token, unfinished)
 
 

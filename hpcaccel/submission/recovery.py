@@ -8,6 +8,8 @@ the run's own directory, or by what it has written there itself: its lease, its 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from pathlib import Path
 
 from hpcaccel.errors import HpcaccelError, SlurmCommandError
 from hpcaccel.rundir import RunDir, SweepDir, register
@@ -46,10 +48,31 @@ def recover(run: RunDir, *, slurm: Slurm | None = None) -> None:
             take_up(turn)
 
 
-def recover_now(run: RunDir, *, slurm: Slurm | None = None) -> str:
-    """The same without waiting, for who only looks; why it cannot be told yet, or nothing where all is known."""
-    if not is_open(run):
-        return ""
+def recover_now(runs: Iterable[RunDir], *, slurm: Slurm | None = None) -> dict[Path, str]:
+    """The same of several runs without waiting, for who only looks.
+
+    A Slurm that does not answer is asked once.
+
+    Returns:
+        Of each run that nobody can tell about yet, by its path: why.
+    """
+    silent: SlurmCommandError | None = None
+    found = {}
+    for run in runs:
+        if not is_open(run) or run.path in found:
+            continue
+        if silent is None:
+            try:
+                found[run.path] = _recover_now(run, slurm)
+                continue
+            except SlurmCommandError as error:
+                silent = error
+        found[run.path] = f"its submit was cut off, and whether there is a job of it cannot be told: {silent}"
+    return {path: why for path, why in found.items() if why}
+
+
+def _recover_now(run: RunDir, slurm: Slurm | None) -> str:
+    """Why it cannot be told yet, or nothing where all is known; raises SlurmCommandError where Slurm is silent."""
     if os.stat(run.path).st_uid != os.geteuid():
         return "it is being handed in, or its submit was cut off: its user's `hpcaccel status` finds out"
     try:
@@ -57,8 +80,12 @@ def recover_now(run: RunDir, *, slurm: Slurm | None = None) -> str:
             take_up(turn)
     except Underway:
         return "it is being handed in"
+    except SlurmCommandError:
+        raise
     except HpcaccelError as error:
         return f"its submit was cut off, and whether there is a job of it cannot be told: {error}"
+    except OSError as error:
+        return f"its submit was cut off, and its job cannot be written down: {error}"
     return ""
 
 

@@ -27,7 +27,7 @@ from hpcaccel.submission.facts import read_record
 from hpcaccel.submission.locks import UNLOCKED, give_back, take, take_if_free
 from hpcaccel.submission.recording import ledger_sizes
 
-__all__ = ["SETTLING_SECONDS", "Interrupted", "Turn", "Underway", "is_open"]
+__all__ = ["SETTLING_SECONDS", "Interrupted", "Turn", "Underway", "is_open", "is_open_for"]
 
 SETTLING_SECONDS = 15.0
 """How long the controller may take to show a job that somebody was handing in when he was killed."""
@@ -44,6 +44,13 @@ class Underway(Exception):
 def is_open(run: RunDir) -> bool:
     """Whether a submit or a resume of the run has not come to its end."""
     return run.submitting.exists() or run.resuming.exists()
+
+
+def is_open_for(run: RunDir, part: RunDir) -> bool:
+    """Whether that hand-in is for ``part``: the run itself, or one of its tasks or workers."""
+    said = read_json(run.submitting) or read_json(run.resuming) or {}
+    indices = said.get("indices")
+    return indices is None or part.path == run.path or int(part.path.name) in indices
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from hpcaccel.submission.asking import Job, ask_processes, ask_slurm, job_of
 from hpcaccel.submission.explaining_reasons import in_words
 from hpcaccel.submission.facts import Facts, read_facts, read_worker_facts
 from hpcaccel.submission.recovery import owner, recover_now
+from hpcaccel.submission.resume_once import is_open_for
 
 __all__ = ["ACTIVE", "RunStatus", "State", "array_status", "status", "statuses"]
 
@@ -95,15 +96,15 @@ def statuses(
     Raises:
         RunDirectoryError: one of them is no run directory.
     """
-    unknown = {run.path: why for run in runs if (why := recover_now(owner(run), slurm=slurm))}
+    unknown = recover_now(map(owner, runs), slurm=slurm)
     facts = [read_facts(run) for run in runs]
     tasks = [_task_facts(fact) for fact in facts]
     flat = [one for fact, own in zip(facts, tasks, strict=True) for one in (own or [fact])]
     found = _judge_all(flat, lambda: queue or Queue(slurm), patient=patient)
     for fact, own in zip(facts, tasks, strict=True):
-        if fact.run.path in unknown:
-            why = unknown[fact.run.path]
-            found |= {one.run.path: _being_handed_in(one, why, found) for one in (own or [fact])}
+        if (why := unknown.get(owner(fact.run).path)) is not None:
+            parts = [one for one in (own or [fact]) if is_open_for(owner(one.run), one.run)]
+            found |= {one.run.path: _being_handed_in(one, why, found) for one in parts}
     return [
         array_status(fact, [found[task.run.path] for task in own]) if own else found[fact.run.path]
         for fact, own in zip(facts, tasks, strict=True)
@@ -128,13 +129,18 @@ def array_status(parent: Facts, tasks: Sequence[RunStatus]) -> RunStatus:
         state=state,
         job_id=parent.job_id,
         reason=next((task.reason for task in tasks if task.state == state), ""),
-        detail=", ".join(f"{counts[one]} {one}" for one in order if one in counts),
+        detail=_of_all(tasks, parent.job_id) or ", ".join(f"{counts[one]} {one}" for one in order if one in counts),
         attempts=sum(task.attempts for task in tasks),
         restarts=sum(task.restarts for task in tasks),
         tasks=tuple(tasks),
         asked=min((task.asked for task in tasks if task.asked is not None), default=None),
         note=next((task.note for task in tasks if task.note), ""),
     )
+
+
+def _of_all(tasks: Sequence[RunStatus], job_id: str) -> str:
+    """What is to be said of an array without a job, once."""
+    return "" if job_id else next((task.detail for task in tasks if task.detail), "")
 
 
 def _task_facts(fact: Facts) -> list[Facts]:
@@ -235,11 +241,7 @@ def _ended_without_a_word(fact: Facts, job: Job) -> RunStatus:
     if cancelled:
         return _status(fact, "cancelled", "cancelled", said)
     if not fact.job_id and not fact.run.is_trial:
-        how = (
-            f"hpcaccel resume {fact.run.run_id}"
-            if not fact.run.is_worker
-            else f"hpcaccel sweep resume {fact.run.run_id}"
-        )
+        how = f"hpcaccel {'sweep ' if fact.run.is_worker else ''}resume {owner(fact.run).run_id}"
         detail = f"its submit was cut off before a job was handed in: nothing runs. Hand it in with `{how}`"
         return _status(fact, "failed", "failed", detail)
     if fact.started is not None or fact.attempts:

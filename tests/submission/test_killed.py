@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from hpcaccel.errors import ClusterError, RunDirectoryError, SlurmCommandError, SlurmUnreachable
-from hpcaccel.records import Lease, to_dict
-from hpcaccel.rundir import write_json
+from hpcaccel.records import AttemptEnd, Lease, to_dict
+from hpcaccel.rundir import append_line, write_json
 from hpcaccel.slurm.states import JobState
 from hpcaccel.spec.workflow import read_jobs
-from hpcaccel.submission import Run, all_runs, find_run
+from hpcaccel.submission import Run, RunArray, all_runs, find_run
 from hpcaccel.submission.cleaning import delete, plan_cleaning
 from hpcaccel.submission.local import local_process
+from hpcaccel.submission.resume_once import Turn
+from hpcaccel.submission.status import statuses
 from hpcaccel.submission.workflow import submit_jobs
 from hpcaccel.sweeps.starting import prepare_sweep, start_sweep
 from tests.submission.conftest import Project, eventually
@@ -161,7 +163,7 @@ def _killed_while_it_copies(project: Project, monkeypatch: pytest.MonkeyPatch, n
         assert killed_at(10**9, Kind(project, "run").submit, number=number)
 
 
-def _not_permitted(*_: object) -> None:
+def _not_permitted(*_: object, **__: object) -> None:
     raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
 
@@ -215,6 +217,57 @@ def test_a_run_without_a_job_is_not_lost_and_can_be_handed_in(
     assert now.detail.startswith("its submit was cut off before a job was handed in: nothing runs")
     run.resume()
     assert run.status().state == "pending"
+
+
+@pytest.mark.parametrize(("name", "command"), [("array", "resume"), ("sweep", "sweep resume")])
+def test_of_many_jobs_the_whole_is_what_can_be_handed_in(
+    project: Project, monkeypatch: pytest.MonkeyPatch, name: str, command: str
+) -> None:
+    settle(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(SharedSlurm, "sbatch", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+        assert killed_at(10**9, Kind(project, name).submit)
+    (run,) = all_runs(slurm=project.slurm)
+    now = run.status()
+    assert now.state == "failed"
+    for one in (now, *now.tasks):
+        assert one.detail.endswith(f"nothing runs. Hand it in with `hpcaccel {command} {run.run_id}`")
+
+
+def test_tasks_that_are_not_handed_in_again_are_as_they_were(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    array = project.queue(grid=["args.lr=1,2"])
+    assert isinstance(array, RunArray)
+    for task, reason in zip(array, ("completed", "failed"), strict=True):
+        end = AttemptEnd(attempt=1, time=2.0, reason=reason, decision="end")  # type: ignore[arg-type]
+        append_line(task.dir.ledger, to_dict(end))
+    with Turn(array.dir, slurm=project.slurm) as turn:
+        turn.begin(indices=[1])
+        now = array.status()
+        assert [task.state for task in now.tasks] == ["completed", "pending"]
+        assert [task.status().state for task in array] == ["completed", "pending"]
+
+
+def test_a_silent_slurm_is_asked_once_for_all_runs(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two", "three"):
+        _killed_behind_sbatch(project, monkeypatch, lambda name=name: project.queue(f"name={name}"))
+    asked = []
+
+    def silent(_: object, script: Path) -> list[str]:
+        asked.append(script)
+        raise SlurmCommandError(["squeue"], 124, "no answer")
+
+    monkeypatch.setattr(SharedSlurm, "jobs_of_script", silent)
+    found = statuses([run.dir for run in all_runs()], project.slurm)
+    assert len(asked) == 1
+    assert ["cannot be told: squeue" in one.detail for one in found] == [True] * 3
+
+
+def test_a_disk_that_is_full_does_not_hide_other_runs(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    _killed_behind_sbatch(project, monkeypatch, Kind(project, "run").submit)
+    monkeypatch.setattr("hpcaccel.submission.recovery.record_job", _not_permitted)
+    (now,) = statuses([run.dir for run in all_runs()], project.slurm)
+    assert (now.state, now.job_id) == ("pending", "")
+    assert "its job cannot be written down: " in now.detail
 
 
 def test_a_queue_that_does_not_answer_leaves_it_open(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
