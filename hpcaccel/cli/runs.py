@@ -11,6 +11,7 @@ from hpcaccel.cli.options import Cluster, Json, RunName
 from hpcaccel.cli.output import note, print_json
 from hpcaccel.cli.sweep_telling import show, tell_of_age, wait_for_the_end
 from hpcaccel.cli.which import as_sweep, find
+from hpcaccel.errors import UserError
 
 if TYPE_CHECKING:
     from hpcaccel.submission.run import AnyRun
@@ -24,11 +25,13 @@ def status(
     json: Json = False,
 ) -> None:
     """Show where a run stands: state, attempts, step, losses."""
+    if watch and json:
+        raise UserError("--watch shows a page again and again, and --json prints one document: give one of the two")
     found = find(run)
     if watch:
         from hpcaccel.cli.watching import watch_status
 
-        watch_status(found, lambda: _show_status(found, json=json))
+        watch_status(found, lambda: _show_status(found, json=False))
     else:
         _show_status(found, json=json)
 
