@@ -43,9 +43,14 @@ def given_options(context: typer.Context, cluster: RemoteCluster, *, but: Collec
     return words
 
 
-def refuse_by_facts(jobs: Sequence[JobSpec], cluster: RemoteCluster, *, tasks: int | None = None) -> None:
+def refuse_by_facts(
+    jobs: Sequence[JobSpec], cluster: RemoteCluster, *, tasks: int | None = None, can_leave_aside: bool = True
+) -> None:
     """Hold specs against the facts that are stored here before anything is sent; what they merely remark is told by
     the cluster, which also knows the runs of before.
+
+    Args:
+        can_leave_aside: the command has an option for that, which its hint names.
 
     Raises:
         SpecError: a spec is more than that cluster has.
@@ -56,7 +61,7 @@ def refuse_by_facts(jobs: Sequence[JobSpec], cluster: RemoteCluster, *, tasks: i
     hints: list[str] = []
     for job in jobs:
         try:
-            advice_or_refusal(job, cluster.profile, array_tasks=tasks)
+            advice_or_refusal(job, cluster.profile, array_tasks=tasks, can_leave_aside=can_leave_aside)
         except SpecError as error:
             problems += error.problems
             hints += error.hints

@@ -60,14 +60,15 @@ def behind_ssh_run(token: str | None, *, only_sweeps: bool = False) -> tuple[Rem
         return None
     if (named := _with_cluster(token)) is not None:
         return named
-    if (run := remote_of(token, only_sweeps=only_sweeps)) is not None and not _is_here(token, newer_than=run["run_id"]):
+    run = remote_of(token, only_sweeps=only_sweeps)
+    if run is not None and not _is_here(token, newer_than=run["run_id"], only_sweeps=only_sweeps):
         cluster = behind_ssh(run["cluster"])
         if cluster is None:
             raise UserError(f"{token} was submitted to {run['cluster']}, whose profile has no host any more")
         base, underscore, index = token.partition("_")
         is_part = underscore and index.isdecimal() and base in (run["run_id"], run["job_id"])
         return cluster, run["run_id"] + (f"_{index}" if is_part else "")
-    return _at_the_default(token)
+    return _at_the_default(token, only_sweeps=only_sweeps)
 
 
 def _with_cluster(token: str) -> tuple[RemoteCluster, str] | None:
@@ -80,20 +81,23 @@ def _with_cluster(token: str) -> tuple[RemoteCluster, str] | None:
     return None if cluster is None else (cluster, rest)
 
 
-def _is_here(token: str, *, newer_than: str) -> bool:
+def _is_here(token: str, *, newer_than: str, only_sweeps: bool) -> bool:
     """Whether a run of this machine answers to ``token``, and is newer than the one elsewhere."""
-    try:
-        from hpcaccel.cli.which import find
+    from hpcaccel.submission.find import find_run
+    from hpcaccel.submission.run import SweepRun
 
-        found = find(token)
+    try:
+        found = find_run(token, only_sweeps=only_sweeps)
     except RunNotFound:
         return False
+    if only_sweeps and not isinstance(found, SweepRun) and found.run_id != token:
+        return False  # it bears the name, and the sweep is elsewhere
     return found.run_id > newer_than or found.run_id == token
 
 
-def _at_the_default(token: str) -> tuple[RemoteCluster, str] | None:
+def _at_the_default(token: str, *, only_sweeps: bool) -> tuple[RemoteCluster, str] | None:
     cluster = behind_ssh(None)
-    if cluster is None or _is_here(token, newer_than=""):
+    if cluster is None or _is_here(token, newer_than="", only_sweeps=only_sweeps):
         return None
     return cluster, token
 

@@ -56,17 +56,15 @@ def submit_there(
         with meant_for(cluster, file):
             luggage = pack(cluster, str(file), overrides, is_sweep=is_sweep, several=several)
         if facts:
-            refuse_by_facts(luggage.jobs, cluster, tasks=tasks)
+            refuse_by_facts(luggage.jobs, cluster, tasks=tasks, can_leave_aside=not is_sweep)
         handed = hand_over(
             cluster, luggage, options,
             runs_dir=None if runs_dir is None else str(runs_dir), dry_run=dry_run, facts=facts, key=key,
             columns=terminal_columns(),
         )  # fmt: skip
-        if handed.repeated and handed.runs:
-            note(
-                "note: the same was submitted before, and the answer did not arrive: this is that run. For another one"
-            )
-            note("      submit once more")
+        if handed.repeated and handed.runs and not handed.open:
+            what = "this run was" if len(handed.runs) == 1 else "these runs were"
+            note(f"note: {what} already submitted; the reply had been lost. Submit again for a new one")
         is_told_at_the_end = wait and json and handed.run is not None
         print_bytes(err=handed.err, out=b"" if is_told_at_the_end else handed.out)
         if handed.code or not wait or handed.run is None:

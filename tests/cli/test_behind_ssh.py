@@ -6,7 +6,9 @@ The connection is played: what would be sent is looked at. What comes of it has 
 from __future__ import annotations
 
 import json
+import os
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ import pytest
 import typer
 
 from hpcaccel.cli.main import app
+from hpcaccel.records import RunRecord, to_dict
+from hpcaccel.rundir import write_json
 from hpcaccel.spec import workflow
 from hpcaccel.submission.remote import memory, pulling
 from hpcaccel.submission.remote.cluster import Conversation, RemoteCluster
@@ -233,10 +237,39 @@ def test_the_facts_go_along_and_hold_back_here(effect: Any) -> None:
     (sent, _, code), err = effect("submit", "job.yaml", "slurm.time=90", "--cluster", "alps")
     assert (sent, code) == ([], 2)
     assert b"slurm.time 01:30:00 is longer than partition 'gpu'" in err
+    assert err.count(b"hint: if cluster alps has changed since") == 1
+    assert b"or leave its facts aside with --no-facts" in err
+    (_, _, code), err = effect("sweep", "start", "sweep.yaml", "slurm.time=90", "--cluster", "alps")
+    assert (code, b"hint: if cluster alps" in err, b"--no-facts" in err) == (2, True, False)
     (sent, _, code), _ = effect("submit", "job.yaml", "slurm.time=90", "--no-facts", "--cluster", "alps")
     assert (sent[-1]["facts"], sent[-1]["options"], code) == (None, ["--no-facts"], 0)
     (sent, _, _), _ = effect("plan", "job.yaml", "--nodes", "1,2", "--cluster", "alps")
     assert (sent[-1]["facts"], sent[-1]["command"]) == (FACTS, ["plan", "--nodes=1,2"])
+
+
+def test_a_spec_through_a_pipe_starts_from_the_current_folder(
+    effect: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    text = Path("job.yaml").read_text().replace("train.py", "train.py, args: {data: '${env:SCRATCH}/data'}")
+    writer = threading.Thread(target=pipe.write_text, args=(text,), daemon=True)
+    writer.start()
+    (sent, _, code), err = effect("submit", str(pipe), "--cluster", "alps")
+    writer.join()
+    assert code == 0, err
+    entrypoint = sent[-1]["document"]["entrypoint"]
+    assert (entrypoint["script"], entrypoint["args"]) == ("./train.py", {"data": "/there/scratch/data"})
+
+
+def test_a_sweep_elsewhere_is_not_hidden_by_a_run_here(effect: Any, tmp_path: Path) -> None:
+    memory.remember("alps", {**RUN, "kind": "sweep"})
+    place = tmp_path / "project" / "runs" / "toy" / "20301121-100000-abcd"
+    place.mkdir(parents=True)
+    record = RunRecord(run_id=place.name, name="toy", backend="local", cluster="local", created=1.0)
+    write_json(place / "record.json", to_dict(record))
+    (sent, _, code), err = effect("sweep", "status", "toy")
+    assert (code, sent[-1]["args"]) == (0, ["sweep", "status", RUN["run_id"]]), err
 
 
 def test_what_is_in_two_places_is_asked_for_twice(effect: Any) -> None:

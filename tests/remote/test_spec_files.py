@@ -80,7 +80,7 @@ def test_several_jobs_of_one_file_are_submitted_once(node: LoginNode) -> None:
     for pid in node.programs():
         os.kill(pid, signal.SIGKILL)
     again = node.hpcaccel("submit", "project/jobs.yaml", "--cluster", "alps", "--json", SCRATCH="/scratch/here")
-    assert "the same was submitted before" in again.stderr
+    assert "already submitted; the reply had been lost" in again.stderr
     jobs = json.loads(again.stdout)["jobs"]
     assert [job["name"] for job in jobs] == ["prepare", "train"]
     assert len(node.jobs()) == 2

@@ -124,7 +124,7 @@ def test_a_submission_that_was_killed_is_taken_up_when_it_is_repeated(node: Logi
     process.communicate()
     node.kill_programs()  # ... and the other, while sbatch is at work
     again = node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps")
-    assert "the same was submitted before" in again.stderr
+    assert "already submitted; the reply had been lost" in again.stderr
     assert len(node.jobs()) == 1
     assert "pending" in node.hpcaccel("status", "toy").stdout
     node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps")

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcaccel.spec.expand import Elsewhere, expanded_for
+from hpcaccel.spec.files import MAX_FILE_BYTES
+from hpcaccel.spec.pipes import is_pipe, read_pipe
 from hpcaccel.submission.remote.cluster import Conversation, RemoteCluster
 
 __all__ = ["meant_for"]
@@ -28,7 +30,7 @@ def meant_for(cluster: RemoteCluster, file: Path) -> Iterator[None]:
     def variable(name: str) -> str | None:
         if name not in known:
             try:
-                named = set(_NAME.findall(file.read_text(encoding="utf-8", errors="replace")))
+                named = set(_NAME.findall(_text(file)))
             except OSError:
                 named = set()  # reading it as a spec says what is wrong
             request: dict[str, Any] = {"do": "environment", "names": sorted(named | {name})}
@@ -37,6 +39,11 @@ def meant_for(cluster: RemoteCluster, file: Path) -> Iterator[None]:
 
     with expanded_for(Elsewhere(cluster.name, variable)):
         yield
+
+
+def _text(file: Path) -> str:
+    data = read_pipe(file, MAX_FILE_BYTES) if is_pipe(file) else file.read_bytes()
+    return data.decode("utf-8", "replace")
 
 
 def _values(conversation: Conversation) -> dict[str, str | None]:

@@ -7,13 +7,13 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from hpcaccel.errors import SpecError
 from hpcaccel.rundir import default_runs_dir
 from hpcaccel.spec import ClusterProfile, JobSpec, load_spec, load_sweep
 from hpcaccel.spec.expand import escape
+from hpcaccel.spec.pipes import base_of
 from hpcaccel.spec.site import facts_path
 from hpcaccel.spec.workflow import over_profile
 from hpcaccel.submission.codecopy import CodePlan
@@ -74,7 +74,7 @@ def pack(
     Raises:
         SpecError: with a line for each thing that is wrong; also secrets that are not set here.
     """
-    base = Path(os.path.abspath(file)).parent
+    base = base_of(file)
     more: dict[str, Any] = {}
     if several is not None:
         jobs = [over_profile(job, cluster.profile) for job in several]
