@@ -14,7 +14,7 @@ import typer
 
 from hpcaccel.errors import presentable
 
-__all__ = ["note", "print_bytes", "print_json", "show_message", "taken_up", "terminal_columns", "the_machines_no"]
+__all__ = ["note", "print_bytes", "print_json", "show_message", "terminal_columns", "the_machines_no"]
 
 _CAN_BE_MENDED = {
     errno.EACCES, errno.EDQUOT, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOSPC, errno.EPERM, errno.EROFS
@@ -57,14 +57,6 @@ def show_message(label: str, message: str, *, colour: str) -> None:
     plain = "NO_COLOR" in os.environ
     head = f"{label}:" if plain else typer.style(f"{label}:", fg=colour, bold=True)
     typer.echo(head + shown.removeprefix(f"{label}:"), err=True, color=None if not plain else False)
-
-
-def taken_up(run_id: str, command: str) -> str:
-    """What is told of a command that was cut off and is given again."""
-    return (
-        f"note: the same `{command}` was cut off after it had handed its job in: this is that run, {run_id}. "
-        "For another one give the command once more"
-    )
 
 
 def the_machines_no(error: OSError) -> str | None:

@@ -12,7 +12,7 @@ from hpcaccel.cli.before import debug_overrides, refuse_what_slurm_refuses, show
 from hpcaccel.cli.following import follow_to_the_end
 from hpcaccel.cli.forwarding import behind_ssh
 from hpcaccel.cli.options import Cluster, Json, Key, Overrides, RunsDir, SpecFile
-from hpcaccel.cli.output import note, print_json, taken_up
+from hpcaccel.cli.output import note, print_json
 from hpcaccel.cli.workflow import refuse_for_several, submit_several
 
 if TYPE_CHECKING:
@@ -109,8 +109,6 @@ def submit(
             _tell_what_would_be(prepared, json=json, changes=changes)
             return
         run = submit_prepared(prepared, once=None if key is None else once)
-    if run.path != prepared.run.path:
-        note(taken_up(run.run_id, "hpcaccel submit"))
     for sentence in advice_afterwards(prepared, run):
         note(f"note: {sentence}")
     if not (wait and json):  # a program that waits reads one document: the end
@@ -138,7 +136,7 @@ def _submit_there(
     """Each option is seen to here (`seen_to`), or goes to the same command on the cluster as it was given."""
     from hpcaccel.cli.elsewhere import given_options
     from hpcaccel.cli.remotely import submit_there
-    from hpcaccel.spec import grid as combinations
+    from hpcaccel.spec.grid import grid_size
     from hpcaccel.spec.workflow import read_jobs
     from hpcaccel.submission.remote.surroundings import meant_for
 
@@ -152,7 +150,7 @@ def _submit_there(
         submit_there(
             there, file, settings, given_options(context, there, but=seen_to),
             runs_dir=runs_dir, is_sweep=False, several=several, wait=wait, dry_run=dry_run, json=json, facts=facts,
-            tasks=len(combinations(grid)) if grid else None, key=key,
+            tasks=grid_size(grid) if grid else None, key=key,
         )  # fmt: skip
 
 

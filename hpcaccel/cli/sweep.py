@@ -11,7 +11,7 @@ import typer
 from hpcaccel.cli.completion import sweep_names
 from hpcaccel.cli.forwarding import behind_ssh, behind_ssh_run, there_or_here
 from hpcaccel.cli.options import RUN_HELP, Cluster, Json, Key, Overrides, RunsDir, SpecFile
-from hpcaccel.cli.output import note, print_json, taken_up
+from hpcaccel.cli.output import note, print_json
 from hpcaccel.cli.root_help import WholeSummaries
 from hpcaccel.cli.secrets import Secret
 from hpcaccel.cli.sweep_telling import (
@@ -91,8 +91,6 @@ def start(
             tell_what_would_be(foresee(plan), json=json)
             return
         directory, arrays = start_sweep(plan, once=None if key is None else once)
-    if directory.path != plan.dir.path:
-        note(taken_up(directory.run_id, "hpcaccel sweep start"))
     for sentence in advice_afterwards(plan, arrays):
         note(f"note: {sentence}")
     sweep = Sweep(directory.path)

@@ -23,17 +23,27 @@ def largest_array(config: Mapping[str, str]) -> int:
     return max(1, int(size) if size.isdigit() else DEFAULT_SIZE)
 
 
-def refuse_too_many(tasks: int, backend: Backend) -> None:
-    """Raises SpecError for an array that the cluster would refuse in the end."""
-    most, whose = MOST, "hpcaccel makes at most"
+def refuse_too_many(tasks: int, backend: Backend, *, of_map: bool) -> None:
+    """Raises SpecError for an array that the cluster would refuse in the end.
+
+    Args:
+        of_map: its tasks are the items of ``hpcaccel.map``.
+    """
+    limit = f"hpcaccel makes arrays of at most {MOST:,}"
+    most = MOST
     if isinstance(backend, SlurmBackend) and tasks > FEW:
         try:
-            most, whose = largest_array(backend.slurm.config()), "this cluster takes arrays of at most"
+            most = largest_array(backend.slurm.config())
+            limit = f"this cluster's arrays have at most {most:,} (MaxArraySize)"
         except HpcaccelError:
             pass  # sbatch says it in the end
+    if tasks > most and of_map:
+        raise SpecError(
+            f"hpcaccel.map() makes {tasks:,} tasks, one for each item; {limit}. Let the function take several items at "
+            "a time"
+        )
     if tasks > most:
         raise SpecError(
-            f"--grid: {tasks:,} combinations are as many tasks of an array, and {whose} {most:,}"
-            f"{' (MaxArraySize)' if most != MOST else ''}. Use fewer values, or a sweep (hpcaccel sweep start, method: "
+            f"--grid makes {tasks:,} tasks; {limit}. Use fewer values, or a sweep (hpcaccel sweep start, method: "
             "grid), whose workers take any number of trials in turn"
         )

@@ -22,6 +22,7 @@ from typing import Any
 
 from hpcaccel.errors import ClusterError, SlurmCommandError, SlurmUnreachable, UserError
 from hpcaccel.rundir import RunDir, SweepDir, fsync_directory, read_json, state_home, write_json
+from hpcaccel.slow import tell
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission.build import temporary
 from hpcaccel.submission.checkpoints import let_go
@@ -32,7 +33,7 @@ from hpcaccel.submission.recovery import recover
 from hpcaccel.submission.resume_once import is_open
 from hpcaccel.submission.status import status
 
-__all__ = ["Always", "Once", "asked_for", "key_file", "once_asked_for", "once_or_always"]
+__all__ = ["Always", "Once", "asked_for", "key_file", "once_asked_for", "once_or_always", "tell_of_earlier"]
 
 
 def once_or_always(key: str | None) -> Once | Always:
@@ -86,6 +87,11 @@ def once_asked_for(command: Mapping[str, Any], *, slurm: Slurm | None = None) ->
             yield once
         finally:
             once.forget(unless_open=True)
+
+
+def tell_of_earlier(run_id: str) -> None:
+    """Tell that nothing was submitted now: the same, asked for before, was cut off before it could say so."""
+    tell(f"{run_id} was already submitted by the same command, which was cut off. Submit again for a new run")
 
 
 class Always:

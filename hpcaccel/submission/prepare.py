@@ -32,7 +32,7 @@ from hpcaccel.spec.load import load_variants
 from hpcaccel.spec.pipes import base_of
 from hpcaccel.submission.array_size import refuse_too_many
 from hpcaccel.submission.backend import Backend, SlurmBackend, backend_named
-from hpcaccel.submission.calls import pickle_function
+from hpcaccel.submission.calls import ItemCall, pickle_function
 from hpcaccel.submission.chain import refuse_arrays_of
 from hpcaccel.submission.checkpoints import Origin, find_origin
 from hpcaccel.submission.codecopy import CodePlan, sent_files
@@ -154,7 +154,7 @@ def prepare(
     changes = [*overrides, *([] if name is None else [f"name={name}"])]
     backend = backend_named(backend_name, slurm)
     if grid:
-        refuse_too_many(grid_size(grid), backend)
+        refuse_too_many(grid_size(grid), backend, of_map=isinstance(target, ItemCall))
     chosen = combinations(grid) if grid else [[]]
     origin = None if from_run is None else find_origin(from_run)
     variants = [[*changes, *own] for own in chosen]

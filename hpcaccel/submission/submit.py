@@ -16,7 +16,7 @@ from hpcaccel.submission.build import build, making
 from hpcaccel.submission.dependencies import backend_waiting
 from hpcaccel.submission.foresight import advice_on_job
 from hpcaccel.submission.handin import hand_in
-from hpcaccel.submission.once import Always, Once, once_asked_for
+from hpcaccel.submission.once import Always, Once, once_asked_for, tell_of_earlier
 from hpcaccel.submission.prepare import Prepared, prepare
 from hpcaccel.submission.recording import record_job
 from hpcaccel.submission.resume_once import Turn
@@ -41,7 +41,8 @@ def submit(
 ) -> Run | RunArray:
     """Submit a spec file, a ``JobSpec``, or a Python function as a job.
 
-    When anything fails, nothing is left behind: no run directory, no job.
+    When anything fails, nothing is left behind: no run directory, no job. Only where Slurm does not answer, and may
+    have taken the job, the run is kept; the same call, made again, takes that job up, or submits anew.
 
     Args:
         target: the path of a spec file, a spec, or a function that every rank calls with ``args`` and ``kwargs``; the
@@ -62,6 +63,7 @@ def submit(
         ClusterError: there is no Slurm here, or it refused the job.
         RunDirectoryError: the run directory cannot be written.
         RunNotFound, CheckpointError: ``from_run`` names no good checkpoint.
+        SlurmCommandError: Slurm did not answer.
     """
     prepared = prepare(
         target,
@@ -105,6 +107,7 @@ def submit_prepared(prepared: Prepared, *, once: Once | Always | None = None) ->
     with once_asked_for(command_of([prepared]), slurm=slurm) as own:
         if (earlier := own.earlier()) is None:
             return _hand_in(prepared, own, slurm)
+    tell_of_earlier(earlier.name)
     return _opened(earlier, slurm)
 
 

@@ -13,7 +13,7 @@ from hpcaccel.slurm.commands import Slurm
 from hpcaccel.spec import JobSpec
 from hpcaccel.submission.control import request_cancel
 from hpcaccel.submission.facts import open_requests
-from hpcaccel.submission.once import Once, asked_for
+from hpcaccel.submission.once import Once, asked_for, tell_of_earlier
 from hpcaccel.submission.prepare import Prepared, prepare
 from hpcaccel.submission.run import Run, open_run
 from hpcaccel.submission.same_command import command_of
@@ -102,6 +102,8 @@ def _submit_all(
         for number, job in enumerate(jobs):
             with Once(f"{key}-{number}", slurm=options["slurm"], only_unless_given_up=own_key) as once:
                 if (earlier := once.earlier()) is not None:
+                    if own_key:
+                        tell_of_earlier(earlier.name)
                     run = open_run(earlier, slurm=options["slurm"])
                 else:
                     own = prepared[number]

@@ -46,7 +46,8 @@ def sweep(
 ) -> Sweep:
     """Start a sweep: a spec file with a section ``sweep``, a ``SweepSpec``, or a mapping of the same keys.
 
-    When anything fails, nothing is left behind: no directory, no job.
+    When anything fails, nothing is left behind: no directory, no job. Only where Slurm does not answer, and may have
+    taken workers, the sweep is kept; the same call, made again, takes them up, or starts anew.
 
     Args:
         cluster: a profile, ``local`` or ``slurm``. Default: the default profile, else Slurm.
@@ -58,6 +59,7 @@ def sweep(
         SpecError: something in the spec is wrong.
         ClusterError: there is no Slurm here, or it took no worker at all.
         RunDirectoryError: the directory cannot be written.
+        SlurmCommandError: Slurm did not answer.
     """
     from hpcaccel.sweeps import starting
 

@@ -26,7 +26,7 @@ from hpcaccel.submission.foresight import advice_on_job
 from hpcaccel.submission.handin import hand_in
 from hpcaccel.submission.loader_shield import FOLDER as LOADER_SHIELD
 from hpcaccel.submission.loader_shield import write_loader_shield
-from hpcaccel.submission.once import Always, Once, once_asked_for
+from hpcaccel.submission.once import Always, Once, once_asked_for, tell_of_earlier
 from hpcaccel.submission.package import write_node_program
 from hpcaccel.submission.prepare import Prepared, prepare
 from hpcaccel.submission.rank_side import FOLDER, write_rank_side
@@ -150,7 +150,8 @@ def workers_needed(spec: SweepSpec) -> int:
 
 
 def start_sweep(plan: PreparedSweep, *, once: Once | Always | None = None) -> tuple[SweepDir, WorkerArrays]:
-    """Make the sweep's directory and hand its workers in; when anything fails, nothing is left behind.
+    """Make the sweep's directory and hand its workers in; when anything fails, nothing is left behind, unless Slurm
+    does not answer and may have taken workers.
 
     Args:
         once: the key that it is started under. None: where the same was started before by a process that was killed
@@ -162,6 +163,7 @@ def start_sweep(plan: PreparedSweep, *, once: Once | Always | None = None) -> tu
     Raises:
         ClusterError: Slurm refused all of them.
         RunDirectoryError: the directory cannot be written.
+        SlurmCommandError: Slurm did not answer.
     """
     slurm = plan.prepared.backend.slurm if isinstance(plan.prepared.backend, SlurmBackend) else None
     if once is not None:
@@ -170,6 +172,7 @@ def start_sweep(plan: PreparedSweep, *, once: Once | Always | None = None) -> tu
     with once_asked_for(command, slurm=slurm) as own:
         if (earlier := own.earlier()) is None:
             return _hand_in(plan, own)
+    tell_of_earlier(earlier.name)
     return SweepDir(earlier), arrays_of(SweepDir(earlier), plan.prepared.backend)
 
 

@@ -97,7 +97,7 @@ def test_one_job_that_is_known(place: Place, number: int, pauses: tuple[float, f
     process.communicate(timeout=60)
     again = place.hpcaccel("submit", "job.yaml", "--no-facts")
     if number == signal.SIGKILL:
-        assert "was cut off after it had handed its job in" in again
+        assert "was already submitted by the same command" in again
     assert len(place.jobs()) == 1
     (run,) = all_runs()
     assert run.status().state == "pending"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hpcaccel import slow
 from hpcaccel.rundir import RunDir
 from hpcaccel.slurm.fake import FakeSlurm
 from hpcaccel.submission import local
@@ -101,6 +102,15 @@ def project(tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -
     yield project
     for file in project.runs.rglob("local.json"):
         local.kill(RunDir(file.parent))
+
+
+@pytest.fixture
+def told() -> Iterator[list[str]]:
+    """What a program would tell people on the way."""
+    found: list[str] = []
+    token = slow.ON_SILENCE.set(found.append)
+    yield found
+    slow.ON_SILENCE.reset(token)
 
 
 def eventually(question: Callable[[], object], *, patience_seconds: float = 60.0) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hpcaccel import slow
 from hpcaccel.errors import ClusterError, RunDirectoryError, SlurmCommandError, SlurmUnreachable
 from hpcaccel.records import AttemptEnd, Lease, to_dict
 from hpcaccel.rundir import append_line, write_json
@@ -45,6 +46,9 @@ def slurm(tmp_path: Path) -> SharedSlurm:
     slurm = SharedSlurm()
     slurm.file = tmp_path / "slurm"
     return slurm
+
+
+pytestmark = pytest.mark.usefixtures("told")
 
 
 class Kind:
@@ -305,6 +309,19 @@ def test_a_repeated_command_that_is_given_up_while_it_waits_can_be_repeated(
             kind.submit()
     kind.submit()
     assert len(living(project.slurm)) == kind.jobs
+
+
+@pytest.mark.parametrize("name", ["run", "sweep", "workflow"])
+def test_a_call_that_takes_an_earlier_run_up_says_so(
+    project: Project, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    settle(monkeypatch)
+    kind = Kind(project, name)
+    _killed_behind_sbatch(project, monkeypatch, kind.submit)
+    token = slow.ON_SILENCE.set(None)
+    with pytest.warns(UserWarning, match="was already submitted by the same command, .* Submit again for a new run"):
+        kind.submit()
+    slow.ON_SILENCE.reset(token)
 
 
 def test_a_controller_that_may_have_taken_the_job(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from hpcaccel.rundir import RunDir, index_lines, read_json
 from hpcaccel.slurm.fake import FakeSlurm
 from hpcaccel.spec import JobSpec, files, from_json, load_spec, spec_hash
 from hpcaccel.submission import Run, all_runs
+from hpcaccel.submission.calls import ItemCall
 from hpcaccel.submission.prepare import prepare
 from hpcaccel.submission.submit import submit, submit_prepared
 from tests.submission.conftest import ROOT, Project
@@ -370,9 +371,20 @@ def test_a_grid_that_slurm_would_refuse_is_refused_before_anything_is_made(
     monkeypatch.setattr(FakeSlurm, "config", lambda _: {"MaxArraySize": "1001"})
     monkeypatch.setattr("hpcaccel.submission.prepare.combinations", lambda _: pytest.fail("they were made"))
     values = ",".join(map(str, range(20_000)))
-    with pytest.raises(SpecError, match=r"20,000 combinations .* takes arrays of at most 1,001 \(MaxArraySize\)"):
+    with pytest.raises(
+        SpecError, match=r"--grid makes 20,000 tasks; this cluster's arrays have at most 1,001 \(MaxArraySize\)"
+    ):
         project.queue(grid=[f"args.lr={values}"])
     assert project.slurm.submissions == []
+
+
+def test_a_map_that_slurm_would_refuse_is_told_of_its_items(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeSlurm, "config", lambda _: {"MaxArraySize": "1001"})
+    axis = "args.item=" + ",".join(map(str, range(2000)))
+    with pytest.raises(
+        SpecError, match=r"hpcaccel\.map\(\) makes 2,000 tasks, one for each item; this cluster's arrays"
+    ):
+        prepare(ItemCall(print, [()]), spec="job.yaml", cluster="slurm", grid=[axis], slurm=project.slurm)
 
 
 def test_the_file_and_the_template_of_a_grid_are_read_once(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

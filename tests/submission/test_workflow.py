@@ -43,19 +43,20 @@ def at_the_third(project: Project, error: Exception, monkeypatch: pytest.MonkeyP
 
 
 def test_the_same_command_goes_on_when_the_controller_went_away(
-    project: Project, monkeypatch: pytest.MonkeyPatch
+    project: Project, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = SlurmUnreachable(["sbatch"], 1, "Unable to contact slurm controller")
     with monkeypatch.context() as patch:
         at_the_third(project, gone, patch, silent=True)
         with pytest.raises(
-            SlurmCommandError, match="2 of 3 jobs are submitted .* the same command once more"
+            SlurmCommandError, match=r"2 of 3 jobs are submitted .* the same command once more"
         ) as caught:
             submit_all(project)
     assert not isinstance(caught.value, SlurmUnreachable)
     project.slurm.unreachable = ""
     assert all(open_requests(run.dir) == [] for run in all_runs())
     assert [run.job_id for run in submit_all(project)] == ["100", "101", "102"]
+    assert ["was already submitted" in one for one in told] == [True, True]
     assert [run.job_id for run in submit_all(project)] == ["103", "104", "105"], "given once more it is meant"
 
 
