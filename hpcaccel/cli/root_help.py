@@ -21,7 +21,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 TRAINING = "Training"
 TRAINING_LINES = (
     ("from hpcaccel import Accelerator", "In the script, beside your own loop: docs/training.md."),
-    ("hpcaccel.submit(function, ...)", "The same from Python: README.md."),
+    ("hpcaccel.submit(function, ...)", "Submit from Python: see README.md."),
 )
 
 EXAMPLES = (
@@ -38,8 +38,8 @@ NOT_OURS: Mapping[str, str] = {
     "srun or by torchrun. `hpcaccel submit job.yaml --cluster local` trains on this machine",
     "config": "there is nothing to configure beforehand: `hpcaccel init train.py` writes a spec file, and "
     "`hpcaccel cluster add NAME` a profile of a cluster",
-    "test": "`hpcaccel submit job.yaml --debug` trains some steps in a short job, `hpcaccel validate job.yaml --live` "
-    "checks a spec against the cluster, and `make demo` shows a whole run",
+    "test": "`hpcaccel submit job.yaml --debug` trains some steps in a short job, and `hpcaccel validate job.yaml "
+    "--live` checks a spec against the cluster",
     "env": "`hpcaccel --version` prints the version, `hpcaccel cluster show NAME` what is known of a cluster; the "
     "versions that a run was submitted with stand in its record.json",
 }

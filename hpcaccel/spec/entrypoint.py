@@ -180,7 +180,7 @@ class Entrypoint(Section):
         "true and false are passed on as `--compile=True` and `--compile=False`, null leaves it out, a list is "
         "`--betas=[0.9,0.95]`, as Python writes them (nanoGPT, fire, tyro, jsonargparse, absl), a mapping inside "
         "`--a.b=1`. `key=value` gives `lr=3e-4` (Hydra, OmegaConf), where true, false and null are written out, a list "
-        "is `key=[a,b]`, a mapping inside `a.b=1`. Text is written as it is in each of them.",
+        "is `key=[a,b]`, a mapping inside `a.b=1`. Outside of lists, text is written as it is in each of them.",
     )
 
     @classmethod

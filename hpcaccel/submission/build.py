@@ -1,6 +1,7 @@
 """Writing a run directory: under a temporary name, so that nobody ever sees half a run, then renamed.
 
-Whatever fails on the way, nothing is left behind, the folders included that were made above it.
+Whatever fails on the way, nothing is left behind, the folders included that were made above it. Only where Slurm does
+not answer, and may have taken the job, the run stays.
 """
 
 from __future__ import annotations

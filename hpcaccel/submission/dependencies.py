@@ -78,7 +78,10 @@ def _resolve(
         raise SpecError(f"after: {one}: run {other.run_id} is on cluster {record.cluster}, and this one on {cluster}")
     now = status(RunDir(other.path), slurm)
     if not now.ended and not now.job_id:
-        raise SpecError(f"after: {one}: run {other.run_id} has no job yet to wait for: {now.detail}. Try again then")
+        raise SpecError(
+            f"after: {one}: run {other.run_id} has no job yet to wait for: {now.detail}. Submit this once "
+            "that run has a job"
+        )
     if not now.ended:
         return {"kind": one.kind, "run": str(other.path)}
     well = now.state == "completed"

@@ -47,14 +47,15 @@ def _on_stopping(spec: JobSpec, used: Used, shown: str) -> tuple[str, ...]:
     if not used.hears_a_stop:
         if spec.runtime.stop is None:
             return (
-                f"{shown} does not use hpcaccel.Accelerator, so it gets SIGTERM when it is to stop, as from Slurm "
-                "itself (runtime.stop: signals)",
+                f"neither {shown} nor what it imports from its folder uses hpcaccel.Accelerator, so it gets SIGTERM "
+                "when it is to stop, as from Slurm itself (runtime.stop: signals)",
             )
         if spec.runtime.stop == "signals":
             return ()
         return (
-            f"{shown} does not use hpcaccel.Accelerator, so nothing in it saves and leaves when it is asked to "
-            "(runtime.stop: cooperative): leave runtime.stop out, and it gets SIGTERM as from Slurm itself",
+            f"neither {shown} nor what it imports from its folder uses hpcaccel.Accelerator, so nothing in it saves "
+            "and leaves when it is asked to (runtime.stop: cooperative): leave runtime.stop out, and it gets SIGTERM "
+            "as from Slurm itself",
         )
     if "Accelerator" in used.ours and not used.attributes & _LOADS:
         return (

@@ -1,4 +1,7 @@
-"""What a script uses of hpcaccel, in its own file and in those that it imports from its folder. Nothing is executed."""
+"""What a script uses of hpcaccel, in its own file and in those that it imports from its folder. Nothing is executed.
+
+Modules that are installed elsewhere are not read: a script that uses hpcaccel only through them seems not to use it.
+"""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_a_resume_that_cannot_take_a_held_job_out_changes_nothing(
         raise SlurmCommandError(["scancel"], 1, "Socket timed out on send/recv operation")
 
     monkeypatch.setattr(project.slurm, "cancel", timed_out)
-    with pytest.raises(SlurmCommandError, match="send/recv operation$"):
+    with pytest.raises(SlurmCommandError, match=r"send/recv operation$"):
         run.resume()
     assert len(open_requests(run.dir)) == 1
     assert not run.dir.resuming.exists()

@@ -58,7 +58,7 @@ def test_another_file_of_the_folder_is_another_program(tmp_path: Path) -> None:
 
 
 def test_a_script_that_is_no_python_is_left_to_the_ranks(tmp_path: Path) -> None:
-    assert "does not use hpcaccel" in told(tmp_path, "this is not python\n")
+    assert "nor what it imports from its folder uses hpcaccel" in told(tmp_path, "this is not python\n")
 
 
 @pytest.mark.parametrize(

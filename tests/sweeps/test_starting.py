@@ -115,7 +115,7 @@ def test_without_the_configuration_nothing_is_handed_in_and_nothing_left(
         raise SlurmCommandError(["scontrol"], 124, "no answer within 60 s")
 
     monkeypatch.setattr(place.slurm, "config", silent)
-    with pytest.raises(SlurmUnreachable, match="no answer within 60 s$"):
+    with pytest.raises(SlurmUnreachable, match=r"no answer within 60 s$"):
         starting.start_sweep(plan)
     assert not place.runs.exists()
 

@@ -140,7 +140,7 @@ def test_a_resume_that_slurm_may_have_taken_stands(place: Place, monkeypatch: py
 
     with monkeypatch.context() as patch:
         patch.setattr(place.slurm, "sbatch", timed_out)
-        with pytest.raises(SlurmCommandError, match="Whether Slurm has taken the job is not known: .* another resume"):
+        with pytest.raises(SlurmCommandError, match=r"Whether Slurm has taken the job is not known: .* another resume"):
             sweep.resume(changes=["sweep.max_trials=30"])
     assert open_requests(sweep.dir) == []
     assert sweep.spec.sweep.max_trials == 30
@@ -157,7 +157,7 @@ def test_a_resume_without_the_configuration_changes_nothing(place: Place, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(place.slurm, "config", silent)
-        with pytest.raises(SlurmCommandError, match="no answer within 60 s$"):
+        with pytest.raises(SlurmCommandError, match=r"no answer within 60 s$"):
             sweep.resume(changes=["sweep.max_trials=30"])
     assert len(open_requests(sweep.dir)) == 1
     assert sweep.spec.sweep.max_trials == 20
