@@ -10,7 +10,7 @@ from hpcaccel.errors import ClusterError, SlurmCommandError, SlurmUnreachable
 from hpcaccel.spec.workflow import read_jobs
 from hpcaccel.submission import Run, all_runs
 from hpcaccel.submission.facts import open_requests
-from hpcaccel.submission.workflow import submit_jobs
+from hpcaccel.submission.workflow import is_half_submitted, submit_jobs
 from tests.submission.conftest import Project
 
 JOBS = "jobs:\n" + "".join(
@@ -54,7 +54,10 @@ def test_the_same_command_goes_on_when_the_controller_went_away(
             submit_all(project)
     assert not isinstance(caught.value, SlurmUnreachable)
     project.slurm.unreachable = ""
-    assert all(open_requests(run.dir) == [] for run in all_runs())
+    submitted = [run.dir for run in all_runs()]
+    assert all(open_requests(run) == [] for run in submitted)
+    assert is_half_submitted(submitted, of=3)
+    assert not is_half_submitted(submitted, of=2)
     assert [run.job_id for run in submit_all(project)] == ["100", "101", "102"]
     assert ["was already submitted" in one for one in told] == [True, True]
     assert [run.job_id for run in submit_all(project)] == ["103", "104", "105"], "given once more it is meant"
@@ -68,5 +71,7 @@ def test_of_a_refusal_all_are_told_to_end_and_the_refusal_is_raised(
         with pytest.warns(UserWarning, match="may not be cancelled"), pytest.raises(ClusterError, match="refused"):
             submit_all(project)
     project.slurm.unreachable = ""
-    assert [[one.then for _, one in open_requests(run.dir)] for run in all_runs()] == [["cancel"], ["cancel"]]
+    submitted = [run.dir for run in all_runs()]
+    assert [[one.then for _, one in open_requests(run)] for run in submitted] == [["cancel"], ["cancel"]]
+    assert not is_half_submitted(submitted, of=3)
     assert [run.job_id for run in submit_all(project)] == ["102", "103", "104"]
