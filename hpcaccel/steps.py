@@ -7,15 +7,15 @@ that they cannot disagree.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcaccel.errors import RunDirectoryError
 from hpcaccel.logged import Line
-from hpcaccel.records import AttemptEnd, AttemptStart, Beat, Outcome, Progress, Timing, from_dict
-from hpcaccel.rundir import RunDir, read_json
+from hpcaccel.records import AttemptEnd, AttemptStart, Beat, Outcome, Progress, Timing, from_dict, to_dict
+from hpcaccel.rundir import RunDir, read_json, write_json
 
-__all__ = ["AttemptSteps", "LoggedSteps", "StepCount", "count_steps", "read_steps"]
+__all__ = ["AttemptSteps", "LoggedSteps", "StepCount", "complete_timing", "count_steps", "read_steps"]
 
 _NOTHING_LOST = ("completed", "pruned")
 
@@ -120,6 +120,19 @@ def read_steps(
         last_time=last_time or None,
         first_logged=first_logged,
     )
+
+
+def complete_timing(run: RunDir, attempt: int) -> None:
+    """Write the last step into the ``timing.json`` of an attempt that has ended: rank 0 wrote it some seconds before it
+    was killed.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    timing, steps = _read(Timing, run.timing(attempt)), read_steps(run, attempt)
+    if timing is None or steps.last_step is None or steps.last_step <= (timing.last_step or 0):
+        return
+    write_json(run.timing(attempt), to_dict(replace(timing, last_step=steps.last_step, last_step_time=steps.last_time)))
 
 
 def _from_step(progress: Progress | None, timing: Timing | None, outcome: Outcome | None) -> int | None:

@@ -11,8 +11,8 @@ from hpcaccel.layout import MANIFEST, checkpoint_name
 from hpcaccel.logged import Logged
 from hpcaccel.node.ledger import Ledger, how_far
 from hpcaccel.records import AttemptEnd, AttemptStart, Beat, Outcome, Progress, Timing, to_dict
-from hpcaccel.rundir import RunDir, append_line, write_json
-from hpcaccel.steps import AttemptSteps, LoggedSteps, count_steps, read_steps
+from hpcaccel.rundir import RunDir, append_line, read_json, write_json
+from hpcaccel.steps import AttemptSteps, LoggedSteps, complete_timing, count_steps, read_steps
 
 
 @pytest.fixture
@@ -31,6 +31,18 @@ def found(run: RunDir, **end: Any) -> tuple[int | None, int | None]:
 
 def times(run: RunDir, **facts: Any) -> None:
     write_json(run.timing(1), to_dict(Timing(**facts)))
+
+
+def test_the_timing_of_a_killed_attempt_is_completed(run: RunDir) -> None:
+    times(run, loaded=10.0, resumed_step=180, first_step_time=11.0, last_step=190, last_step_time=20.0, saves=3)
+    run.step_counter(1).write_text("199 24.5\n")
+    complete_timing(run, 1)
+    timing = read_json(run.timing(1))
+    assert timing is not None
+    assert (timing["last_step"], timing["last_step_time"], timing["saves"]) == (199, 24.5, 3)
+    run.step_counter(1).unlink()
+    complete_timing(run, 1)
+    assert read_json(run.timing(1)) == timing
 
 
 def test_a_script_that_resumes_without_a_loop_of_ours_began_where_it_loaded(run: RunDir) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from hpcaccel.records import (
     to_dict,
 )
 from hpcaccel.rundir import RunDir, append_line, read_json, read_lines
-from hpcaccel.steps import LoggedSteps, read_steps
+from hpcaccel.steps import LoggedSteps, complete_timing, read_steps
 
 __all__ = ["Ledger", "how_far", "read_outcome", "read_stop"]
 
@@ -140,6 +141,8 @@ class Ledger:
             seconds=max(0.0, _last_sign(run, start.attempt) - start.time),
             **how_far(run, start.attempt),
         )
+        with suppress(OSError):
+            complete_timing(run, start.attempt)
         self.end(line)
         return line
 

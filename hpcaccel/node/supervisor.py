@@ -42,6 +42,7 @@ from hpcaccel.node.writing import PATIENCE_SECONDS, gone, if_possible, patiently
 from hpcaccel.records import EXIT_CONTINUED, AttemptEnd, AttemptStart, Decision, pruned
 from hpcaccel.rundir import RunDir, make_folder, read_json
 from hpcaccel.slurm.states import JobState
+from hpcaccel.steps import complete_timing
 
 __all__ = [
     "WATCHED",
@@ -498,6 +499,7 @@ class Supervisor:
 
     def _write_end(self, verdict: Verdict, *, started: float, exit_code: int | None = None) -> None:
         line = self._end_line(verdict, started=started, exit_code=exit_code)
+        if_possible(lambda: complete_timing(self.run, line.attempt), say=self._say)
         if verdict.decision == "requeue":
             if_possible(
                 lambda: self.ledger.end(line), say=self._say

@@ -404,7 +404,7 @@ def _killed_behind_sbatch(project: Project, monkeypatch: pytest.MonkeyPatch, sub
 # -- the local backend ------------------------------------------------------------------------------------------------
 
 
-LOCAL_MOMENTS = range(0, 60)
+LOCAL_MOMENTS = range(0, 200)
 
 
 @pytest.mark.chaos
