@@ -162,10 +162,16 @@ class Once:
             self._file.unlink()
 
     def begin(self, run: RunDir) -> None:
-        """Write down where the run is going to be, before anything is made."""
+        """Write down where the run is going to be, before anything is made.
+
+        Raises:
+            OSError: that cannot be written, and whoever has made the key counts on it. A command given here does not.
+        """
         try:
             write_json(self._file, {"run": str(run.path), "sweep": isinstance(run, SweepDir)})
         except OSError as error:
+            if not self._only_unless_given_up:
+                raise
             tell_of_no_state(error, self._file.parent)
 
     def earlier(self) -> Path | None:
