@@ -451,7 +451,8 @@ def _killed_locally(project: Project, moment: int) -> bool:
         project.release()
         return False
     assert all(run.status().state != "lost" for run in all_runs())
-    alive = [run.path for run in all_runs() if (process := local_process(run.dir)) and process.is_alive]
+    open_runs = [run for run in all_runs() if not run.status().ended]
+    alive = [run.path for run in open_runs if (process := local_process(run.dir)) and process.is_alive]
     again = project.start()
     assert alive in ([], [again.path]) or moment > 10
     project.release()
