@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -20,7 +20,7 @@ from hpcaccel.submission.remote.cluster import Conversation
 from hpcaccel.submission.remote.connection import FabricConnection
 from hpcaccel.submission.remote.protocol import FrameReader, FrameWriter
 
-from .login_node import Cutting, LoginNode
+from .login_node import Cutting, LoginNode, wait_for
 
 
 def submitted(node: LoginNode) -> RunDir:
@@ -51,6 +51,25 @@ def test_logs_go_on_where_they_were(node: LoginNode) -> None:
     while node.programs() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert node.programs() == [], "nothing of it is left there"
+
+
+def test_a_watched_status_comes_again_and_ends_with_its_run(node: LoginNode) -> None:
+    run = submitted(node)
+    process = node.start_command("status", "toy", "--watch")
+    assert process.stdout is not None
+    assert "pending" in _page(process.stdout)
+    assert node.cut()
+    assert "pending" in _page(process.stdout), "also over another connection"
+    node.hpcaccel("cancel", run.run_id)
+    rest, _ = process.communicate(timeout=60)
+    assert "cancelled" in rest.rpartition("\n\n")[2], rest
+    assert process.returncode == 0
+    wait_for(lambda: not node.programs(), "nothing of it is left there")
+
+
+def _page(stream: IO[str]) -> str:
+    """The lines up to an empty one."""
+    return "".join(iter(stream.readline, "\n"))
 
 
 def cluster(node: LoginNode, **cuts: int) -> RemoteCluster:
