@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch import nn
+from torch.utils.data import DataLoader
 
 from hpcaccel.runtime.data.loader import PreparedLoader
 from hpcaccel.runtime.saving.saver import Prepared
 from hpcaccel.runtime.settings import Settings
 from hpcaccel.runtime.training.accumulation import LoadersInUse
 from hpcaccel.runtime.training.exactness import Exactness
-from tests.runtime.loader_kinds import KINDS, collate
+from tests.runtime.loader_kinds import KINDS
 from tests.runtime.test_data import Hooks, prepared
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:.*set_vital")]
@@ -26,10 +24,17 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:.*set_vital"
 class Training:
     """A script with its loaders, and the part of the loop that counts its steps."""
 
-    def __init__(self, *loaders: DataLoader[Any], deterministic: bool = True, **options: Any) -> None:
+    def __init__(
+        self,
+        *loaders: DataLoader[Any],
+        deterministic: bool = True,
+        begins: bool = True,
+        models: Sequence[nn.Module] = (),
+        **options: Any,
+    ) -> None:
         self.hooks = Hooks()
         self.in_use = LoadersInUse()
-        self.prepared = Prepared()
+        self.prepared = Prepared(models=list(models))
         self.exactness = Exactness(
             settings=Settings(deterministic=deterministic),
             prepared=self.prepared,
@@ -37,7 +42,8 @@ class Training:
             device=torch.device("cpu"),
         )
         self.loaders = [self.prepare(loader, **options) for loader in loaders]
-        self.exactness.begin()
+        if begins:
+            self.exactness.begin()
 
     def prepare(self, loader: DataLoader[Any], **options: Any) -> PreparedLoader:
         made = prepared(loader, hooks=self.hooks, in_use=self.in_use, **options)
@@ -176,52 +182,6 @@ def test_loaders_one_after_the_other() -> None:
     for _ in training.loaders[1]:
         training.step()
         assert "one after the other" in training.doubts()[0]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: torch.Generator().manual_seed(1),
-        lambda: random.Random(1),
-        lambda: np.random.default_rng(1),
-        lambda: np.random.RandomState(1),
-    ],
-    ids=["torch", "python", "numpy", "numpy's old one"],
-)
-def test_generators_of_the_scripts_own(make: Callable[[], Any]) -> None:
-    augments, unused = make(), make()
-
-    def draw() -> None:
-        if isinstance(augments, torch.Generator):
-            torch.rand((), generator=augments)
-        else:
-            augments.random()
-
-    training = Training(plain())
-    assert one_epoch(training, draw)[-1] == ["drawn from a generator that is in no checkpoint: augments"]
-    registered = Training(plain())
-    registered.prepared.registered.append(SimpleNamespace(it=augments))  # type: ignore[arg-type]
-    assert one_epoch(registered, draw)[-1] == []
-    assert unused is not None
-
-
-class Augmented(Dataset[Any]):
-    def __init__(self) -> None:
-        self.transform = SimpleNamespace(rng=np.random.default_rng(3))
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((4,), float(self.transform.rng.random()))
-
-
-def test_generators_of_a_dataset() -> None:
-    own = Training(DataLoader(Augmented(), batch_size=2, collate_fn=collate))
-    assert one_epoch(own)[-1] == ["drawn from a generator that is in no checkpoint: dataset.transform.rng"]
-    copied = Training(DataLoader(Augmented(), batch_size=2, num_workers=1))
-    copied.exactness.stepped(1, 0)
-    assert any("workers draw from copies" in text and "dataset.transform.rng" in text for text in copied.doubts())
 
 
 def test_a_loader_that_was_not_prepared() -> None:

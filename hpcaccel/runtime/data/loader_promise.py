@@ -62,7 +62,17 @@ class LoaderPromise(LoaderFacts):
         parts: dict[str, Any] = {"dataset": user.dataset, "collate_fn": user.collate_fn}
         if type(sampler).__module__.partition(".")[0] not in ("torch", "hpcaccel", "torchdata"):
             parts["sampler"] = sampler
-        return {name: part for name, part in parts.items() if not is_stateful(part)}
+        saved = self.saved_parts
+        return {name: part for name, part in parts.items() if not any(part is one for one in saved)}
+
+    @property
+    def saved_parts(self) -> list[Any]:
+        """The user's objects whose states its own state holds."""
+        order = self._cursor.order
+        if order is not None:
+            return [*self.saved_generators, order.stateful]
+        is_marked = self._stream.bookmarks is not None and is_stateful(self.user_loader.dataset)
+        return [*self.saved_generators, *([self.user_loader.dataset] if is_marked else [])]
 
     @property
     def saved_generators(self) -> list[Any]:

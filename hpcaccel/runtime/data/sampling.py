@@ -95,15 +95,17 @@ class Order:
 
     def sampler_state(self) -> Any:
         """The state of a sampler of the user's that has one, None of others."""
-        stateful = self._stateful()
+        stateful = self.stateful
         return None if stateful is None else stateful.state_dict()
 
     def load_sampler_state(self, state: Any) -> None:
-        stateful = self._stateful()
+        stateful = self.stateful
         if stateful is not None and state is not None:
             stateful.load_state_dict(state)
 
-    def _stateful(self) -> Any:
+    @property
+    def stateful(self) -> Any:
+        """A sampler of the user's whose state is saved, None without one."""
         for sampler in (self._raw, self._inner):
             if hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict"):
                 return sampler

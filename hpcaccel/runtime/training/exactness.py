@@ -16,6 +16,7 @@ from hpcaccel.runtime.data.open_iterators import half_read_iterators, watch_iter
 from hpcaccel.runtime.settings import Settings
 from hpcaccel.runtime.training.accumulation import LoadersInUse, Source
 from hpcaccel.runtime.training.script_generators import OwnGenerators
+from hpcaccel.runtime.training.unsaved_buffers import UnsavedBuffers
 
 if TYPE_CHECKING:
     from hpcaccel.runtime.saving.saver import Prepared
@@ -38,6 +39,9 @@ class Exactness:
         self._steps = 0
         self._has_gradients = False
         self._generators = OwnGenerators()
+        self._buffers = UnsavedBuffers()
+        self._begun_at: int | None = None
+        """How many steps had been done at the first look at generators and buffers."""
         self._takes: dict[int, _Takes] = {}
         if self._deterministic:
             watch_iterators()
@@ -45,9 +49,11 @@ class Exactness:
     # -- told while the training runs -------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The training begins, or goes on: remember where the script's generators are."""
-        if self._deterministic:
-            self._look_at_generators()
+        """The training begins, or goes on: remember where the script's generators are, and the models' buffers."""
+        if self._deterministic and self._begun_at is None:
+            self._begun_at = self._steps
+            self._look_at_generators(begins=True)
+            self._buffers.changed(self._prepared.models)
 
     def backward(self) -> None:
         self._has_gradients = True
@@ -103,8 +109,12 @@ class Exactness:
         for loader in self._prepared.loaders:
             if (doubt := getattr(loader, "doubt", None)) is not None:
                 yield doubt
-        if moved := self._look_at_generators():
-            yield f"drawn from a generator that is in no checkpoint: {', '.join(moved)}"
+        self.begin()
+        yield from self._look_at_generators()
+        if changed := self._buffers.changed(self._prepared.models):
+            yield f"buffers that are in no checkpoint (persistent=False) have changed: {', '.join(changed)}"
+        if self._steps and self._steps == self._begun_at and (self._generators.any or self._buffers.any):
+            yield "nothing is known of the generators and buffers of the script's own before its first step"
         if self._has_other_iterators():
             yield "a DataLoader that was not prepared is in the middle of its data"
         if self._device.type not in ("cpu", "cuda"):
@@ -113,14 +123,15 @@ class Exactness:
     def _finished_others(self, epoch: int, open_now: set[int]) -> bool:
         return any(takes.epoch == epoch for source, takes in self._takes.items() if source not in open_now)
 
-    def _look_at_generators(self) -> list[str]:
-        datasets: dict[str, Any] = {}
+    def _look_at_generators(self, *, begins: bool = False) -> list[str]:
+        models = self._prepared.models
+        parts: dict[str, Any] = {f"model {number}" if number else "model": one for number, one in enumerate(models)}
         known: list[Any] = list(self._prepared.registered)
         for number, loader in enumerate(self._prepared.loaders):
             before = f"loader {number}: " if len(self._prepared.loaders) > 1 else ""
-            datasets |= {before + name: part for name, part in getattr(loader, "own_parts", {}).items()}
-            known += getattr(loader, "saved_generators", ())
-        return self._generators.look(datasets, known)
+            parts |= {before + name: part for name, part in getattr(loader, "own_parts", {}).items()}
+            known += getattr(loader, "saved_parts", ())
+        return list(self._generators.look(parts, known, begins=begins))
 
     def _has_other_iterators(self) -> bool:
         """Whether a loader is half read that was not prepared, nor is the inner one of a prepared loader."""

@@ -1,4 +1,4 @@
-"""Random generators of the script's own, which no checkpoint holds: found in its variables and in its datasets.
+"""Random generators of the script's own, which no checkpoint holds: found in its variables, its datasets, its models.
 
 One that is never drawn from while the training runs does no harm (it split the dataset, say), so their states are
 compared with those at the beginning. Workers draw from copies, which cannot be looked at.
@@ -6,65 +6,109 @@ compared with those at the beginning. Workers draw from copies, which cannot be 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 import sys
+import sysconfig
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from types import FrameType, FunctionType
+from types import BuiltinMethodType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 __all__ = ["OwnGenerators", "generators_in"]
 
 _DEPTH = 4
+_DEPTH_OF_VARIABLES = 3
 _MOST_ITEMS = 32
 """Longer lists and dicts hold data, and not the parts that a dataset is made of."""
+_LEAVES = (torch.Tensor, np.ndarray, ModuleType, type, str, bytes, int, float, type(None))
+_KINDS = frozenset({torch.Generator, random.Random, np.random.RandomState, np.random.Generator})
+_GLOBAL = (torch.default_generator, random.random.__self__, np.random.mtrand._rand)  # type: ignore[attr-defined]
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 class OwnGenerators:
     """Those that the script can reach, each with its state at the first look."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[Any, str]] = {}
+        self._seen: dict[int, tuple[Any, str]] = {}
+        """By address, holding each one, so that no other gets its address."""
+        self._late: set[int] = set()
+        """Those that were not there when the training began."""
 
-    def look(self, datasets: Mapping[str, Any], known: Iterable[Any]) -> list[str]:
-        """The names of those that were drawn from since they were first seen.
+    @property
+    def any(self) -> bool:
+        return bool(self._seen)
+
+    def look(self, parts: Mapping[str, Any], known: Iterable[Any], *, begins: bool = False) -> Iterator[str]:
+        """What speaks against the checkpoint holding all that was drawn.
 
         Args:
-            datasets: what is looked into besides the script's variables, by name.
+            parts: what is looked into besides the script's variables, by name.
             known: generators that the checkpoint holds, and objects that it holds with all that is in them.
+            begins: the training begins; what is seen later for the first time has been made meanwhile.
         """
-        saved = {id(item) for thing in known for item in (thing, *(found for _, found in generators_in(thing, "")))}
-        moved = []
-        for name, generator in {**dict(_variables()), **_within(datasets)}.items():
-            if id(generator) in saved:
+        saved = {id(item) for thing in known for _, item in _held_by(thing)}
+        moved, made = [], []
+        for name, generator in self._reachable(parts):
+            key, state = id(generator), _digest(generator)
+            if key in saved:
                 continue
-            state = _digest(generator)
-            before = self._seen.get(name)
-            if before is None or before[0] is not generator:
-                self._seen[name] = generator, state  # holding it, for its address tells it from others
-            elif before[1] != state:
+            if key not in self._seen:
+                self._seen[key] = generator, state
+                if not begins:
+                    self._late.add(key)
+            if key in self._late:
+                made.append(name)
+            elif self._seen[key][1] != state:
                 moved.append(name)
-        return moved
+        if moved:
+            yield f"drawn from a generator that is in no checkpoint: {', '.join(moved)}"
+        if made:
+            yield f"a generator that was made after the training had begun is in no checkpoint: {', '.join(made)}"
+
+    @staticmethod
+    def _reachable(parts: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        found: dict[int, tuple[str, Any]] = {}
+        named = (pair for name, thing in parts.items() for pair in generators_in(thing, name))
+        for name, generator in (*named, *_walk(_variables(), _DEPTH_OF_VARIABLES)):
+            found.setdefault(id(generator), (name, generator))
+        return list(found.values())
 
 
-def _within(datasets: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(pair for name, thing in datasets.items() for pair in generators_in(thing, name))
+def _held_by(thing: Any) -> Iterator[tuple[str, Any]]:
+    """The generators that are saved with an object. A module's state holds its tensors alone."""
+    return iter(()) if isinstance(thing, nn.Module) else generators_in(thing, "")
 
 
 def _variables() -> Iterator[tuple[str, Any]]:
-    """Generators among the variables of the functions that the script is in now, and of the script itself."""
+    """The variables of the functions that the script is in now, of the script itself, and of modules of its own."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not _is_ours(frame):
             own = frame.f_locals
-            yield from _among(own, "")
+            yield from list(own.items())
             if "self" in own:
-                yield from _among(getattr(own["self"], "__dict__", {}), "self.")
+                yield from ((f"self.{name}", value) for name, value in _attributes(own["self"]))
         frame = frame.f_back
-    yield from _among(vars(sys.modules["__main__"]), "")
+    yield from list(vars(sys.modules["__main__"]).items())
+    for name, module in list(sys.modules.items()):
+        variables = getattr(module, "__dict__", {})
+        if _is_the_scripts(name, variables.get("__file__")):
+            yield from ((f"{name}.{variable}", value) for variable, value in list(variables.items()))
+
+
+def _is_the_scripts(name: str, file: Any) -> bool:
+    """Whether a module is neither installed nor of the standard library."""
+    if not isinstance(file, str) or name == "__main__" or name.partition(".")[0] in ("hpcaccel", "torch"):
+        return False
+    return not (file.startswith(_INSTALLED) or "/site-packages/" in file or "/dist-packages/" in file)
 
 
 def _is_ours(frame: FrameType) -> bool:
@@ -72,30 +116,82 @@ def _is_ours(frame: FrameType) -> bool:
     return name.partition(".")[0] in ("hpcaccel", "torch", "runpy", "importlib")
 
 
-def _among(variables: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    return ((f"{prefix}{name}", value) for name, value in list(variables.items()) if _is_generator(value))
-
-
 def generators_in(thing: Any, name: str, depth: int = _DEPTH) -> Iterator[tuple[str, Any]]:
     """The generators that an object holds, its parts' included, each with the way to it."""
-    if _is_generator(thing):
-        yield name, thing
-        return
-    if depth == 0 or isinstance(thing, torch.Tensor | nn.Module | type | str | bytes | int | float):
-        return
-    for part, value in _parts(thing):
-        yield from generators_in(value, f"{name}.{part}" if name else part, depth - 1)
+    return _walk([(name, thing)], depth)
+
+
+def _walk(things: Iterable[tuple[str, Any]], depth: int) -> Iterator[tuple[str, Any]]:
+    """The generators in these, the nearest ones first, so that each object is looked into once, by the shortest way."""
+    waiting = deque((name, thing, depth) for name, thing in things)
+    seen: set[int] = set()
+    while waiting:
+        name, thing, left = waiting.popleft()
+        kind = type(thing)  # and not isinstance(), which asks proxies what they are
+        if issubclass(kind, _LEAVES) or id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if _is_generator(thing):
+            yield name, thing
+        if left == 0:
+            continue
+        if issubclass(kind, nn.Module):
+            # The modules in a module are no deeper than itself: a model's layers lie at any depth.
+            waiting.extendleft((f"{name}.{part}", module, left) for part, module in thing._modules.items())
+        waiting.extend((f"{name}.{part}" if name else f"{part}", value, left - 1) for part, value in _parts(thing))
+        waiting.extend((f"{name}.{part}", value, 0) for part, value in _of_classes(kind, seen))
 
 
 def _parts(thing: Any) -> list[tuple[str, Any]]:
-    if isinstance(thing, FunctionType):
+    kind = type(thing)
+    if issubclass(kind, nn.Module):
+        return [(name, value) for name, value in _attributes(thing) if name not in _OF_EVERY_MODULE]
+    if issubclass(kind, FunctionType):
         cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True)
-        return [(name, cell.cell_contents) for name, cell in cells if _is_filled(cell)]
-    if isinstance(thing, list | tuple):
+        filled = [(name, cell.cell_contents) for name, cell in cells if _is_filled(cell)]
+        return [
+            *filled,
+            *(("default", value) for value in thing.__defaults__ or ()),
+            *(thing.__kwdefaults__ or {}).items(),
+        ]
+    if issubclass(kind, MethodType | BuiltinMethodType):
+        return [("self", thing.__self__)]
+    if issubclass(kind, functools.partial):
+        return [
+            ("func", thing.func),
+            *((str(place), item) for place, item in enumerate(thing.args)),
+            *thing.keywords.items(),
+        ]
+    if issubclass(kind, GeneratorType):
+        frame = thing.gi_frame
+        return [] if frame is None or _is_ours(frame) else list(frame.f_locals.items())
+    if issubclass(kind, list | tuple):
         return [(str(place), item) for place, item in enumerate(thing)] if len(thing) <= _MOST_ITEMS else []
-    if isinstance(thing, dict):
+    if issubclass(kind, dict):
         return [(str(key), item) for key, item in thing.items()] if len(thing) <= _MOST_ITEMS else []
-    return list(getattr(thing, "__dict__", {}).items())
+    return [] if _holds_none(kind) else _attributes(thing)
+
+
+def _holds_none(kind: type) -> bool:
+    """Whether it is one of hpcaccel's objects, whose generators are accounted for elsewhere, or of torch's."""
+    root, _, rest = str(kind.__module__).partition(".")
+    return root == "hpcaccel" or (root == "torch" and not rest.startswith("utils.data"))
+
+
+def _attributes(thing: Any) -> list[tuple[str, Any]]:
+    try:
+        return list(vars(thing).items())
+    except Exception:  # it has none, or is a proxy of something that is not there
+        return []
+
+
+def _of_classes(kind: type, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """The generators that are attributes of a class, and of those that it is derived from; of each class once."""
+    for one in kind.__mro__:
+        if id(one) in seen or one.__module__ == "builtins" or _holds_none(one):
+            continue
+        seen.add(id(one))
+        yield from ((name, value) for name, value in list(vars(one).items()) if _is_generator(value))
 
 
 def _is_filled(cell: Any) -> bool:
@@ -108,16 +204,9 @@ def _is_filled(cell: Any) -> bool:
 
 def _is_generator(value: Any) -> bool:
     """Whether it is one, and none of the global ones, which every checkpoint holds."""
-    if isinstance(value, torch.Generator):
-        return value is not torch.default_generator
-    if isinstance(value, random.Random):
-        return value is not random.random.__self__ and not isinstance(value, random.SystemRandom)  # type: ignore[attr-defined]
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is None:
+    if _KINDS.isdisjoint(type(value).__mro__) or type(value) is random.SystemRandom:
         return False
-    if isinstance(value, numpy.random.RandomState):
-        return value is not numpy.random.mtrand._rand
-    return isinstance(value, numpy.random.Generator)
+    return not any(value is one for one in _GLOBAL)
 
 
 def _digest(generator: Any) -> str:
