@@ -67,6 +67,15 @@ def test_a_pool_that_works_is_left(method: str, early: str) -> None:
     assert run_parent("pool", method=method, early=early) == (0, ["285", "ready"])
 
 
+def test_a_pool_with_fewer_tasks_than_workers_is_left() -> None:
+    assert run_parent("small_pools") == (0, [*["5"] * 10, "ready"])
+
+
+def test_children_that_are_terminated_as_they_start() -> None:
+    """They have not set up yet what they listen to."""
+    assert run_parent("at_once") == (0, ["40", "ready"])
+
+
 def test_terminate_ends_a_child_as_it_does_without_us() -> None:
     assert run_parent("serve", end="terminate") == (0, ["9", "exit code -15", "ready"])
     assert run_parent("tidy", end="terminate") == (0, ["9", "tidied up", "exit code 7", "ready"])

@@ -4,7 +4,9 @@ Slurm sends the SIGTERM of a preemption to every process of a step. The rank the
 saves, for which it needs its children: workers of loaders, pools, simulators. But SIGTERM is also what ``terminate()``
 sends, and what Python sends at the end of a program to the daemonic children that are left, before it waits for them
 without a limit. A child must pass the first over and obey the second. A signal handler does not learn who has sent the
-signal, so ``terminate()`` notes the child's pid in shared memory first.
+signal, so ``terminate()`` notes the child's pid in shared memory first. A child that has just been forked would lose the
+signal, for Python drops those that come before it has set up the child; until the child says there that it listens, it
+gets SIGKILL.
 
 Children in which that memory cannot be seen (``spawn``, ``forkserver``) hear SIGTERM as Python does. Where they have
 inherited it blocked, as the shim and the start of a loader's workers have it, or ignore it, they get SIGKILL instead.
@@ -34,13 +36,19 @@ PATIENCE_SECONDS = 10.0
 """How long daemonic children may take to leave at the end of the program, before they are killed."""
 
 
+_TERMINATED, _LISTENS = 1, 2
+
+
 class _Shield:
     """What children inherit from this process."""
 
     def __init__(self) -> None:
         largest = int(Path("/proc/sys/kernel/pid_max").read_text())
-        self.terminated = mmap.mmap(-1, largest + 1)
-        """A byte for each pid: 1 where ``terminate`` has been called. Untouched pages take no memory."""
+        self.words = mmap.mmap(-1, largest + 1)
+        """A byte for each pid: ``_LISTENS`` once a child has set up what it listens to, ``_TERMINATED`` where after that
+        ``terminate`` has been called. Untouched pages take no memory."""
+        self.earlier = {child.pid for child in multiprocessing.active_children()}
+        """Children that know nothing of it."""
 
 
 _shield: _Shield | None = None
@@ -49,6 +57,7 @@ _handler: Callable[..., Any] | None = None
 _born_with_defaults = 0
 """The pid of the child in which the signals have been set to their defaults."""
 _terminate = popen_fork.Popen.terminate
+_poll = popen_fork.Popen.poll
 
 
 def shield_children(handler: Callable[..., Any]) -> None:
@@ -65,6 +74,7 @@ def shield_children(handler: Callable[..., Any]) -> None:
     util.register_after_fork(_shield, _pass_over)
     util.Finalize(None, _end_children, exitpriority=0)
     popen_fork.Popen.terminate = _terminate_for_sure  # type: ignore[method-assign, assignment]
+    popen_fork.Popen.poll = _poll_and_forget  # type: ignore[method-assign, assignment]
 
 
 def _has_defaults() -> None:
@@ -88,14 +98,13 @@ os.register_at_fork(after_in_child=_has_defaults)
 
 def _pass_over(shield: _Shield) -> None:
     """In a child of ``multiprocessing``, before it runs anything of the script."""
-    if _born_with_defaults != os.getpid():
-        return
-    shield.terminated[os.getpid()] = 0  # another process may have had this number
-    _listen()
-    workers: Any = sys.modules.get("torch.utils.data._utils.signal_handling")
-    if workers is not None:
-        # A worker of a loader that was not prepared would next install torch's handler, which dies of the scheduler's.
-        workers._set_worker_signal_handlers = _then_listen(workers._set_worker_signal_handlers)
+    if _born_with_defaults == os.getpid():
+        _listen()
+        workers: Any = sys.modules.get("torch.utils.data._utils.signal_handling")
+        if workers is not None:
+            # A worker of a loader that was not prepared would next install torch's handler, which dies of the scheduler's.
+            workers._set_worker_signal_handlers = _then_listen(workers._set_worker_signal_handlers)
+    shield.words[os.getpid()] = _LISTENS
 
 
 def _then_listen(install: Callable[[], None]) -> Callable[[], None]:
@@ -112,7 +121,7 @@ def _listen() -> None:
 
 
 def _leave_if_terminated(number: int, frame: FrameType | None) -> None:
-    if _shield is None or number != signal.SIGTERM or not _shield.terminated[os.getpid()]:
+    if _shield is None or number != signal.SIGTERM or _shield.words[os.getpid()] != _TERMINATED:
         return
     worker: Any = sys.modules.get("torch.utils.data._utils.worker")
     if worker is not None and worker.get_worker_info() is not None:
@@ -125,11 +134,25 @@ def _terminate_for_sure(popen: popen_fork.Popen) -> None:
     """In place of ``Popen.terminate``, of all start methods."""
     assert _shield is not None
     if popen.returncode is None:
-        _shield.terminated[popen.pid] = 1
+        if popen.method == "fork" and popen.pid not in _shield.earlier:
+            if not _shield.words[popen.pid]:
+                popen.kill()
+                return
+            _shield.words[popen.pid] = _TERMINATED
         if _cannot_hear(popen.pid):
             popen.kill()
             return
     _terminate(popen)
+
+
+def _poll_and_forget(popen: popen_fork.Popen, flag: int = os.WNOHANG) -> int | None:
+    """In place of ``Popen.poll``: once a child has been waited for, another process may get its number."""
+    was_there = popen.returncode is None
+    code = _poll(popen, flag)
+    if was_there and code is not None and _shield is not None:
+        _shield.words[popen.pid] = 0
+        _shield.earlier.discard(popen.pid)
+    return code
 
 
 def _cannot_hear(pid: int) -> bool:

@@ -55,11 +55,29 @@ def with_program(pipe):
     serve(pipe)
 
 
+def leave_at_once(context):
+    """Children that are terminated as soon as they are started, and how many of them have left."""
+    children = [context.Process(target=time.sleep, args=(1000,), daemon=True) for _ in range(40)]
+    for child in children:
+        child.start()
+        child.terminate()
+    for child in children:
+        child.join(10)
+    print(sum(not child.is_alive() for child in children), flush=True)
+
+
 def main():
     context = multiprocessing.get_context(method)
     if early == "late":
         listen()
-    if kind == "pool":
+    if kind == "at_once":
+        leave_at_once(context)
+    elif kind == "small_pools":
+        for _ in range(10):
+            with context.Pool(8) as pool:  # most of its workers have hardly started when it ends
+                print(sum(pool.map(square, range(3))), flush=True)
+            pool.join()
+    elif kind == "pool":
         # The script imports hpcaccel, and makes its Accelerator after the pool.
         with context.Pool(2) as pool:
             print(sum(pool.map(square, range(10))), flush=True)
