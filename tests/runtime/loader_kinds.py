@@ -57,6 +57,24 @@ class OverRandom:
             yield pair if random.random() < 0.5 else pair[::-1]
 
 
+class Triples:
+    """Batches of three, an odd number of them, in an order of its own, and nobody knows how many."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        starts = list(range(0, SAMPLES - 2, 3))
+        random.shuffle(starts)
+        for start in starts:
+            yield random.sample([start, start + 1, start + 2], 3)
+
+
+class LeftOver:
+    """Batches of two out of all samples, of which one is left over, and nobody knows how many."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = list(RandomSampler(range(SAMPLES)))
+        yield from (order[start : start + 2] for start in range(0, SAMPLES, 2))
+
+
 class Sorted(BatchSampler):
     """Batches of a sampler that draws when it is begun, each one sorted."""
 
@@ -224,6 +242,8 @@ KINDS: dict[str, Kind] = {
     "map, batches of a random sampler": Kind(Map, {"batch_sampler": Sorted}),
     "map, walked": Kind(Map, {"batch_sampler": OverRandom}),
     "map, walked, 2 workers": Kind(Map, _TWO | {"batch_sampler": OverRandom}),
+    "map, walked, triples": Kind(Map, {"batch_sampler": Triples}),
+    "map, walked, a sample left over": Kind(Map, {"batch_sampler": LeftOver}),
     "map, split": Kind(Map, {"shuffle": True}, {"split_batches": True}),
     "map, torchdata": Kind(Map, {"shuffle": True}, own_class="torchdata"),
     "stream": Kind(Shuffled),

@@ -169,13 +169,14 @@ def resumed_steps(path: Path, arguments: list[str], *, size: int, background: bo
 PROCESSES = [
     pytest.param(["--kind", "stream"], 1, id="stream"),
     pytest.param(["--kind", "map", "--dispatch"], 2, id="map of rank 0"),
+    pytest.param(["--kind", "map, walked, triples", "--dispatch"], 2, id="map, walked, triples of rank 0"),
     pytest.param(
         ["--kind", "torchdata, 2 workers", "--bookmark", "0"], 1, id="torchdata, 2 workers", marks=pytest.mark.chaos
     ),
     *(
         pytest.param(["--kind", name, "--dispatch"], 2, id=f"{name} of rank 0", marks=pytest.mark.chaos)
         for name in KINDS
-        if name != "map" and "split" not in name
+        if name not in ("map", "map, walked, triples") and "split" not in name
     ),
 ]
 

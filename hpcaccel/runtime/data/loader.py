@@ -25,7 +25,7 @@ from hpcaccel.runtime.data.placement import mover
 from hpcaccel.runtime.data.reading import Plan, planned_loader
 from hpcaccel.runtime.data.rounds import Fill, SliceFn, Told
 from hpcaccel.runtime.data.sampling import Order
-from hpcaccel.runtime.data.sharding import Part, Sharing
+from hpcaccel.runtime.data.sharding import Part, Sharing, WalkedPart
 from hpcaccel.runtime.data.streaming import Announced, announced, dispatched, generator_of, make_stream, picked
 from hpcaccel.runtime.ranks.process_group import Group
 from hpcaccel.runtime.training.accumulation import LoadersInUse
@@ -307,7 +307,7 @@ class PreparedLoader(LoaderPromise):
         if cursor.order is not None:
             alone = Sharing(rank=0, size=1, batch_size=sharing.batch_size, drop_last=sharing.drop_last)
             part = cursor.order.part(alone, cursor.start)
-            before = next(iter(cursor.order.part(alone, 0)), None) if self._fills_up(part) else None
+            before = self._first_batch(part, alone) if self._fills_up(part) else None
             source = drawn_apart(self._read(part, alone, before=before), workers=self.num_workers > 0)
             return source, Fill(None if before is None else next(source))
         assert self._dispatcher is not None
@@ -317,10 +317,17 @@ class PreparedLoader(LoaderPromise):
     def _fills_up(self, part: Part) -> bool:
         """Whether the epoch's first batch may be wanted at its end, and is not read any more."""
         cursor, sharing = self._cursor, self._sharing
-        if not (cursor.start and sharing.even) or sharing.drop_last or part.total is None:
+        if not (cursor.start and sharing.even) or sharing.drop_last:
             return False
+        if part.total is None:
+            return True
         length = cursor.order.length if cursor.order is not None and cursor.order.is_flat else None
         return length is None or sharing.round is None or length % sharing.round != 0
+
+    def _first_batch(self, part: Part, alone: Sharing) -> Any:
+        """The indices of the epoch's first batch; a part that is walked can be begun only once."""
+        assert self._cursor.order is not None
+        return part.take_first() if isinstance(part, WalkedPart) else next(iter(self._cursor.order.part(alone, 0)), None)
 
     def _announce(self, batches: Announced) -> Iterator[Any]:
         known = self.__dict__  # DataLoader's __setattr__ is slow

@@ -182,6 +182,13 @@ class WalkedPart:
         self._batches, self._sharing, self._start = batches, sharing, start
         self._last: tuple[int | None, int | None] = None, None
 
+    def take_first(self) -> Any:
+        """The epoch's first raw batch, None if there is none; what is read for it is not lost."""
+        batches = iter(self._batches)
+        first = next(batches, None)
+        self._batches = batches if first is None else chain([first], batches)
+        return first
+
     def __iter__(self) -> Iterator[Any]:
         number = 0
         for (own, samples, valid), is_last in _shared_out(self._batches, self._sharing, self._start):
