@@ -341,7 +341,8 @@ class RunDir:
         return self.attempt(attempt) / "progress.json"
 
     def step_counter(self, attempt: int) -> Path:
-        """The last step that rank 0 has done, and when: ``120 1795357046.314375``. Overwritten in place."""
+        """The last step that rank 0 has done, and when: ``120 1795357046.314375``, twice. Overwritten in place; lines
+        that differ are half written."""
         return self.attempt(attempt) / "step"
 
     def timing(self, attempt: int) -> Path:

@@ -18,6 +18,8 @@ from hpcaccel.rundir import RunDir, read_json, write_json
 __all__ = ["AttemptSteps", "LoggedSteps", "StepCount", "complete_timing", "count_steps", "read_steps"]
 
 _NOTHING_LOST = ("completed", "pruned")
+LOOKS = 5
+"""At a counter that is just being written: its lines differ then, for some nanoseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,11 +160,15 @@ def _by_heartbeat(
 
 def read_counter(run: RunDir, attempt: int) -> tuple[int, float] | None:
     """The last step that rank 0 has counted, and when; also of a rank that was killed right after it."""
-    try:
-        step, when = run.step_counter(attempt).read_text().split()
-        return int(step), float(when)
-    except (OSError, ValueError):
-        return None  # none was done yet, or the program does not use the runtime
+    for _ in range(LOOKS):
+        try:
+            first, *others = run.step_counter(attempt).read_text().splitlines()
+            if all(line == first for line in others):
+                step, when = first.split()
+                return int(step), float(when)
+        except (OSError, ValueError):
+            return None  # none was done yet, or the program does not use the runtime
+    return None
 
 
 def _read(kind: type[Any], path: Any) -> Any:

@@ -12,7 +12,7 @@ from hpcaccel.logged import Logged
 from hpcaccel.node.ledger import Ledger, how_far
 from hpcaccel.records import AttemptEnd, AttemptStart, Beat, Outcome, Progress, Timing, to_dict
 from hpcaccel.rundir import RunDir, append_line, read_json, write_json
-from hpcaccel.steps import AttemptSteps, LoggedSteps, complete_timing, count_steps, read_steps
+from hpcaccel.steps import AttemptSteps, LoggedSteps, complete_timing, count_steps, read_counter, read_steps
 
 
 @pytest.fixture
@@ -61,6 +61,15 @@ def test_a_rank_that_was_killed_has_counted_its_last_step(run: RunDir) -> None:
     run.step_counter(1).write_text("         199 27.5\n")
     assert found(run) == (0, 199)
     assert read_steps(run, 1).last_time == 27.5
+
+
+def test_a_counter_that_is_half_written_says_nothing(run: RunDir) -> None:
+    line, torn = "                 199 1795357046.314375\n", "                 299 1795357046.314375\n"
+    run.step_counter(1).write_text(line + line)
+    assert read_counter(run, 1) == (199, 1795357046.314375)
+    for text in (torn + line, line + torn, "\0" * 76, line + line[:20]):
+        run.step_counter(1).write_text(text)
+        assert read_counter(run, 1) is None, text
 
 
 def test_without_the_counter_of_this_release_the_heartbeat_tells(run: RunDir) -> None:

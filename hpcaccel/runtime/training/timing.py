@@ -7,7 +7,6 @@ loaded, the first step is over, a save, the end), and in between after 1, 2, 4 â
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcaccel.process import started_at
-from hpcaccel.rundir import FILE_MODE, RunDir, make_folder, read_json, read_lines, write_json
+from hpcaccel.rundir import RunDir, make_folder, read_json, read_lines, write_json
+from hpcaccel.runtime.training.step_counter import StepCounter
 
 if TYPE_CHECKING:
     from hpcaccel.records import Timing
@@ -72,8 +72,8 @@ class Clock:
         self._every = FIRST_SECONDS
         self._write_at = 0.0
         self._prepared = self._over = False
-        self._counter: int | None = None
-        """A file descriptor, once a step has been done."""
+        self._counter: StepCounter | None = None
+        """Once a step has been done."""
         self._times: Timing
         if run is not None:
             self._begin(run, begun, formed)
@@ -105,21 +105,15 @@ class Clock:
         self._step = step
 
     def count(self, step: int) -> None:
-        """A step has been done. It is written at once, so that also a rank that is killed next has said so: some
-        microseconds, since the page cache keeps it."""
+        """A step has been done. It is written at once, so that also a rank that is killed next has said so."""
         if self._run is None or self._over:
             return
         try:
             if self._counter is None:
-                self._counter = self._open_counter(self._run.step_counter(self._attempt))
-            os.pwrite(self._counter, f"{step:>12} {time.time():.6f}\n".encode(), 0)
+                self._counter = StepCounter(self._run.step_counter(self._attempt))
+            self._counter.write(step)
         except OSError as error:
             self._give_up(error)
-
-    @staticmethod
-    def _open_counter(path: Path) -> int:
-        make_folder(path.parent)
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
 
     def tick(self, step: int) -> None:
         """A step is over."""
@@ -223,8 +217,7 @@ class Clock:
 
     def _close_counter(self) -> None:
         if self._counter is not None:
-            with contextlib.suppress(OSError):  # what the file system says late about a figure for people
-                os.close(self._counter)
+            self._counter.close()
             self._counter = None
 
     def _put(self, path: Path) -> None:

@@ -1,0 +1,91 @@
+"""The last step of rank 0: written at each step, without a system call where nothing of the network can fail."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.rundir import RunDir
+from hpcaccel.runtime.training import step_counter
+from hpcaccel.runtime.training.step_counter import StepCounter
+from hpcaccel.steps import read_counter
+from tests.runtime.ranks import make_run
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from hpcaccel.runtime.training.step_counter import StepCounter
+counter = StepCounter(Path(sys.argv[1]))
+for step in range(1, 2001):
+    counter.write(step)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+class Writes:
+    """Counts calls of pwrite."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, self._pwrite = 0, os.pwrite
+        monkeypatch.setattr(os, "pwrite", self)
+
+    def __call__(self, fd: int, data: bytes, offset: int) -> int:
+        self.count += 1
+        return self._pwrite(fd, data, offset)
+
+
+def written(run: RunDir, steps: int) -> int | None:
+    counter = StepCounter(run.step_counter(1))
+    for step in range(1, steps + 1):
+        counter.write(step)
+    found = read_counter(run, 1)
+    counter.close()
+    assert read_counter(run, 1) == found
+    return None if found is None else found[0]
+
+
+def test_on_a_local_disk_only_the_first_step_is_a_system_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_counter, "_file_system", lambda device: "ext4")
+    calls = Writes(monkeypatch)
+    assert written(make_run(tmp_path / "run"), 1000) == 1000
+    assert calls.count == 1
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "lustre", None])
+def test_on_other_file_systems_each_step_is_written(
+    kind: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There an error would end a process that has mapped the file."""
+    monkeypatch.setattr(step_counter, "_file_system", lambda device: kind)
+    calls = Writes(monkeypatch)
+    assert written(make_run(tmp_path / "run"), 100) == 100
+    assert calls.count == 100
+
+
+def test_a_file_that_cannot_be_mapped_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(19, "No such device")
+
+    monkeypatch.setattr(step_counter, "_file_system", lambda device: "overlay")
+    monkeypatch.setattr(mmap, "mmap", refused)
+    assert written(make_run(tmp_path / "run"), 100) == 100
+
+
+def test_the_file_system_is_found_by_its_device() -> None:
+    assert step_counter._file_system(os.stat("/dev/shm").st_dev) == "tmpfs"
+    assert step_counter._file_system(os.makedev(4095, 7)) is None
+
+
+def test_a_process_that_is_killed_has_written_its_last_step(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    ended = subprocess.run([sys.executable, "-c", KILLED, run.step_counter(1)], timeout=60)
+    assert ended.returncode == -signal.SIGKILL
+    found = read_counter(run, 1)
+    assert found is not None
+    assert found[0] == 2000
