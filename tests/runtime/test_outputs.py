@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
-from hpcaccel.runtime.parallel.fsdp_outputs import LARGEST, tensors_in
+from hpcaccel.runtime.parallel.fsdp_outputs import LARGEST, ShardedModels, _add_hooks, tensors_in
 from tests.runtime.ranks import run_ranks
 
 
-def test_sharded_models_learn_through_objects_of_any_class() -> None:
-    ended = run_ranks("outputs.py")
+@pytest.mark.parametrize("finder", ["torch's", "tree_flatten"])
+def test_sharded_models_learn_through_objects_of_any_class(finder: str) -> None:
+    """Also under releases of torch that look for tensors by tree_flatten."""
+    ended = run_ranks("outputs.py", [finder])
     assert ended.codes == [0, 0], "\n".join(ended.outputs)
     found = ended.result()
-    assert len(found["results"]) == 36
+    assert len(found["results"]) == 44
     for name, (difference, way) in found["results"].items():
         assert difference < 1e-12, name
         assert way > 1e-4, name
@@ -24,15 +27,38 @@ def test_sharded_models_learn_through_objects_of_any_class() -> None:
     assert found["refused"][1].startswith("2 sharded parameters (first.weight, first.bias) have gradients that are not")
 
 
-def test_what_torch_finds_by_itself_is_no_hidden_tensor() -> None:
+def test_each_tensor_is_found_once() -> None:
     x = torch.ones(2, requires_grad=True)
     plain, hidden = x * 2, x * 3
     output = {"loss": plain, "more": (plain, [SimpleNamespace(value=hidden, again=plain)]), "leaf": x, "n": 3}
-    assert [(tensor is plain, is_hidden) for tensor, is_hidden in tensors_in(output)] == [(True, False), (False, True)]
     output["itself"] = output
-    assert len(list(tensors_in(output))) == 2
+    tensors, is_whole = tensors_in(output)
+    assert [id(tensor) for tensor in tensors] == [id(plain), id(hidden)]
+    assert is_whole
 
 
 def test_an_output_that_leads_to_very_much_is_not_looked_through() -> None:
     tensor = torch.ones(1, requires_grad=True) * 2
-    assert not list(tensors_in([[tensor], *([] for _ in range(LARGEST))]))
+    assert tensors_in([[tensor], *([] for _ in range(LARGEST - 3))]) == ([tensor], True)
+    assert tensors_in([[tensor], *([] for _ in range(LARGEST))]) == ([], False)
+
+
+class Sharded(torch.nn.Linear):
+    """As far as the hook looks at a sharded module."""
+
+    def _get_fsdp_state(self) -> SimpleNamespace:
+        return SimpleNamespace(_pre_backward=lambda grad: grad)
+
+
+def test_of_an_output_that_is_cut_the_error_says_so() -> None:
+    models = ShardedModels()
+    small, large = Sharded(1, 1), Sharded(1, 1)
+    models._modules += [large, small]
+    tensor = small(torch.ones(1))
+    _add_hooks(large, (), SimpleNamespace(loss=tensor, all=[[] for _ in range(LARGEST)]))
+    assert "returned SimpleNamespace, which leads to more than 10,000 objects, of which" in (models.cause() or "")
+    _add_hooks(small, (), lambda: tensor)
+    assert "Sharded returned function, in which no tensor is found" in (models.cause() or "")
+    _add_hooks(small, (), tensor)
+    _add_hooks(large, (), SimpleNamespace(loss=tensor))
+    assert models.cause() is None

@@ -1,10 +1,10 @@
 """Training sharded models whose forward returns an object of a class of the script's own.
 
 FSDP2 gathers a module's parameters for the backward pass, and hands its gradients out to the shards, by hooks on the
-tensors that the module returns. It finds them in tuples, lists, dicts and dataclasses only. Without a hook the
-gradients stay with the whole parameters of the forward pass, the optimizer steps shards that have none, and nothing is
-trained; or, where the parameters were freed in between, the backward pass fails. Here the other tensors get the same
-hook.
+tensors that the module returns. It finds them in tuples, lists and dicts, in newer releases also in dataclasses and in
+subclasses of dict. Without a hook the gradients stay with the whole parameters of the forward pass, the optimizer steps
+shards that have none, and nothing is trained; or, where the parameters were freed in between, the backward pass fails.
+Here the other tensors get the same hook.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from __future__ import annotations
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.parallel.dtensors import is_dtensor
@@ -43,8 +44,10 @@ _NOT_ENTERED = (
     type(None),
 )
 """What is no part of a result, and what leads from it to everything else."""
-_OPAQUE = "_hpcaccel_opaque_output"
-"""On a sharded module: the class of its last output, where no tensor could be found in it."""
+_MISSED = "_hpcaccel_missed_output"
+"""On a sharded module: of which class its last output was, and what it lacks, where not all of it could be used."""
+_NONE_FOUND = "in which no tensor is found that leads back to it"
+_TOO_LARGE = f"which leads to more than {LARGEST:,} objects, of which no more are looked at"
 
 
 class ShardedModels:
@@ -85,14 +88,15 @@ class ShardedModels:
 
     def cause(self) -> str | None:
         """Which output has kept FSDP2 from finding the way back, as far as it is known."""
-        for module in self._modules:
-            if kind := module.__dict__.get(_OPAQUE):
-                name = type(module).__name__.removeprefix("FSDP")
-                return (
-                    f"{name} returned {kind}, in which no tensor is found that leads back to it. Return the tensors "
-                    "themselves, or in a tuple, a dict, a dataclass, or attributes of an object"
-                )
-        return None
+        outputs = [(module, module.__dict__.get(_MISSED)) for module in self._modules]
+        missed = [(module, *output) for module, output in outputs if output is not None]
+        if not missed:
+            return None
+        module, kind, why = min(missed, key=lambda found: found[2] == _TOO_LARGE)  # may have held all that matters
+        return (
+            f"{type(module).__name__.removeprefix('FSDP')} returned {kind}, {why}. Return the tensors "
+            "themselves, or in a tuple, a dict, a dataclass, or attributes of an object"
+        )
 
 
 _OTHER_CAUSE = (
@@ -125,41 +129,55 @@ def _add_hooks(module: Any, arguments: Any, output: Any) -> None:
     """After FSDP2's own hook, which has cared for what it can find."""
     if not torch.is_grad_enabled():
         return
-    opaque = None
+    missed = None
     if type(output) is not torch.Tensor:
-        state = module._get_fsdp_state()
-        opaque = type(output).__qualname__
-        for tensor, is_hidden in tensors_in(output):
-            opaque = None
-            if is_hidden:
+        state, kind = module._get_fsdp_state(), type(output).__qualname__
+        tensors, is_whole = tensors_in(output)
+        if not (tensors and is_whole):
+            missed = kind, _NONE_FOUND if is_whole else _TOO_LARGE
+        hooked = set(map(id, _found_by_torch(output, state)))
+        for tensor in tensors:
+            if id(tensor) not in hooked:
                 tensor.register_hook(state._pre_backward)  # type: ignore[no-untyped-call]
-    module.__dict__[_OPAQUE] = opaque
+    module.__dict__[_MISSED] = missed
 
 
-def tensors_in(output: Any) -> Iterator[tuple[torch.Tensor, bool]]:
-    """Every computed tensor that ``output`` leads to, each once, and whether FSDP2 passes it over."""
+def _found_by_torch(output: Any, state: Any) -> Sequence[Any]:
+    """What FSDP2's own hook has found in ``output``. Which containers it enters depends on torch's release."""
+    find = getattr(sys.modules[type(state).__module__], "collect_grad_tensors", None)
+    found: Sequence[Any] = tree_flatten(output)[0] if find is None else find(output)
+    return found
+
+
+def tensors_in(output: Any) -> tuple[list[torch.Tensor], bool]:
+    """Every computed tensor that ``output`` leads to, each once, and whether all of it was looked at. What containers
+    hold comes before attributes, which may lead to everything else."""
+    found: list[torch.Tensor] = []
     seen: dict[int, Any] = {}
-    visible, hidden = [output], list[Any]()
-    while (visible or hidden) and len(seen) < LARGEST:
-        value, rest = (visible.pop(), visible) if visible else (hidden.pop(), hidden)
+    near, far = [output], list[Any]()
+    while near or far:
+        value = near.pop() if near else far.pop()
         if id(value) in seen or isinstance(value, _NOT_ENTERED):
             continue
+        if len(seen) == LARGEST:
+            return found, False
         seen[id(value)] = value  # held: its id might become another's
         if isinstance(value, torch.Tensor):
             if value.grad_fn is not None:
-                yield value, rest is hidden
+                found.append(value)
             continue
-        if isinstance(value, dict):
-            rest.extend(value.values())
-        elif isinstance(value, list | tuple):
-            rest.extend(value)
-        elif isinstance(value, Mapping):
-            hidden.extend(value.values())
-        elif isinstance(value, deque | set | frozenset):
-            hidden.extend(value)
-        for name in getattr(type(value), "__dataclass_fields__", ()):
-            rest.append(getattr(value, name, None))
-        hidden.extend(_attributes(value))
+        near.extend(_content(value))
+        far.extend(_attributes(value))
+    return found, True
+
+
+def _content(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        yield from value.values()
+    elif isinstance(value, list | tuple | deque | set | frozenset):
+        yield from value
+    for name in getattr(type(value), "__dataclass_fields__", ()):
+        yield getattr(value, name, None)
 
 
 def _attributes(value: Any) -> Iterator[Any]:

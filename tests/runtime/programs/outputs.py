@@ -1,15 +1,30 @@
-"""Sharded models that return objects of all kinds, each against the plain model; and two that return functions."""
+"""Sharded models that return objects of all kinds, each against the plain model; and two that return functions. With
+``tree_flatten`` torch looks for tensors as its earlier releases do."""
 
 import json
+import sys
 from collections import UserDict, deque
 from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.distributed.fsdp._fully_shard import _fsdp_state
+from torch.utils._pytree import tree_flatten
 
 from hpcaccel import Accelerator
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.handlers import FullyShardedDataParallelPlugin
+
+if sys.argv[1] == "tree_flatten":
+
+    def register(state, output):
+        for found in tree_flatten(output)[0] if torch.is_grad_enabled() else ():
+            if torch.is_tensor(found) and found.requires_grad:
+                found.register_hook(state._pre_backward)
+        return output
+
+    _fsdp_state.FSDPState._register_pre_backward_hook = register
+    vars(_fsdp_state).pop("collect_grad_tensors", None)
 
 
 class Plain:
@@ -37,6 +52,11 @@ class Data:
         return self.inner.loss
 
 
+@dataclass
+class Result:
+    loss: object
+
+
 class Extended(dict):
     """As an output of transformers', with something that its keys do not name."""
 
@@ -60,6 +80,8 @@ RETURNED = {
     "tuple": (lambda loss, model: (loss, None), lambda out: out[0]),
     "object": (lambda loss, model: Plain(loss), lambda out: out.loss),
     "slots": (lambda loss, model: Slotted(loss), lambda out: out.loss),
+    "dataclass": (lambda loss, model: Result(loss), lambda out: out.loss),
+    "subclass of dict": (lambda loss, model: Extended(loss=loss), lambda out: out["loss"]),
     "nested": (lambda loss, model: {"all": [Data(Plain(loss))]}, lambda out: out["all"][0].loss),
     "mapping": (lambda loss, model: UserDict(loss=loss), lambda out: out["loss"]),
     "deque": (lambda loss, model: deque([loss]), lambda out: out[0]),
