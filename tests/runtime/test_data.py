@@ -38,6 +38,9 @@ class Hooks:
     def restore_rng(self) -> None:
         self.restored += 1
 
+    def loop_is_entered(self) -> None:
+        pass
+
     def loop_is_left(self) -> None:
         pass
 

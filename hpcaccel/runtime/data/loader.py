@@ -54,6 +54,9 @@ class LoopHooks(Protocol):
     def restore_rng(self) -> None:
         """The generators go back to where the checkpoint has them, as the batch after it is about to be drawn."""
 
+    def loop_is_entered(self) -> None:
+        """Batches that are trained on are about to be read."""
+
     def loop_is_left(self) -> None:
         """The script breaks off in the midst of the batches that it trains on."""
 
@@ -217,6 +220,8 @@ class PreparedLoader(LoaderPromise):
         iteration = cursor.begin(skip=self._skip, end=self._end, over=hooks.finished_epochs_are_over)
         try:
             hooks.step_is_over()
+            if cursor.trains:
+                hooks.loop_is_entered()
             if hooks.finishing and cursor.trains:
                 cut = True  # the cursor stays where it is, for whoever takes this training up again
                 return

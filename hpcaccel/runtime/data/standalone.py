@@ -33,6 +33,9 @@ class _NoLoop:
     def restore_rng(self) -> None:
         """Nothing was loaded."""
 
+    def loop_is_entered(self) -> None:
+        """Nobody waits."""
+
     def loop_is_left(self) -> None:
         """Nobody waits."""
 

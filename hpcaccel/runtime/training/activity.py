@@ -19,7 +19,7 @@ class Activity:
         self.phase = "starting"
         """As a ``records.Beat`` calls it."""
         self.left_at: str | None = None
-        """``file:line`` where the script last left a loop of ours before its end."""
+        """``file:line`` where the script has left a loop of ours before its end; None where it trains on since."""
         self._is_main = is_main
         self._said: set[str] = set()
 

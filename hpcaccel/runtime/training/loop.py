@@ -213,6 +213,7 @@ class Loop:
 
     def _count(self) -> None:
         self._counters.step += 1
+        self.activity.left_at = None
         self.clock.count(self._counters.step)
         self._exactness.stepped(self.step, self.epoch)
 
@@ -258,6 +259,8 @@ class Loop:
             self._stepped.clear()
         if self._fresh:
             self._begin()
+        elif self.activity.phase == "finishing":  # another loop, of the script's own
+            self._trains()
         if not self._warned:
             self._warn_no_place()
         verdict = self._agreement.read()
@@ -309,6 +312,10 @@ class Loop:
         the epoch's number with everything else, come back to it and find nothing left. Others find their epoch by
         dividing the steps, as for every checkpoint that they have called for themselves."""
         return not self._used and (self._called_for or not self._prepared.registered)
+
+    def loop_is_entered(self) -> None:
+        """The script iterates over the batches that it trains on, again."""
+        self.activity.left_at = None
 
     def loop_is_left(self) -> None:
         """The script leaves its loop before the loop's end, and may keep the other ranks waiting."""
@@ -500,7 +507,7 @@ class Loop:
             self._issue(active=False)
             inactive = True
         self._keep_result("end of the loop")
-        self.activity.phase = "finishing"
+        self.activity.phase, self.activity.left_at = "finishing", None
 
     def _trains(self) -> None:
         self.activity.phase, self.first_step = "training", self.step

@@ -23,6 +23,9 @@ class Hooks:
     def restore_rng(self):
         pass
 
+    def loop_is_entered(self):
+        pass
+
     def loop_is_left(self):
         pass
 

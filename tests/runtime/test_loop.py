@@ -1,0 +1,102 @@
+"""What a rank says of its loop while the program goes on: its phase, and where the script has left it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from hpcaccel.runtime.accelerator import Accelerator
+from hpcaccel.runtime.ranks.states import AcceleratorState
+from hpcaccel.runtime.training.activity import Activity
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:nothing will be saved")]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+class Training:
+    """A lone rank that trains on six batches an epoch."""
+
+    def __init__(self) -> None:
+        self.accelerator = Accelerator(cpu=True)
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters())
+        self.model, self.optimizer, self.batches = self.accelerator.prepare(
+            model, optimizer, DataLoader(TensorDataset(torch.ones(6, 1)), batch_size=1)
+        )
+
+    def step(self) -> None:
+        self.accelerator.backward(self.model(torch.ones(1, 1)).sum())
+        self.optimizer.step()
+
+    def an_epoch(self, *, until: int) -> None:
+        for index, _ in enumerate(self.batches):
+            self.step()
+            if index == until:
+                break
+
+    @property
+    def activity(self) -> Activity:
+        return self.accelerator._session.loop.activity
+
+
+def epochs_to_their_end(training: Training) -> None:
+    for _ in training.accelerator.epochs(2):
+        training.an_epoch(until=2)
+
+
+def steps_to_their_end(training: Training) -> None:
+    training.an_epoch(until=2)
+    for _ in training.accelerator.steps(5):
+        training.step()
+
+
+def another_epoch(training: Training) -> None:
+    training.an_epoch(until=2)
+    for _ in training.batches:
+        pass
+
+
+def steps_of_its_own(training: Training) -> None:
+    for step in training.accelerator.steps(5):
+        training.step()
+        if step == 2:
+            break
+    training.step()
+
+
+@pytest.mark.parametrize("train", [epochs_to_their_end, steps_to_their_end, another_epoch, steps_of_its_own])
+def test_a_break_is_forgotten_when_the_training_has_gone_on(train: Callable[[Training], None]) -> None:
+    training = Training()
+    train(training)
+    assert training.activity.left_at is None
+
+
+def test_a_loop_that_was_left_is_known_until_the_end() -> None:
+    training = Training()
+    training.an_epoch(until=2)
+    for _ in training.accelerator.prepare(DataLoader(TensorDataset(torch.ones(2, 1)))):  # an evaluation
+        pass
+    training.accelerator.checkpoint()
+    assert (training.activity.left_at or "").startswith("tests/runtime/test_loop.py:")
+
+
+def test_a_loop_of_the_scripts_own_after_ours_is_a_training_again() -> None:
+    training = Training()
+    for _ in training.accelerator.steps(3):
+        training.step()
+    assert training.activity.phase == "finishing"
+    training.accelerator.checkpoint()
+    assert training.activity.phase == "finishing"
+    training.step()
+    training.accelerator.checkpoint()
+    assert (training.activity.phase, training.accelerator._session.loop.first_step) == ("training", 4)
