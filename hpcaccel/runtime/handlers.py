@@ -197,7 +197,8 @@ class GradientAccumulationPlugin(KwargsHandler):
 @dataclass
 class FullyShardedDataParallelPlugin:
     """FSDP2 settings under the names that Accelerate's users know. Fields of FSDP1 alone are accepted and have no
-    effect, of which a warning tells. ``FSDP_*`` variables fill in fields that are None when an Accelerator gets it."""
+    effect, of which a warning tells. Outside of a run, ``FSDP_*`` variables fill in fields that are None when an
+    Accelerator gets it."""
 
     fsdp_version: int | None = None
     sharding_strategy: Any = None

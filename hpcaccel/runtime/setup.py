@@ -81,9 +81,10 @@ class Setup:
 
     def _read_environment(self) -> None:
         """Outside of a run, variables say what the script leaves open about FSDP."""
+        if os.environ.get("HPCACCEL_RUN_DIR"):
+            return
         handlers = self._told["handlers"]
-        wanted = self._told.get("strategy") in (None, "fsdp") and not os.environ.get("HPCACCEL_RUN_DIR")
-        wanted = wanted and asked_for().get("strategy") == "fsdp"
+        wanted = self._told.get("strategy") in (None, "fsdp") and asked_for().get("strategy") == "fsdp"
         handlers.fsdp = fsdp_plugin(handlers.fsdp, wanted=wanted)
 
     @property

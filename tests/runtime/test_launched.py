@@ -122,3 +122,15 @@ def test_a_run_says_it_in_its_spec(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setenv("HPCACCEL_RUN_DIR", str(run.path))
     monkeypatch.setenv("HPCACCEL_STRATEGY", "fsdp")
     assert not Accelerator(cpu=True).is_fsdp2
+
+
+@pytest.mark.parametrize("in_a_run", [True, False])
+def test_in_a_run_the_scripts_plugin_is_as_the_script_gives_it(
+    in_a_run: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if in_a_run:
+        monkeypatch.setenv("HPCACCEL_RUN_DIR", str(make_run(tmp_path / "run").path))
+    monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
+    accelerator = Accelerator(cpu=True, strategy="fsdp", fsdp_plugin=FullyShardedDataParallelPlugin())
+    assert accelerator.state.fsdp_plugin.cpu_offload is (None if in_a_run else True)
+    accelerator.end_training()
