@@ -36,7 +36,7 @@ from hpcaccel.checkpoint.crc import combined_crc, crc32
 from hpcaccel.checkpoint.manifest import FileRecord, Index, Piece
 from hpcaccel.checkpoint.reading import Batch, StoredFile, batches, check, other_crc, read_into
 from hpcaccel.checkpoint.staging import RING_BYTES, Memory, raw_bytes, stream
-from hpcaccel.checkpoint.writer_files import rank_file, with_bytes
+from hpcaccel.checkpoint.writer_files import rank_file, why_not_written
 from hpcaccel.errors import CheckpointError
 from hpcaccel.rundir import atomic_write
 
@@ -86,7 +86,7 @@ class ShardWriter(StorageWriter):
             results = self._write_file(plan, planner) if plan.items else []
         except OSError as error:
             path = self._directory / rank_file(self._rank)
-            said = with_bytes(error, path, sum(stored_lengths(plan))).strerror
+            said = why_not_written(error, self._directory, sum(stored_lengths(plan)))
             raise CheckpointError(f"cannot write {path}: {said}") from None
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)

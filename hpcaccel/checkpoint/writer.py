@@ -25,7 +25,7 @@ from typing import Any
 
 from hpcaccel.checkpoint import commit, writer_commit
 from hpcaccel.checkpoint.crc import crc32
-from hpcaccel.checkpoint.writer_files import ShardFile, up_to_block, with_bytes
+from hpcaccel.checkpoint.writer_files import ShardFile, up_to_block, why_not_written
 
 __all__ = ["main"]
 
@@ -99,7 +99,8 @@ def _write(job: dict[str, Any], memory: memoryview) -> None:
             file.write(memory[: up_to_block(sum(lengths))], 0)
             file.finish(sum(lengths))
         except OSError as error:
-            raise with_bytes(error, path, sum(lengths)) from None
+            said = why_not_written(error, path.parent, sum(lengths))
+            raise OSError(error.errno, said, str(path)) from None
         finally:
             file.close()
             reckoning.join()

@@ -8,6 +8,7 @@ they can be: between two of them the disk waits for this process.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from hpcaccel.rundir import FILE_MODE
 
-__all__ = ["BLOCK_BYTES", "ShardFile", "give_up_direct", "open_direct", "rank_file", "up_to_block", "with_bytes"]
+__all__ = ["BLOCK_BYTES", "ShardFile", "give_up_direct", "open_direct", "rank_file", "up_to_block", "why_not_written"]
 
 BLOCK_BYTES = 4096
 LARGEST_WRITE_BYTES = 1 << 30
@@ -27,12 +28,16 @@ def rank_file(rank: int) -> str:
     return f"rank_{rank:05d}.bin"
 
 
-def with_bytes(error: OSError, path: Path, size: int) -> OSError:
-    """The same error about the file ``path``, with the bytes that it needs where the disk is full."""
+def why_not_written(error: OSError, folder: Path, size: int) -> str:
+    """What kept a file of ``size`` bytes in ``folder`` from being written; where the disk or the quota is full, with
+    the bytes that it needs."""
     text = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        text += f"; it needs {size:,} bytes, {shutil.disk_usage(path.parent).free:,} are free"
-    return OSError(error.errno, text, str(path))
+        text += f"; it needs {size:,} bytes"
+    if error.errno == errno.ENOSPC:  # the file system does not tell what a quota has left
+        with contextlib.suppress(OSError):
+            text += f", {shutil.disk_usage(folder).free:,} are free"
+    return text
 
 
 def up_to_block(size: int) -> int:

@@ -1,15 +1,34 @@
 """Our files behind DCP's own ``save`` and ``load``."""
 
+import errno
+import os
+import re
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
 from hpcaccel.checkpoint.storage import ShardReader, ShardWriter
+from hpcaccel.checkpoint.writer_files import why_not_written
 from hpcaccel.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
 FACTS = {"step": 1, "epoch": 0, "world_size": 1, "guarantee": "state-exact"}
+
+
+@pytest.mark.parametrize(
+    ("number", "folder", "said"),
+    [
+        (errno.ENOSPC, "", r"No space left on device; it needs 5,000 bytes, [\d,]+ are free"),
+        (errno.ENOSPC, "gone", "No space left on device; it needs 5,000 bytes"),
+        (errno.EDQUOT, "", "Disk quota exceeded; it needs 5,000 bytes"),
+        (errno.EIO, "", "Input/output error"),
+    ],
+)
+def test_free_bytes_are_told_of_a_full_disk_only(number, folder, said, tmp_path):
+    error = OSError(number, os.strerror(number))
+    assert re.fullmatch(said, why_not_written(error, tmp_path / folder, 5000))
 
 
 def test_dcp_saves_and_loads_through_them(tmp_path):
