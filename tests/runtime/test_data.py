@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import random
 from collections import namedtuple
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.data.batch_shards import BatchSamplerShard, SeedableRandomSampler
 from hpcaccel.runtime.data.loader import PreparedLoader
 from hpcaccel.runtime.data.placement import to_device
 from hpcaccel.runtime.data.skipping import skip_first_batches
+from hpcaccel.runtime.data.standalone import prepare_data_loader
 from hpcaccel.runtime.ranks.env import RankEnvironment
 from hpcaccel.runtime.ranks.process_group import Group
+from hpcaccel.runtime.ranks.world import World
 from hpcaccel.runtime.training.accumulation import LoadersInUse
 from tests.runtime.ranks import run_ranks
 
@@ -100,6 +103,34 @@ def test_the_batch_sampler_sets_whether_batches_are_even() -> None:
     assert (loader.batch_sampler.even_batches, len(loader)) == (True, 2)
     loader.batch_sampler.even_batches = False
     assert (loader.even_batches, len(loader)) == (False, 1)
+
+
+@pytest.mark.parametrize("seedable", [False, True])
+def test_the_batch_sampler_sets_the_epoch(seedable: bool) -> None:
+    loader, other = (prepared(shuffled(), rank=1, size=2, seedable=seedable) for _ in range(2))
+    shown = loader.batch_sampler
+    shown.set_epoch(7)
+    other.set_epoch(7)
+    assert loader.iteration == 7
+    assert values(loader) == values(other)
+
+
+def test_another_ranks_part_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(World, "_current", None)
+
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(8))
+
+    def part(size: int, rank: int, **options: Any) -> list[list[int]]:
+        loader = DataLoader(Stream(), batch_size=2)
+        found = prepare_data_loader(loader, num_processes=size, process_index=rank, put_on_device=True, **options)
+        return [batch.tolist() for batch in found]
+
+    with pytest.raises(RuntimeMisuse, match=r"num_processes=2, process_index=1\).*Pass dispatch_batches=False"):
+        part(2, 1)
+    assert part(2, 1, dispatch_batches=False) == [[2, 3], [6, 7]]
+    assert part(1, 0) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 def test_one_rank_alone_has_the_users_own_batch_sampler() -> None:

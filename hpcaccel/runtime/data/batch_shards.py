@@ -127,6 +127,10 @@ class LoaderShard(BatchSamplerShard):
     def even_batches(self, value: bool) -> None:
         self._loader.even_batches = value
 
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self._loader.set_epoch(epoch)
+
     def __len__(self) -> int:
         return len(self._loader)
 

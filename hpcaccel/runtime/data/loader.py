@@ -32,7 +32,7 @@ from hpcaccel.runtime.training.accumulation import LoadersInUse
 from hpcaccel.runtime.training.determinism import mix
 from hpcaccel.runtime.training.stop import signals_held
 
-__all__ = ["DispatchedLoader", "LoopHooks", "PreparedLoader", "make_loader"]
+__all__ = ["DispatchedLoader", "LoopHooks", "PreparedLoader", "is_dispatched", "make_loader"]
 
 
 class LoopHooks(Protocol):
@@ -104,7 +104,7 @@ class PreparedLoader(LoaderPromise):
         # DataLoader.__init__ would check and build everything anew; this is the user's loader with another iteration.
         self.__dict__.update(loader.__dict__)
         streamed = isinstance(loader.dataset, IterableDataset)
-        wanted = streamed and put_on_device if dispatch_batches is None else dispatch_batches
+        wanted = is_dispatched(loader, dispatch_batches=dispatch_batches, put_on_device=put_on_device)
         self.__dict__.pop("batch_sampler")  # see the property
         self.user_loader = loader
         self.at_last_batch = False
@@ -373,7 +373,12 @@ class DispatchedLoader(PreparedLoader):
 
 def make_loader(loader: DataLoader[Any], **options: Any) -> PreparedLoader:
     """``loader``, prepared; see ``PreparedLoader`` for the options."""
-    wanted = options.get("dispatch_batches")
-    if wanted is None:
-        wanted = isinstance(loader.dataset, IterableDataset) and options.get("put_on_device", True)
-    return (DispatchedLoader if wanted else PreparedLoader)(loader, **options)
+    asked = {name: options[name] for name in ("dispatch_batches", "put_on_device") if name in options}
+    return (DispatchedLoader if is_dispatched(loader, **asked) else PreparedLoader)(loader, **options)
+
+
+def is_dispatched(loader: DataLoader[Any], *, dispatch_batches: bool | None = None, put_on_device: bool = True) -> bool:
+    """Whether rank 0 is to read for all, where there are several ranks."""
+    if dispatch_batches is None:
+        return isinstance(loader.dataset, IterableDataset) and put_on_device
+    return dispatch_batches

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.data.loader import PreparedLoader, make_loader
+from hpcaccel.runtime.data.loader import PreparedLoader, is_dispatched, make_loader
 from hpcaccel.runtime.data.sampling import sampler_of
 from hpcaccel.runtime.ranks.process_group import Group
 from hpcaccel.runtime.ranks.world import World
@@ -69,7 +69,8 @@ def prepare_data_loader(
     """
     session = Session.existing()
     group = World.current().group if session is None else session.group
-    group = _placed(group, device, num_processes, process_index, dispatch=dispatch_batches)
+    dispatch = is_dispatched(dataloader, dispatch_batches=dispatch_batches, put_on_device=put_on_device)
+    group = _placed(group, device, num_processes, process_index, dispatch=dispatch)
     return make_loader(
         dataloader,
         group=group,
@@ -78,7 +79,7 @@ def prepare_data_loader(
         seed=bring_to_main(dataloader, group, seedable=use_seedable_sampler, data_seed=data_seed),
         even_batches=even_batches,
         split_batches=split_batches,
-        dispatch_batches=dispatch_batches,
+        dispatch_batches=dispatch,
         put_on_device=put_on_device,
         rng_types=tuple(str(kind) for kind in rng_types or ()),
         slice_fn=slice_fn_for_dispatch,
@@ -88,19 +89,18 @@ def prepare_data_loader(
     )
 
 
-def _placed(
-    group: Group, device: torch.device | None, size: int | None, rank: int | None, *, dispatch: bool | None
-) -> Group:
+def _placed(group: Group, device: torch.device | None, size: int | None, rank: int | None, *, dispatch: bool) -> Group:
     """The group, or what it would be for another rank of another number of them."""
     device = group.device if device is None else torch.device(device)
     size = group.data_size if size is None else size
     rank = group.data_rank if rank is None else rank
     if (size, rank) == (group.data_size, group.data_rank):
         return replace(group, device=device)
-    if dispatch:
+    if dispatch and size > 1:
         raise RuntimeMisuse(
-            f"prepare_data_loader(num_processes={size}, process_index={rank}, dispatch_batches=True): this is rank "
-            f"{group.data_rank} of {group.data_size}, and rank 0 can send batches to the ranks that there are only"
+            f"prepare_data_loader(num_processes={size}, process_index={rank}): with dispatch_batches, which is the "
+            "default for iterable datasets that are put on the device, rank 0 can send batches to the ranks that there "
+            f"are only, and this is rank {group.data_rank} of {group.data_size}. Pass dispatch_batches=False"
         )
     place = replace(group.env, rank=rank, world_size=size)
     return Group(place, device, None, default=group.default, timeout=group.timeout)
