@@ -2,9 +2,9 @@
 
     python benchmarks/accelerate_scripts/rank.py SCRIPT REPORT [ARGUMENTS]
 
-SCRIPT is read from the installed wheel and never written anywhere. Each of its checks (the functions that its ``main``
-calls) is watched: one that fails is written down, and the script goes on with the next, so that a run says of each
-whether it passes. A check that passes runs as it would without the watch.
+SCRIPT is read from the installed wheel and never written anywhere. Each of its checks (its functions with the name
+of one, see ``CHECK``) is watched: one that fails is written down, and the script goes on with the next, so that a run
+says of each whether it passes. A check that passes runs as it would without the watch.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _shown(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def checks_of(tree: ast.Module) -> list[str]:
-    """The functions that are called by ``main``, directly, and look like checks."""
+    """The names of the script's functions that look like checks, whether ``main`` calls them or not."""
     functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     return [name for name in functions if CHECK.match(name)]
 
