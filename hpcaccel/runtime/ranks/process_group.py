@@ -33,8 +33,9 @@ __all__ = ["Group", "choose_device", "initialise_alone", "join", "known_environm
 TIMEOUT_SECONDS = 1800.0
 GLOO_MARGIN_SECONDS = 60.0
 EXIT_WAIT_SECONDS = 1800.0
-"""How long a rank that has reached the end of the program waits for the others. srun ends all of them a minute after
-the first, and one may have something to do alone; those that wait for others in vain are the supervisor's to find."""
+"""How long a rank that has reached the end of the program waits for the others, of which one may have something to do
+alone: srun would end all of them a minute after the first. The supervisor finds ranks that wait in vain; without one,
+this is the limit."""
 
 _made: Any = None
 """The default group, if it was formed here and not by the script."""
