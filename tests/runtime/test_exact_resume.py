@@ -28,11 +28,15 @@ class Killed(Exception):
 
 
 class Loop(Hooks):
-    """A training loop that saves, and is killed some steps later."""
+    """A training loop that saves, and is killed some steps later.
 
-    def __init__(self, *, save_at: int = -1, kill_at: int = -1) -> None:
+    Args:
+        last_mark_at: a step after which streams are not asked for their state any more; None: they are at each step.
+    """
+
+    def __init__(self, *, save_at: int = -1, kill_at: int = -1, last_mark_at: int | None = None) -> None:
         self.step = 0
-        self.save_at, self.kill_at = save_at, kill_at
+        self.save_at, self.kill_at, self.last_mark_at = save_at, kill_at, last_mark_at
         self.loaders: list[PreparedLoader] = []
         self.saved: dict[str, Any] = {}
         self._generators: Any = None
@@ -64,6 +68,8 @@ class Loop(Hooks):
         self.step += 1
         for loader in self.loaders:
             loader.trains = True
+            if self.step == self.last_mark_at:
+                loader.bookmark_seconds = float("inf")
 
 
 def process(kinds: list[Kind], loop: Loop, *, rank: int, size: int, seed: int, saved: Any = None) -> Loop:
@@ -84,7 +90,7 @@ def process(kinds: list[Kind], loop: Loop, *, rank: int, size: int, seed: int, s
     return loop
 
 
-def check(names: list[str], *, save_at: int, rank: int, size: int) -> None:
+def check(names: list[str], *, save_at: int, rank: int, size: int, last_mark_at: int | None = None) -> None:
     kinds = [KINDS[name] for name in names]
     before = capture()
     try:
@@ -92,7 +98,8 @@ def check(names: list[str], *, save_at: int, rank: int, size: int) -> None:
             warnings.simplefilter("ignore")
             whole = process(kinds, Loop(), rank=rank, size=size, seed=7 + rank).done
             save_at %= len(whole)
-            first = process(kinds, Loop(save_at=save_at, kill_at=save_at + 2), rank=rank, size=size, seed=7 + rank)
+            killed = Loop(save_at=save_at, kill_at=save_at + 2, last_mark_at=last_mark_at)
+            first = process(kinds, killed, rank=rank, size=size, seed=7 + rank)
             assert first.done == whole[: save_at + 2]
             again = process(kinds, Loop(), rank=rank, size=size, seed=99, saved=first.saved).done
     finally:
@@ -103,6 +110,7 @@ def check(names: list[str], *, save_at: int, rank: int, size: int) -> None:
 
 WITH_WORKERS = [name for name, kind in KINDS.items() if kind.loader.get("num_workers")]
 WITHOUT = [name for name in KINDS if name not in WITH_WORKERS]
+NEEDED = {("stateful", 2), ("stateful, own generator", 1), ("torchdata", 1), ("torchdata, 2 workers", 2)}
 CHEAP = {"stream, persistent", "torchdata, 2 workers"}
 
 
@@ -127,6 +135,21 @@ def test_without_workers(name: str, size: int) -> None:
 def test_with_workers(name: str) -> None:
     need_torchdata(name)
     check([name], save_at=9, rank=1, size=2)
+
+
+MARKED = [
+    pytest.param(name, size, marks=[] if (name, size) in NEEDED else [pytest.mark.chaos])
+    for name in KINDS
+    if name.startswith(("stateful", "torchdata")) and name != "stateful, 2 workers"
+    for size in (1, 2)
+]
+
+
+@pytest.mark.parametrize(("name", "size"), MARKED)
+def test_from_a_state_that_is_older_than_the_save(name: str, size: int) -> None:
+    """What was read since then is read again, and thrown away."""
+    need_torchdata(name)
+    check([name], save_at=5, rank=size - 1, size=size, last_mark_at=2)
 
 
 @pytest.mark.parametrize(
