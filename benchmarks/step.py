@@ -29,6 +29,8 @@ CASES = {
     "bf16": "bf16",
 }
 LIMIT = 0.10
+MOST_CALLS = 0.1
+"""A step. It makes none itself; what is written after 1, 2, 4 … seconds may come into the time of the steps."""
 Step = Callable[[], None]
 
 
@@ -205,10 +207,9 @@ def _no_files() -> bool:
     print(f"\n{'system calls a step on files':32}{'':12}{'Accelerate':>12}{'hpcaccel':>12}")
     for name, case in CASES.items():
         calls = {side: (_calls(case, side, 1200) - _calls(case, side, 200)) / 1000 for side in ("theirs", "ours")}
-        passed = passed and calls["ours"] <= 0
-        print(
-            f"{name:32}{'':12}{calls['theirs']:12.2f}{calls['ours']:12.2f}{'' if calls['ours'] <= 0 else '  too many'}"
-        )
+        is_few = calls["ours"] <= MOST_CALLS
+        passed = passed and is_few
+        print(f"{name:32}{'':12}{calls['theirs']:12.2f}{calls['ours']:12.2f}{'' if is_few else '  too many'}")
     return passed
 
 

@@ -62,7 +62,8 @@ CHECKS = {
     ("external_deps/test_checkpointing.py", 1): 1,
     ("external_deps/test_checkpointing.py", 2): 1,
 }
-"""How many checks run, by script and ranks, as docs/migration.md has it. One that ran on any rank counts."""
+"""How many checks run, by script and ranks, as docs/migration.md has it: on any rank, and where all is installed that
+the scripts ask for."""
 
 EXPECTED = {
     ("test_ddp_comm_hook.py", 1): r"Default process group has not been initialized",
