@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.data.numpy_state import read_numpy, write_numpy
 from hpcaccel.runtime.ranks.process_group import Group
 from hpcaccel.runtime.training.determinism import mix
 
@@ -78,13 +79,13 @@ def _has_cuda() -> bool:
 def capture() -> list[Any]:
     """The states of these generators, for ``put_back``."""
     cuda = torch.cuda.get_rng_state() if _has_cuda() else None
-    return [random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda]
+    return [random.getstate(), read_numpy(), torch.get_rng_state(), cuda]
 
 
 def put_back(states: list[Any]) -> None:
     """Set the generators to captured states."""
     random.setstate(states[0])
-    np.random.set_state(states[1])
+    write_numpy(states[1])
     torch.set_rng_state(states[2])
     if states[3] is not None:
         torch.cuda.set_rng_state(states[3])

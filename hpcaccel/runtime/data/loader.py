@@ -332,7 +332,9 @@ class PreparedLoader(LoaderPromise):
     def _first_batch(self, part: Part, alone: Sharing) -> Any:
         """The indices of the epoch's first batch; a part that is walked can be begun only once."""
         assert self._cursor.order is not None
-        return part.take_first() if isinstance(part, WalkedPart) else next(iter(self._cursor.order.part(alone, 0)), None)
+        return (
+            part.take_first() if isinstance(part, WalkedPart) else next(iter(self._cursor.order.part(alone, 0)), None)
+        )
 
     def _announce(self, batches: Announced) -> Iterator[Any]:
         known = self.__dict__  # DataLoader's __setattr__ is slow

@@ -4,9 +4,9 @@ Slurm sends the SIGTERM of a preemption to every process of a step. The rank the
 saves, for which it needs its children: workers of loaders, pools, simulators. But SIGTERM is also what ``terminate()``
 sends, and what Python sends at the end of a program to the daemonic children that are left, before it waits for them
 without a limit. A child must pass the first over and obey the second. A signal handler does not learn who has sent the
-signal, so ``terminate()`` notes the child's pid in shared memory first. A child that has just been forked would lose the
-signal, for Python drops those that come before it has set up the child; until the child says there that it listens, it
-gets SIGKILL.
+signal, so ``terminate()`` notes the child's pid in shared memory first. A child that has just been forked would lose
+the signal, for Python drops those that come before it has set up the child; until the child says there that it listens,
+it gets SIGKILL.
 
 Children in which that memory cannot be seen (``spawn``, ``forkserver``) hear SIGTERM as Python does. Where they have
 inherited it blocked, as the shim and the start of a loader's workers have it, or ignore it, they get SIGKILL instead.
@@ -45,8 +45,8 @@ class _Shield:
     def __init__(self) -> None:
         largest = int(Path("/proc/sys/kernel/pid_max").read_text())
         self.words = mmap.mmap(-1, largest + 1)
-        """A byte for each pid: ``_LISTENS`` once a child has set up what it listens to, ``_TERMINATED`` where after that
-        ``terminate`` has been called. Untouched pages take no memory."""
+        """A byte for each pid: ``_LISTENS`` once a child has set up what it listens to, ``_TERMINATED`` where
+        ``terminate`` has been called after that. Untouched pages take no memory."""
         self.earlier = {child.pid for child in multiprocessing.active_children()}
         """Children that know nothing of it."""
 
@@ -102,7 +102,8 @@ def _pass_over(shield: _Shield) -> None:
         _listen()
         workers: Any = sys.modules.get("torch.utils.data._utils.signal_handling")
         if workers is not None:
-            # A worker of a loader that was not prepared would next install torch's handler, which dies of the scheduler's.
+            # A worker of a loader that was not prepared would next install torch's handler, which dies of the
+            # scheduler's.
             workers._set_worker_signal_handlers = _then_listen(workers._set_worker_signal_handlers)
     shield.words[os.getpid()] = _LISTENS
 

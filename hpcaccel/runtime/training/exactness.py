@@ -164,7 +164,7 @@ class _Takes:
             self._most = took
         elif took < self._most and not source.at_last_batch:
             return (
-                f"the steps of an epoch took different numbers of batches ({self._most}, then {took}): one may have been "
-                "carried to the next step, and is in no checkpoint, or left out"
+                f"the steps of an epoch took different numbers of batches ({self._most}, then {took}): one may have "
+                "been carried to the next step, and is in no checkpoint, or left out"
             )
         return None

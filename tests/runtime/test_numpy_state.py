@@ -1,0 +1,57 @@
+"""The state of numpy's global generator is read without a change, and written as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpcaccel.runtime.data import numpy_state
+from hpcaccel.runtime.data.numpy_state import read_numpy, write_numpy
+
+pytestmark = pytest.mark.torch
+_random: Any = np.random
+
+
+@pytest.fixture(autouse=True)
+def bit_generator_of_the_others() -> Iterator[None]:
+    before, state = _random.get_bit_generator(), np.random.get_state()
+    yield
+    _random.set_bit_generator(before)
+    np.random.set_state(state)
+
+
+def draws() -> list[Any]:
+    return [np.random.randn(), np.random.rand(700).tolist(), np.random.randn(), np.random.randint(10)]
+
+
+@pytest.mark.parametrize("draw", [lambda: None, np.random.randn, np.random.rand, lambda: np.random.rand(312)])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_state_comes_back(draw: Any, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also that of a generator that holds a normal number back; and where its memory is laid out in another way."""
+    if not known:
+        monkeypatch.setattr(numpy_state, "_is_laid_out_so", lambda: False)
+    np.random.seed(5)
+    draw()
+    expected = draws()
+    np.random.seed(5)
+    draw()
+    state = read_numpy()
+    assert draws() == expected
+    for seed in (6, 7):
+        np.random.seed(seed)
+        np.random.randn()
+        write_numpy(state)
+        assert draws() == expected
+    assert isinstance(state, bytes) == (known and draw is not np.random.randn)
+
+
+def test_a_global_generator_of_another_kind() -> None:
+    _random.set_bit_generator(np.random.PCG64(3))
+    state = read_numpy()
+    expected = draws()
+    np.random.rand()
+    write_numpy(state)
+    assert draws() == expected
