@@ -222,7 +222,7 @@ class Turn:
 def _starts(run: RunDir) -> list[str]:
     """The jobs that have begun to write to the run, oldest first."""
     place = run.account if isinstance(run, WorkerDir) else run.ledger
-    found = [str(line["job_id"]) for line, _ in read_lines(place) if "job_id" in line]
+    found = [str(line["job_id"]) for line, _ in read_lines(place) if line.get("job_id")]
     lease = read_json(run.lease)
     return [*found, *([] if lease is None else [str(lease["job_id"])])]
 
