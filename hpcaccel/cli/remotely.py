@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from hpcaccel.errors import UserError
 if TYPE_CHECKING:
     from hpcaccel.spec import JobSpec
     from hpcaccel.submission.remote.cluster import RemoteCluster
+    from hpcaccel.submission.remote.travel import Handed
 
 __all__ = ["logs_there", "plot_there", "shell_there", "submit_there"]
 
@@ -60,13 +62,8 @@ def submit_there(
         handed = hand_over(
             cluster, luggage, options,
             runs_dir=None if runs_dir is None else str(runs_dir), dry_run=dry_run, facts=facts, key=key,
-            columns=terminal_columns(),
+            columns=terminal_columns(), show=partial(_show, only_the_end=wait and json),
         )  # fmt: skip
-        if handed.repeated and handed.runs and not handed.open:
-            what = "this run was" if len(handed.runs) == 1 else "these runs were"
-            note(f"note: {what} already submitted; the reply had been lost. Submit again for a new one")
-        is_told_at_the_end = wait and json and handed.run is not None
-        print_bytes(err=handed.err, out=b"" if is_told_at_the_end else handed.out)
         if handed.code or not wait or handed.run is None:
             raise typer.Exit(handed.code)
         request = {
@@ -75,6 +72,14 @@ def submit_there(
             "args": ["wait", handed.run["run_id"], *(["--json"] if json else [])],
         }
         raise typer.Exit(_until_the_end(cluster, request, copy_frames))
+
+
+def _show(handed: Handed, *, only_the_end: bool) -> None:
+    if handed.repeated and handed.runs and not handed.open:
+        what = "this run was" if len(handed.runs) == 1 else "these runs were"
+        note(f"note: {what} already submitted; the reply had been lost. Submit again for a new one")
+    is_told_at_the_end = only_the_end and handed.run is not None
+    print_bytes(err=handed.err, out=b"" if is_told_at_the_end else handed.out)
 
 
 def plot_there(cluster: RemoteCluster, sweep: str, out: Path) -> None:

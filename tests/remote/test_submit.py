@@ -161,11 +161,28 @@ def test_killed_at_any_moment(node: LoginNode, moment: float, victim: str) -> No
     process = node.start_command("submit", "project/job.yaml", "--cluster", "alps")
     time.sleep(moment)
     node.strike(victim, process)
-    process.communicate(timeout=120)
-    if process.returncode != 0:
+    out, _ = process.communicate(timeout=120)
+    if "submitted" not in out:
         node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps")
     assert len(node.jobs()) == 1
     assert len(runs(node)) == 1
+
+
+def test_who_is_killed_before_the_answer_is_shown_finds_the_run_again(client: LoginNode) -> None:
+    client.project()
+    profile = load_profile("alps")
+    assert profile is not None
+
+    def killed(handed: object) -> None:
+        raise KeyboardInterrupt
+
+    with RemoteCluster(profile, note=lambda text: None) as cluster:
+        luggage = pack(cluster, "project/job.yaml", [], is_sweep=False)
+        options: dict[str, Any] = {"runs_dir": None, "dry_run": False, "columns": 80}
+        with pytest.raises(KeyboardInterrupt):
+            hand_over(cluster, luggage, [], show=killed, **options)
+        assert hand_over(cluster, luggage, [], **options).repeated
+    assert len(client.jobs()) == 1
 
 
 def test_a_refused_submission_leaves_nothing_and_says_why(node: LoginNode) -> None:

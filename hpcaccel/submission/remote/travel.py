@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -198,6 +198,7 @@ def hand_over(
     columns: int | None,
     facts: bool = True,
     key: str | None = None,
+    show: Callable[[Handed], None] = lambda handed: None,
 ) -> Handed:
     """Send code and spec, and submit there: once, however often the connection breaks or this is repeated.
 
@@ -206,6 +207,7 @@ def hand_over(
         columns: how wide the terminal is here; None where the output is none.
         facts: let it be held against the facts that are stored here.
         key: of the caller's own, under which the same is submitted once.
+        show: prints the answer. Who is killed before that gives the command again, which must find this run.
     """
     with ExitStack() as stack:
         place = None
@@ -240,8 +242,10 @@ def hand_over(
         for run in found.runs:
             names = declared.get(run["name"], []) if luggage.kind == "jobs" else list(luggage.secrets)
             memory.remember(cluster.name, run, secrets=names)
+        handed = replace(found, repeated=pending.is_repeated)
+        show(handed)
         pending.done = not found.open
-        return replace(found, repeated=pending.is_repeated)
+        return handed
 
 
 def _hear(conversation: Conversation) -> Handed:
