@@ -117,7 +117,7 @@ def test_a_full_disk_on_one_rank_is_an_error_on_all_and_gives_the_space_back(mou
     assert contents(disk) == ["step_00000001"]
     assert message == other
     assert "rank_00001.bin: No space left on device" in message
-    needed = re.search(r"it needs ([\d,]+) bytes, ([\d,]+) are free", message)
+    needed = re.search(r"rank_00001.bin: [^;]+; it needs ([\d,]+) bytes, ([\d,]+) are free", message)
     assert needed is not None, message
     assert int(needed[1].replace(",", "")) >= 4 << 20 > int(needed[2].replace(",", ""))
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcaccel.rundir import read_lines
+
 from .dev_cluster import Cluster
 from .scenario import Scenario
 
@@ -32,9 +34,11 @@ def test_a_slow_rank_is_named_and_one_that_is_stopped_ends_the_attempt_and_the_r
     shown = json.loads(run.cli("stacks", run.dir.run_id, "--json").stdout)
     assert sorted(rank for group in shown["groups"] for rank in group["ranks"]) == [0, 1]
     run.wait_for_word("standing still", rank=1)
-    slow = run.status()["slow_ranks"]
-    assert [(one["rank"], one["node"]) for one in slow] == [(1, run.nodes[1])], run.story
-    assert slow[0]["ratio"] > 1.2
+    shown_now = run.status()["slow_ranks"]
+    told = [line["slow"] for line, _ in read_lines(run.dir.stragglers(1))]
+    assert [(one["rank"], one["node"]) for one in told[0]] == [(1, run.nodes[1])], run.story
+    assert told[0][0]["ratio"] > 1.2
+    assert shown_now == told[-1], "on a busy machine it may be as fast as the other once"
     assert run.wait_until_over() == 0, run.story
     assert run.ends == [("failed", "restart"), ("completed", "end")], run.story
     end = run.lines("end")[0]

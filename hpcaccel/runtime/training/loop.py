@@ -42,7 +42,7 @@ __all__ = ["Loop", "Resumed"]
 PATIENCE_STEPS = 100
 """So many steps may pass before a backward pass says that they are over, where others should have said so."""
 _TRAINED_AT: set[Path] = set()
-"""Directories with checkpoints of trainings of this process that are over."""
+"""Directories with checkpoints of trainings of this process that are over: those of runs."""
 
 
 class Loop:
@@ -104,6 +104,8 @@ class Loop:
         self._script_asks = False
         """Whether the script calls ``checkpoint``, and knows best when a step is over."""
         self._checked = False
+        self._is_to_go_on = False
+        """Whether it was stopped, and goes on from its checkpoint."""
         self._used = False
         """Whether the script uses any of the five verbs. One that does not only saves when it is stopped."""
         self._warned = self.saver.has_place
@@ -374,7 +376,7 @@ class Loop:
             self._keep_result("completed")
         self.saver.close()
         self.clock.end()
-        if self._used and self.saver.directory is not None:
+        if self._used and self.saver.directory is not None and self._place.run is not None and not self._is_to_go_on:
             _TRAINED_AT.add(self.saver.directory)
         self._ending.complete(self._outcome("completed", resume=False))
 
@@ -453,6 +455,7 @@ class Loop:
         self._leave(request.reason)
 
     def _leave(self, reason: Reason) -> None:
+        self._is_to_go_on = True
         self.activity.phase = "leaving"
         self.activity.say(f"stopping at step {self.step} ({reason}): {self._saves.what_is_saved()}")
         self.metrics.flush()
