@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from unittest.mock import Mock
+
 import pytest
 
 from hpcaccel.errors import ClusterError
@@ -47,3 +50,9 @@ def test_it_is_taken_where_the_configuration_shares_connections(client: LoginNod
     assert not openssh.shares_connections("alps")
     client.write_config("ControlMaster auto", f"ControlPath {client.client}/.ssh/%C")
     assert openssh.shares_connections("alps")
+
+
+@pytest.mark.parametrize("error", [ValueError("closed file"), OSError(errno.EBADF, "Bad file descriptor")])
+def test_a_stream_that_this_side_closes_while_it_is_read_has_ended(error: Exception) -> None:
+    process = Mock(stderr=Mock(read=Mock(side_effect=error)))
+    assert openssh.ProcessSession(process, "alps").read_error(10) == b""

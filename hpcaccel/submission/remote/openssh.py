@@ -78,7 +78,7 @@ class ProcessSession(Session):
     def read_error(self, count: int) -> bytes:
         try:
             piece = _stream(self._process.stderr).read(count)
-        except ValueError:  # closed meanwhile, by this side
+        except (ValueError, OSError):  # closed meanwhile, by this side: before the read or within it
             return b""
         self._said = (self._said + piece)[-4096:]
         return piece
