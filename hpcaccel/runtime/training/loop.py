@@ -129,7 +129,8 @@ class Loop:
                 is over.
             SystemExit: a stop was asked for while the program was starting.
         """
-        self._refuse_a_second_training()
+        if not self._used:
+            self._refuse_a_second_training()
         self._used = True
         if self._resumed is not None:
             return self._resumed
@@ -185,7 +186,8 @@ class Loop:
             SystemExit: with code 85, on all ranks at the same step.
             CheckpointError: the checkpoint could not be saved.
         """
-        self._refuse_a_second_training()
+        if not self._used:
+            self._refuse_a_second_training()
         self._used = self._script_asks = True
         if not self._prepared.optimizers:
             self._count()
