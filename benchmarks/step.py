@@ -28,7 +28,7 @@ CASES = {
     "accumulation 4, a micro-batch": "accumulate",
     "bf16": "bf16",
 }
-LIMIT = 0.10
+LIMIT = 0.15
 MOST_CALLS = 0.1
 """A step. It makes none itself; what is written after 1, 2, 4 … seconds may come into the time of the steps."""
 Step = Callable[[], None]

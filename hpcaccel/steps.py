@@ -6,6 +6,7 @@ that they cannot disagree.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,11 +16,14 @@ from hpcaccel.logged import Line
 from hpcaccel.records import AttemptEnd, AttemptStart, Beat, Outcome, Progress, Timing, from_dict, to_dict
 from hpcaccel.rundir import RunDir, read_json, write_json
 
-__all__ = ["AttemptSteps", "LoggedSteps", "StepCount", "complete_timing", "count_steps", "read_steps"]
+__all__ = ["STEP_COUNTER", "AttemptSteps", "LoggedSteps", "StepCount", "complete_timing", "count_steps", "read_steps"]
 
 _NOTHING_LOST = ("completed", "pruned")
+STEP_COUNTER = struct.Struct("<qdqd")
+"""The file of the last step: the step and when it was done (seconds since the epoch), twice, so that a reader that
+meets a half-written file sees that the two differ."""
 LOOKS = 5
-"""At a counter that is just being written: its lines differ then, for some nanoseconds."""
+"""At a counter that is just being written: the two differ then, for some nanoseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,11 +166,10 @@ def read_counter(run: RunDir, attempt: int) -> tuple[int, float] | None:
     """The last step that rank 0 has counted, and when; also of a rank that was killed right after it."""
     for _ in range(LOOKS):
         try:
-            first, *others = run.step_counter(attempt).read_text().splitlines()
-            if all(line == first for line in others):
-                step, when = first.split()
-                return int(step), float(when)
-        except (OSError, ValueError):
+            *first, step, when = STEP_COUNTER.unpack(run.step_counter(attempt).read_bytes())
+            if step and first == [step, when]:
+                return step, when
+        except (OSError, struct.error):
             return None  # none was done yet, or the program does not use the runtime
     return None
 

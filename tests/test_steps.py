@@ -12,7 +12,15 @@ from hpcaccel.logged import Logged
 from hpcaccel.node.ledger import Ledger, how_far
 from hpcaccel.records import AttemptEnd, AttemptStart, Beat, Outcome, Progress, Timing, to_dict
 from hpcaccel.rundir import RunDir, append_line, read_json, write_json
-from hpcaccel.steps import AttemptSteps, LoggedSteps, complete_timing, count_steps, read_counter, read_steps
+from hpcaccel.steps import (
+    STEP_COUNTER,
+    AttemptSteps,
+    LoggedSteps,
+    complete_timing,
+    count_steps,
+    read_counter,
+    read_steps,
+)
 
 
 @pytest.fixture
@@ -33,9 +41,13 @@ def times(run: RunDir, **facts: Any) -> None:
     write_json(run.timing(1), to_dict(Timing(**facts)))
 
 
+def counted(run: RunDir, step: int, when: float) -> None:
+    run.step_counter(1).write_bytes(STEP_COUNTER.pack(step, when, step, when))
+
+
 def test_the_timing_of_a_killed_attempt_is_completed(run: RunDir) -> None:
     times(run, loaded=10.0, resumed_step=180, first_step_time=11.0, last_step=190, last_step_time=20.0, saves=3)
-    run.step_counter(1).write_text("199 24.5\n")
+    counted(run, 199, 24.5)
     complete_timing(run, 1)
     timing = read_json(run.timing(1))
     assert timing is not None
@@ -58,18 +70,19 @@ def test_a_script_that_never_loads_began_at_the_start(run: RunDir) -> None:
 def test_a_rank_that_was_killed_has_counted_its_last_step(run: RunDir) -> None:
     write_json(run.progress(1), to_dict(Progress(resumed_step=0)))
     times(run, loaded=10.0, first_step_time=11.0, last_step=128, last_step_time=20.0)
-    run.step_counter(1).write_text("         199 27.5\n")
+    counted(run, 199, 27.5)
     assert found(run) == (0, 199)
     assert read_steps(run, 1).last_time == 27.5
 
 
 def test_a_counter_that_is_half_written_says_nothing(run: RunDir) -> None:
-    line, torn = "                 199 1795357046.314375\n", "                 299 1795357046.314375\n"
-    run.step_counter(1).write_text(line + line)
-    assert read_counter(run, 1) == (199, 1795357046.314375)
-    for text in (torn + line, line + torn, "\0" * 76, line + line[:20]):
-        run.step_counter(1).write_text(text)
-        assert read_counter(run, 1) is None, text
+    when = 1795357046.314375
+    counted(run, 199, when)
+    assert read_counter(run, 1) == (199, when)
+    torn = [(299, when, 199, when), (299, when + 1, 199, when), (299, when + 1, 299, when)]
+    for data in (*(STEP_COUNTER.pack(*values) for values in torn), bytes(STEP_COUNTER.size), bytes(20), b""):
+        run.step_counter(1).write_bytes(data)
+        assert read_counter(run, 1) is None, data
 
 
 def test_without_the_counter_of_this_release_the_heartbeat_tells(run: RunDir) -> None:
@@ -143,7 +156,7 @@ def test_an_attempt_whose_batch_step_was_killed_has_the_same_line(run: RunDir) -
     ledger = Ledger.read(run)
     ledger.start(AttemptStart(attempt=1, time=1.0, job_id="45"))
     times(run, loaded=10.0, resumed_step=180, first_step_time=11.0, last_step=181, last_step_time=12.0)
-    run.step_counter(1).write_text("         199 27.5\n")
+    counted(run, 199, 27.5)
     line = ledger.close_lost(run)
     assert line is not None
     assert (line.resumed_step, line.last_step) == (180, 199)

@@ -74,6 +74,8 @@ class ShardedModels:
         Raises:
             RuntimeMisuse: parameters that ``optimizer`` is to step have gradients that their shards have not got.
         """
+        if not self._modules:
+            return
         lost = [parameter for module in self._modules for parameter in _without_gradient(module)]
         if not lost:
             return

@@ -71,7 +71,8 @@ class Exactness:
         self._steps += 1
         source = self._in_use.current
         if source is None or source.given_at_step != step - 1 or not self._holds(source):
-            self._seen.setdefault("unfed", f"step {step} took no batch from a prepared DataLoader")
+            if "unfed" not in self._seen:
+                self._seen["unfed"] = f"step {step} took no batch from a prepared DataLoader"
             return
         takes = self._takes.setdefault(source.identity, _Takes())
         takes.epoch = epoch

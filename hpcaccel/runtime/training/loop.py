@@ -216,10 +216,11 @@ class Loop:
             source.trains = True
 
     def _count(self) -> None:
-        self._counters.step += 1
+        counters = self._counters
+        counters.step = step = counters.step + 1
         self.activity.left_at = None
-        self.clock.count(self._counters.step)
-        self._exactness.stepped(self.step, self.epoch)
+        self.clock.count(step)
+        self._exactness.stepped(step, counters.epoch)
 
     def count_another(self, optimizer: object) -> None:
         """A prepared optimizer has stepped that is not the first one."""
@@ -267,6 +268,9 @@ class Loop:
             self._trains()
         if not self._warned:
             self._warn_no_place()
+        wants = self._flag.raised or self.saver.in_flight or (self._used and self._saves.is_due(step + 1))
+        if self._agreement.is_quiet and not wants:
+            return
         verdict = self._agreement.read()
         if verdict is not None:
             if verdict.uneven:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,7 +55,8 @@ class Saves:
         self._clock = clock
         self._activity = activity
         self._is_main = group.is_main
-        self._saved_at = time.monotonic()
+        self._due_step = self._due_time = math.inf
+        self.begin_at(0)
 
     @property
     def in_flight(self) -> bool:
@@ -73,18 +75,21 @@ class Saves:
 
     def is_due(self, step: int) -> bool:
         """Whether the schedule wants ``step`` saved. The clock that counts is rank 0's."""
-        if not self.has_place:
-            return False
-        every = self._settings.every_steps
-        if every is not None and step // every > max(self.step, self._passed_over) // every:
-            return True
-        minutes = self._settings.every_minutes
-        return minutes is not None and self._is_main and time.monotonic() - self._saved_at >= 60 * minutes
+        return step >= self._due_step or time.monotonic() >= self._due_time
 
     def begin_at(self, step: int) -> None:
         """The training goes on from the checkpoint of ``step``."""
         self.step = step
         self._saved_at = time.monotonic()
+        self._schedule()
+
+    def _schedule(self) -> None:
+        """Find out when the next save is due, for every step asks."""
+        every, minutes = self._settings.every_steps, self._settings.every_minutes
+        if self.has_place and every is not None:
+            self._due_step = (max(self.step, self._passed_over) // every + 1) * every
+        if self.has_place and minutes is not None and self._is_main:
+            self._due_time = self._saved_at + 60 * minutes
 
     def now(
         self, reason: str, directory: Path | None = None, *, missing: Sequence[int] = (), background: bool = False
@@ -132,6 +137,7 @@ class Saves:
         step = self._counters.step
         if self.in_flight and self._settings.when_busy == "skip":
             self._passed_over, self._saved_at = step, time.monotonic()
+            self._schedule()
             self._activity.say_once(
                 f"the checkpoint of step {step} is left out, because the one before is still being written "
                 "(checkpoint.when_busy: skip). Later ones are left out in silence"
@@ -146,7 +152,7 @@ class Saves:
             CheckpointError: on all ranks, if it failed.
         """
         if failed:
-            self.step = self._landed_step
+            self._fall_back()
         self.saver.settle(failed=failed)
 
     def wait(self) -> None:
@@ -156,7 +162,12 @@ class Saves:
                 self.saver.drain()
         except CheckpointError as error:
             self._activity.say(str(error))
-            self.step = self._landed_step
+            self._fall_back()
+
+    def _fall_back(self) -> None:
+        """The last save has failed: the one before it counts."""
+        self.step = self._landed_step
+        self._schedule()
 
     def if_newer(self, reason: str) -> None:
         """Save what has been done since the last save, if anything, after that one is on the disk."""

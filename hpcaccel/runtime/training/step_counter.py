@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from hpcaccel.rundir import FILE_MODE, make_folder
+from hpcaccel.steps import STEP_COUNTER
 
 __all__ = ["StepCounter"]
 
@@ -39,15 +40,14 @@ class StepCounter:
         Raises:
             OSError: the file cannot be written.
         """
-        line = f"{step:>20} {time.time():>17.6f}\n".encode()
-        twice = line + line  # a reader that meets a half-written file sees that the lines differ
+        now = time.time()
         if self._map is not None:
-            self._map[:] = twice
+            STEP_COUNTER.pack_into(self._map, 0, step, now, step, now)
             return
-        os.pwrite(self._fd, twice, 0)
+        os.pwrite(self._fd, STEP_COUNTER.pack(step, now, step, now), 0)
         if self._is_fresh:  # mapped only now that the file has its block
             self._is_fresh = False
-            self._map = self._mapped(len(twice))
+            self._map = self._mapped(STEP_COUNTER.size)
 
     def _mapped(self, size: int) -> mmap.mmap | None:
         with contextlib.suppress(OSError):

@@ -119,6 +119,11 @@ class StopAgreement:
         self._work: dist.Work | None = None
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether this is a lone rank that has asked for nothing in its last tick: it need not ask again."""
+        return self._own is _QUIET
+
+    @property
     def pending(self) -> bool:
         """Whether a tick has been issued and not been read."""
         return self._own is not None or self._words is not None

@@ -106,12 +106,12 @@ class Clock:
 
     def count(self, step: int) -> None:
         """A step has been done. It is written at once, so that also a rank that is killed next has said so."""
-        if self._run is None or self._over:
-            return
         try:
-            if self._counter is None:
+            if self._counter is not None:
+                self._counter.write(step)
+            elif self._run is not None and not self._over:
                 self._counter = StepCounter(self._run.step_counter(self._attempt))
-            self._counter.write(step)
+                self._counter.write(step)
         except OSError as error:
             self._give_up(error)
 
