@@ -55,11 +55,11 @@ def unfinished(folders: Iterable[Path], *, before: float) -> list[Item]:
     """Directories of submits that were killed while they made them: nothing of them was ever handed in.
 
     Args:
-        folders: of runs, each of which holds a folder for each name.
+        folders: of runs, each of which holds a folder for each name; one may be given often.
         before: only what was written last before then, in seconds since 1970.
     """
     found = []
-    for place in sorted({path for folder in folders for path in folder.glob("[!.]*/.[0-9]*.tmp")}):
+    for place in sorted({path for folder in set(folders) for path in folder.glob("[!.]*/.[0-9]*.tmp")}):
         if (run := made_in(place)) is not None and _is_left(place, run, before):
             why = "its submit was killed while it was made"
             found.append(Item(path=place, kind="unfinished", run_id=run.run_id, why=why, bytes=_size(place)))
