@@ -8,6 +8,10 @@ signal, so ``terminate()`` notes the child's pid in shared memory first. A child
 the signal, for Python drops those that come before it has set up the child; until the child says there that it listens,
 it gets SIGKILL.
 
+A handler in Python runs between two bytecodes. A signal that comes after the last of them and before a system call that
+waits, for the lock of a pool's queue say, is seen only when that call returns. Whoever waits for a child that was
+terminated therefore interrupts its system calls by a signal that does nothing, until the child has gone.
+
 Children in which that memory cannot be seen (``spawn``, ``forkserver``) hear SIGTERM as Python does. Where they have
 inherited it blocked, as the shim and the start of a loader's workers have it, or ignore it, they get SIGKILL instead.
 """
@@ -37,6 +41,8 @@ PATIENCE_SECONDS = 10.0
 
 
 _TERMINATED, _LISTENS = 1, 2
+_INTERRUPT = signal.SIGRTMIN + 3
+"""Does nothing in a child but end its system call with EINTR, so that Python runs the handlers that are due."""
 
 
 class _Shield:
@@ -58,6 +64,7 @@ _born_with_defaults = 0
 """The pid of the child in which the signals have been set to their defaults."""
 _terminate = popen_fork.Popen.terminate
 _poll = popen_fork.Popen.poll
+_wait = popen_fork.Popen.wait
 
 
 def shield_children(handler: Callable[..., Any]) -> None:
@@ -75,6 +82,7 @@ def shield_children(handler: Callable[..., Any]) -> None:
     util.Finalize(None, _end_children, exitpriority=0)
     popen_fork.Popen.terminate = _terminate_for_sure  # type: ignore[method-assign, assignment]
     popen_fork.Popen.poll = _poll_and_forget  # type: ignore[method-assign, assignment]
+    popen_fork.Popen.wait = _wait_for_sure  # type: ignore[method-assign, assignment]
 
 
 def _has_defaults() -> None:
@@ -105,7 +113,12 @@ def _pass_over(shield: _Shield) -> None:
             # A worker of a loader that was not prepared would next install torch's handler, which dies of the
             # scheduler's.
             workers._set_worker_signal_handlers = _then_listen(workers._set_worker_signal_handlers)
+    signal.signal(_INTERRUPT, _do_nothing)
     shield.words[os.getpid()] = _LISTENS
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """The handler of ``_INTERRUPT``."""
 
 
 def _then_listen(install: Callable[[], None]) -> Callable[[], None]:
@@ -140,7 +153,7 @@ def _terminate_for_sure(popen: popen_fork.Popen) -> None:
                 popen.kill()
                 return
             _shield.words[popen.pid] = _TERMINATED
-        if _cannot_hear(popen.pid):
+        if _has_signal(popen.pid, signal.SIGTERM, "SigBlk:", "SigIgn:"):
             popen.kill()
             return
     _terminate(popen)
@@ -156,14 +169,31 @@ def _poll_and_forget(popen: popen_fork.Popen, flag: int = os.WNOHANG) -> int | N
     return code
 
 
-def _cannot_hear(pid: int) -> bool:
-    """Whether a process blocks or ignores SIGTERM; see proc(5)."""
+def _wait_for_sure(popen: popen_fork.Popen, timeout: float | None = None) -> int | None:
+    """In place of ``Popen.wait``: a child that was terminated may have missed that in a system call."""
+    if popen.returncode is not None or _shield is None or _shield.words[popen.pid] != _TERMINATED:
+        return _wait(popen, timeout)
+    give_up = None if timeout is None else time.monotonic() + timeout
+    pause = 0.001
+    while (code := popen.poll()) is None:
+        left = pause if give_up is None else give_up - time.monotonic()
+        if left <= 0:
+            break
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, 0.1)
+        if _has_signal(popen.pid, _INTERRUPT, "SigCgt:"):
+            os.kill(popen.pid, _INTERRUPT)
+    return code
+
+
+def _has_signal(pid: int, number: int, *masks: str) -> bool:
+    """Whether one of a process's masks has the signal; see proc(5)."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False  # it has gone
-    masks = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigBlk:", "SigIgn:"))]
-    return any(mask >> (signal.SIGTERM - 1) & 1 for mask in masks)
+    found = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(masks)]
+    return any(mask >> (number - 1) & 1 for mask in found)
 
 
 def _end_children() -> None:
