@@ -145,8 +145,8 @@ def canonical_gpus(text: str) -> str:
         match = _GPUS.fullmatch(part.strip())
         if match is None or len(part) > 100:
             raise ValueError("is not a number of GPUs (allowed: 2, or type:number such as a100:2)")
-        if len(match[2]) > 4:
-            raise ValueError("is more GPUs than a job can have (at most 9999)")
+        if int(match[2]) > 9999:
+            raise ValueError("is not a number of GPUs that a job can have (at most 9999)")
         kind = f"{match[1]}:" if match[1] else ""
         canonical.append(f"{kind}{int(match[2])}")
     return ",".join(canonical)

@@ -278,4 +278,4 @@ def test_a_hint_is_not_called_an_error(capsys):
 
 def test_a_number_of_gpus_with_40_digits(shell, refused):
     shell.write("job.yaml", GOOD + f"  gpus_per_node: {'1234567890' * 4}\n")
-    assert "is more GPUs than a job can have" in refused(shell("validate", "job.yaml"))
+    assert "is not a number of GPUs that a job can have (at most 9999)" in refused(shell("validate", "job.yaml"))

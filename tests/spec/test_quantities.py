@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpcaccel.spec import quantities as q
@@ -150,6 +150,8 @@ FORMS = (q.canonical_time, q.canonical_memory, q.canonical_nodes, q.canonical_gp
 
 
 @given(st.sampled_from(FORMS), st.text(alphabet="0123456789-:,.kKmMGT a", max_size=12) | st.text(max_size=12))
+@example(q.canonical_gpus, "00000")
+@example(q.canonical_gpus, "10000")
 def test_any_text_is_canonical_or_refused(form: Callable[[str], str], text: str) -> None:
     try:
         canonical = form(text)
