@@ -104,7 +104,7 @@ class Sweeping:
                 newest = layout.newest(self.dir.trial(trial).checkpoints)
                 if not starts or starts[-1]["event"] != "start" or newest is None:
                     continue
-                if newest.step > (starts[-1]["checkpoint_step"] or 0):
+                if newest.step > (starts[-1]["checkpoint_step"] or 0) and processes(self.dir.trial(trial)):
                     attempt = starts[-1]["attempt"]
                     found.append(Target(worker=worker, trial=trial, attempt=attempt, step=newest.step))
         return found

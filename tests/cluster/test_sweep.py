@@ -47,10 +47,10 @@ def test_disturbed_once(sweep: Callable[[int], Sweeping]) -> None:
 @pytest.mark.chaos
 def test_disturbed_in_every_way(sweep: Callable[[int], Sweeping]) -> None:
     run = sweep(4)
-    run.start("sweep.max_trials=24", "sweep.workers=4")
+    run.start("sweep.max_trials=48", "sweep.workers=4")
     disturb(run, list(FAULTS))
     run.wait_until_over(900)
-    assert_each_counted_once(run, 24)
+    assert_each_counted_once(run, 48)
     assert assert_each_went_on(run) >= len(FAULTS) - 3  # some are ended early before their ranks are back
     print("GPU-seconds, ours and Slurm's:", assert_as_accounted(run))
     assert_best_comes_again(run)
