@@ -1,0 +1,203 @@
+"""Directories that an earlier release has written are listed, reported, verified, resumed and continued.
+
+``tests/data/record_directories.py`` has made them: real trainings and a real sweep, with marks in place of what
+belonged to the machine. What the commands say of them is compared word for word with what is kept beside them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDED = ROOT / "tests" / "data" / "recorded"
+RUNS = ("completed", "stopped", "sharded")
+PAGES = [
+    *(("status", name, "--json") for name in (*RUNS, "tuned")),
+    *(("report", name, "--json") for name in RUNS),
+    *(("checkpoint", "list", name, "--json") for name in RUNS),
+    *(("checkpoint", "show", name, "--json") for name in RUNS),
+    ("list", "--all", "--json"),
+    ("sweep", "status", "tuned", "--json"),
+    ("sweep", "table", "tuned", "--json"),
+]
+"""Commands that only read."""
+
+
+class Machine:
+    """A copy of the recorded directories, as if they had been made in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._marks = {
+            b"@FOLDER@": str(folder), b"@PYTHON@": sys.executable, b"@PACKAGE@": str(ROOT),
+            b"@HOST@": socket.gethostname(),
+        }  # fmt: skip
+        for path in sorted(RECORDED.rglob("*")):
+            self._copy(path, folder / path.relative_to(RECORDED))
+        (folder / "runs").rename(folder / "work" / "runs")
+
+    def _copy(self, path: Path, to: Path) -> None:
+        if path.is_symlink():
+            to.symlink_to(os.readlink(path))
+        elif path.is_dir():
+            to.mkdir()
+        else:
+            data = path.read_bytes()
+            for mark, meant in self._marks.items():
+                data = data.replace(mark, meant.encode())
+            to.write_bytes(data)
+            os.utime(to, (1_790_000_000, 1_790_000_000))
+
+    def run(self, name: str) -> Path:
+        (path,) = (self.folder / "work" / "runs" / name).iterdir()
+        return path
+
+    def __call__(self, *arguments: str) -> str:
+        return self._started("-m", "hpcaccel", *arguments)
+
+    def python(self, code: str) -> str:
+        return self._started("-c", code)
+
+    def _started(self, *arguments: str) -> str:
+        places = {"XDG_STATE_HOME": f"{self.folder}/state", "XDG_CONFIG_HOME": f"{self.folder}/config"}
+        outside = {key: value for key, value in os.environ.items() if not key.startswith(("HPCACCEL_", "SLURM_"))}
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=self.folder / "work", capture_output=True, text=True,
+            env={**outside, **places, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL, check=False, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def anonymous(self, text: str) -> str:
+        """With the marks in place of what belongs to this machine."""
+        for mark, meant in self._marks.items():
+            text = text.replace(meant, mark.decode())
+        return text
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    folder = tmp_path / "recorded"
+    folder.mkdir()
+    machine = Machine(folder)
+    for path in sorted((folder / "work" / "runs").glob("*/*")):
+        if not (path / "node.pyz").exists():
+            (path / "node.pyz").symlink_to(folder / "node.pyz")
+    return machine
+
+
+@pytest.fixture(scope="module")
+def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    folder = tmp_path_factory.mktemp("machine") / "recorded"
+    folder.mkdir()
+    return Machine(folder)
+
+
+def said(machine: Machine, page: tuple[str, ...]) -> Any:
+    return json.loads(machine.anonymous(machine(*page)))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=" ".join)
+def test_what_is_told_of_them(looked_at: Machine, page: tuple[str, ...]) -> None:
+    kept = RECORDED / "said" / ("-".join(page).replace("-----json", "").replace("---json", "") + ".json")
+    found = said(looked_at, page)
+    if os.environ.get("HPCACCEL_RECORD"):
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_text(json.dumps(found, indent=1) + "\n")
+    assert found == json.loads(kept.read_text())
+
+
+def test_every_file_is_known_to_the_page_on_the_run_directory(machine: Machine) -> None:
+    """docs/design.md lists the files of a run directory and of a sweep; nothing else is written."""
+    page = (ROOT / "docs" / "design.md").read_text()
+    for run in (machine.run("completed"), machine.run("stopped"), machine.run("tuned")):
+        for path in run.iterdir():
+            assert f"`{path.name}" in page or f"{path.name}`" in page or f"{path.name}/" in page, path.name
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_stopped_training_goes_on_bit_by_bit(machine: Machine) -> None:
+    machine("resume", "stopped")
+    machine("wait", "stopped")
+    assert said(machine, ("status", "stopped", "--json"))["state"] == "completed"
+    undisturbed, resumed = losses(machine.run("completed")), losses(machine.run("stopped"))
+    assert sorted(undisturbed) == list(range(1, 25))
+    assert resumed == undisturbed
+    assert "bit-exact" in (machine.run("stopped") / "attempts" / "2" / "0.log").read_text()
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_sharded_training_goes_on_bit_by_bit(machine: Machine) -> None:
+    before = losses(machine.run("sharded"))
+    machine("resume", "sharded")
+    machine("wait", "sharded")
+    after = losses(machine.run("sharded"))
+    assert sorted(after) == list(range(1, 25))
+    assert {step: after[step] for step in before} == before
+    assert "bit-exact" in (machine.run("sharded") / "attempts" / "2" / "0.log").read_text()
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_stopped_sweep_goes_on_with_its_trials(machine: Machine) -> None:
+    pytest.importorskip("optuna")
+    before = {trial["trial"]: trial for trial in said(machine, ("sweep", "table", "tuned", "--json"))}
+    machine("sweep", "resume", "tuned")
+    deadline = time.monotonic() + 240
+    while said(machine, ("sweep", "status", "tuned", "--json"))["state"] != "completed":
+        assert time.monotonic() < deadline, machine("sweep", "status", "tuned")
+        time.sleep(1)
+    after = {trial["trial"]: trial for trial in said(machine, ("sweep", "table", "tuned", "--json"))}
+    assert sorted(after) == [0, 1, 2, 3, 4]
+    assert {trial["state"] for trial in after.values()} == {"complete"}
+    for number, trial in before.items():
+        assert after[number]["args.lr"] == trial["args.lr"]
+        if trial["state"] == "complete":
+            assert after[number] == trial
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", RUNS)
+def test_their_checkpoints_are_whole_and_can_be_converted(machine: Machine, name: str) -> None:
+    (newest, *_) = sorted((machine.run(name) / "checkpoints").iterdir(), reverse=True)
+    machine("checkpoint", "verify", str(newest))
+    machine("checkpoint", "convert", str(newest), "out", "--to", "safetensors")
+    assert (machine.folder / "work" / "out" / "model.safetensors").stat().st_size > 0
+
+
+@pytest.mark.torch
+def test_what_stands_in_their_pickles_can_be_imported(machine: Machine) -> None:
+    """submitit's of programs and functions, and the result of a function."""
+    code = (
+        "import hpcaccel; from pathlib import Path; from submitit.core.utils import DelayedSubmission\n"
+        "for path in Path('runs').rglob('*_submitted.pkl'): print(type(DelayedSubmission.load(path).function).__name__)"
+        "\nprint(hpcaccel.find_run('function').result())"
+    )
+    *kinds, result = machine.python(code).split()
+    assert sorted(kinds) == ["FunctionCall", *["ProgramStub"] * 4]
+    assert result == "42"
+
+
+def test_what_they_start_by_name_is_there(machine: Machine) -> None:
+    """The chooser of a sweep, as it stands in ``sweep.json``, and the program that ranks and other machines start."""
+    *_, code = json.loads((machine.run("tuned") / "sweep.json").read_text())["chooser"]
+    assert code.endswith("import main; main()"), code
+    machine.python(code.removesuffix("; main()"))
+    assert importlib.util.find_spec("hpcaccel.checkpoint.formats.__main__") is not None
+
+
+def losses(run: Path) -> dict[int, float]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["values"]["loss"] for line in lines}
