@@ -66,6 +66,48 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+def running_imports(path: Path) -> Iterator[str]:
+    """The modules of this package that a file imports when it runs, inside functions too; what stands under
+    TYPE_CHECKING is never run."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def import_graph() -> dict[str, set[str]]:
+    """By module the modules of this package that it imports."""
+    files = {
+        ".".join(("hpcaccel", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+    graph: dict[str, set[str]] = {}
+    for name, path in files.items():
+        found = {next((one for one in _prefixes(target) if one in files), None) for target in running_imports(path)}
+        graph[name] = {one for one in found if one is not None} - {name, "hpcaccel"}
+    return graph
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+
+
+def test_there_is_no_circle_of_imports() -> None:
+    left = import_graph()
+    while done := {name for name, targets in left.items() if not targets & left.keys()}:
+        left = {name: targets for name, targets in left.items() if name not in done}
+    while ends := left.keys() - {target for targets in left.values() for target in targets}:
+        left = {name: targets for name, targets in left.items() if name not in ends}
+    assert not left, "these import each other: " + ", ".join(sorted(left))
+
+
 def at_the_top(path: Path) -> set[str]:
     """Packages that a file imports as soon as it is imported itself."""
     found: set[str] = set()

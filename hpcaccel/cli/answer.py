@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +26,13 @@ if TYPE_CHECKING:
 __all__ = ["answer"]
 
 EXIT_BUG = 1
+_PROGRAM: ContextVar[Any] = ContextVar("_PROGRAM")
+"""The command line as a whole, of which ``answer`` is a command."""
 
 
-def answer() -> None:
+def answer(context: typer.Context) -> None:
     """Answer another machine's hpcaccel."""
+    _PROGRAM.set(context.find_root().command)
     import json
 
     import hpcaccel
@@ -201,14 +205,13 @@ def _call(request: dict[str, Any]) -> int:
     """The exit code of a command; its streams are this process's."""
     import traceback
 
-    from hpcaccel.cli.main import app
     from hpcaccel.view.columns import COLUMNS_THERE
 
     os.environ.update(request.get("env", {}))
     if columns := request.get("terminal_columns"):
         os.environ[COLUMNS_THERE] = str(columns)
     try:
-        app(args=request["args"], prog_name="hpcaccel")
+        _PROGRAM.get().main(args=request["args"], prog_name="hpcaccel")
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
     except Exception:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -16,15 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+from hpcaccel.cli.meant import meant_cluster
 from hpcaccel.cli.output import note, print_bytes, terminal_columns
 from hpcaccel.cli.secrets import given, may_have, refuse_here
-from hpcaccel.errors import RunNotFound, UserError
+from hpcaccel.errors import UserError
 
 if TYPE_CHECKING:
-    from hpcaccel.spec import ClusterProfile
     from hpcaccel.submission.remote.cluster import Conversation, RemoteCluster, Said
 
-__all__ = ["COMMAND_LINE", "behind_ssh", "behind_ssh_run", "copy_frames", "forwarded", "there_or_here"]
+__all__ = ["COMMAND_LINE", "copy_frames", "forwarded", "there_or_here"]
 
 FOLLOWING = {"wait"}
 WATCH = {"--watch", "-w"}
@@ -41,84 +40,6 @@ EXIT_INTERRUPTED = 130
 C = TypeVar("C", bound=Callable[..., None])
 
 
-def behind_ssh(name: str | None) -> RemoteCluster | None:
-    """The cluster of the profile ``name`` (the default one without a name), when it is behind SSH."""
-    from hpcaccel.cli.cluster import chosen_profile
-
-    profile = chosen_profile(name)
-    return None if profile is None or profile.host is None else _connected(profile)
-
-
-def behind_ssh_run(token: str | None, *, only_sweeps: bool = False) -> tuple[RemoteCluster, str] | None:
-    """The cluster of the run that ``token`` names (None: the one that was submitted last), when it is behind SSH, and
-    what it is called there; ``only_sweeps`` as for :func:`hpcaccel.submission.find.find_run`."""
-    from hpcaccel.submission.remote.memory import remote_of
-
-    if token is None:
-        return _latest()
-    if os.sep in token:
-        return None
-    if (named := _with_cluster(token)) is not None:
-        return named
-    run = remote_of(token, only_sweeps=only_sweeps)
-    if run is not None and not _is_here(token, newer_than=run["run_id"], only_sweeps=only_sweeps):
-        cluster = behind_ssh(run["cluster"])
-        if cluster is None:
-            raise UserError(f"{token} was submitted to {run['cluster']}, whose profile has no host any more")
-        base, underscore, index = token.partition("_")
-        is_part = underscore and index.isdecimal() and base in (run["run_id"], run["job_id"])
-        return cluster, run["run_id"] + (f"_{index}" if is_part else "")
-    return _at_the_default(token, only_sweeps=only_sweeps)
-
-
-def _with_cluster(token: str) -> tuple[RemoteCluster, str] | None:
-    from hpcaccel.spec import profile_names
-
-    name, colon, rest = token.partition(":")
-    if not colon or not rest or name not in profile_names():
-        return None
-    cluster = behind_ssh(name)
-    return None if cluster is None else (cluster, rest)
-
-
-def _is_here(token: str, *, newer_than: str, only_sweeps: bool) -> bool:
-    """Whether a run of this machine answers to ``token``, and is newer than the one elsewhere."""
-    from hpcaccel.submission.find import find_run
-    from hpcaccel.submission.run import SweepRun
-
-    try:
-        found = find_run(token, only_sweeps=only_sweeps)
-    except RunNotFound:
-        return False
-    if only_sweeps and not isinstance(found, SweepRun) and found.run_id != token:
-        return False  # it bears the name, and the sweep is elsewhere
-    return found.run_id > newer_than or found.run_id == token
-
-
-def _at_the_default(token: str, *, only_sweeps: bool) -> tuple[RemoteCluster, str] | None:
-    cluster = behind_ssh(None)
-    if cluster is None or _is_here(token, newer_than="", only_sweeps=only_sweeps):
-        return None
-    return cluster, token
-
-
-def _latest() -> tuple[RemoteCluster, str] | None:
-    from hpcaccel.submission import all_runs
-    from hpcaccel.submission.remote.memory import remote_runs
-
-    there, here = remote_runs(), all_runs()
-    if not there or (here and here[-1].run_id > there[-1]["run_id"]):
-        return None
-    cluster = behind_ssh(there[-1]["cluster"])
-    return None if cluster is None else (cluster, there[-1]["run_id"])
-
-
-def _connected(profile: ClusterProfile) -> RemoteCluster:
-    from hpcaccel.submission.remote import RemoteCluster
-
-    return RemoteCluster(profile, note=note)
-
-
 def forwarded(words: Sequence[str], command: C, *, not_there: Mapping[str, str] | None = None) -> C:
     """``command``, which goes to the cluster of its run (or of ``--cluster``) where that is behind SSH, with every
     option as it was given.
@@ -130,8 +51,6 @@ def forwarded(words: Sequence[str], command: C, *, not_there: Mapping[str, str] 
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        from hpcaccel.cli.meant import meant_cluster
-
         found = meant_cluster(values)
         if found is None:
             refuse_here(values)

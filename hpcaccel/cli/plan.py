@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcaccel.cli.cluster import chosen_profile
-from hpcaccel.cli.forwarding import behind_ssh
+from hpcaccel.cli.meant import behind_ssh
 from hpcaccel.cli.options import Cluster, Json, Overrides, SpecFile
 from hpcaccel.cli.output import note, print_json
 from hpcaccel.errors import UserError

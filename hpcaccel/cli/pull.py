@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hpcaccel.cli.forwarding import behind_ssh_run
+from hpcaccel.cli.meant import behind_ssh_run
 from hpcaccel.cli.options import Json, RunName, RunsDir
 from hpcaccel.cli.output import print_json
 from hpcaccel.errors import UserError

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hpcaccel.cli.elsewhere import refuse_by_facts
-from hpcaccel.cli.forwarding import EXIT_INTERRUPTED, behind_ssh_run, copy_frames
+from hpcaccel.cli.forwarding import EXIT_INTERRUPTED, copy_frames
+from hpcaccel.cli.meant import behind_ssh_run
 from hpcaccel.cli.output import note, print_bytes, terminal_columns
 from hpcaccel.errors import UserError
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hpcaccel.cli.forwarding import behind_ssh
+from hpcaccel.cli.meant import behind_ssh
 from hpcaccel.cli.options import Cluster, Overrides, RunsDir, SpecFile
 from hpcaccel.cli.output import note
 from hpcaccel.errors import UserError

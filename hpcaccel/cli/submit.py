@@ -10,7 +10,7 @@ import typer
 
 from hpcaccel.cli.before import debug_overrides, refuse_what_slurm_refuses, show_changes
 from hpcaccel.cli.following import follow_to_the_end
-from hpcaccel.cli.forwarding import behind_ssh
+from hpcaccel.cli.meant import behind_ssh
 from hpcaccel.cli.options import Cluster, Json, Key, Overrides, RunsDir, SpecFile
 from hpcaccel.cli.output import note, print_json
 from hpcaccel.cli.workflow import refuse_for_several, submit_several

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcaccel.cli.completion import sweep_names
-from hpcaccel.cli.forwarding import behind_ssh, behind_ssh_run, there_or_here
+from hpcaccel.cli.forwarding import there_or_here
+from hpcaccel.cli.meant import behind_ssh, behind_ssh_run
 from hpcaccel.cli.options import RUN_HELP, Cluster, Json, Key, Overrides, RunsDir, SpecFile
 from hpcaccel.cli.output import note, print_json
 from hpcaccel.cli.root_help import WholeSummaries

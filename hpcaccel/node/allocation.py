@@ -21,7 +21,7 @@ from hpcaccel.slurm import hostlist
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.slurm.states import JobInfo, JobState
 
-__all__ = ["TAKEN_DOWN", "Allocation", "LocalAllocation", "Situation", "SlurmAllocation", "current_allocation"]
+__all__ = ["TAKEN_DOWN", "Allocation", "LocalAllocation", "Situation", "SlurmAllocation"]
 
 TAKEN_DOWN = "the job is being taken down"
 SAME_MOMENT_SECONDS = 2
@@ -94,16 +94,6 @@ class Allocation(Protocol):
         """Bring the job back through the queue. Where that works it kills the caller: returning is a failure, told
         in a sentence (empty where the scheduler requeues by itself)."""
         ...
-
-
-def current_allocation(run: RunDir, launch: Launch) -> Allocation:
-    if launch.local:
-        return LocalAllocation(run, launch)
-    if launch.resilience.chain is not None:
-        from hpcaccel.node.chain import ChainedAllocation
-
-        return ChainedAllocation(run, launch.resilience)
-    return SlurmAllocation()
 
 
 class SlurmAllocation:

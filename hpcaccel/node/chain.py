@@ -16,9 +16,9 @@ from typing import Any
 
 from hpcaccel import layout
 from hpcaccel.errors import ClusterError, SlurmCommandError
-from hpcaccel.node.allocation import TAKEN_DOWN, Situation, SlurmAllocation
+from hpcaccel.node.allocation import TAKEN_DOWN, Allocation, LocalAllocation, Situation, SlurmAllocation
 from hpcaccel.node.control import cancel_was_asked
-from hpcaccel.node.launch import Resilience
+from hpcaccel.node.launch import Launch, Resilience
 from hpcaccel.node.ledger import Ledger
 from hpcaccel.records import AttemptEnd, AttemptStart, Decision, Reason, from_dict
 from hpcaccel.rundir import RunDir, read_json, read_lines, write_json
@@ -267,3 +267,11 @@ class ChainedAllocation(SlurmAllocation):
 
 def _said(job_id: str, state: JobState | None) -> str:
     return f"job {job_id} is over, and Slurm does not know how" if state is None else f"job {job_id} is {state.value}"
+
+
+def current_allocation(run: RunDir, launch: Launch) -> Allocation:
+    if launch.local:
+        return LocalAllocation(run, launch)
+    if launch.resilience.chain is not None:
+        return ChainedAllocation(run, launch.resilience)
+    return SlurmAllocation()

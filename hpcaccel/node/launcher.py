@@ -16,7 +16,8 @@ from typing import Protocol
 from hpcaccel.errors import SlurmCommandError
 from hpcaccel.node.container import Wrapped, into_container
 from hpcaccel.node.launch import Launch
-from hpcaccel.node.signals import default_signals, dying_with_us, shell_code
+from hpcaccel.node.launcher_agents import LocalAgent
+from hpcaccel.node.signals import default_signals, dying_with_us, shell_code, start_here
 from hpcaccel.node.stage_place import STAGE_DIR
 from hpcaccel.rundir import RunDir, read_json
 from hpcaccel.slurm import hostlist
@@ -128,8 +129,6 @@ def start_ranks(
     if launch.share_gpus or agents:
         share_gpus(environment)
     if launch.local and agents:
-        from hpcaccel.node.launcher_agents import LocalAgent
-
         wrapped = rank_command(run, launch, environment)
         number = signal.SIGUSR2 if launch.cooperative else signal.SIGTERM
         return LocalAgent(run, wrapped, attempt=attempt, workdir=launch.workdir, number=number)
@@ -352,21 +351,6 @@ class LocalRanks:
     def _send_group(self, number: signal.Signals) -> None:
         """To whatever a rank started and left behind, too (data-loader workers)."""
         send_to_groups(self._ranks, number)
-
-
-def start_here(wrapped: Wrapped, *, workdir: str, log: Path) -> subprocess.Popen[bytes]:
-    """A process on this machine, in a group of its own, which ends with this one."""
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            wrapped.command,
-            env=wrapped.env,
-            cwd=workdir,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            preexec_fn=dying_with_us(),
-            start_new_session=True,
-        )
 
 
 def send_to_groups(leaders: Iterable[subprocess.Popen[bytes]], number: signal.Signals) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcaccel.node.container import Wrapped
-from hpcaccel.node.launcher import shell_code, start_here
+from hpcaccel.node.signals import shell_code, start_here
 from hpcaccel.rundir import RunDir
 
 __all__ = ["LocalAgent"]

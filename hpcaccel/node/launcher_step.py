@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 
-from hpcaccel.node.launcher import dying_with_us, shell_code
+from hpcaccel.node.signals import dying_with_us, shell_code
 
 __all__ = ["BeforeRanks"]
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["WATCHED", "default_signals", "dying_with_us", "shell_code", "take_over_signals"]
+if TYPE_CHECKING:
+    from hpcaccel.node.container import Wrapped
+
+__all__ = ["WATCHED", "default_signals", "dying_with_us", "shell_code", "start_here", "take_over_signals"]
 
 WATCHED = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGCHLD}
 """Blocked in each process of the batch step, and waited for."""
@@ -54,3 +60,18 @@ def dying_with_us(
 def shell_code(code: int) -> int:
     """Popen's exit code as a shell has it: 128 + n for signal n."""
     return 128 - code if code < 0 else code
+
+
+def start_here(wrapped: Wrapped, *, workdir: str, log: Path) -> subprocess.Popen[bytes]:
+    """A process on this machine, in a group of its own, which ends with this one."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            wrapped.command,
+            env=wrapped.env,
+            cwd=workdir,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=dying_with_us(),
+            start_new_session=True,
+        )

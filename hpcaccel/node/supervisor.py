@@ -18,10 +18,10 @@ from hpcaccel import layout
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.masking import Mask
 from hpcaccel.node import lease
-from hpcaccel.node.allocation import TAKEN_DOWN, Allocation, Situation, current_allocation
+from hpcaccel.node.allocation import TAKEN_DOWN, Allocation, Situation
 from hpcaccel.node.batch import killed_by
 from hpcaccel.node.causes import cause
-from hpcaccel.node.chain import ChainedAllocation
+from hpcaccel.node.chain import ChainedAllocation, current_allocation
 from hpcaccel.node.classify import Failure, classify
 from hpcaccel.node.components import Components, component_nodes
 from hpcaccel.node.control import cancel_was_asked, honour, pending_requests

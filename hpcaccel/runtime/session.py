@@ -236,3 +236,12 @@ def _start_heartbeat(place: settings.Place) -> Heartbeat | None:
 def _timeout(seconds: float) -> timedelta | None:
     """None where nobody has said anything."""
     return None if seconds == settings.Settings.timeout_seconds else timedelta(seconds=seconds)
+
+
+def _followed() -> tuple[Accumulation, Scaling | None]:
+    """What an optimizer follows that was prepared in another process."""
+    session = Session.existing()
+    return (Accumulation(1), None) if session is None else (session.accumulation, session.scaling)
+
+
+PreparedOptimizer.of_this_process = _followed

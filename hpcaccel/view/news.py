@@ -7,9 +7,13 @@ from collections.abc import Iterator
 from hpcaccel.records import AttemptEnd, pruned
 from hpcaccel.view.history import Attempt
 from hpcaccel.view.watch import Snapshot
-from hpcaccel.view.words import clean
+from hpcaccel.view.words import clean, duration, number, rate, step_of
 
-__all__ = ["describe_end", "news"]
+__all__ = ["describe_end", "facts", "news", "state_line"]
+
+_SHOWN_FIRST = ("loss", "tokens_per_second")
+_SHOWN_VALUES = 5
+"""So many values fit beside the bar."""
 
 _REASON = {
     "completed": "completed",
@@ -73,3 +77,27 @@ def _where(attempt: Attempt) -> str:
     shown = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
     ranks = f"{attempt.start.ranks} rank{'s' if attempt.start.ranks != 1 else ''}"
     return clean(f": {ranks} on {shown}")
+
+
+def state_line(snapshot: Snapshot) -> str:
+    """``running``, ``pending: Resources``."""
+    status = snapshot.status
+    return clean(f"{status.state}: {status.detail}" if status.detail else str(status.state))
+
+
+def facts(snapshot: Snapshot) -> list[str]:
+    """``step 120/400``, ``loss 2.413``, ``12.3k tokens/s``, ``1m 20s left``: what is known, in this order."""
+    said = [] if snapshot.step is None else [f"step {step_of(snapshot.step, snapshot.total_steps)}"]
+    names = [name for name in _SHOWN_FIRST if name in snapshot.values]
+    names += [name for name in snapshot.values if name not in names]
+    said += [_value(name, snapshot.values[name]) for name in names[:_SHOWN_VALUES]]
+    if snapshot.seconds_left is not None:
+        said.append(f"{duration(snapshot.seconds_left)} left")
+    return said
+
+
+def _value(name: str, value: float) -> str:
+    name = clean(name)
+    if name.endswith("_per_second"):
+        return f"{rate(value)} {name.removesuffix('_per_second')}/s"
+    return f"{name} {number(value)}"

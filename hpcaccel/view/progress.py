@@ -8,20 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TextIO
 
-from hpcaccel.view.news import news
+from hpcaccel.view.news import facts, news, state_line
 from hpcaccel.view.watch import Snapshot, Watcher
-from hpcaccel.view.words import clean, duration, number, rate, step_of
 
-__all__ = ["Display", "PlainDisplay", "display", "facts", "follow", "state_line"]
+__all__ = ["Display", "PlainDisplay", "display", "follow"]
 
 LOOK_SECONDS = 0.5
 PLAIN_SECONDS = 5.0
 SURE_SECONDS = 15.0
 """A run that looks lost is looked at again so much later: file systems and queues may lag behind each other."""
-
-_SHOWN_FIRST = ("loss", "tokens_per_second")
-_SHOWN_VALUES = 5
-"""So many values fit beside the bar."""
 
 
 class Display(Protocol):
@@ -88,27 +83,3 @@ class PlainDisplay:
     def _print(self, line: str) -> None:
         self._stream.write(line + "\n")
         self._stream.flush()
-
-
-def state_line(snapshot: Snapshot) -> str:
-    """``running``, ``pending: Resources``."""
-    status = snapshot.status
-    return clean(f"{status.state}: {status.detail}" if status.detail else str(status.state))
-
-
-def facts(snapshot: Snapshot) -> list[str]:
-    """``step 120/400``, ``loss 2.413``, ``12.3k tokens/s``, ``1m 20s left``: what is known, in this order."""
-    said = [] if snapshot.step is None else [f"step {step_of(snapshot.step, snapshot.total_steps)}"]
-    names = [name for name in _SHOWN_FIRST if name in snapshot.values]
-    names += [name for name in snapshot.values if name not in names]
-    said += [_value(name, snapshot.values[name]) for name in names[:_SHOWN_VALUES]]
-    if snapshot.seconds_left is not None:
-        said.append(f"{duration(snapshot.seconds_left)} left")
-    return said
-
-
-def _value(name: str, value: float) -> str:
-    name = clean(name)
-    if name.endswith("_per_second"):
-        return f"{rate(value)} {name.removesuffix('_per_second')}/s"
-    return f"{name} {number(value)}"

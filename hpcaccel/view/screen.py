@@ -11,8 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hpcaccel.view.news import news
-from hpcaccel.view.progress import facts, state_line
+from hpcaccel.view.news import facts, news, state_line
 from hpcaccel.view.watch import Snapshot
 from hpcaccel.view.words import clean
 

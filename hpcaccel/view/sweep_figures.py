@@ -2,55 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpcaccel.sweeps.curves import Rung
-from hpcaccel.sweeps.importances import Importances
 from hpcaccel.sweeps.reading import TrialRecord
-from hpcaccel.sweeps.results import Goal
+from hpcaccel.view.sweep_data import BAD, BEST, DIM, GOOD, INK, SweepData
 from hpcaccel.view.sweep_hover import are_trials, is_trial
+from hpcaccel.view.sweep_parallel import draw_parallel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["PANELS", "Panel", "SweepData"]
-
-GOOD, DIM, BAD, BEST, INK = "#2a6fbb", "#b9c0c8", "#c8553d", "#e08e0b", "#2f3640"
-"""Complete, pruned, failed, the best one, and what is written: colours that colour-blind people tell apart."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepData:
-    """What is drawn."""
-
-    goal: Goal
-    trials: Sequence[TrialRecord]
-    best: TrialRecord | None
-    curves: Mapping[int, Sequence[tuple[int, float]]]
-    """The first metric by step, of each trial that has a curve."""
-    importances: Importances
-    rungs: Sequence[Rung]
-    log_parameters: frozenset[str] = frozenset()
-    """Those that are searched on a logarithmic scale."""
-    lines: frozenset[int] = frozenset()
-    """The trials that get a line of their own; of a large sweep the best ones, and others at equal distances."""
-    points: list[Sequence[TrialRecord]] = field(default_factory=list)
-    """What was drawn as points: see ``sweep_hover``."""
-
-    @property
-    def metric(self) -> str:
-        return self.goal.metrics[0]
-
-    def with_value(self, *states: str) -> list[TrialRecord]:
-        """Trials in one of these states that have a finite first value."""
-        return [
-            trial
-            for trial in self.trials
-            if trial.state in states and trial.values and all(map(math.isfinite, trial.values))
-        ]
+__all__ = ["PANELS", "Panel"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,13 +140,6 @@ def draw_front(axes: Axes, data: SweepData) -> None:
     _legend(axes)
 
 
-def draw_parallel(axes: Axes, data: SweepData) -> None:
-    """A line for each trial through its parameters to its value."""
-    from hpcaccel.view.sweep_parallel import draw
-
-    draw(axes, data)
-
-
 PANELS = (
     Panel(
         title="Parallel coordinates",
@@ -245,8 +202,3 @@ def _whole_numbers(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def shown(value: Any) -> str:
-    """A value at an axis."""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)

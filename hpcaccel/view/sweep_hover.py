@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from hpcaccel.sweeps.reading import TrialRecord
-    from hpcaccel.view.sweep_figures import SweepData
+from hpcaccel.sweeps.reading import TrialRecord
+from hpcaccel.view.sweep_data import SweepData, shown
 
 __all__ = ["are_trials", "is_trial", "with_titles"]
 
@@ -67,8 +66,6 @@ def _points(group: str, titles: Sequence[str]) -> str:
 
 
 def _title(trial: TrialRecord, data: SweepData) -> str:
-    from hpcaccel.view.sweep_figures import shown
-
     values = [f"{name} {value:.5g}" for name, value in zip(data.goal.metrics, trial.values or (), strict=False)]
     params = [f"{path} = {shown(value)}" for path, value in trial.params.items()]
     lines = "\n".join([f"trial {trial.number}, {trial.state}", *values, *params])

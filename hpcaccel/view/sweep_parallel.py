@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpcaccel.sweeps.reading import TrialRecord
+from hpcaccel.view.sweep_data import BEST, DIM, INK, SweepData, shown
 from hpcaccel.view.sweep_hover import is_trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from hpcaccel.view.sweep_figures import SweepData
-
-__all__ = ["draw"]
+__all__ = ["draw_parallel"]
 
 FEW_VALUES = 5
 """So many different numbers are each written at the axis."""
@@ -33,10 +32,9 @@ class Coordinate:
     ticks: list[tuple[float, str]]
 
 
-def draw(axes: Axes, data: SweepData) -> None:
+def draw_parallel(axes: Axes, data: SweepData) -> None:
+    """A line for each trial through its parameters to its value."""
     from matplotlib import colormaps
-
-    from hpcaccel.view.sweep_figures import BEST, DIM, INK
 
     trials = [trial for trial in data.with_value("complete", "pruned") if trial.number in data.lines]
     coordinates = [*_parameters(data, trials), *_metrics(data, trials)]
@@ -95,7 +93,6 @@ def _metrics(data: SweepData, trials: Sequence[TrialRecord]) -> list[Coordinate]
 
 def _scale(title: str, values: Mapping[int, float], *, log: bool) -> Coordinate:
     """Numbers by trial."""
-    from hpcaccel.view.sweep_figures import shown
 
     def bent(number: float) -> float:
         return math.log10(number) if log else float(number)

@@ -19,7 +19,8 @@ from hpcaccel.sweeps.importances import importances
 from hpcaccel.sweeps.overview import SweepOverview
 from hpcaccel.sweeps.reading import TrialRecord
 from hpcaccel.sweeps.results import best_first
-from hpcaccel.view.sweep_figures import PANELS, Panel, SweepData, shown
+from hpcaccel.view.sweep_data import SweepData, shown
+from hpcaccel.view.sweep_figures import PANELS, Panel
 from hpcaccel.view.sweep_hover import with_titles
 from hpcaccel.view.words import clock_time
 

@@ -10,7 +10,8 @@ import pytest
 from hpcaccel.records import StopRequest, to_dict
 from hpcaccel.rundir import write_json
 from hpcaccel.submission.status import RunStatus
-from hpcaccel.view.progress import PlainDisplay, display, facts, follow
+from hpcaccel.view.news import facts
+from hpcaccel.view.progress import PlainDisplay, display, follow
 from hpcaccel.view.watch import Asking, Watcher
 
 RUNNING = RunStatus(run_id="r", name="gpt", state="running")

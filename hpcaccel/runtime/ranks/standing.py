@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 
@@ -22,6 +22,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 class Standing:
     """Whatever has a world of ranks. After the end of the training it still knows where it stood."""
+
+    of_this_process: ClassVar[Callable[[], Standing]]
+    """``PartialState``, for functions that are decorated before there is an object."""
 
     @property
     def _world(self) -> World:
@@ -186,17 +189,11 @@ def _only(standing: Any, function: Function | None, belongs: Callable[[Standing]
 
     @wraps(function)
     def called_on_some(*args: Any, **kwargs: Any) -> Any:
-        if belongs(standing if standing is not None else _anywhere()):
+        if belongs(standing if standing is not None else Standing.of_this_process()):
             return function(*args, **kwargs)
         return None
 
     return called_on_some
-
-
-def _anywhere() -> Standing:
-    from hpcaccel.runtime.ranks.states import PartialState
-
-    return PartialState()
 
 
 def distributed_type(world: World, session: Session | None) -> DistributedType:

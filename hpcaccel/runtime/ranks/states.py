@@ -290,6 +290,9 @@ class AcceleratorState(PartialState):
         return f"{super().__repr__()}\nMixed precision type: {self.mixed_precision}\n"
 
 
+Standing.of_this_process = PartialState
+
+
 class GradientState:
     """Gradient accumulation as it is now: a view of the newest Accelerator's, or of the one that was asked for it;
     without any every batch ends in a step."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.optim import Optimizer
@@ -30,6 +30,9 @@ class PreparedOptimizer(Optimizer):
         before_step: called before each step; what it raises comes instead of the step.
         on_step: called after each step, skipped ones included.
     """
+
+    of_this_process: ClassVar[Callable[[], tuple[Accumulation, Scaling | None]]] = lambda: (Accumulation(1), None)
+    """The accumulation and the scaling of the session of this process, for copies that have come from elsewhere."""
 
     def __init__(
         self,
@@ -149,11 +152,6 @@ class PreparedOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy follows the accumulation of the session that it wakes up in, and does not count steps."""
-        from hpcaccel.runtime.session import Session
-
-        session = Session.existing()
-        accumulation = Accumulation(1) if session is None else session.accumulation
-        PreparedOptimizer.__init__(
-            self, state["optimizer"], accumulation, scaling=None if session is None else session.scaling
-        )
+        accumulation, scaling = PreparedOptimizer.of_this_process()
+        PreparedOptimizer.__init__(self, state["optimizer"], accumulation, scaling=scaling)
         self._skipped = state["skipped"]
