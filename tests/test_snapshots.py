@@ -1,0 +1,95 @@
+"""What others hold on to: public names with their parameters, and every command with its options.
+
+``HPCACCEL_RECORD=1 pytest tests/test_snapshots.py`` writes them down anew; what has changed then stands in the diff.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpcaccel
+
+SNAPSHOTS = Path(__file__).parent / "data" / "snapshots"
+COLUMNS = 100
+
+
+def is_as_recorded(name: str, text: str) -> bool:
+    kept = SNAPSHOTS / name
+    if os.environ.get("HPCACCEL_RECORD"):
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_text(text)
+    return text == kept.read_text()
+
+
+@pytest.mark.torch
+def test_public_names_and_their_parameters() -> None:
+    found: dict[str, Any] = {}
+    for name in sorted(hpcaccel.__all__):
+        value = getattr(hpcaccel, name)
+        found[name] = parameters(value)
+        if inspect.isclass(value):
+            found |= {f"{name}.{member}": shown for member, shown in members(value)}
+    assert is_as_recorded("names.json", json.dumps(found, indent=1) + "\n")
+
+
+def members(kind: type) -> Iterator[tuple[str, str]]:
+    """The public ones that are our own."""
+    for name in sorted(dir(kind)):
+        owner = next((base for base in kind.__mro__ if name in vars(base)), object)
+        if not name.startswith("_") and owner.__module__.startswith("hpcaccel"):
+            yield name, parameters(inspect.getattr_static(kind, name))
+
+
+def parameters(value: Any) -> str:
+    """Names, kinds and defaults; annotations are free to change."""
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    if isinstance(value, property) or not callable(value):
+        return "attribute"
+    try:
+        found = inspect.signature(value).parameters.values()
+    except (TypeError, ValueError):
+        return "callable"
+    return "(" + ", ".join(str(one.replace(annotation=inspect.Parameter.empty)) for one in found) + ")"
+
+
+def test_every_command_and_its_options() -> None:
+    import typer
+
+    from hpcaccel.cli.main import app
+
+    pages = list(help_pages(typer.main.get_command(app), "hpcaccel", None))
+    assert is_as_recorded("help.txt", "\n\n".join(pages) + "\n")
+
+
+def help_pages(command: Any, name: str, parent: Any) -> Iterator[str]:
+    context = command.context_class(command, info_name=name, parent=parent, terminal_width=COLUMNS)
+    yield f"$ {context.command_path} --help\n{command.get_help(context)}"
+    for part in sorted(getattr(command, "commands", {})):
+        yield from help_pages(command.commands[part], part, context)
+
+
+@pytest.mark.parametrize("kind", ["job", "sweep"])
+def test_the_fields_of_spec_files(kind: str) -> None:
+    """The schema files in docs/ hold them; here it is that none goes."""
+    schema = json.loads((Path(hpcaccel.__file__).parents[1] / "docs" / f"{kind}.schema.json").read_text())
+    found = sorted(set(fields(schema)))
+    assert is_as_recorded(f"{kind}-fields.json", json.dumps(found, indent=1) + "\n")
+
+
+def fields(schema: Any, path: str = "") -> Iterator[str]:
+    if isinstance(schema, dict):
+        for key, value in schema.items():
+            if key == "properties":
+                yield from (f"{path}.{name}".lstrip(".") for name in value)
+            yield from fields(value, f"{path}.{key}" if key not in ("properties", "$defs") else path)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from fields(value, path)
