@@ -103,7 +103,7 @@ class Bench:
         from torch.distributed.fsdp import fully_shard
 
         from hpcaccel.checkpoint import CheckpointEngine, TrainingState, capture_rng
-        from hpcaccel.checkpoint.staging import Memory
+        from hpcaccel.checkpoint.snapshot_memory import Memory
 
         self.torch, self.dist = torch, dist
         self.directory, self.rank = directory, rank

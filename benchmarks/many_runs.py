@@ -15,11 +15,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from hpcaccel import layout
-from hpcaccel.layout import sealed
-from hpcaccel.records import AttemptEnd, AttemptStart, Progress, RunRecord, to_dict
-from hpcaccel.rundir import RunDir, append_line, register, write_json
-from hpcaccel.submission.remembered import SETTLING_SECONDS
+from hpcaccel import checkpoint_files
+from hpcaccel.checkpoint_files import manifest
+from hpcaccel.core.records import AttemptEnd, AttemptStart, Progress, RunRecord, to_dict
+from hpcaccel.core.run_dir import RunDir, append_line, register, write_json
+from hpcaccel.submission.run_index import SETTLING_SECONDS
 
 DAY = 86400.0
 
@@ -69,7 +69,9 @@ def make_checkpoint(path: Path, step: int) -> None:
     path.mkdir()
     (path / "rank_0.bin").write_bytes(b"x" * 1000)
     files = {"rank_0.bin": {"bytes": 1000}}
-    (path / layout.MANIFEST).write_bytes(sealed.seal({"version": 1, "step": step, "files": files, "bytes": 1000}))
+    (path / checkpoint_files.MANIFEST).write_bytes(
+        manifest.seal({"version": 1, "step": step, "files": files, "bytes": 1000})
+    )
 
 
 def timed(args: list[str], cwd: Path) -> tuple[float, float]:

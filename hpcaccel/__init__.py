@@ -14,11 +14,33 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpcaccel.errors import HpcaccelError as HpcaccelError
     from hpcaccel.runtime.accelerator import Accelerator as Accelerator
-    from hpcaccel.runtime.anywhere import log as log
-    from hpcaccel.runtime.anywhere import should_stop as should_stop
+    from hpcaccel.runtime.checkpointing.load_model import load_checkpoint_in_model as load_checkpoint_in_model
+    from hpcaccel.runtime.checkpointing.sharded_load import load_sharded as load_sharded
     from hpcaccel.runtime.compat.availability import is_rich_available as is_rich_available
     from hpcaccel.runtime.data.permutation import PermutationSampler as PermutationSampler
     from hpcaccel.runtime.data.skipping import skip_first_batches as skip_first_batches
+    from hpcaccel.runtime.distributed.collectives.functions import broadcast as broadcast
+    from hpcaccel.runtime.distributed.collectives.functions import broadcast_object_list as broadcast_object_list
+    from hpcaccel.runtime.distributed.collectives.functions import gather as gather
+    from hpcaccel.runtime.distributed.collectives.functions import gather_object as gather_object
+    from hpcaccel.runtime.distributed.collectives.functions import pad_across_processes as pad_across_processes
+    from hpcaccel.runtime.distributed.collectives.functions import reduce as reduce
+    from hpcaccel.runtime.distributed.collectives.functions import wait_for_everyone as wait_for_everyone
+    from hpcaccel.runtime.distributed.collectives.synchronize_rng import (
+        synchronize_rng_states as synchronize_rng_states,
+    )
+    from hpcaccel.runtime.distributed.local_launch import debug_launcher as debug_launcher
+    from hpcaccel.runtime.distributed.local_launch import notebook_launcher as notebook_launcher
+    from hpcaccel.runtime.distributed.process_states import AcceleratorState as AcceleratorState
+    from hpcaccel.runtime.distributed.process_states import GradientState as GradientState
+    from hpcaccel.runtime.distributed.process_states import PartialState as PartialState
+    from hpcaccel.runtime.distributed.process_states import is_initialized as is_initialized
+    from hpcaccel.runtime.enums import DDPCommunicationHookType as DDPCommunicationHookType
+    from hpcaccel.runtime.enums import DistributedType as DistributedType
+    from hpcaccel.runtime.enums import DynamoBackend as DynamoBackend
+    from hpcaccel.runtime.enums import LoggerType as LoggerType
+    from hpcaccel.runtime.enums import PrecisionType as PrecisionType
+    from hpcaccel.runtime.enums import RNGType as RNGType
     from hpcaccel.runtime.handlers import AORecipeKwargs as AORecipeKwargs
     from hpcaccel.runtime.handlers import AutocastKwargs as AutocastKwargs
     from hpcaccel.runtime.handlers import DataLoaderConfiguration as DataLoaderConfiguration
@@ -36,43 +58,23 @@ if TYPE_CHECKING:
     from hpcaccel.runtime.handlers import TorchDynamoPlugin as TorchDynamoPlugin
     from hpcaccel.runtime.handlers import TorchTensorParallelConfig as TorchTensorParallelConfig
     from hpcaccel.runtime.handlers import TorchTensorParallelPlugin as TorchTensorParallelPlugin
-    from hpcaccel.runtime.log import get_logger as get_logger
-    from hpcaccel.runtime.names import DDPCommunicationHookType as DDPCommunicationHookType
-    from hpcaccel.runtime.names import DistributedType as DistributedType
-    from hpcaccel.runtime.names import DynamoBackend as DynamoBackend
-    from hpcaccel.runtime.names import LoggerType as LoggerType
-    from hpcaccel.runtime.names import PrecisionType as PrecisionType
-    from hpcaccel.runtime.names import RNGType as RNGType
     from hpcaccel.runtime.parallel.meta_init import init_empty_weights as init_empty_weights
     from hpcaccel.runtime.parallel.meta_init import init_on_device as init_on_device
-    from hpcaccel.runtime.ranks.launching import debug_launcher as debug_launcher
-    from hpcaccel.runtime.ranks.launching import notebook_launcher as notebook_launcher
-    from hpcaccel.runtime.ranks.states import AcceleratorState as AcceleratorState
-    from hpcaccel.runtime.ranks.states import GradientState as GradientState
-    from hpcaccel.runtime.ranks.states import PartialState as PartialState
-    from hpcaccel.runtime.ranks.states import is_initialized as is_initialized
-    from hpcaccel.runtime.saving.model_loading import load_checkpoint_in_model as load_checkpoint_in_model
-    from hpcaccel.runtime.saving.sharded_load import load_sharded as load_sharded
-    from hpcaccel.runtime.together.functions import broadcast as broadcast
-    from hpcaccel.runtime.together.functions import broadcast_object_list as broadcast_object_list
-    from hpcaccel.runtime.together.functions import gather as gather
-    from hpcaccel.runtime.together.functions import gather_object as gather_object
-    from hpcaccel.runtime.together.functions import pad_across_processes as pad_across_processes
-    from hpcaccel.runtime.together.functions import reduce as reduce
-    from hpcaccel.runtime.together.functions import wait_for_everyone as wait_for_everyone
-    from hpcaccel.runtime.together.synchronised import synchronize_rng_states as synchronize_rng_states
-    from hpcaccel.runtime.tracking.base import GeneralTracker as GeneralTracker
+    from hpcaccel.runtime.rank_logger import get_logger as get_logger
+    from hpcaccel.runtime.script_api import log as log
+    from hpcaccel.runtime.script_api import should_stop as should_stop
+    from hpcaccel.runtime.tracking.general_tracker import GeneralTracker as GeneralTracker
     from hpcaccel.runtime.training.determinism import set_seed as set_seed
     from hpcaccel.runtime.training.local_sgd import LocalSGD as LocalSGD
-    from hpcaccel.runtime.training.memory import find_executable_batch_size as find_executable_batch_size
+    from hpcaccel.runtime.training.out_of_memory import find_executable_batch_size as find_executable_batch_size
     from hpcaccel.spec import JobSpec as JobSpec
     from hpcaccel.spec import load_spec as load_spec
     from hpcaccel.submission import Run as Run
     from hpcaccel.submission import find_run as find_run
     from hpcaccel.submission.mapping import map as map
     from hpcaccel.submission.submit import submit as submit
-    from hpcaccel.sweeps.handle import Sweep as Sweep
-    from hpcaccel.sweeps.handle import sweep as sweep
+    from hpcaccel.sweeps.sweep_handle import Sweep as Sweep
+    from hpcaccel.sweeps.sweep_handle import sweep as sweep
 
 __version__ = "0.1.0"
 
@@ -83,12 +85,12 @@ _NAMES = {
     "hpcaccel.submission": "Run find_run",
     "hpcaccel.submission.mapping": "map",
     "hpcaccel.submission.submit": "submit",
-    "hpcaccel.sweeps.handle": "Sweep sweep",
+    "hpcaccel.sweeps.sweep_handle": "Sweep sweep",
     # In a training script
     "hpcaccel.runtime.accelerator": "Accelerator",
-    "hpcaccel.runtime.ranks.states": "AcceleratorState GradientState PartialState is_initialized",
+    "hpcaccel.runtime.distributed.process_states": "AcceleratorState GradientState PartialState is_initialized",
     # In any Python program that a run starts
-    "hpcaccel.runtime.anywhere": "log should_stop",
+    "hpcaccel.runtime.script_api": "log should_stop",
     # Settings
     "hpcaccel.runtime.handlers": """
         AORecipeKwargs AutocastKwargs DataLoaderConfiguration DistributedDataParallelKwargs
@@ -96,28 +98,28 @@ _NAMES = {
         InitProcessGroupKwargs MSAMPRecipeKwargs ParallelismConfig ProfileKwargs
         ProjectConfiguration TERecipeKwargs TorchDynamoPlugin TorchTensorParallelConfig
         TorchTensorParallelPlugin""",
-    "hpcaccel.runtime.names": """
+    "hpcaccel.runtime.enums": """
         DDPCommunicationHookType DistributedType DynamoBackend LoggerType PrecisionType RNGType""",
     # Data
     "hpcaccel.runtime.data.permutation": "PermutationSampler",
     "hpcaccel.runtime.data.skipping": "skip_first_batches",
     # Models
     "hpcaccel.runtime.parallel.meta_init": "init_empty_weights init_on_device",
-    "hpcaccel.runtime.saving.model_loading": "load_checkpoint_in_model",
-    "hpcaccel.runtime.saving.sharded_load": "load_sharded",
+    "hpcaccel.runtime.checkpointing.load_model": "load_checkpoint_in_model",
+    "hpcaccel.runtime.checkpointing.sharded_load": "load_sharded",
     # Ranks together
-    "hpcaccel.runtime.together.functions": """
+    "hpcaccel.runtime.distributed.collectives.functions": """
         broadcast broadcast_object_list gather gather_object pad_across_processes reduce
         wait_for_everyone""",
     "hpcaccel.runtime.training.local_sgd": "LocalSGD",
-    "hpcaccel.runtime.training.memory": "find_executable_batch_size",
+    "hpcaccel.runtime.training.out_of_memory": "find_executable_batch_size",
     "hpcaccel.runtime.training.determinism": "set_seed",
-    "hpcaccel.runtime.together.synchronised": "synchronize_rng_states",
+    "hpcaccel.runtime.distributed.collectives.synchronize_rng": "synchronize_rng_states",
     # Telling
-    "hpcaccel.runtime.log": "get_logger",
-    "hpcaccel.runtime.tracking.base": "GeneralTracker",
+    "hpcaccel.runtime.rank_logger": "get_logger",
+    "hpcaccel.runtime.tracking.general_tracker": "GeneralTracker",
     # Launchers
-    "hpcaccel.runtime.ranks.launching": "debug_launcher notebook_launcher",
+    "hpcaccel.runtime.distributed.local_launch": "debug_launcher notebook_launcher",
     "hpcaccel.runtime.compat.availability": "is_rich_available",
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
@@ -144,7 +146,7 @@ def __getattr__(name: str) -> Any:
     if name in _PAGES:
         return import_module(f"hpcaccel.{name}")
     if name in _ABSENT:
-        import_module("hpcaccel.runtime.compat.absent").refuse(name)
+        import_module("hpcaccel.runtime.compat.unsupported").refuse(name)
     if name not in _HOME:  # as when one of the rooms is imported for the first time
         raise AttributeError(f"module 'hpcaccel' has no attribute {name!r}")
     try:

@@ -2,9 +2,9 @@
 
 from hpcaccel.runtime.accelerator import Accelerator
 from hpcaccel.runtime.compat.everything import __getattr__ as __getattr__
+from hpcaccel.runtime.distributed.process_states import AcceleratorState, GradientState, PartialState
+from hpcaccel.runtime.enums import DistributedType
 from hpcaccel.runtime.handlers import DataLoaderConfiguration, GradientAccumulationPlugin
-from hpcaccel.runtime.names import DistributedType
-from hpcaccel.runtime.ranks.states import AcceleratorState, GradientState, PartialState
 
 __all__ = [
     "Accelerator",

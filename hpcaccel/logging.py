@@ -1,7 +1,7 @@
-"""Accelerate's import path of ``get_logger``, which lives in ``hpcaccel.runtime.log``."""
+"""Accelerate's import path of ``get_logger``, which lives in ``hpcaccel.runtime.rank_logger``."""
 
-from hpcaccel.runtime.compat.absent import __getattr__ as __getattr__
-from hpcaccel.runtime.log import MultiProcessAdapter as MultiProcessAdapter
-from hpcaccel.runtime.log import get_logger as get_logger
+from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__
+from hpcaccel.runtime.rank_logger import MultiProcessAdapter as MultiProcessAdapter
+from hpcaccel.runtime.rank_logger import get_logger as get_logger
 
 __all__ = ["MultiProcessAdapter", "get_logger"]

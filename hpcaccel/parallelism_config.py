@@ -1,6 +1,6 @@
 """Accelerate's import path of ``ParallelismConfig``."""
 
-from hpcaccel.runtime.compat.absent import __getattr__ as __getattr__
+from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__
 from hpcaccel.runtime.handlers import ParallelismConfig
 
 __all__ = ["ParallelismConfig"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.rundir import read_json
+from hpcaccel.core.run_dir import read_json
 from tests.runtime.ranks import make_run, metrics, run_ranks
 from tests.test_readme import ROOT, assert_shown, run
 

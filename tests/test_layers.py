@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "hpcaccel"
 
-BASE = ["errors", "process", "rundir", "records", "logged", "masking", "steps", "slow", "layout", "slurm"]
+BASE = ["errors", "core", "checkpoint_files", "slurm"]
 PAGES = [
     "accelerator", "big_modeling", "checkpointing", "commands", "data_loader", "hooks", "inference", "launchers",
     "local_sgd", "logging", "memory_utils", "optimizer", "parallelism_config", "scheduler", "state", "test_utils",

@@ -33,7 +33,7 @@ from typing import Any
 
 from optuna.storages import InMemoryStorage
 
-from hpcaccel.spec.sweep import SweepSpec
+from hpcaccel.spec.sweep_fields import SweepSpec
 from hpcaccel.spec.sweep_file import sweep_from_values
 from hpcaccel.sweeps.study import Asked, SweepStudy
 

@@ -15,10 +15,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpcaccel.rundir import RunDir, SweepDir, read_lines
+from hpcaccel.core.run_dir import RunDir, SweepDir, read_lines
 from hpcaccel.sweeps.budget import Account, Held
+from hpcaccel.sweeps.journal_reader import StudyRecord
 from hpcaccel.sweeps.ownership import Notes
-from hpcaccel.sweeps.reading import StudyRecord
 
 SPEC = Path(__file__).parents[2] / "jobs" / "gpt" / "sweep.yaml"
 LONGER = ("args.epochs=6", "sweep.pruner.asha.min_steps=120")

@@ -26,7 +26,7 @@ from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
 from optuna.trial import TrialState
 
 from hpcaccel.sweeps.journal import Journal
-from hpcaccel.sweeps.reading import read_study
+from hpcaccel.sweeps.journal_reader import read_study
 
 PROCESSES = 64
 TURNS, TURN_SECONDS = 3, 5.0

@@ -41,7 +41,7 @@ HPCACCEL = [sys.executable, "-m", "hpcaccel"]
 
 OURS = """
 import sys
-from hpcaccel.sweeps.reading import read_study
+from hpcaccel.sweeps.journal_reader import read_study
 from hpcaccel.sweeps.results import Goal, best, counts
 trials = read_study(sys.argv[1]).trials
 print(counts(trials), best(trials, Goal.of({"metric": "loss"})).trial.number)

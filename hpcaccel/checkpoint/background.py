@@ -32,8 +32,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from hpcaccel.checkpoint.ranks import Ranks
-from hpcaccel.checkpoint.staging import Memory, no_room
+from hpcaccel.checkpoint.rank_agreement import Ranks
+from hpcaccel.checkpoint.snapshot_memory import Memory, no_room
 from hpcaccel.checkpoint.writer_process import WriterProcess
 from hpcaccel.errors import CheckpointError
 

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from hpcaccel.checkpoint.names import parameter_names, public_name
-from hpcaccel.checkpoint.optimizer import pack_optimizer
-from hpcaccel.checkpoint.state import SHARED_TREE, TrainingState, buffers_of, rank_tree
-from hpcaccel.checkpoint.storage import raw_bytes
+from hpcaccel.checkpoint.dcp_storage import raw_bytes
+from hpcaccel.checkpoint.optimizer_state import pack_optimizer
+from hpcaccel.checkpoint.parameter_names import parameter_names, public_name
+from hpcaccel.checkpoint.training_state import SHARED_TREE, TrainingState, buffers_of, rank_tree
 from hpcaccel.checkpoint.tree import Packed, pack, tensor_nodes
 from hpcaccel.errors import CheckpointError
 

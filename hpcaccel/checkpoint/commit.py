@@ -14,11 +14,11 @@ import re
 import shutil
 from pathlib import Path
 
-from hpcaccel import layout
+from hpcaccel import checkpoint_files
+from hpcaccel.checkpoint_files import manifest
+from hpcaccel.checkpoint_files.pins import is_pinned
+from hpcaccel.core.run_dir import DIRECTORY_MODE, fsync_directory, make_folder
 from hpcaccel.errors import CheckpointError, Damaged
-from hpcaccel.layout import sealed
-from hpcaccel.layout.pins import is_pinned
-from hpcaccel.rundir import DIRECTORY_MODE, fsync_directory, make_folder
 
 __all__ = [
     "adopt",
@@ -77,7 +77,11 @@ def adopt(extra: Path, temporary: Path) -> None:
 
 def has_adopted(path: Path) -> bool:
     """Whether a checkpoint holds files that are not its own."""
-    own = {layout.MANIFEST, layout.PINNED, *(layout.read_manifest(path) or {}).get("files", ())}
+    own = {
+        checkpoint_files.MANIFEST,
+        checkpoint_files.PINNED,
+        *(checkpoint_files.read_manifest(path) or {}).get("files", ()),
+    }
     return any(entry.name not in own for entry in path.iterdir())
 
 
@@ -101,7 +105,7 @@ def publish(temporary: Path, final: Path) -> None:
 
 def _refuse_a_former_attempt(temporary: Path, final: Path) -> None:
     """A node that the scheduler believes dead may be alive: its ranks train on while others have taken their place."""
-    attempt = layout.attempt_of(temporary.name)
+    attempt = checkpoint_files.attempt_of(temporary.name)
     attempts = final.parent.parent / "attempts"
     if attempt is None or final.parent.name != "checkpoints" or not attempts.is_dir():
         return
@@ -117,9 +121,9 @@ def newest_good(directory: Path, *, ours: bool) -> Path | None:
     Args:
         ours: newer ones that are damaged are quarantined; else they are only passed over.
     """
-    for _, path in layout.step_directories(directory):
+    for _, path in checkpoint_files.step_directories(directory):
         try:
-            sealed.read(path)
+            manifest.read(path)
         except Damaged as error:
             if ours:
                 quarantine(path, str(error))
@@ -132,12 +136,14 @@ def newest_good(directory: Path, *, ours: bool) -> Path | None:
 
 def damaged(directory: Path) -> list[Path]:
     """What has been quarantined here, and what would be. Only of use where no checkpoint is good."""
-    return sorted(directory.glob(f"{layout.QUARANTINED}_*")) + [path for _, path in layout.step_directories(directory)]
+    return sorted(directory.glob(f"{checkpoint_files.QUARANTINED}_*")) + [
+        path for _, path in checkpoint_files.step_directories(directory)
+    ]
 
 
 def quarantine(path: Path, why: str) -> Path:
     """Rename a damaged checkpoint so that nobody takes it for a good one. It is kept for whoever wants to look."""
-    kept = set_aside(path, layout.QUARANTINED)
+    kept = set_aside(path, checkpoint_files.QUARANTINED)
     log.warning("checkpoint %s is damaged and now called %s: %s", path.name, kept.name, why)
     return kept
 
@@ -169,10 +175,12 @@ def retire(directory: Path, *, keep: int, newest_step: int, keep_every: int | No
     """
     doomed = []
     try:
-        newest_first = [(step, path) for step, path in layout.step_directories(directory) if step <= newest_step]
+        newest_first = [
+            (step, path) for step, path in checkpoint_files.step_directories(directory) if step <= newest_step
+        ]
         for step, path in _too_old(newest_first, keep):
             if not is_pinned(path) and not _is_milestone(step, newest_first, keep_every):
-                aside = path.with_name(layout.temporary_name(step, "deleted"))
+                aside = path.with_name(checkpoint_files.temporary_name(step, "deleted"))
                 os.rename(path, aside)
                 doomed.append(aside)
     except OSError as error:
@@ -209,7 +217,7 @@ def _is_milestone(step: int, newest_first: list[tuple[int, Path]], keep_every: i
 
 def _is_good(path: Path) -> bool:
     try:
-        sealed.read(path)
+        manifest.read(path)
     except CheckpointError as error:
         log.warning("checkpoint %s does not count as good: %s", path.name, error)
         return False

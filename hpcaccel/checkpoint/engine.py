@@ -12,16 +12,16 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-from hpcaccel import layout
-from hpcaccel.checkpoint import commit, manifest
+from hpcaccel import checkpoint_files
+from hpcaccel.checkpoint import commit, manifest_writer
 from hpcaccel.checkpoint.background import Background, Job, Progress
+from hpcaccel.checkpoint.dcp_planners import Planned, SavePlanning
 from hpcaccel.checkpoint.loading import Guarantee, LoadedCheckpoint, load_all
-from hpcaccel.checkpoint.planning import Planned, SavePlanning
-from hpcaccel.checkpoint.ranks import Damaged, Ranks
+from hpcaccel.checkpoint.rank_agreement import Damaged, Ranks
 from hpcaccel.checkpoint.saving import PlannedSave
-from hpcaccel.checkpoint.state import TrainingState
+from hpcaccel.checkpoint.training_state import TrainingState
+from hpcaccel.core.records import Save
 from hpcaccel.errors import CheckpointError
-from hpcaccel.records import Save
 
 __all__ = ["CheckpointEngine", "Guarantee", "LoadedCheckpoint"]
 
@@ -217,7 +217,7 @@ class CheckpointEngine:
     def has_made(self, path: Path) -> bool:
         """Whether this engine has saved ``path``; only rank 0 knows of all."""
         steps = self._own_steps | self._lone_steps
-        return any(path == self.directory / layout.checkpoint_name(step) for step in steps)
+        return any(path == self.directory / checkpoint_files.checkpoint_name(step) for step in steps)
 
     def load(self, path: Path, state: TrainingState, *, fall_back: bool = True) -> LoadedCheckpoint:
         """Restore ``state`` in place, every byte checked.
@@ -331,14 +331,14 @@ class CheckpointEngine:
         if step in self._lone_steps and not alone:
             self._lone_steps.discard(step)  # what all ranks save takes its place
         commit.clean(self.directory)
-        for other, path in layout.step_directories(self.directory):
+        for other, path in checkpoint_files.step_directories(self.directory):
             if self._is_given_up(other, now=step):
-                kept = commit.set_aside(path, layout.SUPERSEDED)
+                kept = commit.set_aside(path, checkpoint_files.SUPERSEDED)
                 log.warning("%s is not of this course of training and now called %s", path.name, kept.name)
         if not final.exists():
             return False
         try:
-            manifest.read(final)
+            manifest_writer.read(final)
         except Damaged as error:
             commit.quarantine(final, str(error))
             return False
@@ -356,11 +356,11 @@ class CheckpointEngine:
             return self._newest_good(self.directory)
         for path in (self.directory / resume, Path(resume).absolute()):
             for place in (path, path / "checkpoints"):
-                if (place / layout.MANIFEST).exists():
+                if (place / checkpoint_files.MANIFEST).exists():
                     return place
-                if layout.step_directories(place):
+                if checkpoint_files.step_directories(place):
                     return self._newest_good(place)
-        here = ", ".join(checkpoint.name for checkpoint in layout.committed(self.directory)) or "none"
+        here = ", ".join(checkpoint.name for checkpoint in checkpoint_files.committed(self.directory)) or "none"
         raise CheckpointError(f"no checkpoint is there (in {self.directory}: {here})")
 
     def _newest_good(self, directory: Path) -> Path | None:

@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import torch
 
-from hpcaccel.checkpoint import manifest
-from hpcaccel.checkpoint.planning import read_tensors
-from hpcaccel.checkpoint.ranks import Ranks
+from hpcaccel.checkpoint import manifest_writer as manifest
+from hpcaccel.checkpoint.dcp_planners import read_tensors
+from hpcaccel.checkpoint.dcp_storage import ShardReader
+from hpcaccel.checkpoint.rank_agreement import Ranks
 from hpcaccel.checkpoint.restore import Restorer
 from hpcaccel.checkpoint.rng import describe_heirs, heirs
-from hpcaccel.checkpoint.state import SHARED_TREE, TrainingState, rank_tree
-from hpcaccel.checkpoint.storage import ShardReader
+from hpcaccel.checkpoint.training_state import SHARED_TREE, TrainingState, rank_tree
 
 __all__ = ["Guarantee", "LoadedCheckpoint", "load_all"]
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from hpcaccel.checkpoint.manifest import Index
-from hpcaccel.checkpoint.names import parameter_names, public_name
-from hpcaccel.checkpoint.optimizer import restore_optimizer, targets
-from hpcaccel.checkpoint.state import Stateful, TrainingState, buffers_of
+from hpcaccel.checkpoint.manifest_writer import Index
+from hpcaccel.checkpoint.optimizer_state import restore_optimizer, targets
+from hpcaccel.checkpoint.parameter_names import parameter_names, public_name
+from hpcaccel.checkpoint.training_state import Stateful, TrainingState, buffers_of
 from hpcaccel.checkpoint.tree import pack, tensor_nodes, unpack
 from hpcaccel.errors import CheckpointError
 

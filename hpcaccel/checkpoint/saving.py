@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-from hpcaccel import layout
-from hpcaccel.checkpoint import commit, manifest
+from hpcaccel import checkpoint_files
+from hpcaccel.checkpoint import commit, manifest_writer
 from hpcaccel.checkpoint.background import Job
 from hpcaccel.checkpoint.collect import FirstRank, collect
-from hpcaccel.checkpoint.planning import Planned, SavePlanning, write_tensors
-from hpcaccel.checkpoint.ranks import Ranks
-from hpcaccel.checkpoint.staging import Memory
-from hpcaccel.checkpoint.state import TrainingState
-from hpcaccel.checkpoint.storage import ShardWriter, stored_lengths
+from hpcaccel.checkpoint.dcp_planners import Planned, SavePlanning, write_tensors
+from hpcaccel.checkpoint.dcp_storage import ShardWriter, stored_lengths
+from hpcaccel.checkpoint.rank_agreement import Ranks
+from hpcaccel.checkpoint.snapshot_memory import Memory
+from hpcaccel.checkpoint.training_state import TrainingState
 from hpcaccel.checkpoint.writer_files import rank_file
 from hpcaccel.errors import CheckpointError
 
@@ -48,14 +48,14 @@ class PlannedSave:
     ) -> None:
         self.step: int = facts["step"]
         self.what = f"the checkpoint of step {self.step} cannot be saved"
-        self.final = directory / layout.checkpoint_name(self.step)
+        self.final = directory / checkpoint_files.checkpoint_name(self.step)
         self._ranks = ranks
         self._state = state
         self._facts = facts
         self._fill = fill
-        self._temporary = directory / layout.temporary_name(self.step, attempt)
-        self._extra = directory / layout.temporary_name(self.step, f"{attempt}.extra")
-        self._results = directory / layout.temporary_name(self.step, f"{attempt}.results")
+        self._temporary = directory / checkpoint_files.temporary_name(self.step, attempt)
+        self._extra = directory / checkpoint_files.temporary_name(self.step, f"{attempt}.extra")
+        self._results = directory / checkpoint_files.temporary_name(self.step, f"{attempt}.results")
         self._writer: ShardWriter | None = None
 
     def first(self, work: Callable[[], T]) -> T:
@@ -108,7 +108,7 @@ class PlannedSave:
         }
         if self._ranks.is_first:
             files = {piece.file for piece in planned.pieces.values()}
-            order |= {"files": len(files), "facts": manifest.build(files=[], **self._facts), "prune": prune}
+            order |= {"files": len(files), "facts": manifest_writer.build(files=[], **self._facts), "prune": prune}
         return Job(self.what, self.step, self._facts["reason"], begun, order)
 
     @property

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hpcaccel import layout
+from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint import commit
 from hpcaccel.checkpoint.crc import combined_crc, crc32
-from hpcaccel.layout import sealed
-from hpcaccel.rundir import atomic_write
+from hpcaccel.checkpoint_files import manifest
+from hpcaccel.core.run_dir import atomic_write
 
 __all__ = ["deliver", "gathered", "publish"]
 
@@ -66,12 +66,12 @@ def publish(
         CheckpointError: there is a checkpoint of that name already.
     """
     text = _complete(json.loads(index), told)
-    atomic_write(temporary / sealed.INDEX, text)
+    atomic_write(temporary / manifest.INDEX, text)
     files = {item["file"]: {"bytes": item["bytes"], "crc32": f"{item['crc32']:08x}"} for item in told}
-    files[sealed.INDEX] = {"bytes": len(text), "crc32": f"{crc32(text):08x}"}
+    files[manifest.INDEX] = {"bytes": len(text), "crc32": f"{crc32(text):08x}"}
     size = sum(int(file["bytes"]) for file in files.values())
     content = {**facts, "time": time.time(), "bytes": size, "files": files}
-    atomic_write(temporary / layout.MANIFEST, sealed.seal(content))
+    atomic_write(temporary / checkpoint_files.MANIFEST, manifest.seal(content))
     commit.publish(temporary, final)
     shutil.rmtree(results, ignore_errors=True)  # what stays is removed before the next save
     return size

@@ -15,7 +15,7 @@ import os
 import shutil
 from pathlib import Path
 
-from hpcaccel.rundir import FILE_MODE
+from hpcaccel.core.run_dir import FILE_MODE
 
 __all__ = ["BLOCK_BYTES", "ShardFile", "give_up_direct", "open_direct", "rank_file", "up_to_block", "why_not_written"]
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
-from hpcaccel.checkpoint.staging import Memory
+from hpcaccel.checkpoint.snapshot_memory import Memory
 
 __all__ = ["WriterProcess"]
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from hpcaccel.cli.completion import checkpoint_names, run_names
-from hpcaccel.cli.forwarding import there_or_here
-from hpcaccel.cli.meant import meant_cluster
 from hpcaccel.cli.options import Json
 from hpcaccel.cli.output import note, print_json
+from hpcaccel.cli.remote.dispatch import meant_cluster
+from hpcaccel.cli.remote.forward import there_or_here
 from hpcaccel.cli.root_help import WholeSummaries
 from hpcaccel.errors import UserError
 
 if TYPE_CHECKING:
-    from hpcaccel.layout.checking import Report
+    from hpcaccel.checkpoint_files.checksums import Report
 
 __all__ = ["app"]
 
@@ -60,7 +60,7 @@ def list_(
 ) -> None:
     """List the checkpoints of a run or a directory."""
     from hpcaccel.submission.checkpoints import find_place
-    from hpcaccel.view.checkpoints import list_checkpoints, print_checkpoints, put_aside
+    from hpcaccel.view.checkpoint_tables import list_checkpoints, print_checkpoints, put_aside
 
     directory = find_place(place)
     found = list_checkpoints(directory)
@@ -84,9 +84,9 @@ def show(
     json: Json = False,
 ) -> None:
     """Show what a checkpoint holds, and what it promises."""
-    from hpcaccel.layout.contents import Contents
+    from hpcaccel.checkpoint_files.contents import Contents
     from hpcaccel.submission.checkpoints import find_checkpoint
-    from hpcaccel.view.checkpoints import list_checkpoints, parts, print_checkpoint, print_tensors
+    from hpcaccel.view.checkpoint_tables import list_checkpoints, parts, print_checkpoint, print_tensors
 
     path = find_checkpoint(checkpoint)
     contents = Contents(path)
@@ -125,7 +125,7 @@ def verify(
 
     No code in a file is ever run.
     """
-    from hpcaccel.layout.verify import checkpoints_in, verify
+    from hpcaccel.checkpoint_files.verify import checkpoints_in, verify
     from hpcaccel.view.transfer import Transfer
 
     reports = []
@@ -156,7 +156,7 @@ def _place(token: str) -> Path:
 
 
 def _tell(report: Report, seconds: float) -> None:
-    from hpcaccel.view.words import clean, size
+    from hpcaccel.view.formatting import clean, size
 
     speed = f"{size(report.bytes)} in {seconds:.1f} s"
     typer.echo(f"{'good' if report.good else 'DAMAGED'}  {clean(str(report.path))}  ({report.kind}, {speed})")
@@ -208,8 +208,8 @@ def convert(
 
     Every byte that has a CRC is checked on the way, and no code in a file is run.
     """
+    from hpcaccel.checkpoint_files.weight_files import SIZE_WORDS, parse_size
     from hpcaccel.cli.converting import run_convert
-    from hpcaccel.layout.model_files import SIZE_WORDS, parse_size
 
     if (there := meant_cluster({"source": source})) is not None:
         raise UserError(
@@ -234,7 +234,7 @@ def convert(
     if json:
         print_json(done)
         return
-    from hpcaccel.view.words import clean, size
+    from hpcaccel.view.formatting import clean, size
 
     typer.echo(f"wrote {size(done['bytes'])}, {done['tensors']} tensors:")
     for name in done["files"]:
@@ -245,18 +245,20 @@ def convert(
 
 def _source(token: str) -> Path:
     """Whatever lies at that path; of a run or a directory of ours its newest good checkpoint."""
-    from hpcaccel import layout
+    from hpcaccel import checkpoint_files
     from hpcaccel.submission.checkpoints import find_checkpoint
 
     path = Path(token).expanduser().absolute()
-    ours = any((path / name).exists() for name in (layout.MANIFEST, "record.json")) or layout.step_directories(path)
+    ours = any(
+        (path / name).exists() for name in (checkpoint_files.MANIFEST, "record.json")
+    ) or checkpoint_files.step_directories(path)
     return path if path.exists() and not ours else find_checkpoint(token)
 
 
 @_there_or_here("pin")
 def pin(checkpoint: Checkpoint, why: Annotated[str, typer.Option(metavar="TEXT", help="For people.")] = "") -> None:
     """Keep a checkpoint for good: its run deletes old ones, but no pinned one."""
-    from hpcaccel.layout.pins import pin
+    from hpcaccel.checkpoint_files.pins import pin
     from hpcaccel.submission.checkpoints import find_checkpoint
 
     path = find_checkpoint(checkpoint)
@@ -267,7 +269,7 @@ def pin(checkpoint: Checkpoint, why: Annotated[str, typer.Option(metavar="TEXT",
 @_there_or_here("unpin")
 def unpin(checkpoint: Checkpoint) -> None:
     """Let a run delete a pinned checkpoint again when it is old."""
-    from hpcaccel.layout.pins import unpin
+    from hpcaccel.checkpoint_files.pins import unpin
     from hpcaccel.submission.checkpoints import find_checkpoint
 
     path = find_checkpoint(checkpoint)

@@ -48,7 +48,7 @@ def clean(
     What runs or waits, what is pinned, and each run's newest good checkpoint stay. With the profile of a cluster behind
     SSH it is about the runs there.
     """
-    from hpcaccel.rundir import default_runs_dir
+    from hpcaccel.core.run_dir import default_runs_dir
     from hpcaccel.submission import all_runs, find_run
     from hpcaccel.submission.cleaning import plan_cleaning
 
@@ -76,7 +76,7 @@ def _age(text: str) -> float:
 def _go_through(plan: Cleaning, *, yes: bool, tell: bool) -> tuple[list[Item], list[str]]:
     """What was deleted, or would be, and what went wrong; told as it goes on, since large folders take their time."""
     from hpcaccel.submission.cleaning import Origins, delete
-    from hpcaccel.view.words import size
+    from hpcaccel.view.formatting import size
 
     done: list[Item] = []
     failed: list[str] = []
@@ -97,7 +97,7 @@ def _go_through(plan: Cleaning, *, yes: bool, tell: bool) -> tuple[list[Item], l
 
 
 def _tell_kept(plan: Cleaning) -> None:
-    from hpcaccel.view.words import clean as clean_text
+    from hpcaccel.view.formatting import clean as clean_text
 
     for run_id, why in plan.kept[:_SHOWN_KEPT]:
         note(f"kept {run_id}: {clean_text(why)}")
@@ -106,7 +106,7 @@ def _tell_kept(plan: Cleaning) -> None:
 
 
 def _sum_up(done: list[Item], *, yes: bool) -> None:
-    from hpcaccel.view.words import size
+    from hpcaccel.view.formatting import size
 
     count, together = len(done), size(sum(item.bytes for item in done))
     what = f"{count} {'thing' if count == 1 else 'things'}, {together}" if count else "nothing"

@@ -212,7 +212,7 @@ def _row(name: str) -> dict[str, Any]:
 
 def _tell(facts: SiteFacts) -> None:
     """The facts in a few lines for people."""
-    from hpcaccel.view.words import duration
+    from hpcaccel.view.formatting import duration
 
     config = facts.config
     typer.echo(f"Slurm {facts.slurm_version}, cluster {config.cluster_name or '?'}, as {facts.user}")

@@ -13,7 +13,7 @@ import typer
 from hpcaccel.cli.output import note
 
 if TYPE_CHECKING:
-    from hpcaccel.submission.probing.following import Tell
+    from hpcaccel.submission.probing.pip_progress import Tell
 
 __all__ = ["install"]
 
@@ -68,7 +68,7 @@ def install(
 @contextmanager
 def _progress() -> Iterator[Tell]:
     """What pip is doing: on a terminal a line that changes, with how much of a download is here; else a line each."""
-    from hpcaccel.view.words import clean
+    from hpcaccel.view.formatting import clean
 
     if not sys.stderr.isatty():
         yield lambda doing, percent: note(f"  {clean(doing)}") if percent is None else None

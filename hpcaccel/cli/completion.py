@@ -21,12 +21,12 @@ def checkpoint_names(incomplete: str) -> list[tuple[str, str]]:
     run, at, step = incomplete.partition("@")
     if not at:
         return run_names(incomplete)
-    from hpcaccel import layout
+    from hpcaccel import checkpoint_files
     from hpcaccel.errors import HpcaccelError
     from hpcaccel.submission.find import find_run
 
     try:
-        found = layout.step_directories(find_run(run).dir.checkpoints)
+        found = checkpoint_files.step_directories(find_run(run).dir.checkpoints)
     except (HpcaccelError, OSError):
         return []
     return [(f"{run}@{number}", path.name) for number, path in found if str(number).startswith(step)]
@@ -48,7 +48,7 @@ def _offered(incomplete: str, *, only_sweeps: bool) -> list[tuple[str, str]]:
 def _runs() -> list[tuple[str, str, bool]]:
     """Id, name and whether it is a sweep of all runs here and of those that were submitted from here."""
     from hpcaccel.submission.find import known_runs
-    from hpcaccel.submission.remote.memory import remote_runs
+    from hpcaccel.submission.remote.remote_index import remote_runs
 
     here = [(run.run_id, run.name, run.kind == "sweep") for run in known_runs()]
     there = [(run["run_id"], run["name"], run.get("kind", "sweep") == "sweep") for run in remote_runs()]

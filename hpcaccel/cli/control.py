@@ -8,9 +8,9 @@ import typer
 
 from hpcaccel.cli.options import Json, RunName
 from hpcaccel.cli.output import print_json
-from hpcaccel.cli.secrets import Secret
-from hpcaccel.cli.sweep_telling import tell_what_goes_on
-from hpcaccel.cli.which import as_sweep, find
+from hpcaccel.cli.remote.forwarded_secrets import Secret
+from hpcaccel.cli.run_lookup import as_sweep, find
+from hpcaccel.cli.sweep_messages import tell_what_goes_on
 from hpcaccel.errors import UserError
 
 __all__ = ["cancel", "resume", "stop"]

@@ -8,7 +8,7 @@ import typer
 
 from hpcaccel.cli.options import Json, RunName
 from hpcaccel.cli.output import print_json
-from hpcaccel.cli.which import find
+from hpcaccel.cli.run_lookup import find
 
 if TYPE_CHECKING:
     from hpcaccel.submission.explaining import Explanation
@@ -29,7 +29,7 @@ def explain(run: RunName, json: Json = False) -> None:
 
 
 def _lines(found: Explanation) -> list[str]:
-    from hpcaccel.view.words import clean, clock_time, duration
+    from hpcaccel.view.formatting import clean, clock_time, duration
 
     lines = [f"{found.run_id} ({found.name}) is {found.state}{f': {clean(found.detail)}' if found.detail else ''}"]
     for one in found.why:
@@ -55,7 +55,7 @@ def _lines(found: Explanation) -> list[str]:
 
 
 def _queue(found: Explanation) -> list[str]:
-    from hpcaccel.view.words import clean, duration
+    from hpcaccel.view.formatting import clean, duration
 
     count = len(found.before)
     if not count:

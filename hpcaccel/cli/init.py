@@ -32,7 +32,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
 ) -> None:
     """Write a commented job.yaml that fits this machine's cluster."""
-    from hpcaccel.cli.starter import starter_spec
+    from hpcaccel.cli.spec_template import starter_spec
 
     if output.exists() and not force:
         raise UserError(f"{output} is there already. Write another file with --output, or over it with --force")
@@ -88,7 +88,7 @@ def _ask_slurm() -> tuple[list[PartitionInfo], list[Association]]:
 def _write(output: Path, text: str) -> None:
     import json
 
-    from hpcaccel.rundir import atomic_write
+    from hpcaccel.core.run_dir import atomic_write
     from hpcaccel.spec import schema
 
     schema_file = output.parent / SCHEMA

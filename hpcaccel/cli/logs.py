@@ -12,11 +12,11 @@ import typer
 from hpcaccel.cli.completion import run_names
 from hpcaccel.cli.options import RUN_HELP
 from hpcaccel.cli.output import note
-from hpcaccel.cli.which import find, latest, one_run
+from hpcaccel.cli.run_lookup import find, latest, one_run
 
 if TYPE_CHECKING:
-    from hpcaccel.rundir import RunDir
-    from hpcaccel.view.logs import Logs
+    from hpcaccel.core.run_dir import RunDir
+    from hpcaccel.view.log_reader import Logs
 
 __all__ = ["logs"]
 
@@ -38,11 +38,11 @@ def logs(
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run has ended.")] = False,
 ) -> None:
     """Show what a run printed."""
-    from hpcaccel.cli.remotely import logs_there
+    from hpcaccel.cli.remote.run_commands import logs_there
 
     if logs_there(run, rank=rank, attempt=attempt, follow=follow):
         return
-    from hpcaccel.view.logs import Logs, copy_logs
+    from hpcaccel.view.log_reader import Logs, copy_logs
     from hpcaccel.view.watch import Asking
 
     found = one_run(find(run) if run is not None else latest()).dir
@@ -59,7 +59,7 @@ def follow_from(request: Mapping[str, Any], write: Callable[[bytes, dict[str, An
     Returns:
         What to say where there was nothing at all.
     """
-    from hpcaccel.view.logs import LOOK_SECONDS, Logs
+    from hpcaccel.view.log_reader import LOOK_SECONDS, Logs
     from hpcaccel.view.watch import Asking
 
     found = one_run(find(request["run"]) if request["run"] is not None else latest()).dir
@@ -86,7 +86,7 @@ def follow_from(request: Mapping[str, Any], write: Callable[[bytes, dict[str, An
 
 def _nothing(run: RunDir, wanted: Logs) -> None:
     """Say why there is nothing; where no rank ever started, what the batch script said tells more."""
-    from hpcaccel.view.logs import Logs, copy_logs
+    from hpcaccel.view.log_reader import Logs, copy_logs
 
     if wanted.rank != "batch" and not wanted.attempts() and run.slurm_log.exists():
         note(f"no attempt has started; this is what the batch script printed ({run.slurm_log}):")

@@ -14,7 +14,6 @@ from typer.core import TyperGroup
 
 import hpcaccel
 from hpcaccel.cli import (
-    answer,
     checkpoint,
     clean,
     cluster_commands,
@@ -33,11 +32,12 @@ from hpcaccel.cli import (
     submit,
     sweep,
 )
-from hpcaccel.cli.forwarding import COMMAND_LINE, forwarded
 from hpcaccel.cli.output import note, show_message, the_machines_no
+from hpcaccel.cli.remote import server
+from hpcaccel.cli.remote.forward import COMMAND_LINE, forwarded
 from hpcaccel.cli.root_help import NOT_OURS, write_commands, write_examples
+from hpcaccel.core.progress_notes import ON_SILENCE
 from hpcaccel.errors import HpcaccelError, SpecError, UserError
-from hpcaccel.slow import ON_SILENCE
 
 __all__ = ["app"]
 
@@ -172,7 +172,7 @@ for asked in (
     named = asked.__name__.rstrip("_")
     app.command(named)(forwarded([named], asked))
 
-app.command("answer", hidden=True)(answer.answer)
+app.command("answer", hidden=True)(server.answer)
 
 app.add_typer(cluster_commands.app, name="cluster")
 app.add_typer(sweep.app, name="sweep")

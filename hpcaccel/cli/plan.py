@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcaccel.cli.cluster import chosen_profile
-from hpcaccel.cli.meant import behind_ssh
+from hpcaccel.cli.cluster_option import chosen_profile
 from hpcaccel.cli.options import Cluster, Json, Overrides, SpecFile
 from hpcaccel.cli.output import note, print_json
+from hpcaccel.cli.remote.dispatch import behind_ssh
 from hpcaccel.errors import UserError
 
 if TYPE_CHECKING:
     from hpcaccel.spec import JobSpec
-    from hpcaccel.submission.planning import Choice
+    from hpcaccel.submission.queue_plan import Choice
 
 __all__ = ["plan"]
 
@@ -41,10 +41,10 @@ def plan(
     Of a file with several jobs: each of them.
     """
     from hpcaccel.spec.site import load_facts
-    from hpcaccel.submission.planning import plan_jobs
+    from hpcaccel.submission.queue_plan import plan_jobs
 
     if (there := behind_ssh(cluster)) is not None:
-        from hpcaccel.cli.elsewhere import asked_there, given_options, shown, to_look_at
+        from hpcaccel.cli.remote.spec_commands import asked_there, given_options, shown, to_look_at
 
         with there:
             words = ["plan", *given_options(context, there, but={"cluster"})]
@@ -81,8 +81,8 @@ def _parts(text: str | None) -> list[str]:
 
 
 def _print(found: Sequence[Choice]) -> None:
-    from hpcaccel.view.columns import Cell, Column, Styled, console_for, print_table
-    from hpcaccel.view.words import clean, clock_time, duration
+    from hpcaccel.view.formatting import clean, clock_time, duration
+    from hpcaccel.view.text_tables import Cell, Column, Styled, console_for, print_table
 
     several = any(one.job for one in found)
     columns = (

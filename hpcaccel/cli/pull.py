@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from hpcaccel.cli.meant import behind_ssh_run
 from hpcaccel.cli.options import Json, RunName, RunsDir
 from hpcaccel.cli.output import print_json
+from hpcaccel.cli.remote.dispatch import behind_ssh_run
 from hpcaccel.errors import UserError
 
 __all__ = ["pull"]
@@ -39,7 +39,7 @@ def pull(
 
     A pull that was cut off goes on where it was.
     """
-    from hpcaccel.rundir import default_runs_dir
+    from hpcaccel.core.run_dir import default_runs_dir
     from hpcaccel.submission.remote.pulling import pull as fetch
 
     found = behind_ssh_run(run)

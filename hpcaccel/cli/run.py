@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from hpcaccel.cli.meant import behind_ssh
 from hpcaccel.cli.options import Cluster, Overrides, RunsDir, SpecFile
 from hpcaccel.cli.output import note
+from hpcaccel.cli.remote.dispatch import behind_ssh
 from hpcaccel.errors import UserError
 
 __all__ = ["run"]
@@ -34,11 +34,11 @@ def run(
     The allocation decides nodes, partition and time; Ctrl-C has the ranks save and leave.
     """
     from hpcaccel.slurm.commands import Slurm
-    from hpcaccel.submission.allocated import allocation_around, overrides_inside, prepared_inside, run_script
-    from hpcaccel.submission.once import Always
+    from hpcaccel.submission.idempotent import Always
     from hpcaccel.submission.prepare import prepare
+    from hpcaccel.submission.salloc import allocation_around, overrides_inside, prepared_inside, run_script
     from hpcaccel.submission.submit import submit_prepared
-    from hpcaccel.view.logs import Logs
+    from hpcaccel.view.log_reader import Logs
 
     if (there := behind_ssh(cluster)) is not None:
         raise UserError(

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcaccel.cli.following import follow_to_the_end
 from hpcaccel.cli.options import Cluster, Json, RunName
 from hpcaccel.cli.output import note, print_json
-from hpcaccel.cli.sweep_telling import show, tell_of_age, wait_for_the_end
-from hpcaccel.cli.which import as_sweep, find
+from hpcaccel.cli.run_lookup import as_sweep, find
+from hpcaccel.cli.sweep_messages import show, tell_of_age, wait_for_the_end
+from hpcaccel.cli.wait import follow_to_the_end
 from hpcaccel.errors import UserError
 
 if TYPE_CHECKING:
-    from hpcaccel.submission.run import AnyRun
+    from hpcaccel.submission.run_handle import AnyRun
 
 __all__ = ["list_", "status", "wait"]
 
@@ -37,7 +37,7 @@ def status(
 
 
 def _show_status(found: AnyRun, *, json: bool) -> None:
-    from hpcaccel.view.overview import overview
+    from hpcaccel.view.run_overview import overview
 
     if (sweep := as_sweep(found)) is not None:
         show(sweep, json=json)
@@ -46,7 +46,7 @@ def _show_status(found: AnyRun, *, json: bool) -> None:
     if json:
         print_json(now.to_json())
         return
-    from hpcaccel.view.tables import print_status
+    from hpcaccel.view.run_tables import print_status
 
     print_status(now)
     tell_of_age([now])
@@ -68,7 +68,7 @@ def list_(
     if json:
         print_json([run.to_json() for run in shown])
         return
-    from hpcaccel.view.tables import print_runs
+    from hpcaccel.view.run_tables import print_runs
 
     if not shown:
         note("there are no runs yet; start one with hpcaccel submit job.yaml")

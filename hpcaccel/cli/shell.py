@@ -10,7 +10,7 @@ import typer
 
 from hpcaccel.cli.options import RunName
 from hpcaccel.cli.output import note
-from hpcaccel.cli.which import find, one_run
+from hpcaccel.cli.run_lookup import find, one_run
 from hpcaccel.errors import ClusterError, UserError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def shell(
     ] = None,
 ) -> None:
     """Open a shell on a node of the running job, beside its ranks, in the run's directory."""
-    from hpcaccel.cli.remotely import shell_there
+    from hpcaccel.cli.remote.run_commands import shell_there
 
     if shell_there(run, node):
         return
@@ -50,7 +50,7 @@ def _on_this_machine(run: Run, node: str | None) -> None:
 
 def _on_a_node(run: Run, node: str | None) -> None:
     from hpcaccel.slurm.commands import Slurm
-    from hpcaccel.view.history import read_attempts
+    from hpcaccel.view.attempts import read_attempts
 
     now = run.status()
     if now.state not in ("starting", "running", "stopping"):

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpcaccel.cli.cluster import chosen_profile
-from hpcaccel.cli.meant import behind_ssh
+from hpcaccel.cli.cluster_option import chosen_profile
 from hpcaccel.cli.options import Cluster, Json, Overrides, RunsDir, SpecFile
 from hpcaccel.cli.output import note, print_json
+from hpcaccel.cli.remote.dispatch import behind_ssh
 from hpcaccel.errors import ClusterError, SpecError
 
 if TYPE_CHECKING:
     from hpcaccel.spec import ClusterProfile, JobSpec
-    from hpcaccel.submission.remote.travel import Handed
+    from hpcaccel.submission.remote.bundle import Handed
 
 __all__ = ["render", "schema", "validate"]
 
@@ -51,9 +51,9 @@ def validate(
             several = read_jobs(file, overrides=overrides or [])
             told = _checked(_jobs(file, overrides or [], profile, several), profile, live=live)
         else:
-            from hpcaccel.cli.elsewhere import asked_there
-            from hpcaccel.submission.remote.surroundings import meant_for
-            from hpcaccel.submission.remote.travel import pack
+            from hpcaccel.cli.remote.spec_commands import asked_there
+            from hpcaccel.submission.remote.bundle import pack
+            from hpcaccel.submission.remote.local_env import meant_for
 
             with there, meant_for(there, file):
                 several = read_jobs(file, overrides=overrides or [])
@@ -143,7 +143,7 @@ def _tell(file: Path, told: Sequence[_Told], *, several: bool, json: bool) -> No
             after = f", after {', '.join(one.spec.after)}" if one.spec.after else ""
             typer.echo(f"  {_size(one.spec)}{after}")
         if one.estimate is not None:
-            from hpcaccel.view.words import clock_time
+            from hpcaccel.view.formatting import clock_time
 
             typer.echo(f"Slurm would take {one.spec.name}, and expects to start it at {clock_time(one.estimate)}")
 
@@ -166,7 +166,7 @@ def _on_site(spec: JobSpec, profile: ClusterProfile | None) -> tuple[list[str], 
 def _asked(spec: JobSpec, profile: ClusterProfile | None) -> float | None:
     """When Slurm would start it; raises SpecError with Slurm's words where it would not take it."""
     from hpcaccel.slurm.commands import Slurm
-    from hpcaccel.submission.planning import ask_slurm
+    from hpcaccel.submission.queue_plan import ask_slurm
 
     if profile is not None and profile.backend == "local":
         raise SpecError("--live asks Slurm, and the local backend has none: name a cluster with --cluster")
@@ -196,13 +196,13 @@ def render(
     import sys
 
     import hpcaccel
+    from hpcaccel.core.run_dir import RunDir, default_runs_dir
     from hpcaccel.render import render as render_script
-    from hpcaccel.rundir import RunDir, default_runs_dir
     from hpcaccel.spec import spec_hash
     from hpcaccel.spec.workflow import read_jobs
 
     if (there := behind_ssh(cluster)) is not None:
-        from hpcaccel.cli.elsewhere import asked_there, given_options, shown, to_look_at
+        from hpcaccel.cli.remote.spec_commands import asked_there, given_options, shown, to_look_at
 
         with there:
             words = ["render", *given_options(context, there, but={"cluster", "runs_dir"})]

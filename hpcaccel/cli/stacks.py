@@ -8,13 +8,13 @@ import typer
 
 from hpcaccel.cli.options import Json, RunName
 from hpcaccel.cli.output import note, print_json
-from hpcaccel.cli.which import find, one_run
+from hpcaccel.cli.run_lookup import find, one_run
 from hpcaccel.errors import UserError
 from hpcaccel.slurm.hostlist import ranks_text
 
 if TYPE_CHECKING:
-    from hpcaccel.rundir import RunDir
-    from hpcaccel.view.stacks import Group, RankStacks
+    from hpcaccel.core.run_dir import RunDir
+    from hpcaccel.view.stack_groups import Group, RankStacks
 
 __all__ = ["stacks"]
 
@@ -30,7 +30,7 @@ def stacks(
 
     The ranks go on as if nothing had been asked. Of a run that has ended it shows what was written when it hung.
     """
-    from hpcaccel.view.stacks import ask, newest_dump, wait_for_answers
+    from hpcaccel.view.stack_groups import ask, newest_dump, wait_for_answers
 
     found = one_run(find(run))
     attempt = found.status().attempts
@@ -61,7 +61,7 @@ def _attempt_with_stacks(run: RunDir, newest: int) -> int:
     Raises:
         UserError: no attempt has hung, and nobody has asked while one ran.
     """
-    from hpcaccel.view.stacks import newest_dump
+    from hpcaccel.view.stack_groups import newest_dump
 
     for attempt in range(newest, 0, -1):
         if newest_dump(run, attempt):
@@ -71,7 +71,7 @@ def _attempt_with_stacks(run: RunDir, newest: int) -> int:
 
 
 def _show(seen: list[RankStacks], silent: list[int], attempt: int, *, json: bool) -> None:
-    from hpcaccel.view.stacks import group
+    from hpcaccel.view.stack_groups import group
 
     groups = group(seen)
     if json:

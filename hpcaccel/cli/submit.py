@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpcaccel.cli.before import debug_overrides, refuse_what_slurm_refuses, show_changes
-from hpcaccel.cli.following import follow_to_the_end
-from hpcaccel.cli.meant import behind_ssh
 from hpcaccel.cli.options import Cluster, Json, Key, Overrides, RunsDir, SpecFile
 from hpcaccel.cli.output import note, print_json
+from hpcaccel.cli.remote.dispatch import behind_ssh
+from hpcaccel.cli.submit_checks import debug_overrides, refuse_what_slurm_refuses, show_changes
+from hpcaccel.cli.wait import follow_to_the_end
 from hpcaccel.cli.workflow import refuse_for_several, submit_several
 
 if TYPE_CHECKING:
     from hpcaccel.submission import Run, RunArray
     from hpcaccel.submission.prepare import Prepared
-    from hpcaccel.submission.remote.cluster import RemoteCluster
+    from hpcaccel.submission.remote.remote_cluster import RemoteCluster
 
 __all__ = ["submit"]
 
@@ -66,9 +66,9 @@ def submit(
     key: Key = None,
 ) -> None:
     """Submit a spec file as a job, or as an array with --grid."""
-    from hpcaccel.submission.once import once_or_always
+    from hpcaccel.submission.idempotent import once_or_always
     from hpcaccel.submission.prepare import prepare
-    from hpcaccel.submission.run import open_run
+    from hpcaccel.submission.run_handle import open_run
     from hpcaccel.submission.submit import advice_afterwards, submit_prepared
 
     given = {"--grid": grid, "--from": from_, "--wait": wait, "--diff": diff, "--debug": debug, "--live": live}
@@ -134,11 +134,11 @@ def _submit_there(
     refused: Sequence[str],
 ) -> None:
     """Each option is seen to here (`seen_to`), or goes to the same command on the cluster as it was given."""
-    from hpcaccel.cli.elsewhere import given_options
-    from hpcaccel.cli.remotely import submit_there
+    from hpcaccel.cli.remote.run_commands import submit_there
+    from hpcaccel.cli.remote.spec_commands import given_options
     from hpcaccel.spec.grid import grid_size
     from hpcaccel.spec.workflow import read_jobs
-    from hpcaccel.submission.remote.surroundings import meant_for
+    from hpcaccel.submission.remote.local_env import meant_for
 
     seen_to = {"cluster", "runs_dir", "wait", "debug", "key"}
     with there:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcaccel.cli.completion import sweep_names
-from hpcaccel.cli.forwarding import there_or_here
-from hpcaccel.cli.meant import behind_ssh, behind_ssh_run
 from hpcaccel.cli.options import RUN_HELP, Cluster, Json, Key, Overrides, RunsDir, SpecFile
 from hpcaccel.cli.output import note, print_json
+from hpcaccel.cli.remote.dispatch import behind_ssh, behind_ssh_run
+from hpcaccel.cli.remote.forward import there_or_here
+from hpcaccel.cli.remote.forwarded_secrets import Secret
 from hpcaccel.cli.root_help import WholeSummaries
-from hpcaccel.cli.secrets import Secret
-from hpcaccel.cli.sweep_telling import (
+from hpcaccel.cli.sweep_messages import (
     show,
     tell_of_again,
     tell_what_goes_on,
@@ -25,7 +25,7 @@ from hpcaccel.cli.sweep_telling import (
 )
 
 if TYPE_CHECKING:
-    from hpcaccel.sweeps.handle import Sweep
+    from hpcaccel.sweeps.sweep_handle import Sweep
 
 __all__ = ["app"]
 
@@ -46,7 +46,7 @@ SweepName = Annotated[
 
 
 def _find(name: str) -> Sweep:
-    from hpcaccel.sweeps.handle import find_sweep
+    from hpcaccel.sweeps.sweep_handle import find_sweep
 
     return find_sweep(name)
 
@@ -67,14 +67,14 @@ def start(
     key: Key = None,
 ) -> None:
     """Start a sweep: workers that run trial after trial."""
-    from hpcaccel.submission.once import once_or_always
-    from hpcaccel.sweeps.foresight import foresee
-    from hpcaccel.sweeps.handle import Sweep
-    from hpcaccel.sweeps.starting import advice_afterwards, prepare_sweep, start_sweep
+    from hpcaccel.submission.idempotent import once_or_always
+    from hpcaccel.sweeps.dry_run import foresee
+    from hpcaccel.sweeps.start_sweep import advice_afterwards, prepare_sweep, start_sweep
+    from hpcaccel.sweeps.sweep_handle import Sweep
 
     if (there := behind_ssh(cluster)) is not None:
-        from hpcaccel.cli.elsewhere import given_options
-        from hpcaccel.cli.remotely import submit_there
+        from hpcaccel.cli.remote.run_commands import submit_there
+        from hpcaccel.cli.remote.spec_commands import given_options
 
         seen_to = {"cluster", "runs_dir", "wait", "key"}
         submit_there(
@@ -124,7 +124,7 @@ def table(
     and metrics are always there.
     """
     from hpcaccel.sweeps.results import parameters, to_csv, to_json
-    from hpcaccel.view.columns import has_a_terminal
+    from hpcaccel.view.text_tables import has_a_terminal
 
     found = _find(sweep)
     rows = found.table()
@@ -174,7 +174,7 @@ def plot(
     Parallel coordinates, history, learning curves, rungs, importances.
     """
     if (found := behind_ssh_run(sweep, only_sweeps=True)) is not None:
-        from hpcaccel.cli.remotely import plot_there
+        from hpcaccel.cli.remote.run_commands import plot_there
 
         plot_there(*found, out)
     from hpcaccel.view.sweep_plot import write_plot

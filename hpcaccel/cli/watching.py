@@ -14,7 +14,7 @@ import typer
 from hpcaccel.cli.output import note
 
 if TYPE_CHECKING:
-    from hpcaccel.submission.run import AnyRun
+    from hpcaccel.submission.run_handle import AnyRun
 
 __all__ = ["watch_status"]
 
@@ -31,7 +31,7 @@ def watch_status(run: AnyRun, show: Callable[[], None]) -> None:
     Raises:
         typer.Exit: with 130, after Ctrl-C; the run goes on.
     """
-    from hpcaccel.view.columns import has_a_terminal
+    from hpcaccel.view.text_tables import has_a_terminal
 
     is_first = True
     try:

@@ -1,3 +1,3 @@
 """Accelerate's import path of the command that tries an installation. Names say what takes their place."""
 
-from hpcaccel.runtime.compat.absent_commands import __getattr__ as __getattr__
+from hpcaccel.runtime.compat.unsupported_commands import __getattr__ as __getattr__

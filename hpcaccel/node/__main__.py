@@ -8,9 +8,9 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from hpcaccel.core.run_dir import RunDir, SweepDir, WorkerDir
 from hpcaccel.errors import HpcaccelError
-from hpcaccel.node.writing import THE_DISK_SAYS_NO
-from hpcaccel.rundir import RunDir, SweepDir, WorkerDir
+from hpcaccel.node.retry_io import THE_DISK_SAYS_NO
 
 __all__ = ["main"]
 
@@ -64,11 +64,11 @@ def _dispatch(words: list[str]) -> int:
 
             return supervise(RunDir(directory))
         case ["work", directory, index]:
-            from hpcaccel.node.host import work
+            from hpcaccel.node.sweep.sweep_worker import work
 
             return work(SweepDir(directory), int(index))
         case ["trial", report_to]:
-            from hpcaccel.node.trial import wait_for_a_trial
+            from hpcaccel.node.sweep.trial_supervisor import wait_for_a_trial
 
             code = wait_for_a_trial(report_to=int(report_to))
             try:
@@ -81,38 +81,38 @@ def _dispatch(words: list[str]) -> int:
 
             become_program(RunDir(directory))
         case ["agent", directory]:
-            from hpcaccel.node.launcher_torchrun import become_agent
+            from hpcaccel.node.launchers.torchrun import become_agent
 
             become_agent(RunDir(directory))
         case ["component", directory]:
-            from hpcaccel.node.components import become_component
+            from hpcaccel.node.launchers.het_components import become_component
 
             become_component(RunDir(directory))
         case ["import-image", directory, runtime]:
-            from hpcaccel.node.container_import import import_for
+            from hpcaccel.node.environment.container_import import import_for
 
             return import_for(RunDir(directory), runtime)
         case ["stage", directory, place]:
-            from hpcaccel.node.launch import read_launch
-            from hpcaccel.node.stage import stage_here
+            from hpcaccel.node.environment.stage_data import stage_here
+            from hpcaccel.node.launch_spec import read_launch
 
             return stage_here(read_launch(RunDir(directory)), Path(place))
         case ["unstage", place]:
-            from hpcaccel.node.stage import unstage_here
+            from hpcaccel.node.environment.stage_data import unstage_here
 
             return unstage_here(Path(place))
         case ["preflight", directory]:
-            from hpcaccel.node.preflight_checks import print_findings
+            from hpcaccel.node.failures.preflight_checks import print_findings
 
             return print_findings(RunDir(directory).path)
         case ["preflight-rank", directory]:
-            from hpcaccel.node.preflight_ranks import become_check
+            from hpcaccel.node.failures.preflight_ranks import become_check
 
             become_check(RunDir(directory))
         case ["setup-failed", directory, code, name] if RunDir(directory).is_worker:
-            from hpcaccel.node import host
+            from hpcaccel.node.sweep import sweep_worker
 
-            return host.record_setup_failure(WorkerDir(directory), exit_code=int(code), name=name)
+            return sweep_worker.record_setup_failure(WorkerDir(directory), exit_code=int(code), name=name)
         case ["setup-failed", directory, code, name]:
             from hpcaccel.node.supervisor import record_setup_failure
 
@@ -129,7 +129,7 @@ def _give_up(run: RunDir, why: str) -> int:
 
 
 def _give_up_worker(worker: WorkerDir, why: str) -> int:
-    from hpcaccel.node.host import record_killed
+    from hpcaccel.node.sweep.sweep_worker import record_killed
 
     return record_killed(worker, why)
 

@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from hpcaccel.node.signals import WATCHED, dying_with_us, shell_code, take_over_signals
-from hpcaccel.process import process_start
-from hpcaccel.rundir import RunDir
+from hpcaccel.core.process_identity import process_start
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.node.child_processes import WATCHED, dying_with_us, shell_code, take_over_signals
 
 __all__ = ["KILLED", "MARK", "START_AGAIN", "Batch", "began", "is_our_parent", "killed_by", "run_batch"]
 

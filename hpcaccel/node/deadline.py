@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hpcaccel.core.records import StopRequest, Timing, from_dict
+from hpcaccel.core.run_dir import RunDir, read_json, read_lines
 from hpcaccel.errors import RunDirectoryError
-from hpcaccel.node.launch import Resilience
-from hpcaccel.records import StopRequest, Timing, from_dict
-from hpcaccel.rundir import RunDir, read_json, read_lines
+from hpcaccel.node.launch_spec import Resilience
 
 __all__ = ["LEAVE_BEFORE_END_SECONDS", "Pace", "forecast", "lead_seconds", "patience_seconds", "read_pace", "warnings"]
 

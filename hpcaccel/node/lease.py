@@ -6,10 +6,10 @@ import os
 import socket
 import time
 
+from hpcaccel.core.process_identity import process_start
+from hpcaccel.core.records import Lease, from_dict, to_dict
+from hpcaccel.core.run_dir import RunDir, read_json, write_json
 from hpcaccel.errors import ClusterError, RunBusy, SlurmCommandError
-from hpcaccel.process import process_start
-from hpcaccel.records import Lease, from_dict, to_dict
-from hpcaccel.rundir import RunDir, read_json, write_json
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.slurm.states import JobInfo, QueueEntry
 

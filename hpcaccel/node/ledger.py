@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcaccel import layout
-from hpcaccel.logged import Logged
-from hpcaccel.node.causes import cause
-from hpcaccel.node.launch import Resilience
-from hpcaccel.records import (
+from hpcaccel import checkpoint_files
+from hpcaccel.core.attempt_steps import LoggedSteps, complete_timing, read_steps
+from hpcaccel.core.metrics_reader import Logged
+from hpcaccel.core.records import (
     AttemptEnd,
     AttemptStart,
     Decision,
@@ -24,8 +23,9 @@ from hpcaccel.records import (
     pruned,
     to_dict,
 )
-from hpcaccel.rundir import RunDir, append_line, read_json, read_lines
-from hpcaccel.steps import LoggedSteps, complete_timing, read_steps
+from hpcaccel.core.run_dir import RunDir, append_line, read_json, read_lines
+from hpcaccel.node.failures.causes import cause
+from hpcaccel.node.launch_spec import Resilience
 
 __all__ = ["Ledger", "how_far", "read_outcome", "read_stop"]
 
@@ -204,9 +204,9 @@ def read_outcome(run: RunDir, attempt: int) -> Outcome | None:
 def how_far(run: RunDir, attempt: int) -> dict[str, Any]:
     """The fields of an end line that say where the attempt began, how far it came, and what is saved of it."""
     steps = read_steps(run, attempt, LoggedSteps.of(Logged(run).read()).get(attempt))
-    newest, outcome = layout.newest(run.checkpoints), read_outcome(run, attempt)
+    newest, outcome = checkpoint_files.newest(run.checkpoints), read_outcome(run, attempt)
     name, step = (newest.name, newest.step) if newest else (None, None)
-    if outcome is not None and outcome.checkpoint is not None and layout.step_of(outcome.checkpoint) is None:
+    if outcome is not None and outcome.checkpoint is not None and checkpoint_files.step_of(outcome.checkpoint) is None:
         name, step = outcome.checkpoint, outcome.step  # a checkpoint of the program's own
     return {
         "resumed_step": steps.from_step,

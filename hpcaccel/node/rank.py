@@ -13,12 +13,12 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from hpcaccel.core.records import PROTOCOL
+from hpcaccel.core.run_dir import RunDir, write_json
 from hpcaccel.errors import RankEnvironmentError
-from hpcaccel.node.launch import Launch, read_launch
+from hpcaccel.node.launch_spec import Launch, read_launch
 from hpcaccel.node.rank_log import log_to
-from hpcaccel.node.slots import SLOT, Slot
-from hpcaccel.records import PROTOCOL
-from hpcaccel.rundir import RunDir, write_json
+from hpcaccel.node.sweep.slots import SLOT, Slot
 from hpcaccel.slurm import hostlist
 
 __all__ = ["become", "become_program", "enter", "program", "python_of", "python_path", "rank_environment"]

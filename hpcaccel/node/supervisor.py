@@ -14,35 +14,35 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from hpcaccel import layout
+from hpcaccel import checkpoint_files
+from hpcaccel.core.attempt_steps import complete_timing
+from hpcaccel.core.records import EXIT_CONTINUED, AttemptEnd, AttemptStart, Decision, pruned
+from hpcaccel.core.run_dir import RunDir, make_folder, read_json
+from hpcaccel.core.secret_masking import Mask
 from hpcaccel.errors import HpcaccelError
-from hpcaccel.masking import Mask
 from hpcaccel.node import lease
 from hpcaccel.node.allocation import TAKEN_DOWN, Allocation, Situation
+from hpcaccel.node.allocation.chained import ChainedAllocation, current_allocation
 from hpcaccel.node.batch import killed_by
-from hpcaccel.node.causes import cause
-from hpcaccel.node.chain import ChainedAllocation, current_allocation
-from hpcaccel.node.classify import Failure, classify
-from hpcaccel.node.components import Components, component_nodes
-from hpcaccel.node.control import cancel_was_asked, honour, pending_requests
-from hpcaccel.node.dependencies import hindrance
-from hpcaccel.node.exclusion import Placement
-from hpcaccel.node.hangs import HangWatch
-from hpcaccel.node.launch import Launch, read_launch
-from hpcaccel.node.launcher import Ranks, end_lost_step, run_on_each_node, start_ranks
-from hpcaccel.node.launcher_provision import Provision, clean_stage
-from hpcaccel.node.launcher_step import BeforeRanks
+from hpcaccel.node.child_processes import WATCHED, take_over_signals
+from hpcaccel.node.control_requests import cancel_was_asked, honour, pending_requests
+from hpcaccel.node.decision import Seen, Verdict, judge
+from hpcaccel.node.disk_space import LEAST_BYTES, SHORT_OF_ROOM, WaitForRoom, bytes_to_save, explained_by_room, shortage
+from hpcaccel.node.failures.causes import cause
+from hpcaccel.node.failures.classify import Failure, classify
+from hpcaccel.node.failures.exclusion import Placement
+from hpcaccel.node.failures.hangs import HangWatch
+from hpcaccel.node.failures.preflight import preflight
+from hpcaccel.node.launch_spec import Launch, read_launch
+from hpcaccel.node.launchers.het_components import Components, component_nodes
+from hpcaccel.node.launchers.node_step import BeforeRanks
+from hpcaccel.node.launchers.provision import Provision, clean_stage
+from hpcaccel.node.launchers.start_ranks import Ranks, end_lost_step, run_on_each_node, start_ranks
 from hpcaccel.node.ledger import Ledger, how_far, read_outcome
-from hpcaccel.node.preflight import preflight
-from hpcaccel.node.room import LEAST_BYTES, SHORT_OF_ROOM, WaitForRoom, bytes_to_save, explained_by_room, shortage
-from hpcaccel.node.signals import WATCHED, take_over_signals
-from hpcaccel.node.stopping import Inquiry, Stopping
-from hpcaccel.node.verdict import Seen, Verdict, judge
-from hpcaccel.node.writing import PATIENCE_SECONDS, gone, if_possible, patiently
-from hpcaccel.records import EXIT_CONTINUED, AttemptEnd, AttemptStart, Decision, pruned
-from hpcaccel.rundir import RunDir, make_folder, read_json
+from hpcaccel.node.retry_io import PATIENCE_SECONDS, gone, if_possible, patiently
+from hpcaccel.node.stop_sequence import Inquiry, Stopping
+from hpcaccel.node.upstream_runs import hindrance
 from hpcaccel.slurm.states import JobState
-from hpcaccel.steps import complete_timing
 
 __all__ = [
     "WATCHED",
@@ -316,7 +316,7 @@ class Supervisor:
         self._preflight_seconds = None
         folder = self.run.attempt(self.attempt)
         self._patiently(lambda: make_folder(folder, within=self.run.path))
-        newest = layout.newest(self.run.checkpoints)
+        newest = checkpoint_files.newest(self.run.checkpoints)
         line = AttemptStart(
             attempt=self.attempt,
             time=time.time(),
@@ -369,7 +369,7 @@ class Supervisor:
                 failure=failure,
                 excludable=excludable,
                 spare=spare,
-                has_checkpoint=layout.newest(self.run.checkpoints) is not None,
+                has_checkpoint=checkpoint_files.newest(self.run.checkpoints) is not None,
                 results=self._has_results(),
             )
         )

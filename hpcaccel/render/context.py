@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hpcaccel.core.run_dir import RunDir, SweepDir
 from hpcaccel.errors import SpecError
 from hpcaccel.render.quoting import pattern
-from hpcaccel.rundir import RunDir, SweepDir
-from hpcaccel.spec.components import ComponentSlurm
+from hpcaccel.spec.component_fields import ComponentSlurm
 from hpcaccel.spec.slurm import Slurm
 
 if TYPE_CHECKING:
-    from hpcaccel.spec.cluster import ClusterProfile
+    from hpcaccel.spec.cluster_profile import ClusterProfile
     from hpcaccel.spec.job import JobSpec
 
 __all__ = ["VARIABLES_OF_BASH", "template_names"]

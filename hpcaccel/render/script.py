@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.render.context import template_names
 from hpcaccel.render.templates import fill, own_template
-from hpcaccel.rundir import RunDir
 
 if TYPE_CHECKING:
-    from hpcaccel.spec.cluster import ClusterProfile
+    from hpcaccel.spec.cluster_profile import ClusterProfile
     from hpcaccel.spec.job import JobSpec
 
 __all__ = ["render"]

@@ -6,14 +6,14 @@ import os
 from typing import Any
 
 from hpcaccel.runtime import configuration
-from hpcaccel.runtime.compat.lacking import lacks
-from hpcaccel.runtime.faces.loop import LoopFace
-from hpcaccel.runtime.faces.place import PlaceFace
-from hpcaccel.runtime.faces.prepare import PrepareFace
-from hpcaccel.runtime.faces.save import SaveFace
-from hpcaccel.runtime.faces.together import TogetherFace
-from hpcaccel.runtime.faces.track import TrackFace
-from hpcaccel.runtime.faces.train import TrainFace
+from hpcaccel.runtime.accelerator_mixins.collectives_mixin import TogetherFace
+from hpcaccel.runtime.accelerator_mixins.loop_mixin import LoopFace
+from hpcaccel.runtime.accelerator_mixins.prepare_mixin import PrepareFace
+from hpcaccel.runtime.accelerator_mixins.process_mixin import PlaceFace
+from hpcaccel.runtime.accelerator_mixins.save_mixin import SaveFace
+from hpcaccel.runtime.accelerator_mixins.tracking_mixin import TrackFace
+from hpcaccel.runtime.accelerator_mixins.training_mixin import TrainFace
+from hpcaccel.runtime.compat.unsupported_attributes import lacks
 
 __all__ = ["Accelerator"]
 
@@ -133,7 +133,7 @@ class Accelerator(PlaceFace, PrepareFace, TrainFace, LoopFace, TogetherFace, Tra
         )
         if project_config is not None and project_dir is None:
             project_dir = project_config.project_dir
-        from hpcaccel.runtime.setup import Setup
+        from hpcaccel.runtime.accelerator_setup import Setup
 
         self._setup = Setup(cpu=cpu, project_dir=project_dir, handlers=handlers, given=given)
         self._begin_saving(project_config, project_dir)

@@ -120,5 +120,5 @@ def _once(given: dict[str, Any], name: str, value: Any) -> None:
 
 def _text(value: Any) -> Any:
     """An enum's value; everything else as it is."""
-    names = sys.modules.get("hpcaccel.runtime.names")
+    names = sys.modules.get("hpcaccel.runtime.enums")
     return value.value if names is not None and isinstance(value, names.Name) else value

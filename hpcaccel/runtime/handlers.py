@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.names import DDPCommunicationHookType, DynamoBackend
+from hpcaccel.runtime.enums import DDPCommunicationHookType, DynamoBackend
 
 __all__ = [
     "AORecipeKwargs",

@@ -12,13 +12,13 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.accelerator_setup import Setup
 from hpcaccel.runtime.data.loader import PreparedLoader, make_loader
-from hpcaccel.runtime.data.standalone import bring_to_main
+from hpcaccel.runtime.data.standalone_loader import bring_to_main
 from hpcaccel.runtime.parallel.model_preparation import prepare_model
-from hpcaccel.runtime.session import Session
-from hpcaccel.runtime.setup import Setup
-from hpcaccel.runtime.training.optim import PreparedOptimizer
-from hpcaccel.runtime.training.scheduler import PreparedScheduler, prepare_scheduler
+from hpcaccel.runtime.training.prepared_optimizer import PreparedOptimizer
+from hpcaccel.runtime.training.prepared_scheduler import PreparedScheduler, prepare_scheduler
+from hpcaccel.runtime.training_session import Session
 
 __all__ = ["prepare"]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from hpcaccel.core.run_dir import RunDir, read_json
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.rundir import RunDir, read_json
 
 __all__ = ["OWN", "SHARED", "Place", "Settings", "load", "locate"]
 
@@ -140,7 +140,7 @@ def load(place: Place, **given: Any) -> Settings:
     Raises:
         RuntimeMisuse: a value that is not allowed.
     """
-    from hpcaccel.runtime.launched import asked_for  # brings torch along
+    from hpcaccel.runtime.launch_env import asked_for  # brings torch along
 
     settings = Settings(**asked_for()) if place.run is None else _from_spec(read_json(place.run.spec) or {})
     settings = replace(settings, **{name: value for name, value in given.items() if value is not None})

@@ -18,13 +18,13 @@ from pathlib import Path
 
 from hpcaccel.errors import ClusterError, SlurmCommandError, SlurmUnreachable
 from hpcaccel.slurm import hostlist
-from hpcaccel.slurm.environment import submission_environment
+from hpcaccel.slurm.command_env import submission_environment
 from hpcaccel.slurm.job_questions import STEP, JobQuestions
 from hpcaccel.slurm.programs import address, is_over, is_transient, is_unreachable
-from hpcaccel.slurm.queue_place import note_change
+from hpcaccel.slurm.queue_cache_path import note_change
 from hpcaccel.slurm.refusals import explain
 from hpcaccel.slurm.site_questions import SiteQuestions
-from hpcaccel.slurm.waiting import StartEstimate, parse_estimate
+from hpcaccel.slurm.start_estimates import StartEstimate, parse_estimate
 
 __all__ = ["Slurm"]
 

@@ -13,8 +13,8 @@ from hpcaccel.slurm.commands import Slurm
 from hpcaccel.slurm.hostlist import array_indices
 from hpcaccel.slurm.job_questions import is_script
 from hpcaccel.slurm.programs import is_unreachable
+from hpcaccel.slurm.start_estimates import StartEstimate, WaitingJob
 from hpcaccel.slurm.states import AccountingEntry, Association, JobInfo, JobState, PartitionInfo, QueueEntry
-from hpcaccel.slurm.waiting import StartEstimate, WaitingJob
 
 __all__ = ["FakeSlurm", "Submission"]
 

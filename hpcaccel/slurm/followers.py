@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import HpcaccelError
-from hpcaccel.rundir import RunDir
 from hpcaccel.slurm.commands import Slurm
 
 __all__ = ["hand_in_followers"]

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcaccel.errors import SlurmCommandError
-from hpcaccel.slurm import output
+from hpcaccel.slurm import parsing
 from hpcaccel.slurm.programs import Programs, address, is_unknown_job
+from hpcaccel.slurm.start_estimates import WAITING_FORMAT, WaitingJob, parse_waiting
 from hpcaccel.slurm.states import AccountingEntry, JobInfo, JobState, QueueEntry, parse_state
-from hpcaccel.slurm.waiting import WAITING_FORMAT, WaitingJob, parse_waiting
 
 __all__ = ["STEP", "JobQuestions", "is_script"]
 
@@ -28,7 +28,7 @@ class JobQuestions(Programs):
         """What the controller knows of one job or one array task (``46_0``); None once it has forgotten it."""
         result = self._start(["scontrol", "show", "job", address(job_id)])
         if result.returncode == 0:
-            return output.pick_job(output.jobs(result.stdout), job_id)
+            return parsing.pick_job(parsing.jobs(result.stdout), job_id)
         if is_unknown_job(result.stderr):
             return None
         raise SlurmCommandError(["scontrol", "show", "job", job_id], result.returncode, result.stderr)
@@ -41,7 +41,7 @@ class JobQuestions(Programs):
             include_ended: also what the controller still remembers of jobs that are over (some minutes).
         """
         # All states, sorted here: which names --states knows depends on the version.
-        command = ["squeue", "--array", "--noheader", "--states=all", f"--format={output.QUEUE_FORMAT}"]
+        command = ["squeue", "--array", "--noheader", "--states=all", f"--format={parsing.QUEUE_FORMAT}"]
         wanted = None if job_ids is None else {address(job_id) for job_id in job_ids}
         if wanted is None:
             command.append("--me")
@@ -54,7 +54,7 @@ class JobQuestions(Programs):
             raise SlurmCommandError(command, result.returncode, result.stderr)
         return {
             one: entry
-            for one, entry in output.queue_entries(result.stdout).items()
+            for one, entry in parsing.queue_entries(result.stdout).items()
             if (include_ended or not entry.state.is_ended)
             and (wanted is None or one in wanted or one.partition("_")[0] in wanted)
         }
@@ -101,8 +101,8 @@ class JobQuestions(Programs):
         if not job_ids:
             return {}
         listed = ",".join(dict.fromkeys(address(job_id) for job_id in job_ids))
-        said = self._sacct("--allocations", f"--format={output.SACCT_FORMAT}", f"--jobs={listed}")
-        return {} if said is None else output.accounting_entries(said)
+        said = self._sacct("--allocations", f"--format={parsing.SACCT_FORMAT}", f"--jobs={listed}")
+        return {} if said is None else parsing.accounting_entries(said)
 
     def step_state(self, job_id: str, step_id: str | int) -> JobState | None:
         """How the accounting calls a step, which it learns some moments late; None where it does not know it."""

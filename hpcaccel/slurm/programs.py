@@ -12,10 +12,10 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 
-from hpcaccel import slow
+from hpcaccel.core import progress_notes
+from hpcaccel.core.progress_notes import told_when_slow
 from hpcaccel.errors import ClusterError, SlurmCommandError
-from hpcaccel.slow import told_when_slow
-from hpcaccel.slurm.environment import query_environment
+from hpcaccel.slurm.command_env import query_environment
 
 __all__ = ["Programs", "Run", "address", "is_over", "is_transient", "is_unknown_job", "is_unreachable"]
 
@@ -71,7 +71,7 @@ class Programs:
 
     def _silence(self, program: str) -> str:
         return (
-            f"{program} has had no answer from Slurm for {slow.SILENT_SECONDS:g} s; waiting for at most "
+            f"{program} has had no answer from Slurm for {progress_notes.SILENT_SECONDS:g} s; waiting for at most "
             f"{self._timeout_seconds:g} s. The controller may be down or busy"
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.slurm.commands import Slurm
-from hpcaccel.slurm.queue_memory import Finding, Memory
+from hpcaccel.slurm.queue_cache_file import Finding, Memory
 from hpcaccel.slurm.states import AccountingEntry
 
 __all__ = ["MOST_SINGLE", "look_up"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from hpcaccel.slurm import output, site_output
+from hpcaccel.slurm import parsing, site_parsing
 from hpcaccel.slurm.programs import Programs
 from hpcaccel.slurm.states import Association, PartitionInfo
 
@@ -30,32 +30,32 @@ class SiteQuestions(Programs):
 
     def config(self) -> dict[str, str]:
         """Slurm's configuration, e.g. ``config()["KillWait"] == "30 sec"``."""
-        return output.config_values(self._output(["scontrol", "show", "config"]))
+        return parsing.config_values(self._output(["scontrol", "show", "config"]))
 
     def partitions(self) -> list[PartitionInfo]:
         """All partitions that this user may see."""
-        return output.partitions(
-            self._output(["sinfo", "--exact", "--noheader", f"--format={output.PARTITION_FORMAT}"])
+        return parsing.partitions(
+            self._output(["sinfo", "--exact", "--noheader", f"--format={parsing.PARTITION_FORMAT}"])
         )
 
     def failed_nodes(self, nodes: Sequence[str]) -> list[str]:
         """Those of ``nodes`` that are down or do not answer."""
         command = ["sinfo", "--exact", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N|%T"]
-        return output.failed_nodes(self._output(command))
+        return parsing.failed_nodes(self._output(command))
 
     def partition_records(self) -> list[dict[str, str]]:
         """``scontrol show partition``: every partition that this user may see, with Slurm's own keys."""
-        return site_output.records(self._output(["scontrol", "--oneliner", "show", "partition"]), "PartitionName")
+        return site_parsing.records(self._output(["scontrol", "--oneliner", "show", "partition"]), "PartitionName")
 
     def node_records(self) -> list[dict[str, str]]:
         """``scontrol show node``: every node that this user may see, with Slurm's own keys."""
-        return site_output.records(self._output(["scontrol", "--oneliner", "show", "node"]), "NodeName")
+        return site_parsing.records(self._output(["scontrol", "--oneliner", "show", "node"]), "NodeName")
 
     def associations(self, user: str) -> list[Association]:
         """The accounts that a user may charge; [] where there is no accounting."""
-        what = [*_of_user(user), f"format={output.ASSOCIATION_FORMAT}"]
+        what = [*_of_user(user), f"format={parsing.ASSOCIATION_FORMAT}"]
         said = None if self._lacks("sacctmgr") else self._sacctmgr(*what, options=["--noheader"])
-        return [] if said is None else output.associations(said)
+        return [] if said is None else parsing.associations(said)
 
     def association_table(self, user: str) -> list[dict[str, str]] | None:
         """The user's associations with their limits, by sacctmgr's column names; None where there is no accounting."""
@@ -67,11 +67,11 @@ class SiteQuestions(Programs):
 
     def has_pyxis(self) -> bool:
         """Whether srun here starts containers by itself."""
-        return site_output.knows_containers(self._output(["srun", "--help"]))
+        return site_parsing.knows_containers(self._output(["srun", "--help"]))
 
     def _table(self, *what: str) -> list[dict[str, str]] | None:
         said = self._sacctmgr(*what)
-        return None if said is None else site_output.table(said)
+        return None if said is None else site_parsing.table(said)
 
     def _sacctmgr(self, *what: str, options: Sequence[str] = ()) -> str | None:
         return self._recorded(["sacctmgr", "--parsable2", *options, "--readonly", "show", *what])

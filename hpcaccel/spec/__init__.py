@@ -4,22 +4,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hpcaccel.spec.canonical import from_json, spec_hash, to_json, to_yaml
-from hpcaccel.spec.cluster import ClusterProfile, load_profile, profile_names
+from hpcaccel.spec.cluster_profile import ClusterProfile, load_profile, profile_names
 from hpcaccel.spec.grid import grid
 from hpcaccel.spec.job import JobSpec
 from hpcaccel.spec.json_schema import schema, sweep_schema
 from hpcaccel.spec.load import load_spec, spec_from_values
 
 if TYPE_CHECKING:
-    from hpcaccel.spec.sweep import Sweep, SweepSpec
+    from hpcaccel.spec.sweep_fields import Sweep, SweepSpec
     from hpcaccel.spec.sweep_file import load_sweep, sweep_from_values
-    from hpcaccel.spec.trials import resolve
+    from hpcaccel.spec.trial_spec import resolve
 
 _SWEEPS = {
-    "Sweep": "sweep",
-    "SweepSpec": "sweep",
+    "Sweep": "sweep_fields",
+    "SweepSpec": "sweep_fields",
     "load_sweep": "sweep_file",
-    "resolve": "trials",
+    "resolve": "trial_spec",
     "sweep_from_values": "sweep_file",
 }
 """Found when they are asked for: the models of a sweep take time to build, and most commands do without."""

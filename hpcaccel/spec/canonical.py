@@ -20,7 +20,7 @@ from hpcaccel.spec.problems import describe, report
 from hpcaccel.spec.yaml12 import FOREIGN_BREAK, NUMBERS
 
 if TYPE_CHECKING:
-    from hpcaccel.spec.sweep import SweepSpec
+    from hpcaccel.spec.sweep_fields import SweepSpec
 
 _SHORT = 90
 """Characters of a list or mapping that may stand on one line."""
@@ -65,7 +65,7 @@ def to_yaml(spec: JobSpec) -> str:
 
 def sweep_to_yaml(spec: SweepSpec) -> str:
     """A sweep as ``to_yaml`` writes a job: loading it gives the same sweep again."""
-    from hpcaccel.spec.sweep import SweepFile  # whose models take time to build
+    from hpcaccel.spec.sweep_fields import SweepFile  # whose models take time to build
 
     section = _written(spec.sweep.model_dump(mode="json"), SweepFile.model_fields["sweep"])
     section["parameters"] = {

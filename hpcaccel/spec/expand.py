@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.spec.container import is_image_path
+from hpcaccel.spec.container_fields import is_image_path
 from hpcaccel.spec.layers import Layer
 from hpcaccel.spec.yaml12 import KeyPath, Place, Plain, Problem
 

@@ -9,15 +9,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, WithJsonSchema
 
-from hpcaccel.spec.components import Component, ComponentName
-from hpcaccel.spec.container import Container
-from hpcaccel.spec.dependencies import After
+from hpcaccel.spec.after_fields import After
+from hpcaccel.spec.component_fields import Component, ComponentName
+from hpcaccel.spec.container_fields import Container
 from hpcaccel.spec.entrypoint import Entrypoint
-from hpcaccel.spec.environment import Code, Environment
+from hpcaccel.spec.environment_fields import Code, Environment
 from hpcaccel.spec.fields import Conflict, PathText, Section
 from hpcaccel.spec.slurm import Slurm, Srun
-from hpcaccel.spec.staging import Stage
-from hpcaccel.spec.training import Checkpoint, Resilience, Runtime
+from hpcaccel.spec.stage_fields import Stage
+from hpcaccel.spec.training_fields import Checkpoint, Resilience, Runtime
 from hpcaccel.spec.yaml12 import Plain
 
 __all__ = ["JobSpec"]

@@ -16,7 +16,7 @@ def schema() -> dict[str, Any]:
 
 def sweep_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a sweep's file: a job spec with a section ``sweep``."""
-    from hpcaccel.spec.sweep import SweepFile  # other commands do without it
+    from hpcaccel.spec.sweep_fields import SweepFile  # other commands do without it
 
     return _schema(SweepFile, "hpcaccel sweep")
 

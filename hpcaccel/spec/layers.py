@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcaccel.spec.entrypoint import Entrypoint
-from hpcaccel.spec.environment import Environment
+from hpcaccel.spec.environment_fields import Environment
 from hpcaccel.spec.resources import asks_for_gpus
 from hpcaccel.spec.slurm import Slurm
 from hpcaccel.spec.yaml12 import KeyPath, Place

@@ -21,7 +21,7 @@ from hpcaccel.spec.problems import conflicts, describe, report
 from hpcaccel.spec.yaml12 import KeyPath, Place, Problem
 
 if TYPE_CHECKING:
-    from hpcaccel.spec.cluster import ClusterProfile
+    from hpcaccel.spec.cluster_profile import ClusterProfile
 
 __all__ = ["check_program", "laid_over", "load_spec", "load_variants", "spec_from_values", "validated"]
 

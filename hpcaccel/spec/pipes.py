@@ -8,7 +8,7 @@ import stat
 import sys
 from pathlib import Path
 
-from hpcaccel.slow import told_when_slow
+from hpcaccel.core.progress_notes import told_when_slow
 
 __all__ = ["base_of", "is_pipe", "read_pipe"]
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
+from hpcaccel.core.run_dir import PRIVATE_MODE, atomic_write
 from hpcaccel.errors import SpecError
-from hpcaccel.rundir import PRIVATE_MODE, atomic_write
 from hpcaccel.spec.canonical import write_yaml
-from hpcaccel.spec.cluster import is_profile_name, profiles_directory
+from hpcaccel.spec.cluster_profile import is_profile_name, profiles_directory
 from hpcaccel.spec.fields import Natural, Positive, Section, Text, Word, words
 from hpcaccel.spec.files import read_document
 from hpcaccel.spec.layers import Layer

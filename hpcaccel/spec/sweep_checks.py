@@ -21,8 +21,8 @@ from hpcaccel.spec.overrides import setting_path
 from hpcaccel.spec.parameters import Parameter, same
 from hpcaccel.spec.points import applies, contains, in_order, index_of, values
 from hpcaccel.spec.problems import describe, did_you_mean
-from hpcaccel.spec.sweep import UNCONDITIONAL, Sweep
-from hpcaccel.spec.trials import MISSING, layer_of, value_at
+from hpcaccel.spec.sweep_fields import UNCONDITIONAL, Sweep
+from hpcaccel.spec.trial_spec import MISSING, layer_of, value_at
 from hpcaccel.spec.yaml12 import KeyPath
 
 __all__ = ["checked"]

@@ -15,12 +15,12 @@ from hpcaccel.spec.layers import Layer
 from hpcaccel.spec.load import check_program, laid_over, validated
 from hpcaccel.spec.pipes import base_of
 from hpcaccel.spec.problems import report
-from hpcaccel.spec.sweep import SweepFile, SweepSpec
 from hpcaccel.spec.sweep_checks import checked
+from hpcaccel.spec.sweep_fields import SweepFile, SweepSpec
 from hpcaccel.spec.yaml12 import KeyPath, Place, Problem
 
 if TYPE_CHECKING:
-    from hpcaccel.spec.cluster import ClusterProfile
+    from hpcaccel.spec.cluster_profile import ClusterProfile
 
 __all__ = ["load_sweep", "sweep_from_values"]
 

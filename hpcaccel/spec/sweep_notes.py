@@ -6,8 +6,8 @@ import difflib
 
 from hpcaccel.spec.overrides import setting_path
 from hpcaccel.spec.points import count
-from hpcaccel.spec.sweep import SweepSpec
-from hpcaccel.spec.trials import MISSING, layer_of, value_at
+from hpcaccel.spec.sweep_fields import SweepSpec
+from hpcaccel.spec.trial_spec import MISSING, layer_of, value_at
 
 __all__ = ["notes"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcaccel.errors import SpecError
-from hpcaccel.spec.dependencies import parse_dependency
+from hpcaccel.spec.after_fields import parse_dependency
 from hpcaccel.spec.expand import escape, expand
 from hpcaccel.spec.files import read_document
 from hpcaccel.spec.job import JobSpec
@@ -24,7 +24,7 @@ from hpcaccel.spec.pipes import base_of
 from hpcaccel.spec.yaml12 import Document, Place, Problem
 
 if TYPE_CHECKING:
-    from hpcaccel.spec.cluster import ClusterProfile
+    from hpcaccel.spec.cluster_profile import ClusterProfile
 
 __all__ = ["over_profile", "read_jobs"]
 

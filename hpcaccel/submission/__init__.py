@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpcaccel.submission.find import all_runs as all_runs
     from hpcaccel.submission.find import find_run as find_run
-    from hpcaccel.submission.run import Run as Run
-    from hpcaccel.submission.run import RunArray as RunArray
+    from hpcaccel.submission.run_handle import Run as Run
+    from hpcaccel.submission.run_handle import RunArray as RunArray
     from hpcaccel.submission.status import RunStatus as RunStatus
     from hpcaccel.submission.status import statuses as statuses
 
 _HOME = {
-    "Run": "run",
-    "RunArray": "run",
+    "Run": "run_handle",
+    "RunArray": "run_handle",
     "RunStatus": "status",
     "all_runs": "find",
     "find_run": "find",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import ClusterError, SlurmCommandError
-from hpcaccel.rundir import RunDir
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission import local
 

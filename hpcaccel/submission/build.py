@@ -18,22 +18,22 @@ from pathlib import Path
 from typing import TypeVar
 
 import hpcaccel
+from hpcaccel.core.progress_notes import counted
+from hpcaccel.core.records import RunRecord, to_dict
+from hpcaccel.core.run_dir import RunDir, append_line, atomic_write, fsync_directory, write_json
 from hpcaccel.errors import RunDirectoryError, SlurmCommandError, SlurmUnreachable
-from hpcaccel.records import RunRecord, to_dict
-from hpcaccel.rundir import RunDir, append_line, atomic_write, fsync_directory, write_json
-from hpcaccel.slow import counted
 from hpcaccel.spec import JobSpec, spec_hash, to_yaml
 from hpcaccel.submission.calls import FUNCTION_FILE
 from hpcaccel.submission.checkpoints import Origin, held
-from hpcaccel.submission.codecopy import copy_code
+from hpcaccel.submission.code_copy import copy_code
+from hpcaccel.submission.deferred_signals import undoing
+from hpcaccel.submission.idempotent_resume import Turn
 from hpcaccel.submission.loader_shield import FOLDER as LOADER_SHIELD
 from hpcaccel.submission.loader_shield import write_loader_shield
 from hpcaccel.submission.package import write_node_program
 from hpcaccel.submission.prepare import Prepared, Task
 from hpcaccel.submission.provenance import packages, submitted_from
 from hpcaccel.submission.rank_side import FOLDER, write_rank_side
-from hpcaccel.submission.resume_once import Turn
-from hpcaccel.submission.signals import undoing
 
 __all__ = ["all_or_nothing", "build", "made_in", "making", "new_record", "publish", "temporary"]
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcaccel.core.records import EXIT_CONTINUED
 from hpcaccel.errors import HpcaccelError, UserError
-from hpcaccel.records import EXIT_CONTINUED
 
 __all__ = ["FUNCTION_FILE", "CallFailed", "FunctionCall", "ItemCall", "ProgramStub", "pickle_function", "said_in"]
 

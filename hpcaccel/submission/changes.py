@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from hpcaccel.core.run_dir import RunDir, read_json
 from hpcaccel.errors import HpcaccelError
-from hpcaccel.rundir import RunDir, read_json
-from hpcaccel.submission.codecopy import CodePlan
-from hpcaccel.submission.facts import read_record
+from hpcaccel.submission.code_copy import CodePlan
 from hpcaccel.submission.prepare import Prepared
-from hpcaccel.submission.site.history import last_run_of
+from hpcaccel.submission.run_state import read_record
+from hpcaccel.submission.site.last_run import last_run_of
 
 __all__ = ["Changes", "Setting", "changes_since_last"]
 

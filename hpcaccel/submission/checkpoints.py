@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcaccel import layout
+from hpcaccel import checkpoint_files
+from hpcaccel.checkpoint_files import manifest as sealed
+from hpcaccel.checkpoint_files.pins import pin, unpin
+from hpcaccel.core.run_dir import RunDir, read_json
 from hpcaccel.errors import CheckpointError, Damaged, RunNotFound, SlurmCommandError, SlurmUnreachable, UserError
-from hpcaccel.layout import sealed
-from hpcaccel.layout.pins import pin, unpin
-from hpcaccel.rundir import RunDir, read_json
 
 __all__ = ["Origin", "find_checkpoint", "find_origin", "find_place", "held", "is_checkpoint_of_run", "let_go"]
 
@@ -66,11 +66,11 @@ def find_checkpoint(token: str | os.PathLike[str]) -> Path:
     """
     base, step = _split(os.fspath(token))
     place = find_place(base)
-    if (place / layout.MANIFEST).exists():
+    if (place / checkpoint_files.MANIFEST).exists():
         if step is not None:
             raise CheckpointError(f"{place} is one checkpoint: leave out @{step}")
         return place
-    found = layout.step_directories(place)
+    found = checkpoint_files.step_directories(place)
     if step is not None:
         return _of_step(found, step, place)
     problems = []
@@ -95,7 +95,7 @@ def find_place(token: str) -> Path:
     path = Path(os.path.expanduser(token)).absolute()
     if path.exists():
         for place in (path, path / "checkpoints"):
-            if (place / layout.MANIFEST).exists() or layout.step_directories(place):
+            if (place / checkpoint_files.MANIFEST).exists() or checkpoint_files.step_directories(place):
                 return place
         if RunDir(path).record.exists() or os.sep in token:
             raise CheckpointError(f"there is no checkpoint in {path}")
@@ -106,7 +106,7 @@ def find_place(token: str) -> Path:
 
 def _run_of(token: str) -> RunDir:
     from hpcaccel.submission.find import find_run
-    from hpcaccel.submission.run import RunArray, SweepRun
+    from hpcaccel.submission.run_handle import RunArray, SweepRun
 
     try:
         run = find_run(token)
@@ -178,7 +178,7 @@ def let_go(branched_from: Mapping[str, Any] | None, *, run_id: str) -> None:
     if branched_from is None:
         return
     path = Path(branched_from["checkpoint"])
-    if (read_json(path / layout.PINNED) or {}).get("why") == _why(run_id):
+    if (read_json(path / checkpoint_files.PINNED) or {}).get("why") == _why(run_id):
         unpin(path)
 
 

@@ -17,19 +17,19 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hpcaccel import layout
+from hpcaccel import checkpoint_files
+from hpcaccel.checkpoint_files import manifest
+from hpcaccel.checkpoint_files.pins import is_pinned
+from hpcaccel.core.run_dir import RunDir, SweepDir, read_json
 from hpcaccel.errors import Damaged, HpcaccelError, RunDirectoryError
-from hpcaccel.layout import sealed
-from hpcaccel.layout.pins import is_pinned
-from hpcaccel.rundir import RunDir, SweepDir, read_json
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.spec.site import age_in_words
 from hpcaccel.submission.build import made_in
-from hpcaccel.submission.facts import read_facts, read_record
 from hpcaccel.submission.find import all_runs
-from hpcaccel.submission.remembered import Remembered, look_at
-from hpcaccel.submission.resume_once import Turn, Underway
-from hpcaccel.submission.run import AnyRun
+from hpcaccel.submission.idempotent_resume import Turn, Underway
+from hpcaccel.submission.run_handle import AnyRun
+from hpcaccel.submission.run_index import Remembered, look_at
+from hpcaccel.submission.run_state import read_facts, read_record
 from hpcaccel.submission.status import RunStatus, statuses
 
 __all__ = ["Cleaning", "Item", "Origins", "delete", "plan_cleaning"]
@@ -263,7 +263,7 @@ def _of_run(run: RunDir, state: RunStatus, needed: Mapping[Path, str], *, whole_
 
 def _may_go(places: Sequence[Path], state: RunStatus) -> str | None:
     """Why a whole run may be deleted; None where it may not."""
-    paths = [path for place in places for _, path in layout.step_directories(place)]
+    paths = [path for place in places for _, path in checkpoint_files.step_directories(place)]
     if any(is_pinned(path) for path in paths):
         return None
     parts = state.tasks or (state,)
@@ -274,22 +274,22 @@ def _may_go(places: Sequence[Path], state: RunStatus) -> str | None:
 
 def _of_checkpoints(place: Path, run_id: str) -> Iterator[Item]:
     """All checkpoints but the newest good one, those that are pinned, and everything where none is good."""
-    found = layout.step_directories(place)
+    found = checkpoint_files.step_directories(place)
     newest = next((path for _, path in found if _is_good(path)), None)
     if newest is not None:
         for _, path in found:
             if path != newest and not is_pinned(path):
                 yield Item(path=path, kind="checkpoint", run_id=run_id, why=f"{newest.name} is newer")
     for path in sorted(place.iterdir()) if place.is_dir() else []:
-        if path.name.startswith(_TEMPORARY) or layout.attempt_of(path.name) is not None:
+        if path.name.startswith(_TEMPORARY) or checkpoint_files.attempt_of(path.name) is not None:
             yield Item(path=path, kind="leftover", run_id=run_id, why="it was never finished")
-        elif path.name.startswith(tuple(f"{word}_step_" for word in layout.PUT_ASIDE)) and newest is not None:
+        elif path.name.startswith(tuple(f"{word}_step_" for word in checkpoint_files.PUT_ASIDE)) and newest is not None:
             yield Item(path=path, kind="leftover", run_id=run_id, why="it was put aside")
 
 
 def _is_good(path: Path) -> bool:
     try:
-        sealed.read(path)
+        manifest.read(path)
     except Damaged:
         return False
     return True
@@ -378,7 +378,7 @@ def _refuse_what_is_kept(item: Item, run: RunDir, now: RunStatus, needed: Mappin
 def _pins(path: Path) -> list[str]:
     """The checkpoints in ``path`` (a checkpoint, or a whole run) that are pinned."""
     places = [path / "checkpoints", *(RunDir(part).checkpoints for part in _parts(RunDir(path)))]
-    found = [path, *(one for place in places for _, one in layout.step_directories(place))]
+    found = [path, *(one for place in places for _, one in checkpoint_files.step_directories(place))]
     return [one.name for one in found if is_pinned(one)]
 
 

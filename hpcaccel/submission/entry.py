@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpcaccel.errors import SpecError
-from hpcaccel.submission.codecopy import CodePlan, plan_code
+from hpcaccel.submission.code_copy import CodePlan, plan_code
 from hpcaccel.submission.images import IMAGES, Image, container_section
 from hpcaccel.submission.loader_shield import FOLDER as LOADER_SHIELD
 from hpcaccel.submission.rank_side import FOLDER

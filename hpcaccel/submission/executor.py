@@ -16,9 +16,9 @@ from submitit.core import utils
 from submitit.core.core import Job
 from submitit.slurm.slurm import SlurmExecutor, SlurmInfoWatcher, SlurmJob
 
-from hpcaccel.rundir import RunDir, atomic_write
-from hpcaccel.submission import control
-from hpcaccel.submission.facts import read_facts
+from hpcaccel.core.run_dir import RunDir, atomic_write
+from hpcaccel.submission import stop_requests
+from hpcaccel.submission.run_state import read_facts
 from hpcaccel.submission.status import RunStatus, statuses
 
 __all__ = ["RunExecutor", "RunJob"]
@@ -97,7 +97,7 @@ class RunJob(SlurmJob[Any]):
     def cancel(self, check: bool = True) -> None:
         """Cancel the run, so that nothing brings it back. With ``check`` it is an error if it has ended already."""
         if check or not self.done():
-            control.request_cancel(self.run_dir)
+            stop_requests.request_cancel(self.run_dir)
 
 
 class RunExecutor(SlurmExecutor):

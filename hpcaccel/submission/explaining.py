@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import HpcaccelError
-from hpcaccel.rundir import RunDir
 from hpcaccel.slurm.commands import Slurm
+from hpcaccel.slurm.start_estimates import WaitingJob
 from hpcaccel.slurm.states import JobInfo, QueueEntry
-from hpcaccel.slurm.waiting import WaitingJob
 from hpcaccel.submission.explaining_reasons import meaning
-from hpcaccel.submission.facts import read_facts, read_record
-from hpcaccel.submission.left_in_queue import left_in_queue, sentence_on
+from hpcaccel.submission.run_state import read_facts, read_record
+from hpcaccel.submission.stale_jobs import left_in_queue, sentence_on
 from hpcaccel.submission.status import RunStatus, status
 
 __all__ = ["Explanation", "Why", "explain_run"]

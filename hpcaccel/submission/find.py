@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcaccel.core.run_dir import RunDir, SweepDir, default_runs_dir, index_lines, read_json
 from hpcaccel.errors import HpcaccelError, RunNotFound
-from hpcaccel.rundir import RunDir, SweepDir, default_runs_dir, index_lines, read_json
 from hpcaccel.slurm.commands import Slurm
-from hpcaccel.submission.facts import read_record
+from hpcaccel.submission.idempotent_resume import is_open
 from hpcaccel.submission.recovery import recover_now
-from hpcaccel.submission.remembered import Look, Remembered
-from hpcaccel.submission.resume_once import is_open
-from hpcaccel.submission.run import AnyRun, Run, RunArray, SweepRun, open_run
+from hpcaccel.submission.run_handle import AnyRun, Run, RunArray, SweepRun, open_run
+from hpcaccel.submission.run_index import Look, Remembered
+from hpcaccel.submission.run_state import read_record
 
 __all__ = ["Known", "all_runs", "find_run", "known_runs"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpcaccel.errors import SpecError
 from hpcaccel.slurm.pyxis import unmountable
-from hpcaccel.spec.container import IMAGE_FILES, is_image_path
+from hpcaccel.spec.container_fields import IMAGE_FILES, is_image_path
 from hpcaccel.submission.rank_side import FOLDER
 
 if TYPE_CHECKING:

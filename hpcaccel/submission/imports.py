@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcaccel.submission.codecopy import CodePlan
+from hpcaccel.submission.code_copy import CodePlan
 from hpcaccel.submission.entry import Entry
 
 if TYPE_CHECKING:

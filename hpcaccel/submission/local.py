@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hpcaccel.core.process_identity import process_start
+from hpcaccel.core.run_dir import RunDir, SweepDir, atomic_write, read_json, write_json
 from hpcaccel.errors import ClusterError
-from hpcaccel.process import process_start
-from hpcaccel.rundir import RunDir, SweepDir, atomic_write, read_json, write_json
 
 __all__ = ["LocalProcess", "kill", "local_process", "new_job_id", "start", "start_array", "start_workers", "terminate"]
 

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from hpcaccel.slow import tell_once, told_when_slow
+from hpcaccel.core.progress_notes import tell_once, told_when_slow
 
 __all__ = ["UNLOCKED", "forget_old", "give_back", "take", "take_if_free", "tell_of_no_state"]
 

@@ -9,7 +9,7 @@ from typing import Any
 from hpcaccel.errors import UserError
 from hpcaccel.spec import JobSpec
 from hpcaccel.submission.calls import ItemCall
-from hpcaccel.submission.run import RunArray
+from hpcaccel.submission.run_handle import RunArray
 from hpcaccel.submission.submit import submit
 
 __all__ = ["map"]

@@ -16,23 +16,12 @@ import zipfile
 from pathlib import Path
 
 import hpcaccel
-from hpcaccel.rundir import atomic_write
+from hpcaccel.core.run_dir import atomic_write
 
 __all__ = ["build_node_program", "write_node_program"]
 
-_BASE = (
-    "__init__.py",
-    "errors.py",
-    "process.py",
-    "rundir.py",
-    "records.py",
-    "logged.py",
-    "masking.py",
-    "slow.py",
-    "steps.py",
-    "layout/__init__.py",
-)
-_FOLDERS = ("slurm", "node")
+_BASE = ("__init__.py", "errors.py", "checkpoint_files/__init__.py")
+_FOLDERS = ("core", "slurm", "node")
 _MAIN = "from hpcaccel.node.__main__ import main\n\nmain()\n"
 _UNCHECKED = (0b01).to_bytes(4, "little")
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)

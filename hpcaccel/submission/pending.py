@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.rundir import read_json, state_home, write_json
+from hpcaccel.core.run_dir import read_json, state_home, write_json
 from hpcaccel.submission.locks import UNLOCKED, forget_old, give_back, take_if_free, tell_of_no_state
 
 __all__ = ["Pending", "pending"]

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import hpcaccel
+from hpcaccel.core.progress_notes import counted
+from hpcaccel.core.run_dir import RunDir, SweepDir, default_runs_dir, new_run_id
 from hpcaccel.errors import RunDirectoryError, SpecError, UserError
 from hpcaccel.render import render
-from hpcaccel.rundir import RunDir, SweepDir, default_runs_dir, new_run_id
-from hpcaccel.slow import counted
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.spec import (
     ClusterProfile,
@@ -30,18 +30,18 @@ from hpcaccel.spec.expand import escape
 from hpcaccel.spec.grid import grid_size
 from hpcaccel.spec.load import load_variants
 from hpcaccel.spec.pipes import base_of
+from hpcaccel.submission.after_runs import After, resolve_after, with_after
 from hpcaccel.submission.array_size import refuse_too_many
 from hpcaccel.submission.backend import Backend, SlurmBackend, backend_named
 from hpcaccel.submission.calls import ItemCall, pickle_function
-from hpcaccel.submission.chain import refuse_arrays_of
+from hpcaccel.submission.chain_jobs import refuse_arrays_of
 from hpcaccel.submission.checkpoints import Origin, find_origin
-from hpcaccel.submission.codecopy import CodePlan, sent_files
-from hpcaccel.submission.dependencies import After, resolve_after, with_after
+from hpcaccel.submission.code_copy import CodePlan, sent_files
 from hpcaccel.submission.entry import Entry, check_secrets, find_components, find_entry, launch_section, plan_copy
-from hpcaccel.submission.foresight import advice, advice_on_cluster, advice_on_machine, refuse_expedite
 from hpcaccel.submission.images import IMAGES, look_at_image
 from hpcaccel.submission.imports import hears_a_stop
 from hpcaccel.submission.provenance import GitState, git_state
+from hpcaccel.submission.script_lint import advice, advice_on_cluster, advice_on_machine, refuse_expedite
 from hpcaccel.submission.site.checks import advice_or_refusal
 
 __all__ = ["Prepared", "Task", "prepare"]

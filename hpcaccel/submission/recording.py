@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hpcaccel.rundir import RunDir, SweepDir, WorkerDir, read_json
-from hpcaccel.slurm.dependencies import remember_dependent
+from hpcaccel.core.run_dir import RunDir, SweepDir, WorkerDir, read_json
+from hpcaccel.slurm.job_dependencies import remember_dependent
 from hpcaccel.submission.backend import Backend
-from hpcaccel.submission.chain import links_behind
-from hpcaccel.submission.facts import read_record, write_record
+from hpcaccel.submission.chain_jobs import links_behind
+from hpcaccel.submission.run_state import read_record, write_record
 
 __all__ = ["ledger_sizes", "record_job", "record_workers"]
 
@@ -26,7 +26,7 @@ def record_job(
         parent: the run; of tasks the array's folder.
         offsets: where the ledger of each of them ended before the job was handed in.
 
-    Raises as :func:`hpcaccel.submission.chain.links_behind`.
+    Raises as :func:`hpcaccel.submission.chain_jobs.links_behind`.
     """
     tasks = [parent] if indices is None else [parent.task(index) for index in indices]
     for place, task in enumerate(tasks):

@@ -11,15 +11,15 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from hpcaccel.core.run_dir import RunDir, SweepDir, register
 from hpcaccel.errors import HpcaccelError, SlurmCommandError
-from hpcaccel.rundir import RunDir, SweepDir, register
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission.backend import backend_named
-from hpcaccel.submission.chain import cancel_waiting
-from hpcaccel.submission.facts import read_record
-from hpcaccel.submission.pickles import leave_pickles
+from hpcaccel.submission.chain_jobs import cancel_waiting
+from hpcaccel.submission.idempotent_resume import Interrupted, Turn, Underway, is_open
 from hpcaccel.submission.recording import record_job, record_workers
-from hpcaccel.submission.resume_once import Interrupted, Turn, Underway, is_open
+from hpcaccel.submission.run_state import read_record
+from hpcaccel.submission.submitit_pickles import leave_pickles
 
 __all__ = ["owner", "perhaps_resumed", "recover", "recover_now", "take_up"]
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
+from hpcaccel.core.run_dir import RunDir, read_json, register
 from hpcaccel.errors import RunBusy, SlurmCommandError, SlurmUnreachable, UserError
-from hpcaccel.rundir import RunDir, read_json, register
 from hpcaccel.slurm.commands import Slurm
-from hpcaccel.slurm.dependencies import tell_dependents
+from hpcaccel.slurm.job_dependencies import tell_dependents
 from hpcaccel.submission.backend import SlurmBackend, backend_named
-from hpcaccel.submission.chain import cancel_waiting
-from hpcaccel.submission.facts import honoured_name, open_requests, read_record, waiting_links
-from hpcaccel.submission.handin import hand_in
-from hpcaccel.submission.left_in_queue import left_in_queue
+from hpcaccel.submission.chain_jobs import cancel_waiting
+from hpcaccel.submission.idempotent_resume import Turn
 from hpcaccel.submission.recording import ledger_sizes, record_job
 from hpcaccel.submission.recovery import owner, perhaps_resumed, take_up
-from hpcaccel.submission.resume_once import Turn
-from hpcaccel.submission.secrets import bring_secrets
+from hpcaccel.submission.run_state import honoured_name, open_requests, read_record, waiting_links
+from hpcaccel.submission.secret_values import bring_secrets
+from hpcaccel.submission.stale_jobs import left_in_queue
 from hpcaccel.submission.status import RunStatus, status
+from hpcaccel.submission.submit_script import hand_in
 
 __all__ = ["resume"]
 

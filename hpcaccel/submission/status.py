@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from hpcaccel.process import process_start
-from hpcaccel.rundir import RunDir, SweepDir, WorkerDir, read_json
+from hpcaccel.core.process_identity import process_start
+from hpcaccel.core.run_dir import RunDir, SweepDir, WorkerDir, read_json
 from hpcaccel.slurm.commands import Slurm
-from hpcaccel.slurm.queue import Queue
+from hpcaccel.slurm.queue_cache import Queue
 from hpcaccel.slurm.states import JobState
-from hpcaccel.submission.asking import Job, ask_processes, ask_slurm, job_of
 from hpcaccel.submission.explaining_reasons import in_words
-from hpcaccel.submission.facts import Facts, read_facts, read_worker_facts
+from hpcaccel.submission.idempotent_resume import is_open_for
 from hpcaccel.submission.recovery import owner, recover_now
-from hpcaccel.submission.resume_once import is_open_for
+from hpcaccel.submission.run_state import Facts, read_facts, read_worker_facts
+from hpcaccel.submission.scheduler_state import Job, ask_processes, ask_slurm, job_of
 
 __all__ = ["ACTIVE", "RunStatus", "State", "array_status", "status", "statuses"]
 

@@ -8,20 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.rundir import register
+from hpcaccel.core.run_dir import register
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.spec import JobSpec
+from hpcaccel.submission.after_runs import backend_waiting
 from hpcaccel.submission.backend import SlurmBackend
 from hpcaccel.submission.build import build, making
-from hpcaccel.submission.dependencies import backend_waiting
-from hpcaccel.submission.foresight import advice_on_job
-from hpcaccel.submission.handin import hand_in
-from hpcaccel.submission.once import Always, Once, once_asked_for, tell_of_earlier
+from hpcaccel.submission.command_identity import command_of
+from hpcaccel.submission.idempotent import Always, Once, once_asked_for, tell_of_earlier
+from hpcaccel.submission.idempotent_resume import Turn
 from hpcaccel.submission.prepare import Prepared, prepare
 from hpcaccel.submission.recording import record_job
-from hpcaccel.submission.resume_once import Turn
-from hpcaccel.submission.run import Run, RunArray, open_run
-from hpcaccel.submission.same_command import command_of
+from hpcaccel.submission.run_handle import Run, RunArray, open_run
+from hpcaccel.submission.script_lint import advice_on_job
+from hpcaccel.submission.submit_script import hand_in
 
 __all__ = ["advice_afterwards", "submit", "submit_prepared"]
 

@@ -7,16 +7,16 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import HpcaccelError, SlurmCommandError, SlurmUnreachable
-from hpcaccel.rundir import RunDir
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.spec import JobSpec
-from hpcaccel.submission.control import request_cancel
-from hpcaccel.submission.facts import open_requests
-from hpcaccel.submission.once import Once, asked_for, tell_of_earlier
+from hpcaccel.submission.command_identity import command_of
+from hpcaccel.submission.idempotent import Once, asked_for, tell_of_earlier
 from hpcaccel.submission.prepare import Prepared, prepare
-from hpcaccel.submission.run import Run, open_run
-from hpcaccel.submission.same_command import command_of
+from hpcaccel.submission.run_handle import Run, open_run
+from hpcaccel.submission.run_state import open_requests
+from hpcaccel.submission.stop_requests import request_cancel
 from hpcaccel.submission.submit import submit_prepared
 
 __all__ = ["is_half_submitted", "key_of", "prepare_jobs", "submit_jobs"]
@@ -69,7 +69,7 @@ def submit_jobs(
     When Slurm stops answering, they stay, and the same call, made once more, goes on with the others.
 
     Args:
-        key: see :mod:`hpcaccel.submission.once`; each job has its own part of it.
+        key: see :mod:`hpcaccel.submission.idempotent`; each job has its own part of it.
 
     Raises:
         HpcaccelError: as :func:`hpcaccel.submit`.

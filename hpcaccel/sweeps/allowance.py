@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from hpcaccel.rundir import SweepDir
+from hpcaccel.core.run_dir import SweepDir
 from hpcaccel.sweeps.budget import Account, Budget, in_hours, too_small, too_small_for_any, typical
-from hpcaccel.sweeps.conversation import Hello
-from hpcaccel.sweeps.course import Course
 from hpcaccel.sweeps.definition import Definition
-from hpcaccel.sweeps.reading import StudyRecord, TrialRecord
+from hpcaccel.sweeps.journal_reader import StudyRecord, TrialRecord
 from hpcaccel.sweeps.results import GPU_SECONDS
+from hpcaccel.sweeps.running_trial import Course
+from hpcaccel.sweeps.tuner_protocol import Hello
 
 __all__ = ["Allowance"]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from hpcaccel.core.run_dir import RunDir, SweepDir
 from hpcaccel.errors import ClusterError, SlurmCommandError, SlurmUnreachable
-from hpcaccel.rundir import RunDir, SweepDir
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.slurm.refusals import submit_limit
 from hpcaccel.submission import local

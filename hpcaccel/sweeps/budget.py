@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from hpcaccel.records import WorkerEnd, WorkerSeen, WorkerStart, WorkerTaken, from_dict
-from hpcaccel.rundir import SweepDir, read_lines
+from hpcaccel.core.records import WorkerEnd, WorkerSeen, WorkerStart, WorkerTaken, from_dict
+from hpcaccel.core.run_dir import SweepDir, read_lines
 
 __all__ = ["Account", "Budget", "Held", "in_hours", "raise_it", "too_small", "too_small_for_any", "typical"]
 

@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcaccel.logged import Logged
-from hpcaccel.rundir import SweepDir
+from hpcaccel.core.metrics_reader import Logged
+from hpcaccel.core.run_dir import SweepDir
 from hpcaccel.sweeps.definition import read_definition
+from hpcaccel.sweeps.journal_reader import TrialRecord
 from hpcaccel.sweeps.pruning import Rule, rule_of
-from hpcaccel.sweeps.reading import TrialRecord
 from hpcaccel.sweeps.results import STEPS
 
 __all__ = ["Rung", "curve", "rungs"]

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hpcaccel
+from hpcaccel.core.run_dir import SweepDir, read_json
 from hpcaccel.errors import RunDirectoryError
-from hpcaccel.rundir import SweepDir, read_json
-from hpcaccel.sweeps.sharing import share
+from hpcaccel.sweeps.packing import share
 
 if TYPE_CHECKING:
     from hpcaccel.spec import JobSpec
-    from hpcaccel.spec.sweep import SweepSpec
+    from hpcaccel.spec.sweep_fields import SweepSpec
 
 __all__ = ["Definition", "chooser_command", "read_definition", "sweep_document", "sweep_hash"]
 
-_CHOOSER = "import sys; sys.path[0] = {root!r}; from hpcaccel.sweeps.worker import main; main()"
+_CHOOSER = "import sys; sys.path[0] = {root!r}; from hpcaccel.sweeps.tuner import main; main()"
 """A worker starts in the sweep's own working directory and environment: this finds the package that we are part of."""
 
 
@@ -61,7 +61,7 @@ class Definition:
 
 def read_definition(sweep: SweepDir) -> Definition:
     """Raises RunDirectoryError where ``sweep`` is no sweep's directory."""
-    from hpcaccel.spec.sweep import SweepSpec
+    from hpcaccel.spec.sweep_fields import SweepSpec
 
     document = read_json(sweep.sweep)
     if document is None:

@@ -7,10 +7,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hpcaccel.rundir import SweepDir
+from hpcaccel.core.run_dir import SweepDir
 from hpcaccel.sweeps.curves import Rung
 from hpcaccel.sweeps.definition import read_definition
-from hpcaccel.sweeps.reading import TrialRecord
+from hpcaccel.sweeps.journal_reader import TrialRecord
 
 __all__ = ["FEWEST", "Importances", "importances"]
 

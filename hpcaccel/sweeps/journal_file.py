@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hpcaccel.core.run_dir import FILE_MODE, fsync_directory
 from hpcaccel.errors import RunDirectoryError
-from hpcaccel.rundir import FILE_MODE, fsync_directory
 from hpcaccel.sweeps.journal_lock import PATIENCE_SECONDS, Claim, owner_of
 from hpcaccel.sweeps.journal_segments import WRITABLE, Segments
 

@@ -21,7 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.process import process_start
+from hpcaccel.core.process_identity import process_start
 
 __all__ = ["PATIENCE_SECONDS", "Claim", "is_dead", "owner_of"]
 

@@ -24,8 +24,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpcaccel.core.run_dir import FILE_MODE, fsync_directory
 from hpcaccel.errors import HpcaccelError
-from hpcaccel.rundir import FILE_MODE, fsync_directory
 
 __all__ = ["Segments"]
 

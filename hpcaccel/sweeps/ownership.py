@@ -16,13 +16,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from hpcaccel.process import process_start
-from hpcaccel.records import WorkerStart, from_dict
-from hpcaccel.rundir import SweepDir, WorkerDir, read_json, read_lines
+from hpcaccel.core.process_identity import process_start
+from hpcaccel.core.records import WorkerStart, from_dict
+from hpcaccel.core.run_dir import SweepDir, WorkerDir, read_json, read_lines
 from hpcaccel.slurm.commands import Slurm
-from hpcaccel.slurm.queue import Queue
+from hpcaccel.slurm.queue_cache import Queue
 from hpcaccel.submission.local import local_process
-from hpcaccel.sweeps.reading import StudyRecord
+from hpcaccel.sweeps.journal_reader import StudyRecord
 
 __all__ = ["Claim", "Notes", "gone_for_good"]
 

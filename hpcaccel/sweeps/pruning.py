@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpcaccel.spec.pruners import Asha, Hyperband, Median
-from hpcaccel.spec.sweep import Sweep
+from hpcaccel.spec.sweep_fields import Sweep
 
 __all__ = ["Curve", "Rule", "rule_of"]
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hpcaccel.sweeps.marks import SETTINGS, point_number
-from hpcaccel.sweeps.reading import STATES, State, TrialRecord
+from hpcaccel.sweeps.journal_reader import STATES, State, TrialRecord
+from hpcaccel.sweeps.trial_attrs import SETTINGS, point_number
 
 __all__ = [
     "ATTEMPTS",

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcaccel import layout
+from hpcaccel import checkpoint_files
+from hpcaccel.checkpoint_files.pins import is_pinned, pin, unpin
+from hpcaccel.core.run_dir import SweepDir
 from hpcaccel.errors import RunDirectoryError
-from hpcaccel.layout.pins import is_pinned, pin, unpin
-from hpcaccel.rundir import SweepDir
-from hpcaccel.sweeps.marks import CHECKPOINT, FROM
-from hpcaccel.sweeps.reading import TrialRecord
+from hpcaccel.sweeps.journal_reader import TrialRecord
+from hpcaccel.sweeps.trial_attrs import CHECKPOINT, FROM
 
 __all__ = ["hold", "let_go", "source_of"]
 
@@ -25,9 +25,9 @@ def source_of(sweep: SweepDir, marks: Mapping[str, Any]) -> Path | None:
     if FROM not in marks:
         return None
     noted = marks.get(CHECKPOINT)
-    if noted is not None and (sweep.path / str(noted) / layout.MANIFEST).exists():
+    if noted is not None and (sweep.path / str(noted) / checkpoint_files.MANIFEST).exists():
         return sweep.path / str(noted)
-    newest = layout.newest(sweep.trial(marks[FROM]).checkpoints)
+    newest = checkpoint_files.newest(sweep.trial(marks[FROM]).checkpoints)
     return None if newest is None else newest.path
 
 
@@ -44,13 +44,13 @@ def hold(sweep: SweepDir, trial: TrialRecord) -> Path | None:
             continue  # it went in this moment
         except OSError as error:
             raise RunDirectoryError(f"cannot pin {path}: {error.strerror or error}") from error
-        if (path / layout.MANIFEST).exists():
+        if (path / checkpoint_files.MANIFEST).exists():
             return path
     return None
 
 
 def _newest(sweep: SweepDir, trial: TrialRecord) -> Path | None:
-    newest = layout.newest(sweep.trial(trial.number).checkpoints)
+    newest = checkpoint_files.newest(sweep.trial(trial.number).checkpoints)
     return source_of(sweep, trial.user_attrs) if newest is None else newest.path
 
 
@@ -63,12 +63,14 @@ def let_go(sweep: SweepDir, trial: TrialRecord, trials: Iterable[TrialRecord]) -
         OSError: the checkpoint's directory cannot be written.
     """
     path = source_of(sweep, trial.user_attrs)
-    if path is None or (trial.state == "failed" and layout.newest(sweep.trial(trial.number).checkpoints) is None):
+    if path is None or (
+        trial.state == "failed" and checkpoint_files.newest(sweep.trial(trial.number).checkpoints) is None
+    ):
         return None  # whoever tries it again begins there
     others = (other for other in trials if other.number != trial.number and not other.is_finished)
     if any(source_of(sweep, other.user_attrs) == path for other in others):
         return None
-    if is_pinned(path) and _why(sweep) in (path / layout.PINNED).read_text(encoding="utf-8"):
+    if is_pinned(path) and _why(sweep) in (path / checkpoint_files.PINNED).read_text(encoding="utf-8"):
         unpin(path)
     return int(path.parent.parent.name)
 

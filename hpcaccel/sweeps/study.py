@@ -15,17 +15,17 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from hpcaccel.core.run_dir import SweepDir
 from hpcaccel.errors import UserError
-from hpcaccel.rundir import SweepDir
 from hpcaccel.spec.job import JobSpec
 from hpcaccel.spec.points import equal
-from hpcaccel.spec.sweep import SweepSpec
-from hpcaccel.spec.trials import resolve, seed_of
-from hpcaccel.sweeps.drawing import Drawing, UsedUp, rank
+from hpcaccel.spec.sweep_fields import SweepSpec
+from hpcaccel.spec.trial_spec import resolve, seed_of
 from hpcaccel.sweeps.journal import Journal
-from hpcaccel.sweeps.marks import ORIGIN, POINT, REPEAT, SURPLUS, is_drawn, point_number, repeat_number
 from hpcaccel.sweeps.pruning import Curve, rule_of
+from hpcaccel.sweeps.sampler import Drawing, UsedUp, rank
 from hpcaccel.sweeps.space import Point
+from hpcaccel.sweeps.trial_attrs import ORIGIN, POINT, REPEAT, SURPLUS, is_drawn, point_number, repeat_number
 
 __all__ = ["STUDY_NAME", "Asked", "NoMore", "SweepStudy"]
 

@@ -1,6 +1,6 @@
 """Accelerate's ``utils``: all names of the pages in this folder, and for those that are not here the reason why."""
 
-from hpcaccel.runtime.compat.absent import __getattr__ as __getattr__
+from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__
 from hpcaccel.utils.constants import *
 from hpcaccel.utils.dataclasses import *
 from hpcaccel.utils.deepspeed import *

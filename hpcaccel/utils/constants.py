@@ -1,7 +1,6 @@
 """Accelerate's import path of files' names."""
 
-from hpcaccel.runtime.compat.absent import __getattr__ as __getattr__
-from hpcaccel.runtime.saving.file_names import (
+from hpcaccel.runtime.checkpointing.file_names import (
     MODEL_NAME,
     SAFE_MODEL_NAME,
     SAFE_WEIGHTS_INDEX_NAME,
@@ -11,6 +10,7 @@ from hpcaccel.runtime.saving.file_names import (
     WEIGHTS_NAME,
     WEIGHTS_PATTERN_NAME,
 )
+from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__
 
 __all__ = [
     "MODEL_NAME",

@@ -1,6 +1,16 @@
 """Accelerate's import path of settings and names."""
 
-from hpcaccel.runtime.compat.absent import __getattr__ as __getattr__
+from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__
+from hpcaccel.runtime.distributed.collectives.nested_ops import TensorInformation
+from hpcaccel.runtime.enums import (
+    ComputeEnvironment,
+    DDPCommunicationHookType,
+    DistributedType,
+    DynamoBackend,
+    LoggerType,
+    PrecisionType,
+    RNGType,
+)
 from hpcaccel.runtime.handlers import (
     AORecipeKwargs,
     AutocastKwargs,
@@ -21,16 +31,6 @@ from hpcaccel.runtime.handlers import (
     TorchTensorParallelConfig,
     TorchTensorParallelPlugin,
 )
-from hpcaccel.runtime.names import (
-    ComputeEnvironment,
-    DDPCommunicationHookType,
-    DistributedType,
-    DynamoBackend,
-    LoggerType,
-    PrecisionType,
-    RNGType,
-)
-from hpcaccel.runtime.together.shapes import TensorInformation
 
 __all__ = [
     "AORecipeKwargs",

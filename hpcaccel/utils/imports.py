@@ -1,6 +1,5 @@
 """Accelerate's import path of whether a package or a device is here."""
 
-from hpcaccel.runtime.compat.absent import __getattr__ as __getattr__
 from hpcaccel.runtime.compat.availability import (
     deepspeed_required,
     is_4bit_bnb_available,
@@ -62,6 +61,7 @@ from hpcaccel.runtime.compat.availability import (
     is_xpu_available,
     torchao_required,
 )
+from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__
 
 __all__ = [
     "deepspeed_required",

@@ -1,3 +1,3 @@
 """Accelerate's import path of Megatron-LM. Names say what takes their place."""
 
-from hpcaccel.runtime.compat.absent import __getattr__ as __getattr__
+from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__

@@ -1,7 +1,7 @@
 """Accelerate's import path of models' sizes and weights."""
 
-from hpcaccel.runtime.compat.absent import __getattr__ as __getattr__
-from hpcaccel.runtime.compat.model_looks import find_tied_parameters, is_peft_model, retie_parameters
+from hpcaccel.runtime.checkpointing.load_model import load_checkpoint_in_model, load_state_dict
+from hpcaccel.runtime.compat.model_introspection import find_tied_parameters, is_peft_model, retie_parameters
 from hpcaccel.runtime.compat.model_size import (
     calculate_maximum_sizes,
     compute_module_sizes,
@@ -10,7 +10,7 @@ from hpcaccel.runtime.compat.model_size import (
     id_tensor_storage,
     named_module_tensors,
 )
-from hpcaccel.runtime.saving.model_loading import load_checkpoint_in_model, load_state_dict
+from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__
 
 __all__ = [
     "calculate_maximum_sizes",

@@ -1,8 +1,8 @@
 """Accelerate's import path of what is done with nested tensors, and together."""
 
 from hpcaccel.errors import DistributedOperationException
-from hpcaccel.runtime.compat.absent import __getattr__ as __getattr__
-from hpcaccel.runtime.together.functions import (
+from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__
+from hpcaccel.runtime.distributed.collectives.functions import (
     broadcast,
     broadcast_object_list,
     copy_tensor_to_devices,
@@ -11,9 +11,7 @@ from hpcaccel.runtime.together.functions import (
     pad_across_processes,
     reduce,
 )
-from hpcaccel.runtime.together.nested import honor_type, is_namedtuple, is_torch_tensor, recursively_apply
-from hpcaccel.runtime.together.padding import pad_input_tensors
-from hpcaccel.runtime.together.shapes import (
+from hpcaccel.runtime.distributed.collectives.nested_ops import (
     concatenate,
     convert_outputs_to_fp32,
     convert_to_fp32,
@@ -27,6 +25,13 @@ from hpcaccel.runtime.together.shapes import (
     send_to_device,
     slice_tensors,
 )
+from hpcaccel.runtime.distributed.collectives.nested_tensors import (
+    honor_type,
+    is_namedtuple,
+    is_torch_tensor,
+    recursively_apply,
+)
+from hpcaccel.runtime.distributed.collectives.padding import pad_input_tensors
 
 __all__ = [
     "DistributedOperationException",

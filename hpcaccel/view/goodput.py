@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hpcaccel.records import AttemptEnd, AttemptStart, Timing
-from hpcaccel.steps import AttemptSteps
+from hpcaccel.core.attempt_steps import AttemptSteps
+from hpcaccel.core.records import AttemptEnd, AttemptStart, Timing
 
 __all__ = ["HELD", "PARTS", "Span", "Work", "add_up", "between", "split"]
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.rundir import RunDir
-from hpcaccel.submission.facts import read_facts
-from hpcaccel.submission.remembered import Remembered, look_at
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.submission.run_index import Remembered, look_at
+from hpcaccel.submission.run_state import read_facts
 from hpcaccel.submission.status import statuses
-from hpcaccel.view.overview import Overview, overview
+from hpcaccel.view.run_overview import Overview, overview
 
 __all__ = ["Listed", "listed"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TextIO
 
-from hpcaccel.view.news import facts, news, state_line
+from hpcaccel.view.events import facts, news, state_line
 from hpcaccel.view.watch import Snapshot, Watcher
 
 __all__ = ["Display", "PlainDisplay", "display", "follow"]
@@ -45,7 +45,7 @@ def display(*, stream: TextIO | None = None) -> Iterator[Display]:
     if not stream.isatty():
         yield PlainDisplay(stream)
         return
-    from hpcaccel.view.screen import LiveDisplay
+    from hpcaccel.view.live_display import LiveDisplay
 
     with LiveDisplay(stream) as live:
         yield live

@@ -9,10 +9,10 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
-from hpcaccel.view.columns import Column, Styled, console_for, print_table
+from hpcaccel.view.formatting import clean, duration
 from hpcaccel.view.goodput import PARTS
-from hpcaccel.view.report import AttemptReport, Interval, Report
-from hpcaccel.view.words import clean, duration
+from hpcaccel.view.text_tables import Column, Styled, console_for, print_table
+from hpcaccel.view.time_report import AttemptReport, Interval, Report
 
 __all__ = ["interval_lines", "print_report"]
 

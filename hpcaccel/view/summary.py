@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hpcaccel.view.news import describe_end
-from hpcaccel.view.overview import Overview
-from hpcaccel.view.words import clean, number, step_of
+from hpcaccel.view.events import describe_end
+from hpcaccel.view.formatting import clean, number, step_of
+from hpcaccel.view.run_overview import Overview
 
 __all__ = ["summary"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcaccel.sweeps.curves import Rung
 from hpcaccel.sweeps.importances import Importances
-from hpcaccel.sweeps.reading import TrialRecord
+from hpcaccel.sweeps.journal_reader import TrialRecord
 from hpcaccel.sweeps.results import Goal
 
 __all__ = ["BAD", "BEST", "DIM", "GOOD", "INK", "SweepData", "shown"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpcaccel.sweeps.reading import TrialRecord
+from hpcaccel.sweeps.journal_reader import TrialRecord
 from hpcaccel.view.sweep_data import BAD, BEST, DIM, GOOD, INK, SweepData
 from hpcaccel.view.sweep_hover import are_trials, is_trial
 from hpcaccel.view.sweep_parallel import draw_parallel

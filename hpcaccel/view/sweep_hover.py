@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from hpcaccel.sweeps.reading import TrialRecord
+from hpcaccel.sweeps.journal_reader import TrialRecord
 from hpcaccel.view.sweep_data import SweepData, shown
 
 __all__ = ["are_trials", "is_trial", "with_titles"]

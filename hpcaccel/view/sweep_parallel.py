@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpcaccel.sweeps.reading import TrialRecord
+from hpcaccel.sweeps.journal_reader import TrialRecord
 from hpcaccel.view.sweep_data import BEST, DIM, INK, SweepData, shown
 from hpcaccel.view.sweep_hover import is_trial
 

@@ -11,18 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcaccel.core.run_dir import SweepDir, atomic_write
 from hpcaccel.errors import UserError
-from hpcaccel.rundir import SweepDir, atomic_write
 from hpcaccel.sweeps.curves import curve, rungs
-from hpcaccel.sweeps.handle import Sweep
 from hpcaccel.sweeps.importances import importances
-from hpcaccel.sweeps.overview import SweepOverview
-from hpcaccel.sweeps.reading import TrialRecord
+from hpcaccel.sweeps.journal_reader import TrialRecord
 from hpcaccel.sweeps.results import best_first
+from hpcaccel.sweeps.sweep_handle import Sweep
+from hpcaccel.sweeps.sweep_overview import SweepOverview
+from hpcaccel.view.formatting import clock_time
 from hpcaccel.view.sweep_data import SweepData, shown
 from hpcaccel.view.sweep_figures import PANELS, Panel
 from hpcaccel.view.sweep_hover import with_titles
-from hpcaccel.view.words import clock_time
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

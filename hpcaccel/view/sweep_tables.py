@@ -7,11 +7,11 @@ from typing import Any, TextIO
 
 from rich.console import Console
 
-from hpcaccel.sweeps.overview import Found, SweepOverview
 from hpcaccel.sweeps.results import OWN_COLUMNS
-from hpcaccel.view.columns import Cell, Column, Styled, console_for, print_facts, print_table
-from hpcaccel.view.tables import state_text
-from hpcaccel.view.words import clean, duration, number
+from hpcaccel.sweeps.sweep_overview import Found, SweepOverview
+from hpcaccel.view.formatting import clean, duration, number
+from hpcaccel.view.run_tables import state_text
+from hpcaccel.view.text_tables import Cell, Column, Styled, console_for, print_facts, print_table
 
 __all__ = ["print_sweep", "print_trials", "sweep_in_a_line"]
 

@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import Any, TextIO
 
-from hpcaccel.view.words import clean, size
+from hpcaccel.view.formatting import clean, size
 
 __all__ = ["Transfer"]
 

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hpcaccel.records import StopRequest
-from hpcaccel.rundir import RunDir
-from hpcaccel.submission.facts import read_record
+from hpcaccel.core.records import StopRequest
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.submission.run_state import read_record
 from hpcaccel.submission.status import RunStatus, status
-from hpcaccel.view.history import Attempt, current_step, read_attempts, read_requests, total_steps
-from hpcaccel.view.metrics import Metrics
+from hpcaccel.view.attempts import Attempt, current_step, read_attempts, read_requests, total_steps
+from hpcaccel.view.metrics_follower import Metrics
 
 __all__ = ["QUEUE_SECONDS", "Asking", "Snapshot", "Watcher"]
 

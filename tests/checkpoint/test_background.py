@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcaccel import layout
-from hpcaccel.checkpoint import CheckpointEngine, TrainingState, background, staging
+from hpcaccel import checkpoint_files
+from hpcaccel.checkpoint import CheckpointEngine, TrainingState, background, snapshot_memory
+from hpcaccel.checkpoint_files import manifest
+from hpcaccel.core.run_dir import read_lines
 from hpcaccel.errors import CheckpointError
-from hpcaccel.layout import sealed
-from hpcaccel.rundir import read_lines
 from tests.checkpoint.test_faults import contents
 from tests.checkpoint.training import Training
 from tests.checkpoint.world import Killed, run_ranks
@@ -92,11 +92,11 @@ class Program:
         self.found["after the kill"] = contents(self.directory / "main")
 
     def no_snapshot(self):
-        snapshot, staging.Memory.snapshot = staging.Memory.snapshot, _refuse
+        snapshot, snapshot_memory.Memory.snapshot = snapshot_memory.Memory.snapshot, _refuse
         if self.rank == 0:
-            staging.Memory.snapshot = snapshot
+            snapshot_memory.Memory.snapshot = snapshot
         self.start(5)
-        staging.Memory.snapshot = snapshot
+        snapshot_memory.Memory.snapshot = snapshot
         self.found["no snapshot"] = message(self.engine.drain)
         self.start(5)
         self.engine.drain()
@@ -153,11 +153,11 @@ def test_two_ranks_save_in_the_background(tmp_path):
         "checkpoints are not written in the background, training waits for them: it is full"
     ]
     assert second["told"] == []
-    assert [checkpoint.step for checkpoint in layout.committed(tmp_path / "small")] == [1, 2]
+    assert [checkpoint.step for checkpoint in checkpoint_files.committed(tmp_path / "small")] == [1, 2]
     assert first["gone"]
     assert second["gone"]
 
-    assert sealed.read(tmp_path / "main" / "step_00000005")["world_size"] == 2
+    assert manifest.read(tmp_path / "main" / "step_00000005")["world_size"] == 2
 
 
 def _same(rank, directory):
@@ -249,7 +249,7 @@ def test_a_killed_rank_takes_its_writer_along_and_what_is_there_is_whole(tmp_pat
     for rank in (0, 1):
         pid = int((tmp_path / f"writer.{rank}").read_text())
         assert _is_gone(pid), (rank, pid)
-    committed = [checkpoint.step for checkpoint in layout.committed(tmp_path)]
+    committed = [checkpoint.step for checkpoint in checkpoint_files.committed(tmp_path)]
     assert committed in ([1], [1, 2])
     again = Training("plain", seed=9)
     engine = CheckpointEngine(tmp_path, attempt=2)
@@ -295,7 +295,7 @@ def test_another_size_another_snapshot(tmp_path):
     engine.close()
     for step, value in enumerate(values, 1):
         holder = Holder(None)
-        engine.load(tmp_path / layout.checkpoint_name(step), TrainingState(objects={"x": holder}))
+        engine.load(tmp_path / checkpoint_files.checkpoint_name(step), TrainingState(objects={"x": holder}))
         assert torch.equal(holder.value, value)
 
 
@@ -303,19 +303,19 @@ def test_a_ring_that_is_smaller_than_the_file_goes_round(tmp_path):
     pieces = [os.urandom(size) for size in (0, 64, 5000, 1 << 20, 3_000_001, 64)]
     padded = [data + bytes(-len(data) % 64) for data in pieces]
     for number, size in enumerate((1, 4096, 1 << 20, 1 << 24)):
-        memory = staging.Memory(size)
+        memory = snapshot_memory.Memory(size)
         views = [(memoryview(bytearray(data)), len(whole)) for data, whole in zip(pieces, padded, strict=True)]
-        crcs = staging.stream(memory, tmp_path / str(number), views)
+        crcs = snapshot_memory.stream(memory, tmp_path / str(number), views)
         assert (tmp_path / str(number)).read_bytes() == b"".join(padded)
         assert crcs == [zlib.crc32(whole) for whole in padded]
 
 
 def test_memory_is_looked_for_beforehand(monkeypatch):
-    free = staging.available_bytes()
+    free = snapshot_memory.available_bytes()
     assert free is None or free > 0
-    monkeypatch.setattr(staging, "available_bytes", lambda: 10_000)
-    assert staging.no_room(4000, of=2) is None
-    assert "0.00 GB on each of this node's 3 ranks does not fit" in (staging.no_room(4000, of=3) or "")
+    monkeypatch.setattr(snapshot_memory, "available_bytes", lambda: 10_000)
+    assert snapshot_memory.no_room(4000, of=2) is None
+    assert "0.00 GB on each of this node's 3 ranks does not fit" in (snapshot_memory.no_room(4000, of=3) or "")
 
 
 # -- in a training -----------------------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ def test_the_training_hears_of_a_failure_on_all_ranks_and_waits_for_the_last_sav
     ended = run_program("background.py", [end], run=run)
     assert ended.codes == ([85, 85] if end == "stop" else [0, 0]), "\n".join(ended.outputs)
     assert "the checkpoint of step 12 is left out" in ended.outputs[0]
-    steps = [checkpoint.step for checkpoint in layout.committed(run.checkpoints)]
+    steps = [checkpoint.step for checkpoint in checkpoint_files.committed(run.checkpoints)]
     told = [line for line, _ in read_lines(run.saves(1))]
     assert [line["step"] for line in told] == steps
     assert steps == ([4, 17, 20, 24] if end == "break" else [4, 17, 20, 24, 25])
@@ -337,4 +337,4 @@ def test_the_training_hears_of_a_failure_on_all_ranks_and_waits_for_the_last_sav
         assert "rank 1: 15" in ended.outputs[1]
         assert "the process that writes it has ended (signal SIGKILL)" in ended.result()["said"]
     assert all(line["bytes"] > 0 and line["seconds"] > 0 and line["stall_seconds"] > 0 for line in told)
-    assert contents(run.checkpoints) == [layout.checkpoint_name(step) for step in steps]
+    assert contents(run.checkpoints) == [checkpoint_files.checkpoint_name(step) for step in steps]

@@ -7,8 +7,8 @@ import shutil
 import pytest
 import torch
 
-from hpcaccel import layout
-from hpcaccel.checkpoint import CheckpointEngine, TrainingState, manifest
+from hpcaccel import checkpoint_files
+from hpcaccel.checkpoint import CheckpointEngine, TrainingState, manifest_writer
 from hpcaccel.errors import CheckpointError
 from tests.checkpoint.training import Training
 from tests.checkpoint.world import run_ranks
@@ -40,7 +40,7 @@ def test_every_flipped_byte_is_found(two):
     path = directory / "step_00000002"
     engine = CheckpointEngine(directory)
     training = Training("plain", seed=4)
-    for name in ("rank_00000.bin", "index.json", layout.MANIFEST):
+    for name in ("rank_00000.bin", "index.json", checkpoint_files.MANIFEST):
         size = (path / name).stat().st_size
         for at in sorted({0, 1, size // 3, size // 2, size - 2, size - 1, *range(0, size, max(1, size // 40))}):
             flip(path / name, at, bit=at % 8)
@@ -61,7 +61,7 @@ def zero_a_page(path):
     path.write_bytes(bytes(4096) + data[4096:])
 
 
-@pytest.mark.parametrize("name", ["rank_00000.bin", "index.json", layout.MANIFEST])
+@pytest.mark.parametrize("name", ["rank_00000.bin", "index.json", checkpoint_files.MANIFEST])
 @pytest.mark.parametrize("harm", [truncate, zero_a_page, lambda path: path.unlink(), lambda path: flip(path, 200)])
 def test_all_fall_back_to_the_older_one_and_the_bad_one_is_kept(two, name, harm, caplog):
     directory, digests = two
@@ -79,7 +79,7 @@ def test_all_fall_back_to_the_older_one_and_the_bad_one_is_kept(two, name, harm,
 
 def test_when_none_is_good_nothing_starts_at_zero(two):
     directory, _ = two
-    flip(directory / "step_00000002" / layout.MANIFEST, 30)
+    flip(directory / "step_00000002" / checkpoint_files.MANIFEST, 30)
     flip(directory / "step_00000001" / "rank_00000.bin", 30)
     engine = CheckpointEngine(directory)
     path = engine.find("auto")
@@ -153,9 +153,9 @@ def test_nothing_is_ever_unpickled(two, monkeypatch):
 
 def test_a_newer_format_is_refused(two):
     directory, _ = two
-    path = directory / "step_00000002" / layout.MANIFEST
+    path = directory / "step_00000002" / checkpoint_files.MANIFEST
     content = {**json.loads(path.read_text()), "version": 99}
-    path.write_bytes(manifest.seal(content))
+    path.write_bytes(manifest_writer.seal(content))
     with pytest.raises(CheckpointError, match="version 99, written by a newer hpcaccel"):
         CheckpointEngine(directory).load(path.parent, TrainingState())
     assert path.exists()

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from hpcaccel import layout
+from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint import CheckpointEngine, TrainingState, commit
 from hpcaccel.errors import CheckpointError
 
@@ -26,7 +26,7 @@ def save(engine, *steps):
 
 
 def steps_of(directory):
-    return [checkpoint.step for checkpoint in layout.committed(directory)]
+    return [checkpoint.step for checkpoint in checkpoint_files.committed(directory)]
 
 
 def load(engine, resume="auto"):
@@ -87,10 +87,10 @@ def test_the_old_one_is_deleted_only_when_the_new_one_is_committed(tmp_path):
 def test_a_committed_step_is_not_written_again(tmp_path):
     engine = CheckpointEngine(tmp_path)
     save(engine, 5)
-    before = (tmp_path / "step_00000005" / layout.MANIFEST).stat()
+    before = (tmp_path / "step_00000005" / checkpoint_files.MANIFEST).stat()
     path = engine.save(TrainingState(objects={"counter": Counter(99)}), step=5, reason="preempted")
     assert path == tmp_path / "step_00000005"
-    assert (path / layout.MANIFEST).stat().st_ino == before.st_ino
+    assert (path / checkpoint_files.MANIFEST).stat().st_ino == before.st_ino
     assert load(engine) == 5
 
 
@@ -98,12 +98,12 @@ def test_the_manifest_says_what_was_saved(tmp_path):
     path = CheckpointEngine(tmp_path, attempt=3).save(
         TrainingState(), step=7, epoch=2, reason="preempted", guarantee="bit-exact"
     )
-    facts = layout.newest(tmp_path).manifest
+    facts = checkpoint_files.newest(tmp_path).manifest
     expected = {"version": 1, "step": 7, "epoch": 2, "reason": "preempted", "guarantee": "bit-exact", "world_size": 1}
     assert expected.items() <= facts.items()
     assert facts["attempt"] == 3
     assert {name: file["bytes"] for name, file in facts["files"].items()} == {
-        file.name: file.stat().st_size for file in path.iterdir() if file.name != layout.MANIFEST
+        file.name: file.stat().st_size for file in path.iterdir() if file.name != checkpoint_files.MANIFEST
     }
 
 

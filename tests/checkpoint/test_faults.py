@@ -8,8 +8,8 @@ import signal
 import pytest
 import torch
 
-from hpcaccel import layout
-from hpcaccel.checkpoint import CheckpointEngine, TrainingState, commit, storage
+from hpcaccel import checkpoint_files
+from hpcaccel.checkpoint import CheckpointEngine, TrainingState, commit, dcp_storage
 from hpcaccel.errors import CheckpointError
 from tests.checkpoint.training import Training
 from tests.checkpoint.world import Killed, run_ranks
@@ -56,9 +56,9 @@ def _fail_in_turn(rank, directory):
     messages.append(_message(engine, state, 2))
 
     if rank == 1:
-        storage.ALIGNMENT_BYTES = 0  # a mistake of ours while writing: nothing divides by it
+        dcp_storage.ALIGNMENT_BYTES = 0  # a mistake of ours while writing: nothing divides by it
     messages.append(_message(engine, training.state(), 2))
-    storage.ALIGNMENT_BYTES = 64
+    dcp_storage.ALIGNMENT_BYTES = 64
 
     if rank == 0:
         commit.os.rename, rename = _refuse, commit.os.rename
@@ -142,8 +142,8 @@ def _killed(rank, directory, who, where):
 
         place = {
             "collect": saving,
-            "raw_bytes": storage,
-            "finish": storage.ShardWriter,
+            "raw_bytes": dcp_storage,
+            "finish": dcp_storage.ShardWriter,
             "publish": commit,
             "retire": commit,
         }[where]
@@ -162,7 +162,7 @@ def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(tmp_path, when):
     assert isinstance(killed, Killed)
     assert killed.args == (-signal.SIGKILL,)
     assert "hangs" not in str(results)
-    committed = [checkpoint.step for checkpoint in layout.committed(tmp_path)]
+    committed = [checkpoint.step for checkpoint in checkpoint_files.committed(tmp_path)]
     assert committed == ([1, 2] if when == "between the rename and the end" else [1])
     again = Training("plain", seed=9)
     engine = CheckpointEngine(tmp_path, attempt=2)
@@ -186,8 +186,8 @@ def test_a_directory_that_cannot_be_made_is_an_error(tmp_path):
 
 
 def test_uncovered_tensors_are_refused(tmp_path, monkeypatch):
-    write = storage.ShardWriter._write_file
-    monkeypatch.setattr(storage.ShardWriter, "_write_file", lambda *args: write(*args)[1:])
+    write = dcp_storage.ShardWriter._write_file
+    monkeypatch.setattr(dcp_storage.ShardWriter, "_write_file", lambda *args: write(*args)[1:])
     training = Training("plain")
     with pytest.raises(CheckpointError, match=r"chunk of models\.0\.embed\.weight at \[0, 0\] was not written"):
         CheckpointEngine(tmp_path).save(training.state(), step=1)
@@ -195,7 +195,7 @@ def test_uncovered_tensors_are_refused(tmp_path, monkeypatch):
 
 
 def test_leftovers_of_former_attempts_are_removed(tmp_path):
-    left = tmp_path / layout.temporary_name(7, 3)
+    left = tmp_path / checkpoint_files.temporary_name(7, 3)
     left.mkdir()
     (left / "rank_00000.bin").write_bytes(b"half")
     shutil.copytree(left, tmp_path / "mine")

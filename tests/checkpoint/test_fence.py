@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hpcaccel.checkpoint import commit
+from hpcaccel.checkpoint_files import checkpoint_name, temporary_name
 from hpcaccel.errors import CheckpointError
-from hpcaccel.layout import checkpoint_name, temporary_name
 
 
 def publish(run: Path, *, attempt: int | str, place: str = "checkpoints") -> bool:

@@ -15,9 +15,9 @@ from hpcaccel.checkpoint import CheckpointEngine, TrainingState
 from hpcaccel.checkpoint.formats.convert import Request, convert
 from hpcaccel.checkpoint.formats.torch_writer import write_torch
 from hpcaccel.checkpoint.formats.weights import Weight, plain_names
+from hpcaccel.checkpoint_files.contents import Contents
+from hpcaccel.checkpoint_files.verify import verify
 from hpcaccel.errors import CheckpointError
-from hpcaccel.layout.contents import Contents
-from hpcaccel.layout.verify import verify
 from tests.checkpoint.training import Net, Training
 from tests.checkpoint.world import run_ranks
 

@@ -14,13 +14,13 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from hpcaccel import layout
+from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint import CheckpointEngine
 from hpcaccel.checkpoint.formats.convert import Request, convert
+from hpcaccel.checkpoint_files import manifest as sealed
+from hpcaccel.checkpoint_files.coverage import covering_problem
+from hpcaccel.checkpoint_files.verify import checkpoints_in, verify
 from hpcaccel.errors import CheckpointError
-from hpcaccel.layout import sealed
-from hpcaccel.layout.covering import covering_problem
-from hpcaccel.layout.verify import checkpoints_in, verify
 from tests.checkpoint.test_damage import flip
 from tests.checkpoint.training import Training
 from tests.checkpoint.world import run_ranks
@@ -64,12 +64,15 @@ def ours(saved, tmp_path):
 def test_every_file_of_a_good_one_is_read(ours):
     report = verify(ours)
     assert report.good, report.problems
-    assert report.bytes == sum(file.stat().st_size for file in ours.iterdir()) - (ours / layout.MANIFEST).stat().st_size
+    assert (
+        report.bytes
+        == sum(file.stat().st_size for file in ours.iterdir()) - (ours / checkpoint_files.MANIFEST).stat().st_size
+    )
 
 
 def test_every_flipped_byte_is_found_and_its_file_named(ours):
     names = sorted(file.name for file in ours.iterdir())
-    assert names == [layout.MANIFEST, "index.json", "rank_00000.bin", "rank_00001.bin"]
+    assert names == [checkpoint_files.MANIFEST, "index.json", "rank_00000.bin", "rank_00001.bin"]
     for name in names:
         size = (ours / name).stat().st_size
         for at in sorted({0, size - 1, *range(0, size, max(1, size // 25))}):
@@ -101,8 +104,8 @@ def test_swapped_files_and_a_missing_manifest_are_found(ours):
     other.rename(one)
     (ours / "x").rename(other)
     assert not verify(ours).good
-    (ours / layout.MANIFEST).unlink()
-    assert any(f"{layout.MANIFEST} is missing" in problem for problem in verify(ours).problems)
+    (ours / checkpoint_files.MANIFEST).unlink()
+    assert any(f"{checkpoint_files.MANIFEST} is missing" in problem for problem in verify(ours).problems)
 
 
 def resealed(path, change):
@@ -111,9 +114,9 @@ def resealed(path, change):
     change(index["tensors"])
     text = json.dumps(index).encode()
     (path / sealed.INDEX).write_bytes(text)
-    manifest = json.loads((path / layout.MANIFEST).read_bytes())
+    manifest = json.loads((path / checkpoint_files.MANIFEST).read_bytes())
     manifest["files"][sealed.INDEX] = {"bytes": len(text), "crc32": f"{zlib.crc32(text):08x}"}
-    (path / layout.MANIFEST).write_bytes(sealed.seal(manifest))
+    (path / checkpoint_files.MANIFEST).write_bytes(sealed.seal(manifest))
 
 
 def test_tensors_that_are_not_covered_or_nowhere_are_found(ours):
@@ -130,7 +133,7 @@ def test_tensors_that_are_not_covered_or_nowhere_are_found(ours):
 
 
 def test_a_manifest_that_is_none_is_no_crash(ours):
-    (ours / layout.MANIFEST).write_bytes(sealed.seal({"anything": "else"}))
+    (ours / checkpoint_files.MANIFEST).write_bytes(sealed.seal({"anything": "else"}))
     assert "is no manifest" in verify(ours).problems[0]
 
 
@@ -177,7 +180,7 @@ def test_a_stock_checkpoint_is_read_and_every_flip_in_its_tensors_found(stock):
     report = verify(stock)
     assert report.good, report.problems
     assert report.bytes == sum(file.stat().st_size for file in stock.glob("*.distcp"))
-    from hpcaccel.layout.dcp import Dcp
+    from hpcaccel.checkpoint_files.dcp_reader import Dcp
 
     places = sorted(Dcp.read(stock).places.items(), key=lambda item: str(item[0]))
     for (key, _), place in places[::7]:
@@ -240,8 +243,8 @@ def test_no_pickle_is_ever_run(ours, stock, tmp_path):
     for name in ("data.pkl", "tree.pkl", "function.pkl", ".metadata"):
         (ours / name).write_bytes(evil)  # which nobody opens there
     assert verify(ours).good
-    flip(ours / layout.MANIFEST, 0)
-    (ours / layout.MANIFEST).write_bytes(evil)
+    flip(ours / checkpoint_files.MANIFEST, 0)
+    (ours / checkpoint_files.MANIFEST).write_bytes(evil)
     (ours / "rank_00000.bin").write_bytes(evil)
     assert not verify(ours).good
     verify(tmp_path / "evil.pt")
@@ -254,7 +257,7 @@ def test_no_pickle_is_ever_run(ours, stock, tmp_path):
 
 
 def test_malice_in_one_record_of_a_stock_checkpoint_is_not_run(stock, tmp_path):
-    from hpcaccel.layout.dcp import Dcp
+    from hpcaccel.checkpoint_files.dcp_reader import Dcp
 
     marker = tmp_path / "was run"
     torch.save(Malice(marker), tmp_path / "evil.pt")

@@ -24,7 +24,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpcaccel import layout
+from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint import CheckpointEngine, TrainingState
 from hpcaccel.errors import CheckpointError
 from tests.checkpoint.world import Killed, run_ranks
@@ -153,7 +153,7 @@ def assert_whole(directory: Path, results: list, victim: str, what: str) -> None
         if not (killed == "" and "pwrite64 number" in what and "pwrite64 number 1:" not in what):
             assert isinstance(killed, Killed), what
             assert killed.args == (-signal.SIGKILL,), what
-    committed = [found.step for found in layout.committed(directory)]
+    committed = [found.step for found in checkpoint_files.committed(directory)]
     newest = max(committed)
     assert newest in ((1, 2) if victim.startswith("rank") else (2, 3)), what
     model, state = state_of(0)
@@ -163,7 +163,7 @@ def assert_whole(directory: Path, results: list, victim: str, what: str) -> None
     assert not list(directory.glob("quarantined_*")), what
     engine.save(state_of(newest + 1)[1], step=newest + 1)
     engine.close()
-    assert [path.name for path in directory.iterdir()] == [layout.checkpoint_name(newest + 1)], what
+    assert [path.name for path in directory.iterdir()] == [checkpoint_files.checkpoint_name(newest + 1)], what
 
 
 def _until_killed(rank: int, directory: Path, crash: int) -> None:
@@ -191,6 +191,6 @@ def test_one_checkpoint_is_kept_and_ten_crashes_come_in_a_row(tmp_path: Path) ->
         assert "hangs" not in str(results)
         assert any(isinstance(result, Killed) for result in results)
         assert all("AssertionError" not in str(result) for result in results), results
-        steps.append(max(found.step for found in layout.committed(tmp_path)))
+        steps.append(max(found.step for found in checkpoint_files.committed(tmp_path)))
     assert steps == sorted(set(steps)), "each attempt got further"
     assert not list(tmp_path.glob("quarantined_*"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hpcaccel.checkpoint import CheckpointEngine, TrainingState, manifest
+from hpcaccel.checkpoint import CheckpointEngine, TrainingState, manifest_writer
 from tests.checkpoint.training import OPTIMIZERS, Training
 from tests.checkpoint.world import run_ranks
 
@@ -118,7 +118,7 @@ def test_an_earlier_release_called_checkpoints_bit_exact_without_looking(tmp_pat
     path = engine.save(TrainingState(), step=1, guarantee="bit-exact")
     content = json.loads((path / "COMMITTED").read_text())
     del content["guarantee_reasons"], content["crc32"]
-    (path / "COMMITTED").write_bytes(manifest.seal(content))
+    (path / "COMMITTED").write_bytes(manifest_writer.seal(content))
     loaded = CheckpointEngine(tmp_path).load(path, TrainingState())
     assert loaded.guarantee == "state-exact"
     assert "did not look where the batches came from" in loaded.differences[0]

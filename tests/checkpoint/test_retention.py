@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcaccel import layout
+from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint import CheckpointEngine, TrainingState, commit
 from hpcaccel.errors import CheckpointError
 
@@ -24,7 +24,7 @@ def save(engine, *steps):
 
 
 def steps(directory):
-    return [checkpoint.step for checkpoint in layout.committed(directory)]
+    return [checkpoint.step for checkpoint in checkpoint_files.committed(directory)]
 
 
 def test_the_first_of_every_so_many_steps_stays(tmp_path):
@@ -47,7 +47,7 @@ def test_a_damaged_one_is_no_milestone(tmp_path):
 def test_pinned_ones_stay_until_they_are_not(tmp_path):
     engine = CheckpointEngine(tmp_path, keep=1)
     save(engine, 1)
-    pin = tmp_path / "step_00000001" / layout.PINNED
+    pin = tmp_path / "step_00000001" / checkpoint_files.PINNED
     pin.write_text("{}")
     save(engine, 2, 3)
     assert steps(tmp_path) == [1, 3]

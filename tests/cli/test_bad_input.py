@@ -11,9 +11,9 @@ import threading
 import pytest
 import typer
 
-from hpcaccel import slow
 from hpcaccel.cli import main
 from hpcaccel.cli.output import show_message
+from hpcaccel.core import progress_notes
 from hpcaccel.errors import SpecError
 from hpcaccel.spec import load_spec
 
@@ -212,7 +212,7 @@ def test_a_spec_from_a_pipe_starts_at_the_current_directory(shell):
 
 
 def test_a_pipe_that_nobody_writes_to_is_told_of(tmp_path, monkeypatch):
-    monkeypatch.setattr(slow, "SILENT_SECONDS", 0.01)
+    monkeypatch.setattr(progress_notes, "SILENT_SECONDS", 0.01)
     os.mkfifo(tmp_path / "pipe")
     told = []
 
@@ -220,11 +220,11 @@ def test_a_pipe_that_nobody_writes_to_is_told_of(tmp_path, monkeypatch):
         told.append(sentence)
         (tmp_path / "pipe").write_text(GOOD)
 
-    token = slow.ON_SILENCE.set(write)
+    token = progress_notes.ON_SILENCE.set(write)
     try:
         assert load_spec(tmp_path / "pipe").name == "hello"
     finally:
-        slow.ON_SILENCE.reset(token)
+        progress_notes.ON_SILENCE.reset(token)
     assert "a pipe: Ctrl-C gives up" in told[0]
 
 

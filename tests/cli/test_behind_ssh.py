@@ -17,11 +17,11 @@ import pytest
 import typer
 
 from hpcaccel.cli.main import app
-from hpcaccel.records import RunRecord, to_dict
-from hpcaccel.rundir import write_json
+from hpcaccel.core.records import RunRecord, to_dict
+from hpcaccel.core.run_dir import write_json
 from hpcaccel.spec import workflow
-from hpcaccel.submission.remote import memory, pulling
-from hpcaccel.submission.remote.cluster import Conversation, RemoteCluster
+from hpcaccel.submission.remote import pulling, remote_index
+from hpcaccel.submission.remote.remote_cluster import Conversation, RemoteCluster
 
 GOES = {
     "plan", "render", "validate --live", "submit", "logs", "pull", "shell", "status", "list", "wait", "explain",
@@ -263,7 +263,7 @@ def test_a_spec_through_a_pipe_starts_from_the_current_folder(
 
 
 def test_a_sweep_elsewhere_is_not_hidden_by_a_run_here(effect: Any, tmp_path: Path) -> None:
-    memory.remember("alps", {**RUN, "kind": "sweep"})
+    remote_index.remember("alps", {**RUN, "kind": "sweep"})
     place = tmp_path / "project" / "runs" / "toy" / "20301121-100000-abcd"
     place.mkdir(parents=True)
     record = RunRecord(run_id=place.name, name="toy", backend="local", cluster="local", created=1.0)
@@ -371,9 +371,9 @@ def test_each_run_has_its_own_secrets_and_each_cluster_its_own_runs(effect: Any,
     Path("jobs.yaml").write_text(jobs)
     (_, _, code), err = effect("submit", "jobs.yaml", "--cluster", "alps")
     assert code == 0, err
-    memory.remember("jura", {**RUN, "run_id": "20261121-110000-beef"}, secrets=["OTHER"])
+    remote_index.remember("jura", {**RUN, "run_id": "20261121-110000-beef"}, secrets=["OTHER"])
     known = [("alps", "prepare"), ("alps", "train"), ("alps", "toy"), ("jura", "toy"), ("jura", "train"), ("x", "toy")]
-    found = [sorted(memory.secrets_of(*one)) for one in known]
+    found = [sorted(remote_index.secrets_of(*one)) for one in known]
     assert found == [["AWS_SECRET_ACCESS_KEY"], [], ["TOKEN"], ["OTHER"], [], []]
 
 

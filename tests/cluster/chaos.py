@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcaccel import layout
-from hpcaccel.rundir import read_lines
+from hpcaccel import checkpoint_files
+from hpcaccel.core.run_dir import read_lines
 
 from . import injectors
 from .dev_cluster import Cluster, program, wait_until
@@ -53,7 +53,7 @@ class Chaos:
 
     @property
     def newest(self) -> int:
-        found = layout.newest(self.run.dir.checkpoints)
+        found = checkpoint_files.newest(self.run.dir.checkpoints)
         return found.step if found else 0
 
     @property
@@ -164,7 +164,7 @@ def disk_fault(chaos: Chaos) -> str:
 def damage_the_newest(chaos: Chaos) -> str:
     """While the job waits in the queue."""
     injectors.hold_in_queue(chaos.run)
-    newest = layout.newest(chaos.run.dir.checkpoints)
+    newest = checkpoint_files.newest(chaos.run.dir.checkpoints)
     assert newest is not None
     kind = chaos.dice.choice(sorted(injectors.DAMAGES))
     file = chaos.dice.choice(injectors.files_of(newest.path))

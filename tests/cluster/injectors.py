@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hpcaccel import layout
-from hpcaccel.process import process_start
+from hpcaccel import checkpoint_files
+from hpcaccel.core.process_identity import process_start
 
 from .dev_cluster import Cluster, program, wait_until
 from .scenario import Scenario
@@ -145,7 +145,7 @@ def remove(path: Path, dice: random.Random) -> None:
 def swap(path: Path, dice: random.Random) -> None:
     """With another file of the same checkpoint, or the same file of another one."""
     neighbours = [other for other in path.parent.iterdir() if other != path and other.is_file()]
-    older = [item.path / path.name for item in layout.committed(path.parents[1]) if item.path != path.parent]
+    older = [item.path / path.name for item in checkpoint_files.committed(path.parents[1]) if item.path != path.parent]
     other = dice.choice([*neighbours, *(file for file in older if file.exists())])
     beside = path.with_name("beside")
     shutil.copyfile(path, beside)

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from hpcaccel import layout
-from hpcaccel.rundir import RunDir, read_lines
+from hpcaccel import checkpoint_files
+from hpcaccel.core.run_dir import RunDir, read_lines
 
 from .dev_cluster import Cluster, wait_until
 
@@ -97,7 +97,7 @@ class Scenario:
         """Until one of a later step than ``after`` is committed; its step."""
 
         def newest() -> int:
-            found = layout.newest(self.dir.checkpoints)
+            found = checkpoint_files.newest(self.dir.checkpoints)
             return found.step if found else 0
 
         self._wait(lambda: newest() > after, f"a checkpoint after step {after}")

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcaccel import layout
-from hpcaccel.process import process_start
-from hpcaccel.rundir import RunDir, SweepDir, read_json, read_lines
+from hpcaccel import checkpoint_files
+from hpcaccel.core.process_identity import process_start
+from hpcaccel.core.run_dir import RunDir, SweepDir, read_json, read_lines
 from hpcaccel.submission.status import ACTIVE
 from hpcaccel.sweeps.journal_file import JournalFile
-from hpcaccel.sweeps.reading import STATE_VALUES, STATES, TrialRecord, read_study
+from hpcaccel.sweeps.journal_reader import STATE_VALUES, STATES, TrialRecord, read_study
 
 from . import injectors
 from .dev_cluster import Cluster, wait_until
@@ -101,7 +101,7 @@ class Sweeping:
             lines = [] if self.is_leaving(worker) else self.account(worker)
             for trial in lines[-1].get("trials", []) if lines else []:
                 starts = ledger(self.dir.trial(trial))
-                newest = layout.newest(self.dir.trial(trial).checkpoints)
+                newest = checkpoint_files.newest(self.dir.trial(trial).checkpoints)
                 if not starts or starts[-1]["event"] != "start" or newest is None:
                     continue
                 if newest.step > (starts[-1]["checkpoint_step"] or 0) and processes(self.dir.trial(trial)):
@@ -212,7 +212,7 @@ def kill_rank(sweep: Sweeping, target: Target) -> None:
 def kill_chooser(sweep: Sweeping, target: Target) -> None:
     """Of the target's worker."""
     for pid in injectors.family(_holder(sweep.dir.worker(target.worker))):
-        if b"hpcaccel.sweeps.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b"hpcaccel.sweeps.tuner" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
             break
     else:

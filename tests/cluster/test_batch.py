@@ -7,8 +7,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcaccel.process import process_start
-from hpcaccel.rundir import read_json
+from hpcaccel.core.process_identity import process_start
+from hpcaccel.core.run_dir import read_json
 
 from .dev_cluster import Cluster
 from .scenario import Scenario

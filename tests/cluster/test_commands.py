@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hpcaccel.rundir import RunDir
+from hpcaccel.core.run_dir import RunDir
 
 from .dev_cluster import Cluster, program
 from .scenario import Scenario

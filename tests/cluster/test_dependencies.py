@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hpcaccel.rundir import RunDir, read_lines
+from hpcaccel.core.run_dir import RunDir, read_lines
 
 from .dev_cluster import Cluster
 from .scenario import Scenario

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel import layout
+from hpcaccel import checkpoint_files
 
 from .dev_cluster import Cluster, wait_until
 from .injectors import DAMAGES, files_of, hold_in_queue, release
@@ -27,16 +27,18 @@ def waiting(cluster: Cluster, lease: Lease, tmp_path: Path) -> Scenario:
     """A run with a dozen checkpoints, whose job waits in the queue."""
     run = Scenario(cluster, tmp_path, nodes=lease(2))
     run.train("--pause", "0.15", checkpoint={"every_steps": 2, "keep": None})
-    wait_until(lambda: len(layout.committed(run.dir.checkpoints)) >= 10, "10 checkpoints", timeout_seconds=120)
+    wait_until(
+        lambda: len(checkpoint_files.committed(run.dir.checkpoints)) >= 10, "10 checkpoints", timeout_seconds=120
+    )
     hold_in_queue(run)
     return run
 
 
-def newest_first(run: Scenario) -> list[layout.Checkpoint]:
-    return layout.committed(run.dir.checkpoints)[::-1]
+def newest_first(run: Scenario) -> list[checkpoint_files.Checkpoint]:
+    return checkpoint_files.committed(run.dir.checkpoints)[::-1]
 
 
-def falls_back_to(run: Scenario, good: layout.Checkpoint, damaged: list[layout.Checkpoint]) -> None:
+def falls_back_to(run: Scenario, good: checkpoint_files.Checkpoint, damaged: list[checkpoint_files.Checkpoint]) -> None:
     release(run)
     assert run.wait_until_over() == 0, run.story
     assert run.ends == [("stop", "requeue"), ("completed", "end")], run.story

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel import layout
+from hpcaccel import checkpoint_files
 
 from .dev_cluster import Cluster, wait_until
 from .injectors import injected, kill_inside_a_save, signal_rank
@@ -48,9 +48,9 @@ def test_a_rank_killed_inside_a_save(
         scenario.wait_for_step(saved, attempt=number + 1)
         kill_inside_a_save(scenario, *point)
         scenario.wait_for_ends(number + 1)
-        saved = max(item.step for item in layout.committed(scenario.dir.checkpoints))
+        saved = max(item.step for item in checkpoint_files.committed(scenario.dir.checkpoints))
         assert all(path.name.startswith((".step", "step")) for path in scenario.dir.checkpoints.iterdir())
-        for checkpoint in layout.committed(scenario.dir.checkpoints):
+        for checkpoint in checkpoint_files.committed(scenario.dir.checkpoints):
             assert set(checkpoint.manifest["files"]) < {path.name for path in checkpoint.path.iterdir()}
     assert scenario.wait_until_over() == 0, scenario.story
     assert scenario.ends == [("failed", "restart")] * len(points) + [("completed", "end")], scenario.story
@@ -63,11 +63,11 @@ def test_one_checkpoint_kept_and_ten_crashes(scenario: Scenario, assert_exact: E
     saved = 0
     for number in range(10):
         saved = scenario.wait_for_checkpoint(after=saved)
-        assert len(layout.committed(scenario.dir.checkpoints)) in (1, 2)  # never none, not even for a moment
+        assert len(checkpoint_files.committed(scenario.dir.checkpoints)) in (1, 2)  # never none, not even for a moment
         scenario.wait_for_step(saved, attempt=number + 1)
         signal_rank(scenario, dice.randrange(4))
         scenario.wait_for_ends(number + 1)
-        saved = max(item.step for item in layout.committed(scenario.dir.checkpoints))
+        saved = max(item.step for item in checkpoint_files.committed(scenario.dir.checkpoints))
     assert scenario.wait_until_over() == 0, scenario.story
     assert scenario.ends == [("failed", "restart")] * 10 + [("completed", "end")], scenario.story
     assert_exact(scenario)
@@ -110,7 +110,7 @@ def test_a_full_disk_is_told_and_a_larger_one_goes_on(scenario: Scenario, assert
         first = scenario.lines("end")[0]
         assert (first["error_class"], first["nodes_blamed"]) == ("disk_full", []), scenario.story
         assert "No space left on device; it needs " in first["detail"]
-        good = layout.newest(scenario.dir.checkpoints)
+        good = checkpoint_files.newest(scenario.dir.checkpoints)
         assert good is not None
         waits = scenario.dir.supervisor_log(2)
         wait_until(lambda: waits.exists() and "Waiting for 10 minutes" in waits.read_text(), "the ranks wait for room")

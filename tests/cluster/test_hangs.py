@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.rundir import read_lines
+from hpcaccel.core.run_dir import read_lines
 
 from .dev_cluster import Cluster
 from .scenario import Scenario

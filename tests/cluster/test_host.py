@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.process import process_start
-from hpcaccel.rundir import SweepDir, read_json, read_lines, write_json
+from hpcaccel.core.process_identity import process_start
+from hpcaccel.core.run_dir import SweepDir, read_json, read_lines, write_json
 
 from .dev_cluster import Cluster, wait_until
 

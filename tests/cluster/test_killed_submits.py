@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.rundir import RunDir, read_lines
+from hpcaccel.core.run_dir import RunDir, read_lines
 from hpcaccel.submission import all_runs
 
 from .dev_cluster import Cluster, wait_until

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hpcaccel.rundir import RunDir, read_lines
+from hpcaccel.core.run_dir import RunDir, read_lines
 from tests.remote.login_node import LoginNode, wait_for, why_no_sshd
 
 from .dev_cluster import Cluster, wait_until

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import ClusterError
 from hpcaccel.render import render
-from hpcaccel.rundir import RunDir
 from hpcaccel.slurm import JobState, Slurm
 from hpcaccel.spec import JobSpec
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.rundir import read_lines
+from hpcaccel.core.run_dir import read_lines
 from hpcaccel.submission.submit import submit
-from hpcaccel.sweeps.handle import sweep as start
-from hpcaccel.view.overview import overview
+from hpcaccel.sweeps.sweep_handle import sweep as start
+from hpcaccel.view.run_overview import overview
 
 from .dev_cluster import Cluster, wait_until
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.rundir import read_lines
-from hpcaccel.submission.facts import read_record
-from hpcaccel.sweeps.handle import sweep as start
-from hpcaccel.sweeps.reading import read_study
+from hpcaccel.core.run_dir import read_lines
+from hpcaccel.submission.run_state import read_record
+from hpcaccel.sweeps.journal_reader import read_study
+from hpcaccel.sweeps.sweep_handle import sweep as start
 
 from .dev_cluster import Cluster, wait_until
 from .test_sweep_commands import COUNTS, SPEC

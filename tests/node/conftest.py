@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.records import StopRequest, to_dict
-from hpcaccel.rundir import RunDir, new_run_id, read_lines, write_json
+from hpcaccel.core.records import StopRequest, to_dict
+from hpcaccel.core.run_dir import RunDir, new_run_id, read_lines, write_json
 
 ROOT = Path(__file__).parents[2]
 

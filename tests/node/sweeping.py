@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.process import process_start
-from hpcaccel.records import StopRequest, to_dict
-from hpcaccel.rundir import RunDir, SweepDir, new_run_id, read_lines, write_json
+from hpcaccel.core.process_identity import process_start
+from hpcaccel.core.records import StopRequest, to_dict
+from hpcaccel.core.run_dir import RunDir, SweepDir, new_run_id, read_lines, write_json
 
 from .conftest import RESILIENCE, ROOT
 

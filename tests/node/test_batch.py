@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.node import batch, host, lease
-from hpcaccel.node.account import WorkerAccount
+from hpcaccel.core.process_identity import process_start, started_at
+from hpcaccel.core.records import AttemptStart, to_dict
+from hpcaccel.core.run_dir import RunDir, append_line, read_json, read_lines
+from hpcaccel.node import batch, lease
 from hpcaccel.node.allocation import TAKEN_DOWN, LocalAllocation
-from hpcaccel.node.launch import read_launch
-from hpcaccel.process import process_start, started_at
-from hpcaccel.records import AttemptStart, to_dict
-from hpcaccel.rundir import RunDir, append_line, read_json, read_lines
+from hpcaccel.node.launch_spec import read_launch
+from hpcaccel.node.sweep import sweep_worker
+from hpcaccel.node.sweep.usage import WorkerAccount
 from hpcaccel.sweeps.budget import Account
 
 from .conftest import ROOT, LocalRun, outcome
@@ -291,7 +292,7 @@ def test_a_worker_that_is_cancelled_when_its_hosts_were_killed(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch, problem: str, reason: str
 ) -> None:
     monkeypatch.setattr(LocalAllocation, "requeue", lambda _: problem)
-    assert host.record_killed(sweep.worker, "5 hosts in a row ended") == 1
+    assert sweep_worker.record_killed(sweep.worker, "5 hosts in a row ended") == 1
     assert sweep.worker_ends == [("failed", "requeue"), (reason, "end")]
 
 

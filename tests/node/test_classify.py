@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.node import room
-from hpcaccel.node.causes import CAUSES
-from hpcaccel.node.classify import Failure, classify
-from hpcaccel.rundir import RunDir, write_json
+from hpcaccel.core.run_dir import RunDir, write_json
+from hpcaccel.node import disk_space
+from hpcaccel.node.failures.causes import CAUSES
+from hpcaccel.node.failures.classify import Failure, classify
 from hpcaccel.slurm.states import JobState
 
 ROOT = Path(__file__).parents[2]
@@ -121,10 +121,10 @@ def test_a_programs_own_line_is_no_containers(
 def test_checkpoints_that_may_not_be_written_are_the_runs_own(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, error: str, unwritable: bool, kind: str
 ) -> None:
-    found = room.Shortage("unwritable", "cannot write") if unwritable else None
-    monkeypatch.setattr(room, "shortage", lambda *_, **__: found)
+    found = disk_space.Shortage("unwritable", "cannot write") if unwritable else None
+    monkeypatch.setattr(disk_space, "shortage", lambda *_, **__: found)
     run.rank_log(1, 0).write_text(f"{TRACEBACK}OSError: {error.format(run=run.path)}\n")
-    failure = room.explained_by_room(run, classify(run, attempt=1, exit_code=1))
+    failure = disk_space.explained_by_room(run, classify(run, attempt=1, exit_code=1))
     assert failure.cause.name == kind
 
 

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import pytest
 
+from hpcaccel.core.records import Timing, to_dict
+from hpcaccel.core.run_dir import RunDir, write_json
 from hpcaccel.node.allocation import Situation
-from hpcaccel.node.launch import read_launch
-from hpcaccel.node.stopping import ASK_SCHEDULER_SECONDS, ASK_SELDOM_SECONDS, Inquiry, Stopping
-from hpcaccel.records import Timing, to_dict
-from hpcaccel.rundir import RunDir, write_json
+from hpcaccel.node.launch_spec import read_launch
+from hpcaccel.node.stop_sequence import ASK_SCHEDULER_SECONDS, ASK_SELDOM_SECONDS, Inquiry, Stopping
 
 from .conftest import LocalRun
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcaccel.core.records import Timing, to_dict
+from hpcaccel.core.run_dir import RunDir, append_line, write_json
 from hpcaccel.node.deadline import Pace, lead_seconds, patience_seconds, read_pace
-from hpcaccel.records import Timing, to_dict
-from hpcaccel.rundir import RunDir, append_line, write_json
 
 from .conftest import LocalRun, outcome
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.core.records import AttemptEnd, AttemptStart
+from hpcaccel.core.run_dir import RunDir, write_json
 from hpcaccel.node.allocation import SlurmAllocation
-from hpcaccel.node.chain import ChainedAllocation
-from hpcaccel.node.exclusion import Exclusions, Placement
-from hpcaccel.node.launch import Launch, Resilience
+from hpcaccel.node.allocation.chained import ChainedAllocation
+from hpcaccel.node.failures.exclusion import Exclusions, Placement
+from hpcaccel.node.launch_spec import Launch, Resilience
 from hpcaccel.node.ledger import Ledger
-from hpcaccel.records import AttemptEnd, AttemptStart
-from hpcaccel.rundir import RunDir, write_json
 from hpcaccel.slurm import JobState
 from hpcaccel.slurm.fake import FakeSlurm
 from hpcaccel.slurm.states import JobInfo, PartitionInfo

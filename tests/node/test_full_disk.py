@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.node import trial, writing
-from hpcaccel.node.slots import Slot
-from hpcaccel.rundir import RunDir
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.node import retry_io
+from hpcaccel.node.sweep import trial_supervisor
+from hpcaccel.node.sweep.slots import Slot
 
 from .conftest import LocalRun, outcome
 
@@ -90,16 +91,16 @@ def test_a_trials_supervisor_says_whose_fault_it_is_where_even_its_log_cannot_be
         raise OSError(number, os.strerror(number))
 
     def wait_and_fail(*_: object) -> int:
-        return writing.patiently(fail, run=RunDir(tmp_path), say=lambda _: None)
+        return retry_io.patiently(fail, run=RunDir(tmp_path), say=lambda _: None)
 
-    monkeypatch.setattr(writing, "PATIENCE_SECONDS", -1.0)
-    monkeypatch.setattr(trial, "_supervise", wait_and_fail if waited else fail)
+    monkeypatch.setattr(retry_io, "PATIENCE_SECONDS", -1.0)
+    monkeypatch.setattr(trial_supervisor, "_supervise", wait_and_fail if waited else fail)
     monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: None)
     ours, theirs = os.pipe()
     full = open("/dev/full", "w")  # noqa: SIM115 - flushing at its end fails, as it should
     monkeypatch.setattr("sys.stdout", full)
     try:
-        assert trial.run_trial(RunDir(tmp_path), slot=Slot(number=0, of=1), report_to=theirs) == 2
+        assert trial_supervisor.run_trial(RunDir(tmp_path), slot=Slot(number=0, of=1), report_to=theirs) == 2
     finally:
         monkeypatch.undo()
         os.close(theirs)

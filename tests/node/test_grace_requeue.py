@@ -8,7 +8,7 @@ import pytest
 
 from hpcaccel.errors import SlurmCommandError
 from hpcaccel.node.allocation import SlurmAllocation
-from hpcaccel.node.grace_requeue import requeued_at_its_end
+from hpcaccel.node.allocation.grace_requeue import requeued_at_its_end
 from hpcaccel.slurm.fake import FakeSlurm
 from hpcaccel.slurm.states import JobInfo, JobState, PartitionInfo
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.node.hangs import HangWatch, culprit, find_hang, is_stopped, limit_seconds
-from hpcaccel.node.heartbeats import Heartbeats, Sign
-from hpcaccel.process import node_name
-from hpcaccel.records import Beat, to_dict
-from hpcaccel.rundir import RunDir, write_json
+from hpcaccel.core.process_identity import node_name
+from hpcaccel.core.records import Beat, to_dict
+from hpcaccel.core.run_dir import RunDir, write_json
+from hpcaccel.node.failures.hangs import HangWatch, culprit, find_hang, is_stopped, limit_seconds
+from hpcaccel.node.failures.heartbeats import Heartbeats, Sign
 
 from .conftest import LocalRun
 

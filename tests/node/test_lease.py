@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcaccel.core.process_identity import process_start
+from hpcaccel.core.run_dir import RunDir, read_json, write_json
 from hpcaccel.errors import RunBusy
 from hpcaccel.node import lease
-from hpcaccel.process import process_start
-from hpcaccel.rundir import RunDir, read_json, write_json
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.slurm.states import JobInfo, JobState
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.node.launch import Resilience
+from hpcaccel.core.records import AttemptEnd, AttemptStart
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.node.launch_spec import Resilience
 from hpcaccel.node.ledger import Ledger
-from hpcaccel.records import AttemptEnd, AttemptStart
-from hpcaccel.rundir import RunDir
 
 from .conftest import RESILIENCE
 

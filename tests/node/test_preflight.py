@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.node import preflight_checks
-from hpcaccel.node.launch import Launch, Resilience
-from hpcaccel.node.preflight import Preflight, _reception, preflight
-from hpcaccel.node.preflight_checks import TOKEN, WHERE, check_node, check_shared
-from hpcaccel.node.preflight_ranks import PROGRAM, judge_together
-from hpcaccel.rundir import RunDir
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.node.failures import preflight_checks
+from hpcaccel.node.failures.preflight import Preflight, _reception, preflight
+from hpcaccel.node.failures.preflight_checks import TOKEN, WHERE, check_node, check_shared
+from hpcaccel.node.failures.preflight_ranks import PROGRAM, judge_together
+from hpcaccel.node.launch_spec import Launch, Resilience
 
 from .conftest import LocalRun
 

@@ -14,7 +14,7 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hpcaccel.rundir import RunDir, write_json
+from hpcaccel.core.run_dir import RunDir, write_json
 from hpcaccel.spec import load_spec
 from hpcaccel.submission.entry import find_entry, launch_section
 

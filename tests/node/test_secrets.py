@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.node import room
+from hpcaccel.core.run_dir import RunDir, read_json, write_json
+from hpcaccel.node import disk_space
 from hpcaccel.node.allocation import LocalAllocation
-from hpcaccel.node.components import Components
-from hpcaccel.node.launch import read_launch
+from hpcaccel.node.launch_spec import read_launch
+from hpcaccel.node.launchers.het_components import Components
 from hpcaccel.node.supervisor import Supervisor
-from hpcaccel.rundir import RunDir, read_json, write_json
 
 from .conftest import LocalRun
 from .sweeping import IN_TURN, Sweep
@@ -51,8 +51,8 @@ def test_a_secret_that_is_cut_where_more_is_said(
 ) -> None:
     """The run directory has no room either, which is said behind the piece of an exception's text."""
     monkeypatch.setenv("TOKEN", SECRET)
-    monkeypatch.setattr(room, "shortage", lambda *_, **__: room.Shortage("disk_full", "the disk is full"))
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))  # type: ignore[attr-defined]
+    monkeypatch.setattr(disk_space, "shortage", lambda *_, **__: disk_space.Shortage("disk_full", "the disk is full"))
+    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))  # type: ignore[attr-defined]
     run = local_run("")
     with_secret(run.dir)
     run.dir.attempt(1).mkdir()

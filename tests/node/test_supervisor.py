@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.layout import MANIFEST, checkpoint_name
-from hpcaccel.node.causes import cause
-from hpcaccel.process import process_start
-from hpcaccel.records import RunRecord, to_dict
-from hpcaccel.rundir import write_json
+from hpcaccel.checkpoint_files import MANIFEST, checkpoint_name
+from hpcaccel.core.process_identity import process_start
+from hpcaccel.core.records import RunRecord, to_dict
+from hpcaccel.core.run_dir import write_json
+from hpcaccel.node.failures.causes import cause
 
 from .conftest import LocalRun, outcome
 

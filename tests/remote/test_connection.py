@@ -19,7 +19,7 @@ from hpcaccel.spec import load_profile
 from hpcaccel.submission.remote import RemoteCluster
 from hpcaccel.submission.remote import login as login_module
 from hpcaccel.submission.remote.connection import ChannelSession
-from hpcaccel.submission.remote.session import ConnectionLost
+from hpcaccel.submission.remote.program_session import ConnectionLost
 
 from .login_node import LoginNode, free_port, make_key
 

@@ -12,13 +12,13 @@ from typing import IO, Any
 
 import pytest
 
+from hpcaccel.core.run_dir import RunDir, append_line
 from hpcaccel.errors import ClusterError
-from hpcaccel.rundir import RunDir, append_line
 from hpcaccel.spec import load_profile
 from hpcaccel.submission.remote import RemoteCluster, pulling
-from hpcaccel.submission.remote.cluster import Conversation
 from hpcaccel.submission.remote.connection import FabricConnection
 from hpcaccel.submission.remote.protocol import FrameReader, FrameWriter
+from hpcaccel.submission.remote.remote_cluster import Conversation
 
 from .login_node import Cutting, LoginNode, wait_for
 

@@ -14,8 +14,8 @@ import pytest
 
 from hpcaccel.spec import load_profile
 from hpcaccel.submission.remote import RemoteCluster, openssh
-from hpcaccel.submission.remote.cluster import _connect
 from hpcaccel.submission.remote.connection import FabricConnection
+from hpcaccel.submission.remote.remote_cluster import _connect
 
 from .login_node import LoginNode, wait_for, why_no_sshd
 

@@ -10,7 +10,7 @@ import pytest
 from hpcaccel.errors import ClusterError
 from hpcaccel.spec import load_profile
 from hpcaccel.submission.remote import RemoteCluster, openssh
-from hpcaccel.submission.remote.session import ConnectionLost
+from hpcaccel.submission.remote.program_session import ConnectionLost
 
 from .login_node import LoginNode
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.rundir import read_json
+from hpcaccel.core.run_dir import read_json
 
 from .login_node import LoginNode
 

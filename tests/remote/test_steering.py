@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.cli import forwarding
-from hpcaccel.rundir import RunDir
+from hpcaccel.cli.remote import forward
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.spec import load_profile
-from hpcaccel.submission.facts import read_record
-from hpcaccel.submission.remote import RemoteCluster, memory
-from hpcaccel.submission.remote.cluster import Conversation
+from hpcaccel.submission.remote import RemoteCluster, remote_index
 from hpcaccel.submission.remote.connection import FabricConnection
+from hpcaccel.submission.remote.remote_cluster import Conversation
+from hpcaccel.submission.run_state import read_record
 
 from .login_node import Cutting, LoginNode, wait_for
 
@@ -45,7 +45,7 @@ def ask(node: LoginNode, *args: str, **cuts: int) -> int:
     cutting = Cutting(node, FabricConnection("alps", cluster="alps"), **cuts)
     there = RemoteCluster(profile, connection=cutting, sleep=lambda seconds: time.sleep(0.05), note=lambda text: None)
     try:
-        assert forwarding._forward(there, args, secrets=frozenset(["WANDB_API_KEY"])) == 0
+        assert forward._forward(there, args, secrets=frozenset(["WANDB_API_KEY"])) == 0
     finally:
         cutting.close()
     return cutting.cuts
@@ -67,7 +67,7 @@ def test_a_connection_that_is_cut_changes_nothing_twice(node: LoginNode, run: Ru
         assert ask(node, "stop", run.run_id, **cuts) == 1
         assert len(list(run.control.glob("stop-*"))) == 1, "the earlier ones were honoured, this one stands"
     assert {job[3] for job in node.jobs()} == {SECRET}, "each job got it"
-    assert not list((memory.state_folder() / "remote-commands").glob("*.json")), "all were answered"
+    assert not list((remote_index.state_folder() / "remote-commands").glob("*.json")), "all were answered"
 
 
 def test_a_resume_that_was_killed_on_both_sides_is_taken_up_when_it_is_repeated(node: LoginNode, run: RunDir) -> None:

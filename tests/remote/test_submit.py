@@ -14,10 +14,10 @@ import pytest
 
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.spec import load_profile
-from hpcaccel.submission.remote import RemoteCluster, memory
-from hpcaccel.submission.remote.cluster import Conversation
+from hpcaccel.submission.remote import RemoteCluster, remote_index
+from hpcaccel.submission.remote.bundle import Handed, hand_over, pack
 from hpcaccel.submission.remote.connection import FabricConnection
-from hpcaccel.submission.remote.travel import Handed, hand_over, pack
+from hpcaccel.submission.remote.remote_cluster import Conversation
 
 from .login_node import Cutting, LoginNode
 
@@ -86,7 +86,7 @@ def test_a_connection_that_is_cut_costs_nothing(client: LoginNode, direction: st
     assert len(client.jobs()) == 1
     assert handed.run is not None
     assert runs(client) == [handed.run["run_id"]]
-    assert memory.remote_of("toy") is not None
+    assert remote_index.remote_of("toy") is not None
 
 
 def test_code_goes_once_and_goes_on_where_it_was(

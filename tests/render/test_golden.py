@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.render import render
-from hpcaccel.rundir import RunDir
 from hpcaccel.spec import ClusterProfile, JobSpec
 
 from .conftest import golden, make_spec

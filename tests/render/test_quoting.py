@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import SpecError
 from hpcaccel.render import render
 from hpcaccel.render.quoting import checked, comment, directive, pattern
-from hpcaccel.rundir import RunDir
 from hpcaccel.spec import ClusterProfile
 
 from .conftest import Shell, make_spec

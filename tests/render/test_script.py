@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import SpecError
 from hpcaccel.render import render
 from hpcaccel.render.context import VARIABLES_OF_BASH as REFUSED
-from hpcaccel.rundir import RunDir
 from hpcaccel.spec import ClusterProfile
 
 from .conftest import Shell, Started, make_spec

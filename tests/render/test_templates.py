@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import SpecError
 from hpcaccel.render import render
-from hpcaccel.rundir import RunDir
 from hpcaccel.spec import ClusterProfile
 
 from .conftest import Shell, make_spec

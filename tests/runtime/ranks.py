@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.rundir import RunDir, read_json, read_lines, write_json
+from hpcaccel.core.run_dir import RunDir, read_json, read_lines, write_json
 
 from .forked import Forked, templates
 

@@ -10,7 +10,7 @@ import pytest
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.compat import availability
 from hpcaccel.runtime.compat.availability import BACKENDS, FACTS, PACKAGES, is_available, torchao_required
-from hpcaccel.runtime.compat.versions import compare_versions, is_torch_version
+from hpcaccel.runtime.compat.version_checks import compare_versions, is_torch_version
 
 pytestmark = pytest.mark.torch
 

@@ -12,7 +12,7 @@ from torch import nn
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.training.accumulation import Accumulation
 from hpcaccel.runtime.training.clipping import clip_norm, clip_value, unscale
-from hpcaccel.runtime.training.optim import PreparedOptimizer
+from hpcaccel.runtime.training.prepared_optimizer import PreparedOptimizer
 from hpcaccel.runtime.training.scaling import Scaling
 from tests.runtime.ranks import run_ranks
 

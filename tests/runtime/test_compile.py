@@ -11,8 +11,8 @@ from torch import nn
 
 from hpcaccel import Accelerator
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.enums import DynamoBackend
 from hpcaccel.runtime.handlers import TorchDynamoPlugin
-from hpcaccel.runtime.names import DynamoBackend
 from hpcaccel.runtime.parallel.activation import recompute
 from hpcaccel.runtime.parallel.compiling import is_compiled, options_of
 from hpcaccel.runtime.parallel.unwrapping import unwrap

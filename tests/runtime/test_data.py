@@ -16,10 +16,10 @@ from hpcaccel.runtime.data.batch_shards import BatchSamplerShard, SeedableRandom
 from hpcaccel.runtime.data.loader import PreparedLoader
 from hpcaccel.runtime.data.placement import to_device
 from hpcaccel.runtime.data.skipping import skip_first_batches
-from hpcaccel.runtime.data.standalone import prepare_data_loader
-from hpcaccel.runtime.ranks.env import RankEnvironment
-from hpcaccel.runtime.ranks.process_group import Group
-from hpcaccel.runtime.ranks.world import World
+from hpcaccel.runtime.data.standalone_loader import prepare_data_loader
+from hpcaccel.runtime.distributed.process_group import Group
+from hpcaccel.runtime.distributed.rank_env import RankEnvironment
+from hpcaccel.runtime.distributed.world import World
 from hpcaccel.runtime.training.accumulation import LoadersInUse
 from tests.runtime.ranks import run_ranks
 

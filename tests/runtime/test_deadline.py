@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.records import StopRequest, Timing, from_dict, to_dict
-from hpcaccel.rundir import RunDir, read_json, write_json
+from hpcaccel.core.attempt_steps import read_steps
+from hpcaccel.core.records import StopRequest, Timing, from_dict, to_dict
+from hpcaccel.core.run_dir import RunDir, read_json, write_json
 from hpcaccel.runtime.settings import Place
-from hpcaccel.runtime.training.asking import fits, read_request
-from hpcaccel.runtime.training.timing import Clock, StepTimes
-from hpcaccel.steps import read_steps
+from hpcaccel.runtime.training.attempt_timing import Clock, StepTimes
+from hpcaccel.runtime.training.stop_request import fits, read_request
 from tests.runtime.ranks import Ranks, make_run, outcome
 
 

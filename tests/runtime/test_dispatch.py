@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.data.rounds import Told, shared_out
+from hpcaccel.runtime.data.global_batches import Told, shared_out
 from hpcaccel.runtime.data.sharding import Sharing
 from tests.runtime.ranks import run_ranks
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.compat import environ, introspection, machine
+from hpcaccel.runtime.compat import environ, introspection, machine_info
 
 pytestmark = pytest.mark.torch
 
@@ -76,8 +76,8 @@ def test_ports() -> None:
         taken.bind(("localhost", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert machine.is_port_in_use(port)
-    assert not machine.is_port_in_use(port)
+        assert machine_info.is_port_in_use(port)
+    assert not machine_info.is_port_in_use(port)
 
 
 @pytest.mark.parametrize(("release", "warns"), [("5.4.0-42-generic", True), ("4.18.0", True), ("5.15.0", False)])
@@ -86,5 +86,5 @@ def test_old_kernels(
 ) -> None:
     monkeypatch.setattr(platform, "release", lambda: release)
     with caplog.at_level(logging.WARNING):
-        machine.check_os_kernel()
+        machine_info.check_os_kernel()
     assert (release in caplog.text) == warns

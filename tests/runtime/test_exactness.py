@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from hpcaccel.runtime.checkpointing.saver import Prepared
 from hpcaccel.runtime.data.loader import PreparedLoader
-from hpcaccel.runtime.saving.saver import Prepared
 from hpcaccel.runtime.settings import Settings
 from hpcaccel.runtime.training.accumulation import LoadersInUse
 from hpcaccel.runtime.training.exactness import Exactness

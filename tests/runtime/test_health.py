@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from hpcaccel.process import node_name
-from hpcaccel.rundir import RunDir, read_json, read_lines
+from hpcaccel.core.process_identity import node_name
+from hpcaccel.core.run_dir import RunDir, read_json, read_lines
 from hpcaccel.runtime.health.position import position_of
 from hpcaccel.runtime.health.stragglers import SAMPLE_STEPS, OwnTime, StragglerWatch, slow_ranks
 
@@ -68,7 +68,7 @@ def test_ranks_tell_how_far_they_are_and_where_and_which_one_is_slow(tmp_path: P
 IN_C_CODE = """
 import ctypes, os, sys
 from pathlib import Path
-from hpcaccel.runtime.health.stacks import SIGNAL, Stacks
+from hpcaccel.runtime.health.stack_dump import SIGNAL, Stacks
 Stacks(Path(sys.argv[1]), 0).register()
 if os.fork() == 0:
     os.kill(os.getpid(), SIGNAL)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hpcaccel.runtime.accelerator import Accelerator
-from hpcaccel.runtime.ranks.states import AcceleratorState
+from hpcaccel.runtime.distributed.process_states import AcceleratorState
 from hpcaccel.runtime.training.activity import Activity
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:nothing will be saved")]

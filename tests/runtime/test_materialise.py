@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from hpcaccel.errors import CheckpointError, RuntimeMisuse
+from hpcaccel.runtime.checkpointing.sharded_load import load_sharded
 from hpcaccel.runtime.parallel.materialise import give_memory
 from hpcaccel.runtime.parallel.meta_init import init_empty_weights, init_on_device
-from hpcaccel.runtime.saving.sharded_load import load_sharded
 from tests.runtime.ranks import run_ranks
 
 pytestmark = pytest.mark.torch

@@ -190,7 +190,7 @@ def test_every_keyword_is_taken() -> None:
 
 
 def test_the_table_of_what_is_absent_holds_nothing_else() -> None:
-    from hpcaccel.runtime.compat.absent import REASONS
+    from hpcaccel.runtime.compat.unsupported import REASONS
 
     said = {
         name.rpartition(".")[2] for table in TABLES.values() for name, verdict in table.items() if verdict == "not here"

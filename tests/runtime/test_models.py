@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.compat import bars, model_looks, model_size
-from hpcaccel.runtime.ranks.world import World
-from hpcaccel.runtime.saving import standalone
+from hpcaccel.runtime.checkpointing import model_functions
+from hpcaccel.runtime.compat import bars, model_introspection, model_size
+from hpcaccel.runtime.distributed.world import World
 
 pytestmark = pytest.mark.torch
 
@@ -86,51 +86,51 @@ def test_tensors_of_a_module() -> None:
 
 def test_ties() -> None:
     model = Tied()
-    assert model_looks.find_tied_parameters(model) == [["embed.weight", "head.weight"]]
-    assert model_looks.find_tied_parameters(nn.Linear(1, 1)) == []
+    assert model_introspection.find_tied_parameters(model) == [["embed.weight", "head.weight"]]
+    assert model_introspection.find_tied_parameters(nn.Linear(1, 1)) == []
     model.head.weight = nn.Parameter(torch.empty(5, 4, device="meta"))
-    model_looks.retie_parameters(model, [["head.weight", "embed.weight"]])
+    model_introspection.retie_parameters(model, [["head.weight", "embed.weight"]])
     assert model.head.weight is model.embed.weight
     assert model.embed.weight.device.type == "cpu"
 
 
 def test_children_come_before_their_parents() -> None:
     model = Tied()
-    order = [name for name, _ in model_looks.get_module_children_bottom_up(model, return_fqns=True)]
+    order = [name for name, _ in model_introspection.get_module_children_bottom_up(model, return_fqns=True)]
     assert order == ["embed", "body.0", "body.1", "body", "head", ""]
-    assert model_looks.get_module_children_bottom_up(model)[-1] is model
+    assert model_introspection.get_module_children_bottom_up(model)[-1] is model
 
 
 def test_wrappers_of_others() -> None:
     model = nn.Sequential(nn.Linear(1, 1))
-    assert not model_looks.is_compiled_module(model)
-    assert not model_looks.has_compiled_regions(model)
-    assert not model_looks.model_has_dtensor(model)
-    assert not model_looks.is_peft_model(model)
+    assert not model_introspection.is_compiled_module(model)
+    assert not model_introspection.has_compiled_regions(model)
+    assert not model_introspection.model_has_dtensor(model)
+    assert not model_introspection.is_peft_model(model)
     compiled: Any = torch.compile(model, backend="eager")
-    assert model_looks.is_compiled_module(compiled)
-    assert model_looks.has_compiled_regions(nn.Sequential(compiled))
-    assert standalone.extract_model_from_parallel(compiled) is model
-    assert standalone.extract_model_from_parallel(nn.DataParallel(model)) is model
+    assert model_introspection.is_compiled_module(compiled)
+    assert model_introspection.has_compiled_regions(nn.Sequential(compiled))
+    assert model_functions.extract_model_from_parallel(compiled) is model
+    assert model_functions.extract_model_from_parallel(nn.DataParallel(model)) is model
 
 
 def test_compiled_regions() -> None:
     blocks = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2)) for _ in range(3)))
     x = torch.ones(1, 2)
     expected = blocks(x)
-    assert standalone.compile_regions(blocks, backend="eager") is blocks
+    assert model_functions.compile_regions(blocks, backend="eager") is blocks
     assert torch.equal(blocks(x), expected)
     single = nn.Linear(2, 2)
-    assert model_looks.is_compiled_module(standalone.compile_regions(single, backend="eager"))
+    assert model_introspection.is_compiled_module(model_functions.compile_regions(single, backend="eager"))
 
 
 def test_files(tmp_path: Path) -> None:
-    standalone.save({"a": torch.ones(2)}, tmp_path / "a.pt")
-    assert standalone.load(tmp_path / "a.pt")["a"].tolist() == [1, 1]
+    model_functions.save({"a": torch.ones(2)}, tmp_path / "a.pt")
+    assert model_functions.load(tmp_path / "a.pt")["a"].tolist() == [1, 1]
     torch.save(ZeroDivisionError(), tmp_path / "b.pt")
     with pytest.raises(Exception, match=r"[Ww]eights"):
-        standalone.load(tmp_path / "b.pt")
-    assert isinstance(standalone.load(tmp_path / "b.pt", weights_only=False), ZeroDivisionError)
+        model_functions.load(tmp_path / "b.pt")
+    assert isinstance(model_functions.load(tmp_path / "b.pt", weights_only=False), ZeroDivisionError)
 
 
 def test_the_progress_bar_is_shown_by_one_process_a_node(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ from torch import nn
 
 from hpcaccel import Accelerator, init_empty_weights
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.distributed.device_mesh import Layout, arrange
 from hpcaccel.runtime.handlers import FullyShardedDataParallelPlugin, ParallelismConfig, TorchTensorParallelPlugin
 from hpcaccel.runtime.parallel.fsdp_choices import choose, dtype_of, ignored_parameters
 from hpcaccel.runtime.parallel.wrapping import blocks, owned_alone
-from hpcaccel.runtime.ranks.mesh import Layout, arrange
 from hpcaccel.runtime.settings import Settings
 from tests.runtime.ranks import run_ranks
 

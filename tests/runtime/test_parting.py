@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.node.hangs import find_hang, is_stopped
-from hpcaccel.node.heartbeats import Heartbeats
-from hpcaccel.records import Hang
+from hpcaccel.core.records import Hang
+from hpcaccel.node.failures.hangs import find_hang, is_stopped
+from hpcaccel.node.failures.heartbeats import Heartbeats
 from tests.runtime.ranks import PROGRAMS, Ranks, make_run
 
 PROGRAM = PROGRAMS / "parting.py"

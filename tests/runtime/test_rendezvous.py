@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from hpcaccel.runtime.ranks import env, interfaces, lobby, rendezvous
+from hpcaccel.runtime.distributed import network_interfaces, port_discovery, rank_env, rendezvous
 
 from .ranks import PROGRAMS, ROOT, free_port, start
 
@@ -58,7 +58,7 @@ class Meeting:
 
 
 def ports_of(job: int) -> tuple[int, ...]:
-    return env.detect(step(job, 2)[0]).ports
+    return rank_env.detect(step(job, 2)[0]).ports
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def foreign_store(port: int) -> Iterator[None]:
 
 @contextmanager
 def foreign_lobby(port: int) -> Iterator[None]:
-    other = lobby.Lobby.open("another job's", [port], 1)
+    other = port_discovery.Lobby.open("another job's", [port], 1)
     assert other is not None
     yield
     other.close()
@@ -96,7 +96,7 @@ def foreign_lobby(port: int) -> Iterator[None]:
 
 def test_two_jobs_at_once_whose_ports_are_the_same_and_taken_by_all_kinds_of_services() -> None:
     # A difference of PORTS between two job ids, times anything: the same candidates in the same order.
-    first, second = 4_711, 4_711 + env.PORTS
+    first, second = 4_711, 4_711 + rank_env.PORTS
     ports = ports_of(first)
     assert ports == ports_of(second)
     with ExitStack() as stack:
@@ -143,37 +143,37 @@ def test_init_method(tmp_path: Path) -> None:
 
 def test_a_lobby_answers_by_name_and_to_many_at_once() -> None:
     port = free_port()
-    opened = lobby.Lobby.open("mine", [port], 4321)
+    opened = port_discovery.Lobby.open("mine", [port], 4321)
     assert opened is not None
     with socket.create_connection(("127.0.0.1", port)):  # one that says nothing
-        assert lobby.ask("mine", "localhost", port)[1] == 4321
-        assert lobby.ask("yours", "127.0.0.1", port) == lobby.OTHER
+        assert port_discovery.ask("mine", "localhost", port)[1] == 4321
+        assert port_discovery.ask("yours", "127.0.0.1", port) == port_discovery.OTHER
     opened.close()
-    assert lobby.ask("mine", "127.0.0.1", port) == lobby.NOTHING
-    assert lobby.ask("mine", "no-such-host.invalid", port) == lobby.UNKNOWN_NAME
+    assert port_discovery.ask("mine", "127.0.0.1", port) == port_discovery.NOTHING
+    assert port_discovery.ask("mine", "no-such-host.invalid", port) == port_discovery.UNKNOWN_NAME
 
 
 def test_a_lobby_takes_the_first_port_that_is_free() -> None:
     taken, free = free_port(), free_port()
     with silent_listener(taken):
-        opened = lobby.Lobby.open("mine", [taken, free], 4321)
+        opened = port_discovery.Lobby.open("mine", [taken, free], 4321)
         assert opened is not None
-        assert lobby.ask("mine", "127.0.0.1", free)[1] == 4321
-        assert lobby.Lobby.open("other", [taken, free], 4321) is None
+        assert port_discovery.ask("mine", "127.0.0.1", free)[1] == 4321
+        assert port_discovery.Lobby.open("other", [taken, free], 4321) is None
         opened.close()
 
 
 def test_interfaces() -> None:
-    assert interfaces.of_address("127.0.0.1") == "lo"
-    assert interfaces.of_address("127.0.1.7") == "lo"
-    assert interfaces.of_address("192.0.2.1") is None  # an address that documents use and nobody has
-    assert interfaces.name_is_loopback("localhost")
-    assert interfaces.name_is_loopback("no-such-host.invalid")
-    assert interfaces.own_address_towards("127.0.0.1") == "127.0.0.1"
-    assert interfaces.own_address_towards("no-such-host.invalid") is None
+    assert network_interfaces.of_address("127.0.0.1") == "lo"
+    assert network_interfaces.of_address("127.0.1.7") == "lo"
+    assert network_interfaces.of_address("192.0.2.1") is None  # an address that documents use and nobody has
+    assert network_interfaces.name_is_loopback("localhost")
+    assert network_interfaces.name_is_loopback("no-such-host.invalid")
+    assert network_interfaces.own_address_towards("127.0.0.1") == "127.0.0.1"
+    assert network_interfaces.own_address_towards("no-such-host.invalid") is None
 
 
-PLACE = env.RankEnvironment(
+PLACE = rank_env.RankEnvironment(
     rank=0, world_size=4, local_rank=0, local_world_size=2, master_addr="n1", master_port=1, source="slurm"
 )
 """On the node of rank 0, where the way to it is a loopback; n2 is another node."""
@@ -192,9 +192,9 @@ def test_gloo_is_told_the_interface_where_a_nodes_name_is_a_loopback_address(
     monkeypatch: pytest.MonkeyPatch, rank: int, change: dict[str, Any], given: str | None, chosen: str | None
 ) -> None:
     ways = {"n1": "127.0.1.1" if rank == 0 else "10.0.0.2", "10.0.0.2": "10.0.0.1"}
-    monkeypatch.setattr(interfaces, "name_is_loopback", lambda host: True)
-    monkeypatch.setattr(interfaces, "own_address_towards", ways.get)
-    monkeypatch.setattr(interfaces, "of_address", {"10.0.0.1": "eth0", "10.0.0.2": "eth1"}.get)
+    monkeypatch.setattr(network_interfaces, "name_is_loopback", lambda host: True)
+    monkeypatch.setattr(network_interfaces, "own_address_towards", ways.get)
+    monkeypatch.setattr(network_interfaces, "of_address", {"10.0.0.1": "eth0", "10.0.0.2": "eth1"}.get)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", given or "")
     store = dist.HashStore()  # type: ignore[attr-defined]
     choice = rendezvous._Interface(replace(PLACE, rank=rank, **change), store)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from hpcaccel import layout
-from hpcaccel.records import StopRequest, to_dict
-from hpcaccel.rundir import RunDir, read_json, write_json
+from hpcaccel import checkpoint_files
+from hpcaccel.core.records import StopRequest, to_dict
+from hpcaccel.core.run_dir import RunDir, read_json, write_json
 from tests.runtime.ranks import Ranks, make_run, metrics, outcome, run_ranks
 
 
@@ -48,7 +48,7 @@ def stopped_and_resumed(run: RunDir, arguments: list[str], *, kill_at: str, size
     left = outcome(run)
     assert left is not None
     assert left["resume"]
-    assert left["checkpoint"] == layout.checkpoint_name(left["step"])
+    assert left["checkpoint"] == checkpoint_files.checkpoint_name(left["step"])
     second = run_ranks("train.py", [*arguments, "--kill-at", kill_at], size=size, run=run, attempt=2)
     assert second.codes == [0] * size, second.outputs[0]
     assert f"resumed at step {left['step']}" in second.outputs[0]
@@ -102,18 +102,18 @@ def test_an_undisturbed_run_says_where_it_began_and_how_it_ended(undisturbed: Ca
         "first_loss": losses[1],
         "last_loss": losses[21],
     }
-    assert [found.step for found in layout.committed(run.checkpoints)] == [8, 16, 21]
+    assert [found.step for found in checkpoint_files.committed(run.checkpoints)] == [8, 16, 21]
 
 
 def test_a_completed_run_that_is_resumed_trains_no_more_and_runs_what_follows_the_loop(
     undisturbed: Callable[..., Undisturbed],
 ) -> None:
     first = undisturbed("--strategy", "ddp")
-    before = [found.step for found in layout.committed(first.run.checkpoints)]
+    before = [found.step for found in checkpoint_files.committed(first.run.checkpoints)]
     again = run_ranks("train.py", run=first.run, attempt=2)
     assert again.codes == [0, 0]
     assert again.result() == first.result
-    assert [found.step for found in layout.committed(first.run.checkpoints)] == before
+    assert [found.step for found in checkpoint_files.committed(first.run.checkpoints)] == before
 
 
 def test_a_training_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_ranks_of_unequal_length_end_together(tmp_path: Path) -> None:
     assert ended.codes == [0, 0], ended.outputs
     assert "rank 0 did 3 steps" in ended.outputs[0]
     assert "rank 1 did 7 steps" in ended.outputs[1]
-    assert [found.step for found in layout.committed(run.checkpoints)] == [2, 4, 6, 7]
+    assert [found.step for found in checkpoint_files.committed(run.checkpoints)] == [2, 4, 6, 7]
 
 
 def test_a_stop_reaches_a_rank_that_has_left_its_loop(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_stop_reaches_a_rank_that_has_left_its_loop(tmp_path: Path) -> None:
     left = outcome(run)
     assert left is not None
     assert left["resume"]
-    assert [found.step for found in layout.committed(run.checkpoints)] == [6]
+    assert [found.step for found in checkpoint_files.committed(run.checkpoints)] == [6]
 
 
 def test_ranks_started_by_srun_find_each_other(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from torch.utils.data import (
 )
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.data.drawing import Samples, draw
 from hpcaccel.runtime.data.permutation import PermutationSampler
+from hpcaccel.runtime.data.sample_order import Samples, draw
 from hpcaccel.runtime.data.sampling import Order
 from hpcaccel.runtime.data.sharding import BatchesPart, Part, SamplesPart, Sharing, WalkedPart
 

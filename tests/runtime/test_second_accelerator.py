@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.accelerator import Accelerator
+from hpcaccel.runtime.distributed.process_states import AcceleratorState, GradientState
 from hpcaccel.runtime.handlers import (
     AutocastKwargs,
     DataLoaderConfiguration,
@@ -20,7 +21,6 @@ from hpcaccel.runtime.handlers import (
     GradientAccumulationPlugin,
     ParallelismConfig,
 )
-from hpcaccel.runtime.ranks.states import AcceleratorState, GradientState
 
 pytestmark = pytest.mark.torch
 

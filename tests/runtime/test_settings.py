@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.rundir import RunDir
 from hpcaccel.runtime.settings import Place, Settings, load, locate
 from tests.runtime.ranks import make_run
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.rundir import RunDir
+from hpcaccel.core.attempt_steps import read_counter
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.runtime.training import step_counter
 from hpcaccel.runtime.training.step_counter import StepCounter
-from hpcaccel.steps import read_counter
 from tests.runtime.ranks import make_run
 
 KILLED = """

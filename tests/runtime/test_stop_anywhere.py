@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from hpcaccel.runtime.training.stop import SIGNALS
+from hpcaccel.runtime.training.stop_agreement import SIGNALS
 from tests.checkpoint.world import run_ranks
 from tests.runtime.ranks import Ranks, make_run, outcome
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.rundir import RunDir
-from hpcaccel.runtime.names import LoggerType
-from hpcaccel.runtime.ranks.states import AcceleratorState
+from hpcaccel.runtime.distributed.process_states import AcceleratorState
+from hpcaccel.runtime.enums import LoggerType
 from hpcaccel.runtime.tracking import catalog
 from hpcaccel.runtime.tracking.hub import Tracking
-from hpcaccel.runtime.training.metrics import MetricsWriter
+from hpcaccel.runtime.training.metrics_writer import MetricsWriter
 from hpcaccel.tracking import (
     LOGGER_TYPE_TO_CLASS,
     GeneralTracker,

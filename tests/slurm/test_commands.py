@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from hpcaccel import slow
+from hpcaccel.core import progress_notes
 from hpcaccel.errors import ClusterError, SlurmCommandError, SlurmUnreachable
 from hpcaccel.slurm import JobState, Slurm
-from hpcaccel.slurm.environment import submission_environment
+from hpcaccel.slurm.command_env import submission_environment
 
 RECORDED = Path(__file__).parents[1] / "data" / "slurm"
 
@@ -301,12 +301,12 @@ def test_a_command_without_an_answer_is_told_of(monkeypatch: pytest.MonkeyPatch)
         assert told.wait(30)
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(slow, "SILENT_SECONDS", 0.01)
-    token = slow.ON_SILENCE.set(tell)
+    monkeypatch.setattr(progress_notes, "SILENT_SECONDS", 0.01)
+    token = progress_notes.ON_SILENCE.set(tell)
     try:
         Slurm(slowly, timeout_seconds=60).cancel("46")
     finally:
-        slow.ON_SILENCE.reset(token)
+        progress_notes.ON_SILENCE.reset(token)
     assert sentences[0].startswith("scancel has had no answer from Slurm for 0.01 s; waiting for at most 60 s.")
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.slurm import JobState, Slurm, output, site_output
-from hpcaccel.slurm.waiting import WAITING_FORMAT, parse_estimate, parse_waiting
+from hpcaccel.slurm import JobState, Slurm, parsing, site_parsing
+from hpcaccel.slurm.start_estimates import WAITING_FORMAT, parse_estimate, parse_waiting
 
 RECORDED = Path(__file__).parents[1] / "data" / "slurm"
 SQUEUE = "%i|%F|%K|%j|%P|%T|%r|%M|%l|%D|%N|%S|%Q|%k"
@@ -38,7 +38,7 @@ def recorded(version: str, name: str) -> str:
     return (RECORDED / version / name).read_text()
 
 
-def squeue(version: str, form: str = output.QUEUE_FORMAT) -> str:
+def squeue(version: str, form: str = parsing.QUEUE_FORMAT) -> str:
     """What squeue would have printed for our own columns; those that were not recorded are N/A."""
     lines = recorded(version, "squeue.txt").splitlines()
     rows = [dict(zip(SQUEUE.split("|"), line.split("|"), strict=True)) for line in lines]
@@ -49,7 +49,7 @@ def sacct(version: str) -> str:
     """The same for sacct, whose first line names its columns."""
     head, *rows = (line.split("|") for line in recorded(version, "sacct.txt").splitlines())
     table = [dict(zip(head, row, strict=True)) for row in rows]
-    return "".join("|".join(row.get(name, "") for name in output.SACCT_FORMAT.split(",")) + "\n" for row in table)
+    return "".join("|".join(row.get(name, "") for name in parsing.SACCT_FORMAT.split(",")) + "\n" for row in table)
 
 
 def sinfo(version: str) -> list[list[str]]:
@@ -71,8 +71,8 @@ def words(value: Any) -> list[str]:
 
 
 READERS: dict[str, Callable[[str], Any]] = {
-    "sacct-het.txt": lambda version: output.accounting_entries(recorded(version, "sacct-het.txt")),
-    "sacct.txt": lambda version: output.accounting_entries(sacct(version)),
+    "sacct-het.txt": lambda version: parsing.accounting_entries(recorded(version, "sacct-het.txt")),
+    "sacct.txt": lambda version: parsing.accounting_entries(sacct(version)),
     "sacctmgr-assoc.txt": lambda version: asked(version, "sacctmgr-assoc.txt").association_table("ann"),
     "sacctmgr-qos.txt": lambda version: asked(version, "sacctmgr-qos.txt").qos_table(),
     "sbatch-bad-partition.txt": lambda version: "invalid partition" in recorded(version, "sbatch-bad-partition.txt"),
@@ -80,20 +80,20 @@ READERS: dict[str, Callable[[str], Any]] = {
     "sbatch-too-long.txt": lambda version: asked(version, "sbatch-too-long.txt").sbatch(Path(__file__)),
     "sbatch-too-many-nodes.txt": lambda version: asked(version, "sbatch-too-many-nodes.txt").sbatch(Path(__file__)),
     "scontrol-show-config.txt": lambda version: asked(version, "scontrol-show-config.txt").config(),
-    "scontrol-show-job-array.txt": lambda version: output.jobs(recorded(version, "scontrol-show-job-array.txt")),
-    "scontrol-show-job-dependency.txt": lambda version: output.jobs(
+    "scontrol-show-job-array.txt": lambda version: parsing.jobs(recorded(version, "scontrol-show-job-array.txt")),
+    "scontrol-show-job-dependency.txt": lambda version: parsing.jobs(
         recorded(version, "scontrol-show-job-dependency.txt")
     ),
-    "scontrol-show-job-het.txt": lambda version: output.jobs(recorded(version, "scontrol-show-job-het.txt")),
-    "scontrol-show-job-running.txt": lambda version: output.jobs(recorded(version, "scontrol-show-job-running.txt")),
-    "scontrol-show-job.txt": lambda version: output.jobs(recorded(version, "scontrol-show-job.txt")),
+    "scontrol-show-job-het.txt": lambda version: parsing.jobs(recorded(version, "scontrol-show-job-het.txt")),
+    "scontrol-show-job-running.txt": lambda version: parsing.jobs(recorded(version, "scontrol-show-job-running.txt")),
+    "scontrol-show-job.txt": lambda version: parsing.jobs(recorded(version, "scontrol-show-job.txt")),
     "scontrol-show-node.txt": lambda version: asked(version, "scontrol-show-node.txt").node_records(),
     "scontrol-show-partition.txt": lambda version: asked(version, "scontrol-show-partition.txt").partition_records(),
     "sinfo-N.txt": sinfo,
     "sinfo.json": lambda version: json.loads(recorded(version, "sinfo.json")),
-    "squeue-het.txt": lambda version: output.queue_entries(recorded(version, "squeue-het.txt")),
+    "squeue-het.txt": lambda version: parsing.queue_entries(recorded(version, "squeue-het.txt")),
     "squeue.json": lambda version: json.loads(recorded(version, "squeue.json"))["jobs"],
-    "squeue.txt": lambda version: output.queue_entries(squeue(version)),
+    "squeue.txt": lambda version: parsing.queue_entries(squeue(version)),
     "version.txt": lambda version: asked(version, "version.txt").version(),
 }
 
@@ -110,14 +110,14 @@ def test_the_versions() -> None:
 
 @pytest.mark.parametrize("version", OURS)
 def test_the_queue_is_what_its_json_says(version: str) -> None:
-    entries = output.queue_entries(squeue(version))
+    entries = parsing.queue_entries(squeue(version))
     found = 0
     for job in json.loads(recorded(version, "squeue.json"))["jobs"]:
         state = JobState(words(job["job_state"])[0])
         if state.is_ended:
             continue  # squeue lists those only with --states=all
         array = number(job["array_job_id"])
-        pending = output.queue_entries(f"{array}_[{job['array_task_string']}]" + "|x" * 11)
+        pending = parsing.queue_entries(f"{array}_[{job['array_task_string']}]" + "|x" * 11)
         own = [f"{array}_{number(job['array_task_id'])}"] if array else [str(job["job_id"])]
         for address in list(pending) if array and state.is_pending else own:
             entry = entries[address]
@@ -146,7 +146,7 @@ def test_what_waits(version: str, waiting: list[str]) -> None:
 
 
 def test_the_accounting() -> None:
-    old, new = (output.accounting_entries(sacct(version)) for version in OURS)
+    old, new = (parsing.accounting_entries(sacct(version)) for version in OURS)
     assert {job: (old[job].state, old[job].records) for job in ("8", "11", "13", "34_0", "45", "46_3")} == {
         "8": (JobState.CANCELLED, 2),
         "11": (JobState.COMPLETED, 4),
@@ -167,10 +167,10 @@ def test_nodes_are_what_their_json_says(version: str) -> None:
     for one in said.get("sinfo", []):
         nodes |= dict.fromkeys(one["nodes"]["nodes"], one["gres"]["total"])
     rows = sinfo(version)
-    assert {row[0]: site_output.gres(row[3])[0] for row in rows} == {
-        name: site_output.gres(text)[0] for name, text in nodes.items()
+    assert {row[0]: site_parsing.gres(row[3])[0] for row in rows} == {
+        name: site_parsing.gres(text)[0] for name, text in nodes.items()
     }
-    assert output.failed_nodes("".join(f"{row[0]}|{row[2]}\n" for row in rows)) == []
+    assert parsing.failed_nodes("".join(f"{row[0]}|{row[2]}\n" for row in rows)) == []
 
 
 @pytest.mark.parametrize("version", OURS)
@@ -190,7 +190,7 @@ def test_slurm_takes_what_it_never_starts(version: str, jobs: tuple[str, str]) -
 
 
 def test_a_job_of_23_02() -> None:
-    (job,) = output.jobs(recorded("23.02", "scontrol-show-job.txt"))
+    (job,) = parsing.jobs(recorded("23.02", "scontrol-show-job.txt"))
     assert (job.job_id, job.name, job.state, job.reason) == ("44977164", "simple.sh", JobState.COMPLETED, "")
     assert (job.partition, job.nodes, job.requeue, job.restarts) == ("cpu_zen4", "b-cn1703", False, 0)
     assert job.start_time is not None
@@ -201,7 +201,7 @@ def test_a_job_of_23_02() -> None:
 
 @pytest.mark.parametrize(("version", "array", "task"), [("22.05", "46", 3), ("26.11", "5", 0)])
 def test_a_task_that_waits(version: str, array: str, task: int) -> None:
-    found = output.pick_job(READERS["scontrol-show-job-array.txt"](version), f"{array}_{task}")
+    found = parsing.pick_job(READERS["scontrol-show-job-array.txt"](version), f"{array}_{task}")
     assert found is not None
     assert (found.address, found.state, found.reason) == (f"{array}_{task}", JobState.PENDING, "Resources")
     assert found.partition == "gpu"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcaccel.spec import load_sweep
-from hpcaccel.spec.sweep import METHODS
+from hpcaccel.spec.sweep_fields import METHODS
 from hpcaccel.spec.sweep_notes import notes
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()

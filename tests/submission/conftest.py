@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from hpcaccel import slow
-from hpcaccel.rundir import RunDir
+from hpcaccel.core import progress_notes
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.slurm.fake import FakeSlurm
 from hpcaccel.submission import local
 from hpcaccel.submission.prepare import prepare
-from hpcaccel.submission.run import Run, RunArray
+from hpcaccel.submission.run_handle import Run, RunArray
 from hpcaccel.submission.submit import submit, submit_prepared
 
 ROOT = Path(__file__).parents[2]
@@ -108,9 +108,9 @@ def project(tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -
 def told() -> Iterator[list[str]]:
     """What a program would tell people on the way."""
     found: list[str] = []
-    token = slow.ON_SILENCE.set(found.append)
+    token = progress_notes.ON_SILENCE.set(found.append)
     yield found
-    slow.ON_SILENCE.reset(token)
+    progress_notes.ON_SILENCE.reset(token)
 
 
 def eventually(question: Callable[[], object], *, patience_seconds: float = 60.0) -> None:

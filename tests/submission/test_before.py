@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.core.records import AttemptEnd, to_dict
+from hpcaccel.core.run_dir import append_line
 from hpcaccel.errors import ClusterError, SpecError, UserError
-from hpcaccel.records import AttemptEnd, to_dict
-from hpcaccel.rundir import append_line
+from hpcaccel.slurm.start_estimates import StartEstimate, WaitingJob, parse_estimate, parse_waiting
 from hpcaccel.slurm.states import JobInfo, JobState
-from hpcaccel.slurm.waiting import StartEstimate, WaitingJob, parse_estimate, parse_waiting
 from hpcaccel.spec import load_spec
 from hpcaccel.spec.site import SiteFacts
-from hpcaccel.submission.allocated import Around, allocation_around, overrides_inside, prepared_inside
 from hpcaccel.submission.changes import changes_since_last
 from hpcaccel.submission.debugging import debug_job
 from hpcaccel.submission.explaining import explain_run
-from hpcaccel.submission.planning import plan_choices, plan_jobs
 from hpcaccel.submission.prepare import prepare
-from hpcaccel.submission.run import Run
+from hpcaccel.submission.queue_plan import plan_choices, plan_jobs
+from hpcaccel.submission.run_handle import Run
+from hpcaccel.submission.salloc import Around, allocation_around, overrides_inside, prepared_inside
 from hpcaccel.submission.status import status
 
 

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
-from hpcaccel import layout
+from hpcaccel import checkpoint_files
+from hpcaccel.checkpoint_files import manifest
+from hpcaccel.checkpoint_files.pins import is_pinned, pin
+from hpcaccel.core.run_dir import read_json
 from hpcaccel.errors import (
     CheckpointError,
     ClusterError,
@@ -21,9 +24,6 @@ from hpcaccel.errors import (
     SpecError,
     UserError,
 )
-from hpcaccel.layout import sealed
-from hpcaccel.layout.pins import is_pinned, pin
-from hpcaccel.rundir import read_json
 from hpcaccel.submission import Run
 from hpcaccel.submission.checkpoints import find_checkpoint, find_origin, find_place
 from hpcaccel.submission.prepare import prepare
@@ -32,12 +32,12 @@ from tests.submission.conftest import Project
 
 def make(directory: Path, step: int) -> Path:
     """A checkpoint as far as manifest and sizes go."""
-    path = directory / layout.checkpoint_name(step)
+    path = directory / checkpoint_files.checkpoint_name(step)
     path.mkdir(parents=True)
     data = os.urandom(100)
     (path / "rank_00000.bin").write_bytes(data)
     files = {"rank_00000.bin": {"bytes": 100, "crc32": f"{zlib.crc32(data):08x}"}}
-    (path / layout.MANIFEST).write_bytes(sealed.seal({"version": 1, "step": step, "files": files}))
+    (path / checkpoint_files.MANIFEST).write_bytes(manifest.seal({"version": 1, "step": step, "files": files}))
     return path
 
 
@@ -74,7 +74,7 @@ def test_a_word_means_a_checkpoint(run: Run, project: Project) -> None:
         (str(there / "step_00000200"), 200),
         (os.path.relpath(there / "step_00000200"), 200),
     ]:
-        assert find_checkpoint(word) == there / layout.checkpoint_name(step), word
+        assert find_checkpoint(word) == there / checkpoint_files.checkpoint_name(step), word
     assert find_place("first") == there
     (project.path / "first").mkdir()  # a folder that is called as the run is, and holds no checkpoint
     assert find_checkpoint("first@100").name == "step_00000100"
@@ -94,7 +94,7 @@ def test_the_newest_good_one_is_meant_and_a_named_one_must_be_good(run: Run) -> 
     with pytest.raises(Damaged, match=r"step_00000300/rank_00000\.bin has 0 bytes"):
         find_origin(there / "step_00000300")
     for step in (100, 200):
-        damage(there / layout.checkpoint_name(step))
+        damage(there / checkpoint_files.checkpoint_name(step))
     with pytest.raises(CheckpointError, match=r"no good checkpoint in .*, only damaged ones: .*step_00000300"):
         find_checkpoint("first")
 
@@ -118,7 +118,7 @@ def test_a_branch_begins_there_and_holds_it(run: Run, project: Project) -> None:
     assert spec_of(branch)["checkpoint"]["resume"] == str(path)
     assert f"resume: {path}" in branch.dir.spec_yaml.read_text()
     assert branch.record.branched_from == {"checkpoint": str(path), "step": 200, "run_id": run.run_id}
-    assert json.loads((path / layout.PINNED).read_text())["why"] == f"run {branch.run_id} branches from it"
+    assert json.loads((path / checkpoint_files.PINNED).read_text())["why"] == f"run {branch.run_id} branches from it"
     assert run.record.branched_from is None
     tasks = project.queue("name=third", grid=["args.lr=1,2"], from_run="first")
     for index in (0, 1):
@@ -139,7 +139,11 @@ def test_a_submission_that_fails_pins_nothing(
     for step in (100, 200):
         with pytest.raises(type(error)):
             project.queue(from_run=f"first@{step}")
-    assert [is_pinned(path) for _, path in layout.step_directories(run.dir.checkpoints)] == [False, False, True]
+    assert [is_pinned(path) for _, path in checkpoint_files.step_directories(run.dir.checkpoints)] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_run_that_never_had_a_job_pins_nothing_once_it_is_submitted_anew(
@@ -154,9 +158,9 @@ def test_a_run_that_never_had_a_job_pins_nothing_once_it_is_submitted_anew(
         with pytest.raises(SlurmCommandError):
             project.queue(from_run="first@200")
     assert is_pinned(path)
-    monkeypatch.setattr("hpcaccel.submission.resume_once.SETTLING_SECONDS", -1.0)
+    monkeypatch.setattr("hpcaccel.submission.idempotent_resume.SETTLING_SECONDS", -1.0)
     branch = project.queue(from_run="first@200")
-    assert json.loads((path / layout.PINNED).read_text())["why"] == f"run {branch.run_id} branches from it"
+    assert json.loads((path / checkpoint_files.PINNED).read_text())["why"] == f"run {branch.run_id} branches from it"
 
 
 def test_two_words_on_where_to_begin_are_one_too_many(run: Run, project: Project) -> None:

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from hpcaccel import layout
+from hpcaccel import checkpoint_files
+from hpcaccel.checkpoint_files import manifest as sealed
+from hpcaccel.checkpoint_files.pins import pin
+from hpcaccel.core.records import AttemptEnd, to_dict
+from hpcaccel.core.run_dir import append_line
 from hpcaccel.errors import RunDirectoryError
-from hpcaccel.layout import sealed
-from hpcaccel.layout.pins import pin
-from hpcaccel.records import AttemptEnd, to_dict
-from hpcaccel.rundir import append_line
 from hpcaccel.slurm.states import JobState
-from hpcaccel.submission import cleaning, remembered
+from hpcaccel.submission import cleaning, run_index
 from hpcaccel.submission.cleaning import Origins, delete, plan_cleaning
-from hpcaccel.submission.facts import write_record
+from hpcaccel.submission.run_state import write_record
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def good(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints whose manifest can be read are good; what else makes one good has tests of its own."""
 
     def read(path: Path) -> dict[str, Any]:
-        manifest = layout.read_manifest(path)
+        manifest = checkpoint_files.read_manifest(path)
         if manifest is None:
             from hpcaccel.errors import Damaged
 
@@ -39,11 +39,11 @@ def good(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def checkpoint(run: Any, step: int, *, damaged: bool = False) -> Path:
-    path: Path = run.dir.checkpoints / layout.checkpoint_name(step)
+    path: Path = run.dir.checkpoints / checkpoint_files.checkpoint_name(step)
     path.mkdir()
     (path / "data").write_bytes(b"x" * 1000)
     if not damaged:
-        (path / layout.MANIFEST).write_text(json.dumps({"step": step}))
+        (path / checkpoint_files.MANIFEST).write_text(json.dumps({"step": step}))
     return path
 
 
@@ -70,7 +70,7 @@ def done(project: Any) -> Any:
 
 
 def test_a_run_that_is_done_is_read_once(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "SETTLING_SECONDS", -1.0)
+    monkeypatch.setattr(run_index, "SETTLING_SECONDS", -1.0)
     run = done(project)
     first = plan(project, run, whole_runs=True)
     assert [(item.path, item.bytes > 1000) for item in first.items] == [(run.path, True)]
@@ -83,12 +83,12 @@ def test_a_run_that_is_done_is_read_once(project: Any, monkeypatch: pytest.Monke
 def test_what_has_changed_of_a_run_that_was_done_is_seen(
     project: Any, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(remembered, "SETTLING_SECONDS", -1.0)
+    monkeypatch.setattr(run_index, "SETTLING_SECONDS", -1.0)
     run = done(project)
     first = plan(project, run, whole_runs=True)
     assert names(first) == [run.run_id]
     if how == "pinned":
-        pin(run.dir.checkpoints / layout.checkpoint_name(10), why="a test")
+        pin(run.dir.checkpoints / checkpoint_files.checkpoint_name(10), why="a test")
     elif how == "resumed":
         record = run.record
         write_record(run.dir, replace(record, job_ids=[*record.job_ids, "777"], ledger_offset=10**6))
@@ -112,7 +112,7 @@ def test_the_newest_good_checkpoint_stays(project: Any) -> None:
         checkpoint(run, step)
     pin(checkpoint(run, 5), why="a test")
     checkpoint(run, 40, damaged=True)
-    (run.dir.checkpoints / layout.temporary_name(50, 1)).mkdir()
+    (run.dir.checkpoints / checkpoint_files.temporary_name(50, 1)).mkdir()
     end(run, "failed")
     found = plan(project, run)
     assert names(found) == ["step_00000040", "step_00000020", "step_00000010", ".step_00000050.1.tmp"]
@@ -171,7 +171,7 @@ def test_what_was_pinned_since_it_was_told_stays(project: Any) -> None:
         checkpoint(run, 10)
         end(run, "completed")
     first, second = plan(project, *runs, whole_runs=True).items
-    pin(first.path / "checkpoints" / layout.checkpoint_name(10), why="a test")
+    pin(first.path / "checkpoints" / checkpoint_files.checkpoint_name(10), why="a test")
     with pytest.raises(RunDirectoryError, match="step_00000010 has been pinned meanwhile"):
         delete(first, slurm=project.slurm)
     delete(second, slurm=project.slurm)
@@ -193,7 +193,7 @@ def test_a_pin_in_the_very_moment_of_the_deletion_counts(project: Any, monkeypat
     monkeypatch.setattr(os, "rename", pinned_just_before)
     with pytest.raises(RunDirectoryError, match="at this moment"):
         delete(item, slurm=project.slurm)
-    assert (path / layout.PINNED).exists()
+    assert (path / checkpoint_files.PINNED).exists()
 
 
 def test_what_another_run_is_to_begin_from_stays(project: Any) -> None:
@@ -245,7 +245,7 @@ def test_the_newest_good_checkpoint_stays_where_a_newer_one_has_gone(project: An
     newest = checkpoint(run, 20)
     end(run, "failed")
     (item,) = plan(project, run).items
-    (newest / layout.MANIFEST).unlink()
+    (newest / checkpoint_files.MANIFEST).unlink()
     with pytest.raises(RunDirectoryError, match="has changed meanwhile"):
         delete(item, slurm=project.slurm)
 

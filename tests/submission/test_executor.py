@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from submitit import SlurmExecutor
 
+from hpcaccel.core.records import AttemptEnd, to_dict
+from hpcaccel.core.run_dir import append_line, read_lines
 from hpcaccel.errors import SpecError
-from hpcaccel.records import AttemptEnd, to_dict
-from hpcaccel.rundir import append_line, read_lines
 from hpcaccel.slurm.states import JobState
 from hpcaccel.submission import Run, RunArray
 from hpcaccel.submission.executor import RunExecutor, RunJob, RunWatcher
@@ -19,8 +19,8 @@ from tests.submission.conftest import Project
 @pytest.fixture(autouse=True)
 def one_slurm(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """submitit's jobs find their Slurm by themselves."""
-    monkeypatch.setattr("hpcaccel.slurm.queue.Slurm", lambda **_: project.slurm)
-    monkeypatch.setattr("hpcaccel.submission.control.Slurm", lambda: project.slurm)
+    monkeypatch.setattr("hpcaccel.slurm.queue_cache.Slurm", lambda **_: project.slurm)
+    monkeypatch.setattr("hpcaccel.submission.stop_requests.Slurm", lambda: project.slurm)
     monkeypatch.setattr(RunJob, "watcher", RunWatcher())
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel import rundir
+from hpcaccel.core import run_dir
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RunNotFound
-from hpcaccel.rundir import RunDir
-from hpcaccel.submission import Run, RunArray, all_runs, find, find_run, remembered
-from hpcaccel.submission.facts import read_record, write_record
+from hpcaccel.submission import Run, RunArray, all_runs, find, find_run, run_index
 from hpcaccel.submission.find import known_runs
+from hpcaccel.submission.run_state import read_record, write_record
 from tests.submission.conftest import Project
 
 
@@ -132,7 +132,7 @@ def changed(project: Project, run: Run, how: str) -> Path | None:
 def test_what_is_remembered_of_a_run_is_checked(
     project: Project, monkeypatch: pytest.MonkeyPatch, how: str, name: str | None
 ) -> None:
-    monkeypatch.setattr(remembered, "SETTLING_SECONDS", -1.0)
+    monkeypatch.setattr(run_index, "SETTLING_SECONDS", -1.0)
     run = project.queue()
     assert isinstance(run, Run)
     assert [one.name for one in known_runs()] == ["demo"]
@@ -141,7 +141,7 @@ def test_what_is_remembered_of_a_run_is_checked(
 
 
 def test_a_run_that_is_known_is_not_read_again(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "SETTLING_SECONDS", -1.0)
+    monkeypatch.setattr(run_index, "SETTLING_SECONDS", -1.0)
     runs = [project.queue(), project.queue()]
     first = known_runs()
     monkeypatch.setattr(find, "read_record", lambda run: pytest.fail(f"{run.path} was read"))
@@ -153,17 +153,17 @@ def test_what_has_just_changed_is_not_remembered(project: Project) -> None:
     """A second change within one tick of the file system's clock could not be told from the first."""
     project.queue()
     known_runs()
-    assert list(rundir.state_home().rglob("names.jsonl")) == []
+    assert list(run_dir.state_home().rglob("names.jsonl")) == []
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[1]\n", b'{"path": 3}\n', b"\xff\xfe\n", b'{"version": "0.0/1"}\n'])
 def test_a_torn_or_strange_memory_only_costs_reading(
     project: Project, monkeypatch: pytest.MonkeyPatch, damage: bytes
 ) -> None:
-    monkeypatch.setattr(remembered, "SETTLING_SECONDS", -1.0)
+    monkeypatch.setattr(run_index, "SETTLING_SECONDS", -1.0)
     project.queue()
     first = known_runs()
-    (file,) = rundir.state_home().rglob("names.jsonl")
+    (file,) = run_dir.state_home().rglob("names.jsonl")
     whole = file.read_bytes()
     file.write_bytes(damage + whole[: len(whole) // 2])
     assert known_runs() == first
@@ -172,21 +172,21 @@ def test_a_torn_or_strange_memory_only_costs_reading(
 
 
 def test_the_memory_does_not_grow_without_end(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "SETTLING_SECONDS", -1.0)
-    monkeypatch.setattr(remembered, "_SPARE_LINES", 3)
+    monkeypatch.setattr(run_index, "SETTLING_SECONDS", -1.0)
+    monkeypatch.setattr(run_index, "_SPARE_LINES", 3)
     run, other = project.queue(), project.queue()
     for number in range(20):
         write_record(run.dir, replace(run.record, name=f"n{number}"))
         assert sorted(one.name for one in known_runs()) == ["demo", f"n{number}"]
     shutil.rmtree(other.path)
-    (file,) = rundir.state_home().rglob("names.jsonl")
+    (file,) = run_dir.state_home().rglob("names.jsonl")
     assert len(file.read_bytes().splitlines()) <= 2 * 2 + 3
 
 
 def test_a_state_directory_that_cannot_be_written_costs_nothing_else(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remembered, "SETTLING_SECONDS", -1.0)
+    monkeypatch.setattr(run_index, "SETTLING_SECONDS", -1.0)
     project.queue()
     (project.path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(project.path / "file"))

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.rundir import RunDir, write_json
+from hpcaccel.core.run_dir import RunDir, write_json
 from hpcaccel.runtime.settings import load, locate
-from hpcaccel.submission.codecopy import plan_code
+from hpcaccel.submission.code_copy import plan_code
 from hpcaccel.submission.entry import Entry
 from hpcaccel.submission.imports import used_by
 from tests.submission.conftest import Project

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from hpcaccel import slow
+from hpcaccel.core import progress_notes
+from hpcaccel.core.records import AttemptEnd, Lease, to_dict
+from hpcaccel.core.run_dir import append_line, write_json
 from hpcaccel.errors import ClusterError, RunDirectoryError, SlurmCommandError, SlurmUnreachable
-from hpcaccel.records import AttemptEnd, Lease, to_dict
-from hpcaccel.rundir import append_line, write_json
 from hpcaccel.slurm.states import JobState
 from hpcaccel.spec.workflow import read_jobs
 from hpcaccel.submission import Run, RunArray, all_runs, find_run
 from hpcaccel.submission.cleaning import delete, plan_cleaning
+from hpcaccel.submission.idempotent_resume import Turn
 from hpcaccel.submission.local import local_process
-from hpcaccel.submission.resume_once import Turn
 from hpcaccel.submission.status import statuses
 from hpcaccel.submission.workflow import submit_jobs
-from hpcaccel.sweeps.starting import prepare_sweep, start_sweep
+from hpcaccel.sweeps.start_sweep import prepare_sweep, start_sweep
 from tests.submission.conftest import Project, eventually
 from tests.submission.killing import SharedSlurm, killed_at
 
@@ -88,7 +88,7 @@ def living(slurm: Any) -> list[str]:
 
 def settle(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue that shows no job has none: it is not asked again and again."""
-    monkeypatch.setattr("hpcaccel.submission.resume_once.SETTLING_SECONDS", -1.0)
+    monkeypatch.setattr("hpcaccel.submission.idempotent_resume.SETTLING_SECONDS", -1.0)
 
 
 def check(kind: Kind, moment: int, number: int) -> bool:
@@ -318,10 +318,10 @@ def test_a_call_that_takes_an_earlier_run_up_says_so(
     settle(monkeypatch)
     kind = Kind(project, name)
     _killed_behind_sbatch(project, monkeypatch, kind.submit)
-    token = slow.ON_SILENCE.set(None)
+    token = progress_notes.ON_SILENCE.set(None)
     with pytest.warns(UserWarning, match="was already submitted by the same command, .* Submit again for a new run"):
         kind.submit()
-    slow.ON_SILENCE.reset(token)
+    progress_notes.ON_SILENCE.reset(token)
 
 
 def test_a_controller_that_may_have_taken_the_job(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

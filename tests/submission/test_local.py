@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
+from hpcaccel.core.run_dir import read_lines
 from hpcaccel.errors import UserError
-from hpcaccel.rundir import read_lines
 from hpcaccel.submission import Run, RunArray, find_run
 from hpcaccel.submission.local import local_process
 from tests.submission.conftest import Project

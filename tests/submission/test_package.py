@@ -50,7 +50,9 @@ def test_it_holds_the_base_and_the_batch_step_only(program: Path) -> None:
 
 def test_what_is_compiled_for_this_python_is_used_and_the_source_by_others(program: Path) -> None:
     def used() -> str:
-        code = f"import sys; sys.path.insert(0, {str(program)!r}); import hpcaccel.rundir as it; print(it.__file__)"
+        code = (
+            f"import sys; sys.path.insert(0, {str(program)!r}); import hpcaccel.core.run_dir as it; print(it.__file__)"
+        )
         command = [sys.executable, "-S", "-I", "-c", code]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.submission.once import Once, asked_for
+from hpcaccel.submission.idempotent import Once, asked_for
 from hpcaccel.submission.pending import Pending, pending
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from hpcaccel.errors import SpecError
 from hpcaccel.spec import spec_from_values
-from hpcaccel.spec.cluster import ClusterProfile
+from hpcaccel.spec.cluster_profile import ClusterProfile
 from hpcaccel.spec.site import SiteFacts, store_facts
 from hpcaccel.submission.site.checks import advice_or_refusal, check_site
-from hpcaccel.submission.site.history import History
+from hpcaccel.submission.site.last_run import History
 
 DAY = 86400
 NOW = 1_800_000_000.0

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.records import AttemptEnd, AttemptStart, Decision, Reason, StopRequest, to_dict
-from hpcaccel.rundir import append_line, write_json
-from hpcaccel.slurm.queue import Queue
-from hpcaccel.slurm.queue_place import shared_place
+from hpcaccel.core.records import AttemptEnd, AttemptStart, Decision, Reason, StopRequest, to_dict
+from hpcaccel.core.run_dir import append_line, write_json
+from hpcaccel.slurm.queue_cache import Queue
+from hpcaccel.slurm.queue_cache_path import shared_place
 from hpcaccel.slurm.states import JobState
 from hpcaccel.submission import Run, RunArray, statuses
 from hpcaccel.submission.status import RunStatus
@@ -238,7 +238,7 @@ def test_many_runs_cost_one_question(project: Project) -> None:
 
 LOOKER = """\
 import sys
-from hpcaccel.rundir import RunDir
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.submission.status import status
 print("ready", flush=True)
 sys.stdin.readline()

@@ -13,10 +13,10 @@ from typing import Any
 import jinja2
 import pytest
 
-from hpcaccel import slow
+from hpcaccel.core import progress_notes
+from hpcaccel.core.run_dir import RunDir, index_lines, read_json
 from hpcaccel.errors import ClusterError, RunDirectoryError, SlurmCommandError, SpecError, UserError
 from hpcaccel.render import templates
-from hpcaccel.rundir import RunDir, index_lines, read_json
 from hpcaccel.slurm.fake import FakeSlurm
 from hpcaccel.spec import JobSpec, files, from_json, load_spec, spec_hash
 from hpcaccel.submission import Run, all_runs
@@ -401,11 +401,11 @@ def test_the_file_and_the_template_of_a_grid_are_read_once(project: Project, mon
 
 def test_a_long_grid_is_told_of(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(slow, "SILENT_SECONDS", 0.0)
-    token = slow.ON_SILENCE.set(told.append)
+    monkeypatch.setattr(progress_notes, "SILENT_SECONDS", 0.0)
+    token = progress_notes.ON_SILENCE.set(told.append)
     try:
         project.queue(grid=["args.lr=1,2,3"])
     finally:
-        slow.ON_SILENCE.reset(token)
+        progress_notes.ON_SILENCE.reset(token)
     assert "1 of 3 combinations are checked" in told
     assert "2 of 3 tasks are made" in told

@@ -9,7 +9,7 @@ import pytest
 from hpcaccel.errors import ClusterError, SlurmCommandError, SlurmUnreachable
 from hpcaccel.spec.workflow import read_jobs
 from hpcaccel.submission import Run, all_runs
-from hpcaccel.submission.facts import open_requests
+from hpcaccel.submission.run_state import open_requests
 from hpcaccel.submission.workflow import is_half_submitted, submit_jobs
 from tests.submission.conftest import Project
 

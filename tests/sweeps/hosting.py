@@ -12,16 +12,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hpcaccel import layout
-from hpcaccel.process import process_start
-from hpcaccel.records import AttemptEnd, AttemptStart, WorkerStart, to_dict
-from hpcaccel.rundir import RunDir, SweepDir, append_line, read_json, write_json
+from hpcaccel import checkpoint_files
+from hpcaccel.core.process_identity import process_start
+from hpcaccel.core.records import AttemptEnd, AttemptStart, WorkerStart, to_dict
+from hpcaccel.core.run_dir import RunDir, SweepDir, append_line, read_json, write_json
 from hpcaccel.submission.build import all_or_nothing
-from hpcaccel.sweeps import starting
-from hpcaccel.sweeps.conversation import Host
+from hpcaccel.sweeps import start_sweep
+from hpcaccel.sweeps.journal_reader import StudyRecord, TrialRecord
 from hpcaccel.sweeps.ownership import Notes
-from hpcaccel.sweeps.reading import StudyRecord, TrialRecord
-from hpcaccel.sweeps.worker import Worker
+from hpcaccel.sweeps.tuner import Worker
+from hpcaccel.sweeps.tuner_protocol import Host
 
 SPEC = """\
 name: tune
@@ -42,9 +42,9 @@ def make_sweep(path: Path, *overrides: str, text: str = SPEC) -> SweepDir:
     """All that `sweep start` writes; no worker is started."""
     (path / "train.py").write_text("print('here')\n")
     (path / "sweep.yaml").write_text(text)
-    plan = starting.prepare_sweep(path / "sweep.yaml", cluster="local", runs_dir=path / "runs", overrides=overrides)
+    plan = start_sweep.prepare_sweep(path / "sweep.yaml", cluster="local", runs_dir=path / "runs", overrides=overrides)
     with all_or_nothing(plan.dir):
-        starting._build(plan)
+        start_sweep._build(plan)
     return plan.dir
 
 
@@ -111,7 +111,7 @@ class FakeHost:
         append_line(self.sweep.worker(self.index).account, to_dict(start))
 
     def _start_process(self, source: int, sink: int) -> None:
-        command = [sys.executable, "-m", "hpcaccel.sweeps.worker", str(self.sweep.path), str(self.index)]
+        command = [sys.executable, "-m", "hpcaccel.sweeps.tuner", str(self.sweep.path), str(self.index)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdin=source, stdout=sink, stderr=log)
         os.close(source)
@@ -209,9 +209,9 @@ class Played:
         append_line(self.run.metrics, line)
 
     def save(self, step: int) -> None:
-        path = self.run.checkpoints / layout.checkpoint_name(step)
+        path = self.run.checkpoints / checkpoint_files.checkpoint_name(step)
         path.mkdir()
-        write_json(path / layout.MANIFEST, {"version": 1, "step": step})
+        write_json(path / checkpoint_files.MANIFEST, {"version": 1, "step": step})
 
     def close(self, reason: str, decision: str, *, error_class: str | None = None, detail: str = "") -> None:
         self.begin()

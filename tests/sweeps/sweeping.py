@@ -7,15 +7,15 @@ from typing import Any
 
 from optuna.storages import JournalStorage
 
-from hpcaccel.rundir import SweepDir
+from hpcaccel.core.run_dir import SweepDir
 from hpcaccel.slurm.fake import FakeSlurm
 from hpcaccel.sweeps.arrays import WorkerArrays
 from hpcaccel.sweeps.definition import read_definition
-from hpcaccel.sweeps.handle import Sweep
 from hpcaccel.sweeps.journal import Journal
-from hpcaccel.sweeps.making import make_trial
-from hpcaccel.sweeps.starting import PreparedSweep, prepare_sweep, start_sweep
+from hpcaccel.sweeps.start_sweep import PreparedSweep, prepare_sweep, start_sweep
 from hpcaccel.sweeps.study import Asked, SweepStudy
+from hpcaccel.sweeps.sweep_handle import Sweep
+from hpcaccel.sweeps.trial_dir import make_trial
 
 SPEC = """\
 name: demo

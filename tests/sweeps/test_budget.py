@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.records import WorkerEnd, WorkerSeen, WorkerStart, WorkerTaken, to_dict
-from hpcaccel.rundir import SweepDir, append_line
+from hpcaccel.core.records import WorkerEnd, WorkerSeen, WorkerStart, WorkerTaken, to_dict
+from hpcaccel.core.run_dir import SweepDir, append_line
 from hpcaccel.sweeps.budget import Account, Budget, in_hours, too_small, typical
 
 

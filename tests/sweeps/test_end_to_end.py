@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.rundir import SweepDir, read_json, read_lines
-from hpcaccel.sweeps import starting
+from hpcaccel.core.run_dir import SweepDir, read_json, read_lines
+from hpcaccel.sweeps import start_sweep
 from tests.sweeps.hosting import read, trials
 
 pytest.importorskip("optuna")
@@ -52,8 +52,8 @@ def test_a_worker_is_killed_and_every_trial_is_told_once(tmp_path: Path, monkeyp
     Path("sweep.yaml").write_text(SPEC)
     Path("train.py").write_text(TRAIN)
     Path("hold").write_text("")
-    plan = starting.prepare_sweep("sweep.yaml", cluster="local", runs_dir=tmp_path / "runs")
-    starting.start_sweep(plan)
+    plan = start_sweep.prepare_sweep("sweep.yaml", cluster="local", runs_dir=tmp_path / "runs")
+    start_sweep.start_sweep(plan)
     sweep = plan.dir
     try:
         eventually(lambda: len(logged(sweep)) == 2)

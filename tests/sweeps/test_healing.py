@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel import layout
-from hpcaccel.rundir import SweepDir, read_json, write_json
+from hpcaccel import checkpoint_files
+from hpcaccel.core.run_dir import SweepDir, read_json, write_json
 from tests.sweeps.hosting import FakeHost, make_sweep, read, trials
-from tests.sweeps.test_worker import eventually, spend
+from tests.sweeps.test_tuner import eventually, spend
 
 pytest.importorskip("optuna")
 pytestmark = pytest.mark.usefixtures("hosts_end")
 
 
 def test_a_trial_that_somebody_still_writes_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcaccel.sweeps.waiting.BUSY_SECONDS", 1.5)
+    monkeypatch.setattr("hpcaccel.sweeps.foreign_writers.BUSY_SECONDS", 1.5)
     sweep = make_sweep(tmp_path, "sweep.max_trials=2")
     host = FakeHost(sweep)
     number = host.hear()["run"]
@@ -34,7 +34,7 @@ def test_a_trial_that_somebody_still_writes_is_looked_at_again(tmp_path: Path, m
 
 
 def test_a_worker_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcaccel.sweeps.waiting.MOST_SECONDS", 0.0)
+    monkeypatch.setattr("hpcaccel.sweeps.foreign_writers.MOST_SECONDS", 0.0)
     sweep = make_sweep(tmp_path, "sweep.max_trials=1")
     host = FakeHost(sweep)
     host.play(None, reason="failed", error_class="busy", detail="it is being written by job 7")
@@ -46,7 +46,7 @@ def test_slurm_is_asked_about_workers_that_have_given_a_sign_just_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("ASK_SECONDS", "ASK_SECONDS_EACH"):
-        monkeypatch.setattr(f"hpcaccel.sweeps.choosing.{name}", 0.1)
+        monkeypatch.setattr(f"hpcaccel.sweeps.next_trial.{name}", 0.1)
     sweep = make_sweep(tmp_path, "sweep.max_trials=9")
     killed = FakeHost(sweep, 0)
     number = killed.hear()["run"]
@@ -61,7 +61,7 @@ def test_slurm_is_asked_about_workers_that_have_given_a_sign_just_now(
         asked.append(workers)
         return workers
 
-    monkeypatch.setattr("hpcaccel.sweeps.choosing.gone_for_good", dead_ones)
+    monkeypatch.setattr("hpcaccel.sweeps.next_trial.gone_for_good", dead_ones)
     eventually(lambda: asked)
     host.trial(first).log(10, loss=1.0)
     host.ended(first, "completed")
@@ -103,13 +103,13 @@ def test_a_chooser_killed_after_a_budget_stop_leaves_a_trial_that_can_go_on(
         assert "max_gpu_hours is 1" in said["why"]
     (pruned,) = trials(sweep, "pruned")
     assert pruned.user_attrs["error_class"] == "budget"
-    checkpoint = sweep.trial(number).checkpoints / layout.checkpoint_name(10)
+    checkpoint = sweep.trial(number).checkpoints / checkpoint_files.checkpoint_name(10)
     assert checkpoint.exists()
     if larger:
         after = said["run"]
         assert after != number
         assert host.trial(after).spec["spec"]["checkpoint"]["resume"] == str(checkpoint)
-        assert (checkpoint / layout.PINNED).exists()
+        assert (checkpoint / checkpoint_files.PINNED).exists()
         host.trial(after).log(20, loss=1.0)
         host.ended(after, "completed")
         assert host.hear()["end"]

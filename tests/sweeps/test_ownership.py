@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.process import process_start
-from hpcaccel.records import WorkerStart, to_dict
-from hpcaccel.rundir import SweepDir, append_line, write_json
+from hpcaccel.core.process_identity import process_start
+from hpcaccel.core.records import WorkerStart, to_dict
+from hpcaccel.core.run_dir import SweepDir, append_line, write_json
 from hpcaccel.slurm.fake import FakeSlurm
 from hpcaccel.slurm.states import JobInfo, JobState
 from hpcaccel.sweeps.journal_file import JournalFile
+from hpcaccel.sweeps.journal_reader import StudyRecord
 from hpcaccel.sweeps.ownership import Notes, gone_for_good
-from hpcaccel.sweeps.reading import StudyRecord
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import json
 import math
 from dataclasses import replace
 
-from hpcaccel.sweeps.reading import State, TrialRecord
+from hpcaccel.sweeps.journal_reader import State, TrialRecord
 from hpcaccel.sweeps.results import Goal, best, best_first, counts, pareto_front, ranking, rows, to_csv, to_json
 
 LOSS = Goal.of({"metric": "loss"})

@@ -13,8 +13,8 @@ from hpcaccel.errors import UserError
 from hpcaccel.spec import SweepSpec
 from hpcaccel.sweeps import packages
 from hpcaccel.sweeps.journal import Journal
-from hpcaccel.sweeps.marks import is_surplus, point_number
 from hpcaccel.sweeps.study import Asked, NoMore, SweepStudy
+from hpcaccel.sweeps.trial_attrs import is_surplus, point_number
 from tests.sweeps.making import LR, SMALL, made
 
 MIXED: dict[str, Any] = {"args.lr": LR, "args.depth": {"int": [2, 8]}, "args.o": {"choice": ["a", "b"]}}

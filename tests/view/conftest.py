@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.records import AttemptEnd, AttemptStart, Progress, RunRecord, to_dict
-from hpcaccel.rundir import RunDir, append_line, write_json
+from hpcaccel.core.records import AttemptEnd, AttemptStart, Progress, RunRecord, to_dict
+from hpcaccel.core.run_dir import RunDir, append_line, write_json
 
 
 class HandMade:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcaccel.records import AttemptEnd, AttemptStart, Timing
-from hpcaccel.steps import AttemptSteps
+from hpcaccel.core.attempt_steps import AttemptSteps
+from hpcaccel.core.records import AttemptEnd, AttemptStart, Timing
 from hpcaccel.view.goodput import PARTS, Span, add_up, between, split
 
 REASONS = ["completed", "preempted", "time_limit", "stop", "cancelled", "failed", "lost"]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.rundir import append_line, state_home
-from hpcaccel.submission import remembered
+from hpcaccel.core.run_dir import append_line, state_home
+from hpcaccel.submission import run_index
 from hpcaccel.view import listing
 from hpcaccel.view.listing import listed
 from tests.view.conftest import HandMade
@@ -18,7 +18,7 @@ from tests.view.conftest import HandMade
 @pytest.fixture(autouse=True)
 def at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(remembered, "SETTLING_SECONDS", -1.0)
+    monkeypatch.setattr(run_index, "SETTLING_SECONDS", -1.0)
 
 
 def over(path: Path) -> HandMade:
@@ -93,7 +93,7 @@ def test_another_run_at_the_same_place_is_another_run(runs, tmp_path):
 
 
 def test_runs_that_are_gone_are_no_trouble_and_are_forgotten(runs, monkeypatch):
-    monkeypatch.setattr(remembered, "_SPARE_LINES", 0)
+    monkeypatch.setattr(run_index, "_SPARE_LINES", 0)
     listed([made.run for made in runs])
     shutil.rmtree(runs[2].run.path)
     for step in range(1, 9):

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from hpcaccel.records import StopRequest, to_dict
-from hpcaccel.rundir import write_json
+from hpcaccel.core.records import StopRequest, to_dict
+from hpcaccel.core.run_dir import write_json
 from hpcaccel.submission.status import RunStatus
-from hpcaccel.view.news import facts
+from hpcaccel.view.events import facts
 from hpcaccel.view.progress import PlainDisplay, display, follow
 from hpcaccel.view.watch import Asking, Watcher
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcaccel.core.run_dir import append_line
 from hpcaccel.errors import UserError
-from hpcaccel.rundir import append_line
 from hpcaccel.sweeps.curves import MOST_POINTS, Rung, curve, rungs
-from hpcaccel.sweeps.handle import Sweep
+from hpcaccel.sweeps.sweep_handle import Sweep
 from hpcaccel.view import sweep_plot
 from hpcaccel.view.sweep_figures import PANELS
 from hpcaccel.view.sweep_plot import write_plot

@@ -16,10 +16,10 @@ from hpcaccel.checkpoint.formats.torch_writer import write_torch
 from hpcaccel.checkpoint.formats.weights import Source, Weight, cast
 from hpcaccel.checkpoint.formats.whole import whole_state
 from hpcaccel.checkpoint.tree import dtype_of
+from hpcaccel.checkpoint_files.contents import Contents
+from hpcaccel.checkpoint_files.dcp_reader import is_dcp
+from hpcaccel.checkpoint_files.verify import is_ours, weight_files
 from hpcaccel.errors import CheckpointError
-from hpcaccel.layout.contents import Contents
-from hpcaccel.layout.dcp import is_dcp
-from hpcaccel.layout.verify import is_ours, weight_files
 
 __all__ = ["Request", "convert"]
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
+from hpcaccel.checkpoint.dcp_storage import raw_bytes
 from hpcaccel.checkpoint.formats.weights import Source, Weight, model_in, plain_names
-from hpcaccel.checkpoint.storage import raw_bytes
 from hpcaccel.checkpoint.tree import dtype_of
+from hpcaccel.checkpoint_files.dcp_reader import Dcp, DcpTensor
+from hpcaccel.checkpoint_files.safetensors_reader import SafeTensor, read_head
+from hpcaccel.checkpoint_files.torch_archive import archive_problem, is_archive
+from hpcaccel.checkpoint_files.verify import weight_files
+from hpcaccel.checkpoint_files.weight_files import SAFE, TORCH
 from hpcaccel.errors import CheckpointError, Damaged
-from hpcaccel.layout.archives import archive_problem, is_archive
-from hpcaccel.layout.dcp import Dcp, DcpTensor
-from hpcaccel.layout.model_files import SAFE, TORCH
-from hpcaccel.layout.safetensors import SafeTensor, read_head
-from hpcaccel.layout.verify import weight_files
 
 __all__ = ["open_dcp", "open_files"]
 

@@ -18,16 +18,16 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from hpcaccel import layout
-from hpcaccel.checkpoint import manifest
+from hpcaccel import checkpoint_files
+from hpcaccel.checkpoint import manifest_writer
 from hpcaccel.checkpoint.crc import crc32
+from hpcaccel.checkpoint.dcp_storage import ALIGNMENT_BYTES, rank_file, raw_bytes
 from hpcaccel.checkpoint.formats.weights import Source, Weight
-from hpcaccel.checkpoint.manifest import FileRecord, Index, Piece
-from hpcaccel.checkpoint.storage import ALIGNMENT_BYTES, rank_file, raw_bytes
+from hpcaccel.checkpoint.manifest_writer import FileRecord, Index, Piece
 from hpcaccel.checkpoint.tree import dtype_of, unpack
+from hpcaccel.checkpoint_files.contents import SHARED_TREE, Contents
+from hpcaccel.core.run_dir import DIRECTORY_MODE, FILE_MODE, atomic_write, fsync_directory
 from hpcaccel.errors import CheckpointError
-from hpcaccel.layout.contents import SHARED_TREE, Contents
-from hpcaccel.rundir import DIRECTORY_MODE, FILE_MODE, atomic_write, fsync_directory
 
 __all__ = ["open_ours", "read_tensor", "write_ours"]
 
@@ -134,9 +134,9 @@ def _write_files(directory: Path, source: Source, origin: str, wrote: Callable[[
         file.flush()
         os.fsync(file.fileno())
     index = writer.index().to_json()
-    atomic_write(directory / manifest.INDEX, index)
-    content = manifest.build(
-        files=[writer.record(), FileRecord(manifest.INDEX, len(index), crc32(index))],
+    atomic_write(directory / manifest_writer.INDEX, index)
+    content = manifest_writer.build(
+        files=[writer.record(), FileRecord(manifest_writer.INDEX, len(index), crc32(index))],
         step=0,
         epoch=0,
         reason="imported",
@@ -146,8 +146,8 @@ def _write_files(directory: Path, source: Source, origin: str, wrote: Callable[[
         imported_from=origin,
         holds=["weights"],
     )
-    atomic_write(directory / layout.MANIFEST, manifest.seal(content))
-    return [name, manifest.INDEX, layout.MANIFEST]
+    atomic_write(directory / checkpoint_files.MANIFEST, manifest_writer.seal(content))
+    return [name, manifest_writer.INDEX, checkpoint_files.MANIFEST]
 
 
 class _Writer:

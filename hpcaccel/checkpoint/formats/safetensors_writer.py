@@ -8,13 +8,13 @@ import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hpcaccel.checkpoint.dcp_storage import raw_bytes
 from hpcaccel.checkpoint.formats.weights import Weight
-from hpcaccel.checkpoint.storage import raw_bytes
 from hpcaccel.checkpoint.tree import dtype_name
+from hpcaccel.checkpoint_files.safetensors_reader import CODES
+from hpcaccel.checkpoint_files.weight_files import SAFE, index_text, share_out
+from hpcaccel.core.run_dir import DIRECTORY_MODE, FILE_MODE, atomic_write, fsync_directory
 from hpcaccel.errors import CheckpointError
-from hpcaccel.layout.model_files import SAFE, index_text, share_out
-from hpcaccel.layout.safetensors import CODES
-from hpcaccel.rundir import DIRECTORY_MODE, FILE_MODE, atomic_write, fsync_directory
 
 __all__ = ["write_safetensors"]
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
+from hpcaccel.checkpoint.dcp_storage import raw_bytes
 from hpcaccel.checkpoint.formats.weights import Weight
-from hpcaccel.checkpoint.storage import raw_bytes
+from hpcaccel.core.run_dir import DIRECTORY_MODE, fsync_directory
 from hpcaccel.errors import CheckpointError
-from hpcaccel.rundir import DIRECTORY_MODE, fsync_directory
 
 __all__ = ["write_torch"]
 

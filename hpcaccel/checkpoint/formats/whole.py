@@ -9,7 +9,7 @@ import torch
 from hpcaccel.checkpoint.formats.ours import lazy, read_tensor
 from hpcaccel.checkpoint.formats.weights import Weight
 from hpcaccel.checkpoint.tree import unpack
-from hpcaccel.layout.contents import Contents
+from hpcaccel.checkpoint_files.contents import Contents
 
 __all__ = ["whole_state"]
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from hpcaccel.runtime.compat.versions import compare_versions
+from hpcaccel.runtime.compat.version_checks import compare_versions
 
 __all__ = ["deepspeed_required", "is_available", "torchao_required"]
 

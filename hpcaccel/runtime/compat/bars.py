@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.ranks import env
-from hpcaccel.runtime.ranks.world import World
+from hpcaccel.runtime.distributed import rank_env
+from hpcaccel.runtime.distributed.world import World
 
 __all__ = ["tqdm"]
 
@@ -25,6 +25,6 @@ def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
     except ModuleNotFoundError as error:
         raise ImportError("hpcaccel's tqdm shows tqdm's bar, which is not installed: pip install tqdm") from error
     world = World.existing()
-    place = env.detect() if world is None else world.env
+    place = rank_env.detect() if world is None else world.env
     disable = kwargs.pop("disable", False) or (main_process_only and place.local_rank != 0)
     return bar(*args, disable=disable, **kwargs)

@@ -7,7 +7,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from hpcaccel.runtime.compat.absent import refuse
+from hpcaccel.runtime.compat.unsupported import refuse
 
 __all__: list[str] = []
 

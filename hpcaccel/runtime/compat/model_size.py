@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpcaccel.checkpoint_files.weight_files import SIZE_WORDS, parse_size
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.layout.model_files import SIZE_WORDS, parse_size
 
 __all__ = [
     "calculate_maximum_sizes",

@@ -49,7 +49,7 @@ class RegressionModel(nn.Module):
 
 def are_the_same_tensors(tensor: torch.Tensor) -> bool:
     """Whether all ranks have given the same values. All of them call."""
-    from hpcaccel.runtime.together.functions import gather
+    from hpcaccel.runtime.distributed.collectives.functions import gather
 
     rows = gather(tensor.detach().clone()[None])
     return all(torch.equal(row, rows[0]) for row in rows)

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from hpcaccel.errors import HpcaccelError, RuntimeMisuse
-from hpcaccel.runtime.data.rounds import Told
+from hpcaccel.runtime.data.global_batches import Told
+from hpcaccel.runtime.distributed.process_group import Group
 from hpcaccel.runtime.parallel.precision import map_tensors
-from hpcaccel.runtime.ranks.process_group import Group
 
 __all__ = ["Dispatcher"]
 

@@ -17,7 +17,7 @@ import torch
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.data.numpy_state import read_numpy, write_numpy
-from hpcaccel.runtime.ranks.process_group import Group
+from hpcaccel.runtime.distributed.process_group import Group
 from hpcaccel.runtime.training.determinism import mix
 
 __all__ = [

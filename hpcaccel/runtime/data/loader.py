@@ -19,18 +19,18 @@ from hpcaccel.runtime.data.generators import (
     put_back,
     synchronise,
 )
+from hpcaccel.runtime.data.global_batches import Fill, SliceFn, Told
+from hpcaccel.runtime.data.inner_loader import Plan, planned_loader
 from hpcaccel.runtime.data.iterable import Bookmarks
-from hpcaccel.runtime.data.loader_promise import LoaderPromise
+from hpcaccel.runtime.data.loader_exactness import LoaderPromise
 from hpcaccel.runtime.data.placement import mover
-from hpcaccel.runtime.data.reading import Plan, planned_loader
-from hpcaccel.runtime.data.rounds import Fill, SliceFn, Told
 from hpcaccel.runtime.data.sampling import Order
 from hpcaccel.runtime.data.sharding import Part, Sharing, WalkedPart
 from hpcaccel.runtime.data.streaming import Announced, announced, dispatched, generator_of, make_stream, picked
-from hpcaccel.runtime.ranks.process_group import Group
+from hpcaccel.runtime.distributed.process_group import Group
 from hpcaccel.runtime.training.accumulation import LoadersInUse
 from hpcaccel.runtime.training.determinism import mix
-from hpcaccel.runtime.training.stop import signals_held
+from hpcaccel.runtime.training.stop_agreement import signals_held
 
 __all__ = ["DispatchedLoader", "LoopHooks", "PreparedLoader", "is_dispatched", "make_loader"]
 

@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.data.drawing import Overlong, Packed, Samples, draw, is_known, listed, pack
 from hpcaccel.runtime.data.generators import OwnGenerators
+from hpcaccel.runtime.data.sample_order import Overlong, Packed, Samples, draw, is_known, listed, pack
 from hpcaccel.runtime.data.sharding import Batches, BatchesPart, Part, SamplesPart, Sharing, WalkedPart
 from hpcaccel.runtime.training.determinism import mix
 

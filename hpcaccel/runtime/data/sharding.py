@@ -13,7 +13,7 @@ from itertools import chain, islice
 from typing import Any, Protocol, TypeVar
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.data.drawing import Samples
+from hpcaccel.runtime.data.sample_order import Samples
 
 __all__ = ["Batches", "BatchesPart", "Part", "SamplesPart", "Sharing", "WalkedPart", "rounds", "with_last", "with_next"]
 

@@ -9,8 +9,8 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.data.drawing import draw, is_known
 from hpcaccel.runtime.data.loader import PreparedLoader
+from hpcaccel.runtime.data.sample_order import draw, is_known
 
 __all__ = ["SkipBatchSampler", "skip_first_batches"]
 

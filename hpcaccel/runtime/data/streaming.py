@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader, IterDataPipe
 from hpcaccel.runtime.data.cursor import Cursor
 from hpcaccel.runtime.data.dispatch import Dispatcher
 from hpcaccel.runtime.data.generators import drawn_apart
+from hpcaccel.runtime.data.global_batches import Fill, SliceFn, Told, shared_out
+from hpcaccel.runtime.data.inner_loader import WorkerStart, options_of
 from hpcaccel.runtime.data.iterable import Bookmarks, Counting, Progress, StreamPart, forward
-from hpcaccel.runtime.data.reading import WorkerStart, options_of
-from hpcaccel.runtime.data.rounds import Fill, SliceFn, Told, shared_out
 from hpcaccel.runtime.data.seeded_stream import SeededStream, is_stateful
 from hpcaccel.runtime.data.sharding import Sharing, with_last
-from hpcaccel.runtime.training.stop import WorkerInit, signals_held
+from hpcaccel.runtime.training.stop_agreement import WorkerInit, signals_held
 
 __all__ = [
     "Announced",

@@ -15,11 +15,11 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcaccel.process import node_name
-from hpcaccel.records import Beat, to_dict
-from hpcaccel.rundir import RunDir, make_folder, write_json
+from hpcaccel.core.process_identity import node_name
+from hpcaccel.core.records import Beat, to_dict
+from hpcaccel.core.run_dir import RunDir, make_folder, write_json
 from hpcaccel.runtime.health.position import Position, position_of
-from hpcaccel.runtime.health.stacks import Stacks
+from hpcaccel.runtime.health.stack_dump import Stacks
 from hpcaccel.runtime.health.stragglers import StragglerWatch
 
 if TYPE_CHECKING:

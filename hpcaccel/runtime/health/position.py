@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import FrameType
 from typing import NamedTuple
 
-from hpcaccel.runtime.together.callsite import site_of_frame
+from hpcaccel.runtime.distributed.collectives.call_site import site_of_frame
 
 __all__ = ["Position", "position_of"]
 

@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpcaccel.records import Beat, from_dict
-from hpcaccel.rundir import RunDir, append_line, read_json
+from hpcaccel.core.records import Beat, from_dict
+from hpcaccel.core.run_dir import RunDir, append_line, read_json
 
 if TYPE_CHECKING:
     import torch

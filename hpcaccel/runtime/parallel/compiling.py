@@ -11,7 +11,7 @@ from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.parallel.wrapping import repeated_blocks
-from hpcaccel.runtime.training.stop import SIGNALS
+from hpcaccel.runtime.training.stop_agreement import SIGNALS
 
 __all__ = ["compile_blocks", "compile_whole", "hold_signals", "is_compiled", "options_of", "strip"]
 

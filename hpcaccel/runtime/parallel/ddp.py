@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.ranks.process_group import Group
+from hpcaccel.runtime.distributed.process_group import Group
 from hpcaccel.runtime.settings import Settings
 
 __all__ = ["PreparedDDP", "wrap"]

@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.distributed.process_group import Group
 from hpcaccel.runtime.parallel import materialise
 from hpcaccel.runtime.parallel.dtensors import is_dtensor
 from hpcaccel.runtime.parallel.fsdp_choices import Choices, ignored_parameters
 from hpcaccel.runtime.parallel.wrapping import owned_alone
-from hpcaccel.runtime.ranks.process_group import Group
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

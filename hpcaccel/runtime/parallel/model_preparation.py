@@ -14,8 +14,8 @@ from hpcaccel.runtime.parallel.activation import Recomputed, recompute
 from hpcaccel.runtime.parallel.forwards import take_off
 
 if TYPE_CHECKING:
-    from hpcaccel.runtime.session import Session
-    from hpcaccel.runtime.setup import Setup
+    from hpcaccel.runtime.accelerator_setup import Setup
+    from hpcaccel.runtime.training_session import Session
 
 __all__ = ["is_dispatched", "prepare_model"]
 
@@ -167,9 +167,9 @@ def _spread(setup: Setup, model: nn.Module, *, place: bool, evaluation_mode: boo
 
 def _shard(setup: Setup, model: nn.Module) -> None:
     """Tensor parallel first, then shards of what each rank is left with; the session learns what became of what."""
+    from hpcaccel.runtime.distributed.device_mesh import data_mesh, tensor_mesh
     from hpcaccel.runtime.parallel import fsdp, sharded_again, tensor_parallel
     from hpcaccel.runtime.parallel.fsdp_choices import choose
-    from hpcaccel.runtime.ranks.mesh import data_mesh, tensor_mesh
 
     session, settings, handlers = setup.session, setup.settings, setup.handlers
     layout, mesh = session.layout, session.mesh

@@ -7,12 +7,12 @@ from importlib.util import find_spec
 from typing import Any
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.names import LoggerType
+from hpcaccel.runtime.enums import LoggerType
 from hpcaccel.runtime.tracking.aim import AimTracker
-from hpcaccel.runtime.tracking.base import GeneralTracker
 from hpcaccel.runtime.tracking.clearml import ClearMLTracker
 from hpcaccel.runtime.tracking.comet import CometMLTracker
 from hpcaccel.runtime.tracking.dvclive import DVCLiveTracker
+from hpcaccel.runtime.tracking.general_tracker import GeneralTracker
 from hpcaccel.runtime.tracking.mlflow import MLflowTracker
 from hpcaccel.runtime.tracking.swanlab import SwanLabTracker
 from hpcaccel.runtime.tracking.tensorboard import TensorBoardTracker

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.tracking.base import GeneralTracker, on_main_process
+from hpcaccel.runtime.tracking.general_tracker import GeneralTracker, on_main_process
 from hpcaccel.runtime.tracking.values import is_number, leave_out, plain_values
 
 __all__ = ["ClearMLTracker"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from hpcaccel.runtime.tracking.base import on_main_process
-from hpcaccel.runtime.tracking.continuing import ContinuingTracker
+from hpcaccel.runtime.tracking.general_tracker import on_main_process
+from hpcaccel.runtime.tracking.resumed_tracker import ContinuingTracker
 from hpcaccel.runtime.tracking.values import is_number, leave_out, plain_values
 
 __all__ = ["CometMLTracker"]

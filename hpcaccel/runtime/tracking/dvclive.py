@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcaccel.runtime.tracking.base import GeneralTracker, on_main_process
+from hpcaccel.runtime.tracking.general_tracker import GeneralTracker, on_main_process
 from hpcaccel.runtime.tracking.values import is_number, leave_out, plain_values, yaml_safe
 
 __all__ = ["DVCLiveTracker"]

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.tracking.base import GeneralTracker, SilentTracker
 from hpcaccel.runtime.tracking.catalog import LOGGER_TYPE_TO_CLASS, Wanted, sort_out
-from hpcaccel.runtime.training.metrics import MetricsWriter
+from hpcaccel.runtime.tracking.general_tracker import GeneralTracker, SilentTracker
+from hpcaccel.runtime.training.metrics_writer import MetricsWriter
 
 __all__ = ["Tracking"]
 

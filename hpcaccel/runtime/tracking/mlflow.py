@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from hpcaccel.runtime.tracking.base import GeneralTracker, on_main_process
+from hpcaccel.runtime.tracking.general_tracker import GeneralTracker, on_main_process
 from hpcaccel.runtime.tracking.values import is_number, leave_out, plain_values
 
 __all__ = ["MLflowTracker"]

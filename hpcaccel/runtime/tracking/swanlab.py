@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcaccel.runtime.tracking.base import on_main_process
-from hpcaccel.runtime.tracking.continuing import ContinuingTracker
+from hpcaccel.runtime.tracking.general_tracker import on_main_process
+from hpcaccel.runtime.tracking.resumed_tracker import ContinuingTracker
 from hpcaccel.runtime.tracking.values import plain_values
 
 __all__ = ["SwanLabTracker"]

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.runtime.tracking.base import GeneralTracker, on_main_process
+from hpcaccel.runtime.tracking.general_tracker import GeneralTracker, on_main_process
 from hpcaccel.runtime.tracking.values import config_leaves, is_number, leave_out, plain_values, yaml_safe
 
 __all__ = ["TensorBoardTracker"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hpcaccel.runtime.log import get_logger
-from hpcaccel.runtime.training.metrics import plain
+from hpcaccel.runtime.rank_logger import get_logger
+from hpcaccel.runtime.training.metrics_writer import plain
 
 __all__ = ["config_leaves", "is_number", "leave_out", "plain_values", "yaml_safe"]
 

@@ -16,8 +16,8 @@ from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.training.gradient_sync import NoSync, no_sync
 
 if TYPE_CHECKING:
+    from hpcaccel.runtime.distributed.process_group import Group
     from hpcaccel.runtime.health.stragglers import OwnTime
-    from hpcaccel.runtime.ranks.process_group import Group
 
 __all__ = ["Accumulation", "LoadersInUse", "MicroBatch", "Source"]
 

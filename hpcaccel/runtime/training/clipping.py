@@ -13,7 +13,7 @@ from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.parallel.dtensors import is_dtensor
 
 if TYPE_CHECKING:
-    from hpcaccel.runtime.setup import Setup
+    from hpcaccel.runtime.accelerator_setup import Setup
 
 __all__ = ["clip_norm", "clip_value", "unscale"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hpcaccel.runtime.training.metrics import MetricsWriter
+from hpcaccel.runtime.training.metrics_writer import MetricsWriter
 
 __all__ = ["Counters", "Resumed"]
 

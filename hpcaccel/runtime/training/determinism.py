@@ -33,11 +33,11 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
 
 def _rank() -> int:
     """This process's, whether or not it has joined the others yet."""
-    from hpcaccel.runtime.ranks import env
-    from hpcaccel.runtime.ranks.world import World
+    from hpcaccel.runtime.distributed import rank_env
+    from hpcaccel.runtime.distributed.world import World
 
     world = World.existing()
-    return (env.detect() if world is None else world.env).rank
+    return (rank_env.detect() if world is None else world.env).rank
 
 
 def mix(*parts: int) -> int:

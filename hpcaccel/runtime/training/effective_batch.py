@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcaccel.runtime.ranks.process_group import Group
+from hpcaccel.runtime.distributed.process_group import Group
 from hpcaccel.runtime.training.accumulation import Accumulation
 
 __all__ = ["effective_batch"]

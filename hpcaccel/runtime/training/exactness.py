@@ -19,7 +19,7 @@ from hpcaccel.runtime.training.script_generators import OwnGenerators
 from hpcaccel.runtime.training.unsaved_buffers import UnsavedBuffers
 
 if TYPE_CHECKING:
-    from hpcaccel.runtime.saving.saver import Prepared
+    from hpcaccel.runtime.checkpointing.saver import Prepared
 
 __all__ = ["Exactness", "changes_of"]
 

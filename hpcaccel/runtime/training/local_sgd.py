@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.distributed.collectives.gathering import is_checked
 from hpcaccel.runtime.parallel.dtensors import is_dtensor
-from hpcaccel.runtime.together.gathering import is_checked
 from hpcaccel.runtime.training.gradient_sync import no_sync
 
 if TYPE_CHECKING:

@@ -16,25 +16,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hpcaccel import layout
+from hpcaccel import checkpoint_files
+from hpcaccel.core.run_dir import make_folder, write_json
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.rundir import make_folder, write_json
-from hpcaccel.runtime.ranks.process_group import Group
-from hpcaccel.runtime.saving.saver import Prepared, Saver
+from hpcaccel.runtime.checkpointing.saver import Prepared, Saver
+from hpcaccel.runtime.distributed.collectives.call_site import call_site
+from hpcaccel.runtime.distributed.process_group import Group
 from hpcaccel.runtime.settings import Place, Settings
-from hpcaccel.runtime.together.callsite import call_site
 from hpcaccel.runtime.training.accumulation import Accumulation, LoadersInUse
 from hpcaccel.runtime.training.activity import Activity
+from hpcaccel.runtime.training.attempt_timing import Clock
 from hpcaccel.runtime.training.counters import Counters, Resumed
-from hpcaccel.runtime.training.ending import Ending
 from hpcaccel.runtime.training.exactness import Exactness, changes_of
-from hpcaccel.runtime.training.metrics import MetricsWriter
-from hpcaccel.runtime.training.saves import Saves
-from hpcaccel.runtime.training.stop import BUSY, FAILED, StopAgreement, StopFlag, Verdict
-from hpcaccel.runtime.training.timing import Clock
+from hpcaccel.runtime.training.metrics_writer import MetricsWriter
+from hpcaccel.runtime.training.process_exit import Ending
+from hpcaccel.runtime.training.save_schedule import Saves
+from hpcaccel.runtime.training.stop_agreement import BUSY, FAILED, StopAgreement, StopFlag, Verdict
 
 if TYPE_CHECKING:
-    from hpcaccel.records import Outcome, Reason, StopRequest
+    from hpcaccel.core.records import Outcome, Reason, StopRequest
     from hpcaccel.runtime.health.stragglers import OwnTime
 
 __all__ = ["Loop", "Resumed"]
@@ -456,7 +456,11 @@ class Loop:
         if request.then == "finish":
             self._finish(request)
             return
-        found = next((item for item in layout.committed(path.parent) if item.path == path), None) if path else None
+        found = (
+            next((item for item in checkpoint_files.committed(path.parent) if item.path == path), None)
+            if path
+            else None
+        )
         self._counters.step = self._saves.step = found.step if found else 0
         self._leave(request.reason)
 
@@ -469,7 +473,7 @@ class Loop:
         self._ending.leave(self._outcome(reason, resume=True), saved=self.saver.has_place)
 
     def _outcome(self, reason: Reason, *, resume: bool) -> Outcome:
-        from hpcaccel.records import Outcome
+        from hpcaccel.core.records import Outcome
 
         return Outcome(
             reason=reason,
@@ -486,7 +490,7 @@ class Loop:
         resumed = self.resume()
         run = self._place.run
         if run is not None and self._group.is_main:
-            from hpcaccel.records import Progress, to_dict
+            from hpcaccel.core.records import Progress, to_dict
 
             path = run.progress(self._place.attempt)
             make_folder(path.parent)

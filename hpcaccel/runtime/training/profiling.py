@@ -10,8 +10,8 @@ import torch
 from hpcaccel.errors import RuntimeMisuse
 
 if TYPE_CHECKING:
+    from hpcaccel.runtime.distributed.process_group import Group
     from hpcaccel.runtime.handlers import ProfileKwargs
-    from hpcaccel.runtime.ranks.process_group import Group
 
 __all__ = ["Profile", "build"]
 

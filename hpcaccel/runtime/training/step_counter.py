@@ -1,5 +1,5 @@
 """The file that holds the last step of rank 0. It is written at each step, so that also a rank that is killed next has
-said how far it came; ``hpcaccel.steps`` reads it.
+said how far it came; ``hpcaccel.core.attempt_steps`` reads it.
 
 On file systems of the node's own the file is mapped into memory: a step then writes it without a system call, and the
 kernel keeps what was written when the process is killed. On others a step is one ``pwrite``: an error of the network
@@ -14,8 +14,8 @@ import os
 import time
 from pathlib import Path
 
-from hpcaccel.rundir import FILE_MODE, make_folder
-from hpcaccel.steps import STEP_COUNTER
+from hpcaccel.core.attempt_steps import STEP_COUNTER
+from hpcaccel.core.run_dir import FILE_MODE, make_folder
 
 __all__ = ["StepCounter"]
 

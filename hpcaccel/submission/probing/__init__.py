@@ -4,7 +4,7 @@
 containers, quotas, Python. ``checking`` compares a profile with stored facts. Nothing here submits or changes anything.
 """
 
-from hpcaccel.submission.probing.checking import STALE_DAYS, Contradiction, check
 from hpcaccel.submission.probing.probe import probe
+from hpcaccel.submission.probing.profile_checks import STALE_DAYS, Contradiction, check
 
 __all__ = ["STALE_DAYS", "Contradiction", "check", "probe"]

@@ -18,9 +18,9 @@ from pathlib import Path
 import hpcaccel
 from hpcaccel.errors import ClusterError
 from hpcaccel.spec import ClusterProfile
-from hpcaccel.submission.probing.following import PipOutput, Tell, is_progress
+from hpcaccel.submission.probing.pip_progress import PipOutput, Tell, is_progress
 from hpcaccel.submission.probing.sending import archive
-from hpcaccel.submission.remote.session import Drain
+from hpcaccel.submission.remote.program_session import Drain
 
 __all__ = ["DEFAULT_DIRECTORY", "Installed", "install_hpcaccel"]
 

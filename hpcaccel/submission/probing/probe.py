@@ -13,7 +13,7 @@ from hpcaccel.slurm.commands import Slurm
 from hpcaccel.slurm.states import PartitionInfo
 from hpcaccel.spec import ClusterProfile
 from hpcaccel.spec.site import Containers, NodeType, SiteFacts
-from hpcaccel.submission.probing import reading
+from hpcaccel.submission.probing import parse_facts
 from hpcaccel.submission.probing.machine import Machine, Run, ask
 
 __all__ = ["probe"]
@@ -38,7 +38,7 @@ def probe(profile: ClusterProfile, run: Run = subprocess.run, *, now: float | No
     slurm = asked.slurm
     version = slurm.version()
     machine = ask(run, program=_program(profile), paths=[profile.runs_dir] if profile.runs_dir else [])
-    settings = reading.config(slurm.config())
+    settings = parse_facts.config(slurm.config())
     kinds = _kinds(asked)
     names: list[dict[str, str]] = asked.of("scontrol show partition", slurm.partition_records, [])
     accounts = _accounts(asked, machine.user, settings.accounting)
@@ -51,10 +51,10 @@ def probe(profile: ClusterProfile, run: Run = subprocess.run, *, now: float | No
         user=machine.user,
         groups=machine.groups,
         config=settings,
-        partitions=reading.partitions(names, kinds),
+        partitions=parse_facts.partitions(names, kinds),
         node_types=kinds,
-        accounts=reading.accounts(accounts or [], settings.cluster_name),
-        qos=reading.qos(qos or []),
+        accounts=parse_facts.accounts(accounts or [], settings.cluster_name),
+        qos=parse_facts.qos(qos or []),
         containers=Containers(
             pyxis=asked.of("srun --help", slurm.has_pyxis, None),
             enroot=machine.enroot,
@@ -117,7 +117,7 @@ def _kinds(asked: _Asked) -> list[NodeType]:
     """From the nodes themselves; where a site does not show them, what sinfo says of each partition."""
     rows: list[dict[str, str]] = asked.of("scontrol show node", asked.slurm.node_records, [])
     if rows:
-        return reading.node_types(rows)
+        return parse_facts.node_types(rows)
     partitions: list[PartitionInfo] = asked.of("sinfo", asked.slurm.partitions, [])
     return [_kind_of(one) for one in partitions if one.nodes]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from hpcaccel.core.run_dir import PRIVATE_MODE, atomic_write
 from hpcaccel.errors import SpecError
-from hpcaccel.rundir import PRIVATE_MODE, atomic_write
 from hpcaccel.spec import ClusterProfile
 from hpcaccel.spec.canonical import write_yaml
-from hpcaccel.spec.cluster import is_profile_name, profiles_directory
+from hpcaccel.spec.cluster_profile import is_profile_name, profiles_directory
 from hpcaccel.spec.layers import Layer
 from hpcaccel.spec.problems import describe, report
 from hpcaccel.spec.site import SiteFacts

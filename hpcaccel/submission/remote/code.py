@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from hpcaccel.submission.codecopy import CodePlan, copy_code
-from hpcaccel.submission.remote.session import ConnectionLost
+from hpcaccel.submission.code_copy import CodePlan, copy_code
+from hpcaccel.submission.remote.program_session import ConnectionLost
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from hpcaccel.submission.remote.cluster import Conversation, RemoteCluster
+    from hpcaccel.submission.remote.remote_cluster import Conversation, RemoteCluster
 
 __all__ = ["Archive", "archived", "progress", "send"]
 

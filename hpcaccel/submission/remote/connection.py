@@ -30,7 +30,7 @@ from paramiko.ssh_exception import (
 
 from hpcaccel.errors import ClusterError
 from hpcaccel.submission.remote.login import Login
-from hpcaccel.submission.remote.session import Connection, ConnectionLost, Session, Unreachable
+from hpcaccel.submission.remote.program_session import Connection, ConnectionLost, Session, Unreachable
 
 __all__ = ["FabricConnection", "fingerprint"]
 

@@ -10,7 +10,7 @@ import subprocess
 from typing import IO
 
 from hpcaccel.errors import ClusterError
-from hpcaccel.submission.remote.session import Connection, ConnectionLost, Session, Unreachable
+from hpcaccel.submission.remote.program_session import Connection, ConnectionLost, Session, Unreachable
 
 __all__ = ["OpenSshConnection", "shares_connections"]
 

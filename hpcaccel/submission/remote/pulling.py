@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from hpcaccel.core.run_dir import DIRECTORY_MODE, FILE_MODE
 from hpcaccel.errors import ClusterError, RunDirectoryError
-from hpcaccel.rundir import DIRECTORY_MODE, FILE_MODE
 from hpcaccel.submission.remote.code import progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpcaccel.submission.remote.cluster import Conversation, RemoteCluster
+    from hpcaccel.submission.remote.remote_cluster import Conversation, RemoteCluster
 
 __all__ = ["Pulled", "pull"]
 

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hpcaccel.core.run_dir import read_json, write_json
 from hpcaccel.errors import UserError
-from hpcaccel.rundir import read_json, write_json
 from hpcaccel.submission.locks import forget_old, give_back, take
-from hpcaccel.submission.remote.memory import state_folder
+from hpcaccel.submission.remote.remote_index import state_folder
 
 __all__ = ["Collector", "Reply", "kept"]
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hpcaccel import layout
+from hpcaccel import checkpoint_files
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import CheckpointError, UserError
-from hpcaccel.rundir import RunDir
-from hpcaccel.submission.facts import read_record
 from hpcaccel.submission.find import find_run
-from hpcaccel.submission.remote.best import best_of
+from hpcaccel.submission.remote.best_checkpoint import best_of
 from hpcaccel.submission.remote.protocol import FrameWriter
+from hpcaccel.submission.run_state import read_record
 
 __all__ = ["serve"]
 
@@ -65,8 +65,8 @@ def _below(folder: Path, *, leave_out: set[str]) -> Iterator[Path]:
 
 def _checkpoint(run: RunDir, which: str, request: dict[str, Any]) -> Path:
     """``best``, ``last``, or the checkpoint of a step."""
-    found = layout.step_directories(run.checkpoints)
-    committed = [(step, path) for step, path in found if (path / layout.MANIFEST).exists()]
+    found = checkpoint_files.step_directories(run.checkpoints)
+    committed = [(step, path) for step, path in found if (path / checkpoint_files.MANIFEST).exists()]
     steps = ", ".join(str(step) for step, _ in sorted(committed)) or "none"
     if which in ("last", "latest") and committed:
         return max(committed)[1]

@@ -15,9 +15,9 @@ import tarfile
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
+from hpcaccel.core.run_dir import DIRECTORY_MODE, read_json, write_json
 from hpcaccel.errors import RunDirectoryError
-from hpcaccel.rundir import DIRECTORY_MODE, read_json, write_json
-from hpcaccel.submission.codecopy import SENT_CODE
+from hpcaccel.submission.code_copy import SENT_CODE
 from hpcaccel.submission.remote.protocol import FrameWriter
 
 __all__ = ["code_folder", "receive"]

@@ -12,18 +12,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from hpcaccel.core.run_dir import default_runs_dir
 from hpcaccel.errors import SpecError
-from hpcaccel.rundir import default_runs_dir
 from hpcaccel.spec import ClusterProfile, JobSpec
-from hpcaccel.spec.components import ComponentSlurm
+from hpcaccel.spec.component_fields import ComponentSlurm
 from hpcaccel.spec.site import Partition, SiteFacts, load_facts
 from hpcaccel.submission.site.accounts import accounts, groups
 from hpcaccel.submission.site.findings import Finding, error, listed, located, nearest, warning, with_age
-from hpcaccel.submission.site.history import History, read_history
+from hpcaccel.submission.site.last_run import History, read_history
 from hpcaccel.submission.site.limits import array_size, job_limits, partition_limits
 from hpcaccel.submission.site.nodes import hardware
 from hpcaccel.submission.site.preemption import preemption
-from hpcaccel.submission.site.storage import storage
+from hpcaccel.submission.site.quota import storage
 
 __all__ = ["advice_or_refusal", "check_site", "findings_for", "wanted_partitions", "way_out"]
 

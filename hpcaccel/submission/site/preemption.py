@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hpcaccel.slurm.expedite import ENABLED_BY
+from hpcaccel.slurm.expedited_requeue import ENABLED_BY
 from hpcaccel.spec import JobSpec
 from hpcaccel.spec.site import Partition, SiteFacts
 from hpcaccel.submission.site.accounts import effective_qos
 from hpcaccel.submission.site.findings import Finding, error, warning
-from hpcaccel.submission.site.history import History
+from hpcaccel.submission.site.last_run import History
 
 __all__ = ["Preemption", "preemption", "preemption_of"]
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from hpcaccel.runtime.accelerator import Accelerator
-from hpcaccel.runtime.ranks.states import AcceleratorState, PartialState
+from hpcaccel.runtime.distributed.process_states import AcceleratorState, PartialState
 
 sums, types = [], []
 for turn in range(5):

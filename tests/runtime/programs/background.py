@@ -11,7 +11,7 @@ from torch import nn
 
 from hpcaccel import Accelerator
 from hpcaccel.errors import CheckpointError
-from hpcaccel.runtime.session import Session
+from hpcaccel.runtime.training_session import Session
 
 accelerator = Accelerator()
 model, optimizer = accelerator.prepare(*(lambda m: (m, torch.optim.AdamW(m.parameters())))(nn.Linear(64, 64)))

@@ -12,9 +12,9 @@ from torch import nn
 
 from hpcaccel import Accelerator
 from hpcaccel.errors import CheckpointError, RuntimeMisuse
+from hpcaccel.runtime.checkpointing.sharded_load import load_sharded
 from hpcaccel.runtime.handlers import FullyShardedDataParallelPlugin
 from hpcaccel.runtime.parallel.meta_init import init_empty_weights
-from hpcaccel.runtime.saving.sharded_load import load_sharded
 
 where = Path(sys.argv[1])
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from hpcaccel.runtime.training import children
+from hpcaccel.runtime.training import child_signals as children
 
 kind, method, end, early = sys.argv[1:5]
 heard = []

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hpcaccel import Accelerator, ProjectConfiguration, layout
+from hpcaccel import Accelerator, ProjectConfiguration, checkpoint_files
 from hpcaccel.errors import CheckpointError, RuntimeMisuse
 
 folder = Path(sys.argv[1])
@@ -62,7 +62,9 @@ def refused(text, *kinds):
 
 
 def manifest(path):
-    found = layout.committed(Path(path)) or [layout.Checkpoint(Path(path), 0, layout.read_manifest(Path(path)))]
+    found = checkpoint_files.committed(Path(path)) or [
+        checkpoint_files.Checkpoint(Path(path), 0, checkpoint_files.read_manifest(Path(path)))
+    ]
     return found[-1].manifest
 
 

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from hpcaccel.runtime.accelerator import Accelerator
-from hpcaccel.runtime.names import DistributedType
-from hpcaccel.runtime.ranks.states import AcceleratorState, GradientState, PartialState, is_initialized
+from hpcaccel.runtime.distributed.process_states import AcceleratorState, GradientState, PartialState, is_initialized
+from hpcaccel.runtime.enums import DistributedType
 
 found: dict[str, Any] = {}
 

@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader
 
 from hpcaccel import Accelerator
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.distributed.collectives import functions as together
+from hpcaccel.runtime.distributed.collectives import gathering
+from hpcaccel.runtime.distributed.collectives.synchronize_rng import synchronize_rng_states
 from hpcaccel.runtime.handlers import InitProcessGroupKwargs
-from hpcaccel.runtime.together import functions as together
-from hpcaccel.runtime.together import gathering
-from hpcaccel.runtime.together.synchronised import synchronize_rng_states
 from hpcaccel.runtime.training.local_sgd import LocalSGD
-from hpcaccel.runtime.training.memory import find_executable_batch_size
+from hpcaccel.runtime.training.out_of_memory import find_executable_batch_size
 from hpcaccel.utils.operations import DistributedOperationException
 
 accelerator = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=60))])

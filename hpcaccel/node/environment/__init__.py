@@ -1,0 +1,1 @@
+"""What the nodes must have before the ranks start: containers and staged data."""

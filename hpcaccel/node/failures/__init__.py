@@ -1,0 +1,1 @@
+"""Why an attempt failed, and on which nodes: causes, classification, hangs, exclusion, preflight checks."""

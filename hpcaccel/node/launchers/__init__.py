@@ -1,0 +1,1 @@
+"""Starting the ranks, and the programs beside them: srun, torchrun, local processes."""

@@ -1,0 +1,160 @@
+"""Weights from files into a model: what ``save_model`` and the Hugging Face libraries write. No code in them is run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpcaccel.errors import CheckpointError, RuntimeMisuse
+from hpcaccel.runtime.checkpointing.export_model import holds_shards, named_state
+from hpcaccel.runtime.checkpointing.model_weight_files import SAFE, TORCH
+from hpcaccel.runtime.checkpointing.safetensors_import import open_safetensors
+
+__all__ = ["load_checkpoint_in_model", "load_state_dict"]
+
+
+def load_state_dict(checkpoint_file: str | os.PathLike[str], device_map: Any = None) -> dict[str, Any]:
+    """The tensors of one file, ``.safetensors`` or what ``torch.save`` has written; no code in it is run.
+
+    Args:
+        device_map: not here, but for ``{"": device}``, which says where everything goes.
+
+    Raises:
+        CheckpointError: it is not there, or cannot be read as such a file.
+        RuntimeMisuse: another device map.
+    """
+    path = Path(checkpoint_file)
+    device = _only_device(device_map)
+    if not path.is_file():
+        raise CheckpointError(f"{path} does not exist")
+    if path.suffix == ".safetensors":
+        return _load_safetensors(path, device)
+    import pickle
+
+    try:
+        found: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as weights: {error}. Files that hold more than tensors and plain values are not "
+            "loaded, because loading them would run code"
+        ) from error
+    return found
+
+
+def _load_safetensors(path: Path, device: str) -> dict[str, Any]:
+    with open_safetensors(path, device) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+
+
+def _only_device(device_map: Any) -> str:
+    devices = {str(device) for device in (device_map or {"": "cpu"}).values()}
+    if len(devices) > 1:
+        raise RuntimeMisuse(
+            f"device_map={device_map!r}: a model is not spread over several devices of one process here. Shard it "
+            'over the ranks: strategy="fsdp"'
+        )
+    return devices.pop()
+
+
+def load_checkpoint_in_model(
+    model: nn.Module,
+    checkpoint: str | os.PathLike[str],
+    device_map: Any = None,
+    offload_folder: Any = None,
+    dtype: Any = None,
+    strict: bool = False,
+    **others: Any,
+) -> None:
+    """Load weights as ``save_model`` writes them into a plain or prepared model, in place. All ranks that hold a part
+    of it call.
+
+    Args:
+        checkpoint: a file, an ``.index.json``, or a directory with either.
+        strict: whether names that only one side has are an error.
+        others: of Accelerate's keywords those that say how files are read; they make no difference here.
+
+    Raises:
+        CheckpointError: no such file, shapes that differ, or with ``strict`` names that do.
+        RuntimeMisuse: a device map of several devices, offloading, or a dtype.
+    """
+    _only_device(device_map)
+    if offload_folder is not None or dtype is not None:
+        raise RuntimeMisuse(
+            "load_checkpoint_in_model() loads into the model as it is: without offload_folder, and where it is to have "
+            "another dtype, call model.to(dtype) before"
+        )
+    if unknown := set(others) - _HARMLESS:
+        raise RuntimeMisuse(f"load_checkpoint_in_model() knows no {', '.join(sorted(unknown))}")
+    path = Path(checkpoint)
+    if any(True for _ in _pickled(path)):
+        _load_pickled(model, path, strict=strict)
+        return
+    from hpcaccel.runtime.checkpointing.sharded_load import load_sharded
+
+    load_sharded(model, path, strict=strict)
+
+
+_HARMLESS = {
+    "broadcast_from_rank0",
+    "full_state_dict",
+    "keep_in_fp32_modules",
+    "offload_8bit_bnb",
+    "offload_buffers",
+    "offload_state_dict",
+}
+
+
+def _pickled(path: Path) -> Iterator[Path]:
+    """The files that ``torch.save`` has written, if it is such a checkpoint."""
+    if path.is_dir():
+        if any(SAFE.owns(item.name) for item in path.iterdir()):
+            return
+        path = next((path / name for name in (TORCH.index_name, TORCH.single) if (path / name).is_file()), path)
+    if path.name.endswith(".bin.index.json"):
+        places = json.loads(path.read_text())["weight_map"]
+        yield from sorted({path.parent / str(name) for name in places.values()})
+    elif path.is_file() and path.suffix not in (".json", ".safetensors"):
+        yield path
+
+
+def _load_pickled(model: nn.Module, path: Path, *, strict: bool) -> None:
+    """One file after the other; a sharded model takes its part of each tensor."""
+    targets = named_state(model, keep_vars=True)
+    filled: set[int] = set()
+    unexpected: list[str] = []
+    for file in _pickled(path):
+        for name, value in load_state_dict(file).items():
+            target = targets.get(name)
+            if not isinstance(target, torch.Tensor):
+                unexpected.append(name)
+                continue
+            if target.shape != value.shape:
+                raise CheckpointError(
+                    f"{name} has shape {tuple(value.shape)} in {file.name}, {tuple(target.shape)} in the model"
+                )
+            _fill(target, value)
+            filled.add(id(target))
+    missing = [name for name, target in targets.items() if id(target) not in filled]
+    if strict and (missing or unexpected):
+        raise CheckpointError(
+            f"{path} does not belong to this model: missing in the file: {', '.join(missing[:5]) or 'nothing'}; "
+            f"unexpected there: {', '.join(unexpected[:5]) or 'nothing'}"
+        )
+
+
+@torch.no_grad()
+def _fill(target: torch.Tensor, value: torch.Tensor) -> None:
+    if not holds_shards(target):
+        target.copy_(value)
+        return
+    sharded: Any = target.detach()
+    for chunk in sharded.__create_chunk_list__():
+        part = tuple(slice(at, at + size) for at, size in zip(chunk.offsets, chunk.sizes, strict=True))
+        if all(chunk.sizes):
+            sharded.to_local().copy_(value[part])

@@ -1,0 +1,174 @@
+"""A model's weights saved in files as the Hugging Face libraries name and read them.
+
+One file ``model.safetensors``, or ``model-00001-of-00003.safetensors`` … with ``model.safetensors.index.json``; without
+safetensors ``pytorch_model.bin`` and so on. A sharded model is gathered one file at a time, so that rank 0 never holds
+more than that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from hpcaccel.checkpoint_files.weight_files import SAFE, TORCH, Form, index_text, share_out
+from hpcaccel.core.run_dir import atomic_write, fsync_directory, make_folder
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.checkpointing.export_model import (
+    clean_state_dict_for_safetensors,
+    holds_shards,
+    meet_for_shards,
+    named_state,
+    whole,
+    write_safetensors,
+)
+from hpcaccel.runtime.compat.model_size import convert_file_size_to_int
+from hpcaccel.runtime.distributed.process_group import Group
+from hpcaccel.runtime.settings import Settings
+
+__all__ = ["SAFE", "TORCH", "save_model"]
+
+PROGRESS_AFTER_SECONDS = 5.0
+
+
+class Entry(NamedTuple):
+    """A tensor under its first name; ``ties`` are its others."""
+
+    name: str
+    tensor: torch.Tensor
+    ties: list[str]
+
+    @property
+    def bytes(self) -> int:
+        return self.tensor.numel() * self.tensor.element_size()
+
+
+def save_model(
+    model: nn.Module,
+    directory: Path,
+    group: Group,
+    settings: Settings,
+    *,
+    max_shard_size: int | str = "10GB",
+    safe: bool = True,
+) -> None:
+    """Write the model's weights to ``directory``, in files of at most ``max_shard_size`` bytes each (a larger tensor
+    gets a file alone). All ranks may call; for a sharded model all must. What an earlier call has left is replaced.
+
+    Raises:
+        RuntimeMisuse: some ranks did not call, and the model is sharded; parameters have no values; ``directory`` is a
+            file; safetensors is not installed.
+        CheckpointError: on all ranks, when a sharded model could not be written.
+    """
+    if directory.is_file():
+        raise RuntimeMisuse(f"save_model({str(directory)!r}): this is a file; give a directory")
+    entries = _entries(model)
+    shares = share_out([entry.bytes for entry in entries], convert_file_size_to_int(max_shard_size))
+    plan = [[entries[position] for position in share] for share in shares]
+    form = SAFE if safe else TORCH
+    names = form.names(len(plan))
+    sharded = holds_shards([entry.tensor for entry in entries])
+    if sharded:
+        meet_for_shards(group, settings, "save_model()")
+    elif not group.is_main:
+        return
+    writer = _Writer(directory, sum(entry.bytes for entry in entries))
+    run = _together(group) if sharded else _alone
+    run(lambda: make_folder(directory))
+    for name, part in zip(names, plan, strict=True):
+        tensors = {entry.name: whole(entry.tensor.detach(), keep=group.is_main) for entry in part}
+        run(lambda name=name, part=part, tensors=tensors: writer.write(name, part, tensors, safe=safe))
+        del tensors
+    run(lambda: writer.publish(form, dict(zip(names, plan, strict=True))))
+
+
+def _alone(work: Any) -> None:
+    work()
+
+
+def _together(group: Group) -> Any:
+    """Rank 0 works; what fails there is an error on all ranks, which would wait for it in the next gathering."""
+    from hpcaccel.checkpoint.rank_agreement import Ranks
+
+    ranks = Ranks(rank=group.rank, world_size=group.world_size, group=group.control)
+    return lambda work: ranks.first("the model cannot be saved", work)
+
+
+def _entries(model: nn.Module) -> list[Entry]:
+    """Parameters and persistent buffers, in order, each once.
+
+    Raises:
+        RuntimeMisuse: one of them is on the meta device, or is no tensor.
+    """
+    found: dict[int, Entry] = {}
+    for name, value in named_state(model, keep_vars=True).items():
+        if not isinstance(value, torch.Tensor):
+            raise RuntimeMisuse(
+                f"save_model() writes tensors only, and {name} is a {type(value).__name__}: save the state dict with "
+                "accelerator.save()"
+            )
+        if value.is_meta:
+            raise RuntimeMisuse(f"save_model(): {name} is on the meta device and has no values to save")
+        if id(value) in found:
+            found[id(value)].ties.append(name)
+        else:
+            found[id(value)] = Entry(name, value, [])
+    return list(found.values())
+
+
+class _Writer:
+    """Writes under temporary names, until everything is there."""
+
+    def __init__(self, directory: Path, total_bytes: int) -> None:
+        self._directory = directory
+        self._total_bytes = total_bytes
+        self._bytes = 0
+        self._began = self._said = time.monotonic()
+
+    def write(self, name: str, part: list[Entry], tensors: Mapping[str, torch.Tensor | None], *, safe: bool) -> None:
+        there = {key: tensor for key, tensor in tensors.items() if tensor is not None}
+        path = self._temporary(name)
+        if safe:
+            ties = {tie: entry.name for entry in part for tie in entry.ties}
+            write_safetensors(clean_state_dict_for_safetensors(there), path, **ties)
+        else:
+            torch.save(there | {tie: there[entry.name] for entry in part for tie in entry.ties}, path)
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+        self._bytes += sum(entry.bytes for entry in part)
+        self._say(name)
+
+    def publish(self, form: Form, files: dict[str, list[Entry]]) -> None:
+        """Give the files their names, then the index; last, remove what an earlier save has left."""
+        for name in files:
+            os.replace(self._temporary(name), self._directory / name)
+        written = set(files)
+        if len(files) > 1:
+            places = {name: file for file, part in files.items() for entry in part for name in _names(entry, form)}
+            atomic_write(self._directory / form.index_name, index_text(places, self._total_bytes))
+            written.add(form.index_name)
+        for path in list(self._directory.iterdir()):
+            if form.owns(path.name) and path.name not in written:
+                path.unlink()
+        fsync_directory(self._directory)
+
+    def _temporary(self, name: str) -> Path:
+        return self._directory / f".{name}.tmp"
+
+    def _say(self, name: str) -> None:
+        now = time.monotonic()
+        if now - self._said > PROGRESS_AFTER_SECONDS:
+            self._said = now
+            done = f"{self._bytes / 1e9:.1f} of {self._total_bytes / 1e9:.1f} GB in {now - self._began:.0f} s"
+            print(f"hpcaccel: saving the model: {name} written, {done}", file=sys.stderr, flush=True)
+
+
+def _names(entry: Entry, form: Form) -> list[str]:
+    """The names under which a file holds it: safetensors files hold every tensor once."""
+    return [entry.name] if form is SAFE else [entry.name, *entry.ties]

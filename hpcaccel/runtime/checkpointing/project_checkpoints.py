@@ -1,0 +1,98 @@
+"""Checkpoints that a script numbers: ``checkpoints/checkpoint_<i>`` under its project directory."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from hpcaccel import checkpoint_files
+from hpcaccel.checkpoint_files.pins import is_pinned
+from hpcaccel.errors import RuntimeMisuse
+
+__all__ = ["Numbered", "newest_first"]
+
+log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"checkpoint_(\d+)")
+
+
+class Numbered:
+    """
+    Args:
+        configuration: the script's ``ProjectConfiguration``; its ``iteration`` numbers the next checkpoint.
+        directory: where they are.
+    """
+
+    def __init__(self, configuration: Any, directory: Path) -> None:
+        self._configuration = configuration
+        self._directory = directory
+
+    @property
+    def next(self) -> Path:
+        """Where the next one goes."""
+        return self._directory / f"checkpoint_{self._configuration.iteration}"
+
+    def refuse_existing(self, path: Path) -> None:
+        """
+        Raises:
+            RuntimeMisuse: there is such a checkpoint already.
+        """
+        if path.exists():
+            raise RuntimeMisuse(
+                f"{path} exists already. Say with which number to go on, "
+                f"accelerator.project_configuration.iteration = {self._highest() + 1}, or load it first: load_state() "
+                "without a path does both"
+            )
+
+    def saved(self, path: Path) -> None:
+        """``path`` has been saved; the next one gets the next number."""
+        self._configuration.iteration = _number(path) + 1
+
+    def loaded(self) -> None:
+        """The training goes on from what is there: the next number is one that is free."""
+        self._configuration.iteration = max(self._configuration.iteration, self._highest() + 1)
+
+    def prune(self, newest: Path) -> None:
+        """Delete the oldest beyond ``total_limit``, but no pinned one, now that a newer one is there. What resists is
+        logged."""
+        limit = self._configuration.total_limit
+        if limit is None:
+            return
+        for path in [path for path in reversed(self.all()) if path != newest][max(limit - 1, 0) :]:
+            if any(is_pinned(checkpoint.path) for checkpoint in checkpoint_files.committed(path)):
+                continue
+            try:
+                shutil.rmtree(path)
+            except OSError as error:
+                log.warning("cannot delete the old checkpoint %s: %s", path, error)
+
+    def all(self) -> list[Path]:
+        """By number, the oldest first."""
+        if not self._directory.is_dir():
+            return []
+        found = [path for path in self._directory.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+        return sorted(found, key=_number)
+
+    def _highest(self) -> int:
+        found = self.all()
+        return _number(found[-1]) if found else -1
+
+
+def newest_first(directories: list[Path]) -> list[Path]:
+    """The committed checkpoints in these directories, the one with the most steps first; of equal ones the one whose
+    directory comes later."""
+    found = [
+        (item.step, index, item.path)
+        for index, place in enumerate(directories)
+        for item in checkpoint_files.committed(place)
+    ]
+    return [path for _, _, path in sorted(found, reverse=True)]
+
+
+def _number(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    assert match is not None, path
+    return int(match[1])

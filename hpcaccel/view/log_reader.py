@@ -1,0 +1,126 @@
+"""What a run printed: the log files of its ranks, whole or as they grow, one attempt after the other."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from hpcaccel.core.run_dir import RunDir, read_json
+from hpcaccel.errors import UserError
+
+__all__ = ["Logs", "copy_logs"]
+
+LOOK_SECONDS = 0.5
+CHUNK_BYTES = 1 << 20
+
+
+class Logs:
+    """The log files that somebody asked for, read a little at a time. Their bytes are passed on as they are.
+
+    Args:
+        rank: a rank's number, ``all`` (every line then begins with ``[rank]``), ``supervisor``, ``batch`` (what the
+            batch script itself printed), or a component's name (its lines begin with ``[name-process]``).
+        attempt: only this attempt; None: the newest one, and those that come after it.
+    """
+
+    def __init__(self, run: RunDir, *, rank: str = "0", attempt: int | None = None) -> None:
+        components = _components(run)
+        self._component = rank if rank in components else None
+        words = ["all", "supervisor", "batch", *components]
+        if rank not in words and not rank.isdecimal():
+            *names, last = map(repr, words)
+            raise UserError(f"--rank {rank!r} is no rank: a number, {', '.join(names)} or {last}")
+        self.run = run
+        self.rank = rank
+        self.attempt = attempt
+        self._first = attempt if attempt is not None else max(self.attempts(), default=1)
+        self._offsets: dict[Path, int] = {}
+
+    def position(self) -> dict[str, Any]:
+        """How far has been read, for :meth:`go_on` of another process."""
+        return {"first": self._first, "offsets": {str(path): offset for path, offset in self._offsets.items()}}
+
+    def go_on(self, position: Mapping[str, Any]) -> None:
+        """Read only what comes after ``position``."""
+        self._first = int(position["first"])
+        self._offsets = {Path(path): int(offset) for path, offset in position["offsets"].items()}
+
+    def attempts(self) -> list[int]:
+        """The attempts that have a folder, oldest first."""
+        try:
+            return sorted(int(path.name) for path in self.run.attempts.iterdir() if path.name.isdecimal())
+        except FileNotFoundError:
+            return []
+
+    def files(self) -> list[Path]:
+        """The files that are there now, in the order in which they are read."""
+        if self.rank == "batch":
+            return [path for path in (self.run.slurm_log,) if path.exists()]
+        wanted = [n for n in self.attempts() if (n == self.attempt if self.attempt is not None else n >= self._first)]
+        return [path for number in wanted for path in self._files_of(number)]
+
+    def _files_of(self, attempt: int) -> list[Path]:
+        folder = self.run.attempt(attempt)
+        if self.rank == "all":
+            found = [path for path in folder.glob("*.log") if path.stem.isdecimal()]
+            return sorted(found, key=lambda path: int(path.stem))
+        if self._component is not None:
+            found = [
+                path for path in folder.glob(f"{self._component}-*.log") if path.stem.rpartition("-")[2].isdecimal()
+            ]
+            return sorted(found, key=lambda path: int(path.stem.rpartition("-")[2]))
+        path = folder / f"{self.rank}.log"
+        return [path] if path.exists() else []
+
+    def new(self, *, last: bool = False) -> Iterator[bytes]:
+        """What was added since the last call, in whole lines; with ``last`` an unfinished line at the end as well."""
+        for path in self.files():
+            several = self.rank == "all" or self._component is not None
+            prefix = f"[{path.stem}] ".encode() if several else b""
+            for chunk in self._read(path, last=last):
+                yield _prefixed(chunk, prefix) if prefix else chunk
+
+    def _read(self, path: Path, *, last: bool) -> Iterator[bytes]:
+        with path.open("rb") as file:
+            file.seek(self._offsets.get(path, 0))
+            rest = b""
+            while piece := file.read(CHUNK_BYTES):
+                whole, newline, rest = (rest + piece).rpartition(b"\n")
+                self._offsets[path] = file.tell() - len(rest)
+                if newline:
+                    yield whole + newline
+            if rest and last:
+                self._offsets[path] = file.tell()
+                yield rest
+
+
+def _components(run: RunDir) -> list[str]:
+    launch = (read_json(run.spec) or {}).get("launch", {})
+    return [one["name"] for one in launch.get("components", [])]
+
+
+def copy_logs(
+    logs: Logs,
+    out: BinaryIO,
+    *,
+    ended: Callable[[], bool] | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Write ``logs`` to ``out``; with ``ended`` go on until it says True. Returns the number of bytes."""
+    written = 0
+    while True:
+        over = ended is None or ended()
+        for chunk in logs.new(last=over):
+            out.write(chunk)
+            written += len(chunk)
+        out.flush()
+        if over:
+            return written
+        sleep(LOOK_SECONDS)
+
+
+def _prefixed(chunk: bytes, prefix: bytes) -> bytes:
+    return b"".join(prefix + line for line in io.BytesIO(chunk))

@@ -1,0 +1,137 @@
+"""Runs as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TextIO
+
+from rich.console import Console
+
+from hpcaccel.view.events import describe_end
+from hpcaccel.view.formatting import clean, clock_time, duration, number, step_of
+from hpcaccel.view.listing import Listed
+from hpcaccel.view.run_overview import Overview
+from hpcaccel.view.text_tables import Cell, Column, Styled, console_for, print_facts, print_table
+
+__all__ = ["print_runs", "print_status", "state_text"]
+
+_STYLE = {
+    "running": "green",
+    "starting": "green",
+    "completed": "bold green",
+    "complete": "bold green",
+    "pruned": "green",
+    "failed": "bold red",
+    "lost": "bold red",
+    "cancelled": "yellow",
+    "paused": "cyan",
+    "pending": "blue",
+}
+
+
+def print_runs(runs: Sequence[Overview | Listed], *, stream: TextIO | None = None) -> None:
+    """One line a run, in the order given. A narrow terminal has no room for all: name, state and loss stay."""
+    _print_runs(runs, Column(title="NAME"), console_for(stream))
+
+
+def _print_runs(runs: Sequence[Overview | Listed], called: Column, console: Console) -> None:
+    columns = (
+        Column(title="RUN"),
+        called,
+        Column(title="JOB", leaves=4),
+        Column(title="STATE", shortens=3),
+        Column(title="ATTEMPTS", right=True, leaves=2),
+        Column(title="STEP", right=True, leaves=5),
+        Column(title="LOSS", right=True),
+        Column(title="CREATED", shortens=0, leaves=1),
+    )
+    print_table(columns, (_run(run, called.title) for run in runs), console=console)
+
+
+def _run(run: Overview | Listed, called: str) -> list[Cell | tuple[Cell, Cell]]:
+    created = clock_time(run.created) if run.created else "-"
+    return [
+        run.run_id,
+        clean(run.name) if called == "NAME" else _changed(run),
+        run.job_id,
+        (_state(run), state_text(run.state)),
+        str(run.attempts),
+        step_of(run.step, run.total_steps),
+        "-" if run.last_loss is None else number(run.last_loss),
+        (created, created.partition("-")[2] or created),
+    ]
+
+
+def print_status(run: Overview, *, stream: TextIO | None = None) -> None:
+    """Everything about one run, with its attempts."""
+    console = console_for(stream)
+    print_facts(_facts(run), console=console)
+    if run.history:
+        console.print()
+        _print_attempts(run, console)
+    if run.tasks:
+        console.print()
+        _print_runs(run.tasks, Column(title="WITH", wraps=20), console)
+
+
+def _state(run: Overview | Listed) -> Styled:
+    """With what a failure was."""
+    state, style = state_text(run.state)
+    return Styled(f"{state} ({clean(run.error_class)})" if run.error_class else state, style)
+
+
+def _changed(run: Overview | Listed) -> str:
+    return clean(" ".join(f"{key}={value}" for key, value in run.overrides.items()))
+
+
+def _facts(run: Overview) -> list[tuple[str, Cell | Sequence[Cell]]]:
+    state: list[Cell] = [_state(run)]
+    if run.detail:
+        state.append(f"  {clean(run.detail)}")
+    rows: list[tuple[str, Cell | Sequence[Cell]]] = [
+        ("run", run.run_id),
+        ("name", clean(run.name)),
+        ("state", state),
+        *([("advice", clean(run.advice))] if run.advice else []),
+        ("job", f"{run.job_id or '-'} ({clean(run.cluster or run.backend)})"),
+        ("step", step_of(run.step, run.total_steps)),
+        ("steps lost", str(run.steps_lost)),
+    ]
+    if run.ettr and run.goodput:
+        spent = f"{100 * run.ettr:.1f} % of all, {100 * run.goodput:.1f} % of that with nodes (see hpcaccel report)"
+        rows.append(("time trained", spent))
+    if run.slow_ranks:
+        slow = [f"rank {one['rank']} on {clean(one['node'])} ({one['ratio']:g} x the others)" for one in run.slow_ranks]
+        rows.append(("slow ranks", Styled(", ".join(slow), "yellow")))
+    rows += [(clean(name), number(value)) for name, value in run.values.items()]
+    if run.metrics_warning:
+        rows.append(("metrics", Styled(clean(run.metrics_warning), "yellow")))
+    rows.append(("checkpoint", run.checkpoint or "-"))
+    rows.append(("directory", clean(run.path)))
+    return rows
+
+
+def _print_attempts(run: Overview, console: Console) -> None:
+    columns = (
+        Column(title="ATTEMPT", right=True),
+        Column(title="STARTED", leaves=0),
+        Column(title="TOOK", right=True, leaves=1),
+        Column(title="FROM STEP", right=True),
+        Column(title="HOW IT ENDED", wraps=30),
+    )
+    rows = [
+        (
+            str(attempt.number),
+            clock_time(attempt.start.time) if attempt.start is not None else "-",
+            duration(attempt.end.seconds) if attempt.end is not None else "-",
+            "-" if attempt.resumed_step is None else str(attempt.resumed_step),
+            describe_end(attempt.end) if attempt.end is not None else "-",
+        )
+        for attempt in run.history
+    ]
+    print_table(columns, rows, console=console)
+
+
+def state_text(state: str) -> Styled:
+    """A state of a run or a trial in its colour."""
+    return Styled(state, _STYLE.get(state, ""))

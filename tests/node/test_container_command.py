@@ -1,0 +1,188 @@
+"""What stands between srun and a rank in a container, held against what the runtimes document."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.errors import RankEnvironmentError
+from hpcaccel.node.environment.container_command import Container, cached_image, choose_runtime, into_container
+from hpcaccel.node.environment.container_import import enroot_uri, import_image, plain_uri
+
+PYXIS = {"--container-image", "--container-mounts", "--container-workdir", "--container-env"}
+"""Those of its options that we use: github.com/NVIDIA/pyxis, args.c, the table spank_opts. Mounts are SRC:DST[:FLAGS]
+with commas between them, flags with + between them. Each becomes a line of fstab: echo "…" in a script for bash."""
+APPTAINER = {"--nv": 0, "--bind": 1, "--pwd": 1}
+"""apptainer.org/docs/user, `apptainer exec`, and the number of words that follow. A bind is src[:dest[:opts]]."""
+ENROOT = {"--rw": 0, "--mount": 1, "--env": 1}
+"""github.com/NVIDIA/enroot, doc/cmd/start.md: a mount is fstab's fields with colons; KEY alone hands a variable on."""
+RANK = ["python3", "/runs/r/node.pyz", "rank", "/runs/r"]
+SECRET = "hunter2-planted"
+
+
+def container(image: str = "docker://nvcr.io/nvidia/pytorch:25.09-py3", **changes: object) -> Container:
+    values = {
+        "runtime": "auto",
+        "mounts": ["/runs/r:/runs/r", "/data sets:/data:ro"],
+        "workdir": "/work",
+        "gpus": True,
+        "env": {"HF_HOME": "/hf"},
+        "images": "/runs/.images",
+        "key": "0123abcd",
+        **changes,
+    }
+    return Container(image=image, **values)  # type: ignore[arg-type]
+
+
+ENV = {
+    "PATH": "/host/bin",
+    "PYTHONPATH": "/host/lib",
+    "TOKEN": SECRET,
+    "MASTER_ADDR": "n1",
+    "PYXIS_CONTAINER_NAME": "x",
+}
+
+
+def flags(words: list[str], known: dict[str, int]) -> tuple[dict[str, list[str]], list[str]]:
+    """Options with their words, and what follows them; an option that is not documented fails."""
+    found: dict[str, list[str]] = {}
+    while words[0].startswith("--") and words[0] != "--":
+        name, words = words[0], words[1:]
+        found.setdefault(name, []).extend(words[: known[name]])
+        words = words[known[name] :]
+    return found, words
+
+
+@pytest.mark.parametrize(("release", "source"), [("0.23", r"/data\040sets"), ("0.24", "/data sets")])
+def test_a_blank_in_a_mount(apptainer: Path, release: str, source: str) -> None:
+    """From 0.24 on pyxis puts \\040 there itself, and looks for the source by the name that it was given."""
+    known = "" if release == "0.23" else 'echo "  --container-unshare=net,ipc,uts  [pyxis] new namespaces"\n'
+    (apptainer.parent / "srun").write_text(SRUN + known)
+    (apptainer.parent / "srun").chmod(0o755)
+    wrapped = into_container(container("/images/torch.sqsh"), "pyxis", RANK, ENV)
+    assert f"--container-mounts=/runs/r:/runs/r,{source}:/data:ro" in wrapped.srun
+
+
+def test_pyxis() -> None:
+    wrapped = into_container(container("/images/torch.sqsh"), "pyxis", RANK, ENV, also=["/tmp/stage:/tmp/stage"])
+    given = dict(word.split("=", 1) for word in wrapped.srun)
+    assert given.keys() <= PYXIS
+    assert given["--container-image"] == "/images/torch.sqsh"
+    assert given["--container-mounts"] == r"/runs/r:/runs/r,/data\040sets:/data:ro,/tmp/stage:/tmp/stage"
+    assert given["--container-workdir"] == "/work"
+    assert given["--container-env"] == "HF_HOME"
+    assert wrapped.command == RANK
+    assert "PYXIS_CONTAINER_NAME" not in wrapped.env, "it would outlive the step"
+
+
+def test_apptainer() -> None:
+    wrapped = into_container(container(), "apptainer", RANK, ENV)
+    program, word, *rest = wrapped.command
+    given, rest = flags(rest, APPTAINER)
+    assert (Path(program).name, word, wrapped.srun) == ("apptainer", "exec", [])
+    assert given == {"--nv": [], "--bind": ["/runs/r:/runs/r", "/data sets:/data:ro"], "--pwd": ["/work"]}
+    assert rest == ["/runs/.images/nvcr.io_nvidia_pytorch_25.09-py3-0123abcd.sif", *RANK]
+    assert wrapped.env["APPTAINERENV_HF_HOME"] == "/hf", "over the image's own"
+    assert "--nv" not in into_container(container(gpus=False), "apptainer", RANK, ENV).command
+
+
+def test_enroot() -> None:
+    wrapped = into_container(container(), "enroot", RANK, ENV)
+    given, rest = flags(wrapped.command[2:], ENROOT)
+    assert wrapped.command[:2] == ["enroot", "start"]
+    assert given["--mount"] == [
+        "/runs/r:/runs/r:none:x-create=auto,rbind",
+        r"/data\040sets:/data:none:x-create=auto,rbind,ro",
+    ]
+    assert not any(sign.isspace() for mount in given["--mount"] for sign in mount), "enroot refuses it"
+    assert {"TOKEN", "MASTER_ADDR", "HF_HOME", "SLURM_PROCID"} <= set(given["--env"])
+    assert "PATH" not in given["--env"]
+    assert rest == ["--", "/runs/.images/nvcr.io_nvidia_pytorch_25.09-py3-0123abcd.sqsh", *RANK]
+
+
+@pytest.mark.parametrize("runtime", ["pyxis", "apptainer", "enroot"])
+def test_no_value_is_an_argument(runtime: str) -> None:
+    wrapped = into_container(container(), runtime, RANK, ENV)
+    assert SECRET not in " ".join([*wrapped.srun, *wrapped.command])
+    assert wrapped.env["TOKEN"] == SECRET
+    assert "PYTHONPATH" not in wrapped.env, "the host's packages are another Python's"
+
+
+@pytest.mark.parametrize(
+    ("image", "wanted"),
+    [
+        ("docker://nvcr.io/nvidia/pytorch:25.09-py3", "docker://nvcr.io#nvidia/pytorch:25.09-py3"),
+        ("docker://pytorch/pytorch:2.9", "docker://pytorch/pytorch:2.9"),
+        ("docker://localhost:5000/a:1", "docker://localhost:5000#a:1"),
+        ("docker://ubuntu", "docker://ubuntu"),
+    ],
+)
+def test_a_registrys_name_in_both_spellings(image: str, wanted: str) -> None:
+    assert enroot_uri(image) == wanted
+    assert plain_uri(wanted) == image
+
+
+PULL = """#!/bin/bash
+echo "$@" >> {log}
+sleep 0.3
+[[ $4 != *absent* ]] || {{ echo "manifest unknown" >&2; exit 255; }}
+echo image > "$3"
+"""
+
+
+@pytest.fixture
+def apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The log of an ``apptainer`` that has every image but one."""
+    log = tmp_path / "log"
+    log.touch()
+    (tmp_path / "apptainer").write_text(PULL.format(log=log))
+    (tmp_path / "apptainer").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return log
+
+
+def test_an_image_is_imported_once(apptainer: Path, tmp_path: Path) -> None:
+    import threading
+
+    one = container(images=str(tmp_path / "runs/.images"))
+    threads = [threading.Thread(target=import_image, args=(one, "apptainer")) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert cached_image(one, "apptainer").read_text() == "image\n"
+    assert len(apptainer.read_text().splitlines()) == 1
+    assert not list((tmp_path / "runs/.images").glob(".*.part"))
+
+
+def test_an_image_that_nobody_has(apptainer: Path, tmp_path: Path) -> None:
+    one = container("docker://absent:1", images=str(tmp_path / "runs/.images"))
+    with pytest.raises(RankEnvironmentError, match=r"docker://absent:1 could not be imported: .*apptainer ended with"):
+        import_image(one, "apptainer")
+    assert not list((tmp_path / "runs/.images").glob("*.sif"))
+
+
+def test_the_runtime_by_the_image_and_by_what_there_is(apptainer: Path) -> None:
+    assert choose_runtime(container(), local=False) == "apptainer"
+    assert choose_runtime(container("/images/torch.sif"), local=True) == "apptainer"
+    with pytest.raises(RankEnvironmentError, match=r"no pyxis or enroot on .*Load its module"):
+        choose_runtime(container("/images/torch.sqsh"), local=False)
+    with pytest.raises(RankEnvironmentError, match="no pyxis on"):
+        choose_runtime(container(runtime="pyxis"), local=True)
+
+
+SRUN = """#!/bin/sh
+echo "  --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH  [pyxis] the image to use"
+"""
+
+
+@pytest.mark.parametrize("sign", ['"', "$", "`", "\\"])
+def test_a_name_that_pyxis_would_give_to_a_shell(apptainer: Path, sign: str) -> None:
+    (apptainer.parent / "srun").write_text(SRUN)
+    (apptainer.parent / "srun").chmod(0o755)
+    assert choose_runtime(container(), local=False) == "pyxis"
+    strange = container(mounts=[f"/it{sign}s:/its"])
+    with pytest.raises(RankEnvironmentError, match=r"cannot be mounted by pyxis, .*: it holds "):
+        choose_runtime(strange, local=False)
+    assert choose_runtime(strange, local=True) == "apptainer"

@@ -1,0 +1,233 @@
+"""A run directory that is full, may not be written, or has gone: named so, waited for, and no node's fault."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.core.run_dir import RunDir, make_folder
+from hpcaccel.node.disk_space import LEAST_BYTES, bytes_to_save, explained_by_room, shortage
+from hpcaccel.node.failures.causes import cause
+from hpcaccel.node.failures.classify import Failure
+
+from .conftest import ROOT, LocalRun, outcome
+from .sweeping import IN_TURN, Sweep
+
+Make = Callable[..., LocalRun]
+Mounted = Callable[[str], Path]
+
+SAVES = f"""
+import os, sys
+sys.path.insert(0, {str(ROOT)!r})
+folder = os.environ["HPCACCEL_RUN_DIR"] + "/attempts/" + os.environ["HPCACCEL_ATTEMPT"]
+path = os.environ["HPCACCEL_RUN_DIR"] + "/checkpoints/.step_00000003.1.tmp"
+print("ready", flush=True)
+while not os.path.exists(os.environ["GO"]): pass
+os.mkdir(path)
+os.rmdir(path)
+{outcome(step=3, resume=False, reason="completed")}
+"""
+
+
+def patient(run: LocalRun, seconds: float) -> LocalRun:
+    """With other than ten minutes of patience."""
+    text = run.dir.node_program.read_text()
+    patched = f"from hpcaccel.node import writing\nwriting.PATIENCE_SECONDS = {seconds}\nmain()\n"
+    run.dir.node_program.write_text(text.replace("main()\n", patched))
+    return run
+
+
+def says(run: LocalRun, text: str) -> None:
+    end = time.monotonic() + 60
+    while text not in run.log:
+        assert time.monotonic() < end, run.log
+        time.sleep(0.05)
+
+
+@contextmanager
+def immutable(folder: Path) -> Iterator[Callable[[], None]]:
+    """Nothing can be made in it, by root neither; yields what lifts that."""
+    done = subprocess.run(["chattr", "+i", str(folder)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot make a folder immutable here: {done.stderr.strip()}")
+
+    def lift() -> None:
+        subprocess.run(["chattr", "-i", str(folder)], check=True)
+
+    try:
+        yield lift
+    finally:
+        lift()
+
+
+def test_a_full_file_system_ends_the_run_with_the_bytes_that_are_missing(local_run: Make, mounted: Mounted) -> None:
+    run = patient(local_run("print('ran')", within=mounted("size=3m"), preflight="quick"), 2)
+    assert run.run() == 1
+    assert run.ends == [("failed", "end")]
+    end = run.lines("end")[0]
+    assert (end["error_class"], end["nodes_blamed"], end["nodes_excluded"]) == ("disk_full", [], [])
+    assert f"it needs {LEAST_BYTES:,} bytes, " in end["detail"]
+    assert " are free; for " in end["detail"]
+    assert not run.dir.rank_log(1, 0).exists()
+    assert not run.dir.excluded_nodes.exists()
+
+
+def test_a_run_begins_as_soon_as_somebody_has_made_room(local_run: Make, mounted: Mounted) -> None:
+    place = mounted("size=3m")
+    run = local_run("print('ran')", within=place, preflight="quick")
+    run.start()
+    says(run, "Waiting for 10 minutes")
+    subprocess.run(["mount", "-o", "remount,size=64m", str(place)], check=True)
+    assert run.wait() == 0
+    assert run.ends == [("completed", "end")]
+
+
+def test_who_waits_for_room_can_be_stopped(local_run: Make, mounted: Mounted) -> None:
+    run = local_run("print('ran')", within=mounted("size=3m"), preflight="quick")
+    run.start()
+    says(run, "Waiting for 10 minutes")
+    run.ask("pause")
+    assert run.wait() == 85
+    assert run.ends == [("stop", "pause")]
+
+
+def test_checkpoints_that_become_unwritable_have_a_class_of_their_own(
+    local_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = tmp_path / "go"
+    monkeypatch.setenv("GO", str(go))
+    run = local_run(SAVES, preflight="quick")
+    run.start()
+    run.wait_for("ready")
+    with immutable(run.dir.checkpoints) as lift:
+        go.touch()
+        says(run, "Waiting for 10 minutes")
+        first = run.lines("end")[0]
+        assert (first["error_class"], first["decision"], first["nodes_blamed"]) == ("unwritable", "restart", [])
+        assert "Operation not permitted" in first["detail"]
+        lift()
+        assert run.wait() == 0
+    assert run.ends == [("failed", "restart"), ("completed", "end")]
+
+
+def test_a_trial_without_room_has_not_failed(tmp_path: Path, mounted: Mounted) -> None:
+    sweep = Sweep(
+        mounted("size=3m"), "print('ran')", IN_TURN.format(count=1), resilience={"preflight": "quick"}
+    )  # fmt: skip
+    sweep.trial(0)
+    text = sweep.dir.node_program.read_text()
+    patched = "from hpcaccel.node import writing\nwriting.PATIENCE_SECONDS = 2\nmain()\n"
+    sweep.dir.node_program.write_text(text.replace("main()\n", patched))
+    assert sweep.run() == 0
+    told = sweep.heard[-1]
+    assert (told["reason"], told["error_class"]) == ("failed", "disk")
+    assert "disk_full: the file system of " in told["detail"]
+    assert sweep.ends(0) == [("stop", "requeue")]
+
+
+def test_a_read_only_file_system_ends_the_run_after_a_while(
+    local_run: Make, mounted: Mounted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = tmp_path / "go"
+    monkeypatch.setenv("GO", str(go))
+    place = mounted("size=64m")
+    run = patient(local_run(SAVES), 2)
+    run.dir.checkpoints.rmdir()
+    run.dir.checkpoints.symlink_to(place)
+    run.start()
+    run.wait_for("ready")
+    subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
+    go.touch()
+    assert run.wait() == 1
+    assert run.ends == [("failed", "restart"), ("failed", "end")]
+    assert {line["error_class"] for line in run.lines("end")} == {"unwritable"}
+    assert "Read-only file system" in run.lines("end")[1]["detail"]
+
+
+def test_a_full_disk_that_leaves_no_word_in_the_logs_is_found(local_run: Make, mounted: Mounted) -> None:
+    program = """
+import os, sys
+if os.environ["HPCACCEL_ATTEMPT"] == "1":
+    ballast = open(os.environ["HPCACCEL_RUN_DIR"] + "/checkpoints/ballast", "wb", buffering=0)
+    try:
+        while True:
+            ballast.write(bytes(4096))
+    except OSError:
+        os._exit(1)
+"""
+    place = mounted("size=40m")
+    run = patient(local_run(program), 60)
+    run.dir.checkpoints.rmdir()
+    run.dir.checkpoints.symlink_to(place)
+    run.start()
+    says(run, "Waiting for 1 minutes")
+    assert run.lines("end")[0]["error_class"] == "disk_full"
+    assert "the program ended with code 1; cannot write to" in run.lines("end")[0]["detail"]
+    (place / "ballast").unlink()
+    assert run.wait() == 0
+    assert run.ends == [("failed", "restart"), ("completed", "end")]
+
+
+def test_a_run_directory_that_is_moved_away_is_not_made_anew(
+    local_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = tmp_path / "go"
+    monkeypatch.setenv("GO", str(go))
+    program = SAVES.replace("os.mkdir(path)", "from pathlib import Path\n"
+                            "from hpcaccel.core.run_dir import make_folder\n"
+                            "make_folder(Path(path))").replace("os.rmdir(path)", "")  # fmt: skip
+    run = local_run(program)
+    run.start()
+    run.wait_for("ready")
+    moved = tmp_path / "moved"
+    shutil.move(run.dir.path, moved)
+    go.touch()
+    assert run.wait() == 2
+    log = (moved / "slurm.log").read_text()
+    assert f"the run directory is not there any more (was it moved or deleted?): {run.dir.path}" in log
+    assert f"Move it back, then: hpcaccel resume {run.dir.run_id}" in log
+    assert "Traceback" not in log
+    assert "the run directory is not there any more" in (moved / "attempts/1/0.log").read_text()
+    assert not run.dir.path.exists()
+
+
+def test_a_worker_of_a_sweep_that_has_gone_makes_no_folder(tmp_path: Path) -> None:
+    from hpcaccel.core.run_dir import SweepDir
+
+    with pytest.raises(FileNotFoundError, match="the run directory is not there any more"):
+        SweepDir(tmp_path / "gone").worker(0).prepare()
+    assert not (tmp_path / "gone").exists()
+    make_folder(tmp_path / "other" / "place")  # no run's: made as always
+
+
+def test_what_a_save_needs_is_what_it_says_or_the_last_one_took(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    assert bytes_to_save(run, "no space") == 0
+    said = "rank 0: No space left; it needs 20,000,000 bytes, 0 are free; rank 1: it needs 30,000,000 bytes, 0 are free"
+    assert bytes_to_save(run, said) == 50_000_000
+    found = shortage(run, needed=1 << 60)
+    assert found is not None
+    assert (found.cause, "it needs 1,152,921,504,606,846,976 bytes" in found.text) == ("disk_full", True)
+    found = shortage(run, to_save=1 << 60)
+    assert found is not None
+    assert str(run.checkpoints) in found.text
+    assert shortage(run) is None
+
+
+@pytest.mark.parametrize(("free", "said"), [(1000, "; {run} needs 16,777,216 bytes, 1,000 are free"), (1 << 40, "")])
+def test_the_figures_are_those_of_a_run_directory_that_lacks_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, said: str
+) -> None:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 50, 0, free))  # type: ignore[attr-defined]
+    detail = "rank 0: OSError: [Errno 28] No space left on device: '/scratch/cache'"
+    failure = explained_by_room(run, Failure(cause=cause("disk_full"), detail=detail))
+    assert failure.detail == detail + said.format(run=run.checkpoints)

@@ -1,0 +1,245 @@
+"""A sweep's worker on the local backend, with real processes and real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.core.run_dir import read_json
+from hpcaccel.node.sweep.slots import Slot
+
+from .sweeping import CONTINUES, IN_TURN, STOPS_AND_GOES_ON, Sweep, is_gone, pid_in
+
+Make = Callable[..., Sweep]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Iterator[Make]:
+    made: list[Sweep] = []
+
+    def make(*args: object, trials: int = 1, **kwargs: object) -> Sweep:
+        sweep = Sweep(tmp_path, *args, **kwargs)  # type: ignore[arg-type]
+        made.append(sweep)
+        for number in range(trials):
+            sweep.trial(number)
+        return sweep
+
+    yield make
+    for one in made:
+        if one.process is not None and one.process.poll() is None:
+            one.process.kill()
+            one.process.wait()
+
+
+def test_one_trial_after_another(sweep: Make) -> None:
+    two = sweep("print('hello')", IN_TURN.format(count=2), trials=2)
+    assert two.run() == 0
+    assert [two.ends(number) for number in (0, 1)] == [[("completed", "end")]] * 2
+    assert two.dir.trial(1).rank_log(1, 0).read_text() == "hello\n"
+    hello, *ends = two.heard
+    assert (hello["event"], hello["worker"], hello["slots"]) == ("hello", 0, 1)
+    assert [(end["trial"], end["reason"], end["decision"]) for end in ends] == [
+        (0, "completed", "end"), (1, "completed", "end")
+    ]  # fmt: skip
+    assert two.worker_ends == [("completed", "end")]
+    assert "that was all" in two.account[-1]["detail"]
+    assert [line.get("trial") for line in two.account if line.get("what") == "started"] == [0, 1]
+    assert two.account[0]["job_id"] == "local-00000001_0"
+    assert (read_json(two.dir.trial(0).record) or {})["job_ids"] == ["local-00000001_0"]
+    assert not two.worker.lease.exists()
+    assert not two.dir.trial(0).lease.exists()
+
+
+def test_a_crashing_trial_and_one_without_a_directory_are_ends_like_others(sweep: Make) -> None:
+    bad = sweep("import argparse; argparse.ArgumentParser().parse_args(['--nope'])", IN_TURN.format(count=2))
+    assert bad.run() == 0
+    _, first, second = bad.heard
+    assert (first["reason"], first["decision"], first["error_class"]) == ("failed", "end", "user_mistake")
+    assert (second["reason"], second["decision"], second["error_class"]) == ("failed", "end", "refused")
+    assert "trials/1" in second["detail"]
+
+
+def test_a_failed_trial_can_be_tried_again_in_the_same_allocation(sweep: Make) -> None:
+    program = "import os; assert int(os.environ['HPCACCEL_ATTEMPT']) > 2, 'not yet'"
+    again = "for _ in range(2):\n    say(run=0, slot=0)\n    hear()\nsay(run=0, slot=0)\nhear()\nsay(end=True, why='')"
+    one = sweep(program, again)
+    assert one.run() == 0
+    assert one.ends(0) == [("failed", "restart"), ("failed", "end"), ("completed", "end")]
+    # Told once more to run it, by a chooser that has forgotten: nothing runs, and the end is told again.
+    assert [(event["reason"], event["decision"]) for event in one.heard[1:]] == [
+        ("failed", "end"), ("completed", "end"), ("completed", "end")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
+def test_what_the_scheduler_says_reaches_every_trial(sweep: Make, number: signal.Signals) -> None:
+    chooser = "say(run=0, slot=0)\nsay(run=1, slot=1)\nwhile hear():\n    pass" if number == signal.SIGTERM else (
+        "if hello['restart_count']:\n    say(end=True, why='')\n    sys.exit()\n"
+        "say(run=0, slot=0)\nsay(run=1, slot=1)\nwhile hear():\n    pass"
+    )  # fmt: skip
+    two = sweep(STOPS_AND_GOES_ON, chooser, trials=2, pack=2)
+    two.start()
+    for trial in (0, 1):
+        two.wait_for(trial, "ready")
+    two.signal(number)
+    code = two.wait()
+    stopping = [event for event in two.heard if event["event"] == "stopping"]
+    assert len(stopping) == 1
+    if number == signal.SIGTERM:  # this backend's scancel
+        assert code == 130
+        assert two.worker_ends == [("cancelled", "end")]
+        assert [two.ends(trial) for trial in (0, 1)] == [[("cancelled", "requeue")]] * 2
+    else:
+        assert code == 0
+        assert two.worker_ends == [("time_limit", "requeue"), ("completed", "end")]
+        assert [line["restart_count"] for line in two.account if line["event"] == "start"] == [0, 1]
+        assert [two.ends(trial) for trial in (0, 1)] == [[("time_limit", "requeue")]] * 2
+
+
+def test_a_worker_comes_back_to_the_same_trial_when_its_time_was_over(sweep: Make) -> None:
+    chooser = CONTINUES.replace("NUMBERS", "(0,)")
+    one = sweep(STOPS_AND_GOES_ON, chooser, time_limit_seconds=14, resilience={"warning_seconds": 4})
+    assert one.run() == 0
+    assert one.ends(0) == [("time_limit", "requeue"), ("completed", "end")]
+    assert one.worker_ends == [("time_limit", "requeue"), ("completed", "end")]
+    hellos = [event for event in one.heard if event["event"] == "hello"]
+    assert hellos[1]["end_time"] > hellos[0]["end_time"]
+
+
+def test_a_paused_sweep_stays_paused_until_it_is_resumed(sweep: Make) -> None:
+    one = sweep(STOPS_AND_GOES_ON, CONTINUES.replace("NUMBERS", "(0,)"))
+    one.start()
+    one.wait_for(0, "ready")
+    one.ask(one.dir, "pause")
+    assert one.wait() == 85
+    assert (one.ends(0), one.worker_ends) == ([("stop", "pause")], [("stop", "pause")])
+    one.start(job_id="local-00000002_0")  # one that was still in the queue
+    assert one.wait() == 85
+    assert len(one.ends(0)) == 1
+    (one.dir.control / "stop-1.json").unlink()
+    one.start(job_id="local-00000003_0")
+    assert one.wait() == 0
+    assert one.ends(0) == [("stop", "pause"), ("completed", "end")]
+
+
+def test_a_request_to_one_worker_is_honoured_once(sweep: Make) -> None:
+    one = sweep("print('ran')", IN_TURN.format(count=1))
+    one.ask(one.worker, "cancel", reason="cancelled")
+    assert one.run() == 130
+    assert one.worker_ends == [("cancelled", "end")]
+    assert not one.dir.trial(0).ledger.exists()
+    assert one.run() == 0
+
+
+def test_a_trial_goes_on_while_the_chooser_is_started_again(sweep: Make) -> None:
+    chooser = """
+        if hello["running"]:
+            say(run=0, slot=0)
+            open(f"{folder}/again", "w").close()
+            hear()
+            say(end=True, why="")
+        else:
+            say(run=0, slot=0)
+            while not os.path.exists(f"{folder}/crash"):
+                time.sleep(0.02)
+            os.kill(os.getpid(), 9)
+    """
+    program = "import os, time\nprint('ready', os.getpid(), flush=True)\n"
+    program += "while not os.path.exists(os.environ['HPCACCEL_RUN_DIR'] + '/go'):\n    time.sleep(0.02)"
+    one = sweep(program, chooser)
+    one.start()
+    one.wait_for(0, "ready")
+    (one.dir.path / "crash").touch()
+    one.until((one.dir.path / "again").exists, "a second chooser")
+    (one.dir.trial(0).path / "go").touch()
+    assert one.wait() == 0
+    assert one.ends(0) == [("completed", "end")]
+    assert [event["event"] for event in one.heard] == ["hello", "hello", "ended"]
+    assert one.heard[1]["running"] == {"0": 0}
+
+
+def test_a_chooser_that_only_crashes_ends_the_worker_with_its_words(sweep: Make) -> None:
+    one = sweep(STOPS_AND_GOES_ON, "say(run=0, slot=0)\ntime.sleep(0.5)\nraise SystemExit('hpcaccel: no such sampler')")
+    assert one.run() == 1
+    assert one.worker_ends == [("failed", "end")]
+    assert "died (code 1): no such sampler; see" in one.account[-1]["detail"]
+    assert "3 times without a trial's end in between" in one.account[-1]["detail"]
+    assert one.worker.host_log.read_text().count("hpcaccel: no such sampler") == 3
+    assert one.ends(0) == [("stop", "requeue")]
+
+
+@pytest.mark.parametrize("victim", ["host", "trial"])
+def test_nothing_goes_on_without_its_parent(sweep: Make, victim: str) -> None:
+    one = sweep(
+        STOPS_AND_GOES_ON,
+        "open(f'{folder}/chooser', 'w').write(str(os.getpid()))\n" + CONTINUES.replace("NUMBERS", "(0,)"),
+    )
+    one.start()
+    rank = pid_in(one.wait_for(0, "ready"))
+    supervisor = (read_json(one.dir.trial(0).lease) or {})["pid"]
+    chooser = int((one.dir.path / "chooser").read_text())
+    if victim == "host":
+        one.signal(signal.SIGKILL)
+        one.wait()
+        one.until(lambda: all(is_gone(pid) for pid in (rank, supervisor, chooser)), "all are gone")
+        one.start()
+        assert one.wait() == 0
+        assert one.ends(0) == [("lost", "requeue"), ("completed", "end")]
+        assert [line["event"] for line in one.account if line["event"] != "seen"] == ["start", "start", "end"]
+    else:
+        os.kill(supervisor, signal.SIGKILL)
+        one.until(lambda: is_gone(rank), "the rank is gone")
+        one.until(lambda: one.heard[1:], "the chooser is told")
+        assert (one.heard[1]["reason"], one.heard[1]["decision"]) == ("lost", "requeue")
+        assert one.wait() == 0
+
+
+def test_a_trial_that_is_asked_to_leave_before_its_ranks_start(sweep: Make) -> None:
+    one = sweep("print('ran')", "")
+    trial = one.dir.trial(0)
+    one.ask(trial, "requeue", name="worker")
+    report, report_to = os.pipe()
+    order = json.dumps({"run": str(trial.path), "slot": "0/1", "env": {}}) + "\n"
+    command = [sys.executable, str(trial.node_program), "trial", str(report_to)]
+    done = subprocess.run(command, input=order.encode(), pass_fds=[report_to], check=False)
+    os.close(report_to)
+    with os.fdopen(report) as word:
+        assert json.load(word)["detail"] == "before the ranks started"
+    assert done.returncode == 85
+    assert one.ends(0) == [("stop", "requeue")]
+    assert not trial.attempt(1).exists()
+
+
+def test_a_setup_that_fails_is_the_workers_end(sweep: Make) -> None:
+    one = sweep("print('ran')", IN_TURN.format(count=1))
+    one.dir.script.write_text(
+        one.dir.script.read_text()
+        .replace(" batch work ", " setup-failed ")
+        .replace(" 0\n", "/workers/0 7 'environment.setup: module load x'\n")
+    )
+    assert one.run() == 1
+    assert one.worker_ends == [("failed", "end")]
+    assert "module load x failed with code 7" in one.account[-1]["detail"]
+
+
+def test_places_share_gpus_and_cores() -> None:
+    halves = [Slot(number=number, of=2) for number in (0, 1)]
+    assert [half.visible(["4", "5", "6", "7"]) for half in halves] == [["4", "5"], ["6", "7"]]
+    assert [half.visible(["3"]) for half in halves] == [["3"], ["3"]]
+    local = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    assert [half.environment(local, local=True) for half in halves] == [
+        {"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}
+    ]  # fmt: skip
+    slurm = {"SLURM_CPUS_ON_NODE": "16", "SLURM_MEM_PER_NODE": "8000", "SLURM_GPUS_ON_NODE": "4"}
+    assert halves[0].srun_options(slurm, ranks_per_node=2) == [
+        "--exact", "--cpus-per-task=4", "--mem=4000M", "--gpus-per-node=2"
+    ]  # fmt: skip
+    assert Slot(number=0, of=3).srun_options(slurm, ranks_per_node=1)[0] == "--overlap"
+    assert Slot(number=0, of=1).srun_options(slurm, ranks_per_node=2) == []

@@ -1,0 +1,52 @@
+"""A loss that the script has divided by the accumulation steps, too."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hpcaccel.runtime.training.double_scaling_check import warn_if_divided  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+X = torch.ones(3, requires_grad=True)
+Y = torch.tensor(4.0, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda: X.sum() / 4,
+        lambda: X.sum() * 0.25,
+        lambda: 0.25 * X.sum(),
+        lambda: X.sum() / torch.tensor(4.0),
+        lambda: (X.sum() / 4).double(),
+        lambda: torch.div(X.sum(), 4).squeeze(),
+    ],
+)
+def test_a_warning_names_the_line(loss: Callable[[], torch.Tensor]) -> None:
+    with pytest.warns(UserWarning, match=r"test_divided\.py:\d+: this loss has been divided by 4 already"):
+        assert warn_if_divided(loss(), 4)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda: X.mean(),
+        lambda: X.sum() / 3,
+        lambda: X.sum() / 4 + 0.5 * X.sum(),
+        lambda: X.sum() / Y,
+        lambda: X.sum() * Y,
+        lambda: X.sum(),
+        lambda: torch.ones(2).sum() / 4,
+    ],
+)
+def test_other_losses_are_none_of_its_business(loss: Callable[[], torch.Tensor]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not warn_if_divided(loss(), 4)
+        assert not warn_if_divided(X.sum() / 1, 1)

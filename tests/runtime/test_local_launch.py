@@ -1,0 +1,80 @@
+"""Ranks that a program starts by itself, as in a notebook."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.distributed import local_launch
+from hpcaccel.runtime.distributed.local_launch import notebook_launcher
+
+from .ranks import Ended, run_ranks
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def ended() -> Ended:
+    return run_ranks("launch.py", size=1, launcher="alone", fresh=True)  # it forks by itself, and uses OpenMP before
+
+
+@pytest.fixture(scope="module")
+def found(ended: Ended) -> dict[str, Any]:
+    assert ended.codes == [0], ended.outputs
+    return ended.result()
+
+
+def test_debug_launcher_starts_ranks_on_the_cpu(found: dict[str, Any]) -> None:
+    assert found["debug"] == [[rank, 2, "cpu", "no", 11.0, "1"] for rank in range(2)]
+
+
+def test_the_function_may_be_a_closure(found: dict[str, Any]) -> None:
+    assert found["closure"] == [[rank, 3, "cpu", "no", 111.0, "1"] for rank in range(3)]
+
+
+def test_a_failure_comes_back_with_the_functions_own_traceback(found: dict[str, Any]) -> None:
+    for case, rank in (("debug fails", 1), ("notebook fails", 0)):
+        kind, text = found[case]
+        assert kind == "RunFailed"
+        assert text.startswith(f"rank {rank}")
+        assert "launch.py" in text.splitlines()[2]  # the first frame is the script's
+        assert f"ValueError: rank {rank} has had enough" in text
+        assert "launching.py" not in text
+    assert found["debug dies"] == ["RunFailed", found["debug dies"][1]]
+    assert "exit code 7" in found["debug dies"][1]
+
+
+def test_notebook_launcher_starts_ranks_as_torchrun_does(found: dict[str, Any]) -> None:
+    assert found["notebook"] == [[rank, 2, "cpu", "bf16", 11.0, "1"] for rank in range(2)]
+
+
+def test_a_single_rank_is_the_process_itself(found: dict[str, Any]) -> None:
+    assert found["alone"] == [[0, 1, "cpu", "bf16", 1.0, None]]
+
+
+def test_wrong_use(found: dict[str, Any]) -> None:
+    assert found["precision"] == ["RuntimeMisuse", "mixed_precision='fp17' is not known (one of: no, fp8, fp16, bf16)"]
+    assert found["node rank"][1] == "node_rank=1 must be from 0 to num_nodes - 1 = 0"
+    assert found["none"][1] == "num_processes=0 must be at least 1"
+    assert "make them inside of the function only" in found["too late"][1]
+
+
+def test_the_environment_is_left_as_it_was(found: dict[str, Any]) -> None:
+    assert found["variables"] == []
+
+
+def test_a_gpu_that_was_used_before_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr(local_launch, "_refuse_group", lambda what: None)
+    with pytest.raises(RuntimeMisuse, match=r"has used a GPU already.*Restart the notebook's kernel"):
+        notebook_launcher(print, num_processes=2)
+
+
+def test_an_old_kernel_is_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("platform.release", lambda: "4.18.0-553.el8")
+    monkeypatch.setattr(local_launch, "_refuse_group", lambda what: None)
+    monkeypatch.setattr(local_launch, "_launch_elastic", lambda *args, **options: None)
+    notebook_launcher(print, num_processes=2)
+    assert "Linux kernel 4.18.0-553.el8 is older than 5.5" in caplog.text

@@ -1,0 +1,222 @@
+"""The states that scripts ask, alone and together, before, with and after an Accelerator."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.accelerator import Accelerator
+from hpcaccel.runtime.distributed.process_states import AcceleratorState, GradientState, PartialState
+from hpcaccel.runtime.enums import DistributedType
+
+from .ranks import PROGRAMS, ROOT, run_ranks
+
+pytestmark = pytest.mark.torch
+
+
+def torchrun(program: str, *, size: int) -> dict[str, Any]:
+    """The JSON that rank 0 printed, under the real torchrun."""
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "HPCACCEL_"))}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+    answer = subprocess.run(
+        [*command, str(PROGRAMS / program)],
+        env={**outside, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    lines = [line for line in answer.stdout.splitlines() if line.startswith("{")]
+    assert answer.returncode == 0, answer.stderr
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def found(request: pytest.FixtureRequest) -> dict[str, Any]:
+    if request.param == 1:
+        return run_ranks("states.py", size=1, launcher="alone").result()
+    return torchrun("states.py", size=request.param)
+
+
+def ranks(found: dict[str, Any]) -> int:
+    return len(found["before"])
+
+
+def test_place(found: dict[str, Any]) -> None:
+    if ranks(found) == 1:
+        assert found["before"] == [[0, 1, 0, True, True, True, False, "cpu", "NO"]]
+    else:
+        assert found["before"] == [
+            [0, 2, 0, True, True, False, True, "cpu", "MULTI_CPU"],
+            [1, 2, 1, False, False, True, True, "cpu", "MULTI_CPU"],
+        ]
+    assert found["backend"] == ([None] if ranks(found) == 1 else ["gloo", "gloo"])
+    assert all(found["after"])
+
+
+def test_print_is_once_a_node(found: dict[str, Any]) -> None:
+    assert found["printed"] == ["word\n", ""][: ranks(found)]
+
+
+def test_functions_of_some_processes(found: dict[str, Any]) -> None:
+    if ranks(found) == 1:  # a single process is every one of them
+        assert found["calls"] == [["main", "early", "second", "local second", "last", "local main"]]
+    else:
+        assert found["calls"] == [["main", "early", "local main"], ["second", "local second", "last"]]
+    assert found["returned"] == ["main", None][: ranks(found)]
+
+
+def test_the_main_process_goes_first(found: dict[str, Any]) -> None:
+    assert found["order"] == ([0] if ranks(found) == 1 else [1, 2])
+
+
+def test_what_is_split_comes_back_in_order_and_without_the_padding(found: dict[str, Any]) -> None:
+    upper = ["A", "BB", "CCC", "DDDD", "EEEEE"]
+    padding = ranks(found) - 1
+    for gathered, metrics, nested in zip(found["gathered"], found["metrics"], found["nested"], strict=True):
+        assert gathered == [[1, 2, 3, 4, 5] + [5] * padding, upper + ["EEEEE"] * padding]
+        assert metrics == [[1, 2, 3, 4, 5], upper]
+        assert nested == [upper, [1, 2, 3, 4, 5], ranks(found), "r" if ranks(found) == 1 else ["r", "r"]]
+    assert found["few"][-1] == [["a"] if ranks(found) == 1 else [], ["a"], ["a"]]
+
+
+def test_the_gradient_state_follows_the_loop(found: dict[str, Any]) -> None:
+    for seen, inside in found["gradients"]:
+        assert [boundary for boundary, _, _ in seen] == (
+            [False, True] * 3 if ranks(found) == 1 else [False, True, True]
+        )
+        assert [end for _, _, end in seen] == [False] * (len(seen) - 1) + [True]
+        assert all(in_loader for _, in_loader, _ in seen)
+        assert inside is False
+
+
+def test_after_the_end(found: dict[str, Any]) -> None:
+    assert found["ended"] == [["word\n", "word\n", True, False]]  # rank 0's, for there is no group to gather with
+    assert found["ended_of"] == [0, ranks(found)]
+    assert ("waited" in found) == (ranks(found) > 1)
+    assert "Make a new Accelerator()" in found.get("waited", "Make a new Accelerator()")
+
+
+def test_a_group_that_the_script_has_formed(found: dict[str, Any]) -> None:
+    if ranks(found) > 1:
+        assert found["group kept"] == [True, True]
+        assert found["own group"] == [[2, 0], [2, 1]]
+        assert found["own group stays"] is found["own group destroyed"] is True
+        assert found["destroyed behind its back"] == [[2, [0, 1]]] * 2
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_begin_and_end_five_times(launcher: str) -> None:
+    if launcher == "torchrun":
+        result = torchrun("again.py", size=2)
+    else:
+        ended = run_ranks("again.py", launcher="srun")
+        assert ended.codes == [0, 0], ended.outputs
+        result = ended.result()
+    assert result["types"] == ["MULTI_CPU", "FSDP", "MULTI_CPU", "FSDP", "MULTI_CPU"]
+    assert len(set(result["sums"])) == 1
+
+
+# -- in this process -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_there_is_no_accelerator_state_before_an_accelerator(fresh: None) -> None:
+    with pytest.raises(RuntimeMisuse, match="make an Accelerator first"):
+        AcceleratorState()
+    PartialState()
+    with pytest.raises(RuntimeMisuse, match="make an Accelerator first"):
+        AcceleratorState()
+
+
+def test_a_state_that_was_reset_says_so(fresh: None) -> None:
+    state = PartialState()
+    PartialState._reset_state()
+    assert not state.initialized
+    with pytest.raises(AttributeError, match="has been reset"):
+        state.process_index  # noqa: B018
+
+
+def test_the_state_refuses_another_precision(fresh: None) -> None:
+    accelerator = Accelerator(mixed_precision="bf16", cpu=True)
+    assert AcceleratorState("bf16").mixed_precision == accelerator.mixed_precision == "bf16"
+    with pytest.raises(RuntimeMisuse, match=r"mixed_precision='no'.*already"):
+        AcceleratorState(mixed_precision="no")
+    assert AcceleratorState._shared_state["mixed_precision"] == "bf16"
+
+
+def test_unknown_keywords(fresh: None) -> None:
+    with pytest.raises(RuntimeMisuse, match=r"PartialState\(ranks=3\).*cpu, backend, init_method, timeout"):
+        PartialState(ranks=3)
+
+
+def test_the_gradient_state_without_an_accelerator(fresh: None) -> None:
+    GradientState._reset_state()
+    state = GradientState()
+    assert (state.sync_gradients, state.num_steps, state.in_dataloader, state.remainder) == (True, 1, False, -1)
+    assert (state.end_of_dataloader, state.dataloader_references, state.initialized) == (False, [None], False)
+
+
+def test_the_gradient_state_is_the_accelerators(fresh: None) -> None:
+    accelerator = Accelerator(gradient_accumulation_steps=4, cpu=True)
+    state = GradientState()
+    assert state.num_steps == 4
+    accelerator.gradient_accumulation_steps = 2
+    assert state.num_steps == 2
+    state._set_sync_gradients(False)
+    assert accelerator.sync_gradients is False
+    assert "Sync Gradients: False" in repr(state)
+
+
+@pytest.mark.parametrize("value", [(n for n in range(4)), "text", torch.utils.data.DataLoader([1, 2])])
+def test_what_cannot_be_split_is_an_error_on_one_rank_too(fresh: None, value: Any) -> None:
+    with pytest.raises(RuntimeMisuse, match="cannot split"), PartialState(cpu=True).split_between_processes(value):
+        pass
+
+
+def test_debug_is_set_by_the_script(fresh: None) -> None:
+    state = PartialState(cpu=True)
+    assert not state.debug
+    state.debug = True
+    assert PartialState().debug
+    assert Accelerator(cpu=True).state.debug
+
+
+def test_the_script_may_say_how_the_ranks_work_together(fresh: None) -> None:
+    accelerator = Accelerator(cpu=True)
+    before = accelerator.state.distributed_type
+    accelerator.state.distributed_type = DistributedType.FSDP
+    assert accelerator.distributed_type is AcceleratorState().distributed_type is DistributedType.FSDP
+    assert not accelerator.is_fsdp2
+    with pytest.warns(UserWarning, match="only supported for multi-GPU"), accelerator.join_uneven_inputs([object()]):
+        pass
+    accelerator.state.distributed_type = before
+    assert accelerator.distributed_type is before
+
+
+def test_repr(fresh: None) -> None:
+    assert "Num processes: 1" in repr(PartialState())
+    assert "Mixed precision type: no" in repr(Accelerator(cpu=True).state)
+
+
+def test_a_world_of_one_by_choice(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setenv("HPCACCEL_ALONE", "1")
+    assert PartialState().num_processes == 1

@@ -1,0 +1,98 @@
+"""Signals become a flag, exactly once, in the main process alone."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.runtime.training.stop_agreement import StopAgreement, StopFlag, Verdict, signals_held
+from tests.runtime.ranks import make_run, outcome, run_ranks
+
+
+def in_process(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_signal_that_was_held_since_before_the_program_began_is_delivered_once() -> None:
+    ended = in_process(
+        """
+import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
+os.kill(os.getpid(), signal.SIGTERM)
+os.kill(os.getpid(), signal.SIGUSR2)
+from hpcaccel.runtime.training.stop_agreement import StopFlag
+flag = StopFlag()
+count = 0
+def count_it(number, frame, inner=flag._raise):
+    global count
+    count += 1
+    inner(number, frame)
+flag._raise = count_it
+assert not flag.raised
+assert flag.install()
+assert flag.raised and count == 2, count
+assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGTERM, signal.SIGUSR2}
+flag.clear()
+assert not flag.raised
+"""
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_outside_of_the_main_thread_nothing_is_installed() -> None:
+    found = []
+    before = signal.getsignal(signal.SIGUSR2)
+    thread = threading.Thread(target=lambda: found.append(StopFlag().install()))
+    thread.start()
+    thread.join()
+    assert found == [False]
+    assert signal.getsignal(signal.SIGUSR2) == before
+
+
+def test_held_signals_arrive_afterwards() -> None:
+    seen = []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: seen.append(number))
+    try:
+        with signals_held():
+            signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)  # os.kill may choose another thread
+            assert seen == []
+        assert seen == [signal.SIGUSR2]
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+def test_a_lone_rank_agrees_with_itself() -> None:
+    agreement = StopAgreement(None)
+    assert agreement.read() is None
+    agreement.issue(stop=True, save=False)
+    assert agreement.pending
+    assert agreement.read() == Verdict(stop=True, save=False, active=True)
+    assert agreement.read() is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kill_at"),
+    [
+        (["--mode", "one", "--accumulate", "2"], 9),
+        pytest.param(["--mode", "two"], 5, marks=pytest.mark.chaos),
+        pytest.param(["--mode", "rare"], 4, marks=pytest.mark.chaos),
+    ],
+)
+def test_a_script_with_accelerates_names_only_and_no_loader_saves_and_leaves_at_its_next_step(
+    tmp_path: Path, arguments: list[str], kill_at: int
+) -> None:
+    """Also where two optimizers take turns: never between the turns of one iteration."""
+    undisturbed = run_ranks("without_loader.py", arguments, run=make_run(tmp_path / "undisturbed"))
+    assert undisturbed.codes == [0, 0], undisturbed.outputs
+    run = make_run(tmp_path / "stopped")
+    stopped = run_ranks("without_loader.py", [*arguments, "--kill-at", str(kill_at)], run=run)
+    assert stopped.codes == [85, 85], stopped.outputs
+    assert (outcome(run) or {})["resume"]
+    resumed = run_ranks("without_loader.py", arguments, run=run, attempt=2)
+    assert resumed.codes == [0, 0], resumed.outputs
+    assert resumed.result() == undisturbed.result()

@@ -1,0 +1,41 @@
+"""Slurm's expedited requeue: which clusters have it, and the state of a job on its way."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcaccel.slurm.expedited_requeue import why_not_expedited
+from hpcaccel.slurm.states import JobState, parse_state
+
+ENABLED = {"SlurmctldParameters": "idle_on_node_suspend,enable_expedited_requeue"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"SLURM_VERSION": "26.11.0-0rc1", **ENABLED}, ""),
+        ({"SLURM_VERSION": "25.11.0", **ENABLED}, ""),
+        ({"SLURM_VERSION": "25.05.8", **ENABLED}, "from 25.11 on, and this cluster runs 25.05.8"),
+        ({"SLURM_VERSION": "22.05.8"}, "from 25.11 on, and this cluster runs 22.05.8"),
+        ({"SLURM_VERSION": "26.11.0", "SlurmctldParameters": ""}, "does not have enable_expedited_requeue"),
+        ({}, "a release that it does not name"),
+    ],
+)
+def test_where_it_is_to_be_had(settings: dict[str, str], reason: str) -> None:
+    assert (why_not_expedited(settings) == "") is (reason == "")
+    assert reason in why_not_expedited(settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("EXPEDITING", JobState.EXPEDITING),
+        ("PENDING,EXPEDITING", JobState.EXPEDITING),
+        ("COMPLETING,EXPEDITING", JobState.COMPLETING),
+        ("REQUEUED+EXPEDITING", JobState.REQUEUED),
+    ],
+)
+def test_a_job_on_its_way_waits(text: str, state: JobState) -> None:
+    assert parse_state(text) is state
+    assert state.is_pending or state.is_ending
+    assert not state.is_ended

@@ -1,0 +1,358 @@
+# ruff: noqa: E501  (messages stand here in one piece)
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from hpcaccel.errors import SpecError
+from hpcaccel.spec import JobSpec, SweepSpec, load_spec, load_sweep, resolve, sweep_from_values, sweep_schema
+from hpcaccel.spec.canonical import sweep_to_yaml
+from hpcaccel.spec.grid import grid
+from hpcaccel.spec.points import count, points
+from hpcaccel.spec.sweep_notes import notes
+from hpcaccel.spec.trial_spec import own_point, seed_of
+
+HEAD = "name: gpt\nentrypoint: {script: train.py, args: {lr: 3.0e-3, depth: 4}}\n"
+LR = "parameters: {args.lr: {float: [1.0e-4, 1.0e-1], log: true}}"
+
+
+def load(sweep: str, *overrides: str, head: str = HEAD) -> SweepSpec:
+    """A sweep from the text of its section; ``metric`` and ``max_trials`` are added."""
+    lines = [
+        *([] if "metric:" in sweep else ["metric: loss"]),
+        *([] if "max_trials" in sweep or "max_gpu" in sweep else ["max_trials: 10"]),
+    ]
+    body = "\n".join(f"  {line}" for line in [*sweep.splitlines(), *lines])
+    Path("sweep.yaml").write_text(f"{head}sweep:\n{body}\n", encoding="utf-8")
+    return load_sweep("sweep.yaml", overrides=overrides)
+
+
+@pytest.fixture
+def problems() -> Callable[..., Sequence[str]]:
+    def of(sweep: str, *overrides: str, head: str = HEAD) -> Sequence[str]:
+        with pytest.raises(SpecError) as caught:
+            load(sweep, *overrides, head=head)
+        return caught.value.problems
+
+    return of
+
+
+def parameter(text: str) -> str:
+    return f"parameters: {{args.lr: {text}}}"
+
+
+# -- what it says ---------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_sweep() -> None:
+    spec = load(
+        """\
+method: tpe
+pruner: asha
+metric: loss
+mode: min
+parameters:
+  args.lr: {float: [1.0e-4, 1.0e-1], log: true}
+  args.depth: {choice: [2, 4, 8]}
+  runtime.mixed_precision: {choice: [no, bf16]}
+max_trials: 100
+workers: 8
+max_gpu_hours: 200
+repeat: 1
+pack: 1
+enqueue: []
+retries: 1
+keep_checkpoints: 5
+seed: 0"""
+    )
+    sweep = spec.sweep
+    assert (sweep.metrics, sweep.modes, sweep.pruner.name) == (["loss"], ["min"], "asha")
+    assert sweep.parameters["args.lr"].range() == (1e-4, 1e-1)
+    assert sweep.parameters["runtime.mixed_precision"].choice == ["no", "bf16"]
+    assert spec.job.arguments() == ["--lr", "3e-3", "--depth", "4"]
+    assert spec.source == Path("sweep.yaml").absolute()
+    assert SweepSpec.model_validate(spec.model_dump(mode="json")) == spec
+
+
+def test_a_file_may_extend_the_job(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(HEAD)
+    spec = load(f"{LR}\npruner: {{asha: {{}}}}", head="extends: job.yaml\n")
+    assert (spec.job.name, spec.sweep.pruner.name) == ("gpt", "asha")
+
+
+def test_values_of_python() -> None:
+    values = {
+        "name": "a",
+        "entrypoint": {"script": "train.py"},
+        "sweep": {"metric": "acc", "mode": "max", "max_trials": 3},
+    }
+    spec = sweep_from_values(values, overrides=["sweep.parameters.args.lr={choice: [1, 2]}", "workers=2"])
+    assert (spec.sweep.modes, spec.sweep.workers, spec.sweep.parameters["args.lr"].choice) == (["max"], 2, [1, 2])
+
+
+def test_overrides_reach_both_halves() -> None:
+    spec = load(LR, "max_trials=3", "sweep.pruner={median: {startup_trials: 2}}", "nodes=2", "args.lr=1")
+    assert (spec.sweep.max_trials, spec.job.slurm.nodes, spec.job.entrypoint.args["lr"]) == (3, "2", 1)
+    assert spec.sweep.pruner.median is not None
+    assert spec.sweep.pruner.median.startup_trials == 2
+
+
+@pytest.mark.parametrize(("text", "name"), [("none", "none"), ("", "none"), ("{asha: }", "asha"), ("{hyperband: {max_steps: 81}}", "hyperband")])  # fmt: skip
+def test_pruners(text: str, name: str) -> None:
+    assert load(f"{LR}\npruner: {text}").sweep.pruner.name == name
+
+
+@pytest.mark.parametrize(
+    "sweep",
+    [
+        "parameters: {args.a: {choice: [null, true, 1, '1', 007, [1, 2], ~/x]}, args.b: {float: [0, 1], step: 0.1, when: {args.a: [1, null]}}}",
+        f"{LR}\nenqueue: [{{args.lr: 0.01}}]\nmetric: [a, b]\nmode: [min, max]",
+        f"{LR}\npruner: {{hyperband: {{max_steps: 64}}}}\nmax_trials: null\nmax_gpu_hours: 3\nkeep_checkpoints: null",
+    ],
+)
+def test_what_is_written_down_loads_as_the_same(sweep: str) -> None:
+    spec = load(sweep)
+    Path("again.yaml").write_text(sweep_to_yaml(spec))
+    again = load_sweep("again.yaml")
+    assert (again.job, again.sweep) == (spec.job, spec.sweep)
+
+
+def test_commands_that_know_no_sweeps_do_not_build_its_models() -> None:
+    code = "import sys, hpcaccel.spec; print('hpcaccel.spec.sweep_fields' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+# -- what it means --------------------------------------------------------------------------------------------------
+
+
+def test_a_trial_is_the_job_with_the_point_in_it() -> None:
+    spec = load("parameters: {args.lr: {choice: [1, 2]}, args.new: {choice: [a, null]}, keep: {int: [1, 4]}}")
+    job = resolve(spec, {"args.lr": 2, "args.new": "a", "keep": 3}, seed=7)
+    assert isinstance(job, JobSpec)
+    assert job.arguments() == ["--lr", "2", "--depth", "4", "--new", "a"]
+    assert (job.checkpoint.keep, job.runtime.seed) == (3, 7)
+    assert resolve(spec, {}) == spec.job
+
+
+def test_arguments_below_a_level_and_lists_as_values() -> None:
+    head = "name: g\nentrypoint: {script: train.py, args_style: key=value, args: {model: {depth: 4}}}\n"
+    spec = load(
+        "parameters: {args.model.depth: {int: [2, 8]}, args.betas: {choice: [[0.9, 0.95], [0.9, 0.99]]}}", head=head
+    )
+    assert resolve(spec, {"args.model.depth": 6, "args.betas": [0.9, 0.99]}).arguments() == [
+        "model.depth=6",
+        "betas=[0.9,0.99]",
+    ]
+
+
+def test_every_trial_and_task_of_a_grid_writes_its_arguments_in_the_style_of_the_spec() -> None:
+    head = "name: g\nentrypoint: {script: train.py, args_style: equals, args: {compile: true, model: {depth: 4}}}\n"
+    spec = load(
+        "parameters: {args.compile: {choice: [true, false]}, args.lr: {float: [1.0e-4, 1.0]}, args.model.depth: {int: [2, 8]}}",
+        head=head,
+    )
+    assert resolve(spec, {"args.compile": False, "args.lr": 3e-4, "args.model.depth": 8}).arguments() == [
+        "--compile=False", "--model.depth=8", "--lr=3e-4",
+    ]  # fmt: skip
+    Path("grid.yaml").write_text(head)
+    tasks = [
+        load_spec("grid.yaml", overrides=task).arguments() for task in grid(["args.compile=true,false", "args.x=a"])
+    ]
+    assert tasks == [["--compile=True", "--model.depth=4", "--x=a"], ["--compile=False", "--model.depth=4", "--x=a"]]
+
+
+def test_choices_are_kept_as_the_job_spec_takes_them(tmp_path: Path) -> None:
+    spec = load("parameters: {checkpoint.resume: {choice: [never, ckpt/a]}, args.id: {choice: [007, 8]}}")
+    assert spec.sweep.parameters["checkpoint.resume"].choice == ["never", str(tmp_path / "ckpt/a")]
+    assert spec.sweep.parameters["args.id"].choice == ["007", 8]
+
+
+def test_the_specs_own_values_are_a_point_as_far_as_they_lie_in_the_space() -> None:
+    spec = load(
+        "parameters: {args.lr: {float: [1.0e-4, 1.0]}, args.depth: {choice: [2, 8]}, mixed_precision: {choice: [bf16, no]}}"
+    )
+    assert own_point(spec) == {"args.lr": 3e-3, "mixed_precision": "no"}
+
+
+def test_parameters_stand_behind_their_conditions() -> None:
+    spec = load(
+        "parameters:\n  args.m: {float: [0, 1], step: 0.5, when: {entrypoint.args.opt: sgd}}\n  args.opt: {choice: [adam, sgd]}\n"
+        "  args.n: {choice: [true, false], when: {args.m: [0.5, 1]}}"
+    )
+    parameters = spec.sweep.parameters
+    assert list(parameters) == ["args.opt", "args.m", "args.n"]
+    every = list(points(parameters))
+    assert every[0] == {"args.opt": "adam"}
+    assert every[1:3] == [{"args.opt": "sgd", "args.m": 0.0}, {"args.opt": "sgd", "args.m": 0.5, "args.n": True}]
+    assert len(every) == count(parameters) == 6
+
+
+def test_the_number_of_points() -> None:
+    spec = load(
+        "parameters: {args.a: {int: [1, 9], step: 2}, args.b: {float: [0, 1], step: 0.1}, args.c: {choice: [x, y]}}"
+    )
+    assert count(spec.sweep.parameters) == 5 * 11 * 2
+    assert [point["args.b"] for point in points(spec.sweep.parameters)][6] == 0.3
+    assert count(load(LR).sweep.parameters) is None
+
+
+@pytest.mark.parametrize(("head", "seeds"), [(HEAD, [5, 6]), (HEAD + "runtime: {seed: 40}\n", [40, 41])])
+def test_repeats_have_seeds_one_after_another(head: str, seeds: list[int]) -> None:
+    spec = load(f"{LR}\nrepeat: 2\nseed: 5", head=head)
+    assert [seed_of(spec, 0), seed_of(spec, 1)] == seeds
+    assert seed_of(load(LR), 0) is None
+
+
+# -- what it refuses ------------------------------------------------------------------------------------------------
+
+
+def test_submit_points_to_sweep_start() -> None:
+    load(LR)
+    with pytest.raises(SpecError, match=r"sweep.yaml:3: sweep is for `hpcaccel sweep start`"):
+        load_spec("sweep.yaml")
+
+
+def test_a_file_without_a_sweep() -> None:
+    Path("job.yaml").write_text(HEAD)
+    with pytest.raises(SpecError) as caught:
+        load_sweep("job.yaml")
+    assert caught.value.problems == [
+        "job.yaml:1: sweep is missing. What is searched: metric, parameters, and for how long."
+    ]
+
+
+GRID = "`hpcaccel submit --grid` does that, with one job for each value"
+
+
+@pytest.mark.parametrize(
+    ("sweep", "problem"),
+    [
+        ("parameters: {args.lr: {float: [1, 2]}, ags.depth: {choice: [1, 2]}}", "4: sweep.parameters.ags.depth is not a known key. Did you mean 'args.depth'?"),
+        ("parameters: {checkpoint.kepe: {int: [1, 2]}}", "4: sweep.parameters.checkpoint.kepe is not a known key (has: every_steps, every_minutes, background, when_busy, keep, keep_every_steps, resume). Did you mean 'keep'?"),
+        ("parameters: {runtime.fsdp.warp: {choice: [a, b]}}", None),
+        ("parameters: {slurm.nodes: {choice: [1, 2]}}", f"4: sweep.parameters.slurm.nodes is the allocation, which a worker keeps from trial to trial: {GRID}"),
+        ("parameters: {nodes: {choice: [1, 2]}}", f"4: sweep.parameters.nodes is the allocation, which a worker keeps from trial to trial: {GRID}"),
+        ("parameters: {environment.env.X: {choice: [1, 2]}}", f"4: sweep.parameters.environment.env.X is made once in a worker, before its trials: give the program an argument (args.…), or {GRID}"),
+        ("parameters: {script: {choice: [a.py, b.py]}}", f"4: sweep.parameters.script is the program of the whole sweep: search its arguments (args.…), or {GRID}"),
+        ("parameters: {name: {choice: [a, b]}}", "4: sweep.parameters.name names the folder of the whole sweep"),
+        ("parameters: {requeue: {choice: [true, false]}}", "4: sweep.parameters.requeue says how the worker comes back, the same for all its trials"),
+        ("parameters: {args.lr: {choice: [1, 2]}, entrypoint.args.lr: {choice: [1, 2]}}", "4: sweep.parameters.entrypoint.args.lr is part of args.lr, or the same: name one of them"),
+        ("parameters: {}", "4: sweep.parameters must name what is searched, such as args.lr: {float: [1.0e-4, 1.0e-1], log: true}: the space is empty"),
+        (parameter("{float: [1, 0.1]}"), "4: sweep.parameters.args.lr.float [1.0, 0.1]: the first must be below the second"),
+        (parameter("{float: [0, 1], log: true}"), "4: sweep.parameters.args.lr.float [0.0, 1.0] with log: the lowest must be above 0"),
+        (parameter("{float: [1.0e-4]}"), "4: sweep.parameters.args.lr.float must be two numbers, the lowest and the highest: [1.0e-4, 1.0e-1]"),
+        (parameter("{int: [1, 8.5]}"), "4: sweep.parameters.args.lr.int must be two whole numbers, the lowest and the highest: [1, 8]"),
+        (parameter("{int: [1, 8], step: 2}"), "4: sweep.parameters.args.lr.step 2 does not end at 8: the last value is 7"),
+        (parameter("{int: [1, 8], step: 0.5}"), "4: sweep.parameters.args.lr.step 0.5 must be a whole number, as the values are"),
+        (parameter("{float: [0, 1], step: 0}"), "4: sweep.parameters.args.lr.step 0 must be a number above 0"),
+        (parameter("{int: [1, 9], step: 2, log: true}"), "4: sweep.parameters.args.lr.step cannot stand beside log: set one of them"),
+        (parameter("{choice: [1, 2, 1.0]}"), "4: sweep.parameters.args.lr.choice holds 1.0 twice"),
+        (parameter("{choice: []}"), "4: sweep.parameters.args.lr.choice must be a list of values: [2, 4, 8]"),
+        (parameter("{choice: [1, 2], log: true}"), "4: sweep.parameters.args.lr.log is for ranges, not for choices"),
+        (parameter("{choice: [1, 2], int: [1, 2]}"), None),
+        (parameter("{}"), "4: sweep.parameters.args.lr must have one of float, int, choice: {float: [1.0e-4, 1.0e-1], log: true}"),
+        (parameter("{loguniform: [1, 2]}"), None),
+        (parameter("{flaot: [1, 2], int: [1, 2]}"), "4: sweep.parameters.args.lr.flaot is not a known key (has: float, int, choice, log, step, when). Did you mean 'float'?"),
+        ("parameters: {runtime.mixed_precision: {choice: [no, bf61]}}", "4: sweep.parameters.runtime.mixed_precision.choice.1 is refused: runtime.mixed_precision 'bf61' is not allowed (has: no, fp16, bf16, fp8). Did you mean 'bf16'?"),
+        ("parameters: {keep: {int: [0, 4]}}", "4: sweep.parameters.keep.int 0 is refused: checkpoint.keep 0 must be a whole number of at least 1"),
+        ("parameters: {keep: {choice: [1, '1']}}", "4: sweep.parameters.keep.choice.1 1 stands twice: it is the same as one before"),
+        (f"method: grid\n{LR}", "5: sweep.parameters.args.lr has no end of values for a grid: give step, or choice"),
+        (f"method: baysian\n{LR}", "4: sweep.method 'baysian' is not allowed (has: grid, random, tpe, gp, cmaes, qmc)"),
+        (f"method: cmaes\n{LR}", "4: sweep.method cmaes needs two or more parameters that are numbers: use tpe, or grid"),
+        (f"n_trials: 5\n{LR}", None),
+        (f"max_trails: 5\n{LR}\nmax_gpu_hours: 1", None),
+        (f"{LR}\nmax_trials: null", "3: sweep has no end: set max_trials or max_gpu_hours"),
+        (f"{LR}\nmax_trials: 3\nrepeat: 4", "5: sweep.max_trials 3 is less than repeat (4): no point would be complete"),
+        ("parameters: {runtime.seed: {choice: [1, 2]}}\nrepeat: 2", "5: sweep.repeat sets runtime.seed itself, which is one of the parameters: use one of the two"),
+        (f"{LR}\nmetric: [loss, loss]\nmode: [min, min]", "5: sweep.metric names 'loss' twice"),
+        (f"{LR}\nmetric: [loss, seconds]", "3: sweep.mode must be a list of 2, one for each metric (loss, seconds)"),
+        (f"{LR}\nmetric: loss\nmode: [min, max]", "6: sweep.mode must be one of min and max, one for each metric (loss)"),
+        (f"{LR}\nmode: minimise", "5: sweep.mode 'minimise' is not allowed (has: min, max). Did you mean 'min'?"),
+        (f"{LR}\nmetric: [a, b]\nmode: [min, max]\npruner: asha", "7: sweep.pruner cannot stand beside several metrics: no one of them says which trial is worse"),
+        (f"method: cmaes\n{LR}\nmetric: [a, b]\nmode: [min, max]", "4: sweep.method cmaes knows one metric only: use tpe, gp, qmc, random or grid"),
+        (f"{LR}\npruner: ahsa", "5: sweep.pruner 'ahsa' is not allowed (has: asha, hyperband, median, none). Did you mean 'asha'?"),
+        (f"{LR}\npruner: {{asha: {{grace_period: 3}}}}", "5: sweep.pruner.asha.grace_period is called min_steps here"),
+        (f"{LR}\npruner: {{asha: {{min_stesp: 3}}}}", "5: sweep.pruner.asha.min_stesp is not a known key (has: min_steps, max_steps, reduction_factor). Did you mean 'min_steps'?"),
+        (f"{LR}\npruner: {{asha: {{reduction_factor: 1}}}}", "5: sweep.pruner.asha.reduction_factor 1 must be a whole number of at least 2"),
+        (f"{LR}\npruner: {{asha: {{min_steps: 9, max_steps: 9}}}}", "5: sweep.pruner.asha.min_steps 9 must be below max_steps (9)"),
+        (f"{LR}\npruner: hyperband", "5: sweep.pruner.hyperband.max_steps is missing. The steps of a whole trial, as the program logs them. The number of brackets follows from it."),
+        (f"{LR}\npruner: {{asha: {{}}, median: {{}}}}", None),
+        ("parameters: {args.a: {choice: [1, 2], when: {args.b: x}}}", "4: sweep.parameters.args.a.when.args.b is not one of the parameters (has: args.a). Did you mean 'args.a'?"),
+        ("parameters: {args.a: {choice: [1, 2], when: {args.b: x}}, args.b: {choice: [y, z]}}", "4: sweep.parameters.args.a.when.args.b x is not a value of args.b (has: y, z)"),
+        ("parameters: {args.a: {choice: [1, 2], when: {args.b: 0.5}}, args.b: {float: [0, 1]}}", "4: sweep.parameters.args.a.when.args.b has no end of values: conditions are for choices, whole numbers and steps"),
+        ("parameters: {args.a: {choice: [1, 2], when: {args.b: 1}}, args.b: {choice: [1, 2], when: {args.a: 1}}}", "4: sweep.parameters.args.a.when leads back to where it began: args.a → args.b → args.a"),
+        ("method: gp\nparameters: {args.a: {choice: [1, 2], when: {args.b: 1}}, args.b: {choice: [1, 2]}}", "5: sweep.parameters.args.a.when conditions are not for method gp: use tpe, random, qmc or grid"),
+        (f"{LR}\nenqueue: [{{args.lr: 5}}]", "5: sweep.enqueue.0.args.lr 5 lies outside the space (float from 1e-4 to 0.1)"),
+        (f"{LR}\nenqueue: [{{args.rl: 0.01}}]", "5: sweep.enqueue.0.args.rl is not one of the parameters (has: args.lr). Did you mean 'args.lr'?"),
+        ("parameters: {args.d: {choice: [2, 4]}}\nenqueue: [{args.d: 2}, {args.d: 3}]", "5: sweep.enqueue.1.args.d 3 lies outside the space (has: 2, 4)"),
+        ("parameters: {args.a: {choice: [1, 2], when: {args.b: 1}}, args.b: {choice: [1, 2]}}\nenqueue: [{args.a: 1, args.b: 2}]", "5: sweep.enqueue.0.args.a does not apply there: it needs args.b 1"),
+    ],
+)  # fmt: skip
+def test_sweeps_that_are_refused(problems: Callable[..., Sequence[str]], sweep: str, problem: str | None) -> None:
+    lines = problems(sweep)
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("sweep.yaml:")
+    if problem is not None:
+        assert lines[0] == f"sweep.yaml:{problem}"
+
+
+def test_all_problems_at_once(problems: Callable[..., Sequence[str]]) -> None:
+    lines = problems(
+        "method: grid\nparameters: {slurm.nodes: {choice: [1, 2]}, args.lr: {float: [1, 2]}, keep: {int: [0, 2]}}\nenqueue: [{args.x: 1}]"
+    )
+    assert len(lines) == 3
+
+
+def test_arguments_that_are_a_list_have_no_names(problems: Callable[..., Sequence[str]]) -> None:
+    (line,) = problems(LR, head="name: g\nentrypoint: {script: train.py, args: [--lr, 3]}\n")
+    assert (
+        line
+        == "sweep.yaml:4: sweep.parameters.args.lr entrypoint.args is a list here: give all of it, entrypoint.args=[a, b]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("sweep", "note"),
+    [
+        ("method: grid\nparameters: {args.a: {int: [1, 50]}}", "the grid has 50 trials, and max_trials lets 10 of them run, in order"),
+        (f"{LR}\nrepeat: 3", "max_trials 10 is no multiple of repeat 3: 9 trials will run"),
+        (f"{LR}\nworkers: 11", "for 10 trials at most, 10 of 11 workers will be started"),
+        ("method: grid\nparameters: {args.a: {int: [1, 6]}}\nworkers: 8\npack: 2", "for 6 trials at most, 3 of 8 workers will be started"),
+        (f"{LR}\nworkers: 5\npack: 2", None),  # each of the five has something to do
+        ("parameters: {args.a: {choice: [1]}}", "the parameters hold one point only: there is nothing to search"),
+        (LR, None),
+    ],
+)  # fmt: skip
+def test_what_may_be_a_surprise(sweep: str, note: str | None) -> None:
+    assert notes(load(sweep)) == ([] if note is None else [note])
+
+
+def test_the_grid_without_a_number_runs_whole() -> None:
+    assert notes(load("method: grid\nmax_trials: null\nparameters: {args.a: {int: [1, 50]}}")) == []
+
+
+# -- its schema -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sweep", "fits"),
+    [
+        ({"metric": "loss", "parameters": {"args.lr": {"float": [0.1, 1], "log": True}}}, True),
+        ({"metric": ["a", "b"], "mode": ["min", "max"], "pruner": {"asha": {"min_steps": 5}}, "parameters": {"a": {"choice": [1, None]}}}, True),
+        ({"metric": "a", "pruner": "median", "parameters": {"a": {"int": [1, 2], "when": {"b": "x"}}}}, True),
+        ({"parameters": {"a": {"int": [1, 2]}}}, False),
+        ({"metric": "a", "pruner": "mean", "parameters": {"a": {"int": [1, 2]}}}, False),
+        ({"metric": "a", "parameters": {"a": {"int": [1]}}}, False),
+    ],
+)  # fmt: skip
+def test_the_schema(sweep: dict[str, Any], fits: bool) -> None:
+    jsonschema.Draft202012Validator.check_schema(sweep_schema())
+    values = {**yaml.safe_load(HEAD), "sweep": sweep}
+    assert jsonschema.Draft202012Validator(sweep_schema()).is_valid(values) is fits

@@ -1,0 +1,116 @@
+"""Chains as the login node sees them: what is handed in, where a run stands, how it is ended and resumed."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcaccel.core.records import AttemptEnd, AttemptStart, to_dict
+from hpcaccel.core.run_dir import append_line
+from hpcaccel.errors import ClusterError, SpecError
+from hpcaccel.slurm.states import JobState
+from hpcaccel.submission import Run, find_run
+from tests.submission.conftest import Project
+
+CHAIN = ("resilience.requeue=true", "resilience.chain=5")
+
+
+@pytest.fixture
+def run(project: Project) -> Run:
+    run = project.queue(*CHAIN)
+    assert isinstance(run, Run)
+    return run
+
+
+def attempt(run: Run, job_id: str, *end: str) -> None:
+    append_line(run.dir.ledger, to_dict(AttemptStart(attempt=1, time=1.0, job_id=job_id)))
+    if end:
+        line = AttemptEnd(attempt=1, time=2.0, reason=end[0], decision=end[1])  # type: ignore[arg-type]
+        append_line(run.dir.ledger, to_dict(line))
+
+
+def test_followers_wait_for_all_before_them(project: Project, run: Run) -> None:
+    first, second, third = project.slurm.submissions
+    assert (second.script, third.script) == (first.script, first.script)
+    assert second.args == ("--dependency=afterany:100", "--begin=now")
+    assert third.args == ("--dependency=afterany:100:101", "--begin=now")
+    assert (run.record.job_ids, run.record.links) == (["100"], ["100", "101", "102"])
+    assert "#SBATCH --no-requeue" in first.text
+
+
+def test_a_follower_of_a_callable_finds_its_call(run: Run) -> None:
+    pickles = [(run.dir.submitit / f"{job_id}_submitted.pkl").read_bytes() for job_id in run.record.links]
+    assert len(pickles) == 3
+    assert pickles == pickles[:1] * 3
+
+
+@pytest.mark.parametrize(("settings", "count"), [(("resilience.chain_ahead=4",), 5), (("resilience.chain=2",), 2)])
+def test_never_more_than_the_chain_has(project: Project, settings: tuple[str, ...], count: int) -> None:
+    project.queue(*CHAIN, *settings)
+    assert len(project.slurm.submissions) == count
+
+
+def test_one_that_is_refused_takes_the_others_back(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    sbatch = project.slurm.sbatch
+
+    def refuses_the_third(*args: object) -> object:
+        if len(project.slurm.submissions) == 2:
+            raise ClusterError("Slurm refused the job: QOSMaxSubmitJobPerUserLimit")
+        return sbatch(*args)
+
+    monkeypatch.setattr(project.slurm, "sbatch", refuses_the_third)
+    with pytest.raises(ClusterError, match="QOSMaxSubmit"):
+        project.queue(*CHAIN)
+    assert project.slurm.cancelled == ["101", "100"]
+    assert project.left() == []
+
+
+def test_an_array_of_chains_is_refused(project: Project) -> None:
+    with pytest.raises(SpecError, match=r"resilience\.chain 5 is for single jobs"):
+        project.queue(*CHAIN, grid=["args.lr=1,2"])
+    assert project.slurm.submissions == []
+
+
+def test_a_chain_needs_a_run_that_may_come_back(project: Project) -> None:
+    with pytest.raises(SpecError, match="requeue: false forbids"):
+        project.queue("resilience.chain=5")
+
+
+def test_a_run_stands_where_its_first_job_stands_that_is_not_over(project: Project, run: Run) -> None:
+    project.slurm.move("100", JobState.RUNNING)
+    assert run.status().state == "starting"
+    attempt(run, "100", "preempted", "requeue")
+    project.slurm.move("100", JobState.PREEMPTED)
+    assert run.status().state == "requeued"
+    project.slurm.move("101", JobState.RUNNING)
+    assert run.status().state == "starting"
+    for job_id in ("101", "102"):
+        project.slurm.move(job_id, JobState.PREEMPTED)
+    assert run.status().state == "lost"
+
+
+def test_a_run_is_found_by_each_of_its_jobs(run: Run) -> None:
+    assert [find_run(job_id).run_id for job_id in run.record.links] == [run.run_id] * 3
+
+
+def test_a_cancel_takes_the_followers_first(project: Project, run: Run) -> None:
+    project.slurm.move("100", JobState.RUNNING)
+    run.cancel()
+    assert project.slurm.cancelled == ["102", "101", "100"]
+    assert run.status().state == "cancelled"
+
+
+def test_a_pause_between_two_jobs_gives_the_place_in_the_queue_back(project: Project, run: Run) -> None:
+    attempt(run, "100", "preempted", "requeue")
+    project.slurm.move("100", JobState.PREEMPTED)
+    run.stop()
+    assert {project.slurm.jobs[job_id].state for job_id in ("101", "102")} == {JobState.CANCELLED}
+    assert run.status().state == "paused"
+
+
+def test_resume_begins_a_new_chain(project: Project, run: Run) -> None:
+    attempt(run, "100", "stop", "pause")  # and the job ended before it could cancel the others
+    project.slurm.move("100", JobState.FAILED)
+    run.resume()
+    assert {project.slurm.jobs[job_id].state for job_id in ("101", "102")} == {JobState.CANCELLED}
+    assert (run.record.job_ids, run.record.links) == (["100", "103"], ["103", "104", "105"])
+    assert run.status().state == "requeued"

@@ -1,0 +1,209 @@
+"""A resume that is killed at some point and made again: one new job."""
+
+from __future__ import annotations
+
+import contextvars
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcaccel.core import progress_notes
+from hpcaccel.core.records import AttemptEnd, to_dict
+from hpcaccel.core.run_dir import append_line
+from hpcaccel.errors import RunBusy, SlurmCommandError, UserError
+from hpcaccel.slurm.states import JobState
+from hpcaccel.submission import Run, RunArray, idempotent_resume, locks, recording
+from hpcaccel.submission import secret_values as resume_secrets
+from hpcaccel.submission.run_handle import open_run
+from tests.submission.conftest import Project
+
+Killed = Callable[..., None]
+
+
+@pytest.fixture
+def run(project: Project) -> Run:
+    run = project.queue()
+    assert isinstance(run, Run)
+    run.stop()
+    return run
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> Killed:
+    """Resume as far as a process gets that is killed behind sbatch, or behind the record too."""
+
+    def resume(run: Run | RunArray, *, recorded: bool) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(idempotent_resume.Turn, "done", lambda turn: None)
+            if not recorded:
+                patch.setattr(recording, "write_record", lambda *args, **more: None)
+            run.resume()
+
+    return resume
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_the_next_one_takes_up_its_job(project: Project, run: Run, killed: Killed, recorded: bool) -> None:
+    killed(run, recorded=recorded)
+    run.resume()
+    assert run.record.job_ids == ["100", "101"]
+    assert len(project.slurm.submissions) == 2
+    assert run.status().state == "pending"
+    with pytest.raises(RunBusy):
+        run.resume()
+
+
+def test_it_is_found_by_another_path_of_the_run_too(project: Project, run: Run, killed: Killed) -> None:
+    killed(run, recorded=False)
+    (project.path / "link").symlink_to(project.runs)
+    other = open_run(project.path / "link" / run.path.relative_to(project.runs), slurm=project.slurm)
+    with idempotent_resume.Turn(run.dir), pytest.raises(idempotent_resume.Underway):
+        idempotent_resume.Turn(other.dir, wait=False).__enter__()
+    assert other.status().state == "pending"
+    assert run.record.job_ids == ["100", "101"]
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_of_an_array_too(project: Project, killed: Killed, recorded: bool) -> None:
+    array = project.queue(grid=["args.lr=1,2,3"])
+    assert isinstance(array, RunArray)
+    end = AttemptEnd(attempt=1, time=2.0, reason="failed", decision="end")
+    for index in (1, 2):
+        append_line(array[index].dir.ledger, to_dict(end))
+    append_line(array[0].dir.ledger, to_dict(AttemptEnd(attempt=1, time=2.0, reason="completed", decision="end")))
+    killed(array, recorded=recorded)
+    array.resume()
+    assert [run.record.job_ids for run in array] == [["100_0"], ["100_1", "101_1"], ["100_2", "101_2"]]
+    assert len(project.slurm.submissions) == 2
+
+
+def test_a_job_that_has_ended_meanwhile_is_followed_by_another(project: Project, run: Run, killed: Killed) -> None:
+    killed(run, recorded=False)
+    project.slurm.move("101", JobState.FAILED)
+    append_line(run.dir.ledger, to_dict(AttemptEnd(attempt=1, time=2.0, reason="failed", decision="end")))
+    run.resume()
+    assert run.record.job_ids == ["100", "101", "102"]
+
+
+def test_one_that_was_killed_before_sbatch_is_made_anew(project: Project, run: Run) -> None:
+    os.utime(run.dir.script, (1.0, 1.0))
+    long_ago = idempotent_resume.Turn(run.dir, slurm=project.slurm, now=lambda: 1.0)
+    long_ago.begin()
+    run.resume()
+    assert run.record.job_ids == ["100", "101"]
+    assert not run.dir.resuming.exists()
+
+
+def test_the_controller_has_its_time_after_a_long_copy_too(project: Project, run: Run) -> None:
+    """The note is older than what was copied before sbatch."""
+    idempotent_resume.Turn(run.dir, slurm=project.slurm, now=lambda: 1000.0).begin()
+    os.utime(run.dir.script, (1090.0, 1090.0))
+    for at, is_underway in ((1100.0, True), (1106.0, False)):
+        with idempotent_resume.Turn(run.dir, slurm=project.slurm, wait=False, now=lambda at=at: at) as turn:
+            earlier = turn.interrupted()
+            assert earlier is not None
+            with pytest.raises(idempotent_resume.Underway) if is_underway else nullcontext():
+                assert turn.handed_in(earlier) == []
+
+
+def test_without_locks_it_is_taken_up_all_the_same(
+    project: Project, run: Run, killed: Killed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    told = []
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr(progress_notes, "_TOLD", set())
+    token = progress_notes.ON_SILENCE.set(told.append)
+    try:
+        killed(run, recorded=False)
+        run.resume()
+        assert project.queue().job_id == "102"
+    finally:
+        progress_notes.ON_SILENCE.reset(token)
+    assert run.record.job_ids == ["100", "101"]
+    assert len(told) == 1
+    assert "cannot be used (Function not implemented)" in told[0]
+
+
+def test_a_state_directory_that_cannot_be_used_costs_one_note(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(project.path / "job.yaml"))
+    monkeypatch.setattr(progress_notes, "_TOLD", set())
+    with pytest.warns(UserWarning, match=r"cannot be used \(Not a directory\): this command goes on") as told:
+        run = project.queue()
+    assert len(told) == 1
+    assert run.status().state == "pending"
+
+
+def test_who_waits_for_a_lock_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = threading.Event()
+    token = progress_notes.ON_SILENCE.set(lambda sentence: told.set())
+    monkeypatch.setattr(progress_notes, "SILENT_SECONDS", 0.05)
+    mine = locks.take(tmp_path / "lock", what="is first")
+    other = threading.Thread(
+        target=contextvars.copy_context().run, args=(locks.take, tmp_path / "lock"), kwargs={"what": "is first"}
+    )
+    other.start()
+    try:
+        assert told.wait(20)
+    finally:
+        locks.give_back(tmp_path / "lock", mine)
+        other.join()
+        progress_notes.ON_SILENCE.reset(token)
+
+
+def test_a_controller_that_did_not_answer_may_have_taken_the_job(
+    project: Project, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch = project.slurm.sbatch
+
+    def timed_out(*args: Any, **more: Any) -> str:
+        sbatch(*args, **more)
+        raise SlurmCommandError(["sbatch"], 1, "Socket timed out on send/recv operation")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(project.slurm, "sbatch", timed_out)
+        with pytest.raises(SlurmCommandError):
+            run.resume()
+    run.resume()
+    assert run.record.job_ids == ["100", "101"]
+    assert len(project.slurm.submissions) == 2
+
+
+def test_a_queue_that_does_not_answer_leaves_the_question_open(
+    project: Project, run: Run, killed: Killed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed(run, recorded=False)
+
+    def silent(script: Any) -> list[str]:
+        raise SlurmCommandError(["squeue"], 1, "Unable to contact slurm controller")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(project.slurm, "jobs_of_script", silent)
+        with pytest.raises(SlurmCommandError):
+            run.resume()
+    run.resume()
+    assert len(project.slurm.submissions) == 2
+
+
+def test_secrets_are_needed_once_more(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "planted")
+    run = project.queue("environment.secrets=[TOKEN]")
+    run.stop()
+    monkeypatch.delenv("TOKEN")
+    with pytest.raises(UserError, match="TOKEN"):
+        run.resume()
+    with resume_secrets.secrets_from(lambda names: dict.fromkeys(names, "from afar")):
+        run.resume()
+    assert [one.env["TOKEN"] for one in project.slurm.submissions] == ["planted", "from afar"]
+    monkeypatch.delenv("TOKEN")

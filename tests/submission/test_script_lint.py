@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcaccel.slurm.fake import FakeSlurm
+from hpcaccel.slurm.states import PartitionInfo
+from hpcaccel.spec import load_spec, spec_from_values
+from hpcaccel.submission.code_copy import plan_code
+from hpcaccel.submission.entry import Entry
+from hpcaccel.submission.prepare import prepare
+from hpcaccel.submission.script_lint import advice, advice_on_cluster
+from hpcaccel.submission.submit import advice_afterwards, submit_prepared
+from tests.submission.conftest import Project
+
+FOUR_LINES = "from hpcaccel import Accelerator\naccelerator = Accelerator()\nm = accelerator.prepare(m)\n"
+
+
+def told(folder: Path, script: str, *, copy: bool = True, **runtime: Any) -> str:
+    (folder / "train.py").write_text(script)
+    (folder / "job.yaml").write_text(f"name: x\nentrypoint: {{script: train.py}}\nruntime: {runtime}\n")
+    plan = plan_code(folder) if copy else None
+    return " ".join(advice(load_spec(folder / "job.yaml"), Entry(folder / "train.py", folder), plan))
+
+
+@pytest.mark.parametrize("line", ["for epoch in a.epochs(3): ...", "a.resume()", "a.steps(9)", "a.load_state()"])
+def test_a_script_that_takes_up_a_checkpoint_needs_no_advice(tmp_path: Path, line: str) -> None:
+    assert told(tmp_path, FOUR_LINES + line) == ""
+
+
+def test_a_script_that_never_loads_is_told_so(tmp_path: Path) -> None:
+    assert "train.py never loads a checkpoint" in told(tmp_path, FOUR_LINES)
+    assert "train.py never loads a checkpoint" in told(tmp_path, FOUR_LINES, copy=False)
+
+
+def test_another_file_of_the_code_may_do_it(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text("def run(accelerator):\n    accelerator.resume()\n")
+    assert told(tmp_path, FOUR_LINES + "import loop") == ""
+
+
+def test_a_script_without_hpcaccel_is_told_how_it_is_stopped(tmp_path: Path) -> None:
+    assert "it gets SIGTERM when it is to stop" in told(tmp_path, "import torch\n")
+    assert "leave runtime.stop out" in told(tmp_path, "import torch\n", stop="cooperative")
+    assert told(tmp_path, "import torch\n", stop="signals") == ""
+
+
+def test_logging_through_hpcaccel_is_no_way_to_notice_a_stop(tmp_path: Path) -> None:
+    assert "it gets SIGTERM" in told(tmp_path, "import hpcaccel\nhpcaccel.log({'loss': 1.0})\n")
+    assert "it gets SIGTERM" in told(tmp_path, "from hpcaccel import log\nlog({'loss': 1.0})\n")
+
+
+def test_another_file_of_the_folder_is_another_program(tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text(FOUR_LINES)
+    assert "it gets SIGTERM" in told(tmp_path, "import torch\n")
+
+
+def test_a_script_that_is_no_python_is_left_to_the_ranks(tmp_path: Path) -> None:
+    assert "nor what it imports from its folder uses hpcaccel" in told(tmp_path, "this is not python\n")
+
+
+@pytest.mark.parametrize(
+    ("partition", "resilience", "told"),
+    [
+        ("cheap", {}, True),
+        ("gpu,cheap", {}, True),
+        (None, {}, False),  # the default one
+        ("cheap", {"chain": 5}, False),
+        ("cheap", {"requeue": False}, False),
+    ],
+)
+def test_a_partition_that_preempts_by_cancelling(
+    tmp_path: Path, partition: str | None, resilience: dict[str, Any], told: bool
+) -> None:
+    slurm: Any = FakeSlurm(
+        known_partitions=[
+            PartitionInfo(name="gpu", default=True, preempt_mode="REQUEUE"),
+            PartitionInfo(name="cheap", preempt_mode="CANCEL"),
+        ]
+    )
+    values = {"name": "x", "entrypoint": {"command": ["true"]}, "resilience": resilience}
+    if partition is not None:
+        values["slurm"] = {"partition": partition}
+    spec = spec_from_values(values, base=tmp_path)
+    assert any("partition cheap preempts" in sentence for sentence in advice_on_cluster(spec, slurm)) is told
+    slurm.unreachable = "no answer"
+    assert advice_on_cluster(spec, slurm) == ()
+
+
+@pytest.mark.parametrize("grid", [None, ["args.lr=1,2"]])
+def test_a_site_that_takes_the_requeue_away(project: Project, grid: list[str] | None) -> None:
+    told = []
+    for project.slurm.may_requeue in (True, False):
+        for overrides in (["resilience.requeue=true"], []):
+            prepared = prepare("job.yaml", cluster="slurm", overrides=overrides, grid=grid, slurm=project.slurm)
+            told.append(len(advice_afterwards(prepared, submit_prepared(prepared))))
+    assert told == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "script", ["import torch.nn as nn\nfrom hpcaccel import Accelerator\n", "from torch import nn\n"]
+)
+def test_a_core_only_install_has_no_torch_for_a_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    stop = {"stop": "signals"}
+    assert "needs torch" not in told(tmp_path, script, **stop)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "train.py needs torch, and the ranks would start in" in told(tmp_path, script, **stop)
+    assert "torch" not in told(tmp_path, "import numpy\n", **stop)
+    spec = spec_from_values({"name": "x", "entrypoint": {"script": "train.py"}, "environment": {"venv": "/elsewhere"}})
+    assert not any("needs torch" in one for one in advice(spec, Entry(tmp_path / "train.py", tmp_path), None))
+
+
+def test_more_ranks_than_this_machine_can_start_are_told_of(project: Project) -> None:
+    told = prepare("job.yaml", cluster="local", overrides=["ntasks_per_node=100000"]).advice
+    assert any("100,000 ranks are to start on this machine, which has" in sentence for sentence in told)
+    assert not any("ranks are to start" in one for one in prepare("job.yaml", cluster="local").advice)

@@ -1,0 +1,331 @@
+"""Stopping a sweep, going on with it, and what may be different then; trials once more; the best one as a spec."""
+
+from __future__ import annotations
+
+import errno
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcaccel.core.records import WorkerEnd, WorkerStart, to_dict
+from hpcaccel.core.run_dir import append_line, read_json, write_json
+from hpcaccel.errors import ClusterError, RunBusy, RunDirectoryError, SlurmCommandError, SpecError, UserError
+from hpcaccel.slurm.states import JobState
+from hpcaccel.spec import load_spec
+from hpcaccel.submission import idempotent_resume, recording
+from hpcaccel.submission.run_state import open_requests
+from hpcaccel.sweeps.definition import read_definition
+from hpcaccel.sweeps.journal_reader import StudyRecord
+from hpcaccel.sweeps.ownership import Notes
+from hpcaccel.sweeps.retry import continued
+from hpcaccel.sweeps.sweep_handle import Sweep
+from tests.sweeps.sweeping import SPEC, Place, Trials
+
+
+def begin(place: Place, sweep: Sweep, *workers: int, gpus: int = 2) -> None:
+    """Let workers get an allocation."""
+    for index in workers:
+        job_id = f"{sweep.record.job_ids[-1]}_{index}"
+        place.slurm.move(job_id, JobState.RUNNING)
+        line = WorkerStart(time=time.time() - 60, job_id=job_id, gpus=gpus, allocated_at=time.time() - 60)
+        append_line(sweep.dir.worker(index).account, to_dict(line))
+
+
+def end(place: Place, sweep: Sweep, *workers: int, reason: str = "completed", decision: str = "end") -> None:
+    for index in workers:
+        place.slurm.move(f"{sweep.record.job_ids[-1]}_{index}", JobState.COMPLETED)
+        line = WorkerEnd(time=time.time(), reason=reason, decision=decision)  # type: ignore[arg-type]
+        append_line(sweep.dir.worker(index).account, to_dict(line))
+
+
+def over(place: Place, *overrides: str) -> Sweep:
+    """A sweep whose four workers have found nothing left to do."""
+    sweep, _ = place.start(*overrides)
+    begin(place, sweep, 0, 1, 2, 3)
+    end(place, sweep, 0, 1, 2, 3)
+    return sweep
+
+
+def test_states_of_workers_and_of_the_whole(place: Place) -> None:
+    sweep, _ = place.start()
+    assert sweep.status().workers == {"pending": 4}
+    begin(place, sweep, 0, 1)
+    end(place, sweep, 1, reason="preempted", decision="requeue")
+    place.slurm.move("100_1", JobState.PENDING)
+    now = sweep.status()
+    assert (now.state, now.workers) == ("running", {"running": 1, "requeued": 1, "pending": 2})
+    assert now.gpu_hours == pytest.approx(4 * 60 / 3600, rel=0.1)
+    end(place, sweep, 0)
+    place.slurm.cancel("100")
+    assert sweep.status().state == "completed"
+
+
+def test_a_stop_asks_all_workers_and_takes_the_others_out_of_the_queue(place: Place) -> None:
+    sweep, _ = place.start()
+    begin(place, sweep, 0, 1)
+    sweep.stop()
+    assert [request.then for _, request in open_requests(sweep.dir)] == ["pause"]
+    assert place.slurm.jobs["100_3"].state is JobState.CANCELLED
+    assert place.slurm.jobs["100_0"].state is JobState.RUNNING
+    end(place, sweep, 0, 1, reason="stop", decision="pause")
+    now = sweep.status()
+    assert (now.state, now.workers, now.exit_code) == ("paused", {"paused": 4}, 85)
+
+
+def test_the_trials_of_a_sweep_that_rests_are_interrupted_and_not_running(place: Place) -> None:
+    sweep, _ = place.start()
+    trials = Trials(sweep.dir)
+    trials.begin()
+    assert [row["state"] for row in sweep.table()] == ["running"]
+    sweep.stop()
+    assert sweep.status().state == "paused"
+    assert [row["state"] for row in sweep.table()] == ["interrupted"]
+
+
+def test_workers_of_a_resume_that_was_killed_are_taken_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, _ = place.start()
+    sweep.stop()
+    with monkeypatch.context() as patch:  # behind its sbatch
+        patch.setattr(idempotent_resume.Turn, "done", lambda turn: None)
+        patch.setattr(recording, "write_record", lambda *args, **more: None)
+        sweep.resume()
+    assert sweep.record.job_ids == ["100"]
+    assert sweep.resume().jobs == {index: f"101_{index}" for index in range(4)}
+    assert [one.job_id for one in place.slurm.submissions] == ["100", "101"]
+    assert sweep.record.job_ids == ["100", "101"]
+    assert sweep.status().workers == {"pending": 4}
+    with pytest.raises(RunBusy):
+        sweep.resume()
+
+
+def test_a_resume_hands_in_the_same_workers(place: Place) -> None:
+    sweep, _ = place.start()
+    begin(place, sweep, 0)
+    with pytest.raises(RunBusy, match=r"with 4 of its workers running or waiting.*sweep stop"):
+        sweep.resume()
+    sweep.stop()
+    with pytest.raises(RunBusy, match=r"is stopping, its trials save and leave: wait for that with `hpcaccel wait"):
+        sweep.resume()
+    end(place, sweep, 0, reason="stop", decision="pause")
+    arrays = sweep.resume()
+    assert arrays.array_ids == ["101"]
+    assert open_requests(sweep.dir) == []
+    assert place.slurm.submissions[1].text == place.slurm.submissions[0].text
+    assert sweep.status().workers == {"requeued": 1, "pending": 3}
+    assert sweep.record.job_ids == ["100", "101"]
+
+
+def test_a_resume_that_slurm_refuses_changes_nothing(place: Place) -> None:
+    sweep, _ = place.start()
+    sweep.stop()
+    before = sweep.dir.sweep.read_text(), sweep.dir.spec_yaml.read_text()
+    place.slurm.refuse = "Invalid account"
+    with pytest.raises(ClusterError, match="Invalid account"):
+        sweep.resume(changes=["sweep.max_trials=30"])
+    assert (sweep.dir.sweep.read_text(), sweep.dir.spec_yaml.read_text()) == before
+    assert len(open_requests(sweep.dir)) == 1
+    assert sweep.status().state == "paused"
+
+
+def test_a_resume_that_slurm_may_have_taken_stands(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, _ = place.start()
+    sweep.stop()
+    sbatch = place.slurm.sbatch
+
+    def timed_out(*args: Any, **more: Any) -> str:
+        sbatch(*args, **more)
+        raise SlurmCommandError(["sbatch"], 1, "Socket timed out on send/recv operation")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place.slurm, "sbatch", timed_out)
+        with pytest.raises(SlurmCommandError, match=r"Whether Slurm has taken the job is not known: .* another resume"):
+            sweep.resume(changes=["sweep.max_trials=30"])
+    assert open_requests(sweep.dir) == []
+    assert sweep.spec.sweep.max_trials == 30
+    assert sweep.resume(changes=["sweep.max_trials=30"]).array_ids == ["101"]
+    assert len(place.slurm.submissions) == 2
+
+
+def test_a_resume_without_the_configuration_changes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, _ = place.start()
+    sweep.stop()
+
+    def silent() -> dict[str, str]:
+        raise SlurmCommandError(["scontrol"], 124, "no answer within 60 s")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place.slurm, "config", silent)
+        with pytest.raises(SlurmCommandError, match=r"no answer within 60 s$"):
+            sweep.resume(changes=["sweep.max_trials=30"])
+    assert len(open_requests(sweep.dir)) == 1
+    assert sweep.spec.sweep.max_trials == 20
+    assert len(place.slurm.submissions) == 1
+
+
+def test_a_resume_on_a_disk_that_cannot_be_written_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, _ = place.start()
+    sweep.stop()
+
+    def read_only(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "rename", read_only)
+    with pytest.raises(
+        RunDirectoryError, match=r"cannot write to the sweep's directory .*: Read-only file system\. It is"
+    ):
+        sweep.resume()
+    assert len(place.slurm.submissions) == 1
+
+
+def test_a_resume_forgives_a_sweep_that_has_stopped_itself(place: Place) -> None:
+    sweep = over(place)
+    sweep._study.record.file.append([{"hpcaccel": "halt", "why": "the first 5 trials all failed"}])
+    now = sweep.status()
+    assert (now.state, now.detail) == ("failed", "the first 5 trials all failed")
+    sweep.resume()
+    assert Notes(StudyRecord(sweep.dir.journal)).read().halted == ""
+
+
+def test_what_may_change_on_resume(place: Place) -> None:
+    sweep = over(place)
+    Path("sweep.yaml").write_text(SPEC.replace("max_trials: 20", "max_trials: 50").replace("workers: 4", "workers: 6"))
+    Path("sweep.yaml").write_text(Path("sweep.yaml").read_text().replace("name: demo", "name: other"))
+    arrays = sweep.resume(file="sweep.yaml", changes=["sweep.retries=3"])
+    assert len(arrays.jobs) == 6
+    section = sweep.spec.sweep
+    assert (section.max_trials, section.workers, section.retries) == (50, 6, 3)
+    assert sweep.dir.worker_indices() == list(range(6))
+    assert "max_trials: 50" in sweep.dir.spec_yaml.read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["args.epochs=5"], r"entrypoint\.args\.epochs was 2 and is 5.*What may change is sweep\.max_trials"),
+        (["sweep.method=tpe", "slurm.time=90"], r"slurm\.time was '01:00:00' and is '01:30:00'; sweep\.method was"),
+        (["sweep.max_trails=5"], "max_trials"),
+    ],
+)
+def test_what_may_not(place: Place, changes: list[str], message: str) -> None:
+    sweep = over(place)
+    with pytest.raises(SpecError, match=message):
+        sweep.resume(changes=changes)
+    assert len(place.slurm.submissions) == 1
+
+
+def test_with_all_trials_done_there_is_nothing_to_go_on_with(place: Place) -> None:
+    sweep = over(place, "sweep.max_trials=4")
+    trials = Trials(sweep.dir)
+    for value in (4.0, 3.0, 2.0, 1.0):
+        trials.complete(value)
+    with pytest.raises(UserError, match=r"all of its 4 trials.*sweep\.max_trials=8"):
+        sweep.resume()
+    assert len(sweep.resume(changes=["sweep.max_trials=8"]).jobs) == 4
+
+
+def test_a_throttle_is_shared_by_all_arrays(place: Place) -> None:
+    place.slurm.settings["MaxArraySize"] = "3"
+    sweep, _ = place.start("sweep.workers=5")
+    sweep.throttle(4)
+    assert place.slurm.throttled == {"100": 3, "101": 1}
+    with pytest.raises(UserError, match="2 arrays"):
+        sweep.throttle(1)
+
+
+def test_failed_trials_run_once_more_as_trials_of_their_own(place: Place) -> None:
+    sweep = over(place)
+    with pytest.raises(UserError, match=r"no trial of sweep .* has failed"):
+        sweep.retry_failed()
+    trials = Trials(sweep.dir)
+    trials.complete(1.0)
+    failed = trials.fail(error_class="oom", detail="CUDA out of memory")
+    checkpoint(sweep, failed, step=40)
+    queued, arrays = sweep.retry_failed()
+    assert [(one.trial, one.checkpoint_step) for one in queued] == [(failed, 40)]
+    assert arrays is not None
+    assert list(arrays.jobs) == [0]
+    assert [trial.state for trial in sweep.trials] == ["complete", "failed", "waiting"]
+    assert sweep.trials[2].params == sweep.trials[1].params
+    (failure,) = sweep.status().failures
+    assert (failure.error_class, failure.count, failure.detail) == ("oom", 1, "CUDA out of memory")
+    with pytest.raises(UserError, match="have been queued again before"):
+        sweep.retry_failed()
+    job = continued(sweep.dir, sweep.spec.job, sweep.trials[2].user_attrs)
+    assert job.checkpoint.resume == str(sweep.dir.trial(failed).checkpoints / "step_00000040")
+
+
+def checkpoint(sweep: Sweep, number: int, *, step: int) -> None:
+    folder = sweep.dir.trial(number).checkpoints / f"step_{step:08d}"
+    folder.mkdir()
+    write_json(folder / "COMMITTED", {"step": step})
+
+
+def test_the_best_trials_go_on_with_more_to_do(place: Place) -> None:
+    sweep = over(place)
+    trials = Trials(sweep.dir)
+    for value in (4.0, 1.0, 3.0, 2.0):
+        trials.complete(value)
+    checkpoint(sweep, 1, step=8)
+    with pytest.raises(UserError, match="no trial was ended early"):
+        sweep.extend(2)
+    with pytest.raises(SpecError, match=r"args\.lr is a parameter of the sweep"):
+        sweep.extend(2, settings=["entrypoint.args.lr=1"])
+    with pytest.raises(SpecError, match="epoch"):
+        sweep.extend(2, settings=["checkpoint.epochs=4"])
+    queued, _ = sweep.extend(2, settings=["args.epochs=20"])
+    assert [(one.trial, one.checkpoint_step) for one in queued] == [(1, 8), (3, None)]
+    waiting = [trial for trial in sweep.trials if trial.state == "waiting"]
+    job = continued(sweep.dir, sweep.spec.job, waiting[0].user_attrs)
+    assert job.entrypoint.args["epochs"] == 20  # type: ignore[call-overload]
+    assert job.checkpoint.resume.endswith("trials/1/checkpoints/step_00000008")
+
+
+def test_workers_that_live_take_what_is_queued(place: Place) -> None:
+    sweep, _ = place.start()
+    begin(place, sweep, 0)
+    Trials(sweep.dir).fail()
+    assert sweep.retry_failed()[1] is None
+    assert len(place.slurm.submissions) == 1
+
+
+def test_the_best_trial_is_a_spec_that_gives_the_same_training(place: Place) -> None:
+    sweep, _ = place.start("sweep.repeat=2", "sweep.seed=7")
+    with pytest.raises(UserError, match="has finished yet"):
+        sweep.best()
+    trials = Trials(sweep.dir)
+    for value in (4.0, 4.5, 1.0, 2.0):
+        trials.complete(value)
+    found = sweep.best()
+    assert (found.trial, found.values, found.seeds) == (2, {"loss": 1.5}, 2)
+    Path("best.yaml").write_text(found.to_yaml())
+    again = load_spec("best.yaml")
+    document = read_json(sweep.dir.trial(2).spec)
+    assert document is not None
+    assert again.model_dump(mode="json") == document["spec"]
+    assert again.runtime.seed == 7
+    assert f"# Trial 2 of sweep {sweep.run_id}: loss 1.5 (mean of 2 seeds)" in Path("best.yaml").read_text()
+    assert sweep.best(trial=1).values == {"loss": 4.5}
+    with pytest.raises(UserError, match="no trial 9"):
+        sweep.best(trial=9)
+
+
+def test_with_several_metrics_somebody_has_to_choose(place: Place) -> None:
+    sweep, _ = place.start("sweep.metric=[loss, seconds]", "sweep.mode=[min, min]")
+    trials = Trials(sweep.dir)
+    for values in ((1.0, 9.0), (2.0, 2.0), (3.0, 3.0)):
+        trials.complete(*values)
+    with pytest.raises(UserError, match=r"trial 0: loss 1, seconds 9\n  trial 1: loss 2, seconds 2$"):
+        sweep.best()
+    assert sweep.best(metric="seconds").trial == 1
+    with pytest.raises(UserError, match=r"'time' is not one of the sweep's \(loss, seconds\)"):
+        sweep.best(metric="time")
+    assert [found.trial for found in sweep.status().front] == [0, 1]
+
+
+def test_a_directory_without_a_sweep_is_told(place: Place) -> None:
+    sweep, _ = place.start()
+    sweep.dir.sweep.unlink()
+    with pytest.raises(Exception, match="is no sweep's directory"):
+        read_definition(sweep.dir)

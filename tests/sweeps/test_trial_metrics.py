@@ -1,0 +1,120 @@
+"""Following one trial's metrics over its attempts."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.core.run_dir import RunDir, append_line
+from hpcaccel.sweeps.trial_metrics import Follower
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path / "trials" / "3")
+    run.create()
+    return run
+
+
+def log(run: RunDir, step: int, *, attempt: int = 1, **values: float) -> None:
+    append_line(run.metrics, {"step": step, "attempt": attempt, "time": 1.0, "epoch": 0, "values": values})
+
+
+def append(run: RunDir, text: str, *, attempt: int = 1) -> None:
+    run.attempt(attempt).mkdir(exist_ok=True)
+    with run.foreign_metrics(attempt).open("a") as file:
+        file.write(text)
+
+
+def test_only_what_was_asked_for_and_only_once(run: RunDir) -> None:
+    follower = Follower(run, ["loss"])
+    assert follower.read() == []
+    log(run, 1, loss=3.0, lr=0.1)
+    log(run, 2, lr=0.1)
+    assert follower.read() == [(1, {"loss": 3.0})]
+    assert (follower.step, follower.seen) == (2, {"loss", "lr"})
+    log(run, 3, loss=2.0)
+    assert follower.read() == [(3, {"loss": 2.0})]
+    assert follower.read() == []
+    assert follower.last == {"loss": (3, 2.0)}
+
+
+def test_a_step_that_was_done_again_is_told_once_with_its_newest_value(run: RunDir) -> None:
+    for step in (1, 2, 3):
+        log(run, step, loss=10.0 - step)
+    log(run, 2, attempt=2, loss=7.5)
+    assert Follower(run, ["loss"]).read() == [(1, {"loss": 9.0}), (2, {"loss": 7.5}), (3, {"loss": 7.0})]
+
+
+def test_what_was_told_before_a_resume_is_not_told_again(run: RunDir) -> None:
+    follower = Follower(run, ["loss"])
+    log(run, 1, loss=3.0)
+    log(run, 2, loss=2.0)
+    follower.read()
+    log(run, 2, attempt=2, loss=2.25)
+    assert follower.read() == []
+    assert follower.last == {"loss": (2, 2.25)}
+    log(run, 3, attempt=2, loss=1.0)
+    assert follower.read() == [(3, {"loss": 1.0})]
+
+
+def test_metrics_of_one_step_that_come_one_after_the_other(run: RunDir) -> None:
+    follower = Follower(run, ["loss", "acc"])
+    log(run, 1, loss=3.0)
+    assert follower.read() == [(1, {"loss": 3.0})]
+    log(run, 1, acc=0.5)
+    log(run, 2, loss=2.0)
+    log(run, 2, acc=0.6)
+    assert follower.read() == [(1, {"acc": 0.5}), (2, {"loss": 2.0, "acc": 0.6})]
+
+
+def test_programs_in_any_language(run: RunDir) -> None:
+    follower = Follower(run, ["loss"])
+    append(run, '{"loss": 0.5}\n{"loss": NaN}\n')
+    (first, (step, values)) = follower.read()
+    assert first == (1, {"loss": 0.5})
+    assert step == 2
+    assert math.isnan(values["loss"])
+    append(run, '{"loss": 0.5}\n{"loss": 0.4}\n{"loss": 0.3}\n', attempt=2)  # from the beginning again
+    assert follower.read() == [(3, {"loss": 0.3})]
+
+
+def test_a_metric_that_never_comes(run: RunDir) -> None:
+    follower = Follower(run, ["loss"])
+    assert follower.never_logged == "metric 'loss' was never logged; the trial logged: nothing"
+    log(run, 1, train_loss=1.0, acc=0.1)
+    follower.read()
+    assert follower.never_logged == "metric 'loss' was never logged; the trial logged: acc, train_loss"
+    log(run, 1, loss=1.0)
+    follower.read()
+    assert follower.never_logged == ""
+    log(run, 1, **{f"layer{i:02d}": 1.0 for i in range(20)})
+    several = Follower(run, ["a", "b"])
+    several.read()
+    said = several.never_logged
+    assert said.startswith("metrics 'a', 'b' were never logged; the trial logged: acc, layer00, ")
+    assert said.endswith("layer10 and 11 more")
+
+
+def test_a_metric_that_is_no_number(run: RunDir) -> None:
+    append(run, '{"loss": "0.5", "acc": 1}\n')
+    follower = Follower(run, ["loss"])
+    follower.read()
+    said = "metric 'loss' was never logged as a number: the trial logged '0.5' for 'loss'"
+    assert follower.never_logged == said
+    append_line(run.metrics, {"step": 1, "attempt": 1, "time": 1.0, "values": {"loss": None, "acc": 1}})
+    through_us = Follower(RunDir(run.path), ["acc", "loss"])
+    through_us.read()
+    assert through_us.never_logged == said.replace("'0.5'", "None")
+
+
+def test_lines_that_were_of_no_use_are_named(run: RunDir) -> None:
+    append(run, "loss=0.5\n")
+    follower = Follower(run, ["loss"])
+    follower.read()
+    assert follower.never_logged == (
+        "metric 'loss' was never logged; the trial logged: nothing. In $HPCACCEL_METRICS 1 line was passed over; it is "
+        f"line 1 of {run.foreign_metrics(1)}: not JSON: 'loss=0.5'"
+    )

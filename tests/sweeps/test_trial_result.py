@@ -1,0 +1,71 @@
+"""What becomes of a trial whose ranks have left, and when a sweep had better stop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpcaccel.sweeps.journal_reader import TrialRecord
+from hpcaccel.sweeps.trial_result import Verdict, hopeless, judge
+from hpcaccel.sweeps.tuner_protocol import Ended
+
+
+def verdict(reason: str, decision: str = "end", *, error_class: str | None = None, **seen: Any) -> Verdict:
+    ended = Ended(trial=0, reason=reason, decision=decision, error_class=error_class, detail="said so")
+    usual: dict[str, Any] = {
+        "values": [1.0], "never_logged": "", "asked": "", "over_budget": False, "failures": 0, "interruptions": 0,
+        "retries": 1, "stopping": False,
+    }  # fmt: skip
+    return judge(ended, **{**usual, **seen})
+
+
+@pytest.mark.parametrize(
+    ("ended", "seen", "state"),
+    [
+        (("completed", "end"), {}, "complete"),
+        (("completed", "end"), {"stopping": True}, "complete"),
+        (("completed", "end"), {"values": None}, "failed"),
+        (("completed", "end"), {"values": [1.0, float("nan")]}, "failed"),
+        (("pruned", "end"), {"asked": "it was the worst"}, "pruned"),
+        (("failed", "end"), {"failures": 1}, "again"),
+        (("failed", "end"), {"failures": 2}, "failed"),
+        (("failed", "end"), {"failures": 2, "stopping": True}, "left"),
+        (("failed", "end"), {"failures": 1, "error_class": "busy"}, "left"),
+        (("lost", "requeue"), {"interruptions": 1}, "again"),
+        (("lost", "requeue"), {"interruptions": 4}, "failed"),
+        (("preempted", "requeue"), {"stopping": True}, "left"),
+        (("stop", "pause"), {}, "left"),
+        (("cancelled", "end"), {}, "failed"),
+        (("cancelled", "end"), {"stopping": True}, "left"),
+    ],
+)
+def test_what_becomes_of_a_trial(ended: tuple[str, str], seen: dict[str, Any], state: str) -> None:
+    assert verdict(*ended, **seen).state == state
+
+
+def test_what_ended_for_the_budget_is_marked_so() -> None:
+    assert verdict("pruned", asked="used up", over_budget=True).error_class == "budget"
+    assert verdict("pruned", asked="too bad").error_class is None
+
+
+def failed(*classes: str) -> list[TrialRecord]:
+    return [
+        TrialRecord(number=number, state="failed", user_attrs={"error_class": name}, ended=float(number))
+        for number, name in enumerate(classes)
+    ]
+
+
+def test_a_sweep_is_hopeless_when_its_first_trials_failed_alike_and_none_did_better() -> None:
+    assert hopeless(failed(*["import"] * 4)) == ""
+    assert "the first 5 trials all failed (import)" in hopeless(failed(*["import"] * 5))
+    assert hopeless(failed(*["import"] * 4, "out_of_memory")) == ""
+    assert hopeless([*failed(*["import"] * 9), TrialRecord(number=9, state="pruned")]) == ""
+    assert hopeless(failed("metric", "metric")) == ""
+    assert hopeless(failed("metric", "metric", "metric")) != ""
+    assert hopeless(failed(*["cancelled"] * 9)) == ""
+
+
+def test_points_that_were_given_back_say_nothing() -> None:
+    given_back = TrialRecord(number=9, state="failed", user_attrs={"surplus": "all trials have begun"})
+    assert hopeless([*failed(*["import"] * 4), given_back]) == ""

@@ -1,0 +1,99 @@
+"""Reading metrics a little at a time."""
+
+from __future__ import annotations
+
+import math
+
+from hpcaccel.view.metrics_follower import Metrics
+
+
+def test_only_new_lines_are_read(hand_made):
+    metrics = Metrics(hand_made.run)
+    assert metrics.read() == []
+    assert metrics.step is None
+
+    hand_made.metric(1, attempt=1, loss=5.5)
+    hand_made.metric(2, attempt=1, loss=5.0)
+    assert [m.step for m in metrics.read()] == [1, 2]
+    assert metrics.read() == []
+
+    hand_made.metric(3, attempt=1, loss=4.5)
+    assert [m.step for m in metrics.read()] == [3]
+    assert metrics.first["loss"] == (1, 5.5)
+    assert metrics.last["loss"] == (3, 4.5)
+
+
+def test_a_line_that_is_being_written_waits_for_its_end(hand_made):
+    metrics = Metrics(hand_made.run)
+    hand_made.run.metrics.write_text('{"step": 1, "attempt": 1, "time": 1.0, "val')
+    assert metrics.read() == []
+    with hand_made.run.metrics.open("a") as file:
+        file.write('ues": {"loss": 2.0}}\n')
+    assert [m.values for m in metrics.read()] == [{"loss": 2.0}]
+
+
+def test_steps_that_are_done_again_count_as_the_newer_attempt_says(hand_made):
+    for step in (1, 2, 3):
+        hand_made.metric(step, attempt=1, loss=10.0 - step)
+    for step in (2, 3, 4):
+        hand_made.metric(step, attempt=2, loss=20.0 - step)
+    metrics = Metrics(hand_made.run)
+    metrics.read()
+
+    assert metrics.step == 4
+    assert metrics.last["loss"] == (4, 16.0)
+    assert metrics.first["loss"] == (1, 9.0)
+    assert metrics.last_step == {1: 3, 2: 4}
+
+
+def test_the_pace_is_that_of_the_newest_attempt(hand_made):
+    hand_made.metric(1, attempt=1, time=0.0)
+    hand_made.metric(11, attempt=1, time=10.0)
+    metrics = Metrics(hand_made.run)
+    metrics.read()
+    assert metrics.seconds_per_step() == 1.0
+
+    hand_made.metric(12, attempt=2, time=5000.0)  # long in the queue
+    metrics.read()
+    assert metrics.seconds_per_step() is None
+    hand_made.metric(14, attempt=2, time=5001.0)
+    metrics.read()
+    assert metrics.seconds_per_step() == 0.5
+
+
+def test_what_is_no_metric_is_passed_over(hand_made):
+    hand_made.run.metrics.write_text(
+        '[1]\n{"step": "one"}\nnonsense\n{"step": 1, "attempt": 1, "time": 0, "values": {"loss": NaN, "note": "x"}}\n'
+    )
+    (metric,) = Metrics(hand_made.run).read()
+    assert list(metric.values) == ["loss"]
+    assert math.isnan(metric.values["loss"])
+
+
+def append(hand_made, text, *, attempt):
+    with hand_made.run.foreign_metrics(attempt).open("a") as file:
+        file.write(text)
+
+
+def test_what_a_program_appends_is_shown_like_what_is_logged(hand_made):
+    hand_made.start(1)
+    hand_made.start(2)
+    hand_made.metric(1, attempt=1, loss=9.0)
+    append(hand_made, '{"step": 1, "acc": 0.1}\n{"step": 2, "acc": 0.2}\n', attempt=1)
+    append(hand_made, '{"step": 2, "acc": 0.25}\n', attempt=2)
+    metrics = Metrics(hand_made.run)
+    metrics.read()
+    assert metrics.last == {"loss": (1, 9.0), "acc": (2, 0.25)}
+    assert metrics.first["acc"] == (1, 0.1)
+    assert (metrics.step, metrics.last_step) == (2, {1: 2, 2: 2})
+
+
+def test_the_last_words_of_an_attempt_do_not_count_against_the_next_ones(hand_made):
+    hand_made.start(1)
+    metrics = Metrics(hand_made.run)
+    hand_made.start(2)
+    hand_made.metric(3, attempt=2, loss=3.0)
+    metrics.read()
+    append(hand_made, '{"step": 4, "loss": 4.0}\n', attempt=1)
+    metrics.read()
+    assert metrics.last == {"loss": (3, 3.0)}
