@@ -1,7 +1,7 @@
 """DCP's planners at work: who writes which chunk, and who reads what when the ranks are others than then.
 
 The order of calls is that of ``torch.distributed.checkpoint.save`` and ``load``; the talking between the ranks is ours
-(see ``ranks``), so that an error is the same on all of them and no exception object has to travel.
+(see ``rank_agreement``), so that an error is the same on all of them and no exception object has to travel.
 """
 
 from __future__ import annotations

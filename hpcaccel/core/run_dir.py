@@ -269,7 +269,7 @@ class RunDir:
         return self.path / "metrics.jsonl"
 
     def foreign_metrics(self, attempt: int) -> Path:
-        """``$HPCACCEL_METRICS`` of rank 0, to which a program in any language appends JSON lines: see ``logged``."""
+        """``$HPCACCEL_METRICS`` of rank 0: a program in any language appends JSON lines (see ``metrics_reader``)."""
         return self.attempt(attempt) / "metrics.jsonl"
 
     @property

@@ -134,7 +134,7 @@ def plan_cleaning(
 
 @dataclass(frozen=True, kw_only=True)
 class _Over:
-    """What is looked at of each run. Of one that is done it stays so, and is remembered: see ``remembered``. Nothing is
+    """What is looked at of each run. Of one that is done it stays so, and is remembered: see ``run_index``. Nothing is
     deleted by it: :func:`delete` reads everything once more."""
 
     state: str

@@ -1,8 +1,8 @@
 """A submit or a resume that was cut off: finding the job that it handed in, and writing that down.
 
 Between sbatch's answer and the run's record lies a moment in which a process can be killed (SIGKILL, a machine that
-goes down). The note that it left (``resume_once``) says which run it was; the job is found by its script, which lies in
-the run's own directory, or by what it has written there itself: its lease, its ledger.
+goes down). The note that it left (``idempotent_resume``) says which run it was; the job is found by its script, which
+lies in the run's own directory, or by what it has written there itself: its lease, its ledger.
 """
 
 from __future__ import annotations

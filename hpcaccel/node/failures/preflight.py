@@ -1,7 +1,7 @@
 """Checks before the ranks start: once on each node, side by side, through srun; and which nodes did not pass.
 
 A finding that all nodes share is not a node's own: then the ranks start all the same, and it stands in the log. Whether
-the run directory has room is looked at once, by the batch step (``room``).
+the run directory has room is looked at once, by the batch step (``disk_space``).
 """
 
 from __future__ import annotations

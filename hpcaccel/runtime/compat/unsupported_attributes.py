@@ -21,7 +21,7 @@ class _Lacking:
 
 
 def lacks(names: str) -> Callable[[Class], Class]:
-    """A class with these attributes (names with spaces between), whose reasons stand in ``absent``."""
+    """A class with these attributes (names with spaces between), whose reasons stand in ``unsupported``."""
 
     def mark(kind: Class) -> Class:
         for name in names.split():

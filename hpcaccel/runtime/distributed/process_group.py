@@ -94,7 +94,7 @@ class Group:
         """Wait for all ranks, and for this rank's own device.
 
         Raises:
-            RuntimeMisuse: ranks are missing; see ``rollcall``.
+            RuntimeMisuse: ranks are missing; see ``collective_watchdog``.
         """
         if self.exchange is not None:
             self.refuse_if_left()

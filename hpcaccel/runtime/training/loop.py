@@ -2,7 +2,7 @@
 
 A *step* is a completed optimizer step: one call of the first prepared optimizer's ``step`` at an accumulation
 boundary (also one that fp16 skipped), or one call of ``checkpoint`` where no optimizer was prepared. All ranks save
-and stop at the same step, because they act only on what they have agreed on (see ``stop``).
+and stop at the same step, because they act only on what they have agreed on (see ``stop_agreement``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ranks do together with tensors and objects, with the group given. ``together`` has the same for the group that
+"""What ranks do together with tensors and objects, with the group given. ``functions`` has the same for the group that
 there is, under the names of ``accelerate.utils``."""
 
 from __future__ import annotations
