@@ -2,8 +2,8 @@
 
 A try writes down which run directory it makes before it makes it. The next one finds out what became of that: a run
 with its job is the answer; a job that was handed in but not written down is looked for by its script; anything less is
-removed, and the submission made anew. Tries of a key wait for each other at a lock; ``idempotent_resume`` has one per run,
-which sbatch holds as well.
+removed, and the submission made anew. A lock per key makes tries wait for each other; ``idempotent_resume`` has one per
+run, which sbatch holds as well.
 
 Where the user's command came from another machine, that machine makes the key. A command given here gets one from
 ``pending``: it lasts until the command has come to its end, so that the same command, given again after it was killed,

@@ -55,7 +55,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in ("queue", "queue_lookup", "queue_place"):
+    for module in ("queue_cache", "queue_lookup", "queue_cache_path"):
         monkeypatch.setattr(f"hpcaccel.slurm.{module}.time.time", clock.time)
     return clock
 
