@@ -110,7 +110,7 @@ def test_a_rank_that_is_late_is_waited_for_and_what_was_said_is_taken_back() -> 
 def test_two_ranks_that_wait_for_each_other() -> None:
     store = Store()
     says(store, 1, ticks=5, channel=TICKS, number=5, what="a step", site="train.py:9")
-    with pytest.raises(RuntimeMisuse, match=r"test_rollcall\.py:\d+ for rank 1, .* a step at train\.py:9"):
+    with pytest.raises(RuntimeMisuse, match=r"test_collective_watchdog\.py:\d+ for rank 1, .* a step at train\.py:9"):
         wait(make(store=store), Never())
 
 

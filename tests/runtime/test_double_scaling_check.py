@@ -29,7 +29,7 @@ Y = torch.tensor(4.0, requires_grad=True)
     ],
 )
 def test_a_warning_names_the_line(loss: Callable[[], torch.Tensor]) -> None:
-    with pytest.warns(UserWarning, match=r"test_divided\.py:\d+: this loss has been divided by 4 already"):
+    with pytest.warns(UserWarning, match=r"test_double_scaling_check\.py:\d+: this loss has been divided by 4 already"):
         assert warn_if_divided(loss(), 4)
 
 
