@@ -45,7 +45,7 @@ Checkpoint = Annotated[
 ]
 
 
-@_there_or_here("list")
+@_there_or_here("list", effect="reads")
 def list_(
     place: Annotated[
         str,
@@ -77,7 +77,7 @@ def list_(
         note(f"put aside, and neither used nor deleted: {', '.join(aside)}")
 
 
-@_there_or_here("show")
+@_there_or_here("show", effect="reads")
 def show(
     checkpoint: Checkpoint,
     tensors: Annotated[bool, typer.Option("--tensors", help="Every tensor: dtype, shape, size, files.")] = False,
@@ -107,7 +107,7 @@ def show(
         print_tensors(contents)
 
 
-@_there_or_here("verify")
+@_there_or_here("verify", effect="reads")
 def verify(
     places: Annotated[
         list[str],

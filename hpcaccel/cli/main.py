@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -34,7 +35,7 @@ from hpcaccel.cli import (
 )
 from hpcaccel.cli.output import note, show_message, the_machines_no
 from hpcaccel.cli.remote import server
-from hpcaccel.cli.remote.forward import COMMAND_LINE, forwarded
+from hpcaccel.cli.remote.forward import COMMAND_LINE, Effect, forwarded
 from hpcaccel.cli.root_help import NOT_OURS, write_commands, write_examples
 from hpcaccel.core.progress_notes import ON_SILENCE
 from hpcaccel.errors import HpcaccelError, SpecError, UserError
@@ -157,20 +158,21 @@ for command in (
 ):
     app.command(command.__name__.rstrip("_"))(command)
 
-for asked in (
-    runs.status,
-    runs.list_,
-    runs.wait,
-    explain.explain,
-    clean.clean,
-    report.report,
-    control.stop,
-    control.resume,
-    control.cancel,
-    stacks.stacks,
-):
+_EFFECTS: dict[Callable[..., None], Effect] = {
+    runs.status: "reads",
+    runs.list_: "reads",
+    runs.wait: "follows",
+    explain.explain: "reads",
+    clean.clean: "changes",
+    report.report: "reads",
+    control.stop: "changes",
+    control.resume: "changes",
+    control.cancel: "changes",
+    stacks.stacks: "changes",
+}
+for asked, effect in _EFFECTS.items():
     named = asked.__name__.rstrip("_")
-    app.command(named)(forwarded([named], asked))
+    app.command(named)(forwarded([named], asked, effect=effect))
 
 app.command("answer", hidden=True)(server.answer)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -132,7 +132,7 @@ def _submit_there(
     json: bool,
     key: str | None,
     refused: Sequence[str],
-) -> None:
+) -> NoReturn:
     """Each option is seen to here (`seen_to`), or goes to the same command on the cluster as it was given."""
     from hpcaccel.cli.remote.run_commands import submit_there
     from hpcaccel.cli.remote.spec_commands import given_options

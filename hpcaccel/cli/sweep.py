@@ -104,13 +104,13 @@ def start(
 # -- looking ----------------------------------------------------------------------------------------------------------
 
 
-@_there_or_here("status")
+@_there_or_here("status", effect="reads")
 def status(sweep: SweepName, json: Json = False) -> None:
     """Show trials, the best one, workers, cost."""
     show(_find(sweep), json=json)
 
 
-@_there_or_here("table")
+@_there_or_here("table", effect="reads")
 def table(
     sweep: SweepName,
     csv: Annotated[
@@ -140,7 +140,7 @@ def table(
             note(f"note: the terminal is too narrow for {', '.join(left_out)}; --csv prints all columns")
 
 
-@_there_or_here("best")
+@_there_or_here("best", effect="reads")
 def best(
     sweep: SweepName,
     trial: Annotated[int | None, typer.Option(metavar="N", help="This trial instead.", show_default=False)] = None,

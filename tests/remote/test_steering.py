@@ -45,7 +45,7 @@ def ask(node: LoginNode, *args: str, **cuts: int) -> int:
     cutting = Cutting(node, FabricConnection("alps", cluster="alps"), **cuts)
     there = RemoteCluster(profile, connection=cutting, sleep=lambda seconds: time.sleep(0.05), note=lambda text: None)
     try:
-        assert forward._forward(there, args, secrets=frozenset(["WANDB_API_KEY"])) == 0
+        assert forward._forward(there, args, effect="changes", secrets=frozenset(["WANDB_API_KEY"])) == 0
     finally:
         cutting.close()
     return cutting.cuts

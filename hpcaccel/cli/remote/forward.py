@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import typer
 
@@ -25,12 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMAND_LINE", "copy_frames", "forwarded", "there_or_here"]
 
-FOLLOWING = {"wait"}
+Effect = Literal["changes", "reads", "follows"]
+"""Of a command: it changes something, so that it is carried out once, however often the connection breaks; it only
+reads, and may be sent again; it reads for as long as the run goes on."""
 WATCH = {"--watch", "-w"}
-"""They only look, for as long as the run goes on; ``status`` with the option."""
-LOOKING = {"status", "list", "report", "explain", "table", "best", "show", "verify"}
-"""They may be asked again without harm."""
-GROUPS = {"sweep", "checkpoint"}
+"""With them ``status`` follows."""
 SEEN_TO_HERE = ("--cluster", "--secret")
 """Options whose values mean something on this side only."""
 COMMAND_LINE: ContextVar[Sequence[str]] = ContextVar("COMMAND_LINE")
@@ -40,12 +39,15 @@ EXIT_INTERRUPTED = 130
 C = TypeVar("C", bound=Callable[..., None])
 
 
-def forwarded(words: Sequence[str], command: C, *, not_there: Mapping[str, str] | None = None) -> C:
+def forwarded(
+    words: Sequence[str], command: C, *, effect: Effect = "changes", not_there: Mapping[str, str] | None = None
+) -> C:
     """``command``, which goes to the cluster of its run (or of ``--cluster``) where that is behind SSH, with every
     option as it was given.
 
     Args:
         words: the command's name, as in ``["sweep", "status"]``.
+        effect: of the command on the cluster.
         not_there: arguments that have no meaning there, each with a sentence that says what to do instead.
     """
 
@@ -63,18 +65,24 @@ def forwarded(words: Sequence[str], command: C, *, not_there: Mapping[str, str] 
         secrets = may_have(cluster.name, names.values(), values)
         with cluster:
             args = [names.get(word, word) for word in COMMAND_LINE.get()]
-            raise typer.Exit(_forward(cluster, [*words, *_for_there(args[len(words) :])], secrets=secrets))
+            there = [*words, *_for_there(args[len(words) :])]
+            raise typer.Exit(_forward(cluster, there, effect=effect, secrets=secrets))
 
     return run  # type: ignore[return-value]
 
 
 def there_or_here(
-    app: typer.Typer, group: str, name: str, *, not_there: Mapping[str, str] | None = None
+    app: typer.Typer,
+    group: str,
+    name: str,
+    *,
+    effect: Effect = "changes",
+    not_there: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A command of ``group``, whose ``app`` it is added to, that goes to the login node as :func:`forwarded` says."""
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
-        app.command(name)(forwarded([group, name], command, not_there=not_there))
+        app.command(name)(forwarded([group, name], command, effect=effect, not_there=not_there))
         return command
 
     return add
@@ -91,18 +99,22 @@ def _for_there(args: Sequence[str]) -> list[str]:
     return kept
 
 
-def _forward(cluster: RemoteCluster, args: Sequence[str], *, secrets: frozenset[str] = frozenset()) -> int:
-    """Args:
-    secrets: names of this machine's variables that the other side may have.
+def _forward(
+    cluster: RemoteCluster, args: Sequence[str], *, effect: Effect, secrets: frozenset[str] = frozenset()
+) -> int:
+    """The exit code of a command on the cluster.
+
+    Args:
+        secrets: names of this machine's variables that the other side may have.
     """
     request: dict[str, Any] = {"do": "command", "args": list(args), "terminal_columns": terminal_columns()}
-    if args[0] in FOLLOWING or (args[0] == "status" and WATCH & set(args[1:])):
+    if effect == "follows" or (args[0] == "status" and WATCH & set(args[1:])):
         try:
             return int(cluster.again(lambda: cluster.converse({**request, "follows": True}, copy_frames)))
         except KeyboardInterrupt:
             note("\nthe run goes on")
             return EXIT_INTERRUPTED
-    if args[1 if args[0] in GROUPS else 0] in LOOKING:  # a run may bear the name of a command
+    if effect == "reads":
         return _asked(cluster, request, frozenset())
     from hpcaccel.submission.remote.remote_index import pending_command
 

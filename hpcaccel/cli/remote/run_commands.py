@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -40,7 +40,7 @@ def submit_there(
     facts: bool = True,
     tasks: int | None = None,
     key: str | None = None,
-) -> None:
+) -> NoReturn:
     """Submit a spec file there, remember what was submitted, and follow a run with ``wait``.
 
     Args:
