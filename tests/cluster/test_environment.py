@@ -1,4 +1,4 @@
-"""Which rank a process is, as a real Slurm tells it: what tests/runtime/test_rank_env.py does with made-up variables."""
+"""Which rank a process is, as a real Slurm tells it; tests/runtime/test_rank_env.py has made-up variables."""
 
 from __future__ import annotations
 
