@@ -244,4 +244,4 @@ def _followed() -> tuple[Accumulation, Scaling | None]:
     return (Accumulation(1), None) if session is None else (session.accumulation, session.scaling)
 
 
-PreparedOptimizer.of_this_process = _followed
+PreparedOptimizer._of_this_process = _followed

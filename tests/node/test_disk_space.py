@@ -38,7 +38,7 @@ os.rmdir(path)
 def patient(run: LocalRun, seconds: float) -> LocalRun:
     """With other than ten minutes of patience."""
     text = run.dir.node_program.read_text()
-    patched = f"from hpcaccel.node import writing\nwriting.PATIENCE_SECONDS = {seconds}\nmain()\n"
+    patched = f"from hpcaccel.node import retry_io\nretry_io.PATIENCE_SECONDS = {seconds}\nmain()\n"
     run.dir.node_program.write_text(text.replace("main()\n", patched))
     return run
 
@@ -122,7 +122,7 @@ def test_a_trial_without_room_has_not_failed(tmp_path: Path, mounted: Mounted) -
     )  # fmt: skip
     sweep.trial(0)
     text = sweep.dir.node_program.read_text()
-    patched = "from hpcaccel.node import writing\nwriting.PATIENCE_SECONDS = 2\nmain()\n"
+    patched = "from hpcaccel.node import retry_io\nretry_io.PATIENCE_SECONDS = 2\nmain()\n"
     sweep.dir.node_program.write_text(text.replace("main()\n", patched))
     assert sweep.run() == 0
     told = sweep.heard[-1]

@@ -164,8 +164,8 @@ def test_a_disk_that_takes_nothing_is_an_error_of_the_next_call(run: RunDir) -> 
 def test_should_stop_hears_of_ends_for_good(run: RunDir, reason: str, then: str, stops: bool) -> None:
     code = """
         import sys
-        from hpcaccel.runtime import anywhere
-        anywhere.LOOK_SECONDS = 0.01
+        from hpcaccel.runtime import script_api
+        script_api.LOOK_SECONDS = 0.01
         print(hpcaccel.should_stop(), flush=True)
         sys.stdin.readline()
         import time

@@ -33,18 +33,7 @@ def test_it_holds_the_base_and_the_batch_step_only(program: Path) -> None:
     with zipfile.ZipFile(program) as archive:
         names = [name.removesuffix("c") for name in archive.namelist() if name.endswith((".py", ".pyc"))]
     rooms = {name.split("/")[1] for name in names if name.startswith("hpcaccel/")}
-    files = {
-        "__init__.py",
-        "errors.py",
-        "process.py",
-        "rundir.py",
-        "records.py",
-        "logged.py",
-        "masking.py",
-        "slow.py",
-        "steps.py",
-    }
-    base = {*files, "layout", "slurm"}
+    base = {"__init__.py", "errors.py", "core", "checkpoint_files", "slurm"}
     assert rooms == {*base, "node"}
 
 
@@ -56,14 +45,14 @@ def test_what_is_compiled_for_this_python_is_used_and_the_source_by_others(progr
         command = [sys.executable, "-S", "-I", "-c", code]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
-    assert used().endswith("rundir.pyc")
+    assert used().endswith("run_dir.pyc")
     magic = importlib.util.MAGIC_NUMBER
     with zipfile.ZipFile(program) as archive:
         entries = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(program, "w") as archive:
         for name, content in entries.items():
             archive.writestr(name, content.replace(magic, b"\0" * len(magic), 1) if name.endswith("c") else content)
-    assert used().endswith("rundir.py")
+    assert used().endswith("run_dir.py")
 
 
 def test_the_same_code_makes_the_same_bytes(program: Path) -> None:

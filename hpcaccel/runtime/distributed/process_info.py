@@ -23,7 +23,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Standing:
     """Whatever has a world of ranks. After the end of the training it still knows where it stood."""
 
-    of_this_process: ClassVar[Callable[[], Standing]]
+    _of_this_process: ClassVar[Callable[[], Standing]]
     """``PartialState``, for functions that are decorated before there is an object."""
 
     @property
@@ -189,7 +189,7 @@ def _only(standing: Any, function: Function | None, belongs: Callable[[Standing]
 
     @wraps(function)
     def called_on_some(*args: Any, **kwargs: Any) -> Any:
-        if belongs(standing if standing is not None else Standing.of_this_process()):
+        if belongs(standing if standing is not None else Standing._of_this_process()):
             return function(*args, **kwargs)
         return None
 

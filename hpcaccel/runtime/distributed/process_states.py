@@ -290,7 +290,7 @@ class AcceleratorState(PartialState):
         return f"{super().__repr__()}\nMixed precision type: {self.mixed_precision}\n"
 
 
-Standing.of_this_process = PartialState
+Standing._of_this_process = PartialState
 
 
 class GradientState:

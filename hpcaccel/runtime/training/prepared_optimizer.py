@@ -31,7 +31,7 @@ class PreparedOptimizer(Optimizer):
         on_step: called after each step, skipped ones included.
     """
 
-    of_this_process: ClassVar[Callable[[], tuple[Accumulation, Scaling | None]]] = lambda: (Accumulation(1), None)
+    _of_this_process: ClassVar[Callable[[], tuple[Accumulation, Scaling | None]]] = lambda: (Accumulation(1), None)
     """The accumulation and the scaling of the session of this process, for copies that have come from elsewhere."""
 
     def __init__(
@@ -152,6 +152,6 @@ class PreparedOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy follows the accumulation of the session that it wakes up in, and does not count steps."""
-        accumulation, scaling = PreparedOptimizer.of_this_process()
+        accumulation, scaling = PreparedOptimizer._of_this_process()
         PreparedOptimizer.__init__(self, state["optimizer"], accumulation, scaling=scaling)
         self._skipped = state["skipped"]
