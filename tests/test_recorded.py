@@ -38,6 +38,7 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        folder.mkdir()
         self._marks = {
             b"@FOLDER@": str(folder), b"@PYTHON@": sys.executable, b"@PACKAGE@": str(ROOT),
             b"@HOST@": socket.gethostname(),
@@ -45,6 +46,8 @@ class Machine:
         for path in sorted(RECORDED.rglob("*")):
             self._copy(path, folder / path.relative_to(RECORDED))
         (folder / "runs").rename(folder / "work" / "runs")
+        for run in (folder / "work" / "runs").glob("*/*"):
+            (run / "node.pyz").symlink_to(folder / "node.pyz")
 
     def _copy(self, path: Path, to: Path) -> None:
         if path.is_symlink():
@@ -87,20 +90,12 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    folder = tmp_path / "recorded"
-    folder.mkdir()
-    machine = Machine(folder)
-    for path in sorted((folder / "work" / "runs").glob("*/*")):
-        if not (path / "node.pyz").exists():
-            (path / "node.pyz").symlink_to(folder / "node.pyz")
-    return machine
+    return Machine(tmp_path / "recorded")
 
 
 @pytest.fixture(scope="module")
 def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    folder = tmp_path_factory.mktemp("machine") / "recorded"
-    folder.mkdir()
-    return Machine(folder)
+    return Machine(tmp_path_factory.mktemp("machine") / "recorded")
 
 
 def said(machine: Machine, page: tuple[str, ...]) -> Any:

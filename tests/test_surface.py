@@ -128,3 +128,10 @@ def test_a_torch_that_is_broken_speaks_for_itself(tmp_path: Path) -> None:
 def test_the_package_is_a_program(tmp_path: Path) -> None:
     done = interpreter("-m", "hpcaccel", "--version", folder=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"hpcaccel {hpcaccel.__version__}\n")
+
+
+@pytest.mark.torch
+def test_a_function_may_be_decorated_and_called_before_there_is_an_accelerator(tmp_path: Path) -> None:
+    code = "from hpcaccel import Accelerator; print(Accelerator.on_main_process(lambda: 42)())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "42\n", done.stderr

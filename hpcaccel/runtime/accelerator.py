@@ -14,6 +14,7 @@ from hpcaccel.runtime.accelerator_mixins.save_mixin import SaveFace
 from hpcaccel.runtime.accelerator_mixins.tracking_mixin import TrackFace
 from hpcaccel.runtime.accelerator_mixins.training_mixin import TrainFace
 from hpcaccel.runtime.compat.unsupported_attributes import lacks
+from hpcaccel.runtime.distributed import process_states  # noqa: F401 - decorators need it before there is an object
 
 __all__ = ["Accelerator"]
 

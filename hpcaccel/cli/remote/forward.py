@@ -23,7 +23,7 @@ from hpcaccel.errors import UserError
 if TYPE_CHECKING:
     from hpcaccel.submission.remote.remote_cluster import Conversation, RemoteCluster, Said
 
-__all__ = ["COMMAND_LINE", "copy_frames", "forwarded", "there_or_here"]
+__all__ = ["COMMAND_LINE", "Effect", "copy_frames", "forwarded", "there_or_here"]
 
 Effect = Literal["changes", "reads", "follows"]
 """Of a command: it changes something, so that it is carried out once, however often the connection breaks; it only

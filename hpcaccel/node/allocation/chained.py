@@ -270,6 +270,7 @@ def _said(job_id: str, state: JobState | None) -> str:
 
 
 def current_allocation(run: RunDir, launch: Launch) -> Allocation:
+    """The allocation of this batch step: this machine, a job of a chain, or a Slurm job."""
     if launch.local:
         return LocalAllocation(run, launch)
     if launch.resilience.chain is not None:

@@ -268,8 +268,9 @@ class Loop:
             self._trains()
         if not self._warned:
             self._warn_no_place()
-        wants = self._flag.raised or self.saver.in_flight or (self._used and self._saves.is_due(step + 1))
-        if self._agreement.is_quiet and not wants:
+        if self._agreement.is_quiet and not (
+            self._flag.raised or self.saver.in_flight or (self._used and self._saves.is_due(step + 1))
+        ):
             return
         verdict = self._agreement.read()
         if verdict is not None:
