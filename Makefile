@@ -6,12 +6,12 @@ SLURM_PACKAGES := slurmctld slurmd slurmdbd slurm-client slurm-wlm-mysql-plugin 
 N ?= 8
 SEED ?= 0
 
-.PHONY: help venv demo check format test test-slurm test-lowest chaos faults bench accelerate-scripts slurm clean
+.PHONY: help venv demo check format test test-fast coverage test-slurm test-lowest chaos faults bench gpu accelerate-scripts slurm clean
 
-help:  ## What there is
+help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-venv: .venv/installed  ## Make .venv with everything for development
+venv: .venv/installed  ## Create .venv with all packages for development
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -19,15 +19,16 @@ venv: .venv/installed  ## Make .venv with everything for development
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: venv  ## Train a small GPT on this machine, stop it once, watch it come back
+demo: venv  ## Train a small GPT on this machine, stop it once and resume it
 	$(BIN)/python jobs/demo.py
 
-check: venv  ## ruff, format, mypy --strict
+# .pre-commit-config.yaml runs the same commands.
+check: venv  ## Lint, formatting, types (ruff, mypy --strict)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: venv  ## Let ruff mend what it can
+format: venv  ## Fix lint and formatting (ruff)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -42,6 +43,14 @@ slurm:  ## Debian packages of the development cluster and of tests (only as root
 
 test: venv slurm  ## All tests, those on a real Slurm included
 	$(BIN)/pytest -n 4 --dist worksteal -m 'not chaos' tests
+
+FAST := not cluster and not chaos and not slow
+
+test-fast: venv  ## Tests without Slurm and without slow ones: make test-fast PYTEST_ARGS='tests/spec -k sweep'
+	$(BIN)/pytest -n 2 --dist worksteal -m '$(FAST)' $(or $(PYTEST_ARGS),tests)
+
+coverage: venv  ## Line coverage of hpcaccel by the tests of test-fast (programs that tests start are not counted)
+	$(BIN)/pytest -n 2 --dist worksteal -m '$(FAST)' --cov=hpcaccel --cov-report=term:skip-covered $(or $(PYTEST_ARGS),tests)
 
 # SLURM names the prefix of a Slurm that `docker/cluster build-slurm` has made; PYTEST_ARGS='-k preempt' runs a part.
 test-slurm: venv  ## Cluster tests on another Slurm: make test-slurm SLURM=PREFIX
@@ -68,6 +77,9 @@ faults: venv slurm  ## The longest scenarios on a real Slurm, fault by fault
 bench: .venv-bench/installed  ## Side-by-side figures, ours and the peers'
 	@failed=0; for file in $(filter-out benchmarks/side_by_side.py,$(wildcard benchmarks/*.py)); do \
 	  echo; echo "== $$file"; .venv-bench/bin/python "$$file" || failed=1; done; exit $$failed
+
+gpu: .venv-bench/installed  ## On a machine with a GPU: correctness and cost
+	.venv-bench/bin/python benchmarks/gpu.py
 
 accelerate-scripts: .venv-bench/installed  ## Accelerate's own test scripts with hpcaccel in place of accelerate (8 minutes)
 	.venv-bench/bin/python benchmarks/accelerate_scripts/run.py

@@ -1,10 +1,10 @@
-"""What saving and loading a training costs, beside what the disk and the memory can do and what others need.
+"""Measure the cost of saving and loading a training, compared with disk, memory and other libraries.
 
-Two ranks hold an FSDP2 model with AdamW, and take turns: a round goes once through all ways, in the same processes, and
-the median of the rounds counts. The disk's limit is the same bytes from the same two processes with direct I/O and
-fsync from warm memory. ``stall`` is how long a save holds the training thread; ``slower`` is what the work that follows
-takes longer than undisturbed, until the save is durable; ``durable`` is when the bytes are safe. Files are out of the
-page cache before they are loaded. Ends with code 1 when a target is missed.
+Two ranks hold an FSDP2 model with AdamW. Each round measures every method once, in the same processes; the median of
+the rounds counts. The limit of the disk is the time for the same bytes from the same two processes with direct I/O and
+fsync from warm memory. ``stall`` is how long a save blocks the training thread; ``slower`` is the extra time of the
+following steps until the save is durable; ``durable`` is the time until the bytes are on disk. Files are dropped from
+the page cache before they are loaded. Exits with 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ SIZES = {"600 MB": 3, "1.2 GB": 6}
 """Layers of the model: each holds 16.8 million parameters, with AdamW 201 MB."""
 WIDTH = 4096
 STEPS_AFTER = 6
-"""How many steps are watched after each asynchronous save."""
+"""Number of steps measured after each asynchronous save."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--size", choices=SIZES, action="append")
-    parser.add_argument("--directory", type=Path, help="on the disk that is to be measured; default: here")
+    parser.add_argument(
+        "--directory", type=Path, help="directory on the disk to measure (default: the current directory)"
+    )
     parser.add_argument("--rank", type=int)
     parser.add_argument("--port", type=int)
     options = parser.parse_args()
@@ -72,7 +74,7 @@ def _measure(size: str, options: argparse.Namespace) -> bool:
         printed = [rank.communicate()[0] for rank in ranks]
         errors.seek(0)
         if any(rank.returncode for rank in ranks):
-            sys.exit(f"a rank has failed:\n{errors.read()}")
+            sys.exit(f"a rank failed:\n{errors.read()}")
     return _report(size, json.loads(printed[0].splitlines()[-1]))
 
 
@@ -94,7 +96,7 @@ def _rank(options: argparse.Namespace) -> None:
 
 
 class Bench:
-    """One rank's side. Every figure is the slower rank's."""
+    """The measurements of one rank. Every figure is that of the slower rank."""
 
     def __init__(self, directory: Path, rank: int, layers: int) -> None:
         import torch
@@ -103,7 +105,7 @@ class Bench:
         from torch.distributed.fsdp import fully_shard
 
         from hpcaccel.checkpoint import CheckpointEngine, TrainingState, capture_rng
-        from hpcaccel.checkpoint.snapshot_memory import Memory
+        from hpcaccel.checkpoint.snapshot_memory import SnapshotMemory
 
         self.torch, self.dist = torch, dist
         self.directory, self.rank = directory, rank
@@ -131,7 +133,7 @@ class Bench:
         parts = [getattr(item, "_local_tensor", item) for item in self._tensors()]
         self.bytes = sum(item.numel() * item.element_size() for item in parts)
         self.parts = parts
-        self.source, self.target = Memory(self.bytes), Memory(self.bytes)
+        self.source, self.target = SnapshotMemory(self.bytes), SnapshotMemory(self.bytes)
         self.number = 0
         self.figures: dict[str, list[float]] = defaultdict(list)
 
@@ -176,7 +178,7 @@ class Bench:
         path.unlink()
 
     def memcpy(self) -> None:
-        """The state itself, piece by piece, to memory that has been used before."""
+        """Copy the state, piece by piece, to memory that is already mapped."""
         addresses = [(part.data_ptr(), part.numel() * part.element_size()) for part in self.parts]
         base = ctypes.addressof(ctypes.c_char.from_buffer(self.target.view))
         self.dist.barrier()
@@ -319,7 +321,7 @@ class Bench:
     def _asynchronous(
         self, name: str, start: Callable[[], object], finished: Callable[[], bool], end: Callable[[], float]
     ) -> None:
-        """A save that goes on while steps are done: what it takes, and what the steps take longer.
+        """Time of a save in the background, and the extra time of the steps meanwhile.
 
         Args:
             end: how many seconds after its beginning it was durable.
@@ -341,7 +343,7 @@ class Bench:
         self._note(f"{name}: cost", stall + slower)
 
     def _steps(self, count: int) -> list[float]:
-        """Steps as a training does them, without a word between the ranks, so that none waits for the other's disk."""
+        """Steps as in a training, without communication, so that no rank waits for the other's disk."""
         seconds = []
         for _ in range(count):
             begin = time.perf_counter()
@@ -364,7 +366,7 @@ class Bench:
         return int(value.item())
 
     def _drop_cache(self, path: Path) -> None:
-        """Let the next reader find nothing in memory; whoever has not been to the disk goes there first."""
+        """Drop the files from the page cache; dirty pages are written to disk first."""
         self.dist.barrier()
         if self.rank == 0:
             for file in path.rglob("*"):

@@ -1,7 +1,7 @@
-"""How long ``from hpcaccel import Accelerator`` takes in a program that has torch already, beside Accelerate's.
+"""Measure ``from hpcaccel import Accelerator`` in a program that has imported torch, compared with Accelerate.
 
-Fresh processes take turns; each imports torch first, then measures one import. Ends with code 1 when the limit is
-passed.
+Fresh processes take turns; each imports torch first, then measures one import. Exits with 1 if the limit is
+exceeded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> int:
     turns = parser.parse_args().turns
     imports = dict(IMPORTS)
     if importlib.util.find_spec("accelerate") is None:
-        print("accelerate is not installed, and there is nothing to compare with: pip install 'hpcaccel[bench]'")
+        print("accelerate is not installed and is not measured. Install it with: pip install 'hpcaccel[bench]'")
         del imports["from accelerate import Accelerator"]
     seconds: dict[str, list[float]] = {name: [] for name in imports}
     for turn in range(turns + 1):

@@ -1,8 +1,8 @@
-"""How long ``list --all`` and ``clean --runs`` take over thousands of runs: ``benchmarks/many_runs.py [RUNS]``.
+"""Measure ``list --all`` and ``clean --runs`` with thousands of runs: ``benchmarks/many_runs.py [RUNS]``.
 
-The runs are made by hand in a temporary folder: each has a ledger of two attempts, 200 lines of metrics, two
-checkpoints without tensors, logs and a copy of some code. Every command is a process of its own, as a person starts it;
-the first one reads everything, the next ones what has changed.
+The run directories are generated in a temporary folder: each has a ledger of two attempts, 200 lines of metrics, two
+checkpoints without tensors, logs and a copy of some code. Every command runs in a new process, as on a command line;
+the first one reads everything, the next ones only what has changed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from pathlib import Path
 
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint_files import manifest
-from hpcaccel.core.records import AttemptEnd, AttemptStart, Progress, RunRecord, to_dict
-from hpcaccel.core.run_dir import RunDir, append_line, register, write_json
-from hpcaccel.submission.run_index import SETTLING_SECONDS
+from hpcaccel.core.durable_files import append_line, write_json
+from hpcaccel.core.rank_records import Progress
+from hpcaccel.core.records import AttemptEnd, AttemptStart, RunRecord, to_dict
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.user_state import register
+from hpcaccel.submission.runs.run_index import SETTLING_SECONDS
 
 DAY = 86400.0
 
 
 def make_run(place: Path, number: int) -> None:
-    """A completed run of long ago."""
+    """Create an old, completed run."""
     created = time.time() - 100 * DAY + number
     run = RunDir(place / f"name{number % 50}" / f"20260101-{number:06d}-{number % 65536:04x}")
     run.create()
@@ -34,7 +37,10 @@ def make_run(place: Path, number: int) -> None:
     write_json(run.record, to_dict(record), sync=False)
     args = {f"a{number}": number for number in range(40)}
     spec = {"name": name, "checkpoint": {"resume": "auto"}, "entrypoint": {"args": args}}
-    launch = {"kind": "program", "nodes": 1, "ranks_per_node": 2}
+    launch = {
+        "kind": "program", "program": ["train"], "workdir": str(place), "backend": "slurm", "nodes": 1,
+        "ranks_per_node": 2, "stop": "cooperative",
+    }  # fmt: skip
     write_json(run.spec, {"version": 1, "spec": spec, "launch": launch}, sync=False)
     run.code.mkdir()
     for name in ("train.py", "model.py", "data.py", "config.yaml"):
@@ -75,7 +81,7 @@ def make_checkpoint(path: Path, step: int) -> None:
 
 
 def timed(args: list[str], cwd: Path) -> tuple[float, float]:
-    """Seconds on the clock and of the processor."""
+    """Wall-clock and CPU seconds."""
     begun, before = time.perf_counter(), os.times()
     subprocess.run([sys.executable, "-m", "hpcaccel", *args], cwd=cwd, capture_output=True, check=True)
     after = os.times()
@@ -94,7 +100,7 @@ def main() -> None:
         for args in (["--version"], ["list", "--all"], ["list"], ["clean", "--runs"]):
             first, *others = [timed(args, place) for _ in range(4)]
             (seconds, used), words = min(others), " ".join(args)
-            print(f"{count} runs, {words}: first {first[0]:.2f} s; then {seconds:.2f} s, processor {used:.2f} s")
+            print(f"{count} runs, {words}: first {first[0]:.2f} s; then {seconds:.2f} s, CPU time {used:.2f} s")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What it costs a rank to find its samples: ours and Accelerate's in one run, taking turns, medians.
+"""Measure how long a rank takes to find its samples, with hpcaccel and Accelerate, in turns; medians.
 
     python benchmarks/sampler.py
 
-Ranks are simulated: each measurement is that of one rank in the middle of the world. Ends with code 1 when a limit is
-passed.
+Ranks are simulated: each measurement is that of a rank in the middle of the world. Exits with 1 if a limit is
+exceeded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> int:
     try:
         import accelerate
     except ImportError:
-        print("accelerate is not installed here: pip install 'hpcaccel[bench]'")
+        print("accelerate is not installed. Install it with: pip install 'hpcaccel[bench]'")
         return 1
     print(f"torch {torch.__version__}, accelerate {accelerate.__version__}, medians of {TURNS} turns\n")
     print(f"{'':58}{'hpcaccel':>12}{'accelerate':>12}{'randperm':>11}{'limit':>10}")
@@ -111,8 +111,8 @@ def _timed(what: Callable[[], object]) -> float:
 
 
 def _large() -> list[bool]:
-    """A shuffled sampler over 10 M samples: time to the first batch, and how far the memory rises, each in a process of
-    its own."""
+    """A shuffled sampler over 10 M samples: time to the first batch, and increase of peak memory, each in a new
+    process."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("ours", "peer", "permuted", "randperm")}
     for _ in range(3):
         for name, measured in found.items():
@@ -134,7 +134,7 @@ def _large() -> list[bool]:
 
 
 def _start(name: str) -> None:
-    """In a process of its own: print the seconds and the MiB that the first batch of 10 M samples takes."""
+    """In a new process: print the seconds and the MiB for the first batch of 10 M samples."""
     from accelerate.data_loader import BatchSamplerShard  # noqa: F401  (imported before the memory is looked at)
 
     torch.randperm(1000).tolist()
@@ -155,7 +155,7 @@ def _start(name: str) -> None:
 
 
 def _peak() -> float:
-    """The most bytes that this process has ever had in memory."""
+    """Peak resident memory of this process in bytes."""
     with open("/proc/self/status") as status:
         return 1024 * next(float(line.split()[1]) for line in status if line.startswith("VmHWM"))
 

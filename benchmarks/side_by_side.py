@@ -1,7 +1,7 @@
-"""What two ways of doing the same cost, each as a difference to doing without.
+"""Compare the cost of several implementations, each as a difference to a baseline.
 
-On a shared machine speed drifts by more than what is to be measured. So the ways take turns in short pieces, each piece
-is compared with the baseline's of the same turn, and the median of the turns counts.
+On a shared machine the speed drifts by more than the differences. Therefore the implementations take turns in short
+pieces, each piece is compared with the baseline's piece of the same turn, and the median of the turns counts.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["Added", "added", "turns"]
 
 @dataclass(frozen=True)
 class Added:
-    """Seconds for one call: of the baseline, and what each way adds to it."""
+    """Seconds per call: of the baseline, and added by each implementation."""
 
     baseline: float
     by: Mapping[str, float]
 
 
 def turns(ways: Mapping[str, Callable[[], object]], *, rounds: int, calls: int) -> dict[str, list[float]]:
-    """Seconds for one call of each way, a figure a round; ``calls`` in a row make a piece."""
+    """Seconds per call of each implementation, one figure per round; ``calls`` calls in a row are a piece."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for way in ways.values():
         _piece(way, calls)  # caches, first allocations
@@ -38,7 +38,7 @@ def turns(ways: Mapping[str, Callable[[], object]], *, rounds: int, calls: int) 
 def added(
     baseline: Callable[[], object], ways: Mapping[str, Callable[[], object]], *, rounds: int = 101, calls: int = 40
 ) -> Added:
-    """The median of what each way takes longer than the baseline in the same round."""
+    """Median extra time of each implementation over the baseline of the same round."""
     found = turns({"": baseline, **ways}, rounds=rounds, calls=calls)
     bare = found.pop("")
     more = {

@@ -1,7 +1,7 @@
-"""How long the command line takes to start, as a multiple of ``python -c pass`` in the same run.
+"""Measure the start-up time of the command line, as a multiple of ``python -c pass`` in the same run.
 
 The commands take turns, so that a machine that slows down in between slows all of them, and the median of the turns
-counts. Ends with code 1 when a limit is passed.
+counts. Exits with 1 if a limit is exceeded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a training step costs beyond the same loop in plain PyTorch: here, and with Accelerate, in the same run.
+"""Measure the time that hpcaccel and Accelerate add to a training step in plain PyTorch, in the same run.
 
-Each case is a process of its own, in which the plain loop, ours and Accelerate's take turns with models of the same
-size. Ours asks at every step whether to save or to stop, and has a run directory. Then strace counts the system calls
-of files that 1,000 steps make. Ends with code 1 when a limit is passed.
+Each case runs in a new process, in which the plain loop, hpcaccel's and Accelerate's take turns with models of the same
+size. hpcaccel's loop checks at every step whether to save or to stop, and has a run directory. Then strace counts the
+file system calls of 1,000 steps. Exits with 1 if a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CASES = {
 }
 LIMIT = 0.15
 MOST_CALLS = 0.1
-"""A step. It makes none itself; what is written after 1, 2, 4 … seconds may come into the time of the steps."""
+"""File system calls per step. A step makes none itself, but files written after 1, 2, 4 … seconds may be counted."""
 Step = Callable[[], None]
 
 
@@ -38,8 +38,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=301)
     parser.add_argument("--case", choices=CASES.values())
-    parser.add_argument("--only", help="run this many steps of one side, for strace: ours:100")
-    parser.add_argument("--no-strace", action="store_true", help="count no system calls")
+    parser.add_argument("--only", help="run only one side for this many steps, for strace: ours:100")
+    parser.add_argument("--no-strace", action="store_true", help="do not count system calls")
     options = parser.parse_args()
     if options.case is None:
         quick = _table(options.rounds)
@@ -124,7 +124,7 @@ def _theirs(case: str) -> Step:
     try:
         from accelerate import Accelerator
     except ImportError:
-        sys.exit("accelerate is not installed, and there is nothing to compare with: pip install 'hpcaccel[bench]'")
+        sys.exit("this program needs accelerate for comparison. Install it with: pip install 'hpcaccel[bench]'")
 
     accelerator = Accelerator(
         gradient_accumulation_steps=4 if case == "accumulate" else 1, mixed_precision="bf16" if case == "bf16" else "no"
@@ -194,17 +194,21 @@ def _run(case: str, *arguments: str, before: tuple[str, ...] = ()) -> str:
 
 def _make_run(folder: Path) -> None:
     spec = {"runtime": {}, "checkpoint": {"every_minutes": 60, "every_steps": 10**9}}
-    document = {"version": 1, "spec": spec, "launch": {"stop": "cooperative"}}
+    launch = {
+        "kind": "program", "program": [], "workdir": str(folder), "backend": "local", "nodes": 1, "ranks_per_node": 1,
+        "stop": "cooperative",
+    }  # fmt: skip
+    document = {"version": 1, "spec": spec, "launch": launch}
     (folder / "spec.json").write_text(json.dumps(document))
 
 
 def _no_files() -> bool:
-    """Whether steps leave the file system alone: strace counts the calls of 200 steps and of 1,200."""
+    """Whether steps do not use the file system: strace counts the calls of 200 and of 1,200 steps."""
     if shutil.which("strace") is None:
         print("system calls were not counted: strace is not installed")
         return True
     passed = True
-    print(f"\n{'system calls a step on files':32}{'':12}{'Accelerate':>12}{'hpcaccel':>12}")
+    print(f"\n{'file system calls per step':32}{'':12}{'Accelerate':>12}{'hpcaccel':>12}")
     for name, case in CASES.items():
         calls = {side: (_calls(case, side, 1200) - _calls(case, side, 200)) / 1000 for side in ("theirs", "ours")}
         is_few = calls["ours"] <= MOST_CALLS

@@ -1,9 +1,9 @@
-"""Sweeps: early stopping beside random search, 64 processes that are killed at one journal, reading 10,000 trials; and
-on a Slurm, if one answers, how long the workers of a real sweep have nothing running.
+"""Sweeps: early stopping compared with random search, 64 killed processes on one journal, reading 10,000 trials; and,
+if a Slurm is available, the idle time of the workers of a real sweep.
 
     python benchmarks/sweep.py [curves] [journal] [reading] [idle]
 
-Ends with code 1 when a limit is passed.
+Exits with 1 if a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ def main(wanted: list[str]) -> int:
     try:
         import optuna
     except ImportError:
-        print("optuna is not installed here: pip install 'hpcaccel[sweep]'")
+        print("optuna is not installed. Install it with: pip install 'hpcaccel[sweep]'")
         return 1
     if unknown := set(wanted) - set(PARTS):
-        print(f"no such part: {', '.join(sorted(unknown))} (has: {', '.join(PARTS)})")
+        print(f"unknown part: {', '.join(sorted(unknown))} (has: {', '.join(PARTS)})")
         return 2
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     print(f"optuna {optuna.__version__}")

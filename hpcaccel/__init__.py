@@ -1,8 +1,7 @@
 """From one YAML file to a model trained, preempted and resumed on a Slurm cluster.
 
-The names below are the public surface. They are imported when they are first used, so that ``import hpcaccel`` costs
-nothing on a login node and never brings torch along. Those of a training script are Accelerate's: see
-``docs/migration.md``.
+The names below are the public API. Each is imported on first use, so that ``import hpcaccel`` is fast on a login node
+and does not import torch. The names for training scripts are those of Accelerate: see ``docs/migration.md``.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ if TYPE_CHECKING:
     from hpcaccel.runtime.checkpointing.load_model import load_checkpoint_in_model as load_checkpoint_in_model
     from hpcaccel.runtime.checkpointing.sharded_load import load_sharded as load_sharded
     from hpcaccel.runtime.compat.availability import is_rich_available as is_rich_available
+    from hpcaccel.runtime.compat.out_of_memory import find_executable_batch_size as find_executable_batch_size
+    from hpcaccel.runtime.data.batch_samplers import skip_first_batches as skip_first_batches
     from hpcaccel.runtime.data.permutation import PermutationSampler as PermutationSampler
-    from hpcaccel.runtime.data.skipping import skip_first_batches as skip_first_batches
     from hpcaccel.runtime.distributed.collectives.functions import broadcast as broadcast
     from hpcaccel.runtime.distributed.collectives.functions import broadcast_object_list as broadcast_object_list
     from hpcaccel.runtime.distributed.collectives.functions import gather as gather
@@ -26,15 +26,6 @@ if TYPE_CHECKING:
     from hpcaccel.runtime.distributed.collectives.functions import pad_across_processes as pad_across_processes
     from hpcaccel.runtime.distributed.collectives.functions import reduce as reduce
     from hpcaccel.runtime.distributed.collectives.functions import wait_for_everyone as wait_for_everyone
-    from hpcaccel.runtime.distributed.collectives.synchronize_rng import (
-        synchronize_rng_states as synchronize_rng_states,
-    )
-    from hpcaccel.runtime.distributed.local_launch import debug_launcher as debug_launcher
-    from hpcaccel.runtime.distributed.local_launch import notebook_launcher as notebook_launcher
-    from hpcaccel.runtime.distributed.process_states import AcceleratorState as AcceleratorState
-    from hpcaccel.runtime.distributed.process_states import GradientState as GradientState
-    from hpcaccel.runtime.distributed.process_states import PartialState as PartialState
-    from hpcaccel.runtime.distributed.process_states import is_initialized as is_initialized
     from hpcaccel.runtime.enums import DDPCommunicationHookType as DDPCommunicationHookType
     from hpcaccel.runtime.enums import DistributedType as DistributedType
     from hpcaccel.runtime.enums import DynamoBackend as DynamoBackend
@@ -58,21 +49,29 @@ if TYPE_CHECKING:
     from hpcaccel.runtime.handlers import TorchDynamoPlugin as TorchDynamoPlugin
     from hpcaccel.runtime.handlers import TorchTensorParallelConfig as TorchTensorParallelConfig
     from hpcaccel.runtime.handlers import TorchTensorParallelPlugin as TorchTensorParallelPlugin
-    from hpcaccel.runtime.parallel.meta_init import init_empty_weights as init_empty_weights
-    from hpcaccel.runtime.parallel.meta_init import init_on_device as init_on_device
+    from hpcaccel.runtime.local_launch import debug_launcher as debug_launcher
+    from hpcaccel.runtime.local_launch import notebook_launcher as notebook_launcher
+    from hpcaccel.runtime.parallel.meta_device import init_empty_weights as init_empty_weights
+    from hpcaccel.runtime.parallel.meta_device import init_on_device as init_on_device
     from hpcaccel.runtime.rank_logger import get_logger as get_logger
+    from hpcaccel.runtime.rng.determinism import set_seed as set_seed
+    from hpcaccel.runtime.rng.generators import (
+        synchronize_rng_states as synchronize_rng_states,
+    )
     from hpcaccel.runtime.script_api import log as log
     from hpcaccel.runtime.script_api import should_stop as should_stop
+    from hpcaccel.runtime.states.accelerator_state import AcceleratorState as AcceleratorState
+    from hpcaccel.runtime.states.accelerator_state import is_initialized as is_initialized
+    from hpcaccel.runtime.states.gradient_state import GradientState as GradientState
+    from hpcaccel.runtime.states.partial_state import PartialState as PartialState
     from hpcaccel.runtime.tracking.general_tracker import GeneralTracker as GeneralTracker
-    from hpcaccel.runtime.training.determinism import set_seed as set_seed
-    from hpcaccel.runtime.training.local_sgd import LocalSGD as LocalSGD
-    from hpcaccel.runtime.training.out_of_memory import find_executable_batch_size as find_executable_batch_size
+    from hpcaccel.runtime.training.gradient_sync import LocalSGD as LocalSGD
     from hpcaccel.spec import JobSpec as JobSpec
     from hpcaccel.spec import load_spec as load_spec
     from hpcaccel.submission import Run as Run
     from hpcaccel.submission import find_run as find_run
-    from hpcaccel.submission.mapping import map as map
-    from hpcaccel.submission.submit import submit as submit
+    from hpcaccel.submission.submit.api import map as map
+    from hpcaccel.submission.submit.api import submit as submit
     from hpcaccel.sweeps.sweep_handle import Sweep as Sweep
     from hpcaccel.sweeps.sweep_handle import sweep as sweep
 
@@ -83,12 +82,13 @@ _NAMES = {
     "hpcaccel.errors": "HpcaccelError",
     "hpcaccel.spec": "JobSpec load_spec",
     "hpcaccel.submission": "Run find_run",
-    "hpcaccel.submission.mapping": "map",
-    "hpcaccel.submission.submit": "submit",
+    "hpcaccel.submission.submit.api": "map submit",
     "hpcaccel.sweeps.sweep_handle": "Sweep sweep",
     # In a training script
     "hpcaccel.runtime.accelerator": "Accelerator",
-    "hpcaccel.runtime.distributed.process_states": "AcceleratorState GradientState PartialState is_initialized",
+    "hpcaccel.runtime.states.accelerator_state": "AcceleratorState is_initialized",
+    "hpcaccel.runtime.states.gradient_state": "GradientState",
+    "hpcaccel.runtime.states.partial_state": "PartialState",
     # In any Python program that a run starts
     "hpcaccel.runtime.script_api": "log should_stop",
     # Settings
@@ -102,24 +102,24 @@ _NAMES = {
         DDPCommunicationHookType DistributedType DynamoBackend LoggerType PrecisionType RNGType""",
     # Data
     "hpcaccel.runtime.data.permutation": "PermutationSampler",
-    "hpcaccel.runtime.data.skipping": "skip_first_batches",
+    "hpcaccel.runtime.data.batch_samplers": "skip_first_batches",
     # Models
-    "hpcaccel.runtime.parallel.meta_init": "init_empty_weights init_on_device",
+    "hpcaccel.runtime.parallel.meta_device": "init_empty_weights init_on_device",
     "hpcaccel.runtime.checkpointing.load_model": "load_checkpoint_in_model",
     "hpcaccel.runtime.checkpointing.sharded_load": "load_sharded",
-    # Ranks together
+    # Collectives and random generators
     "hpcaccel.runtime.distributed.collectives.functions": """
         broadcast broadcast_object_list gather gather_object pad_across_processes reduce
         wait_for_everyone""",
-    "hpcaccel.runtime.training.local_sgd": "LocalSGD",
-    "hpcaccel.runtime.training.out_of_memory": "find_executable_batch_size",
-    "hpcaccel.runtime.training.determinism": "set_seed",
-    "hpcaccel.runtime.distributed.collectives.synchronize_rng": "synchronize_rng_states",
-    # Telling
+    "hpcaccel.runtime.training.gradient_sync": "LocalSGD",
+    "hpcaccel.runtime.compat.out_of_memory": "find_executable_batch_size",
+    "hpcaccel.runtime.rng.determinism": "set_seed",
+    "hpcaccel.runtime.rng.generators": "synchronize_rng_states",
+    # Logging and tracking
     "hpcaccel.runtime.rank_logger": "get_logger",
     "hpcaccel.runtime.tracking.general_tracker": "GeneralTracker",
     # Launchers
-    "hpcaccel.runtime.distributed.local_launch": "debug_launcher notebook_launcher",
+    "hpcaccel.runtime.local_launch": "debug_launcher notebook_launcher",
     "hpcaccel.runtime.compat.availability": "is_rich_available",
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
@@ -129,15 +129,16 @@ _PAGES = (
     "local_sgd", "logging", "memory_utils", "optimizer", "parallelism_config", "scheduler", "state", "test_utils",
     "tracking", "utils",
 )  # fmt: skip
-"""Accelerate's import paths, which its users also reach as attributes."""
+"""Modules under Accelerate's import paths. As in Accelerate, they are also attributes of the package."""
 
 _ABSENT = (
     "DeepSpeedPlugin", "cpu_offload", "cpu_offload_with_hook", "disk_offload", "dispatch_model",
     "infer_auto_device_map", "load_checkpoint_and_dispatch", "prepare_pippy", "rich",
 )  # fmt: skip
-"""What Accelerate exports beside them; importing one says why it is not here."""
+"""Names that Accelerate exports and hpcaccel does not support. Access raises an error with the reason."""
 
 _EXTRA = {"numpy": "train", "torch": "train"}
+"""The extra of hpcaccel that installs each optional dependency."""
 
 __all__ = sorted({*_HOME} - {"map"})  # noqa: PLE0605 - a star import must not hide the builtin
 
@@ -147,7 +148,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"hpcaccel.{name}")
     if name in _ABSENT:
         import_module("hpcaccel.runtime.compat.unsupported").refuse(name)
-    if name not in _HOME:  # as when one of the rooms is imported for the first time
+    if name not in _HOME:  # also during the first import of a subpackage
         raise AttributeError(f"module 'hpcaccel' has no attribute {name!r}")
     try:
         value = getattr(import_module(_HOME[name]), name)
@@ -155,7 +156,7 @@ def __getattr__(name: str) -> Any:
         if error.name not in _EXTRA:
             raise
         raise ModuleNotFoundError(
-            f"hpcaccel.{name} needs {error.name}, which {sys.executable} does not have: "
+            f"hpcaccel.{name} needs {error.name}, which is not installed for {sys.executable}: "
             f"pip install 'hpcaccel[{_EXTRA[error.name]}]'",
             name=error.name,
         ) from None

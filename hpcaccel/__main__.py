@@ -7,8 +7,8 @@ import gc
 
 
 def main() -> None:
-    # Imports make many objects and hardly any garbage. Looking through them, above all once more at the end, would be
-    # a fifth of the time that a command takes.
+    # Imports create many objects and hardly any garbage. Garbage collections, above all the one at exit, would take a
+    # fifth of a command's run time.
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
 

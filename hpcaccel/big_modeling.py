@@ -1,7 +1,7 @@
-"""Accelerate's import path of models without memory of their own."""
+"""Accelerate's import path of models on the meta device."""
 
 from hpcaccel.runtime.checkpointing.load_model import load_checkpoint_in_model
 from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__
-from hpcaccel.runtime.parallel.meta_init import init_empty_weights, init_on_device
+from hpcaccel.runtime.parallel.meta_device import init_empty_weights, init_on_device
 
 __all__ = ["init_empty_weights", "init_on_device", "load_checkpoint_in_model"]

@@ -1,24 +1,24 @@
-"""Every exception that hpcaccel raises on purpose.
+"""The exceptions that hpcaccel raises.
 
 ::
 
-    HpcaccelError                  something hpcaccel can explain; exit code 1
-    ├── UserError                  the user can mend it; exit code 2, no traceback
-    │   ├── SpecError              the spec file, an override, a profile
-    │   ├── RunNotFound            no run of that name, id or job id
-    │   ├── RunDirectoryError      a run directory that cannot be made, read or written
+    HpcaccelError                  base class; exit code 1
+    ├── UserError                  the user can fix it; exit code 2, no traceback
+    │   ├── SpecError              an invalid spec file, override or profile
+    │   ├── RunNotFound            no run has this name, run ID or job ID
+    │   ├── RunDirectoryError      a run directory cannot be created, read or written
     │   ├── RunBusy                another attempt is writing to this run
-    │   ├── ClusterError           no Slurm here, or Slurm refused
-    │   ├── RankEnvironmentError   the variables of this process describe no usable group of ranks
-    │   ├── RuntimeMisuse          a call of the runtime's that cannot work
+    │   ├── ClusterError           Slurm is not installed on this machine, or refused the request
+    │   ├── RankEnvironmentError   the environment variables do not describe a valid group of ranks
+    │   ├── RuntimeMisuse          an invalid call of the runtime
     │   │   └── DistributedOperationException
-    │   │                          ranks that give a collective different shapes or types, or call different ones
-    │   └── CheckpointError        a checkpoint that cannot be saved or loaded
-    │       └── Damaged            a committed one that is not what was committed
-    ├── RankFailed                 another rank of this training has failed or gone
-    ├── RunFailed                  a run ended without the result that was waited for
-    └── SlurmCommandError          a Slurm command failed in a way that nobody expected
-        └── SlurmUnreachable       nothing was handed over: no controller could be reached
+    │   │                          ranks call different collectives, or one with different shapes or types
+    │   └── CheckpointError        a checkpoint cannot be saved or loaded
+    │       └── Damaged            a committed checkpoint has been damaged since
+    ├── RankFailed                 another rank of this training failed or exited
+    ├── RunFailed                  a run ended without the requested result
+    └── SlurmCommandError          a Slurm command failed unexpectedly
+        └── SlurmUnreachable       no controller could be reached: nothing was submitted or changed
 """
 
 from __future__ import annotations
@@ -48,23 +48,27 @@ __all__ = [
 
 
 _LONGEST_WORD = 400
+"""A word of at least this many characters is shortened."""
 _LONGEST_QUOTE = 200
+"""A quoted value of at least this many characters is shortened."""
 _LONGEST_LINE = 4000
+"""A line of more characters is shortened."""
 _KEPT = 80
+"""Number of characters kept at the beginning of a shortened value; a quarter as many are kept at its end."""
 _QUOTED = (rf"(?<![\w{quote}]){quote}(?! )[^{quote}]{{{_LONGEST_QUOTE},}}{quote}(?!\w)" for quote in "'\"")
 _LONG_VALUES = re.compile("|".join([*_QUOTED, rf"\S{{{_LONGEST_WORD},}}"]))
 
 
 def presentable(text: str) -> str:
-    """A message as it may be shown: what came from a file or a command line cannot repaint the terminal or fill it.
+    """Make a message safe to print: values from files and command lines cannot control the terminal or flood it.
 
-    Control characters, and what turns the direction of writing, are written out. A quoted value, or a word, that is too
-    long for a person is cut, and says how long it was.
+    Control characters and bidirectional marks are escaped. Long words and quoted values are shortened, with their
+    length in parentheses.
     """
-    return "\n".join(_cut(_written_out(line)) for line in text.split("\n"))
+    return "\n".join(_cut(_escaped(line)) for line in text.split("\n"))
 
 
-def _written_out(line: str) -> str:
+def _escaped(line: str) -> str:
     if line.isprintable():
         return line
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
@@ -82,7 +86,7 @@ def _without_the_middle(text: str, kept: int) -> str:
 
 
 class HpcaccelError(Exception):
-    """Something that hpcaccel can explain in a sentence."""
+    """Base class of all errors that hpcaccel raises on purpose, each with a message for the user."""
 
     exit_code = 1
 
@@ -91,14 +95,13 @@ class HpcaccelError(Exception):
 
 
 class UserError(HpcaccelError):
-    """A mistake that the user can mend: shown as one message, without a traceback."""
+    """An error that the user can fix. The command line shows its message without a traceback."""
 
     exit_code = 2
 
 
 class SpecError(UserError):
-    """One or more things wrong with a spec; ``problems`` holds one line for each, ``hints`` what can be done about them
-    all."""
+    """An invalid spec. ``problems`` contains one line per problem, ``hints`` advice that applies to all of them."""
 
     def __init__(self, problems: str | Sequence[str], *, hints: Sequence[str] = ()) -> None:
         self.hints = list(hints)
@@ -107,11 +110,11 @@ class SpecError(UserError):
 
 
 class RunNotFound(UserError):
-    """No run answers to this name, id, prefix or job id."""
+    """No run has this name, ID, ID prefix or job ID."""
 
 
 class RunDirectoryError(UserError):
-    """A run directory cannot be made, read or written."""
+    """A run directory cannot be created, read or written."""
 
 
 class RunBusy(UserError):
@@ -119,47 +122,47 @@ class RunBusy(UserError):
 
 
 class ClusterError(UserError):
-    """There is no Slurm here, or Slurm refused what it was asked."""
+    """Slurm is not installed on this machine, or it refused a request."""
 
 
 class RankEnvironmentError(UserError):
-    """The environment of this process describes no usable group of ranks."""
+    """The environment variables of this process do not describe a valid group of ranks."""
 
 
 class RuntimeMisuse(UserError):
-    """A call of the runtime's that cannot work as it was made."""
+    """An invalid call of the runtime, such as one with conflicting arguments or at the wrong time."""
 
 
 class DistributedOperationException(RuntimeMisuse):
-    """The ranks give one collective different shapes or types, or call different ones; each rank's are named. The name
-    is Accelerate's."""
+    """The ranks call different collectives, or the same one with different shapes or types. The message lists those of
+    each rank. Accelerate has an exception of the same name."""
 
 
 class CheckpointError(UserError):
-    """A checkpoint cannot be saved or loaded; the message names the path inside it."""
+    """A checkpoint cannot be found, saved or loaded."""
 
 
 class Damaged(CheckpointError):
-    """A committed checkpoint is not what was committed: an older one may do."""
+    """The files of a committed checkpoint are missing or damaged. An older checkpoint may still be intact."""
 
 
 class RankFailed(HpcaccelError):
-    """Another rank of this training has failed or gone, so that this one waits in vain; the cause is in its log."""
+    """Another rank of this training failed or exited, so this rank cannot continue. The cause is in that rank's log."""
 
 
 class RunFailed(HpcaccelError):
-    """A run ended without the result that was waited for; the message says how, with the function's own traceback."""
+    """A run ended without the requested result. The message contains the reason and, for a function, its traceback."""
 
 
 class SlurmCommandError(HpcaccelError):
-    """A Slurm command failed, and not because of what the user asked for."""
+    """A Slurm command failed for a reason other than the user's request, such as a controller that did not respond."""
 
     def __init__(self, command: Sequence[str], returncode: int, stderr: str) -> None:
         self.command = list(command)
         self.returncode = returncode
         self.stderr = stderr
-        super().__init__(f"{command[0]} ended with code {returncode}: {stderr.strip() or 'no message'}")
+        super().__init__(f"{command[0]} exited with code {returncode}: {stderr.strip() or 'no message'}")
 
 
 class SlurmUnreachable(SlurmCommandError):
-    """No controller could be reached, so that nothing of what was asked has been handed over."""
+    """No Slurm controller could be reached: nothing was submitted or changed."""

@@ -1,3 +1,3 @@
-"""Accelerate's import path of pipelines over GPUs. Names say what takes their place."""
+"""Accelerate's import path of pipeline inference. No name is supported: each raises an error with the reason."""
 
 from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__

@@ -1,7 +1,7 @@
-"""Accelerate's import path of the launchers, which live in ``hpcaccel.runtime.distributed.local_launch``."""
+"""Accelerate's import path of the launchers; see ``hpcaccel.runtime.local_launch``."""
 
 from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__
-from hpcaccel.runtime.distributed.local_launch import debug_launcher as debug_launcher
-from hpcaccel.runtime.distributed.local_launch import notebook_launcher as notebook_launcher
+from hpcaccel.runtime.local_launch import debug_launcher as debug_launcher
+from hpcaccel.runtime.local_launch import notebook_launcher as notebook_launcher
 
 __all__ = ["debug_launcher", "notebook_launcher"]

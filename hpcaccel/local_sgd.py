@@ -1,6 +1,6 @@
 """Accelerate's import path of local SGD."""
 
 from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__
-from hpcaccel.runtime.training.local_sgd import LocalSGD
+from hpcaccel.runtime.training.gradient_sync import LocalSGD
 
 __all__ = ["LocalSGD"]

@@ -1,10 +1,10 @@
-"""Accelerate's import path of the states, which live in ``hpcaccel.runtime.distributed.process_states``."""
+"""Accelerate's import path of the states; see ``hpcaccel.runtime.states``."""
 
 from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__
-from hpcaccel.runtime.distributed.process_states import AcceleratorState as AcceleratorState
-from hpcaccel.runtime.distributed.process_states import GradientState as GradientState
-from hpcaccel.runtime.distributed.process_states import PartialState as PartialState
-from hpcaccel.runtime.distributed.process_states import is_initialized as is_initialized
 from hpcaccel.runtime.enums import DistributedType as DistributedType
+from hpcaccel.runtime.states.accelerator_state import AcceleratorState as AcceleratorState
+from hpcaccel.runtime.states.accelerator_state import is_initialized as is_initialized
+from hpcaccel.runtime.states.gradient_state import GradientState as GradientState
+from hpcaccel.runtime.states.partial_state import PartialState as PartialState
 
 __all__ = ["AcceleratorState", "DistributedType", "GradientState", "PartialState", "is_initialized"]

@@ -1,8 +1,8 @@
-"""The main job on this machine: trains a small GPT, is asked to stop once on the way, and comes back by itself.
+"""The example job on this machine: trains a small GPT, is stopped once in between, and continues by itself.
 
 Runs what a user would type, ``hpcaccel submit jobs/gpt/job.yaml --cluster local --wait``, with its display on this
-terminal, and in between ``hpcaccel stop --requeue RUN``. Ends with the run's own exit code, or with 1 when the run did
-not come back as it should have.
+terminal, and in between ``hpcaccel stop --requeue RUN``. Exits with the exit code of the run, or with 1 if the run did
+not continue as expected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 HPCACCEL = [sys.executable, "-m", "hpcaccel"]
 STOP_AFTER = 0.4
-"""The part of the training after which the run is asked to stop."""
+"""Fraction of the training after which the demo requests a stop."""
 
 LOOK_SECONDS = 2.0
 
@@ -30,7 +30,7 @@ def main() -> int:
     before = set(_folders(runs))
     print(f"$ hpcaccel {' '.join(submit)}")
     print(
-        f"(at {STOP_AFTER:.0%} of the steps this demo runs `hpcaccel stop --requeue`, and the run comes back by itself)"
+        f"(at {STOP_AFTER:.0%} of the steps this demo runs `hpcaccel stop --requeue`; the run requeues and continues)"
     )
     sys.stdout.flush()
     waiting = subprocess.Popen([*HPCACCEL, *submit], cwd=ROOT)
@@ -38,7 +38,7 @@ def main() -> int:
         run, stop = _stop_on_the_way(waiting, runs, before)
         code = waiting.wait()
     except KeyboardInterrupt:
-        return waiting.wait()  # it was interrupted too, and says how to follow the run again
+        return waiting.wait()  # it was interrupted too, and prints how to follow the run again
     finally:
         if waiting.poll() is None:
             waiting.send_signal(signal.SIGINT)
@@ -50,7 +50,7 @@ def main() -> int:
 def _stop_on_the_way(
     waiting: subprocess.Popen[bytes], runs: Path, before: set[Path]
 ) -> tuple[str | None, subprocess.CompletedProcess[str] | None]:
-    """Ask the new run to stop once it has done its part; gives its id and how the request went."""
+    """Request a stop once the new run has done its part. Returns its id and the result of the request."""
     while waiting.poll() is None:
         time.sleep(LOOK_SECONDS)
         new = sorted(set(_folders(runs)) - before)
@@ -86,12 +86,13 @@ def _verdict(run: str, stop: subprocess.CompletedProcess[str] | None) -> int:
     status = _status(run)
     if stop is None or stop.returncode != 0:
         print(
-            f"demo: the run was not stopped on the way: {stop.stderr if stop else 'it was too quick'}", file=sys.stderr
+            f"demo: the run was not stopped in between: {stop.stderr if stop else 'it ended too early'}",
+            file=sys.stderr,
         )
         return 1
     if status["attempts"] != 2 or status["steps_lost"] != 0:
         lost = f"{status['attempts']} attempts, {status['steps_lost']} steps lost"
-        print(f"demo: the run should have come back once without losing a step: {lost}", file=sys.stderr)
+        print(f"demo: expected 2 attempts and no lost steps, found {lost}", file=sys.stderr)
         return 1
     return 0
 

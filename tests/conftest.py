@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcaccel.core.progress_notes import SHOW_NOTE
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a script; what the tests start must hear Ctrl-C all the same.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -47,6 +49,14 @@ def why_no_cluster() -> str | None:
         return None
     check = subprocess.run([sys.executable, DOCKER / "cluster", "check"], capture_output=True, text=True, check=False)
     return check.stdout.strip() if check.returncode else None
+
+
+@pytest.fixture(autouse=True)
+def _notes_are_warnings() -> Iterator[None]:
+    """A command that ran in this process has set where notes are shown."""
+    token = SHOW_NOTE.set(None)
+    yield
+    SHOW_NOTE.reset(token)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -17,9 +17,11 @@ from hpcaccel.core.attempt_steps import (
     read_counter,
     read_steps,
 )
+from hpcaccel.core.durable_files import append_line, read_json, write_json
 from hpcaccel.core.metrics_reader import Logged
-from hpcaccel.core.records import AttemptEnd, AttemptStart, Beat, Outcome, Progress, Timing, to_dict
-from hpcaccel.core.run_dir import RunDir, append_line, read_json, write_json
+from hpcaccel.core.rank_records import Beat, Outcome, Progress, Timing
+from hpcaccel.core.records import AttemptEnd, AttemptStart, to_dict
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.node.ledger import Ledger, how_far
 
 
@@ -153,7 +155,7 @@ def test_the_checkpoint_that_an_outcome_names(run: RunDir, named: str | None, to
 
 
 def test_an_attempt_whose_batch_step_was_killed_has_the_same_line(run: RunDir) -> None:
-    ledger = Ledger.read(run)
+    ledger = Ledger.of(run)
     ledger.start(AttemptStart(attempt=1, time=1.0, job_id="45"))
     times(run, loaded=10.0, resumed_step=180, first_step_time=11.0, last_step=181, last_step_time=12.0)
     counted(run, 199, 27.5)

@@ -90,7 +90,7 @@ def test_a_step_that_fails_shows_the_end_of_its_output(tmp_path: Path, tools: st
     source = _tree(tmp_path / "source", make_does="echo 'slurm.c:7: error: no such thing'; exit 3")
     answer = _build(source, f"--prefix={tmp_path}/prefix", f"--build-dir={tmp_path}/build", path=tools)
     assert answer.returncode == 2
-    assert "error: make ended with code 2; see " in answer.stderr
+    assert "error: make failed with exit code 2; see " in answer.stderr
     assert "  | slurm.c:7: error: no such thing" in answer.stderr
 
 
@@ -110,8 +110,8 @@ def test_a_tree_that_cannot_be_built_elsewhere_is_refused(tmp_path: Path, tools:
 
 
 def test_other_folders_are_refused(tmp_path: Path, tools: str) -> None:
-    assert "no source tree of Slurm" in _build(tmp_path, path=tools).stderr
+    assert "is not a Slurm source tree" in _build(tmp_path, path=tools).stderr
     source, prefix = _tree(tmp_path / "source"), tmp_path / "prefix"
     (prefix / "bin").mkdir(parents=True)
     (prefix / "bin" / "sbatch").touch()
-    assert "holds an installation already" in _build(source, f"--prefix={prefix}", path=tools).stderr
+    assert "already contains an installation" in _build(source, f"--prefix={prefix}", path=tools).stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.core.run_dir import read_json
+from hpcaccel.core.durable_files import read_json
 from tests.runtime.ranks import make_run, metrics, run_ranks
 from tests.test_readme import ROOT, assert_shown, run
 
@@ -32,7 +32,7 @@ def test_the_commands_print_what_is_shown(tmp_path: Path) -> None:
     assert ran >= 10
 
 
-SAID = ["state-exact (no prepared DataLoader", "bit-exact"]
+SAID = ["state-exact (no DataLoader was prepared", "bit-exact"]
 LOOPS = [text for language, text in BLOCKS if language == "python"][1:]
 
 

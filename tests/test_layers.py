@@ -38,6 +38,8 @@ LIBRARIES = {
 }
 ALLOWED_ELSEWHERE = {("submission", "remote"): {"fabric", "paramiko"}}
 """By room and folder inside it."""
+RANK_PROGRAMS = {"node/failures/preflight_program.py", "node/torchrun_program.py"}
+"""Programs whose text the batch step passes to the ranks' Python. Nothing imports them."""
 OPTIONAL = {
     "safetensors", "torchao", "torchdata", "tqdm", "transformer_engine", "aim", "clearml", "comet_ml", "dvclive",
     "matplotlib", "mlflow", "swanlab", "tensorboard", "tensorboardX", "trackio", "wandb", "yaml",
@@ -108,6 +110,101 @@ def test_there_is_no_circle_of_imports() -> None:
     assert not left, "these import each other: " + ", ".join(sorted(left))
 
 
+RUNTIME = {
+    "config": ["configuration", "enums", "handlers", "launch_env", "settings"],
+    "signals": ["child_signals", "stop_flag"],
+    "distributed": ["distributed", "rank_logger"],
+    "rng": ["rng"],
+    "health": ["health"],
+    "parallel": ["parallel"],
+    "checkpointing": ["checkpointing"],
+    "data": ["data"],
+    "training": ["training"],
+    "tracking": ["tracking"],
+    "session": ["training_session"],
+    "states": ["states"],
+    "accelerator": [
+        "accelerator", "accelerator_mixins", "accelerator_setup", "local_launch", "model_preparation", "preparation",
+        "save_state", "script_api",
+    ],
+}  # fmt: skip
+"""The order inside ``runtime``: by row its folders and modules; each imports from rows above it. ``compat`` stands
+beside them."""
+
+
+SWEEPS = {
+    "journal": ["journal", "journal_file", "journal_notes", "journal_reader", "journal_segments"],
+    "definition": ["definition"],
+    "study": ["pruning", "sampler", "space", "study"],
+    "results": ["analysis", "results"],
+    "trials": ["running_trial", "trial_files", "trial_result", "tuner_protocol"],
+    "budget": ["budget"],
+    "overview": ["retry", "sweep_overview"],
+    "workers": ["worker_jobs"],
+    "tuner": ["next_trial", "tuner", "worker"],
+    "commands": ["best_spec", "control_commands", "start_sweep", "sweep_handle"],
+}
+"""The order inside ``sweeps``, as above."""
+
+
+SUBMISSION = {
+    "code": ["calls", "code"],
+    "entrypoint": ["entrypoint"],
+    "clusters": ["clusters"],
+    "jobs": ["jobs"],
+    "runs": ["runs"],
+    "submit": ["submit"],
+    "remote": ["remote"],
+}
+"""The order inside ``submission``, as above: a submission looks up runs that it waits for, and gives one back."""
+
+
+@pytest.mark.parametrize(
+    ("room", "rows", "beside"),
+    [("runtime", RUNTIME, "compat"), ("sweeps", SWEEPS, ""), ("submission", SUBMISSION, "")],
+)
+def test_a_room_imports_downwards_only(room: str, rows: dict[str, list[str]], beside: str) -> None:
+    row = {part: number for number, parts in enumerate(rows.values()) for part in parts}
+    graph = import_graph()
+    parts = {name: name.split(".")[2] for name in graph if name.startswith(f"hpcaccel.{room}.")}
+    assert set(parts.values()) == {*row, *filter(None, [beside])}
+    for name, part in parts.items():
+        targets = {target: parts[target] for target in graph[name] if target in parts}
+        wrong = [target for target, found in targets.items() if beside not in (part, found) and row[found] > row[part]]
+        assert not wrong, f"{name} imports {', '.join(wrong)}"
+
+
+NODE = {
+    "batch step": ["batch", "lease"],
+    "allocation": ["allocation"],
+    "environment": ["environment"],
+    "rank": ["rank", "torchrun_program"],
+    "launchers": ["launchers"],
+    "failures": ["failures"],
+    "ledger": ["ledger"],
+    "chain": ["chain"],
+    "preparation": ["preparation"],
+    "stop sequence": ["stop_sequence"],
+    "decision": ["decision"],
+    "job": ["job"],
+    "attempt": ["attempt"],
+    "supervisor": ["supervisor"],
+    "sweep": ["sweep"],
+    "program": ["__main__"],
+}
+"""The same inside ``node``."""
+
+
+def test_the_node_imports_downwards_only() -> None:
+    row = {part: number for number, parts in enumerate(NODE.values()) for part in parts}
+    graph = import_graph()
+    parts = {name: name.split(".")[2] for name in graph if name.startswith("hpcaccel.node.")}
+    assert set(parts.values()) == set(row)
+    for name, part in parts.items():
+        wrong = [target for target in graph[name] if target in parts and row[parts[target]] > row[part]]
+        assert not wrong, f"{name} imports {', '.join(wrong)}"
+
+
 def at_the_top(path: Path) -> set[str]:
     """Packages that a file imports as soon as it is imported itself."""
     found: set[str] = set()
@@ -138,7 +235,15 @@ def test_arrows(room: str, path: Path) -> None:
         elif top not in sys.stdlib_module_names:
             allowed = LIBRARIES.get(room, frozenset()) | ALLOWED_ELSEWHERE.get((room, path.parent.name), set())
             optional = room == "runtime" and top in OPTIONAL and top not in at_the_top(path)
-            assert top in allowed or optional, f"{path} imports {name}"
+            in_ranks = top == "torch" and path.relative_to(PACKAGE).as_posix() in RANK_PROGRAMS
+            assert top in allowed or optional or in_ranks, f"{path} imports {name}"
+
+
+def test_nothing_imports_the_programs_of_the_ranks() -> None:
+    programs = {f"hpcaccel.{name.removesuffix('.py').replace('/', '.')}" for name in RANK_PROGRAMS}
+    graph = import_graph()
+    assert programs <= graph.keys()
+    assert not programs & set().union(*graph.values())
 
 
 def test_every_room_has_its_row() -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcaccel.core.durable_files import append_line
 from hpcaccel.core.metrics_reader import Logged
-from hpcaccel.core.run_dir import RunDir, append_line
+from hpcaccel.core.run_dir import RunDir
 
 
 @pytest.fixture
@@ -68,29 +69,29 @@ def test_a_number_that_is_none_is_one_to_whom_it_matters(run: RunDir) -> None:
         (b"loss 0.5", "not JSON: 'loss 0.5'"),
         (b"[" * 60_000, "not JSON: '[[["),
         (b"\xff\xfe\x00", "not JSON"),
-        (b"[1, 2]", "no JSON object: [1, 2]"),
-        (b'{"step": 1, "loss": "0.5"}', "no number in it"),
-        (b'{"step": 1, "loss": {"train": 0.5}}', "no number in it"),
-        (b'{"step": 1, "ok": true}', "no number in it"),
-        (b'{"step": 1, "loss": 1' + b"0" * 400 + b"}", "no number in it"),
-        (b'{"step": 1}', "no number in it"),
-        (b'{"step": "1", "loss": 0.5}', "step is '1', and must be a whole number, 0 or more"),
-        (b'{"step": -1, "loss": 0.5}', "step is -1, and must be"),
-        (b'{"step": 1.5, "loss": 0.5}', "step is 1.5, and must be"),
-        (b'{"step": NaN, "loss": 0.5}', "step is nan, and must be"),
-        (b'{"step": true, "loss": 0.5}', "step is True, and must be"),
-        (b'{"loss": 0.5, "text": "' + b"x" * 70_000 + b'"}', "longer than 64 kB"),
+        (b"[1, 2]", "not a JSON object: [1, 2]"),
+        (b'{"step": 1, "loss": "0.5"}', "no metric is a number"),
+        (b'{"step": 1, "loss": {"train": 0.5}}', "no metric is a number"),
+        (b'{"step": 1, "ok": true}', "no metric is a number"),
+        (b'{"step": 1, "loss": 1' + b"0" * 400 + b"}", "no metric is a number"),
+        (b'{"step": 1}', "no metric is a number"),
+        (b'{"step": "1", "loss": 0.5}', "step is '1'; it must be an integer, 0 or more"),
+        (b'{"step": -1, "loss": 0.5}', "step is -1; it must be"),
+        (b'{"step": 1.5, "loss": 0.5}', "step is 1.5; it must be"),
+        (b'{"step": NaN, "loss": 0.5}', "step is nan; it must be"),
+        (b'{"step": true, "loss": 0.5}', "step is True; it must be"),
+        (b'{"loss": 0.5, "text": "' + b"x" * 70_000 + b'"}', "line longer than 64 KiB"),
     ],
 )
 def test_lines_that_are_of_no_use(run: RunDir, line: bytes, words: str) -> None:
     append(run, b'{"step": 1, "loss": 3}\n\n' + line + b'\n{"step": 2, "loss": 2}\n')
     logged = Logged(run)
     assert read(logged) == [(1, 1, {"loss": 3.0}), (1, 2, {"loss": 2.0})]
-    where = f"1 line was passed over; it is line 3 of {run.foreign_metrics(1)}: "
+    where = f"1 line was skipped: line 3 of {run.foreign_metrics(1)}: "
     assert logged.warning.startswith(where + words)
     append(run, line + b"\n")
     logged.read()
-    assert logged.warning.startswith("2 lines were passed over; the first is line 3 of ")
+    assert logged.warning.startswith("2 lines were skipped; the first one: line 3 of ")
 
 
 def test_what_was_given_instead_of_a_number_is_known(run: RunDir) -> None:

@@ -20,7 +20,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDED = ROOT / "tests" / "data" / "recorded"
-RUNS = ("completed", "stopped", "sharded")
+RUNS = ("completed", "stopped", "sharded", "preempted")
+"""The last one ran on a real Slurm, was preempted there and came back; the others on one machine without Slurm."""
 PAGES = [
     *(("status", name, "--json") for name in (*RUNS, "tuned")),
     *(("report", name, "--json") for name in RUNS),
@@ -115,7 +116,7 @@ def test_what_is_told_of_them(looked_at: Machine, page: tuple[str, ...]) -> None
 def test_every_file_is_known_to_the_page_on_the_run_directory(machine: Machine) -> None:
     """docs/design.md lists the files of a run directory and of a sweep; nothing else is written."""
     page = (ROOT / "docs" / "design.md").read_text()
-    for run in (machine.run("completed"), machine.run("stopped"), machine.run("tuned")):
+    for run in (machine.run("completed"), machine.run("stopped"), machine.run("preempted"), machine.run("tuned")):
         for path in run.iterdir():
             assert f"`{path.name}" in page or f"{path.name}`" in page or f"{path.name}/" in page, path.name
 
@@ -130,6 +131,18 @@ def test_a_stopped_training_goes_on_bit_by_bit(machine: Machine) -> None:
     assert sorted(undisturbed) == list(range(1, 25))
     assert resumed == undisturbed
     assert "bit-exact" in (machine.run("stopped") / "attempts" / "2" / "0.log").read_text()
+
+
+def test_a_preempted_run_lost_no_step(looked_at: Machine) -> None:
+    """It was preempted at a step that both attempts name, and its losses are those of the undisturbed run."""
+    run = looked_at.run("preempted")
+    lines = [json.loads(line) for line in (run / "attempts.jsonl").read_text().splitlines()]
+    starts, ends = ([line for line in lines if line["event"] == event] for event in ("start", "end"))
+    assert [(end["reason"], end["decision"]) for end in ends] == [("preempted", "requeue"), ("completed", "end")]
+    assert [start["attempt"] for start in starts] == [1, 2]
+    status = said(looked_at, ("status", "preempted", "--json"))
+    assert (status["state"], status["attempts"], status["steps_lost"]) == ("completed", 2, 0)
+    assert losses(run) == losses(looked_at.run("completed"))
 
 
 @pytest.mark.torch
@@ -181,7 +194,7 @@ def test_what_stands_in_their_pickles_can_be_imported(machine: Machine) -> None:
         "\nprint(hpcaccel.find_run('function').result())"
     )
     *kinds, result = machine.python(code).split()
-    assert sorted(kinds) == ["FunctionCall", *["ProgramStub"] * 4]
+    assert sorted(kinds) == ["FunctionCall", *["ProgramStub"] * 5]
     assert result == "42"
 
 

@@ -8,19 +8,11 @@ from pathlib import Path
 import pytest
 
 from hpcaccel import checkpoint_files
+from hpcaccel.core.durable_files import append_line, atomic_write, fsync_directory, read_json, read_lines
 from hpcaccel.core.records import AttemptEnd, from_dict, to_dict
-from hpcaccel.core.run_dir import (
-    RunDir,
-    SweepDir,
-    append_line,
-    atomic_write,
-    default_runs_dir,
-    fsync_directory,
-    index_lines,
-    read_json,
-    read_lines,
-    register,
-)
+from hpcaccel.core.run_dir import RunDir, default_runs_dir
+from hpcaccel.core.sweep_dir import SweepDir
+from hpcaccel.core.user_state import index_lines, register
 from hpcaccel.errors import RunDirectoryError, UserError
 
 
@@ -57,7 +49,7 @@ def test_json_that_is_no_object_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     assert read_json(path) is None
     path.write_text("[]")
-    with pytest.raises(RunDirectoryError, match="does not hold a JSON object"):
+    with pytest.raises(RunDirectoryError, match="does not contain a JSON object"):
         read_json(path)
     path.write_text("{")
     with pytest.raises(RunDirectoryError, match="not valid JSON"):
@@ -134,6 +126,6 @@ def test_a_current_directory_that_has_gone(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(gone)
     gone.rmdir()
     for relative in (default_runs_dir, lambda: RunDir("runs/x")):
-        with pytest.raises(UserError, match="below the current directory, which does not exist any more"):
+        with pytest.raises(UserError, match="the current directory no longer exists"):
             relative()
     assert RunDir(tmp_path / "x").path == tmp_path / "x"

@@ -98,7 +98,8 @@ def fields(schema: Any, path: str = "") -> Iterator[str]:
         for key, value in schema.items():
             if key == "properties":
                 yield from (f"{path}.{name}".lstrip(".") for name in value)
-            yield from fields(value, f"{path}.{key}" if key not in ("properties", "$defs") else path)
+            step = key.removesuffix("Section")  # of the class that a section of the file has
+            yield from fields(value, f"{path}.{step}" if key not in ("properties", "$defs") else path)
     elif isinstance(schema, list):
         for value in schema:
             yield from fields(value, path)

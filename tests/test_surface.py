@@ -58,7 +58,7 @@ def test_pages_hand_on_what_they_promise(page: str) -> None:
 @pytest.mark.torch
 def test_a_name_of_accelerates_that_is_not_here_says_why() -> None:
     for page in ("hpcaccel", "hpcaccel.utils", "hpcaccel.utils.dataclasses"):
-        with pytest.raises(ImportError, match=r"has no DeepSpeedPlugin\. DeepSpeed is not here: .*fsdp"):
+        with pytest.raises(ImportError, match=r"has no DeepSpeedPlugin\. DeepSpeed is not supported: .*fsdp"):
             exec(f"from {page} import DeepSpeedPlugin")
 
 
@@ -114,7 +114,7 @@ def test_an_environment_without_torch_is_told_the_extra_that_has_it(tmp_path: Pa
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
     done = interpreter("-c", "from hpcaccel import Accelerator", folder=tmp_path)
     assert done.stderr.splitlines()[-1] == (
-        f"ModuleNotFoundError: hpcaccel.Accelerator needs torch, which {sys.executable} does not have: "
+        f"ModuleNotFoundError: hpcaccel.Accelerator needs torch, which is not installed for {sys.executable}: "
         "pip install 'hpcaccel[train]'"
     )
 

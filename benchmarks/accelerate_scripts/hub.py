@@ -1,7 +1,7 @@
-"""Stand-ins for what three of the scripts fetch from a hub: a model, a tokenizer, a data set and a metric.
+"""Stand-ins for what three of the scripts download from a hub: a model, a tokenizer, a dataset and a metric.
 
-They lie in the folder in which the ranks are started, under the names that the scripts ask for: transformers, datasets
-and evaluate look there before they look anywhere else. The model is a BERT of two narrow layers with random weights,
+They are in the folder in which the ranks are started, under the names that the scripts use: transformers, datasets
+and evaluate look there first. The model is a BERT of two narrow layers with random weights,
 the data are pairs of made-up sentences, and whether a pair is a paraphrase follows from its words.
 """
 

@@ -2,9 +2,9 @@
 
     python benchmarks/accelerate_scripts/rank.py SCRIPT REPORT [ARGUMENTS]
 
-SCRIPT is read from the installed wheel and never written anywhere. Each of its checks (its functions with the name
-of one, see ``CHECK``) is watched: one that fails is written down, and the script goes on with the next, so that a run
-says of each whether it passes. A check that passes runs as it would without the watch.
+SCRIPT is read from the installed wheel and never copied. Each of its checks (functions whose names match ``CHECK``) is
+wrapped: if a check fails, the error is recorded and the script continues with the next one, so that a run reports the
+result of every check. A check that passes runs as it would without the wrapper.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHECK = re.compile(r"_?test_|check_|.*_check$|training_function$")
 
 
 def script_path(name: str) -> Path:
-    """Where the wheel has it. Accelerate itself is not imported."""
+    """Path of the script in the wheel. Accelerate itself is not imported."""
     spec = importlib.util.find_spec("accelerate")
     assert spec is not None, "accelerate is not installed: pip install 'hpcaccel[bench]'"
     assert spec.submodule_search_locations is not None
@@ -33,7 +33,7 @@ def script_path(name: str) -> Path:
 
 
 class Watch:
-    """Which checks ran, how often, and what went wrong in them."""
+    """Which checks ran, how often, and their errors."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -65,7 +65,7 @@ class Watch:
 
 
 def _shown(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The plain ones among the arguments, which tell the calls of one check apart."""
+    """The arguments of simple types, which distinguish the calls of one check."""
     plain = [str(value) for value in args if isinstance(value, bool | int | str) or not value]
     plain += [f"{key}={value}" for key, value in kwargs.items()]
     return f"({', '.join(plain)})" if plain else ""

@@ -1,11 +1,10 @@
-"""Run Accelerate's own test scripts with hpcaccel, on one rank and on two, as docs/migration.md tells of.
+"""Run Accelerate's own test scripts with hpcaccel, on one rank and on two (see docs/migration.md).
 
     python benchmarks/accelerate_scripts/run.py [--table] [SCRIPT ...]
 
 The scripts are read from the installed wheel; in their imports ``accelerate`` is replaced by ``hpcaccel``, and nothing
-else (see ``rank.py``). Nothing is fetched: see ``hub.py``. The exit code is 1 where a check fails that is not in
-``EXPECTED``, where one that is there passes, where more or fewer of them run than ``CHECKS`` says, or where a rank ends
-badly.
+else (see ``rank.py``). Nothing is downloaded: see ``hub.py``. The exit code is 1 if a check fails that is not in
+``EXPECTED``, if one in ``EXPECTED`` passes, if the number of checks differs from ``CHECKS``, or if a rank fails.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ SCRIPTS: dict[str, tuple[Sequence[Sequence[str]], Sequence[int]]] = {
         (1, 2),
     ),
 }
-"""The arguments of each start, one after the other in one folder, and on how many ranks. The loop over distributed data
-asserts that there are two."""
+"""The arguments of each start, one after the other in one folder, and the number of ranks. The loop over distributed
+data asserts that there are two."""
 
 CHECKS = {
     ("test_ops.py", 1): 10,
@@ -62,19 +61,19 @@ CHECKS = {
     ("external_deps/test_checkpointing.py", 1): 1,
     ("external_deps/test_checkpointing.py", 2): 1,
 }
-"""How many checks run, by script and ranks, as docs/migration.md has it: on any rank, and where all is installed that
-the scripts ask for."""
+"""Number of checks by script and ranks, as in docs/migration.md: on any rank, if everything that the scripts need is
+installed."""
 
 EXPECTED = {
     ("test_ddp_comm_hook.py", 1): r"Default process group has not been initialized",
     ("test_ddp_comm_hook.py", 2): r"device_ids and output_device arguments|BF16 all reduce communication hook required",
 }
-"""What checks fail with that cannot pass on CPUs. The script's own reference is a DistributedDataParallel on the GPU of
+"""Errors of checks that cannot pass on CPUs. The script's own reference is a DistributedDataParallel on the GPU of
 the rank's number, which needs a group even for one rank; torch has the BF16 hooks for NCCL only."""
 
 
 def run(script: str, ranks: int, starts: Sequence[Sequence[str]]) -> tuple[dict[str, list[str]], list[str]]:
-    """For each check the errors of all ranks and starts; and what else went wrong."""
+    """The errors of all ranks and starts for each check, and other errors."""
     found: dict[str, list[str]] = {}
     problems: list[str] = []
     with tempfile.TemporaryDirectory(prefix="accelerate-scripts-") as name:
@@ -129,7 +128,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def judge(script: str, ranks: int, found: dict[str, list[str]], problems: list[str]) -> list[str]:
-    """What is not as expected."""
+    """Deviations from the expected results."""
     expected = EXPECTED.get((script, ranks))
     wrong = [*problems]
     if len(found) != (count := CHECKS[script, ranks]):

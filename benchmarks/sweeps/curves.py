@@ -1,7 +1,7 @@
-"""ASHA beside random search on made-up learning curves: after which share of random's time is its best value reached?
+"""ASHA compared with random search on synthetic learning curves: time to the best value of random search.
 
-What draws the points and ends the trials is ``hpcaccel.sweeps.study`` itself, on a storage in memory; only the training
-and the clock are made up. Both searches draw the same points in the same order.
+``hpcaccel.sweeps.study`` itself chooses the points and prunes the trials, with in-memory storage; only the training
+and the clock are simulated. Both searches draw the same points in the same order.
 
 A curve of ``loss`` over R = 64 epochs, for lr in [1e-4, 1] (u: where it is between them, as a logarithm, 0 to 1), width
 in [32, 1024] (v, likewise), dropout d in [0, 0.5]:
@@ -13,9 +13,9 @@ in [32, 1024] (v, likewise), dropout d in [0, 0.5]:
 a power law of the epoch e. Large learning rates are quick and end higher, wide nets are slow and end lower: curves
 cross. The noise is N(0, 0.01) at each epoch; above u = 0.92 the loss stays at 2.3. An epoch takes 0.5 + v.
 
-The numbers were written down before the first run and have not been changed since. Who searches sees the noise, and
-takes the trial with the least loss for the best one; compared is what that point gives without the noise, which is what
-its owner will get. (The least of a thousand noisy values is lucky, and that of a hundred less so.)
+The constants were fixed before the first run and have not been changed since. The search sees the noisy values, and
+selects the trial with the lowest loss; the comparison uses that point's loss without noise, which is what a user would
+get. (The minimum of a thousand noisy values is more biased than that of a hundred.)
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from typing import Any
 
 from optuna.storages import InMemoryStorage
 
-from hpcaccel.spec.sweep_fields import SweepSpec
-from hpcaccel.spec.sweep_file import sweep_from_values
-from hpcaccel.sweeps.study import Asked, SweepStudy
+from hpcaccel.spec.sweep.sweep_fields import SweepSpec
+from hpcaccel.spec.sweep.sweep_file import sweep_from_values
+from hpcaccel.sweeps.study import AskedTrial, SweepStudy
 
 EPOCHS = 64
 WORKERS = (8, 16, 64)
 SEEDS = 11
 TRIALS_A_WORKER = 16
-"""So many trials of middling length random search does with each worker."""
+"""Number of trials of average length that random search does per worker."""
 LIMIT = 0.25
 GIVE_UP = 0.5
-"""Share of random's time after which ASHA has failed."""
+"""Maximum time of ASHA, as a share of the time of random search."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class Found:
 
     time: float
     value: float
-    """Without the noise, the best trial so far's."""
+    """Value without noise of the best trial so far."""
     begun: int
-    """Trials begun until then."""
+    """Number of trials started until then."""
 
 
 def main() -> bool:
     print(f"{'ASHA until random search’s best value, medians of ' + str(SEEDS) + ' seeds':58}", end="")
-    print(f"{'share of its time':>20}{'least–most':>16}{'limit':>8}")
+    print(f"{'share of its time':>20}{'min–max':>16}{'limit':>8}")
     rows = [_row(workers) for workers in WORKERS]
     return all(rows)
 
@@ -110,7 +110,7 @@ def _search(pruner: str, workers: int, seed: int, limit: float) -> Iterator[Foun
             training = None
         if training is None:
             asked = study.ask()
-            assert isinstance(asked, Asked)
+            assert isinstance(asked, AskedTrial)
             training, begun = _Training(asked, seed), begun + 1
         training.epoch += 1
         heapq.heappush(waiting, (now + training.epoch_time, next(order), training))
@@ -122,7 +122,7 @@ def _ends(study: SweepStudy, training: _Training) -> bool:
 
 
 class _Training:
-    def __init__(self, asked: Asked, seed: int) -> None:
+    def __init__(self, asked: AskedTrial, seed: int) -> None:
         self.number = asked.number
         self.epoch = 0
         point: dict[str, Any] = asked.point

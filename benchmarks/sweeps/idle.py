@@ -1,8 +1,8 @@
-"""How much of their allocation the workers of a real sweep leave idle: no rank process is alive.
+"""Measure the share of their allocations in which the workers of a real sweep have no live rank process.
 
-The sweep is that of ``jobs/gpt`` with 24 trials and 4 workers, on the Slurm that is at hand (``eval "$(docker/cluster
-env)"``), and nobody disturbs it. A rank lives from when it has said which step of Slurm's it is, to when its supervisor
-has seen it leave, or more strictly to its last word, after which nothing is left but Python's own end.
+The sweep is that of ``jobs/gpt`` with 24 trials and 4 workers, on the available Slurm (``eval "$(docker/cluster
+env)"``), without interruptions. A rank is alive from the report of its Slurm step until its supervisor sees its exit,
+or, more strictly, until its last output, after which only Python's shutdown remains.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpcaccel.core.run_dir import RunDir, SweepDir, read_lines
-from hpcaccel.sweeps.budget import Account, Held
+from hpcaccel.core.durable_files import read_lines
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.sweep_dir import SweepDir
+from hpcaccel.sweeps.budget import ComputeAccount, Held
+from hpcaccel.sweeps.journal_notes import OwnershipNotes
 from hpcaccel.sweeps.journal_reader import StudyRecord
-from hpcaccel.sweeps.ownership import Notes
 
 SPEC = Path(__file__).parents[2] / "jobs" / "gpt" / "sweep.yaml"
 LONGER = ("args.epochs=6", "sweep.pruner.asha.min_steps=120")
@@ -29,14 +31,14 @@ LIMIT = 0.02
 
 def main() -> bool:
     if not shutil.which("sinfo") or subprocess.run(["sinfo"], capture_output=True, check=False).returncode:
-        print("idle: no Slurm answers here; left out")
+        print("idle: skipped, because Slurm does not respond on this machine")
         return True
     with tempfile.TemporaryDirectory(prefix="hpcaccel-idle-") as folder:
         sweep = _run(Path(folder))
         share = _measure(sweep, until_last_word=False)
         strict = _measure(sweep, until_last_word=True)
-    print(f"idle, no rank process alive: {share:.2%} of the allocations; to the ranks' last word: {strict:.2%}")
-    print(f"limit {LIMIT:.0%}: {'kept' if share < LIMIT else 'PASSED'}")
+    print(f"idle, no rank process alive: {share:.2%} of the allocations; until the ranks' last output: {strict:.2%}")
+    print(f"limit {LIMIT:.0%}: {'kept' if share < LIMIT else 'EXCEEDED'}")
     return share < LIMIT
 
 
@@ -51,10 +53,10 @@ def _run(folder: Path) -> SweepDir:
 
 
 def _measure(sweep: SweepDir, *, until_last_word: bool) -> float:
-    """The share of all workers' allocations in which none of their ranks lived."""
-    owners = Notes(StudyRecord(sweep.journal)).read().claims
+    """Share of all workers' allocations in which none of their ranks was alive."""
+    owners = OwnershipNotes(StudyRecord(sweep.journal)).read().claims
     held = idle = 0.0
-    for worker, stays in Account(sweep).read().held.items():
+    for worker, stays in ComputeAccount(sweep).read().held.items():
         mine = [sweep.trial(number) for number, claim in owners.items() if claim.worker == worker]
         lives = sorted(life for run in mine for life in _lives(run, until_last_word=until_last_word))
         for stay in stays:

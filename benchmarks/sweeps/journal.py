@@ -1,8 +1,8 @@
-"""64 processes on one journal: trials a second beside Optuna's own backend, and what is left after random SIGKILLs.
+"""64 processes on one journal: trials per second compared with Optuna's backend, and the state after random SIGKILLs.
 
-A process is killed wherever it happens to be: with the lock in its hand, in the middle of a line, between a line and
-its knowing of it. What it has told is written to a file of its own only after ``tell`` has returned; all that is in
-those files must be in the journal.
+A process may be killed at any point: while it holds the lock, in the middle of a line, or between writing a line and
+noticing it. It records a result in its own file only after ``tell`` has returned; every result in those files must be
+in the journal.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Backend = Callable[[str], BaseJournalBackend]
 
 @dataclass
 class Siege:
-    """Processes that ask, report and tell on one journal until they are killed."""
+    """Processes that call ask, report and tell on one journal until they are killed."""
 
     folder: Path
     backend: Backend
@@ -82,7 +82,7 @@ class Siege:
             os.write(told, f"{trial.number} {value!r}\n".encode())
 
     def kill(self, pid: int) -> bool:
-        """Returns False where the process had ended by itself."""
+        """Returns False if the process had already ended."""
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         del self.alive[pid]
@@ -111,7 +111,7 @@ def _speed() -> None:
             rates[name].append(_rate(backend))
     for name, found in rates.items():
         shown = ", ".join(f"{rate:.0f}" for rate in found)
-        print(f"{f'{PROCESSES} processes, {name}: trials/s in each turn':58}{shown:>20}")
+        print(f"{f'{PROCESSES} processes, {name}: trials/s per turn':58}{shown:>20}")
 
 
 def _rate(backend: Backend) -> float:

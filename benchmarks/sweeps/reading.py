@@ -1,6 +1,6 @@
-"""How long it takes to know where a sweep of 10,000 trials stands, each time in a fresh process.
+"""Measure how long it takes to read the status of a sweep of 10,000 trials, each time in a fresh process.
 
-The sweep is a real one of one trial on the local backend, whose journal is then replaced by a larger one.
+The sweep is a real one with one trial on the local backend. Its journal is then replaced by a larger one.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main() -> bool:
             "optuna.load_study": [sys.executable, "-c", OPTUNAS, str(bare)],
         }
         size = path.stat().st_size / 2**20
-        print(f"{f'{TRIALS} trials, {size:.0f} MiB, from the start of a process':58}{'median':>10}{'limit':>10}")
+        print(f"{f'{TRIALS} trials, {size:.0f} MiB, from process start':58}{'median':>10}{'limit':>10}")
         seconds: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(TURNS):
             for name, command in commands.items():
@@ -104,7 +104,7 @@ def timed(command: list[str]) -> float:
 
 
 def write_journal(path: Path, bare: Path, trials: int) -> None:
-    """What workers of a sweep with ASHA leave: five parameters, one to four rungs, our claims and marks."""
+    """Journal lines as workers of an ASHA sweep write them: five parameters, one to four rungs, claims and marks."""
     source = random.Random(0)
     lines = [_line(0, study_name="sweep", directions=[1])]
     for number in range(trials):

@@ -1,4 +1,4 @@
-"""pyxis, Slurm's plug-in for containers, and enroot, which it drives: both from their source trees, into one prefix."""
+"""Build pyxis, Slurm's container plug-in, and enroot, which it uses, from source into one prefix."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ ENROOT_RUNTIME_PATH /run/enroot/$(uname -n)
 
 
 def build_pyxis(pyxis: Path, enroot: Path, *, prefix: Path, report: Report) -> Path:
-    """Compiles and installs both; returns the prefix. The source trees are left as they are."""
+    """Compile and install both; return the prefix. The source trees are not modified."""
     _check_tree(pyxis, "pyxis_slurmstepd.c", "pyxis")
     _check_tree(enroot, "enroot.in", "enroot")
     headers = _headers_of_slurm()
     if missing := _missing(headers):
         packages = " ".join(dict.fromkeys(PACKAGE_OF[name] for name in missing))
         raise DevClusterError(
-            f"not installed: {', '.join(missing)}. To install what is needed: apt-get update && apt-get install "
+            f"not installed: {', '.join(missing)}. Install them: apt-get update && apt-get install "
             f"--yes --no-install-recommends {packages}"
         )
     with tempfile.TemporaryDirectory(prefix="build-pyxis-", dir="/var/tmp") as name:
@@ -94,11 +94,11 @@ def _install_enroot(source: Path, prefix: Path, folder: Path, log: Path, report:
 
 def _check_tree(source: Path, file: str, name: str) -> None:
     if not (source / file).is_file():
-        raise DevClusterError(f"{source} is no source tree of {name}: {file} is missing")
+        raise DevClusterError(f"{source} is not a source tree of {name}: {file} is missing")
 
 
 def _headers_of_slurm() -> list[str]:
-    """Where the headers of the Slurm are that a cluster would run; a plug-in loads in the release it was made for."""
+    """Include paths of the Slurm that a cluster would use; a plug-in loads only in the release it was built for."""
     include = [Path(folder).parent / "include" for folder in requirements.slurm_folders()]
     return [f"-I{folder}" for folder in dict.fromkeys(include) if (folder / "slurm/spank.h").exists()]
 

@@ -1,4 +1,4 @@
-"""Slurm from its source tree, into a prefix of its own: for clusters of another release than the system's."""
+"""Build Slurm from source into its own prefix, for clusters with another release than the system's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from .building import Report, run_step
 from .errors import DevClusterError
 
-# slurmdbd's plug-in for MariaDB and everybody's for munge are left out without a word where their headers are missing.
+# slurmdbd's MariaDB plug-in and the munge plug-ins are silently skipped if their headers are missing.
 PACKAGE_OF = {
     "cc": "build-essential",
     "make": "build-essential",
@@ -20,27 +20,29 @@ PACKAGE_OF = {
     "mariadb_config or mysql_config": "libmariadb-dev",
 }
 NEEDED_PLUGINS = ("accounting_storage_mysql.so", "auth_munge.so")
-# Several slurmd on one machine; no X11, REST or sview, which nobody here uses and which need further libraries.
+# Several slurmd on one machine; no X11, REST or sview, which are not used and need further libraries.
 OPTIONS = ("--enable-multiple-slurmd", "--with-munge", "--disable-x11", "--disable-slurmrestd", "--disable-sview")
 
 
 def build_slurm(source: Path, *, prefix: Path | None, build_folder: Path | None, jobs: int, report: Report) -> Path:
-    """Configures, compiles and installs; returns the prefix. The source tree is left as it is."""
+    """Configure, compile and install; return the prefix. The source tree is not modified."""
     version = version_of(source)
     prefix = prefix or Path(f"/opt/slurm-{version}")
     if missing := _missing():
         packages = " ".join(dict.fromkeys(PACKAGE_OF[name] for name in missing))
         raise DevClusterError(
-            f"not installed: {', '.join(missing)}. To install what is needed: apt-get update && apt-get install "
+            f"not installed: {', '.join(missing)}. Install them: apt-get update && apt-get install "
             f"--yes --no-install-recommends {packages}"
         )
     if (source / "config.status").exists():
         raise DevClusterError(
-            f"{source} has been configured in place, and from such a tree configure builds nowhere else: run `make "
-            "distclean` in it, or name an untouched copy"
+            f"{source} was configured in place, so that configure cannot build it in another directory: run `make "
+            "distclean` in it, or pass an unmodified copy"
         )
     if any(_holds_files(prefix / name) for name in ("bin", "sbin", "lib")):
-        raise DevClusterError(f"--prefix {prefix} holds an installation already: remove it, or name another folder")
+        raise DevClusterError(
+            f"--prefix {prefix} already contains an installation: remove it, or choose another directory"
+        )
     folder = build_folder or Path(tempfile.mkdtemp(prefix=f"build-slurm-{version}-", dir="/var/tmp"))
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "build.log"
@@ -51,22 +53,22 @@ def build_slurm(source: Path, *, prefix: Path | None, build_folder: Path | None,
     run_step("make install", ["make", "install"], folder=folder, log=log, report=report)
     plugins = prefix / "lib" / "slurm"
     if lost := [name for name in NEEDED_PLUGINS if not (plugins / name).exists()]:
-        raise DevClusterError(f"Slurm was built without {', '.join(lost)}; {log} says what configure did not find")
+        raise DevClusterError(f"Slurm was built without {', '.join(lost)}; see {log} for what configure did not find")
     if build_folder is None:
         shutil.rmtree(folder)
     return prefix
 
 
 def version_of(source: Path) -> str:
-    """E.g. ``25.11.7`` or ``26.11.0-0rc1``, as the tree's META has it."""
+    """Version in the META file of the source tree, such as ``25.11.7`` or ``26.11.0-0rc1``."""
     try:
         meta = (source / "META").read_text()
     except OSError as error:
-        raise DevClusterError(f"{source} is no source tree of Slurm: {error.strerror}: META") from error
+        raise DevClusterError(f"{source} is not a Slurm source tree: {error.strerror}: META") from error
     values: dict[str, str] = dict(re.findall(r"^\s*(\w+):\s*(\S+)", meta, re.MULTILINE))
     if values.get("Name") != "slurm" or not (source / "configure").exists():
         raise DevClusterError(
-            f"{source} is no source tree of Slurm: META names {values.get('Name')!r}, or no configure"
+            f"{source} is not a Slurm source tree: META has the name {values.get('Name')!r}, or there is no configure"
         )
     release = values.get("Release", "1")
     return values["Version"] + ("" if release == "1" else f"-{release}")

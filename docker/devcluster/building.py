@@ -1,4 +1,4 @@
-"""Running a build step by step: its output goes to a file, and a line now and then says how far it is."""
+"""Run the steps of a build: their output goes to a file, and the progress is reported from time to time."""
 
 from __future__ import annotations
 
@@ -57,4 +57,4 @@ def run_step(
             raise
     if code:
         tail = "".join(f"\n  | {line}" for line in log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
-        raise DevClusterError(f"{name} ended with code {code}; see {log}{tail}")
+        raise DevClusterError(f"{name} failed with exit code {code}; see {log}{tail}")

@@ -44,7 +44,7 @@ SlurmctldPidFile={root}/run/slurmctld.pid
 SlurmdPidFile={root}/run/%n.pid
 SlurmctldLogFile={root}/log/slurmctld.log
 SlurmdLogFile={root}/log/%n.log
-# The two files differ in how they listen, and in nothing that the daemons have to agree on.
+# The two files differ in how the daemons listen, and in nothing that must be the same for all.
 DebugFlags=NO_CONF_HASH
 
 ProctrackType=proctrack/linuxproc
@@ -91,12 +91,12 @@ PartitionName=urgent PriorityTier=100 PreemptMode=OFF
 
 
 def plugstack_conf(state: State) -> str:
-    """Beside each slurm.conf, where srun and slurmd look for it; named in it too, for slurmstepd."""
+    """Content of plugstack.conf: next to each slurm.conf for srun and slurmd, and named in it for slurmstepd."""
     return f"required {state.pyxis}/lib/slurm/spank_pyxis.so runtime_path={state.root}/run/pyxis\n"
 
 
 def gres_conf(state: State) -> str:
-    """GPUs that set CUDA_VISIBLE_DEVICES. It takes character devices: plain files register, but set nothing."""
+    """GPUs that set CUDA_VISIBLE_DEVICES. They must be character devices: plain files register, but set nothing."""
     files = "\n".join(
         f"Name=gpu File={state.root}/dev/nvidia{i} Flags=nvidia_gpu_env" for i in range(state.options.gpus)
     )

@@ -1,4 +1,4 @@
-"""The five kinds of daemons: how each is started, and how one knows that it is ready."""
+"""The five kinds of daemons: starting them, and waiting until they are ready."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .state import State
 
 READY_PATIENCE_SECONDS = 240.0
 TELL_SECONDS = 5.0
-"""What keeps a daemon from being ready is told after this time, and whenever it changes."""
+"""Time after which the reason why a daemon is not ready yet is reported, and then whenever it changes."""
 Report = Callable[[str], None]
 UP_STATES = ("idle", "mixed", "allocated", "completing")
 
@@ -38,7 +38,7 @@ def start_mariadbd(state: State) -> None:
     common += ["--innodb-log-file-size=8M", "--innodb-flush-method=nosync", "--innodb-flush-log-at-trx-commit=0"]
     install = [_program("mariadb-install-db"), *common, "--auth-root-authentication-method=socket", "--skip-test-db"]
     files = [f"--socket={root}/run/mariadb.socket", f"--pid-file={root}/run/mariadbd.pid"]
-    # slurmdbd's own check wants such a cache, and a patient lock wait.
+    # slurmdbd checks for such a cache and for a long lock timeout.
     settings = [
         "--skip-networking",
         "--skip-log-bin",
@@ -46,7 +46,7 @@ def start_mariadbd(state: State) -> None:
         "--innodb-lock-wait-timeout=900",
     ]
     serve = [_program("mariadbd"), *common, *files, *settings]
-    # One process, so that the making of the database too is recorded, and ended if somebody gives up meanwhile.
+    # One process, so that the creation of the database is recorded too, and ended after Ctrl-C.
     both = f"{shlex.join(install)} && exec {shlex.join(serve)}"
     _start(state, "mariadbd", ["sh", "-c", both], hostname=state.controller)
     ping = [_program("mariadb-admin"), "--no-defaults", "--user=root", f"--socket={root}/run/mariadb.socket", "ping"]
@@ -59,13 +59,13 @@ def start_slurmdbd(state: State) -> None:
 
 
 def register_cluster(state: State, report: Report) -> None:
-    """slurmdbd has to know a cluster, once, before its slurmctld may speak to it."""
+    """Register the cluster in slurmdbd, once, before its slurmctld may connect."""
     add_cluster = ["sacctmgr", "-i", "add", "cluster", state.options.name]
     _wait(state, "slurmdbd", lambda: _problem_of(add_cluster, state), report=report)
 
 
 def start_slurmctld(state: State) -> None:
-    # One that was killed before it had written its state for the first time: newer releases do not start again then.
+    # slurmctld was killed before it wrote its state for the first time: newer releases then do not start again.
     states = state.root / "spool" / "slurmctld"
     unfinished = (states / "clustername").exists() and not (states / "assoc_usage").exists()
     options = ["-i"] if unfinished else []
@@ -84,7 +84,7 @@ def wait_for_slurmd(state: State, node: str) -> None:
 
 
 def wait_for_nodes(state: State, nodes: Sequence[str]) -> None:
-    """Until Slurm would give work to each of them."""
+    """Wait until Slurm would schedule jobs on each of the nodes."""
 
     def not_up() -> str:
         states = {node: states.get(node, "unknown") for states in [node_states(state)] for node in nodes}
@@ -94,7 +94,7 @@ def wait_for_nodes(state: State, nodes: Sequence[str]) -> None:
 
 
 def node_states(state: State) -> dict[str, str]:
-    """sinfo's long state by node, such as `idle`, `down*`; empty when the controller does not answer."""
+    """sinfo's long state by node, such as `idle`, `down*`; empty if the controller does not respond."""
     if not all(
         processes.is_alive(state.processes[role]) for role in ("munged", "slurmctld") if role in state.processes
     ):
@@ -106,7 +106,7 @@ def node_states(state: State) -> dict[str, str]:
 
 
 def client(state: State, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Runs one of Slurm's own commands against this cluster."""
+    """Run one of Slurm's commands on this cluster."""
     env = {**requirements.environment(state.slurm_folders), "SLURM_CONF": str(state.slurm_conf)}
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
@@ -117,7 +117,7 @@ def _start(
     env = {
         **requirements.environment(state.folders),
         "SLURM_CONF": str(state.daemons_conf),
-        # libmariadb, inside slurmdbd, has no other way to be told about a socket.
+        # libmariadb, inside slurmdbd, reads the socket only from this variable.
         "MYSQL_UNIX_PORT": f"{state.root}/run/mariadb.socket",
     }
 
@@ -129,31 +129,31 @@ def _start(
 
 
 def _log(state: State, role: str) -> Path:
-    """What a daemon prints. Slurm's daemons, while in the foreground, also write to a log of their own: same lines."""
+    """Output of a daemon. Slurm's daemons in the foreground also write the same lines to their own log."""
     return state.root / "log" / f"{role}.out"
 
 
 def _wait(state: State, role: str, problem: Callable[[], str], *, report: Report | None = None) -> None:
-    """Until `problem` is empty; it says in words, those of a program where one is asked, why a daemon is not ready."""
+    """Wait until `problem` returns an empty string; otherwise it returns why the daemon is not ready."""
     started = time.monotonic()
-    told = ""
+    reported = ""
     while why := problem():
         log = _log(state, role)
         if not processes.is_alive(state.processes[role]):
-            raise DevClusterError(f"{role} ended at once; see {log}{_tail(log)}")
+            raise DevClusterError(f"{role} exited at startup; see {log}{_tail(log)}")
         waited = time.monotonic() - started
         if waited > READY_PATIENCE_SECONDS:
             raise DevClusterError(
                 f"{role} was not ready after {READY_PATIENCE_SECONDS:.0f} s: {why}; see {log}{_tail(log)}"
             )
-        if report is not None and waited > TELL_SECONDS and why != told:
+        if report is not None and waited > TELL_SECONDS and why != reported:
             report(f"waiting for {role}: {why}")
-            told = why
+            reported = why
         time.sleep(0.1)
 
 
 def _problem_of(command: Sequence[str], state: State | None = None) -> str:
-    """What a program prints when it fails; empty when it succeeds."""
+    """Output of a failed program; empty if it succeeds."""
     if state is not None:
         answer = client(state, command)
     else:
@@ -162,11 +162,11 @@ def _problem_of(command: Sequence[str], state: State | None = None) -> str:
     if answer.returncode == 0:
         return ""
     words = " ".join((answer.stderr or answer.stdout).split())
-    return f"{Path(command[0]).name}: {words or f'ended with code {answer.returncode}'}"
+    return f"{Path(command[0]).name}: {words or f'exit code {answer.returncode}'}"
 
 
 def _silence(port: int) -> str:
-    """Empty once somebody listens."""
+    """Empty once a process listens on the port, else the error."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except OSError as error:

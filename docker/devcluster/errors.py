@@ -1,5 +1,5 @@
-"""The one exception that the program turns into a message and exit code 2."""
+"""The exception that the program converts to a message and exit code 2."""
 
 
 class DevClusterError(Exception):
-    """Something that the reader of the message can mend."""
+    """An error that the user can fix."""

@@ -18,7 +18,7 @@ _MARK = "# hpcaccel-cluster "
 
 @contextlib.contextmanager
 def locked() -> Iterator[None]:
-    """Keeps other clusters from choosing names and ports at the same moment."""
+    """Lock against other clusters that choose names and ports at the same time."""
     with HOSTS.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -33,7 +33,7 @@ def add(names: Sequence[str], root: Path) -> None:
 
 
 def remove(root: Path) -> None:
-    """Call with the lock held. Removing what is not there does nothing."""
+    """Call with the lock held. Does nothing if the line does not exist."""
     old = HOSTS.read_bytes()
     mark = f"{_MARK}{root}\n".encode()
     new = b"".join(line for line in old.splitlines(keepends=True) if not line.endswith(mark))
@@ -56,6 +56,6 @@ def marked_roots() -> list[Path]:
 
 
 def taken_names() -> set[str]:
-    """Every name that the file gives to some address."""
+    """All host names in the file."""
     lines = (line.partition("#")[0] for line in HOSTS.read_text().splitlines())
     return {name for line in lines for name in line.split()[1:]}

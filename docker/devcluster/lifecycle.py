@@ -1,4 +1,4 @@
-"""Up, down, and one node down and up again."""
+"""Start and stop a cluster; fail and restore one node."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .state import Options, State, is_root, load, locked
 
 Report = Callable[[str], None]
 
-# Time for a daemon to leave by itself. What it would still have to write is thrown away at the next `up` anyway.
+# Time for a daemon to exit by itself. Anything it would still write is deleted at the next `up` anyway.
 LEAVE_PATIENCE_SECONDS = 5
 
 
 def up(root: Path, asked: Mapping[str, object], report: Report, *, pyxis: str = "") -> State:
-    """A running cluster: the one that runs already, or a new one. `asked` holds the options that were given."""
+    """Return a running cluster, existing or new. `asked` contains the options that were given."""
     if (problem := requirements.problem()) is not None:
         raise DevClusterError(problem)
     setup.claim(root)
@@ -26,36 +26,38 @@ def up(root: Path, asked: Mapping[str, object], report: Report, *, pyxis: str = 
         if old is not None and _is_up(old):
             _check_same(old, asked)
             if pyxis and pyxis != old.pyxis:
-                raise DevClusterError(f"the cluster in {root} is up with pyxis={old.pyxis!r}: take it `down` first")
+                raise DevClusterError(
+                    f"the cluster in {root} is up with pyxis={old.pyxis!r}: stop it first with `down`"
+                )
             report(f"already up: {root}")
             return old
         if old is not None:
-            report("cleaning up what a crash left")
+            report("cleaning up after a crash")
             _stop(old)
         state = setup.create(root, Options(**asked), pyxis=pyxis)  # type: ignore[arg-type]  # argparse has checked the types
         try:
             _start(state, report)
-        except BaseException:  # Ctrl-C too: nothing half-made stays
+        except BaseException:  # Ctrl-C too: clean up
             _stop(state)
             raise
         return state
 
 
 def down(root: Path, report: Report) -> bool:
-    """Ends what `up` started; False if there was nothing. The logs stay until the next `up`."""
+    """Stop what `up` started; False if there was nothing. The logs stay until the next `up`."""
     if not is_root(root):
         return False
     with locked(root):
         state = load(root)
         if state is None:
             return False
-        report(f"ending {sum(map(processes.is_alive, state.processes.values()))} daemons and their jobs")
+        report(f"stopping {sum(map(processes.is_alive, state.processes.values()))} daemons and their jobs")
         _stop(state)
         return True
 
 
 def fail(root: Path, role: str, *, slurmd_only: bool) -> None:
-    """A power cut: a node's slurmd, job step daemons and tasks are killed at once. Or slurmctld or slurmdbd is."""
+    """Simulate a power cut: kill a node's slurmd, job step daemons and tasks at once; or kill slurmctld or slurmdbd."""
     _require(root)
     with locked(root):
         state = _running(root, role)
@@ -67,12 +69,12 @@ def fail(root: Path, role: str, *, slurmd_only: bool) -> None:
 
 
 def restore(root: Path, role: str) -> None:
-    """What `fail` took away is started again, and registers."""
+    """Start a failed node or daemon again."""
     _require(root)
     with locked(root):
         state = _running(root, role)
         if processes.is_alive(state.processes[role]):
-            raise DevClusterError(f"{role} is running; `fail {role}` comes first")
+            raise DevClusterError(f"{role} is running: only a role stopped by `fail {role}` can be restored")
         state.failed = [name for name in state.failed if name != role]
         if role == "slurmdbd":
             daemons.start_slurmdbd(state)
@@ -107,7 +109,7 @@ def _stop(state: State) -> None:
     if state.ready:
         state.ready = False
         state.save()
-    # Those who start jobs go first, then the jobs; the database last, since the others talk to it to the end.
+    # First the daemons that start jobs, then the jobs; the database last, because the others use it until they exit.
     order = [["slurmctld", *state.nodes], ["slurmdbd"], ["mariadbd", "munged"]]
     for roles in order:
         group = [state.processes[role] for role in roles if role in state.processes]
@@ -120,7 +122,7 @@ def _stop(state: State) -> None:
 
 
 def _end_descendants(state: State, roles: Sequence[str]) -> None:
-    """Kills until none is left: one that forks while it is looked for shows up in the next round."""
+    """Kill until none is left: a process that forks during the search is found in the next round."""
     daemons_of = [state.processes[role] for role in roles if role in state.processes]
     # Of these alone: the number of a dead node's namespace may have gone to another node's, which came back before it.
     hostnames = {role if role in state.nodes else state.controller for role in roles}
@@ -138,8 +140,8 @@ def _check_same(state: State, asked: Mapping[str, object]) -> None:
         running = getattr(state.options, name)
         if value != running:
             raise DevClusterError(
-                f"the cluster in {state.root} is up with {name}={running}, not {value}: take it `down` first, or start "
-                "another one beside it with --root"
+                f"the cluster in {state.root} is up with {name}={running}, not {value}: stop it first with `down`, or "
+                "start another cluster with --root"
             )
 
 
@@ -153,5 +155,5 @@ def _require(root: Path) -> State:
 def _running(root: Path, role: str) -> State:
     state = _require(root)
     if role not in (allowed := [*state.nodes, "slurmctld", "slurmdbd"]):
-        raise DevClusterError(f"{role!r} is not in {root} (has: {', '.join(allowed)})")
+        raise DevClusterError(f"{role!r} is not part of the cluster in {root} (has: {', '.join(allowed)})")
     return state

@@ -23,7 +23,7 @@ DEFAULT_ROOT = Path("/var/tmp/hpcaccel-cluster")
 
 
 def main(argv: Sequence[str]) -> int:
-    os.umask(0o022)  # whatever the caller's: munge wants its socket to be within everybody's reach
+    os.umask(0o022)  # munge requires that every user can reach its socket
     args = _parser().parse_args(argv)
     args.root = Path(args.root).absolute()
     try:
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _up(args: argparse.Namespace) -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # like Ctrl-C: nothing half-made stays
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # like Ctrl-C: clean up
     try:
         _start(args)
         while args.stay:
@@ -65,7 +65,7 @@ def _start(args: argparse.Namespace) -> None:
     report(f"{len(state.nodes)} nodes: {', '.join(state.nodes)}. To use them:")
     print(_exports(state), flush=True)
     if args.stay:
-        report("up until SIGTERM or Ctrl-C")
+        report("running until SIGTERM or Ctrl-C")
 
 
 def _down(args: argparse.Namespace) -> int:
@@ -84,7 +84,7 @@ def _status(args: argparse.Namespace) -> int:
     for node in state.nodes:
         print(f"{node:8} {states.get(node, 'unknown')}")
     for role in dead:
-        print(f"{role} is not running{' (failed on purpose)' if role in state.failed else ''}")
+        print(f"{role} is not running{' (stopped by `fail`)' if role in state.failed else ''}")
     print(_exports(state))
     return 0 if state.ready and set(dead) <= set(state.failed) else 1
 
@@ -99,7 +99,7 @@ def _env(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     problem = requirements.problem()
-    print(problem or "a cluster can be started here")
+    print(problem or "a cluster can be started on this machine")
     return 0 if problem is None else 2
 
 
@@ -143,58 +143,64 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="docker/cluster", description="A real Slurm cluster on this machine.")
     commands = parser.add_subparsers(required=True, metavar="command")
     root = argparse.ArgumentParser(add_help=False)
-    root.add_argument("--root", default=DEFAULT_ROOT, help="the directory that holds all of it (%(default)s)")
+    root.add_argument("--root", default=DEFAULT_ROOT, help="directory for all files of the cluster (%(default)s)")
 
-    up = commands.add_parser("up", parents=[root], help="start it, or say that it runs")
+    up = commands.add_parser("up", parents=[root], help="start a cluster, or report that it is already up")
     default = Options()
     up.add_argument("--nodes", type=_count(1, 64), help=f"nodes, 1 to 64 ({default.nodes})")
-    up.add_argument("--gpus", type=_count(0, 8), help=f"simulated GPUs a node, 0 to 8 ({default.gpus})")
-    up.add_argument("--cpus", type=_count(1, 256), help=f"CPUs that a node claims to have ({default.cpus})")
-    up.add_argument("--memory-mb", type=_count(1, 10**7), help=f"memory that a node claims ({default.memory_mb})")
+    up.add_argument("--gpus", type=_count(0, 8), help=f"simulated GPUs per node, 0 to 8 ({default.gpus})")
+    up.add_argument("--cpus", type=_count(1, 256), help=f"CPUs that each node reports ({default.cpus})")
+    up.add_argument(
+        "--memory-mb", type=_count(1, 10**7), help=f"memory that each node reports, in MB ({default.memory_mb})"
+    )
     up.add_argument("--name", type=_name, help=f"Slurm's name for the cluster ({default.name})")
-    up.add_argument("--prefix", type=_name, help="nodes are called prefix1, prefix2, … (n, if nobody else has it)")
+    up.add_argument("--prefix", type=_name, help="node names are PREFIX1, PREFIX2, … (n, if it is free)")
     up.add_argument("--grace-seconds", type=_count(1, 3600), help=f"GraceTime of `gpu` ({default.grace_seconds})")
     up.add_argument("--kill-wait-seconds", type=_count(1, 600), help=f"KillWait ({default.kill_wait_seconds})")
     up.add_argument(
         "--slurmd-timeout-seconds",
         type=_count(1, 3600),
-        help=f"SlurmdTimeout: a silent node is down after that ({default.slurmd_timeout_seconds})",
+        help=f"SlurmdTimeout: time until a node that does not respond is down ({default.slurmd_timeout_seconds})",
     )
-    up.add_argument("--pyxis", help="prefix of pyxis and enroot, as build-pyxis has made it: srun --container-image")
-    up.add_argument("--stay", action="store_true", help="wait for SIGTERM or Ctrl-C, then take it down")
+    up.add_argument("--pyxis", help="prefix that build-pyxis installed to; enables srun --container-image")
+    up.add_argument("--stay", action="store_true", help="wait for SIGTERM or Ctrl-C, then stop the cluster")
     up.set_defaults(command=_up)
 
-    commands.add_parser("down", parents=[root], help="end exactly what `up` started").set_defaults(command=_down)
-    commands.add_parser("status", parents=[root], help="nodes, missing daemons, environment").set_defaults(
-        command=_status
-    )
-    commands.add_parser("env", parents=[root], help="the exports, for eval").set_defaults(command=_env)
+    commands.add_parser("down", parents=[root], help="stop exactly what `up` started").set_defaults(command=_down)
+    commands.add_parser(
+        "status", parents=[root], help="print node states, missing daemons and the environment"
+    ).set_defaults(command=_status)
+    commands.add_parser("env", parents=[root], help="print the export lines, for eval").set_defaults(command=_env)
 
     build = commands.add_parser("build-slurm", help="compile another Slurm from its source tree, for `up` to use")
-    build.add_argument("source", metavar="DIR", help="the unpacked source, which stays as it is")
-    build.add_argument("--prefix", help="where it is installed (/opt/slurm-VERSION)")
-    build.add_argument("--build-dir", help="where it is compiled, and stays (a temporary folder, removed afterwards)")
+    build.add_argument("source", metavar="DIR", help="unpacked source tree; it is not modified")
+    build.add_argument("--prefix", help="installation prefix (/opt/slurm-VERSION)")
     build.add_argument(
-        "--jobs", type=_count(1, 256), default=os.cpu_count() or 1, help="compilers at once (%(default)s)"
+        "--build-dir", help="build directory, which is kept (default: a temporary one, deleted afterwards)"
+    )
+    build.add_argument(
+        "--jobs", type=_count(1, 256), default=os.cpu_count() or 1, help="parallel compiler processes (%(default)s)"
     )
     build.set_defaults(command=_build_slurm, root=DEFAULT_ROOT)
 
     pyxis = commands.add_parser(
         "build-pyxis", help="compile pyxis and enroot from their source trees, for `up --pyxis`"
     )
-    pyxis.add_argument("pyxis", metavar="PYXIS", help="the source tree of NVIDIA/pyxis, which stays as it is")
-    pyxis.add_argument("enroot", metavar="ENROOT", help="that of NVIDIA/enroot")
-    pyxis.add_argument("--prefix", default="/opt/pyxis", help="where both are installed (%(default)s)")
+    pyxis.add_argument("pyxis", metavar="PYXIS", help="source tree of NVIDIA/pyxis; it is not modified")
+    pyxis.add_argument("enroot", metavar="ENROOT", help="source tree of NVIDIA/enroot; it is not modified")
+    pyxis.add_argument("--prefix", default="/opt/pyxis", help="installation prefix of both (%(default)s)")
     pyxis.set_defaults(command=_build_pyxis, root=DEFAULT_ROOT)
 
-    check = commands.add_parser("check", parents=[root], help="whether a cluster can be started here, or why not")
+    check = commands.add_parser("check", parents=[root], help="check whether a cluster can be started on this machine")
     check.set_defaults(command=_check)
-    fail = commands.add_parser("fail", parents=[root], help="cut the power of one node")
-    fail.add_argument("role", metavar="NODE", help="a node, or slurmctld or slurmdbd")
-    fail.add_argument("--slurmd-only", action="store_true", help="the node's jobs go on, only its slurmd dies")
+    fail = commands.add_parser(
+        "fail", parents=[root], help="simulate a power cut of one node, or kill slurmctld or slurmdbd"
+    )
+    fail.add_argument("role", metavar="NODE", help="a node, slurmctld or slurmdbd")
+    fail.add_argument("--slurmd-only", action="store_true", help="kill only the node's slurmd; its jobs continue")
     fail.set_defaults(command=_fail)
-    restore = commands.add_parser("restore", parents=[root], help="bring a failed node back")
-    restore.add_argument("role", metavar="NODE", help="what `fail` took away")
+    restore = commands.add_parser("restore", parents=[root], help="start a failed node or daemon again")
+    restore.add_argument("role", metavar="NODE", help="a node, slurmctld or slurmdbd that `fail` stopped")
     restore.set_defaults(command=_restore)
     return parser
 
@@ -211,5 +217,7 @@ def _count(low: int, high: int) -> Callable[[str], int]:
 
 def _name(text: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9]{0,30}", text):
-        raise argparse.ArgumentTypeError(f"{text!r}: small letters and digits, beginning with a letter")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a valid name: use lower-case letters and digits, starting with a letter"
+        )
     return text

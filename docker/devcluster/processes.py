@@ -23,7 +23,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Process:
-    """One process, for ever: `start_ticks` is its start in clock ticks since the boot `boot_id`."""
+    """Unique identity of a process: `start_ticks` is its start in clock ticks since the boot `boot_id`."""
 
     role: str
     pid: int
@@ -76,7 +76,7 @@ def start(
 
 
 def _wait_for_namespace(child: subprocess.Popen[bytes]) -> None:
-    """`unshare` needs a moment; until then the child still shows our own namespace."""
+    """Wait for `unshare`; until then the child is still in our own namespace."""
     own = _uts(os.getpid())
     deadline = time.monotonic() + 5
     while _uts(child.pid) == own and child.poll() is None and time.monotonic() < deadline:
@@ -84,12 +84,12 @@ def _wait_for_namespace(child: subprocess.Popen[bytes]) -> None:
 
 
 def is_alive(process: Process) -> bool:
-    """True while it runs; a zombie that nobody has reaped does not."""
+    """Whether the process runs; a zombie does not."""
     return process.boot_id == boot_id() and _start_ticks(process.pid) == process.start_ticks
 
 
 def end(processes: Sequence[Process], sig: signal.Signals, *, patience_seconds: float) -> None:
-    """Sends `sig` to each, waits for all of them together, and kills whoever is left after the patience."""
+    """Send `sig` to each, wait for all of them together, and kill the remaining ones after `patience_seconds`."""
     handles = [fd for fd in map(_open, processes) if fd is not None]
     try:
         for fd in handles:
@@ -98,7 +98,7 @@ def end(processes: Sequence[Process], sig: signal.Signals, *, patience_seconds: 
         for fd in left:
             _send(fd, signal.SIGKILL)
         if stuck := _wait(left, 10):
-            raise TimeoutError(f"{len(stuck)} of {len(handles)} processes outlived SIGKILL by 10 s")
+            raise TimeoutError(f"{len(stuck)} of {len(handles)} processes are still alive 10 s after SIGKILL")
     finally:
         for fd in handles:
             os.close(fd)
@@ -127,7 +127,7 @@ def descendants(daemons: Iterable[Process], hostnames: Iterable[str]) -> list[Pr
 
 
 def _hostname_in(pid: int) -> str:
-    """The host name in a process's UTS namespace; empty when the process has just gone."""
+    """The host name in a process's UTS namespace; empty if the process has just exited."""
     answer = subprocess.run(["nsenter", "-t", str(pid), "-u", "hostname"], capture_output=True, text=True, check=False)
     return answer.stdout.strip()
 
@@ -175,7 +175,7 @@ def _send(fd: int, sig: signal.Signals) -> None:
 
 
 def _wait(handles: Sequence[int], patience_seconds: float) -> list[int]:
-    """Those that have not ended when the patience is over. A pidfd becomes readable when its process ends."""
+    """Processes that have not ended in time. A pidfd becomes readable when its process ends."""
     left = list(handles)
     deadline = time.monotonic() + patience_seconds
     while left and (remaining := deadline - time.monotonic()) > 0:

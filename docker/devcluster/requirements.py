@@ -1,4 +1,4 @@
-"""What the machine must have."""
+"""Requirements for the machine."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ APT_GET = (
     "mariadb-server openssh-server iproute2"
 )
 _SYSTEM_FOLDERS = ("/usr/sbin", "/sbin", "/usr/bin", "/bin")
-# Daemons live in sbin, which is not on everybody's PATH.
+# Daemons are in sbin, which is not on every user's PATH.
 SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", *_SYSTEM_FOLDERS])
 
 
 def slurm_folders() -> tuple[str, ...]:
-    """Folders of the Slurm that comes first on PATH; empty for the system's, which every login shell finds."""
+    """Directories of the Slurm that is first on PATH; empty for the system's, which every login shell finds."""
     found = [shutil.which(program, path=SEARCH_PATH) for program in ("sbatch", "slurmctld")]
     folders = dict.fromkeys(os.path.dirname(path) for path in found if path is not None)
     return tuple(folder for folder in folders if folder not in _SYSTEM_FOLDERS)
 
 
 def search_path(slurm_folders: Sequence[str]) -> str:
-    """Where programs are looked for, in a cluster that was started with the Slurm of these folders."""
+    """Search path for programs in a cluster that was started with the Slurm of these directories."""
     return os.pathsep.join([*slurm_folders, SEARCH_PATH])
 
 
 def environment(slurm_folders: Sequence[str] = ()) -> dict[str, str]:
-    """The environment of the daemons: nothing of the caller's but the path and the time zone."""
+    """The environment of the daemons: only the path and the time zone of the caller's."""
     kept = {name: os.environ[name] for name in ("TZ",) if name in os.environ}
     return {"PATH": search_path(slurm_folders), "HOME": "/root", "LC_ALL": "C.UTF-8", **kept}
 
 
 def slurm_version(folders: Sequence[str] = ()) -> str:
-    """E.g. ``22.05.8``: slurmctld's, which unlike sbatch tells it without a configuration."""
+    """Version such as ``22.05.8``, from slurmctld, which unlike sbatch prints it without a configuration."""
     env = environment(folders)
     answer = subprocess.run(["slurmctld", "-V"], env=env, capture_output=True, text=True, check=False)
     words = answer.stdout.split()
@@ -57,24 +57,24 @@ def slurm_version(folders: Sequence[str] = ()) -> str:
 
 
 def problem() -> str | None:
-    """Why no cluster can run here, or None."""
+    """Why no cluster can run on this machine, or None."""
     if sys.platform != "linux":
-        return f"a development cluster needs Linux, this is {sys.platform}"
+        return f"a development cluster needs Linux, and this machine runs {sys.platform}"
     if os.geteuid() != 0:
-        return f"a development cluster needs root (munge, several slurmd), this is user {os.geteuid()}"
+        return f"a development cluster needs root (for munge and several slurmd), and this is user {os.geteuid()}"
     if missing := [program for program in PACKAGE_OF if shutil.which(program, path=SEARCH_PATH) is None]:
-        return f"not installed: {', '.join(missing)}. To install what is needed: apt-get update && {APT_GET}"
+        return f"not installed: {', '.join(missing)}. Install them: apt-get update && {APT_GET}"
     return _mixture_problem() or _namespace_problem(environment())
 
 
 def _mixture_problem() -> str | None:
-    """Programs of two releases do not understand each other. With a prefix's bin alone on PATH there would be two."""
+    """Error if programs are from different releases, as with only the bin of a prefix on PATH; else None."""
     names = ("sbatch", "slurmctld", "slurmd", "slurmdbd")
     found = [Path(path) for name in names if (path := shutil.which(name, path=SEARCH_PATH))]
     if len({path.resolve().parents[1] for path in found}) == 1:
         return None
     listed = ", ".join(map(str, found))
-    return f"Slurm's programs are of different Slurms: {listed}. Put both bin and sbin of one of them first on PATH"
+    return f"Slurm's programs are from different installations: {listed}. Put bin and sbin of one of them first on PATH"
 
 
 def _namespace_problem(env: Mapping[str, str]) -> str | None:
@@ -82,6 +82,6 @@ def _namespace_problem(env: Mapping[str, str]) -> str | None:
     if answer.returncode == 0:
         return None
     return (
-        f"each node needs a host name of its own, and this machine refuses: {answer.stderr.strip()}. "
+        f"each node needs its own host name, and this machine does not permit it: {answer.stderr.strip()}. "
         "In a container, add the capability SYS_ADMIN (docker run --cap-add SYS_ADMIN)"
     )

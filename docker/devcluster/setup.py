@@ -1,4 +1,4 @@
-"""Everything of a new cluster that is a file: directories, keys, devices, configuration, host names, chosen ports."""
+"""Files of a new cluster: directories, keys, devices, configuration, host names; and its ports."""
 
 from __future__ import annotations
 
@@ -27,23 +27,25 @@ LOGIN_SCRIPTS = Path("/etc/profile.d")
 
 
 def claim(root: Path) -> None:
-    """Makes sure that the root is a directory which is ours to empty: new, empty, or a root before."""
+    """Check that the root is a directory that may be emptied: new, empty, or a cluster's root before."""
     if len(os.fsencode(root)) > MAX_ROOT_BYTES or any(c.isspace() or c in "#%" for c in str(root)):
         raise DevClusterError(
-            f"--root {str(root)!r}: at most {MAX_ROOT_BYTES} bytes (the names of Unix sockets are short), without "
-            "spaces, # and %"
+            f"--root {str(root)!r} cannot be used: at most {MAX_ROOT_BYTES} bytes (names of Unix sockets are short), "
+            "without spaces, # and %"
         )
     root.mkdir(parents=True, exist_ok=True)
     if any(root.iterdir()) and not is_root(root):
-        raise DevClusterError(f"--root {root} holds other files. `up` empties its root: name a new or empty directory")
+        raise DevClusterError(
+            f"--root {root} contains other files, and `up` empties its root: choose a new or empty directory"
+        )
 
 
 def create(root: Path, options: Options, *, pyxis: str = "") -> State:
-    """A new state, saved, with names and ports that no other cluster of this machine has."""
+    """Create and save a state with names and ports that no other cluster on this machine has."""
     if pyxis and not (plugin := Path(pyxis, PLUGIN)).is_file():
-        raise DevClusterError(f"--pyxis {pyxis}: there is no {plugin}; build-pyxis makes such a prefix")
+        raise DevClusterError(f"--pyxis {pyxis}: there is no {plugin}; create such a prefix with build-pyxis")
     clear(root, keep_logs=False)
-    root.chmod(0o755)  # munge wants its socket to be within everybody's reach
+    root.chmod(0o755)  # munge requires that every user can reach its socket
     for name in ("etc/daemons", "run", "spool/slurmctld", "log", "dev", "tmp"):
         (root / name).mkdir(parents=True)
     with hosts.locked():
@@ -53,8 +55,8 @@ def create(root: Path, options: Options, *, pyxis: str = "") -> State:
         state = State(root=root, options=options, ports=ports, slurm_folders=folders, pyxis=pyxis)
         if taken := {*state.nodes, state.controller} & hosts.taken_names():
             raise DevClusterError(
-                f"--prefix {options.prefix!r}: {', '.join(sorted(taken))} is in {hosts.HOSTS} already, by another "
-                "cluster or for another machine. Choose another prefix, or leave it out to have a free one chosen"
+                f"--prefix {options.prefix!r}: {', '.join(sorted(taken))} already in {hosts.HOSTS}, for another "
+                "cluster or machine. Choose another prefix, or omit --prefix to use a free one"
             )
         state.save()
         hosts.add([*state.nodes, state.controller], root)
@@ -65,8 +67,8 @@ def create(root: Path, options: Options, *, pyxis: str = "") -> State:
 
 
 def clear(root: Path, *, keep_logs: bool) -> None:
-    """Removes what a cluster put into its root."""
-    root.chmod(0o755)  # munge wants its socket to be within everybody's reach
+    """Remove a cluster's files from its root."""
+    root.chmod(0o755)  # munge requires that every user can reach its socket
     for name in ("etc", "run", "spool", "dev", "tmp", "mysql", *([] if keep_logs else ["log"])):
         if (root / name).exists():
             shutil.rmtree(root / name)
@@ -86,17 +88,17 @@ def _write_files(state: State) -> None:
             _write(conf.with_name("plugstack.conf"), config.plugstack_conf(state))
     _write(state.root / "etc" / "munge.key", os.urandom(128), mode=0o600)
     for i in range(state.options.gpus):
-        # A second /dev/null: Slurm only wants a character device, and nobody reaches a real GPU through it.
+        # Like /dev/null: Slurm only needs a character device, and it gives no access to a real GPU.
         os.mknod(state.root / "dev" / f"nvidia{i}", stat.S_IFCHR | 0o666, NULL_DEVICE)
 
 
 def _write_login_scripts(state: State) -> None:
-    """The system's, and one more, as at a site: /etc/profile sets PATH anew in a login shell."""
+    """Write the system's login scripts and an additional one: /etc/profile resets PATH in a login shell."""
     if LOGIN_SCRIPTS.is_dir():
         shutil.copytree(LOGIN_SCRIPTS, state.login_scripts, symlinks=True)
     else:
         raise DevClusterError(
-            f"{LOGIN_SCRIPTS} is missing: with it the nodes' login shells find what is in {state.folders[0]}"
+            f"{LOGIN_SCRIPTS} is missing: the nodes' login shells need it to find the programs in {state.folders[0]}"
         )
     folders = os.pathsep.join(map(shlex.quote, state.folders))
     _write(state.login_scripts / "zz-slurm.sh", f'PATH={folders}:"$PATH"\n')
@@ -118,7 +120,7 @@ def _this_host_is_loopback() -> bool:
 
 
 def _drop_lost_hosts() -> None:
-    """Lines of clusters whose root has been deleted under them."""
+    """Remove lines of clusters whose root has been deleted."""
     for root in hosts.marked_roots():
         if load(root) is None:
             hosts.remove(root)
@@ -130,7 +132,7 @@ def _free_prefix(options: Options) -> str:
         state = State(Path(), dataclasses.replace(options, prefix=prefix), Ports(0, 0, ()))
         if not {*state.nodes, state.controller} & taken:
             return prefix
-    raise DevClusterError(f"every prefix from n to nzz has names in {hosts.HOSTS}: name another with --prefix")
+    raise DevClusterError(f"every prefix from n to nzz is taken in {hosts.HOSTS}: choose another with --prefix")
 
 
 def _prefixes() -> Iterator[str]:
@@ -152,7 +154,7 @@ def _free_ports(nodes: int) -> Ports:
             found.append(port)
         if len(found) == wanted:
             return Ports(slurmctld=found[0], slurmdbd=found[1], slurmd=tuple(found[2:]))
-    raise DevClusterError(f"only {len(found)} free ports of {wanted} from {PORTS.start} to {PORTS.stop - 1}")
+    raise DevClusterError(f"found only {len(found)} of {wanted} free ports from {PORTS.start} to {PORTS.stop - 1}")
 
 
 def _can_bind(port: int) -> bool:

@@ -1,4 +1,4 @@
-"""What a cluster is (Options), what of it is running (State), and the one file in its root that says so."""
+"""Settings of a cluster (Options), its running processes (State), and the file in its root that records them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LOCK_FILE = "cluster.lock"
 
 @dataclass(frozen=True)
 class Options:
-    """What can be asked for. Times in seconds, memory in MB."""
+    """Options of `up`. Times in seconds, memory in MB."""
 
     name: str = "dev"
     nodes: int = 4
     prefix: str = ""
-    """Node names are prefix + number; empty: chosen so that no other cluster on this machine has it."""
+    """Node names are prefix + number; empty: a free one is chosen."""
     gpus: int = 2
     cpus: int = 16
     memory_mb: int = 20000
@@ -50,15 +50,15 @@ class State:
     options: Options
     ports: Ports
     processes: dict[str, Process] = dataclasses.field(default_factory=dict)
-    """By role: munged, mariadbd, slurmdbd, slurmctld, and each node by its name."""
+    """By role: munged, mariadbd, slurmdbd, slurmctld, and each node's name."""
     failed: list[str] = dataclasses.field(default_factory=list)
-    """Roles ended on purpose by `fail`."""
+    """Roles stopped by `fail`."""
     slurm_folders: tuple[str, ...] = ()
-    """Where its Slurm is, if that is not the system's own."""
+    """Directories of its Slurm, if that is not the system's."""
     pyxis: str = ""
     """The prefix of pyxis and enroot; empty: without containers."""
     ready: bool = False
-    """False from the first process to the last idle node, and again while going down."""
+    """False until all nodes are idle, and again while the cluster is stopped."""
 
     @property
     def nodes(self) -> list[str]:
@@ -70,23 +70,23 @@ class State:
 
     @property
     def slurm_conf(self) -> Path:
-        """SLURM_CONF for people and their programs."""
+        """SLURM_CONF for users and their programs."""
         return self.root / "etc" / "slurm.conf"
 
     @property
     def daemons_conf(self) -> Path:
-        """SLURM_CONF for the daemons, and so for what they start; beside it, Slurm looks for gres.conf and the like."""
+        """SLURM_CONF for the daemons and their children; Slurm looks for gres.conf etc. next to it."""
         return self.root / "etc" / "daemons" / "slurm.conf"
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """What people and their jobs have in front of PATH: this Slurm's programs and enroot's."""
+        """Directories prepended to PATH for users and jobs: this Slurm's programs and enroot's."""
         enroot = (f"{self.pyxis}/bin",) if self.pyxis else ()
         return (*self.slurm_folders, *enroot)
 
     @property
     def login_scripts(self) -> Path:
-        """What the nodes have as /etc/profile.d, where login shells would not find this Slurm by themselves."""
+        """The nodes' /etc/profile.d, through which login shells find this Slurm."""
         return self.root / "etc" / "profile.d"
 
     def save(self) -> None:
@@ -103,7 +103,7 @@ class State:
 
 
 def load(root: Path) -> State | None:
-    """The recorded state; None where there is no cluster."""
+    """The recorded state; None if there is no cluster."""
     path = root / STATE_FILE
     try:
         data = json.loads(path.read_text())
@@ -121,19 +121,19 @@ def load(root: Path) -> State | None:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise DevClusterError(
-            f"{path} cannot be read: {error!r}. It names the processes of a cluster, so nothing can be ended without "
-            f"it. Once none of them is left, delete {root}"
+            f"{path} cannot be read: {error!r}. `down` needs it to stop the cluster's processes: stop "
+            f"them by hand, then delete {root}"
         ) from error
 
 
 def is_root(root: Path) -> bool:
-    """Whether `up` has ever made this directory a cluster's root: nothing else may be emptied."""
+    """Whether this directory has been a cluster's root: no other directory may be emptied."""
     return (root / LOCK_FILE).is_file()
 
 
 @contextlib.contextmanager
 def locked(root: Path) -> Iterator[None]:
-    """One `up`, `down`, `fail` or `restore` at a time for a root. The lock ends with its process, however that ends."""
+    """Lock: one `up`, `down`, `fail` or `restore` at a time per root. It is released when its process ends."""
     fd = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

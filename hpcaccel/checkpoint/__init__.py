@@ -1,11 +1,14 @@
-"""Checkpoints: sharded, committed whole, verified when they are loaded, resharded when the world has changed.
+"""Sharded checkpoints: committed as a whole, verified when they are loaded, resharded if the ranks have changed.
 
-From the bottom: ``tree`` (Python state as typed JSON), ``rank_agreement`` (an error on one rank is an error on all),
-``manifest_writer`` and ``dcp_storage`` (the files on the disk), ``dcp_planners`` (which rank writes and reads what),
-``commit`` (how a checkpoint appears and disappears), ``training_state`` and ``optimizer_state`` (what a training
-consists of), ``collect`` and ``restore`` (taken apart, put together), ``engine`` (save, find, load). Saves in the
-background: ``snapshot_memory`` (the memory), ``background`` (the rank's side) and ``writer`` (a process without torch,
-so what is below is imported when it is first used).
+Start reading in ``commit``: it describes how a checkpoint appears on the disk, and what remains after a kill.
+
+- ``engine``: ``CheckpointEngine``, which saves, finds and loads; ``saving``: one save; ``loading``: one resume.
+- ``training_state``, ``optimizer_state``, ``tree``, ``save_plan``, ``restore``: a training as tensors by key, and back.
+- ``dcp_storage``, ``manifest_writer``: the files, behind the interfaces of ``torch.distributed.checkpoint``.
+- ``background``, ``snapshot_memory``, ``writer``: saves in the background, written by a process without torch. This
+  package imports its modules at first use, so that the writer process need not import torch.
+- ``rank_agreement``: an error on one rank is an error on all.
+- ``formats``: conversion from and to files of other programs.
 """
 
 from importlib import import_module
@@ -15,16 +18,15 @@ if TYPE_CHECKING:
     from hpcaccel.checkpoint.engine import CheckpointEngine as CheckpointEngine
     from hpcaccel.checkpoint.loading import Guarantee as Guarantee
     from hpcaccel.checkpoint.loading import LoadedCheckpoint as LoadedCheckpoint
-    from hpcaccel.checkpoint.rng import capture_rng as capture_rng
-    from hpcaccel.checkpoint.rng import restore_rng as restore_rng
     from hpcaccel.checkpoint.training_state import Stateful as Stateful
     from hpcaccel.checkpoint.training_state import TrainingState as TrainingState
+    from hpcaccel.checkpoint.training_state import capture_rng as capture_rng
+    from hpcaccel.checkpoint.training_state import restore_rng as restore_rng
 
 _NAMES = {
     "engine": "CheckpointEngine",
     "loading": "Guarantee LoadedCheckpoint",
-    "rng": "capture_rng restore_rng",
-    "training_state": "Stateful TrainingState",
+    "training_state": "Stateful TrainingState capture_rng restore_rng",
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
 

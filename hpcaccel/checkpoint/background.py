@@ -1,228 +1,257 @@
-"""A save that is written while the training goes on: one at a time, by a process of its own on each rank.
+"""The rank's side of saves in the background: shared memory, a writer process, and the one save in flight.
 
-What happens to it::
+The training thread plans the save with the other ranks, copies its tensors into shared memory, sends one line to its
+writer process and continues. The writers complete the commit protocol (see ``commit``) among themselves, through a
+results folder beside the checkpoint. The commit therefore needs neither the training thread, which may be in the middle
+of a long step, nor a process group that the training uses: it happens as soon as the last byte is on the disk.
 
-    training thread, all ranks together        writer of each rank             writer of rank 0
-    plan, as for any save
-    snapshot into shared memory
-    one line to the writer ───────────────────▶ direct write, CRC, fsync
-    next step …                                 its CRCs into .step_N.results ─▶ waits for those of all ranks
-    …                                                                            index, manifest, rename, old ones away
-    a tick says that all are done ◀──────────── "written"                       "committed"
+A rank detects the end of a save through its own writer's pipe, which it polls once per step while a save is in flight.
+The ranks exchange their results together with the agreement on when to stop, so all of them settle a save, or raise its
+error, at the same step. ``conclude`` waits in two phases: each rank for its own file, then, if all files are written,
+all ranks for rank 0's commit. No rank waits for a commit that cannot happen.
 
-The writers of the other ranks tell rank 0's through a folder beside the checkpoint. So the commit needs no training
-thread, which may be in the middle of a long step, no message on a group that the training uses at that time, and no
-port; and it comes as soon as the last byte is on the disk. The training learns of it from its own writer's pipe, looked
-at once a step and only while a save is under way. What all ranks know travels with the agreement on when to stop: the
-same step sees the end of a save, or its error, on every rank.
-
-Waiting for it (``drain``) goes in two halves, so that nobody waits for what cannot come: each rank for its own file,
-then, when all have theirs, all for rank 0's commit. Killed at any moment: the writers leave with their ranks, and what
-was not renamed never counts.
+The writers exit with their ranks. A rank that exits with a save in flight waits a few seconds for it.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
-import shutil
 import time
 import weakref
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from hpcaccel.checkpoint.rank_agreement import Ranks
-from hpcaccel.checkpoint.snapshot_memory import Memory, no_room
-from hpcaccel.checkpoint.writer_process import WriterProcess
+from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
+from hpcaccel.checkpoint.save_plan import AgreedPlan
+from hpcaccel.checkpoint.saving import remove_unfinished
+from hpcaccel.checkpoint.snapshot_memory import SnapshotMemory, no_room
+from hpcaccel.checkpoint.writer import WriterProcess
+from hpcaccel.checkpoint_files import SavePaths
+from hpcaccel.core.rank_records import Save
 from hpcaccel.errors import CheckpointError
 
-__all__ = ["Background", "Job", "Progress"]
+__all__ = ["BackgroundWriter", "PendingSave", "Progress"]
+
+log = logging.getLogger(__name__)
 
 Progress = Literal["done", "busy", "failed"]
 
 EXIT_WAIT_SECONDS = (10.0, 2.0)
-"""How long a rank that fails goes on living for its file, which may be of the newest state there is, and then rank 0
-for the commit, to which every rank must have come."""
+"""Timeouts at exit, if a save is in flight: of every rank for its own file, which may hold the newest state; then of
+rank 0 for the commit, which needs the files of all ranks."""
 LONE_WAIT_SECONDS = 120.0
+"""Timeout of ``wait_alone``."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """A save under way.
+@dataclass
+class PendingSave:
+    """A save in flight.
 
     Args:
-        what: begins its errors' messages.
-        step: of the training.
-        reason: why it is saved, for people.
+        what: the beginning of this save's error messages.
+        reason: why the checkpoint is saved, for display.
         begun: when the save began, by ``time.monotonic``.
-        order: what the writer is told.
+        stall: seconds for which the save blocked training.
     """
 
     what: str
-    step: int
+    paths: SavePaths
     reason: str
     begun: float
-    order: dict[str, Any]
+    stall: float = 0.0
 
-
-class Background:
-    """Memory and writer of one rank, and the save that is under way. The ranks call alike, but for ``progress``."""
-
-    def __init__(self, ranks: Ranks, *, local_world_size: int) -> None:
-        self._ranks = ranks
-        self._local_world_size = local_world_size
-        self.memory: Memory | None = None
-        self.job: Job | None = None
-        """Of which it is not yet said, on all ranks, how it went."""
-        self._writer: WriterProcess | None = None
-        self._problem: str | None = None
-        self._at_exit = partial(_finish, weakref.ref(self), os.getpid())
-
-    def refusal(self, what: str, size: int) -> str | None:
-        """Why this save must be waited for; None when the memory and the writer are there, on all ranks.
+    def record(self, *, ended: float, size: int, background: bool) -> Save:
+        """The record of this save after its commit.
 
         Args:
-            size: bytes of this rank's file.
+            ended: time of the commit, by ``time.monotonic``.
+            size: size of the checkpoint in bytes.
+        """
+        return Save(
+            step=self.paths.step,
+            reason=self.reason,
+            stall_seconds=self.stall,
+            seconds=ended - self.begun,
+            bytes=size,
+            background=background,
+            time=time.time(),
+        )
+
+
+class BackgroundWriter:
+    """The shared memory, the writer process and the save in flight of one rank.
+
+    All ranks call ``has_room``, ``start`` and ``conclude`` together.
+    """
+
+    def __init__(self, ranks: CheckpointRanks, *, local_world_size: int) -> None:
+        self._ranks = ranks
+        self._local_world_size = local_world_size
+        self.memory: SnapshotMemory | None = None
+        self.pending: PendingSave | None = None
+        """The save in flight: not all ranks have detected its end yet."""
+        self._writer: WriterProcess | None = None
+        self._problem: str | None = None
+        self._room_for: AgreedPlan | None = None
+        self._has_room = False
+        self._at_exit = partial(_wait_at_exit, weakref.ref(self), os.getpid())
+
+    # -- starting
+
+    def has_room(self, what: str, plan: AgreedPlan) -> bool:
+        """Whether memory and writer are ready on all ranks, so that this save can be written in the background. Checked
+        once per plan; a refusal is logged."""
+        if self._room_for is not plan:
+            self._room_for = plan
+            refusal = self._refusal(what, plan.file_bytes)
+            self._has_room = refusal is None
+            if refusal is not None and self._ranks.is_first:
+                log.warning("checkpoints are not written in the background; training waits for each save: %s", refusal)
+        return self._has_room
+
+    def _refusal(self, what: str, size: int) -> str | None:
+        """Why a rank has no memory or no writer for its snapshot; None if all ranks have both.
+
+        Args:
+            size: size of this rank's snapshot in bytes.
         """
 
-        def reason() -> str | None:
+        def check() -> str | None:
             fits = self.memory is not None and self.memory.size >= size and self.memory.descriptor >= 0
             return None if fits else no_room(size, of=self._local_world_size)
 
-        def first_of(reasons: list[str | None]) -> str | None:
-            return next((item for item in reasons if item is not None), None)
-
         def make() -> str | None:
             try:
-                self._make(size)
+                if self.memory is None or self.memory.size < size or self.memory.descriptor < 0:
+                    self._stop_writer()
+                    self.memory = None  # free the old memory before the new one is allocated
+                    self.memory = SnapshotMemory(size)
+                self._running_writer()
             except OSError as error:
-                return f"memory for a snapshot, or its writer, cannot be had: {error.strerror or error}"
+                return f"cannot allocate snapshot memory or start the writer process: {error.strerror or error}"
             return None
 
-        # All look before any takes memory: who looks later would see what the others have taken.
-        return self._ranks.reduce(what, reason, first_of) or self._ranks.reduce(what, make, first_of)
+        def first_of(reasons: list[str | None]) -> str | None:
+            return next((reason for reason in reasons if reason is not None), None)
 
-    def _make(self, size: int) -> None:
-        if self.memory is None or self.memory.size < size or self.memory.descriptor < 0:
-            self._stop_writer()
-            self.memory = None  # the old one is given back before the new one is asked for
-            self.memory = Memory(size)
-        self._have_writer()
+        # All ranks check before any allocates: a later check would see the memory that other ranks have allocated.
+        return self._ranks.reduce(what, check, first_of) or self._ranks.reduce(what, make, first_of)
 
-    def _have_writer(self) -> WriterProcess:
+    def _running_writer(self) -> WriterProcess:
         if self._writer is None or self._writer.is_dead:
             assert self.memory is not None
             self._stop_writer()
-            self._writer = WriterProcess(self.memory)
+            self._writer = WriterProcess(self.memory.descriptor, self.memory.size)
             atexit.register(self._at_exit)
         return self._writer
 
-    def start(self, job: Job, index: bytes) -> None:
-        """Hand the snapshot in ``memory`` to the writer. What goes wrong is said by ``progress``.
+    def start(self, pending: PendingSave, order: dict[str, Any], index: bytes, *, problem: str | None = None) -> None:
+        """Send the order for the snapshot in ``memory`` to the writer. Errors are reported by ``progress``.
 
         Args:
-            index: for rank 0's writer, see ``writer_commit``; empty elsewhere.
+            index: the index without CRCs, for rank 0's writer; empty on the other ranks.
+            problem: why this rank has no snapshot. In that case nothing is sent, and the save fails on all ranks.
         """
-        assert self.job is None
-        self.job = job
-        self._problem = None
-        try:
-            self._have_writer().send(job.order, index)
-        except OSError as error:
-            self._problem = f"the writer cannot be reached: {error.strerror or error}"
-
-    def give_up(self, job: Job, problem: str) -> None:
-        """This rank has no snapshot: the others hear of it as of an error of the writer."""
-        self.job = job
+        assert self.pending is None
+        self.pending = pending
         self._problem = problem
+        if problem is None:
+            try:
+                self._running_writer().send(order, index)
+            except OSError as error:
+                self._problem = f"cannot send the save to the writer process: {error.strerror or error}"
+
+    # -- waiting
 
     def progress(self) -> Progress:
-        """How far this rank is: rank 0 is done when the checkpoint is committed, the others when their file is."""
+        """State of the save on this rank. Rank 0 is done after the commit, other ranks when their file is written."""
         if self._problem is None and self._writer is not None:
-            problem = self._writer.look()
-            if self._writer.heard >= self._wanted:
-                return "done"  # even if the process has gone since
+            problem = self._writer.poll()
+            if self._writer.reports.keys() >= self._needed_reports:
+                return "done"  # even if the process has exited since
             self._problem = problem
         return "busy" if self._problem is None else "failed"
 
     @property
-    def _wanted(self) -> set[str]:
+    def _needed_reports(self) -> set[str]:
         return {"written", "committed"} if self._ranks.is_first else {"written"}
 
-    def wait(self, word: str, *, seconds: float | None = None) -> bool:
-        """Wait until this rank's writer has said ``word``, or has failed; False when the time is over first."""
-        give_up = None if seconds is None else time.monotonic() + seconds
+    def _wait(self, report: str, *, seconds: float | None = None) -> bool:
+        """Wait until this rank's writer has sent ``report`` or has failed. False on a timeout."""
+        deadline = None if seconds is None else time.monotonic() + seconds
         while self.progress() != "failed":
             assert self._writer is not None
-            if word in self._writer.heard:
+            if report in self._writer.reports:
                 return True
-            left = 1.0 if give_up is None else give_up - time.monotonic()
+            left = 1.0 if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 return False
             self._writer.wait(min(left, 1.0))
         return True
 
-    def conclude(self, *, wait: bool) -> dict[str, Any] | None:
-        """The save under way is over: on rank 0 what its writer said of the commit.
+    def conclude(self, *, wait: bool) -> dict[str, Any]:
+        """End the save in flight.
 
         Args:
-            wait: it may still be under way. Without it all ranks know that it is not.
+            wait: wait for the end of the save. False: all ranks have already detected its end.
+
+        Returns:
+            The writer's reports; on rank 0 including the commit.
 
         Raises:
-            CheckpointError: on all ranks, when it failed on any of them. Nothing of it is left.
+            CheckpointError: on all ranks, if the save failed on any of them. Its files are removed.
         """
-        job = self.job
-        assert job is not None
+        pending = self.pending
+        assert pending is not None
 
-        def written() -> None:
+        def check(report: str) -> None:
             if wait:
-                self.wait("written")
-            self._refuse()
-
-        def committed() -> None:
-            if wait:
-                self.wait("committed")
-            self._refuse()
+                self._wait(report)
+            if self.progress() == "failed":
+                raise CheckpointError(self._problem)
 
         try:
-            self._ranks.run(job.what, written)
-            self._ranks.first(job.what, committed)
+            self._ranks.run(pending.what, lambda: check("written"))
+            self._ranks.first(pending.what, lambda: check("committed"))
         except BaseException:
-            self._abandon(job)
+            self._abandon(pending)
             raise
         return self.forget()
 
     def wait_alone(self) -> None:
-        """For a save of rank 0 without the others: until its own writer is through, or has waited too long."""
-        if self.job is not None and not self.wait("committed", seconds=LONE_WAIT_SECONDS):
+        """Wait up to ``LONE_WAIT_SECONDS`` for this rank's writer, before rank 0 saves without the other ranks."""
+        if self.pending is not None and not self._wait("committed", seconds=LONE_WAIT_SECONDS):
             self._stop_writer()
-            self._problem = "the other ranks' files did not come"
+            self._problem = f"it was not committed within {LONE_WAIT_SECONDS:g} s"
 
-    def forget(self) -> dict[str, Any] | None:
-        """Nothing is under way any more: on rank 0 what its writer said of the commit."""
-        self.job = None
-        return None if self._writer is None else self._writer.forget()
+    def forget(self) -> dict[str, Any]:
+        """Clear the save in flight.
 
-    def _refuse(self) -> None:
-        if self.progress() == "failed":
-            raise CheckpointError(self._problem)
+        Returns:
+            The writer's reports on the last save.
+        """
+        self.pending = None
+        return {} if self._writer is None else self._writer.take_reports()
 
-    def _abandon(self, job: Job) -> None:
-        """Nobody writes any more; then what there is goes."""
-        self.job = None
+    def _abandon(self, pending: PendingSave) -> None:
+        """Stop all writers, then remove the unfinished save."""
+        self.pending = None
         self._stop_writer()
         try:
-            self._ranks.run(job.what, lambda: None)
+            self._ranks.run(pending.what, lambda: None)
         finally:
             if self._ranks.is_first:
-                for name in ("temporary", "results"):
-                    shutil.rmtree(job.order[name], ignore_errors=True)  # what stays is removed before the next save
+                remove_unfinished(pending.paths)
+
+    # -- ending
 
     def wait_at_exit(self) -> None:
-        """For a rank that dies with a save under way."""
-        for word, seconds in zip(("written", "committed"), EXIT_WAIT_SECONDS, strict=True):
-            if word in self._wanted and not self.wait(word, seconds=seconds):
+        """Wait for the save in flight of a rank that exits."""
+        for report, seconds in zip(("written", "committed"), EXIT_WAIT_SECONDS, strict=True):
+            if report in self._needed_reports and not self._wait(report, seconds=seconds):
                 return
 
     def _stop_writer(self) -> None:
@@ -232,14 +261,14 @@ class Background:
             self._writer = None
 
     def close(self) -> None:
-        """Let the writer go; what is under way is lost. Called by one rank or all."""
-        self.job = None
+        """Stop the writer; a save in flight is lost. Not collective."""
+        self.pending = None
         self._stop_writer()
         self.memory = None
 
 
-def _finish(reference: weakref.ref[Background], owner: int) -> None:
-    """The program ends. Where all goes well somebody has waited already."""
+def _wait_at_exit(reference: weakref.ref[BackgroundWriter], owner: int) -> None:
+    """Exit handler of the interpreter. A save is still in flight only if the program has failed."""
     background = reference()
-    if background is not None and background.job is not None and os.getpid() == owner:
+    if background is not None and background.pending is not None and os.getpid() == owner:
         background.wait_at_exit()

@@ -1,46 +1,102 @@
-"""The moves that make a checkpoint appear and disappear whole; rank 0 makes them.
+"""The commit protocol: a checkpoint is complete on the disk, or it does not exist. Without torch.
 
-A checkpoint is written to a temporary directory and renamed when it is complete. One that is removed is renamed to a
-temporary name first. So whatever is killed when, a directory with a final name is complete.
+Every save has five phases, whether the training waits for it or a process writes it in the background.
 
-Nothing here needs torch, because the process that writes in the background commits, too.
+1. **begin** Rank 0 creates the temporary directory ``.step_00001200.<attempt>.tmp``. A save in the background also gets
+   a results folder, ``.step_00001200.<attempt>.results.tmp``.
+2. **write** Each rank writes its tensors to one file there, ``rank_00003.bin``, and fsyncs it.
+3. **gather** Rank 0 collects size and CRCs of all files: over the process group, or from the results folder, where each
+   writer process writes a JSON file.
+4. **publish** Rank 0 writes ``index.json`` (where each tensor is), then ``COMMITTED`` (size and CRC of every file),
+   fsyncs, renames the directory to ``step_00001200`` and fsyncs its parent. The rename is the commit.
+5. **retire** Rank 0 renames checkpoints beyond the retention limit to ``.step_00000800.deleted.tmp`` and deletes them.
+
+========  ================================  ====================================================
+phase     the training waits                in the background
+========  ================================  ====================================================
+begin     rank 0, after all have planned    the same
+write     each rank, ``ShardWriter``        snapshot to shared memory; each rank's ``writer`` process
+gather    ``CheckpointRanks.reduce``        ``deliver`` and ``gather``
+publish   rank 0, ``write_manifest`` and    rank 0's writer process, the same two functions
+          ``publish``
+retire    rank 0; a thread deletes          rank 0's writer process
+========  ================================  ====================================================
+
+State on the disk after a kill of any process at any time:
+
+- before begin: no change.
+- from begin until the rename: a temporary directory, possibly with its manifest. It does not count as a checkpoint, and
+  ``clean`` removes it before the next save. Older checkpoints are unchanged.
+- after the rename: the new checkpoint, complete. A power failure before the parent's fsync may undo the rename.
+- during retire: the new checkpoint, and old ones under either name. ``clean`` deletes the renamed ones.
+
+A directory with a final name is therefore complete; if its manifest is missing or wrong, it was damaged later. Ranks of
+an earlier attempt that are still running (on a node that the scheduler has lost) cannot commit: ``publish`` refuses
+once a later attempt has begun.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import shutil
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from hpcaccel import checkpoint_files
+from hpcaccel.checkpoint.shard_files import crc32
 from hpcaccel.checkpoint_files import manifest
 from hpcaccel.checkpoint_files.pins import is_pinned
-from hpcaccel.core.run_dir import DIRECTORY_MODE, fsync_directory, make_folder
-from hpcaccel.errors import CheckpointError, Damaged
+from hpcaccel.core.durable_files import DIRECTORY_MODE, atomic_write, fsync_directory, make_folder
+from hpcaccel.errors import CheckpointError
 
 __all__ = [
+    "WrittenFile",
     "adopt",
     "begin",
     "clean",
-    "damaged",
+    "complete_index",
     "delete",
+    "deliver",
+    "gather",
     "has_adopted",
-    "newest_good",
-    "prune",
     "publish",
     "retire",
-    "set_aside",
+    "write_manifest",
 ]
 
 log = logging.getLogger(__name__)
 
+POLL_SECONDS = (0.002, 0.1)
+"""First and longest interval at which the results folder is polled; the interval doubles each time."""
 _TEMPORARY = re.compile(r"\.step_\d{8,}\..+\.tmp")
 
 
+@dataclass(frozen=True)
+class WrittenFile:
+    """A written file: size, CRC32 of the whole file, and CRC32 and length in bytes of each piece, front to back."""
+
+    file: str
+    bytes: int
+    crc32: int
+    pieces: list[int]
+    lengths: list[int]
+
+    @classmethod
+    def of(cls, file: str, pieces: list[int], lengths: list[int]) -> WrittenFile:
+        return cls(file, sum(lengths), manifest.combined_crc(zip(pieces, lengths, strict=True)), pieces, lengths)
+
+
+# -- begin
+
+
 def clean(directory: Path) -> None:
-    """Remove what attempts left behind that were killed while they saved. What resists is logged and stays."""
+    """Remove temporary directories of killed saves. A failure to remove one is logged."""
     if not directory.is_dir():
         return
     for path in sorted(directory.iterdir()):
@@ -48,25 +104,89 @@ def clean(directory: Path) -> None:
             try:
                 shutil.rmtree(path)
             except OSError as error:
-                log.warning("cannot remove %s, which a former attempt left behind: %s", path, error)
+                log.warning("cannot remove %s, left behind by an earlier attempt: %s", path, error)
 
 
 def begin(temporary: Path) -> None:
-    """Make the directory that a save writes to."""
+    """Create the directory that a save writes to."""
     make_folder(temporary.parent)
     temporary.mkdir(mode=DIRECTORY_MODE)
 
 
+# -- gather
+
+
+def deliver(results: Path, written: WrittenFile) -> None:
+    """Report a written file to rank 0's writer process, which calls ``gather``."""
+    # Only the writers of this save read the report: it must appear atomically, but need not survive a power failure.
+    text = json.dumps(asdict(written), separators=(",", ":"))
+    atomic_write(results / f"{written.file}.json", text, sync=False)
+
+
+def gather(results: Path, count: int, check: Callable[[], None]) -> list[WrittenFile]:
+    """Wait for the reports of ``count`` files. ``check`` is called at every poll and may end the process."""
+    pause, longest = POLL_SECONDS
+    while True:
+        # List the folder: NFS may serve the lookup of a single name from its cache, but reads listings from the server.
+        names = sorted(entry.name for entry in os.scandir(results) if entry.name.endswith(".bin.json"))
+        if len(names) == count:
+            return [WrittenFile(**json.loads((results / name).read_bytes())) for name in names]
+        check()
+        time.sleep(pause)
+        pause = min(2 * pause, longest)
+
+
+# -- publish
+
+
+def complete_index(index: bytes, files: Iterable[WrittenFile]) -> bytes:
+    """Set the CRC of every chunk in an index that was created, with zeros as CRCs, before the files were written."""
+    crcs: dict[tuple[str, int], int] = {}
+    for written in files:
+        offset = 0
+        for crc, length in zip(written.pieces, written.lengths, strict=True):
+            if length:  # an empty chunk has the offset of the next one, and no bytes to check
+                crcs[written.file, offset] = crc
+            offset += length
+    content = json.loads(index)
+    for tensor in content["tensors"].values():
+        for chunk in tensor["chunks"]:
+            crc = crcs[chunk["file"], chunk["offset"]] if chunk["stored"] else 0
+            chunk["crc32"] = f"{crc:08x}"
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def write_manifest(temporary: Path, *, index: bytes, files: Iterable[WrittenFile], facts: dict[str, Any]) -> int:
+    """Write the index and, as the last file, the manifest.
+
+    Args:
+        files: the files of the ranks.
+        facts: the other fields of the manifest, see ``manifest_writer.describe``.
+
+    Returns:
+        Size of the whole checkpoint in bytes.
+    """
+    atomic_write(temporary / manifest.INDEX, index)
+    every = [*files, WrittenFile.of(manifest.INDEX, [crc32(index)], [len(index)])]
+    size = sum(file.bytes for file in every)
+    table = {file.file: {"bytes": file.bytes, "crc32": f"{file.crc32:08x}"} for file in every}
+    content = {**facts, "time": time.time(), "bytes": size, "files": table}
+    atomic_write(temporary / checkpoint_files.MANIFEST, manifest.seal(content))
+    return size
+
+
 def adopt(extra: Path, temporary: Path) -> None:
-    """Move what lies in ``extra`` into a checkpoint that is about to be committed, and make it durable.
+    """Move the files in ``extra`` into a checkpoint that is about to be committed, and fsync them.
 
     Raises:
-        CheckpointError: a file has a name that a checkpoint needs.
+        CheckpointError: a file has the same name as one of the checkpoint's own files.
     """
     for path in sorted(extra.iterdir()):
         target = temporary / path.name
         if target.exists():
-            raise CheckpointError(f"{path.name} is a checkpoint's own file: call yours something else")
+            raise CheckpointError(
+                f"{path.name!r} is a reserved file name in checkpoints: choose another name for your file"
+            )
         for file in [path, *path.rglob("*")]:
             if file.is_file():
                 with file.open("rb") as opened:
@@ -76,7 +196,7 @@ def adopt(extra: Path, temporary: Path) -> None:
 
 
 def has_adopted(path: Path) -> bool:
-    """Whether a checkpoint holds files that are not its own."""
+    """Whether a checkpoint contains files from ``adopt``."""
     own = {
         checkpoint_files.MANIFEST,
         checkpoint_files.PINNED,
@@ -86,92 +206,49 @@ def has_adopted(path: Path) -> bool:
 
 
 def publish(temporary: Path, final: Path) -> None:
-    """The commit: rename, made durable before and after.
+    """Commit: rename ``temporary`` to ``final``, with an fsync before and after.
 
     Raises:
-        CheckpointError: there is a checkpoint of that name already, or a later attempt of the run has begun.
+        CheckpointError: ``final`` exists, or a later attempt of the run has begun.
     """
-    _refuse_a_former_attempt(temporary, final)
+    _refuse_earlier_attempt(temporary, final)
     if final.exists():  # rename() would replace an empty directory
-        raise CheckpointError(f"{final} exists already; a committed checkpoint is never overwritten")
+        raise CheckpointError(f"{final} already exists; a committed checkpoint is never overwritten")
     fsync_directory(temporary)
     os.rename(temporary, final)
     try:
         fsync_directory(final.parent)
     except OSError:
-        os.rename(final, temporary)  # a power cut might take the name back as well
+        os.rename(final, temporary)  # the rename may not survive a power failure
         raise
 
 
-def _refuse_a_former_attempt(temporary: Path, final: Path) -> None:
-    """A node that the scheduler believes dead may be alive: its ranks train on while others have taken their place."""
+def _refuse_earlier_attempt(temporary: Path, final: Path) -> None:
     attempt = checkpoint_files.attempt_of(temporary.name)
     attempts = final.parent.parent / "attempts"
     if attempt is None or final.parent.name != "checkpoints" or not attempts.is_dir():
         return
-    # The folder is listed, for NFS answers from memory that a single name is not there.
+    # List the folder: NFS may serve the lookup of a single name from its cache.
     newest = max((int(name) for name in os.listdir(attempts) if name.isdigit()), default=0)
     if newest > attempt:
-        raise CheckpointError(f"attempt {newest} of this run has begun: attempt {attempt} is over and saves no more")
+        raise CheckpointError(
+            f"attempt {newest} of this run has started: attempt {attempt} can no longer save checkpoints"
+        )
 
 
-def newest_good(directory: Path, *, ours: bool) -> Path | None:
-    """The newest checkpoint whose manifest and file sizes are right.
-
-    Args:
-        ours: newer ones that are damaged are quarantined; else they are only passed over.
-    """
-    for _, path in checkpoint_files.step_directories(directory):
-        try:
-            manifest.read(path)
-        except Damaged as error:
-            if ours:
-                quarantine(path, str(error))
-            else:
-                log.warning("checkpoint %s is damaged and passed over: %s", path, error)
-        else:
-            return path
-    return None
-
-
-def damaged(directory: Path) -> list[Path]:
-    """What has been quarantined here, and what would be. Only of use where no checkpoint is good."""
-    return sorted(directory.glob(f"{checkpoint_files.QUARANTINED}_*")) + [
-        path for _, path in checkpoint_files.step_directories(directory)
-    ]
-
-
-def quarantine(path: Path, why: str) -> Path:
-    """Rename a damaged checkpoint so that nobody takes it for a good one. It is kept for whoever wants to look."""
-    kept = set_aside(path, checkpoint_files.QUARANTINED)
-    log.warning("checkpoint %s is damaged and now called %s: %s", path.name, kept.name, why)
-    return kept
-
-
-def set_aside(path: Path, word: str) -> Path:
-    """Rename ``step_N`` to ``<word>_step_N``, with a number behind it if that is taken."""
-    target, count = path.with_name(f"{word}_{path.name}"), 1
-    while target.exists():
-        count += 1
-        target = path.with_name(f"{word}_{path.name}.{count}")
-    os.rename(path, target)
-    fsync_directory(path.parent)
-    return target
-
-
-def prune(directory: Path, *, keep: int, newest_step: int, keep_every: int | None = None) -> None:
-    """``retire`` and ``delete``."""
-    delete(retire(directory, keep=keep, newest_step=newest_step, keep_every=keep_every))
+# -- retire
 
 
 def retire(directory: Path, *, keep: int, newest_step: int, keep_every: int | None = None) -> list[Path]:
-    """Take their names from what is older than the newest ``keep`` good checkpoints up to ``newest_step``, the one just
-    committed: the temporary directories that are to be deleted.
+    """Rename checkpoints beyond the retention limit to temporary names.
 
-    A damaged one does not count as good. Later ones than the newest are of some other training and stay. So do pinned
-    ones, and milestones: with ``keep_every`` the first good one in every so many steps.
+    Not renamed are the newest ``keep`` good checkpoints up to ``newest_step``, pinned checkpoints, and with
+    ``keep_every`` the first good one in every ``keep_every`` steps. A damaged checkpoint is not good. Checkpoints after
+    ``newest_step`` belong to another training and are not renamed either. Errors are only logged: the new checkpoint is
+    committed, and the training continues.
 
-    What resists is logged: the newer one is committed, and training goes on.
+    Returns:
+        The renamed directories, for ``delete``.
     """
     doomed = []
     try:
@@ -189,16 +266,16 @@ def retire(directory: Path, *, keep: int, newest_step: int, keep_every: int | No
 
 
 def delete(doomed: list[Path]) -> None:
-    """Delete what ``retire`` gave. What resists is logged."""
+    """Delete the directories returned by ``retire``. A failure is logged."""
     for path in doomed:
         try:
             shutil.rmtree(path)
         except OSError as error:
-            log.warning("cannot delete %s, an old checkpoint: %s", path, error)
+            log.warning("cannot delete old checkpoint %s: %s", path, error)
 
 
 def _too_old(newest_first: list[tuple[int, Path]], keep: int) -> list[tuple[int, Path]]:
-    """What comes after the newest ``keep`` good ones, the oldest first."""
+    """Checkpoints older than the newest ``keep`` good ones, oldest first."""
     good = 0
     for position, (_, path) in enumerate(newest_first):
         if good >= keep:
@@ -208,7 +285,7 @@ def _too_old(newest_first: list[tuple[int, Path]], keep: int) -> list[tuple[int,
 
 
 def _is_milestone(step: int, newest_first: list[tuple[int, Path]], keep_every: int | None) -> bool:
-    """Whether this is the first good checkpoint since the last multiple of ``keep_every`` (0 excepted)."""
+    """Whether this is the first good checkpoint since the last positive multiple of ``keep_every``."""
     if keep_every is None or step < keep_every:
         return False
     begin = step - step % keep_every
@@ -219,6 +296,6 @@ def _is_good(path: Path) -> bool:
     try:
         manifest.read(path)
     except CheckpointError as error:
-        log.warning("checkpoint %s does not count as good: %s", path.name, error)
+        log.warning("checkpoint %s is damaged and is not counted for retention: %s", path.name, error)
         return False
     return True

@@ -1,8 +1,7 @@
-"""The bytes of a checkpoint, behind DCP's public interfaces: its planners say who writes and reads what.
+"""Storage backend for ``torch.distributed.checkpoint`` (DCP): a checkpoint's tensors in one file per rank.
 
-Each rank writes one file, ``rank_00003.bin``: its chunks one behind the other as raw bytes (row-major, the machine's
-byte order), each padded to a multiple of 64 bytes. Nothing but tensors is stored; whatever else belongs to a
-checkpoint has been made one (see ``tree``). A file that is written in the background has the same bytes.
+Each rank writes one file, ``rank_00003.bin``: its chunks as raw bytes (row-major, the machine's byte order), each
+padded to a multiple of 64 bytes. Only tensors are stored; all other values are packed into a tensor (see ``tree``).
 """
 
 from __future__ import annotations
@@ -31,38 +30,48 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from hpcaccel import checkpoint_files
-from hpcaccel.checkpoint import manifest_writer
-from hpcaccel.checkpoint.crc import combined_crc, crc32
-from hpcaccel.checkpoint.file_reader import Batch, StoredFile, batches, check, other_crc, read_into
-from hpcaccel.checkpoint.manifest_writer import FileRecord, Index, Piece
-from hpcaccel.checkpoint.snapshot_memory import RING_BYTES, Memory, raw_bytes, stream
-from hpcaccel.checkpoint.writer_files import rank_file, why_not_written
-from hpcaccel.core.run_dir import atomic_write
+from hpcaccel.checkpoint import commit, manifest_writer
+from hpcaccel.checkpoint.commit import WrittenFile
+from hpcaccel.checkpoint.manifest_writer import Index, Piece
+from hpcaccel.checkpoint.shard_files import (
+    ReadBatch,
+    StoredFile,
+    batches,
+    check_crc,
+    rank_file,
+    read_into,
+    why_not_written,
+    wrong_crc,
+)
+from hpcaccel.checkpoint.snapshot_memory import RING_BYTES, SnapshotMemory, raw_bytes, stream
 from hpcaccel.errors import CheckpointError
 
-__all__ = ["ShardReader", "ShardWriter", "pieces_of", "rank_file", "raw_bytes", "stored_lengths"]
+__all__ = ["ShardReader", "ShardWriter", "pieces_of", "rank_file", "raw_bytes", "stored_lengths", "tensor_of"]
 
 ALIGNMENT_BYTES = 64
+"""The size of each chunk in a file is padded to a multiple of this."""
 READERS = 4
-"""Threads: while some check what they have read the others wait for the disk."""
+"""Number of reader threads: some compute CRCs while others wait for the disk."""
 
 
 class ShardWriter(StorageWriter):
-    """Writes a checkpoint into ``directory``, which is there and empty.
+    """Writes a checkpoint into ``directory``, which exists and is empty.
 
     Args:
-        rank: names this process's file.
-        facts: what the manifest says besides files and versions (step, epoch, world size …); used on rank 0.
-        memory: what the bytes go through; made for this file alone where there is none yet.
+        rank: number in the name of this process's file.
+        facts: arguments of ``manifest_writer.describe``; used on rank 0.
+        memory: the buffer for writing; None: allocate one for this file.
     """
 
-    def __init__(self, directory: Path, *, rank: int, facts: dict[str, Any], memory: Memory | None = None) -> None:
+    def __init__(
+        self, directory: Path, *, rank: int, facts: dict[str, Any], memory: SnapshotMemory | None = None
+    ) -> None:
         self._directory = Path(directory)
         self._rank = rank
         self._facts = facts
         self._memory = memory
         self.bytes = 0
-        """Of the whole checkpoint, on rank 0, when it is finished."""
+        """Size of the whole checkpoint in bytes, on rank 0 after ``finish``."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id is not None:
@@ -80,60 +89,41 @@ class ShardWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write and fsync this rank's file.
 
-        The results are one for each chunk, with its ``Piece``, and a last one for the file, with its ``FileRecord``.
+        Returns:
+            One result per chunk, with its ``Piece``, and a last one with the ``WrittenFile``.
         """
         try:
             results = self._write_file(plan, planner) if plan.items else []
         except OSError as error:
             path = self._directory / rank_file(self._rank)
-            said = why_not_written(error, self._directory, sum(stored_lengths(plan)))
-            raise CheckpointError(f"cannot write {path}: {said}") from None
+            why = why_not_written(error, self._directory, sum(stored_lengths(plan)))
+            raise CheckpointError(f"cannot write {path}: {why}") from None
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
 
     def _write_file(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         name, lengths = rank_file(self._rank), stored_lengths(plan)
-        pieces = (
-            (raw_bytes(self._tensor(item, planner)), length) for item, length in zip(plan.items, lengths, strict=True)
-        )
-        memory = self._memory or Memory(min(sum(lengths), RING_BYTES))
-        crcs = stream(memory, self._directory / name, pieces)
-        results = [
-            WriteResult(item.index, piece.length, piece)
-            for item, piece in zip(plan.items, pieces_of(plan, self._rank, crcs), strict=True)
-        ]
-        file = FileRecord(name, sum(lengths), combined_crc(zip(crcs, lengths, strict=True)))
-        results.append(WriteResult(MetadataIndex(name), file.bytes, file))
-        return results
-
-    def snapshot(self, plan: SavePlan, planner: SavePlanner) -> None:
-        """Copy this rank's file into the writer's memory, for a process that writes it."""
-        assert self._memory is not None
-        self._memory.snapshot((self._tensor(item, planner) for item in plan.items), stored_lengths(plan))
-
-    def _tensor(self, item: WriteItem, planner: SavePlanner) -> torch.Tensor:
-        if item.type is WriteItemType.BYTE_IO:
-            raise CheckpointError(f"{item.index.fqn} is not a tensor: make it one with tree.pack()")
-        tensor = planner.resolve_data(item)
-        assert isinstance(tensor, torch.Tensor)
-        return tensor
+        tensors = (raw_bytes(tensor_of(item, planner)) for item in plan.items)
+        memory = self._memory or SnapshotMemory(min(sum(lengths), RING_BYTES))
+        crcs = stream(memory, self._directory / name, zip(tensors, lengths, strict=True))
+        pieces = pieces_of(plan, self._rank, crcs)
+        results = [WriteResult(item.index, piece.length, piece) for item, piece in zip(plan.items, pieces, strict=True)]
+        file = WrittenFile.of(name, crcs, lengths)
+        return [*results, WriteResult(MetadataIndex(name), file.bytes, file)]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On rank 0, when all files are written: check coverage, write the index, then the manifest as the last file.
+        """Write index and manifest; called on rank 0 after all files are written.
 
         Raises:
-            CheckpointError: a tensor is not covered by what the ranks wrote.
+            CheckpointError: the chunks that the ranks wrote do not cover a tensor.
         """
         flat = [result for of_rank in results for result in of_rank]
-        files = [result.storage_data for result in flat if isinstance(result.storage_data, FileRecord)]
+        files = [result.storage_data for result in flat if isinstance(result.storage_data, WrittenFile)]
         pieces = {result.index: result.storage_data for result in flat if isinstance(result.storage_data, Piece)}
-        text = Index(metadata, pieces).to_json()
-        atomic_write(self._directory / manifest_writer.INDEX, text)
-        files.append(FileRecord(manifest_writer.INDEX, len(text), crc32(text)))
-        content = manifest_writer.build(files=files, **self._facts)
-        self.bytes = content["bytes"]
-        atomic_write(self._directory / checkpoint_files.MANIFEST, manifest_writer.seal(content))
+        index = Index(metadata, pieces).to_json()
+        facts = manifest_writer.describe(**self._facts)
+        self.bytes = commit.write_manifest(self._directory, index=index, files=files, facts=facts)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -141,10 +131,10 @@ class ShardWriter(StorageWriter):
 
 
 class ShardReader(StorageReader):
-    """Reads the checkpoint in ``directory``, every byte that it uses checked against its CRC.
+    """Reads the checkpoint in ``directory``, and checks the CRC of every byte that it uses.
 
     Args:
-        index: where everything lies; read from the directory when it is not given.
+        index: the checkpoint's index; None: read it from the directory.
     """
 
     def __init__(self, directory: Path, index: Index | None = None) -> None:
@@ -175,21 +165,22 @@ class ShardReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what the plan asks for, file by file and front to back.
+        """Read the items of ``plan``, file by file and front to back.
 
         Raises:
-            Damaged: a file is missing, too short, or not what was committed.
+            Damaged: a file is missing, too short, or differs from the committed one.
         """
-        work = sorted(((self.index.pieces[item.storage_index], item) for item in plan.items), key=_place)
+        pairs = ((self.index.pieces[item.storage_index], item) for item in plan.items)
+        work = sorted(pairs, key=lambda pair: (pair[0].file, pair[0].offset))
         targets = [planner.resolve_tensor(item).detach() for _, item in work]
         with self._files() as open_file, ThreadPoolExecutor(READERS) as readers:
             found = list(batches(work, targets))
             for batch, later in zip(found, [*found[READERS:], *[None] * READERS], strict=False):
                 batch.file, batch.later = open_file(batch.pieces[0].file), later
             for batch in found[:READERS]:
-                batch.announce()
+                batch.prefetch()
             try:
-                # In order, so that the first thing that is wrong is told of, whoever finds another one sooner.
+                # map() raises the first error in the order of the files, whichever thread fails first.
                 for _ in readers.map(self._read_batch, found):
                     pass
             finally:
@@ -204,22 +195,22 @@ class ShardReader(StorageReader):
         """All bytes of a tensor that was written in one chunk.
 
         Raises:
-            Damaged: they are not what was committed.
+            Damaged: the bytes differ from the committed ones.
         """
         piece = self.index.pieces[MetadataIndex(key, self.index.tensor(key).chunks[0].offsets)]
         with self._files() as open_file:
             data = open_file(piece.file).read(piece.offset, piece.stored, key)
-        check(self._directory / piece.file, piece, key, memoryview(data))
+        check_crc(self._directory / piece.file, piece, key, memoryview(data))
         return bytes(data[: piece.length])
 
-    def _read_batch(self, batch: Batch) -> None:
-        """Straight into the tensor where its memory allows, else through a buffer."""
+    def _read_batch(self, batch: ReadBatch) -> None:
+        """Read directly into each tensor whose memory has the stored layout, else through a buffer."""
         assert batch.file is not None
         if batch.later is not None:
-            batch.later.announce()
+            batch.later.prefetch()
         with torch.no_grad():
-            if len(batch.items) == 1 and self._fits(batch.items[0], batch.pieces[0], batch.targets[0]):
-                self._read_straight(batch.file, batch.pieces[0], batch.items[0], batch.targets[0])
+            if len(batch.items) == 1 and self._has_stored_layout(batch.items[0], batch.pieces[0], batch.targets[0]):
+                self._read_directly(batch.file, batch.pieces[0], batch.items[0], batch.targets[0])
                 return
             begin = batch.pieces[0].offset
             data = memoryview(batch.file.read(begin, batch.end - begin, batch.items[0].storage_index.fqn))
@@ -227,23 +218,23 @@ class ShardReader(StorageReader):
             for piece, item, target in zip(batch.pieces, batch.items, batch.targets, strict=True):
                 at = piece.offset - begin
                 if piece.offset not in checked:
-                    check(batch.file.path, piece, item.storage_index.fqn, data[at : at + piece.stored])
+                    check_crc(batch.file.path, piece, item.storage_index.fqn, data[at : at + piece.stored])
                     checked.add(piece.offset)
-                self._place(data[at : at + piece.length], item, target)
+                self._copy_part(data[at : at + piece.length], item, target)
 
-    def _fits(self, item: ReadItem, piece: Piece, target: torch.Tensor) -> bool:
-        """Whether the chunk and the target are the same bytes."""
+    def _has_stored_layout(self, item: ReadItem, piece: Piece, target: torch.Tensor) -> bool:
+        """Whether the target's memory has the layout of the whole chunk."""
         dtype = self.index.tensor(item.storage_index.fqn).properties.dtype
         whole = piece.length == target.numel() * target.element_size()
         return whole and target.device.type == "cpu" and target.is_contiguous() and target.dtype == dtype
 
-    def _read_straight(self, file: StoredFile, piece: Piece, item: ReadItem, target: torch.Tensor) -> None:
+    def _read_directly(self, file: StoredFile, piece: Piece, item: ReadItem, target: torch.Tensor) -> None:
         key = item.storage_index.fqn
         if read_into(raw_bytes(target), file.parts(piece.offset, piece.stored, key)) != piece.crc32:
-            raise other_crc(file.path, piece, key)
+            raise wrong_crc(file.path, piece, key)
 
-    def _place(self, data: memoryview, item: ReadItem, target: torch.Tensor) -> None:
-        """The part of a chunk that is asked for, into its target."""
+    def _copy_part(self, data: memoryview, item: ReadItem, target: torch.Tensor) -> None:
+        """Copy the requested part of a chunk to its target."""
         if not len(data):
             return
         tensor = self.index.tensor(item.storage_index.fqn)
@@ -255,7 +246,7 @@ class ShardReader(StorageReader):
 
     @contextmanager
     def _files(self) -> Iterator[Callable[[str], StoredFile]]:
-        """A function that opens a file of the checkpoint, each one once."""
+        """Yields a function that opens a file of the checkpoint; each file is opened once and closed at the end."""
         opened: dict[str, StoredFile] = {}
 
         def open_file(name: str) -> StoredFile:
@@ -274,13 +265,26 @@ class ShardReader(StorageReader):
         return checkpoint_files.read_manifest(Path(checkpoint_id)) is not None
 
 
+def tensor_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
+    """The tensor of one item of a plan.
+
+    Raises:
+        CheckpointError: the item is an object that DCP would pickle.
+    """
+    if item.type is WriteItemType.BYTE_IO:
+        raise CheckpointError(f"{item.index.fqn} is not a tensor: convert it with tree.pack()")
+    tensor = planner.resolve_data(item)
+    assert isinstance(tensor, torch.Tensor)
+    return tensor
+
+
 def stored_lengths(plan: SavePlan) -> list[int]:
-    """How many bytes each chunk of a plan takes in its file."""
+    """Size in bytes of each chunk of a plan in its file, padding included."""
     return [length + -length % ALIGNMENT_BYTES for length in map(_length, plan.items)]
 
 
 def pieces_of(plan: SavePlan, rank: int, crcs: Sequence[int] | None = None) -> list[Piece]:
-    """Where each chunk of a rank's plan lies, known before it is written; without ``crcs`` their CRCs are zero."""
+    """The place of each chunk of a rank's plan in its file; without ``crcs`` the CRCs are zero."""
     lengths = stored_lengths(plan)
     offsets = accumulate(lengths, initial=0)
     return [
@@ -290,10 +294,6 @@ def pieces_of(plan: SavePlan, rank: int, crcs: Sequence[int] | None = None) -> l
 
 
 def _length(item: WriteItem) -> int:
-    """The bytes of a chunk; of what is no tensor none, for it is refused when its turn comes."""
+    """Size in bytes of a chunk; 0 for an object that is not a tensor, which ``tensor_of`` rejects."""
     data = item.tensor_data
     return 0 if data is None else math.prod(data.chunk.sizes) * data.properties.dtype.itemsize
-
-
-def _place(work: tuple[Piece, ReadItem]) -> tuple[str, int]:
-    return work[0].file, work[0].offset

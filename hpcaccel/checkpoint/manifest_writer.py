@@ -1,9 +1,8 @@
-"""The two JSON files of a checkpoint.
+"""The content of a checkpoint's two JSON files, with torch's types.
 
-``index.json`` says where each tensor lies: dtype, shape and its chunks, each with offset, length and CRC. ``COMMITTED``
-(read and checked by ``hpcaccel.checkpoint_files.manifest``) is written last and stays small, because status pages read
-it often: what was saved, when, by whom, and the size and CRC of every other file, the index included. Its own CRC is
-over its canonical JSON.
+``index.json`` describes each tensor: dtype, shape and its chunks, each with file, offset, length and CRC. ``COMMITTED``
+(read and checked by ``hpcaccel.checkpoint_files.manifest``) describes the save, and lists size and CRC of every other
+file, the index included. It is small, because status commands read it often. Its own CRC covers its canonical JSON.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import platform
-import time
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -28,36 +26,27 @@ from torch.distributed.checkpoint.metadata import (
 
 import hpcaccel
 from hpcaccel.checkpoint.tree import dtype_name, dtype_of
-from hpcaccel.checkpoint_files.manifest import INDEX, VERSION, read, read_index, seal
+from hpcaccel.checkpoint_files.manifest import VERSION, read, read_index, seal
 from hpcaccel.errors import CheckpointError
 
-__all__ = ["INDEX", "VERSION", "FileRecord", "Index", "Piece", "build", "processor", "read", "read_index", "seal"]
+__all__ = ["Index", "Piece", "describe", "processor", "read", "read_index", "seal"]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Where one chunk of a tensor lies: ``stored`` bytes from ``offset`` on, the first ``length`` are the tensor's."""
+    """Location of one chunk of a tensor: ``stored`` bytes from ``offset``, of which the first ``length`` are data."""
 
     file: str
     offset: int
     length: int
     stored: int
     crc32: int
-    """Over all stored bytes, so that no byte of a file is without a CRC."""
-
-
-@dataclass(frozen=True)
-class FileRecord:
-    """Size in bytes and CRC32 of a whole file."""
-
-    name: str
-    bytes: int
-    crc32: int
+    """CRC of all stored bytes, padding included, so that every byte of a file is covered."""
 
 
 @dataclass(frozen=True)
 class Index:
-    """What is in a checkpoint and where: DCP's metadata, and the place of every chunk."""
+    """The tensors of a checkpoint: DCP's metadata, and the location of every chunk."""
 
     metadata: Metadata
     pieces: dict[MetadataIndex, Piece]
@@ -70,16 +59,17 @@ class Index:
         """
         found = self.metadata.state_dict_metadata.get(key)
         if not isinstance(found, TensorStorageMetadata):
-            raise CheckpointError(f"the checkpoint holds no {key}")
+            raise CheckpointError(f"the checkpoint does not contain {key}")
         return found
 
     def __contains__(self, key: str) -> bool:
         return key in self.metadata.state_dict_metadata
 
     def to_json(self) -> bytes:
-        """
+        """The content of ``index.json``.
+
         Raises:
-            CheckpointError: a chunk was planned and not written, or the chunks do not cover their tensor.
+            CheckpointError: a planned chunk was not written, or the chunks do not cover their tensor.
         """
         tensors = {}
         for key, tensor in self.metadata.state_dict_metadata.items():
@@ -92,8 +82,8 @@ class Index:
             covered = sum(math.prod(chunk.sizes) for chunk in tensor.chunks)
             if covered != math.prod(tensor.size):
                 raise CheckpointError(
-                    f"{key} is not covered: its {math.prod(tensor.size)} elements, {covered} in the chunks that the "
-                    "ranks hold together. Do all ranks hold the same model?"
+                    f"{key} has {math.prod(tensor.size)} elements, but the chunks of all ranks have {covered}. "
+                    "Check that all ranks build the same model"
                 )
         return json.dumps({"version": VERSION, "tensors": tensors}, separators=(",", ":")).encode()
 
@@ -128,25 +118,26 @@ class Index:
         return cls(Metadata(metadata), pieces)
 
 
-def build(*, files: list[FileRecord], **facts: Any) -> dict[str, Any]:
-    """The content of a COMMITTED manifest, but for its own CRC. ``facts`` are what the caller knows of the save."""
+def describe(**facts: Any) -> dict[str, Any]:
+    """The content of a manifest, except what ``commit.write_manifest`` adds: time, sizes and files.
+
+    Args:
+        facts: step, epoch, reason, world size … of the save.
+    """
     return {
         "version": VERSION,
         "format": "hpcaccel",
         **facts,
-        "time": time.time(),
         "hpcaccel": hpcaccel.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "processor": processor(),
-        "bytes": sum(file.bytes for file in files),
-        "files": {file.name: {"bytes": file.bytes, "crc32": f"{file.crc32:08x}"} for file in files},
     }
 
 
 @lru_cache(maxsize=1)
 def processor() -> str:
-    """What computed: the GPU's name, or else the CPU's. Bit-exact continuation needs the same one."""
+    """The name of the GPU, or of the CPU if there is no GPU. A bit-exact resume needs the same processor."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     try:

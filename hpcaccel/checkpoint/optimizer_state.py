@@ -1,7 +1,7 @@
-"""An optimizer's state by the names of its parameters, so that it does not hang on their order or numbers.
+"""Optimizer state by parameter name, independent of the order and the numbers of the parameters.
 
-Taken from ``state_dict()`` and given back through ``load_state_dict()``, so that optimizers which override these, and
-hooks, work. An optimizer that has made no step has no state, and none is made for it.
+It is read through ``state_dict()`` and restored through ``load_state_dict()``, so hooks and optimizers that override
+these methods work. An optimizer that has made no step has no state, and none is created for it.
 """
 
 from __future__ import annotations
@@ -15,20 +15,23 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from hpcaccel.checkpoint.manifest_writer import Index
-from hpcaccel.checkpoint.tree import Packed, pack, tensor_nodes, unpack
+from hpcaccel.checkpoint.tree import PackedTree, pack, tensor_nodes, unpack
 from hpcaccel.errors import CheckpointError
 
 __all__ = ["pack_optimizer", "restore_optimizer", "targets"]
 
 _NOT_SAVED = {"params", "param_names"}
-"""Keys of a parameter group that say which parameters it has: ``groups`` holds them by their public names."""
+"""Keys of a parameter group that list its parameters; the parameters are saved by public name, in ``members``."""
 
 
-def pack_optimizer(optimizer: Optimizer, names: dict[nn.Parameter, str], path: str) -> tuple[Packed, set[str]]:
-    """An optimizer as a tree, and the keys of the tensors that every rank offers to write (the others are rank 0's).
+def pack_optimizer(optimizer: Optimizer, names: dict[nn.Parameter, str], path: str) -> tuple[PackedTree, set[str]]:
+    """Pack an optimizer into a tree.
+
+    Returns:
+        The tree, and the keys of the tensors that any rank may write; rank 0 writes the other tensors.
 
     Raises:
-        CheckpointError: its state is of types that a tree does not know, or of a sharded parameter and not sharded.
+        CheckpointError: the state contains an unsupported type, or a plain tensor for a sharded parameter.
     """
     state_dict = optimizer.state_dict()
     by_id = {number: (name, parameter) for number, name, parameter in _parameters(optimizer, state_dict, names)}
@@ -53,16 +56,16 @@ def pack_optimizer(optimizer: Optimizer, names: dict[nn.Parameter, str], path: s
     tensors.update(rest.tensors)
     tensors.update(loose)
     tree = {"state": state, "members": members, "loose": sorted(loose), **rest.tree}
-    return Packed(tree, tensors), shared
+    return PackedTree(tree, tensors), shared
 
 
 def targets(
     optimizer: Optimizer, tree: Any, names: dict[nn.Parameter, str], path: str, index: Index
 ) -> dict[str, torch.Tensor]:
-    """Tensors to read an optimizer's state into, placed and sharded as its parameters are now.
+    """Tensors by key to read an optimizer's state into, placed and sharded like its current parameters.
 
     Raises:
-        CheckpointError: the optimizer has other parameters, or has them in other groups, than the saved one.
+        CheckpointError: the optimizer's parameters or groups differ from the saved ones.
     """
     state_dict = optimizer.state_dict()
     by_name = {name: parameter for _, name, parameter in _parameters(optimizer, state_dict, names)}
@@ -80,7 +83,7 @@ def targets(
 def restore_optimizer(
     optimizer: Optimizer, tree: Any, names: dict[nn.Parameter, str], tensor: Callable[[str], torch.Tensor]
 ) -> None:
-    """Give an optimizer its saved state, hyperparameters included, every tensor in the dtype that it was saved in."""
+    """Restore an optimizer's state and hyperparameters; every tensor keeps its saved dtype."""
     state_dict = optimizer.state_dict()
     numbers = {name: (number, parameter) for number, name, parameter in _parameters(optimizer, state_dict, names)}
     state = {numbers[name][0]: unpack(saved, tensor) for name, saved in tree["state"].items()}
@@ -101,21 +104,25 @@ def restore_optimizer(
 def _parameters(
     optimizer: Optimizer, state_dict: dict[str, Any], names: dict[nn.Parameter, str]
 ) -> Iterator[tuple[int, str, nn.Parameter]]:
-    """Each parameter's number in ``state_dict``, its name, and itself. One that no model has is called by its place."""
+    """Each parameter with its number in ``state_dict`` and its name: ``parameter <number>`` if it is in no model."""
     for group, numbered in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
         for parameter, number in zip(group["params"], numbered["params"], strict=True):
             yield number, names.get(parameter, f"parameter {number}"), parameter
 
 
-def _refuse_local_tensors(packed: Packed, parameter: nn.Parameter) -> None:
-    """A plain tensor with the state of a shard differs from rank to rank, and nothing says how."""
+def _refuse_local_tensors(packed: PackedTree, parameter: nn.Parameter) -> None:
+    """Reject plain tensors in the state of a sharded parameter.
+
+    Raises:
+        CheckpointError: there is such a tensor. It differs between ranks, and its offset in the full state is unknown.
+    """
     if not isinstance(parameter, DTensor):
         return
     for key, tensor in packed.tensors.items():
         if tensor.numel() > 1 and not isinstance(tensor, DTensor):
             raise CheckpointError(
-                f"{key} is a plain tensor of shape {tuple(tensor.shape)} in the state of a sharded parameter: "
-                "it cannot be told which part of the whole it is. Use an optimizer that keeps its state as DTensor"
+                f"{key} is a plain tensor of shape {tuple(tensor.shape)} in the state of a sharded parameter: hpcaccel "
+                "cannot tell which part of the full tensor it is. Use an optimizer that keeps its state as DTensor"
             )
 
 
@@ -125,19 +132,19 @@ def _compare_groups(
     saved = tree["members"]
     if len(saved) != len(optimizer.param_groups):
         raise CheckpointError(
-            f"{path}: the checkpoint holds {len(saved)} parameter groups, this optimizer has "
-            f"{len(optimizer.param_groups)}. Make the same groups before loading"
+            f"{path}: number of parameter groups: {len(saved)} in the checkpoint, {len(optimizer.param_groups)} in "
+            "this optimizer. Create the same groups before loading"
         )
     by_number = {number: name for number, name, _ in _parameters(optimizer, state_dict, names)}
     for position, (group, members) in enumerate(zip(state_dict["param_groups"], saved, strict=True)):
         here = {by_number[number] for number in group["params"]}
         for name in sorted(here.symmetric_difference(members)):
-            where = "here and not in the checkpoint" if name in here else "in the checkpoint and not here"
+            where = "only in this optimizer" if name in here else "only in the checkpoint"
             raise CheckpointError(f"{path}: parameter group {position} has {name!r} {where}")
 
 
 def _like(parameter: nn.Parameter, node: dict[str, Any], index: Index) -> torch.Tensor:
-    """An empty tensor for one entry of a parameter's state: as the parameter if it has its shape, else a plain one."""
+    """An empty tensor for one entry of a parameter's state: sharded like the parameter if the shapes are equal."""
     saved = index.tensor(node["key"])
     if len(saved.size) and tuple(saved.size) == tuple(parameter.shape):
         return torch.empty_like(parameter.detach(), dtype=saved.properties.dtype)
@@ -146,7 +153,7 @@ def _like(parameter: nn.Parameter, node: dict[str, Any], index: Index) -> torch.
 
 
 def _undo_casts(state: dict[str, Any], saved: dict[str, Any]) -> None:
-    """``load_state_dict`` casts state to its parameter's dtype: float32 moments of a bfloat16 parameter lose bits."""
+    """Restore saved dtypes: ``load_state_dict`` casts state to the parameter's dtype, and float32 moments lose bits."""
     for key, value in saved.items():
         now = state.get(key)
         if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype != value.dtype:
@@ -154,7 +161,7 @@ def _undo_casts(state: dict[str, Any], saved: dict[str, Any]) -> None:
 
 
 def _keep_tensors(group: dict[str, Any], old: dict[str, Any]) -> None:
-    """A learning rate that is a tensor stays the same object: schedulers and compiled steps hold on to it."""
+    """Copy hyperparameters into the old tensor objects: schedulers and compiled steps hold references to them."""
     for key, value in old.items():
         now = group.get(key)
         if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and value.shape == now.shape:

@@ -1,7 +1,6 @@
-"""All ranks of a run, agreeing: whatever fails on one of them becomes the same error on all, and nobody waits for ever.
+"""Collective steps of a save or load. An error on one rank is raised on all ranks, so that no rank waits forever.
 
-Errors travel as text. An exception object may not survive the way between processes, and a rank that fails to send
-leaves the others waiting.
+Errors are sent as text: an exception object may fail to pickle or unpickle, and the other ranks would wait forever.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ import torch.distributed as dist
 
 from hpcaccel.errors import CheckpointError, Damaged
 
-__all__ = ["Damaged", "Ranks"]
+__all__ = ["CheckpointRanks", "Damaged"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Ranks:
+class CheckpointRanks:
     """The ranks that save and load together.
 
     Args:
-        rank: this process among them.
-        world_size: how many they are; with 1 no process group is needed or touched.
-        group: the (gloo) process group to talk through; None means the default group.
+        rank: this process's rank.
+        world_size: number of ranks; with 1 no process group is used.
+        group: a gloo process group; None means the default group.
     """
 
     def __init__(self, *, rank: int, world_size: int, group: dist.ProcessGroup | None = None) -> None:
@@ -39,7 +38,7 @@ class Ranks:
         return self.rank == 0
 
     def broadcast(self, value: T | None) -> T:
-        """Rank 0's value on all ranks; what the others pass in counts for nothing."""
+        """Rank 0's value on all ranks; the other ranks' values are ignored."""
         if self.world_size == 1:
             return cast(T, value)
         box = [value]
@@ -47,10 +46,13 @@ class Ranks:
         return cast(T, box[0])
 
     def run(self, what: str, work: Callable[[], T]) -> T:
-        """Do ``work`` on every rank; this rank's own value.
+        """Run ``work`` on every rank.
+
+        Returns:
+            This rank's own result.
 
         Raises:
-            CheckpointError: on all ranks, when it failed on any of them.
+            CheckpointError: on all ranks, if ``work`` failed on any of them.
         """
         value, problem = _attempt(work)
         problems = self._gather(problem)
@@ -60,10 +62,10 @@ class Ranks:
         return cast(T, value)
 
     def first(self, what: str, work: Callable[[], T]) -> T:
-        """Do ``work`` on rank 0 and give its value to all ranks.
+        """Run ``work`` on rank 0 and return its value on all ranks.
 
         Raises:
-            CheckpointError: on all ranks, when it failed.
+            CheckpointError: on all ranks, if ``work`` failed.
         """
         value, problem = _attempt(work) if self.is_first else (None, None)
         value, problem = self.broadcast((value, problem))
@@ -72,10 +74,10 @@ class Ranks:
         return cast(T, value)
 
     def reduce(self, what: str, work: Callable[[], T], merge: Callable[[list[T]], R]) -> R:
-        """Do ``work`` on every rank, ``merge`` the values on rank 0, give what came out of it to all ranks.
+        """Run ``work`` on every rank, ``merge`` the values on rank 0, and return the result on all ranks.
 
         Raises:
-            CheckpointError: on all ranks, when anything failed on any of them; then ``merge`` has not run, or has
+            CheckpointError: on all ranks, if ``work`` failed on any rank (``merge`` is then not run) or ``merge``
                 failed.
         """
         merged, problems = self.broadcast(self._merged(work, merge))
@@ -84,7 +86,7 @@ class Ranks:
         return cast(R, merged)
 
     def reduce_scatter(self, what: str, work: Callable[[], T], merge: Callable[[list[T]], Sequence[R]]) -> R:
-        """Like ``reduce``, but rank ``i`` gets item ``i`` of what ``merge`` returned."""
+        """Like ``reduce``, but rank ``i`` gets item ``i`` of the list that ``merge`` returns."""
         merged, problems = self._merged(work, merge)
         if self.world_size > 1:
             parts = None
@@ -110,7 +112,7 @@ class Ranks:
         return merged, {} if problem is None else {0: problem}
 
     def _gather(self, value: T) -> list[T] | None:
-        """Every rank's value, on rank 0; None elsewhere."""
+        """Every rank's value, on rank 0; None on the other ranks."""
         if self.world_size == 1:
             return [value]
         values: list[Any] | None = [None] * self.world_size if self.is_first else None
@@ -118,28 +120,28 @@ class Ranks:
         return values
 
     def _error(self, what: str, problems: dict[int, Problem]) -> CheckpointError:
-        """One error for all ranks. The same words from several ranks are said once."""
+        """Combine the errors of all ranks into one. Identical messages of several ranks appear once."""
         by_text: dict[str, list[str]] = {}
         for rank, (text, host, _) in sorted(problems.items()):
             by_text.setdefault(text, []).append(f"rank {rank} on {host}")
-        said = []
+        parts = []
         for text, where in by_text.items():
             more = f" and {len(where) - 1} more" if len(where) > 1 else ""
-            said.append(text if self.world_size == 1 else f"{text} ({where[0]}{more})")
+            parts.append(text if self.world_size == 1 else f"{text} ({where[0]}{more})")
         kind = Damaged if any(damaged for _, _, damaged in problems.values()) else CheckpointError
-        return kind(f"{what}: " + "; ".join(said))
+        return kind(f"{what}: " + "; ".join(parts))
 
     def _first(self) -> int:
         return 0 if self._group is None else dist.get_global_rank(self._group, 0)
 
 
 Problem = tuple[str, str, bool]
-"""What went wrong, on which host, and whether it means that the checkpoint is damaged."""
+"""Message, host, and whether the checkpoint is damaged."""
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, Problem | None]:
     try:
         return work(), None
-    except Exception as error:  # the others must hear of it, whatever it is
+    except Exception as error:  # the other ranks must receive any error
         text = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
         return None, (text, socket.gethostname(), isinstance(error, Damaged))

@@ -1,4 +1,4 @@
-"""A training put together again, in place: the models' own memory is read into, everything else is handed over."""
+"""Restore a training in place: read model tensors into existing memory, and pass other state to ``load_state_dict``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from hpcaccel.checkpoint.manifest_writer import Index
 from hpcaccel.checkpoint.optimizer_state import restore_optimizer, targets
-from hpcaccel.checkpoint.parameter_names import parameter_names, public_name
-from hpcaccel.checkpoint.training_state import Stateful, TrainingState, buffers_of
+from hpcaccel.checkpoint.training_state import Stateful, TrainingState, buffers_of, parameter_names, public_name
 from hpcaccel.checkpoint.tree import pack, tensor_nodes, unpack
 from hpcaccel.errors import CheckpointError
 
@@ -23,18 +22,18 @@ log = logging.getLogger(__name__)
 
 
 class Restorer:
-    """Puts a checkpoint into a ``TrainingState``: first ``targets``, which are then read, then ``apply``.
+    """Restores a ``TrainingState``: call ``targets``, read the tensors that it returns, then call ``apply``.
 
     Args:
         tree: the shared tree.
-        own: this rank's own tree, None where the checkpoint has none for this rank.
-        own_buffers: whether this rank takes its own buffers back. Only at the same world size: at another, some ranks
-            would have none, so all take rank 0's.
+        own: this rank's own tree; None if the checkpoint has none for this rank.
+        own_buffers: whether this rank restores its own buffers. False if the world size has changed: all ranks then
+            restore rank 0's buffers.
         index: dtypes and shapes of the stored tensors.
     """
 
     def __init__(self, state: TrainingState, *, tree: Any, own: Any, own_buffers: bool, index: Index) -> None:
-        if tree.get("weights_only"):  # imported from elsewhere: everything else stays as it is
+        if tree.get("weights_only"):  # imported from another program: all other state is unchanged
             state = replace(state, optimizers=[], schedulers=[], scaler=None, objects={})
         self._state = state
         self._tree = tree
@@ -46,11 +45,11 @@ class Restorer:
         self._names = parameter_names(state.models)
 
     def targets(self) -> dict[str, torch.Tensor]:
-        """Tensors to read into, by key: the models' own, and new ones for everything else.
+        """Tensors to read into, by key: the models' own tensors, and new ones for other state.
 
         Raises:
-            CheckpointError: the checkpoint is of another model, optimizer or set of objects; all differences that
-                were found in one of them are named.
+            CheckpointError: the models, optimizers or objects differ from the saved ones. The message lists the
+                differences of the first model, optimizer or object that does not match.
         """
         self._compare()
         for position, (model, current) in enumerate(zip(self._state.models, self._models, strict=True)):
@@ -69,7 +68,11 @@ class Restorer:
         return self._tensors
 
     def apply(self) -> dict[str, Any] | None:
-        """Hand the tensors that were read to their owners; this rank's own tree, or None."""
+        """Restore everything from the tensors that were read.
+
+        Returns:
+            This rank's own state; None if the checkpoint has none for this rank.
+        """
         with torch.no_grad():
             trees = zip(self._state.models, self._models, self._tree["models"], strict=True)
             for position, (model, current, saved) in enumerate(trees):
@@ -95,11 +98,11 @@ class Restorer:
         value = unpack(saved[public_name(model, key)], self._tensor)
         shared = isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor) and value.shape == current.shape
         if shared and value is not current:
-            return current.copy_(value)  # another name of a tensor that was one with it when it was saved
+            return current.copy_(value)  # another name of a tensor that was tied at the save
         return value
 
     def _stateful(self) -> list[tuple[Stateful, Any, str]]:
-        """Each scheduler, the scaler and each object, with its saved tree and its path."""
+        """Each scheduler, the scaler and each object, with its saved tree and path."""
         found = [
             (scheduler, self._tree["schedulers"][position], f"schedulers.{position}")
             for position, scheduler in enumerate(self._state.schedulers)
@@ -113,23 +116,26 @@ class Restorer:
         for kind in ("models", "optimizers", "schedulers"):
             here, saved = len(getattr(self._state, kind)), len(self._tree[kind])
             if here != saved:
-                raise CheckpointError(f"the checkpoint holds {saved} {kind}, here there are {here}")
+                raise CheckpointError(f"number of {kind}: {saved} in the checkpoint, {here} in this program")
         missing = sorted(set(self._state.objects) - set(self._tree["objects"]))
         unknown = sorted(set(self._tree["objects"]) - set(self._state.objects))
         if missing or unknown:
             raise CheckpointError(
-                f"registered objects differ: not in the checkpoint: {missing or 'none'}; only in the checkpoint: "
-                f"{unknown or 'none'}. Register the same ones before loading"
+                "the registered objects do not match the checkpoint (missing from the checkpoint: "
+                f"{missing or 'none'}; only in the checkpoint: {unknown or 'none'}). Register the objects that "
+                "were registered at the save"
             )
         if (self._state.scaler is None) != (self._tree["scaler"] is None):
-            where = "here and not in the checkpoint" if self._state.scaler else "in the checkpoint and not here"
-            log.warning("there is a gradient scaler %s; its state is passed over", where)
+            if self._state.scaler is not None:
+                log.warning("the checkpoint contains no gradient scaler: the state of this one is not restored")
+            else:
+                log.warning("the checkpoint contains a gradient scaler, but this training has none: it is ignored")
 
     def _target_model(self, model: nn.Module, current: dict[str, Any], saved: dict[str, Any] | None, path: str) -> None:
         if saved is None:
             raise CheckpointError(
-                f"{path} is not in the checkpoint, for a hook has saved it in its own way. Register the hook that "
-                "loads it (register_load_state_pre_hook), which takes it out of the list of models"
+                f"{path} is not in the checkpoint: a hook of the script saved it. Register the matching hook with "
+                "register_load_state_pre_hook(); it must load the model and remove it from the list of models"
             )
         here = {public_name(model, key): value for key, value in current.items()}
         if self._tree.get("weights_only"):
@@ -141,29 +147,29 @@ class Restorer:
         if problems:
             more = f"\n  … and {len(problems) - 8} more" if len(problems) > 8 else ""
             raise CheckpointError(
-                f"the checkpoint does not fit this model, {len(problems)} differences:\n  "
+                f"the checkpoint does not match this model, {len(problems)} differences:\n  "
                 + "\n  ".join(sorted(problems)[:8])
                 + more
             )
 
     def _target_entry(self, current: Any, saved: Any, name: str) -> list[str]:
-        """Where one entry of a model is read to, or what is wrong with it."""
+        """Add the target of one entry of a model. Returns a list with the mismatch; empty if the entry matches."""
         is_tensor = isinstance(current, torch.Tensor) and isinstance(saved, dict) and saved.get("$") == "tensor"
-        if not is_tensor or name.endswith("._extra_state"):  # extra state may be anything, at any time
+        if not is_tensor or name.endswith("._extra_state"):  # extra state may be of any type
             self._target_plain(saved, {})
             return []
         stored = self._index.tensor(saved["key"])
         if current.device.type == "meta":
-            return [f"{name} is on the meta device here: give the model memory first, with to_empty()"]
+            return [f"{name} is on the meta device: allocate the model's memory with to_empty() before loading"]
         if tuple(stored.size) != tuple(current.shape):
-            return [f"{name} has shape {tuple(stored.size)} in the checkpoint, {tuple(current.shape)} here"]
+            return [f"{name} has shape {tuple(stored.size)} in the checkpoint, {tuple(current.shape)} in this model"]
         if stored.properties.dtype != current.dtype:
-            return [f"{name} is {stored.properties.dtype} in the checkpoint, {current.dtype} here"]
+            return [f"{name} is {stored.properties.dtype} in the checkpoint, {current.dtype} in this model"]
         self._tensors.setdefault(saved["key"], current)
         return []
 
     def _target_plain(self, tree: Any, templates: dict[str, torch.Tensor]) -> None:
-        """New tensors for what nobody holds in memory yet: sharded as their template, else whole."""
+        """Add new tensors for state that has no memory yet: sharded like their template if there is one, else full."""
         for node in tensor_nodes(tree):
             key = node["key"]
             if key in self._tensors:
@@ -178,7 +184,7 @@ class Restorer:
 
 
 def _add_tied(here: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Files of other programs hold a tensor with several names once: here its other names are known."""
+    """Add tied names to ``saved``: files of other programs contain a tied tensor only once."""
     by_place = {_place(value): saved[name] for name, value in here.items() if name in saved and _place(value)}
     for name, value in here.items():
         if name not in saved and _place(value) in by_place:
@@ -186,7 +192,7 @@ def _add_tied(here: dict[str, Any], saved: dict[str, Any]) -> None:
 
 
 def _place(value: Any) -> Any:
-    """Where a tensor lies in memory; None for what lies nowhere."""
+    """Address and shape of a tensor, equal for tied tensors; None for a tensor without memory."""
     if not isinstance(value, torch.Tensor) or value.device.type == "meta":
         return None
     local = value.to_local() if isinstance(value, DTensor) else value
@@ -194,7 +200,7 @@ def _place(value: Any) -> Any:
 
 
 def _device(kind: str) -> torch.device:
-    """The device of that kind that this process uses, or the CPU."""
+    """This process's device of this kind, or the CPU."""
     if kind == "cuda" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

@@ -1,133 +1,201 @@
-"""One save, from the question what is to be written to the rename."""
+"""The save of one step: clean up older checkpoints, then begin, write, gather and publish (see ``commit``)."""
 
 from __future__ import annotations
 
-import shutil
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from shutil import rmtree
+from typing import Any
 
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
 
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint import commit, manifest_writer
-from hpcaccel.checkpoint.background import Job
-from hpcaccel.checkpoint.collect import FirstRank, collect
-from hpcaccel.checkpoint.dcp_planners import Planned, SavePlanning, write_tensors
-from hpcaccel.checkpoint.dcp_storage import ShardWriter, stored_lengths
-from hpcaccel.checkpoint.rank_agreement import Ranks
-from hpcaccel.checkpoint.snapshot_memory import Memory
+from hpcaccel.checkpoint.dcp_storage import ShardWriter, stored_lengths, tensor_of
+from hpcaccel.checkpoint.loading import quarantine, set_aside
+from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
+from hpcaccel.checkpoint.save_plan import AgreedPlan, FirstRank, PlanCache, collect
+from hpcaccel.checkpoint.shard_files import rank_file
+from hpcaccel.checkpoint.snapshot_memory import SnapshotMemory
 from hpcaccel.checkpoint.training_state import TrainingState
-from hpcaccel.checkpoint.writer_files import rank_file
-from hpcaccel.errors import CheckpointError
+from hpcaccel.checkpoint_files import SavePaths, manifest
+from hpcaccel.errors import CheckpointError, Damaged
 
-__all__ = ["PlannedSave"]
+__all__ = ["Branch", "SaveOperation", "remove_unfinished"]
 
-T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
-class PlannedSave:
-    """The save of one step; its methods are called in this order, by all of ``ranks`` together.
+class Branch:
+    """Tracks which checkpoints belong to this training and not to an abandoned branch. Complete on rank 0 only.
+
+    A training that resumes from an older checkpoint abandons the later ones; they are renamed at its next save.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._own_steps: set[int] = set()
+        """Steps that this training has saved in this directory or resumed from. They are never written again."""
+        self._lone_steps: set[int] = set()
+        """Steps that rank 0 has saved without the other ranks."""
+        self._base_step: int | None = None
+        """Step of this training's newest checkpoint (0: started from scratch, none yet). Later steps are abandoned.
+        None: the training has neither resumed nor started from scratch."""
+
+    def start_anew(self) -> None:
+        """Record that this training starts at step 0."""
+        self._base_step = 0
+
+    def resume(self, step: int, *, alone: bool) -> None:
+        """Record that this training has loaded ``step``; ``alone``: rank 0 saved it without the other ranks."""
+        self._base_step = step
+        (self._lone_steps if alone else self._own_steps).add(step)
+
+    def add(self, step: int, *, alone: bool) -> None:
+        """Record that this training has committed ``step``; ``alone`` as for ``resume``."""
+        (self._lone_steps if alone else self._own_steps).add(step)
+        if self._base_step is not None:
+            self._base_step = step
+
+    def contains(self, path: Path) -> bool:
+        """Whether ``path`` belongs to this training."""
+        steps = self._own_steps | self._lone_steps
+        return any(path == self._directory / checkpoint_files.checkpoint_name(step) for step in steps)
+
+    def make_way(self, paths: SavePaths, *, alone: bool) -> bool:
+        """Prepare the directory for a save: remove files of killed saves, rename abandoned checkpoints and a damaged
+        one of the same step.
+
+        Args:
+            alone: rank 0 saves without the other ranks.
+
+        Returns:
+            Whether this step is already committed and must not be written again.
+        """
+        if paths.step in self._lone_steps and not alone:
+            self._lone_steps.discard(paths.step)  # the save by all ranks replaces it
+        commit.clean(self._directory)
+        for other, path in checkpoint_files.step_directories(self._directory):
+            if self._is_abandoned(other, now=paths.step):
+                kept = set_aside(path, checkpoint_files.SUPERSEDED)
+                log.warning("renamed %s, from an abandoned branch of this training, to %s", path.name, kept.name)
+        if not paths.final.exists():
+            return False
+        try:
+            manifest.read(paths.final)
+        except Damaged as error:
+            quarantine(paths.final, str(error))
+            return False
+        return True
+
+    def _is_abandoned(self, step: int, *, now: int) -> bool:
+        if step in self._own_steps or step in self._lone_steps:
+            return False
+        return step == now or (self._base_step is not None and step > self._base_step)
+
+
+class SaveOperation:
+    """The save of one step. All ranks call ``plan``, then either ``write``, or ``snapshot`` and ``order``.
 
     Args:
-        directory: where the checkpoint appears.
-        attempt: names the temporary directory.
-        facts: what the manifest says; ``step`` among it.
+        facts: step, epoch, reason … of the save, for the manifest.
         fill: see ``CheckpointEngine.save``.
     """
 
     def __init__(
         self,
-        ranks: Ranks,
-        directory: Path,
-        attempt: int | str,
+        ranks: CheckpointRanks,
+        paths: SavePaths,
         state: TrainingState,
         facts: dict[str, Any],
         fill: Callable[[Path], None] | None,
     ) -> None:
-        self.step: int = facts["step"]
-        self.what = f"the checkpoint of step {self.step} cannot be saved"
-        self.final = directory / checkpoint_files.checkpoint_name(self.step)
+        self.what = f"the checkpoint of step {paths.step} cannot be saved"
+        self.paths = paths
         self._ranks = ranks
         self._state = state
         self._facts = facts
         self._fill = fill
-        self._temporary = directory / checkpoint_files.temporary_name(self.step, attempt)
-        self._extra = directory / checkpoint_files.temporary_name(self.step, f"{attempt}.extra")
-        self._results = directory / checkpoint_files.temporary_name(self.step, f"{attempt}.results")
-        self._writer: ShardWriter | None = None
-
-    def first(self, work: Callable[[], T]) -> T:
-        """See ``Ranks.first``."""
-        return self._ranks.first(self.what, work)
 
     @contextmanager
-    def undone_on_error(self) -> Iterator[None]:
-        """Leave nothing behind when it fails, on whichever rank."""
+    def removed_on_error(self) -> Iterator[None]:
+        """Remove the temporary directories if the save fails on any rank."""
         try:
             yield
         except CheckpointError:
             if self._ranks.is_first:
-                for path in (self._temporary, self._extra, self._results):
-                    shutil.rmtree(path, ignore_errors=True)  # what stays is removed before the next save
+                remove_unfinished(self.paths)
             raise
 
-    def plan(
-        self, planning: SavePlanning, memory: Memory | None, *, background: bool
-    ) -> tuple[Planned, DefaultSavePlanner]:
-        """Who writes what. When this returns the directory is there, and one for the writers' results."""
+    def plan(self, plans: PlanCache, *, background: bool) -> tuple[AgreedPlan, DefaultSavePlanner]:
+        """Agree on a plan and create the temporary directory (for a save in the background also the results folder)."""
         if self._fill is not None:
-            self._let_fill(self._fill)
-        first = self.first(lambda: FirstRank.of(self._state)) if self._ranks.world_size > 1 else None
-        return planning.plan(
+            self._run_fill(self._fill)
+        first = self._ranks.first(self.what, lambda: FirstRank.of(self._state)) if self._ranks.world_size > 1 else None
+
+        def begin() -> None:
+            commit.begin(self.paths.temporary)
+            if background:
+                commit.begin(self.paths.results)
+
+        return plans.plan(
             self._ranks,
-            self.writer(memory),
             what=self.what,
             collect=lambda: collect(self._state, rank=self._ranks.rank, first=first),
-            begin=lambda: self._begin(background),
+            begin=begin,
         )
 
-    def writer(self, memory: Memory | None) -> ShardWriter:
-        self._writer = ShardWriter(self._temporary, rank=self._ranks.rank, facts=self._facts, memory=memory)
-        return self._writer
+    def write(self, plan: AgreedPlan, planner: DefaultSavePlanner, memory: SnapshotMemory | None) -> int:
+        """Write this rank's file, wait until the other ranks have written theirs, and commit.
 
-    def write(self, planned: Planned, planner: DefaultSavePlanner) -> None:
-        """Write and commit, and wait for it."""
-        assert self._writer is not None
-        write_tensors(self._ranks, self._writer, planned, planner, what=self.what, commit=self._publish)
+        Returns:
+            Size of the whole checkpoint in bytes, on rank 0.
 
-    def job(self, planned: Planned, begun: float, *, prune: dict[str, Any] | None) -> Job:
-        """What the writers are to do, once there is a snapshot."""
-        order: dict[str, Any] = {
-            "temporary": str(self._temporary),
-            "final": str(self.final),
-            "results": str(self._results),
+        Raises:
+            CheckpointError: on all ranks, if anything failed on any of them.
+        """
+        writer = ShardWriter(self.paths.temporary, rank=self._ranks.rank, facts=self._facts, memory=memory)
+
+        def gathered(results: list[list[WriteResult]]) -> None:
+            writer.finish(plan.metadata, results)
+            rmtree(self.paths.results, ignore_errors=True)
+            if self._fill is not None:
+                commit.adopt(self.paths.extra, self.paths.temporary)
+            commit.publish(self.paths.temporary, self.paths.final)
+
+        self._ranks.reduce(self.what, lambda: writer.write_data(plan.own, planner).wait(), gathered)
+        return writer.bytes
+
+    def snapshot(self, plan: AgreedPlan, planner: DefaultSavePlanner, memory: SnapshotMemory) -> None:
+        """Copy the contents of this rank's file into ``memory``, from which the writer process writes it."""
+        memory.snapshot((tensor_of(item, planner) for item in plan.own.items), stored_lengths(plan.own))
+
+    def order(self, plan: AgreedPlan, retention: dict[str, Any] | None) -> dict[str, Any]:
+        """The order for this rank's writer process, as JSON values; see ``writer``."""
+        paths = self.paths
+        order = {
+            "directory": str(paths.directory),
+            "step": paths.step,
+            "attempt": paths.attempt,
             "file": rank_file(self._ranks.rank),
-            "lengths": stored_lengths(planned.own),
+            "lengths": stored_lengths(plan.own),
         }
         if self._ranks.is_first:
-            files = {piece.file for piece in planned.pieces.values()}
-            order |= {"files": len(files), "facts": manifest_writer.build(files=[], **self._facts), "prune": prune}
-        return Job(self.what, self.step, self._facts["reason"], begun, order)
+            files = {piece.file for piece in plan.pieces.values()}
+            facts = manifest_writer.describe(**self._facts)
+            order |= {"files": len(files), "facts": facts, "retention": retention}
+        return order
 
-    @property
-    def bytes(self) -> int:
-        """Of the whole checkpoint, on rank 0."""
-        return 0 if self._writer is None else self._writer.bytes
-
-    def _let_fill(self, fill: Callable[[Path], None]) -> None:
-        self.first(lambda: commit.begin(self._extra))
-        self._ranks.run(self.what, lambda: fill(self._extra))
+    def _run_fill(self, fill: Callable[[Path], None]) -> None:
+        self._ranks.first(self.what, lambda: commit.begin(self.paths.extra))
+        self._ranks.run(self.what, lambda: fill(self.paths.extra))
         self._state.without = self._ranks.broadcast(self._state.without)
 
-    def _begin(self, background: bool) -> None:
-        commit.begin(self._temporary)
-        if background:
-            commit.begin(self._results)
 
-    def _publish(self) -> None:
-        shutil.rmtree(self._results, ignore_errors=True)
-        if self._fill is not None:
-            commit.adopt(self._extra, self._temporary)
-        commit.publish(self._temporary, self.final)
+def remove_unfinished(paths: SavePaths) -> None:
+    """Remove the directories of a failed save. If one cannot be removed, the next save removes it."""
+    for path in (paths.temporary, paths.extra, paths.results):
+        rmtree(path, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Memory between the tensors and the disk, made once and used for every save.
+"""Host memory between the tensors and the disk, allocated once and used for every save.
 
-A snapshot for the background is one copy of everything into memory that the writer process shares: when the copy is
-made the training may go on. A save that is waited for sends the same bytes through the same memory, or a smaller
-piece of it that goes round, and the disk takes what has been copied while more is being copied.
+A save in the background copies all tensors into memory that is shared with the writer process (``snapshot``), after
+which the training continues. A save that blocks training uses the memory as a ring buffer (``stream``): a thread writes
+to the disk while further data is copied.
 """
 
 from __future__ import annotations
@@ -16,28 +16,26 @@ from pathlib import Path
 
 import torch
 
-from hpcaccel.checkpoint.crc import crc32
-from hpcaccel.checkpoint.writer_files import BLOCK_BYTES, ShardFile, up_to_block
+from hpcaccel.checkpoint.shard_files import BLOCK_BYTES, STEP_BYTES, ShardFile, crc32, up_to_block
 
-__all__ = ["Memory", "available_bytes", "can_share", "copy_bytes", "no_room", "raw_bytes", "stream"]
+__all__ = ["SnapshotMemory", "available_bytes", "can_share", "no_room", "raw_bytes", "stream"]
 
 RING_BYTES = 32 << 20
-"""What a save that is waited for goes through, where there is no larger memory already: a larger ring makes longer
-writes, but to have fresh memory takes longer than they save."""
-STEP_BYTES = 1 << 20
-"""So much is copied and then checked, so that the check finds it in the processor's cache."""
+"""Size of the ring buffer if no larger memory is allocated yet. A larger buffer would allow longer writes, but its
+allocation takes longer than longer writes save."""
 LARGEST_PART = 0.9
-"""Of the memory that is free, so much may go to snapshots."""
+"""Fraction of the free memory that snapshots may use."""
 
 
-class Memory:
-    """Bytes that another process may share. Pages are there from the beginning, so that a full machine says so now.
+class SnapshotMemory:
+    """Memory that another process can map, if ``can_share``; its pages are then allocated here, so that a lack of
+    memory raises at once.
 
     Args:
-        size: at least so many.
+        size: minimum size in bytes.
 
     Raises:
-        OSError: there is not so much.
+        OSError: there is not enough memory.
     """
 
     def __init__(self, size: int) -> None:
@@ -65,16 +63,18 @@ class Memory:
             os.close(self.descriptor)
 
     def copy(self, data: memoryview, at: int) -> None:
-        """Copy bytes to here; other threads run meanwhile."""
+        """Copy bytes to offset ``at``, with the GIL released."""
         if len(data):
             ctypes.memmove(self._address + at, ctypes.addressof(ctypes.c_char.from_buffer(data)), len(data))
 
     def clear(self, start: int, stop: int) -> None:
+        """Fill the bytes from ``start`` to ``stop`` with zeros."""
         if stop > start:
             ctypes.memset(self._address + start, 0, stop - start)
 
     def snapshot(self, tensors: Iterable[torch.Tensor], lengths: Iterable[int]) -> None:
-        """Copy tensors one behind the other, each padded to its length. When this returns they may be changed."""
+        """Copy tensors one after the other, each padded with zeros to its length in bytes. After the return the caller
+        may change the tensors."""
         at = 0
         on_gpu = False
         for tensor, length in zip(tensors, lengths, strict=True):
@@ -90,7 +90,7 @@ class Memory:
             torch.cuda.current_stream().synchronize()
 
     def _from_gpu(self, tensor: torch.Tensor, at: int, size: int) -> None:
-        """In the order of the stream that computes, so behind the last step; as fast as the bus where it is pinned."""
+        """Copy on the current CUDA stream, after the last step. The memory is pinned, which makes the copy faster."""
         if not self._pinned:
             runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             self._pinned = int(runtime.cudaHostRegister(self._address, self.size, 0)) == 0
@@ -98,11 +98,14 @@ class Memory:
         self._bytes[at : at + size].copy_(plain.reshape(-1).view(torch.uint8), non_blocking=True)
 
 
-def stream(memory: Memory, path: Path, pieces: Iterable[tuple[memoryview, int]]) -> list[int]:
-    """Write ``path`` through ``memory``, and return when it is on the disk: the CRC32 of each piece.
+def stream(memory: SnapshotMemory, path: Path, pieces: Iterable[tuple[memoryview, int]]) -> list[int]:
+    """Write a file through ``memory``, and return once it is on the disk.
 
     Args:
-        pieces: bytes and the length that they are padded to, one behind the other.
+        pieces: the data of each piece, and its length in bytes with padding.
+
+    Returns:
+        The CRC32 of each padded piece.
 
     Raises:
         OSError: the file cannot be written.
@@ -118,13 +121,13 @@ def stream(memory: Memory, path: Path, pieces: Iterable[tuple[memoryview, int]])
 
 
 class _Ring:
-    """Bytes are put in at one end, and a thread writes to the disk whatever it finds at the other."""
+    """A ring buffer: ``put`` fills it, and a thread writes its content to the disk."""
 
-    def __init__(self, memory: Memory, file: ShardFile) -> None:
+    def __init__(self, memory: SnapshotMemory, file: ShardFile) -> None:
         self._memory = memory
         self._file = file
         self._put = self._written = 0
-        """So many bytes of the file have been put in, and are written."""
+        """Number of bytes put into the buffer so far, and number of bytes written to the file."""
         self._over = False
         self._problem: BaseException | None = None
         self._changed = threading.Condition()
@@ -132,7 +135,7 @@ class _Ring:
         self._thread.start()
 
     def put(self, data: memoryview, length: int) -> int:
-        """Put in ``data`` and zeros up to ``length``; their CRC32."""
+        """Append ``data``, padded with zeros to ``length``. Returns the CRC32 of data and padding."""
         crc, done = 0, 0
         while done < length:
             start = self._put % self._memory.size
@@ -191,7 +194,8 @@ class _Ring:
                 self._changed.notify()
 
     def _next_part(self) -> tuple[int, int] | None:
-        """Where the bytes lie that can be written in one go: whole blocks, and all the rest when no more will come."""
+        """Start and stop, in the buffer, of the bytes to write next: whole blocks, or the remainder after the last
+        ``put``. None if all bytes are written or an error has occurred."""
         with self._changed:
             self._changed.wait_for(lambda: self._over or self._whole_blocks())
             start = self._written % self._memory.size
@@ -207,28 +211,18 @@ class _Ring:
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor in row-major order: its own memory where that is what it holds, else a copy."""
+    """The bytes of a tensor in row-major order: its own memory if it is contiguous on the CPU, else a copy."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return memoryview(plain.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # a buffer since PEP 688
 
 
-def copy_bytes(target: memoryview, source: memoryview) -> None:
-    """Copy as many bytes as ``target`` holds; other threads run meanwhile."""
-    if len(target):
-        ctypes.memmove(
-            ctypes.addressof(ctypes.c_char.from_buffer(target)),
-            ctypes.addressof(ctypes.c_char.from_buffer(source)),
-            len(target),
-        )
-
-
 def can_share() -> bool:
-    """Whether this system can share memory with another process by a descriptor."""
+    """Whether this system can share memory with another process through a file descriptor."""
     return hasattr(os, "memfd_create")
 
 
 def no_room(size: int, *, of: int) -> str | None:
-    """Why ``of`` processes of this machine should not each take ``size`` bytes; None when they may."""
+    """Why ``of`` processes on this machine cannot each allocate ``size`` bytes; None if they can."""
     if not can_share():
         return "this system has no memfd_create"
     free = available_bytes()
@@ -236,12 +230,12 @@ def no_room(size: int, *, of: int) -> str | None:
         return None
     return (
         f"a snapshot of {size / 1e9:.2f} GB on each of this node's {of} ranks does not fit in the {free / 1e9:.2f} GB "
-        "of memory that are free here"
+        "of free memory"
     )
 
 
 def available_bytes() -> int | None:
-    """Memory that can be had: of the machine, and of the control groups that this process is in. None: unknown."""
+    """Free memory in bytes, limited by the machine and by the cgroups of this process. None: unknown."""
     found = []
     for line in _lines(Path("/proc/meminfo")):
         if line.startswith("MemAvailable:"):
@@ -257,7 +251,7 @@ def available_bytes() -> int | None:
 
 
 def _left_in(root: Path, path: str, *, limit: str, used: str) -> list[int]:
-    """What each control group from ``path`` up to the root has left. Cached files give way, so they do not count."""
+    """Free bytes in each cgroup from ``path`` up to the root. Inactive file cache counts as free."""
     found = []
     place = root / path.lstrip("/")
     for group in [place, *place.parents]:

@@ -1,21 +1,26 @@
-"""What a training consists of, and what its parts are called in a checkpoint.
+"""The state of a training, the keys of its parts in a checkpoint, and the state of its random generators.
 
 Keys are ``models.0.layers.0.weight``, ``optimizers.0.0.layers.0.weight['exp_avg']``, ``objects.sampler['order']``,
-``rank.3['rng']``.
+``rank.3['rng']``. A parameter has the same name in a plain model, in DDP, compiled as a whole or in parts, or sharded
+by FSDP2, so that a run may continue with other wrappers.
 """
 
 from __future__ import annotations
 
+import random
+import struct
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from hpcaccel.checkpoint.parameter_names import public_name
-from hpcaccel.checkpoint.rng import capture_rng, restore_rng
+from hpcaccel.errors import CheckpointError
 
 __all__ = [
     "SHARED_TREE",
@@ -23,16 +28,21 @@ __all__ = [
     "TrainingState",
     "buffers_of",
     "capture_rng",
+    "fresh_rng",
+    "parameter_names",
+    "public_name",
     "rank_tree",
     "restore_rng",
 ]
 
 SHARED_TREE = "tree"
-"""The key of the tree that all ranks share; rank 0's is written."""
+"""Key of the tree shared by all ranks; rank 0 writes it."""
+_WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module"}
+"""Attributes in which torch.compile and activation checkpointing store the module that they wrap."""
 
 
 class Stateful(Protocol):
-    """Anything that gives its state and takes it back."""
+    """An object with ``state_dict`` and ``load_state_dict``."""
 
     def state_dict(self) -> Any: ...
 
@@ -41,20 +51,20 @@ class Stateful(Protocol):
 
 @dataclass
 class TrainingState:
-    """What is saved and restored in place.
+    """What a save writes, and what a load restores in place.
 
     Args:
         models: plain modules, or wrapped by DDP, FSDP2 (``fully_shard``) or ``torch.compile``.
-        optimizers: of these models' parameters.
+        optimizers: may also have parameters that belong to none of the models.
         schedulers: anything with ``state_dict`` and ``load_state_dict``, in a fixed order.
         scaler: a gradient scaler, or None.
-        objects: more of that kind by name: data cursors, counters, what the user registered. The same on all ranks;
-            rank 0's are written.
-        per_rank: what each rank has of its own, RNG states above all; comes back to the rank of the same number, and
-            see ``rng.heirs`` where ranks share tensors otherwise than then.
-        mesh: how the ranks are arranged, the same on all of them: ``strategy``, and the numbers ``replicate``,
-            ``shard`` and ``tensor`` (ranks that share each tensor); empty where nobody knows.
-        without: positions of models whose weights and buffers somebody else saves or loads; the same on all ranks.
+        objects: further objects of this kind by name: data cursors, counters, objects that the user registered. They
+            are equal on all ranks; rank 0's are written.
+        per_rank: per-rank values, mainly random states; restored on the same rank. See ``loading.rank_sources`` if the
+            number of ranks changes.
+        mesh: layout of the ranks, equal on all of them: ``strategy``, and the sizes of the dimensions ``replicate``,
+            ``shard`` and ``tensor``; empty if unknown.
+        without: positions of models whose weights and buffers a hook saves or loads; equal on all ranks.
     """
 
     models: list[nn.Module] = field(default_factory=list)
@@ -68,7 +78,7 @@ class TrainingState:
 
 
 def rank_tree(rank: int) -> str:
-    """The key of a rank's own tree."""
+    """Key of the tree with one rank's own state."""
     return f"tree.rank.{rank}"
 
 
@@ -82,3 +92,83 @@ def buffers_of(state: TrainingState) -> dict[str, torch.Tensor]:
             if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter | DTensor):
                 found[f"models.{position}.{public_name(model, key)}"] = value
     return found
+
+
+# -- names
+
+
+def public_name(model: nn.Module, key: str) -> str:
+    """A ``state_dict`` key without the prefixes of wrappers.
+
+    Raises:
+        CheckpointError: the model is wrapped by FSDP1.
+    """
+    parts = []
+    module: object = model
+    for part in key.split("."):
+        if part == "_fsdp_wrapped_module":
+            raise CheckpointError(f"{key} belongs to FullyShardedDataParallel (FSDP1): use fully_shard (FSDP2) instead")
+        wrapped = part in _WRAPPERS or (part == "module" and isinstance(module, DistributedDataParallel))
+        if not wrapped:
+            parts.append(part)
+        module = getattr(module, part, None)
+    return ".".join(parts)
+
+
+def parameter_names(models: Iterable[nn.Module]) -> dict[nn.Parameter, str]:
+    """Name of every parameter: ``<position of the model>.<public name>``. A shared parameter has its first name."""
+    names: dict[nn.Parameter, str] = {}
+    for position, model in enumerate(models):
+        for key, parameter in model.named_parameters(remove_duplicate=False):
+            names.setdefault(parameter, f"{position}.{public_name(model, key)}")
+    return names
+
+
+# -- random generators
+
+
+def capture_rng(device: torch.device | str | None = None) -> dict[str, Any]:
+    """State of this process's random generators: Python, numpy (if imported), torch's CPU and CUDA generators.
+
+    Args:
+        device: this rank's device; its generator is captured if it is a CUDA device.
+    """
+    version, words, gauss = random.getstate()
+    state: dict[str, Any] = {
+        "python": {"version": version, "words": struct.pack(f"<{len(words)}Q", *words), "gauss": gauss},
+        "torch": torch.get_rng_state(),
+    }
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        state["numpy"] = numpy.random.get_state(legacy=False)
+    if device is not None and torch.device(device).type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_rng(state: dict[str, Any], device: torch.device | str | None = None) -> None:
+    """Set the generators to a state from ``capture_rng``.
+
+    Args:
+        device: this rank's device; its index may differ from the one at the capture.
+    """
+    python = state["python"]
+    words = struct.unpack(f"<{len(python['words']) // 8}Q", python["words"])
+    random.setstate((python["version"], words, python["gauss"]))
+    torch.set_rng_state(state["torch"].cpu())
+    if "numpy" in state:
+        import numpy as np
+
+        np.random.set_state(state["numpy"])
+    if "cuda" in state and device is not None and torch.device(device).type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+
+
+def fresh_rng(seed: int, device: torch.device | str | None = None) -> dict[str, Any]:
+    """Seed all generators with ``seed``, and return their state."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+    return capture_rng(device)

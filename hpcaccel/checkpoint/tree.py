@@ -1,11 +1,11 @@
-"""Nested Python state as typed JSON, with tensors and arrays taken out.
+"""Nested Python values as typed JSON, with tensors and arrays stored separately.
 
-``pack`` turns a value into a tree that is plain JSON and a dict of the tensors that it held, by key; ``unpack`` turns
-both back into an equal value of the same types. No code runs when a tree is read, as it would with pickle: what the
-tree does not know is refused when it is saved, with the path to it.
+``pack`` converts a value to a tree of plain JSON and a dict of its tensors by key; ``unpack`` converts both back to an
+equal value of the same types. Unlike a pickle, a tree runs no code when it is read. A value of an unsupported type
+raises an error at the save, with the path to the value.
 
-Written as they are: None, bool, str, int, finite float, list, dict with str keys. Everything else is an object whose
-key ``"$"`` names the type.
+None, bool, str, int (up to 4096 bits), finite float, list, and dict with str keys but without a key ``"$"`` become the
+same JSON value. Any other value becomes an object whose key ``"$"`` names the type.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from torch.distributed.tensor import DTensor
 
 from hpcaccel.errors import CheckpointError
 
-__all__ = ["Packed", "pack", "tensor_nodes", "unpack"]
+__all__ = ["PackedTree", "pack", "tensor_nodes", "unpack"]
 
 TYPE = "$"
 MAX_INLINE_BYTES = 1024
-"""Longer bytes are stored beside the tensors instead of inside the JSON."""
+"""Longer bytes are stored as a tensor instead of in the JSON."""
 MAX_INLINE_INT_BITS = 4096
-"""Longer ints are written in hexadecimal: Python limits the decimal digits that it converts."""
+"""Longer ints are written in hexadecimal: Python limits the number of decimal digits that it converts."""
 
 _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _FACTORIES: dict[str, type] = {"int": int, "float": float, "str": str, "list": list, "dict": dict, "set": set}
+"""Factories with which a ``defaultdict`` can be saved."""
 _MAPPINGS: dict[type, str] = {
     dict: "dict",
     collections.OrderedDict: "ordered_dict",
@@ -49,8 +50,8 @@ _SEQUENCES: dict[type, str] = {
 
 
 @dataclass
-class Packed:
-    """A value taken apart: ``tree`` is plain JSON, ``tensors`` are what its tensor nodes point to."""
+class PackedTree:
+    """A packed value: ``tree`` is plain JSON, ``tensors`` are the tensors that its nodes refer to."""
 
     tree: Any
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -61,7 +62,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The dtype of that name.
+    """The dtype with this name.
 
     Raises:
         CheckpointError: this version of torch has no such dtype.
@@ -69,24 +70,25 @@ def dtype_of(name: str) -> torch.dtype:
     try:
         return _DTYPES[name]
     except KeyError:
-        raise CheckpointError(f"torch {torch.__version__} has no dtype {name!r}, which this checkpoint holds") from None
+        raise CheckpointError(f"torch {torch.__version__} has no dtype {name!r}, which this checkpoint uses") from None
 
 
-def pack(value: Any, path: str) -> Packed:
-    """Take ``value`` apart. ``path`` names it in errors and begins the keys of its tensors.
+def pack(value: Any, path: str) -> PackedTree:
+    """Convert ``value`` to a tree. Tensors are not copied.
 
-    Tensors are not copied.
+    Args:
+        path: name of the value in error messages, and prefix of the keys of its tensors.
 
     Raises:
-        CheckpointError: something in it is of a type that a tree does not know, or contains itself.
+        CheckpointError: a value is of an unsupported type, or contains itself.
     """
     packer = _Packer()
     tree = packer.pack(value, path)
-    return Packed(tree, packer.tensors)
+    return PackedTree(tree, packer.tensors)
 
 
 def unpack(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
-    """Put a value together again; ``tensor`` gives the tensor of a key."""
+    """Convert a tree back to its value; ``tensor`` returns the tensor for a key."""
     if isinstance(tree, list):
         return [unpack(item, tensor) for item in tree]
     if not isinstance(tree, dict):
@@ -97,7 +99,7 @@ def unpack(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
 
 
 def tensor_nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """All nodes of a tree that point to a stored tensor; each has ``key`` and, for tensors, ``device``."""
+    """All nodes of a tree that refer to a stored tensor; each has ``key`` and, for tensors, ``device``."""
     if isinstance(tree, list):
         for item in tree:
             yield from tensor_nodes(item)
@@ -140,7 +142,7 @@ class _Packer:
 
     def _container(self, value: Any, path: str) -> Any:
         if id(value) in self._open:
-            raise CheckpointError(f"{path} contains itself: a checkpoint holds trees only")
+            raise CheckpointError(f"{path} contains itself: circular references cannot be saved")
         self._open.add(id(value))
         try:
             if type(value) in _MAPPINGS:
@@ -181,7 +183,7 @@ class _Packer:
         if value.layout is not torch.strided or value.is_quantized:
             raise CheckpointError(
                 f"{path} is a {'quantized' if value.is_quantized else value.layout} tensor; "
-                "a checkpoint holds dense tensors only: convert it before saving"
+                "a checkpoint stores dense tensors only: convert it before saving"
             )
         if value.device.type == "meta":
             raise CheckpointError(f"{path} is on the meta device and has no data to save")
@@ -208,7 +210,7 @@ class _Packer:
         raise _unsupported(value, path)
 
     def _store(self, tensor: torch.Tensor, path: str) -> str:
-        """Remember a tensor under a key of its own: two paths may read the same where names hold dots or brackets."""
+        """Add a tensor under a unique key. Two paths may be equal if names contain dots or brackets."""
         key, count = path, 1
         while key in self.tensors:
             count += 1
@@ -224,9 +226,9 @@ def _unsupported(value: Any, path: str) -> CheckpointError:
     kind = type(value)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return CheckpointError(
-        f"{path} is a {name}, which a checkpoint cannot hold. It holds None, bool, int, float, complex, str, bytes, "
-        "list, tuple, set, dict, deque, tensors, numpy arrays and scalars: "
-        "save one of these in its state_dict(), or leave it out and build it anew after loading"
+        f"{path} is a {name}, which cannot be saved (allowed: None, bool, int, float, complex, str, bytes, list, "
+        "tuple, set, dict, deque, tensors, numpy arrays and scalars). "
+        "Return one of these from state_dict(), or omit the value there and recreate it after loading"
     )
 
 
@@ -294,6 +296,6 @@ def _unpack_typed(node: dict[str, Any], tensor: Callable[[str], torch.Tensor]) -
         build = _UNPACK[node[TYPE]]
     except KeyError:
         raise CheckpointError(
-            f"this checkpoint holds a value of type {node[TYPE]!r}, which this version of hpcaccel does not know"
+            f"this checkpoint contains a value of type {node[TYPE]!r}, which this version of hpcaccel does not support"
         ) from None
     return build(node, tensor)

@@ -1,13 +1,17 @@
-"""The process that writes a rank's file while the rank trains on.
+"""The writer process: it writes a rank's file, and on rank 0 commits the checkpoint, while the rank trains.
 
-It lives as long as its rank, and shares with it the memory that a snapshot is taken to. A job comes as a line of JSON
-on the standard input; what comes of it goes back as lines: ``written`` when this rank's file is on the disk,
-``committed`` when rank 0's writer has renamed the checkpoint, ``failed`` with the reason. It imports no torch, so that
-it starts in a moment and holds little memory, and takes no lock of the interpreter that trains.
+Each rank has one. It lives as long as the rank and shares the memory of its snapshots. ``WriterProcess`` is the rank's
+handle; ``main`` runs in the process. The process does not import torch, so it starts fast and uses little memory, and
+it does not hold the GIL of the training process.
 
-It does not outlive its rank: a save of an attempt that is over must not appear while the next attempt looks what there
-is. When its input ends, or it has another parent, it leaves at once, in the middle of whatever it does. What was not
-renamed by then never counts. Signals that stop a training are not for it: the rank decides, and waits for it.
+- Orders, on standard input: a line of JSON (see ``SaveOperation.order``) that also contains ``index_bytes``, then
+  ``index_bytes`` bytes of index.
+- Reports, on standard output, one line of JSON each: ``written`` when this rank's file is on the disk, ``committed``
+  (from rank 0's writer) when the checkpoint is renamed, ``failed`` with the reason.
+
+The process must not outlive its rank: a checkpoint of an ended attempt must not appear while the next attempt searches
+for the newest one. When its input ends, or its parent process changes, it exits at once. It ignores the signals that
+stop a training: the rank handles them and waits for the writer.
 """
 
 from __future__ import annotations
@@ -18,128 +22,247 @@ import os
 import queue
 import select
 import signal
+import subprocess
+import sys
 import threading
 import time
+import weakref
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from shutil import rmtree
+from typing import IO, Any
 
-from hpcaccel.checkpoint import commit, writer_commit
-from hpcaccel.checkpoint.crc import crc32
-from hpcaccel.checkpoint.writer_files import ShardFile, up_to_block, why_not_written
+from hpcaccel.checkpoint import commit
+from hpcaccel.checkpoint.commit import WrittenFile
+from hpcaccel.checkpoint.shard_files import ShardFile, crc32, up_to_block, why_not_written
+from hpcaccel.checkpoint_files import SavePaths
+from hpcaccel.core.jsonl_pipe import LineSplitter, json_line, write_all
 
-__all__ = ["main"]
+__all__ = ["WriterProcess", "main"]
 
-LOOK_SECONDS = 1.0
-"""How often to look whether the rank still lives, where a process forked by it holds the pipe open."""
-_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+PARENT_CHECK_SECONDS = 1.0
+"""Interval at which the parent process id is checked, in case a fork of the rank keeps the pipe open."""
+IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that stop a training or a shell's jobs; the rank handles them and waits for the writer."""
+PROGRAM = (
+    "import json, sys; sys.path += json.loads(sys.argv[1]); "
+    "from hpcaccel.checkpoint.writer import main; main(sys.argv[2:])"
+)
+"""Code of the writer process. Its arguments are ``package_paths`` as JSON, then those of ``main``."""
+
+
+# -- in the rank
+
+
+class WriterProcess:
+    """A rank's handle to its writer process, which the constructor starts.
+
+    Args:
+        descriptor: file descriptor of the shared memory.
+        size: size of the shared memory in bytes.
+
+    Raises:
+        OSError: the process cannot be started.
+    """
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        arguments = [json.dumps(package_paths()), str(descriptor), str(size), str(os.getpid())]
+        # The signals are blocked while the process starts, until it can ignore them. It inherits the mask.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", PROGRAM, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=(descriptor,),
+                bufsize=0,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input: IO[bytes] = self._process.stdin
+        self._output: IO[bytes] = self._process.stdout
+        os.set_blocking(self._output.fileno(), False)
+        self._poll = select.poll()
+        self._poll.register(self._output, select.POLLIN)
+        self._lines = LineSplitter()
+        self.reports: dict[str, Any] = {}
+        """Reports on the last order, by name."""
+        self._problem: str | None = None
+        self._end = weakref.finalize(self, _end, self._process, os.getpid())
+        self._end.atexit = False
+
+    @property
+    def is_dead(self) -> bool:
+        return self._process.poll() is not None
+
+    def send(self, order: dict[str, Any], index: bytes) -> None:
+        """Send an order; see the module's docstring."""
+        self.reports.clear()
+        write_all(self._input.fileno(), json_line({**order, "index_bytes": len(index)}) + index)
+
+    def poll(self) -> str | None:
+        """Receive reports, without waiting.
+
+        Returns:
+            Why the writer failed, or None.
+        """
+        while self._problem is None and self._poll.poll(0):
+            piece = os.read(self._output.fileno(), 1 << 16)
+            if not piece:
+                self._problem = f"the writer process ended ({self._exit_text()})"
+                break
+            for line in self._lines.feed(piece):
+                self.reports.update(json.loads(line))
+            self._problem = self.reports.get("failed")
+        return self._problem
+
+    def _exit_text(self) -> str:
+        code = self._process.wait()
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def wait(self, seconds: float) -> None:
+        """Wait at most ``seconds`` until a report can be read or the process has ended."""
+        self._poll.poll(1000 * seconds)
+
+    def take_reports(self) -> dict[str, Any]:
+        """Return the reports on the last order and clear them."""
+        reports, self.reports = self.reports, {}
+        return reports
+
+    def stop(self) -> None:
+        """Kill the process."""
+        self._end()
+
+
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    if os.getpid() != owner:
+        return  # a fork of the rank, such as a worker of a data loader
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+def package_paths() -> list[str]:
+    """Directories of hpcaccel and isal. The writer runs without site-packages, so it starts faster."""
+    found = [Path(__file__).parents[2]]
+    spec = find_spec("isal")
+    if spec is not None and spec.origin is not None:
+        found.append(Path(spec.origin).parents[1])
+    return [str(place) for place in found]
+
+
+# -- in the writer
 
 
 def main(arguments: list[str]) -> None:
-    """Serve until the rank has gone. The arguments: descriptor and size of the shared memory, the rank's process id."""
-    for number in _IGNORED:
+    """Execute orders until the rank has exited. Arguments: descriptor and size of the shared memory, the rank's pid."""
+    for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     descriptor, size, parent = map(int, arguments)
     memory = memoryview(mmap.mmap(descriptor, size))
-    jobs: queue.SimpleQueue[tuple[dict[str, Any], bytes]] = queue.SimpleQueue()
-    threading.Thread(target=_work, args=(jobs, memory, parent), daemon=True).start()
-    _listen(jobs, parent)
+    orders: queue.SimpleQueue[tuple[dict[str, Any], bytes]] = queue.SimpleQueue()
+    threading.Thread(target=_execute_orders, args=(orders, memory, parent), daemon=True).start()
+    _receive_orders(orders, parent)
     os._exit(0)
 
 
-def _listen(jobs: queue.SimpleQueue[tuple[dict[str, Any], bytes]], parent: int) -> None:
-    """Hand jobs on; return when there will be no more."""
+def _receive_orders(orders: queue.SimpleQueue[tuple[dict[str, Any], bytes]], parent: int) -> None:
+    """Put orders into the queue. Return when the rank has exited."""
     poll = select.poll()
     poll.register(0, select.POLLIN)
     received = b""
     while True:
-        while not poll.poll(1000 * LOOK_SECONDS):
+        while not poll.poll(1000 * PARENT_CHECK_SECONDS):
             if os.getppid() != parent:
                 return
-        piece = os.read(0, 1 << 20)  # nothing may stay in a buffer that poll does not see
+        piece = os.read(0, 1 << 20)  # unbuffered: poll does not detect data in a buffer
         if not piece:
             return
         received += piece
-        while (taken := _taken(received)) is not None:
-            job, index, received = taken
-            jobs.put((job, index))
+        while (split := _split_order(received)) is not None:
+            order, index, received = split
+            orders.put((order, index))
 
 
-def _taken(received: bytes) -> tuple[dict[str, Any], bytes, bytes] | None:
-    """The first job in ``received``, the index that follows its line, and the rest; None where it is not there yet."""
+def _split_order(received: bytes) -> tuple[dict[str, Any], bytes, bytes] | None:
+    """The first order, its index and the remaining bytes; None if the order is not complete yet."""
     line, newline, rest = received.partition(b"\n")
     if not newline:
         return None
-    job: dict[str, Any] = json.loads(line)
-    size = job["index_bytes"]
-    return None if len(rest) < size else (job, rest[:size], rest[size:])
+    order: dict[str, Any] = json.loads(line)
+    size = order["index_bytes"]
+    return None if len(rest) < size else (order, rest[:size], rest[size:])
 
 
-def _work(jobs: queue.SimpleQueue[tuple[dict[str, Any], bytes]], memory: memoryview, parent: int) -> None:
+def _execute_orders(orders: queue.SimpleQueue[tuple[dict[str, Any], bytes]], memory: memoryview, parent: int) -> None:
     while True:
-        job, index = jobs.get()
+        order, index = orders.get()
         try:
-            _write(job, memory)
-            _say({"written": True})
+            paths = SavePaths(Path(order["directory"]), order["step"], order["attempt"])
+            _write(order, paths, memory)
+            _report({"written": True})
             if index:
-                _commit(job, index, parent)
-        except BaseException as error:  # the rank must hear of it, whatever it is
-            _say({"failed": _in_words(error), "ours": not isinstance(error, OSError)})
+                _commit(order, paths, index, parent)
+        except BaseException as error:  # report any error to the rank
+            _report({"failed": _error_text(error)})
 
 
-def _write(job: dict[str, Any], memory: memoryview) -> None:
-    """This rank's file, its CRCs reckoned meanwhile."""
-    lengths: list[int] = job["lengths"]
+def _write(order: dict[str, Any], paths: SavePaths, memory: memoryview) -> None:
+    """Write this rank's file, compute its CRCs at the same time, and deliver the result."""
+    lengths: list[int] = order["lengths"]
+    if not lengths:
+        return
     crcs: list[int] = []
-    if lengths:
-        path = Path(job["temporary"]) / job["file"]
-        reckoning = threading.Thread(target=_reckon, args=(memory, lengths, crcs))
-        reckoning.start()
-        file = ShardFile(path)
-        try:
-            file.write(memory[: up_to_block(sum(lengths))], 0)
-            file.finish(sum(lengths))
-        except OSError as error:
-            said = why_not_written(error, path.parent, sum(lengths))
-            raise OSError(error.errno, said, str(path)) from None
-        finally:
-            file.close()
-            reckoning.join()
-        writer_commit.deliver(Path(job["results"]), job["file"], crcs=crcs, lengths=lengths)
+    checksums = threading.Thread(target=_compute_crcs, args=(memory, lengths, crcs))
+    checksums.start()
+    path = paths.temporary / order["file"]
+    file = ShardFile(path)
+    try:
+        file.write(memory[: up_to_block(sum(lengths))], 0)
+        file.finish(sum(lengths))
+    except OSError as error:
+        raise OSError(error.errno, why_not_written(error, path.parent, sum(lengths)), str(path)) from None
+    finally:
+        file.close()
+        checksums.join()
+    commit.deliver(paths.results, WrittenFile.of(order["file"], crcs, lengths))
 
 
-def _reckon(memory: memoryview, lengths: list[int], crcs: list[int]) -> None:
+def _compute_crcs(memory: memoryview, lengths: list[int], crcs: list[int]) -> None:
     offset = 0
     for length in lengths:
         crcs.append(crc32(memory[offset : offset + length]))
         offset += length
 
 
-def _commit(job: dict[str, Any], index: bytes, parent: int) -> None:
-    def go_on() -> None:
+def _commit(order: dict[str, Any], paths: SavePaths, index: bytes, parent: int) -> None:
+    """Gather, publish and retire; see ``commit``."""
+
+    def exit_without_rank() -> None:
         if os.getppid() != parent:
             os._exit(0)
 
-    told = writer_commit.gathered(Path(job["results"]), job["files"], go_on)
-    go_on()
-    size = writer_commit.publish(
-        told,
-        temporary=Path(job["temporary"]),
-        final=Path(job["final"]),
-        results=Path(job["results"]),
-        index=index,
-        facts=job["facts"],
-    )
+    files = commit.gather(paths.results, order["files"], exit_without_rank)
+    exit_without_rank()
+    complete = commit.complete_index(index, files)
+    size = commit.write_manifest(paths.temporary, index=complete, files=files, facts=order["facts"])
+    commit.publish(paths.temporary, paths.final)
+    rmtree(paths.results, ignore_errors=True)  # on failure, it is removed before the next save
     committed = time.monotonic()
-    if job["prune"] is not None:
-        commit.prune(Path(job["final"]).parent, **job["prune"])
-    _say({"committed": committed, "bytes": size})
+    if order["retention"] is not None:
+        commit.delete(commit.retire(paths.directory, newest_step=paths.step, **order["retention"]))
+    _report({"committed": committed, "bytes": size})
 
 
-def _in_words(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     if isinstance(error, OSError):
         return f"{error.filename or 'the file'}: {error.strerror or error}"
     return f"{type(error).__name__}: {error}"
 
 
-def _say(word: dict[str, Any]) -> None:
-    os.write(1, json.dumps(word).encode() + b"\n")
+def _report(report: dict[str, Any]) -> None:
+    os.write(1, json.dumps(report).encode() + b"\n")

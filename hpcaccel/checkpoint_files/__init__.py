@@ -1,8 +1,8 @@
-"""What a checkpoint directory looks like, without torch.
+"""Checkpoint directories: their names, their manifests, and which are committed. Without torch.
 
-``checkpoints/step_00001200/`` is a committed checkpoint when it holds a readable ``COMMITTED`` manifest. Everything
-is first written to ``checkpoints/.step_00001200.<attempt>.tmp/`` and renamed when it is complete, so a directory of
-the final name without its manifest is damaged, never unfinished.
+``checkpoints/step_00001200/`` is a committed checkpoint if it contains a readable ``COMMITTED`` manifest. A save first
+writes to ``checkpoints/.step_00001200.<attempt>.tmp/``, which is renamed once it is complete. A directory with the
+final name but without a manifest is therefore damaged, never unfinished.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ __all__ = [
     "QUARANTINED",
     "SUPERSEDED",
     "Checkpoint",
+    "SavePaths",
     "attempt_of",
     "checkpoint_name",
     "committed",
@@ -32,9 +33,9 @@ __all__ = [
 
 MANIFEST = "COMMITTED"
 PINNED = "PINNED"
-"""Beside the manifest: never delete this checkpoint. What is in it is for people."""
+"""Marker file beside the manifest: this checkpoint is never deleted. The file contains the reason; see ``pins``."""
 QUARANTINED, SUPERSEDED = PUT_ASIDE = ("quarantined", "superseded")
-"""In front of the names of directories that are no checkpoints any more: damaged, or of a course that was given up."""
+"""Prefixes of directories that no longer count as checkpoints: damaged, or of an abandoned branch of the training."""
 
 _NAME = re.compile(r"step_(\d{8,})$")
 _TEMPORARY = re.compile(r"\.step_\d{8,}\.(\d+)\.tmp")
@@ -42,7 +43,7 @@ _TEMPORARY = re.compile(r"\.step_\d{8,}\.(\d+)\.tmp")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint: its directory, its optimizer step and its manifest as it was read."""
+    """A committed checkpoint: its directory, its optimizer step and its manifest."""
 
     path: Path
     step: int
@@ -53,12 +54,46 @@ class Checkpoint:
         return self.path.name
 
 
+@dataclass(frozen=True)
+class SavePaths:
+    """The directories of one save, side by side in ``directory``.
+
+    Args:
+        attempt: number of the run's attempt, or a name.
+    """
+
+    directory: Path
+    step: int
+    attempt: int | str
+
+    @property
+    def final(self) -> Path:
+        return self.directory / checkpoint_name(self.step)
+
+    @property
+    def temporary(self) -> Path:
+        return self._temporary("")
+
+    @property
+    def results(self) -> Path:
+        """Folder in which the writer processes report their files."""
+        return self._temporary(".results")
+
+    @property
+    def extra(self) -> Path:
+        """Directory that the script's hooks write to before the save begins."""
+        return self._temporary(".extra")
+
+    def _temporary(self, kind: str) -> Path:
+        return self.directory / temporary_name(self.step, f"{self.attempt}{kind}")
+
+
 def checkpoint_name(step: int) -> str:
     return f"step_{step:08d}"
 
 
 def step_of(name: str) -> int | None:
-    """The step of a checkpoint directory of this name; None for any other name."""
+    """The step of the checkpoint directory ``name``; None for any other name."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -68,13 +103,13 @@ def temporary_name(step: int, attempt: int | str) -> str:
 
 
 def attempt_of(name: str) -> int | None:
-    """The attempt that made a temporary directory of this name; None for any other name."""
+    """Number of the attempt that writes to the temporary directory ``name``; None for any other name."""
     match = _TEMPORARY.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
-    """The manifest of a checkpoint directory, or None where there is none that can be read."""
+    """The manifest of a checkpoint directory; None if it is missing or unreadable."""
     try:
         value = json.loads((path / MANIFEST).read_bytes())
     except (OSError, ValueError):

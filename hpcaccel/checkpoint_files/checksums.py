@@ -1,4 +1,7 @@
-"""Reading a checkpoint from end to end and comparing every byte with what was committed; two files at a time."""
+"""Verification of a checkpoint: the CRC of every byte, and that the chunks cover their tensors.
+
+Files are read from beginning to end, by two threads.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import math
 import os
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,30 +27,34 @@ from hpcaccel.checkpoint_files.contents import (
     rank_tree,
     tensor_nodes,
 )
-from hpcaccel.checkpoint_files.coverage import covering_problem
 from hpcaccel.errors import CheckpointError, Damaged
 
-__all__ = ["Report", "Span", "Tell", "check_spans", "verify_ours"]
+__all__ = ["Box", "CrcSpan", "OnProgress", "VerifyReport", "check_spans", "covering_problem", "verify_ours"]
 
 THREADS = 2
+"""Number of threads that read files and compute CRCs."""
 BATCH_BYTES = 16 << 20
+"""Maximum size of the spans that a thread checks at a time."""
 
-Tell = Callable[[int, int], None]
-"""Is told how many bytes are done, and of how many."""
+OnProgress = Callable[[int, int], None]
+"""Callback with the number of bytes checked so far and the total number of bytes."""
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""The part of a tensor that a chunk holds: offset and shape."""
 
 
 @dataclass
-class Report:
-    """What was found in one checkpoint; good where there are no problems."""
+class VerifyReport:
+    """Result of the verification of one checkpoint."""
 
     path: Path
     kind: str
     """``hpcaccel``, ``dcp``, ``safetensors`` or ``torch``."""
     bytes: int = 0
-    """So many have been compared with a CRC."""
+    """Number of bytes compared with a CRC."""
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What could not be checked, and why."""
+    """What was not checked, and why."""
 
     @property
     def good(self) -> bool:
@@ -65,19 +72,20 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Span:
-    """Bytes of a file that have a CRC of their own."""
+class CrcSpan:
+    """A range of bytes of a file that has its own CRC."""
 
     file: str
     offset: int
     length: int
     crc32: int
     what: str
+    """Key of the tensor, or ``the whole file``; for messages."""
 
 
-def verify_ours(path: Path, tell: Tell = lambda done, total: None) -> Report:
-    """The checkpoint in ``path``, all of it: manifest, sizes, every byte, and that the chunks cover their tensors."""
-    report = Report(path, "hpcaccel")
+def verify_ours(path: Path, on_progress: OnProgress = lambda done, total: None) -> VerifyReport:
+    """Verify the checkpoint ``path``: manifest, sizes, every byte, and that the chunks cover their tensors."""
+    report = VerifyReport(path, "hpcaccel")
     try:
         manifest = sealed.read_manifest(path)
     except CheckpointError as error:
@@ -87,7 +95,7 @@ def verify_ours(path: Path, tell: Tell = lambda done, total: None) -> Report:
     try:
         contents = Contents(path, manifest)
     except (CheckpointError, ValueError, KeyError, TypeError) as error:
-        # Without the index there are the CRCs of whole files.
+        # Without the index, check the CRCs of whole files.
         report.problems.append(
             str(error) if isinstance(error, CheckpointError) else f"{path / sealed.INDEX}: {error!r}"
         )
@@ -95,15 +103,15 @@ def verify_ours(path: Path, tell: Tell = lambda done, total: None) -> Report:
     else:
         report.problems += _structure_problems(contents)
         spans = list(_spans(contents))
-    report.problems += check_spans(path, spans, tell)
+    report.problems += check_spans(path, spans, on_progress)
     report.bytes = sum(span.length for span in spans) + manifest["files"].get(sealed.INDEX, {}).get("bytes", 0)
     own = {checkpoint_files.MANIFEST, checkpoint_files.PINNED, *manifest["files"]}
     if extra := sorted(entry.name for entry in path.iterdir() if entry.name not in own):
-        report.notes.append(f"saved by the script itself, without CRCs: {', '.join(extra)}")
+        report.notes.append(f"saved by the script, without CRCs: {', '.join(extra)}")
     return report
 
 
-# -- what the index says
+# -- the index
 
 
 def _structure_problems(contents: Contents) -> Iterator[str]:
@@ -112,13 +120,13 @@ def _structure_problems(contents: Contents) -> Iterator[str]:
     for tensor in contents.tensors.values():
         for chunk in tensor.chunks:
             if chunk.file not in files:
-                yield f"{where}: {tensor.key} lies in {chunk.file}, which is no file of this checkpoint"
+                yield f"{where}: {tensor.key} is in {chunk.file}, which is not a file of this checkpoint"
             elif chunk.offset + chunk.stored > files[chunk.file]["bytes"]:
-                yield f"{where}: {tensor.key} ends behind the end of {chunk.file}"
+                yield f"{where}: {tensor.key} extends past the end of {chunk.file}"
         if (
             problem := covering_problem(tensor.shape, [(chunk.at, chunk.shape) for chunk in tensor.chunks])
         ) is not None:
-            yield f"{where}: {tensor.key} is not covered: {problem}"
+            yield f"{where}: {tensor.key} has invalid chunks: {problem}"
         yield from _length_problems(tensor, where)
     yield from _tree_problems(contents)
 
@@ -127,34 +135,34 @@ def _length_problems(tensor: StoredTensor, where: Path) -> Iterator[str]:
     for chunk in tensor.chunks:
         elements = math.prod(chunk.shape)
         if chunk.length != elements * item_bytes(tensor.dtype):
-            yield f"{where}: a chunk of {tensor.key} has {chunk.length} bytes for {elements} x {tensor.dtype}"
+            yield f"{where}: a chunk of {tensor.key} has {chunk.length} bytes for {elements} elements of {tensor.dtype}"
 
 
 def _tree_problems(contents: Contents) -> Iterator[str]:
-    """Trees that cannot be read, or point to tensors that are not there."""
+    """Messages about trees that cannot be read, or refer to missing tensors."""
     if SHARED_TREE not in contents.tensors:
-        yield f"{contents.path / sealed.INDEX}: there is no {SHARED_TREE}, which says what the tensors are"
+        yield f"{contents.path / sealed.INDEX} has no entry {SHARED_TREE!r}, which describes the tensors"
         return
     for key in [SHARED_TREE, *(rank_tree(rank) for rank in contents.ranks)]:
         try:
             nodes = list(tensor_nodes(json.loads(contents.read(key))))
         except Damaged:
-            continue  # its bytes are checked with all others, which says it better
+            continue  # reported when its bytes are checked with all others
         except (OSError, ValueError) as error:
             yield f"{contents.path}: {key} cannot be read: {error}"
             continue
         for node in nodes:
             if node["key"] not in contents.tensors:
-                yield f"{contents.path}: {key} holds {node['key']}, whose bytes are nowhere"
+                yield f"{contents.path}: {key} refers to {node['key']}, which is not in the index"
 
 
-def _spans(contents: Contents) -> Iterator[Span]:
-    """Every byte of every file but the index: by chunks, where these tile the file, else the file as a whole."""
-    by_file: dict[str, list[Span]] = {name: [] for name in contents.manifest["files"] if name != sealed.INDEX}
+def _spans(contents: Contents) -> Iterator[CrcSpan]:
+    """Spans for every byte of every file except the index: chunks if they tile the file, else the whole file."""
+    by_file: dict[str, list[CrcSpan]] = {name: [] for name in contents.manifest["files"] if name != sealed.INDEX}
     for tensor in contents.tensors.values():
         for chunk in tensor.chunks:
             if chunk.file in by_file:
-                span = Span(chunk.file, chunk.offset, chunk.stored, chunk.crc32, tensor.key)
+                span = CrcSpan(chunk.file, chunk.offset, chunk.stored, chunk.crc32, tensor.key)
                 by_file[chunk.file].append(span)
     for name, spans in by_file.items():
         spans.sort(key=lambda span: span.offset)
@@ -169,17 +177,48 @@ def _spans(contents: Contents) -> Iterator[Span]:
             yield from _whole_files(contents.manifest, {name})
 
 
-def _whole_files(manifest: dict[str, Any], names: Iterable[str]) -> Iterator[Span]:
+def _whole_files(manifest: dict[str, Any], names: Iterable[str]) -> Iterator[CrcSpan]:
     for name in sorted(names):
         file = manifest["files"][name]
-        yield Span(name, 0, file["bytes"], int(file["crc32"], 16), "the file")
+        yield CrcSpan(name, 0, file["bytes"], int(file["crc32"], 16), "the whole file")
+
+
+# -- coverage
+
+
+def covering_problem(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
+    """Why the boxes do not tile a tensor of ``shape``, with every element in exactly one box; None if they do."""
+    for at, size in boxes:
+        if len(at) != len(shape) or any(a < 0 or s < 0 or a + s > n for a, s, n in zip(at, size, shape, strict=False)):
+            return f"the chunk at {list(at)} of shape {list(size)} is not inside shape {list(shape)}"
+    covered, whole = sum(math.prod(size) for _, size in boxes), math.prod(shape)
+    if covered < whole:
+        return f"{whole - covered} of its {whole} elements are not in any chunk"
+    if (twins := _overlapping(boxes)) is not None:
+        return f"the chunks at {list(twins[0][0])} and {list(twins[1][0])} overlap"
+    return None
+
+
+def _overlapping(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
+    """Two boxes that overlap, or None. A sweep along the first dimension compares only boxes that overlap there."""
+    solid = [box for box in boxes if math.prod(box[1])]
+    if not solid or not solid[0][0]:
+        return (solid[0], solid[1]) if len(solid) > 1 else None
+    beside: list[Box] = []
+    for box in sorted(solid):
+        beside = [other for other in beside if other[0][0] + other[1][0] > box[0][0]]
+        for other in beside:
+            if all(a < b + m and b < a + n for a, n, b, m in zip(box[0], box[1], other[0], other[1], strict=True)):
+                return other, box
+        beside.append(box)
+    return None
 
 
 # -- reading
 
 
-def check_spans(directory: Path, spans: list[Span], tell: Tell) -> list[str]:
-    """What is damaged, in words and in the order of the files."""
+def check_spans(directory: Path, spans: list[CrcSpan], on_progress: OnProgress) -> list[str]:
+    """Messages about damaged bytes, in the order of ``spans``."""
     total = sum(span.length for span in spans)
     done, lock = 0, threading.Lock()
 
@@ -187,16 +226,16 @@ def check_spans(directory: Path, spans: list[Span], tell: Tell) -> list[str]:
         nonlocal done
         with lock:
             done += count
-            tell(done, total)
+            on_progress(done, total)
 
     with ThreadPoolExecutor(THREADS) as pool:
         found = pool.map(lambda batch: _check_batch(directory, batch, advance), _batches(spans))
         return [problem for problems in found for problem in problems]
 
 
-def _batches(spans: list[Span]) -> Iterator[list[Span]]:
-    """Neighbours in one file, some megabytes together."""
-    batch: list[Span] = []
+def _batches(spans: list[CrcSpan]) -> Iterator[list[CrcSpan]]:
+    """Split spans into batches of one file and at most ``BATCH_BYTES``; a larger span is a batch of its own."""
+    batch: list[CrcSpan] = []
     size = 0
     for span in spans:
         if batch and (batch[-1].file != span.file or size + span.length > BATCH_BYTES):
@@ -208,29 +247,30 @@ def _batches(spans: list[Span]) -> Iterator[list[Span]]:
         yield batch
 
 
-def _check_batch(directory: Path, batch: list[Span], advance: Callable[[int], None]) -> list[str]:
+def _check_batch(directory: Path, batch: list[CrcSpan], advance: Callable[[int], None]) -> list[str]:
     path = directory / batch[0].file
     try:
         with path.open("rb", buffering=BLOCK_BYTES) as file:
-            # What this machine wrote a moment ago is in its memory still; what counts is what the disk has.
+            # Drop the page cache of a file that this machine has just written, to check the bytes on the disk.
             os.posix_fadvise(file.fileno(), batch[0].offset, sum(span.length for span in batch), os.POSIX_FADV_DONTNEED)
             return [problem for span in batch if (problem := _check(path, file, span, advance)) is not None]
     except FileNotFoundError:
-        return []  # which the sizes have told already
+        return []  # reported by wrong_sizes()
     except OSError as error:
         return [f"{path} cannot be read: {error.strerror}"]
 
 
-def _check(path: Path, file: Any, span: Span, advance: Callable[[int], None]) -> str | None:
+def _check(path: Path, file: Any, span: CrcSpan, advance: Callable[[int], None]) -> str | None:
     file.seek(span.offset)
     crc, left = 0, span.length
     while left:
         block = file.read(min(left, BLOCK_BYTES))
         if not block:
-            return f"{path} ends before byte {span.offset + span.length}, inside {span.what}"
+            return f"{path} ends before byte {span.offset + span.length}, within {span.what}"
         crc = zlib.crc32(block, crc)
         left -= len(block)
         advance(len(block))
     if crc == span.crc32:
         return None
-    return f"{path}: {span.what}, {span.length} bytes from byte {span.offset} on, is not what was committed (CRC)"
+    where = f"{span.what} ({span.length} bytes from byte {span.offset})"
+    return f"{path}: the CRC of {where} differs from the committed CRC"

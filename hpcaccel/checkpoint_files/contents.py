@@ -1,4 +1,4 @@
-"""What a checkpoint holds, without torch: its tensors, where their bytes lie, and the trees that say what they are."""
+"""The contents of a checkpoint, without torch: its tensors, the location of their bytes, and trees of other values."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from hpcaccel.errors import Damaged
 __all__ = ["SHARED_TREE", "Chunk", "Contents", "StoredTensor", "item_bytes", "rank_tree", "tensor_nodes"]
 
 SHARED_TREE = "tree"
-"""The key of the tree that all ranks share."""
+"""Key of the tree shared by all ranks."""
 
 BLOCK_BYTES = 4 << 20
+"""Size of one read of a file."""
 
 _ODD_SIZES = {"bool": 1, "bfloat16": 2, "float4_e2m1fn_x2": 1}
 
 
 def rank_tree(rank: int) -> str:
-    """The key of a rank's own tree."""
+    """Key of the tree with one rank's own state."""
     return f"{SHARED_TREE}.rank.{rank}"
 
 
 def item_bytes(dtype: str) -> int:
-    """Bytes of one element, from the name of its dtype: ``float32``, ``float8_e4m3fn``, ``complex64``."""
+    """Size in bytes of one element of a dtype, by name: ``float32``, ``float8_e4m3fn``, ``complex64``."""
     if dtype in _ODD_SIZES:
         return _ODD_SIZES[dtype]
     bits = dtype.split("_")[0].lstrip("abcdefghijklmnopqrstuvwxyz")
@@ -39,7 +40,7 @@ def item_bytes(dtype: str) -> int:
 
 
 def tensor_nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """All nodes of a tree that point to a stored tensor; each has ``key`` and, for tensors, ``device``."""
+    """All nodes of a tree that refer to a stored tensor; each has ``key`` and, for tensors, ``device``."""
     if isinstance(tree, list):
         for item in tree:
             yield from tensor_nodes(item)
@@ -53,7 +54,8 @@ def tensor_nodes(tree: Any) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A box of a tensor: from ``at`` on, ``shape`` long; ``length`` of the ``stored`` bytes in ``file`` are its own."""
+    """The part of a tensor at offset ``at``: ``stored`` bytes from ``offset`` in ``file``, the first ``length`` of
+    which are data."""
 
     at: tuple[int, ...]
     shape: tuple[int, ...]
@@ -66,7 +68,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor as it lies in a checkpoint."""
+    """A tensor in a checkpoint: dtype, shape and chunks."""
 
     key: str
     dtype: str
@@ -79,11 +81,14 @@ class StoredTensor:
 
 
 class Contents:
-    """An open checkpoint. Nothing but manifest and index is read until it is asked for.
+    """An open checkpoint. The constructor reads only manifest and index.
+
+    Args:
+        manifest: the manifest, if it has been read and verified already.
 
     Raises:
-        Damaged: manifest, sizes or index are not what was committed.
-        CheckpointError: a newer hpcaccel wrote it.
+        Damaged: manifest, file sizes or index differ from the committed ones.
+        CheckpointError: a newer hpcaccel wrote the checkpoint.
     """
 
     def __init__(self, path: Path, manifest: dict[str, Any] | None = None) -> None:
@@ -94,43 +99,43 @@ class Contents:
 
     @cached_property
     def tree(self) -> dict[str, Any]:
-        """What all ranks share: ``models``, ``optimizers``, ``schedulers``, ``scaler``, ``objects``.
+        """The state shared by all ranks: ``models``, ``optimizers``, ``schedulers``, ``scaler``, ``objects``.
 
         Raises:
-            Damaged: its bytes are not what was committed.
+            Damaged: its bytes differ from the committed ones.
         """
         found: dict[str, Any] = json.loads(self.read(SHARED_TREE))
         return found
 
     def of_rank(self, rank: int) -> dict[str, Any]:
-        """What a rank had of its own: ``state`` and ``buffers``."""
+        """One rank's own state: ``state`` and ``buffers``."""
         found: dict[str, Any] = json.loads(self.read(rank_tree(rank)))
         return found
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks that have something of their own in it."""
+        """The ranks that have their own state."""
         start = f"{SHARED_TREE}.rank."
         return sorted(int(key.removeprefix(start)) for key in self.tensors if key.startswith(start))
 
     def read(self, key: str) -> bytes:
-        """All bytes of a tensor that is one chunk.
+        """All bytes of a tensor that consists of one chunk.
 
         Raises:
-            Damaged: they are not what was committed.
+            Damaged: the bytes differ from the committed ones.
         """
         tensor = self.tensors.get(key)
         if tensor is None or len(tensor.chunks) != 1:
-            raise Damaged(f"{self.path / sealed.INDEX} does not say where {key} lies")
+            raise Damaged(f"{self.path / sealed.INDEX} must contain exactly one chunk of {key}")
         data = bytearray(tensor.chunks[0].length)
         self.read_chunk(tensor.chunks[0], memoryview(data), key)
         return bytes(data)
 
     def read_chunk(self, chunk: Chunk, target: memoryview, key: str) -> None:
-        """Fill ``target``, which has the chunk's length.
+        """Read a chunk into ``target``, a buffer of ``chunk.length`` bytes, and verify its CRC.
 
         Raises:
-            Damaged: the bytes are not what was committed.
+            Damaged: the bytes differ from the committed ones.
         """
         where = self.path / chunk.file
         padding = bytearray(chunk.stored - chunk.length)
@@ -146,8 +151,8 @@ class Contents:
             raise Damaged(f"{where} ends before byte {chunk.offset + chunk.stored}, inside {key}")
         if zlib.crc32(padding, zlib.crc32(target)) != chunk.crc32:
             raise Damaged(
-                f"{where} is damaged: {key}, {chunk.stored} bytes from byte {chunk.offset} on, has another CRC than "
-                "when it was committed"
+                f"{where} is damaged: the CRC of {key} ({chunk.stored} bytes from byte {chunk.offset}) differs from "
+                "the committed CRC"
             )
 
 
@@ -168,7 +173,7 @@ def _tensor(key: str, value: dict[str, Any]) -> StoredTensor:
 
 
 def _fill(file: Any, target: memoryview) -> bool:
-    """Whether the file had so many bytes. One read gives at most 2 GiB."""
+    """Fill ``target``; False if the file is too short. One read returns at most 2 GiB."""
     done = 0
     while done < len(target):
         got = file.readinto(target[done : done + (1 << 30)])

@@ -1,7 +1,8 @@
-"""Checkpoints of ``torch.distributed.checkpoint``, read and checked without torch and without loading a pickle.
+"""Read and verify ``torch.distributed.checkpoint`` checkpoints without torch.
 
-``.metadata`` is a pickle: of its objects only the values are taken. Each tensor's chunk, and each other value, is an
-archive of ``torch.save`` somewhere in a ``.distcp`` file, and its CRCs are the only ones that there are.
+``.metadata`` is a pickle. It is read with a restricted unpickler, which imports and runs nothing that the file names.
+Each tensor chunk and each non-tensor value is a ``torch.save`` archive in a ``.distcp`` file. Only these archives have
+CRCs.
 """
 
 from __future__ import annotations
@@ -14,14 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.checkpoint_files.checksums import THREADS, Report, Tell
+from hpcaccel.checkpoint_files.checksums import THREADS, OnProgress, VerifyReport, covering_problem
 from hpcaccel.checkpoint_files.contents import item_bytes
-from hpcaccel.checkpoint_files.coverage import covering_problem
 from hpcaccel.checkpoint_files.pickle_reader import Record, read_pickle
 from hpcaccel.checkpoint_files.torch_archive import archive_problem, is_archive
 from hpcaccel.errors import Damaged
 
-__all__ = ["METADATA", "Dcp", "DcpTensor", "Place", "is_dcp", "verify_dcp"]
+__all__ = ["METADATA", "Dcp", "DcpLocation", "DcpTensor", "is_dcp", "verify_dcp"]
 
 METADATA = ".metadata"
 
@@ -33,8 +33,12 @@ _DTYPES = [
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the archive of a chunk or a value lies. ``transforms`` were applied to it, compression for one."""
+class DcpLocation:
+    """Location of the archive with a tensor chunk or a non-tensor value.
+
+    Args:
+        transforms: names of the transforms, such as compression, that were applied to the archive.
+    """
 
     file: str
     offset: int
@@ -44,46 +48,52 @@ class Place:
 
 @dataclass(frozen=True)
 class DcpTensor:
+    """Dtype, shape and chunks of a tensor."""
+
     dtype: str
     shape: tuple[int, ...]
     chunks: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-    """Of each where it begins and its shape."""
+    """Offset and shape of each chunk."""
 
 
 @dataclass(frozen=True)
 class Dcp:
-    """What ``.metadata`` says."""
+    """The content of ``.metadata``."""
 
     path: Path
     tensors: dict[str, DcpTensor]
     values: tuple[str, ...]
-    """Keys of what is no tensor."""
-    places: dict[tuple[str, tuple[int, ...] | None], Place]
-    """By key and, of a tensor, where the chunk begins."""
+    """Keys of values that are not tensors."""
+    places: dict[tuple[str, tuple[int, ...] | None], DcpLocation]
+    """Location by key and offset of the chunk; the offset of a non-tensor value is None."""
     nested: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Where each key was in the nested dicts that were saved."""
+    """The path of each key in the nested dicts that were saved."""
 
-    def file(self, place: Place) -> Path:
-        """
+    def file(self, place: DcpLocation) -> Path:
+        """The file of an archive.
+
         Raises:
-            Damaged: it would not be in the checkpoint's directory.
+            Damaged: the file is outside the checkpoint's directory.
         """
         if not _inside(place.file):
-            raise Damaged(f"{self.path / METADATA} names {place.file!r}, which is not in the checkpoint's directory")
+            raise Damaged(
+                f"{self.path / METADATA} refers to {place.file!r}, which is outside the checkpoint's directory"
+            )
         return self.path / place.file
 
     @classmethod
     def read(cls, path: Path) -> Dcp:
-        """
+        """Read ``.metadata``.
+
         Raises:
-            Damaged: ``.metadata`` cannot be read, or names what no checkpoint needs.
+            Damaged: the file is missing or damaged, or refers to classes that no checkpoint needs.
         """
         where = path / METADATA
         found = read_pickle(where, _NAMES)
         try:
-            return _taken(path, found)
+            return _converted(path, found)
         except (AttributeError, TypeError, ValueError, KeyError) as error:
-            raise Damaged(f"{where} is damaged, or not DCP's: {error!r}") from None
+            raise Damaged(f"{where} is damaged, or not a torch.distributed.checkpoint: {error!r}") from None
 
 
 def is_dcp(path: Path) -> bool:
@@ -122,7 +132,7 @@ _NAMES: dict[str, Any] = {
     f"{_HOME}.BytesStorageMetadata": _Bytes,
     f"{_HOME}.MetadataIndex": _Index,
     f"{_HOME}._MEM_FORMAT_ENCODING": Record,
-    # of older versions of torch
+    # older versions of torch
     "torch.distributed._shard.sharded_tensor.metadata.TensorProperties": Record,
     "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING": Record,
     "torch.distributed.checkpoint.filesystem._StorageInfo": Record,
@@ -132,9 +142,10 @@ _NAMES: dict[str, Any] = {
        for name in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path")},
     **{f"torch.{name}": name for name in _DTYPES},
 }  # fmt: skip
+"""Replacements for the classes, functions and dtypes in ``.metadata``; see ``pickle_reader.read_pickle``."""
 
 
-def _taken(path: Path, found: Any) -> Dcp:
+def _converted(path: Path, found: Any) -> Dcp:
     tensors, values = {}, []
     for key, item in found.state_dict_metadata.items():
         if isinstance(item, _Tensor):
@@ -148,9 +159,9 @@ def _taken(path: Path, found: Any) -> Dcp:
     for index, info in found.storage_data.items():
         at = index.__dict__.get("offset")
         transforms = tuple(map(str, info.__dict__.get("transform_descriptors") or ()))
-        place = Place(str(info.relative_path), int(info.offset), int(info.length), transforms)
+        place = DcpLocation(str(info.relative_path), int(info.offset), int(info.length), transforms)
         if place.offset < 0 or place.length < 0:
-            raise ValueError(f"{index.fqn} at byte {place.offset}, {place.length} long")
+            raise ValueError(f"{index.fqn}: negative offset {place.offset} or length {place.length}")
         places[str(index.fqn), None if at is None else _numbers(at)] = place
     planned = found.__dict__.get("planner_data") or {}
     nested = {str(key): tuple(map(str, way)) for key, way in planned.items() if isinstance(way, tuple)}
@@ -161,12 +172,12 @@ def _numbers(values: Any) -> tuple[int, ...]:
     return tuple(int(value) for value in values)
 
 
-# -- checking
+# -- verification
 
 
-def verify_dcp(path: Path, tell: Tell = lambda done, total: None) -> Report:
-    """The checkpoint in ``path``: every file long enough, every archive whole, every tensor covered by its chunks."""
-    report = Report(path, "dcp")
+def verify_dcp(path: Path, on_progress: OnProgress = lambda done, total: None) -> VerifyReport:
+    """Verify the checkpoint ``path``: sizes of files, CRCs of archives, and that the chunks cover their tensors."""
+    report = VerifyReport(path, "dcp")
     try:
         found = Dcp.read(path)
     except Damaged as error:
@@ -177,21 +188,21 @@ def verify_dcp(path: Path, tell: Tell = lambda done, total: None) -> Report:
     work = sorted(found.places.items(), key=lambda item: (item[1].file, item[1].offset))
     total, done, lock = sum(place.length for _, place in work), 0, threading.Lock()
 
-    def check(item: tuple[tuple[str, tuple[int, ...] | None], Place]) -> tuple[str | None, str | None]:
+    def check(item: tuple[tuple[str, tuple[int, ...] | None], DcpLocation]) -> tuple[str | None, str | None]:
         nonlocal done
         (key, at), place = item
-        answer = _archive_answer(found, key, at, place)
+        result = _check_archive(found, key, at, place)
         with lock:
             done += place.length
-            tell(done, total)
-        return answer
+            on_progress(done, total)
+        return result
 
     with ThreadPoolExecutor(THREADS) as pool:
-        answers = list(pool.map(check, work))
-    report.problems += [problem for problem, _ in answers if problem is not None]
-    report.notes.append(f"{METADATA} has no CRC itself: it was checked against the files, and they against it")
-    report.notes += sorted({note for _, note in answers if note is not None})
-    report.bytes = sum(place.length for (_, place), answer in zip(work, answers, strict=True) if answer[1] is None)
+        results = list(pool.map(check, work))
+    report.problems += [problem for problem, _ in results if problem is not None]
+    report.notes.append(f"{METADATA} has no CRC: it was only compared with the data files")
+    report.notes += sorted({note for _, note in results if note is not None})
+    report.bytes = sum(place.length for (_, place), result in zip(work, results, strict=True) if result[1] is None)
     return report
 
 
@@ -199,13 +210,13 @@ def _coverage_problems(found: Dcp) -> Iterator[str]:
     where = found.path / METADATA
     for key, tensor in found.tensors.items():
         if (problem := covering_problem(tensor.shape, tensor.chunks)) is not None:
-            yield f"{where}: {key} is not covered: {problem}"
+            yield f"{where}: {key} has invalid chunks: {problem}"
         for at, shape in tensor.chunks:
             if (key, at) not in found.places and 0 not in shape:
-                yield f"{where} does not say where the chunk of {key} at {list(at)} lies"
+                yield f"{where} does not state where the chunk of {key} at {list(at)} is stored"
     for key in found.values:
         if (key, None) not in found.places:
-            yield f"{where} does not say where {key} lies"
+            yield f"{where} does not state where {key} is stored"
 
 
 def _file_problems(found: Dcp) -> Iterator[str]:
@@ -215,33 +226,35 @@ def _file_problems(found: Dcp) -> Iterator[str]:
     for name, end in sorted(ends.items()):
         file = found.path / name
         if not _inside(name):
-            yield f"{found.path / METADATA} names {name!r}, which is not in the checkpoint's directory"
+            yield f"{found.path / METADATA} refers to {name!r}, outside the checkpoint's directory"
         elif not file.is_file():
             yield f"{file} is missing"
         elif file.stat().st_size < end:
-            yield f"{file} has {file.stat().st_size} bytes, {end} are needed"
+            yield f"{file} has {file.stat().st_size} bytes, but needs at least {end}"
 
 
 def _inside(name: str) -> bool:
     return not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
-def _archive_answer(found: Dcp, key: str, at: tuple[int, ...] | None, place: Place) -> tuple[str | None, str | None]:
-    """A problem with one archive, and a note where it cannot be checked."""
+def _check_archive(
+    found: Dcp, key: str, at: tuple[int, ...] | None, place: DcpLocation
+) -> tuple[str | None, str | None]:
+    """Check one archive. Returns the problem, if there is one, and a note if the archive could not be checked."""
     file = found.path / place.file
     if not _inside(place.file) or not file.is_file() or file.stat().st_size < place.offset + place.length:
-        return None, None  # told already
+        return None, None  # reported by _file_problems()
     if place.transforms:
-        return None, f"stored with {', '.join(place.transforms)}, which has no CRC that can be checked here"
+        return None, f"tensors stored with {', '.join(place.transforms)} were not checked"
     tensor = found.tensors.get(key)
     needed: int | None = None
     if tensor is not None:
         shape: tuple[int, ...] = next((shape for begin, shape in tensor.chunks if begin == at), ())
         needed = math.prod(shape) * item_bytes(tensor.dtype)
     if not is_archive(file, place.offset):
-        return f"{file}: {key} at byte {place.offset} is no archive of torch.save", None
+        return f"{file}: {key} at byte {place.offset} is not a torch.save archive", None
     problem = archive_problem(file, place.offset, place.length, data_bytes=needed)
     return (
-        None if problem is None else f"{file}: {key}, {place.length} bytes from byte {place.offset} on: {problem}",
+        None if problem is None else f"{file}: {key}, {place.length} bytes from byte {place.offset}: {problem}",
         None,
     )

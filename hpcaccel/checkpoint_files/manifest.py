@@ -1,7 +1,8 @@
-"""The manifest and the index of a checkpoint, read and checked without torch.
+"""Read and verify the manifest and the index of a checkpoint, without torch.
 
-``COMMITTED`` holds the size and CRC of every file and its own CRC, over its canonical JSON; ``index.json`` says where
-each tensor lies, each chunk with offset, length and CRC. So the one vouches for the other, and that for every byte.
+``COMMITTED`` contains size and CRC of every other file, and the CRC of its own canonical JSON. ``index.json`` contains
+the location of each tensor: file, offset, length and CRC of each chunk. The manifest's CRC therefore protects the
+index, and the index protects every byte.
 """
 
 from __future__ import annotations
@@ -9,17 +10,31 @@ from __future__ import annotations
 import errno
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from hpcaccel import checkpoint_files
 from hpcaccel.errors import CheckpointError, Damaged
 
-__all__ = ["INDEX", "VERSION", "read", "read_file", "read_index", "read_manifest", "seal", "wrong_sizes"]
+__all__ = [
+    "INDEX",
+    "VERSION",
+    "combined_crc",
+    "read",
+    "read_file",
+    "read_index",
+    "read_manifest",
+    "seal",
+    "wrong_sizes",
+]
 
 VERSION = 1
+"""Version of the checkpoint format that is written; newer versions are rejected."""
 INDEX = "index.json"
+_POLYNOMIAL = 0xEDB88320
+"""Polynomial of CRC32, lowest power in the highest bit."""
 
 
 def seal(manifest: dict[str, Any]) -> bytes:
@@ -29,11 +44,11 @@ def seal(manifest: dict[str, Any]) -> bytes:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The manifest of the checkpoint in ``path``, its CRC and the sizes of all its files checked.
+    """Read the manifest of the checkpoint ``path``, and verify its CRC and the sizes of all files.
 
     Raises:
-        Damaged: it is not what was committed.
-        CheckpointError: a newer hpcaccel wrote it.
+        Damaged: the manifest or a file size differs from the committed one.
+        CheckpointError: a newer hpcaccel wrote the checkpoint.
     """
     manifest = read_manifest(path)
     for problem in wrong_sizes(path, manifest):
@@ -42,11 +57,11 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest alone, its CRC checked.
+    """Read the manifest and verify its CRC, but not the files.
 
     Raises:
-        Damaged: it is not what was committed.
-        CheckpointError: a newer hpcaccel wrote it.
+        Damaged: the manifest differs from the committed one.
+        CheckpointError: a newer hpcaccel wrote the checkpoint.
     """
     where = path / checkpoint_files.MANIFEST
     text = read_file(where)
@@ -57,16 +72,16 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or seal(manifest) != text:
         raise Damaged(f"{where} is damaged: its CRC does not match its content")
     if not isinstance(manifest.get("version"), int) or not isinstance(manifest.get("files"), dict):
-        raise Damaged(f"{where} is no manifest of a checkpoint")
+        raise Damaged(f"{where} is not the manifest of a checkpoint")
     if manifest["version"] > VERSION:
         raise CheckpointError(
-            f"{where} has version {manifest['version']}, written by a newer hpcaccel; this one reads up to {VERSION}"
+            f"{where} has version {manifest['version']} of a newer hpcaccel; this one reads versions up to {VERSION}"
         )
     return manifest
 
 
 def wrong_sizes(path: Path, manifest: dict[str, Any]) -> Iterator[str]:
-    """Each file that is missing or not as long as it was, in words."""
+    """Messages about files that are missing or do not have the committed size."""
     for name, file in manifest["files"].items():
         try:
             size = (path / name).stat().st_size
@@ -74,14 +89,14 @@ def wrong_sizes(path: Path, manifest: dict[str, Any]) -> Iterator[str]:
             yield f"{path / name} is missing"
             continue
         if size != file["bytes"]:
-            yield f"{path / name} has {size} bytes, {file['bytes']} were committed"
+            yield f"{path / name} has {size} bytes, but {file['bytes']} were committed"
 
 
 def read_index(path: Path, manifest: dict[str, Any]) -> bytes:
-    """The text of a checkpoint's index, checked.
+    """Read the text of a checkpoint's index and verify its CRC.
 
     Raises:
-        Damaged: the index is not what was committed.
+        Damaged: the index differs from the committed one.
     """
     text = read_file(path / INDEX)
     if zlib.crc32(text) != int(manifest["files"][INDEX]["crc32"], 16):
@@ -90,10 +105,11 @@ def read_index(path: Path, manifest: dict[str, Any]) -> bytes:
 
 
 def read_file(path: Path) -> bytes:
-    """
+    """The content of a file.
+
     Raises:
-        Damaged: there is no such file, or the disk has lost it.
-        OSError: it cannot be read now: of a file system that is away nobody may conclude that its files are damaged.
+        Damaged: the file does not exist, or the disk reports an I/O error.
+        OSError: any other error: files on an unreachable file system must not be reported as damaged.
     """
     try:
         return path.read_bytes()
@@ -107,3 +123,34 @@ def read_file(path: Path) -> bytes:
 
 def _canonical(value: dict[str, Any]) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def combined_crc(parts: Iterable[tuple[int, int]]) -> int:
+    """The CRC32 of concatenated parts, from CRC32 and length in bytes of each part, without reading the data."""
+    whole = 0
+    for crc, length in parts:
+        whole = _multiply(_shift(length), whole) ^ crc
+    return whole
+
+
+@lru_cache(maxsize=4096)
+def _shift(length: int) -> int:
+    """x to the power of 8 · length, modulo the polynomial: the factor by which ``length`` zero bytes change a CRC."""
+    power, result = 0x40000000, 1 << 31  # x and 1, lowest power in the highest bit
+    for _ in range(3):
+        power = _multiply(power, power)
+    while length:
+        if length & 1:
+            result = _multiply(power, result)
+        power = _multiply(power, power)
+        length >>= 1
+    return result
+
+
+def _multiply(a: int, b: int) -> int:
+    product = 0
+    for bit in range(31, -1, -1):
+        if a >> bit & 1:
+            product ^= b
+        b = b >> 1 ^ _POLYNOMIAL if b & 1 else b >> 1
+    return product

@@ -1,7 +1,7 @@
-"""Reading the pickle of a foreign checkpoint without running anything that is in it.
+"""Restricted unpickler for checkpoints of other programs: it imports and runs nothing that the file names.
 
-A pickle names functions and classes, and loading it calls them. Here every name is looked up in a table of harmless
-stand-ins and nowhere else; a name that is not in the table ends the reading. Nothing is imported, torch neither.
+Loading a pickle imports and calls the functions and classes that it names. Here every name is looked up in a table of
+harmless replacements; a name that is not in the table raises an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ __all__ = ["Record", "read_pickle"]
 
 
 class Record:
-    """Stands for an object of a class that only holds values: they become its attributes, or its ``state``."""
+    """Replacement for an object. ``values`` are the constructor's arguments. A pickled dict becomes attributes, any
+    other pickled state becomes ``state``."""
 
     def __init__(self, *values: Any) -> None:
         self.values = values
@@ -47,10 +48,13 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_pickle(path: Path, names: Mapping[str, Any]) -> Any:
-    """What ``path`` holds, its classes and functions replaced by those of ``names`` (``module.name``).
+    """The value in a pickle file.
+
+    Args:
+        names: replacements of classes and functions, by ``module.name``.
 
     Raises:
-        Damaged: it names something else, or is no whole pickle.
+        Damaged: the file refers to any other class or function, or is not a complete pickle.
     """
     try:
         with path.open("rb") as file:
@@ -59,9 +63,9 @@ def read_pickle(path: Path, names: Mapping[str, Any]) -> Any:
         raise Damaged(f"{path} is missing") from None
     except _Refused as refused:
         raise Damaged(
-            f"{path} asks for {refused}, which no checkpoint needs: nothing of it was run, and it is not opened"
+            f"{path} refers to {refused}, which no checkpoint needs: it was not loaded, and none of its code ran"
         ) from None
     except OSError:
         raise
-    except Exception as error:  # flipped bits make a pickle fail in any way whatsoever
-        raise Damaged(f"{path} is damaged: it is no whole pickle ({type(error).__name__}: {error})") from None
+    except Exception as error:  # a damaged pickle may raise any error
+        raise Damaged(f"{path} is damaged: it is not a complete pickle ({type(error).__name__}: {error})") from None

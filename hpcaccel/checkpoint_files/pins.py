@@ -1,4 +1,4 @@
-"""Pins: a marker file beside the manifest, for which a checkpoint is never deleted."""
+"""Pins: a marker file beside the manifest, which protects a checkpoint from deletion."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from hpcaccel import checkpoint_files
-from hpcaccel.core.run_dir import write_json
+from hpcaccel.core.durable_files import write_json
 
 __all__ = ["is_pinned", "pin", "unpin"]
 
@@ -16,10 +16,10 @@ def is_pinned(path: Path) -> bool:
 
 
 def pin(path: Path, *, why: str) -> bool:
-    """Pin a checkpoint; False where it was pinned already, by whomever.
+    """Pin a checkpoint. Returns False if it was pinned already.
 
     Raises:
-        OSError: its directory cannot be written.
+        OSError: the checkpoint's directory is not writable.
     """
     if is_pinned(path):
         return False
@@ -28,10 +28,10 @@ def pin(path: Path, *, why: str) -> bool:
 
 
 def unpin(path: Path) -> bool:
-    """Take the pin out; False where there was none.
+    """Remove the pin of a checkpoint. Returns False if there was none.
 
     Raises:
-        OSError: its directory cannot be written.
+        OSError: the checkpoint's directory is not writable.
     """
     try:
         (path / checkpoint_files.PINNED).unlink()

@@ -1,4 +1,4 @@
-"""What ``torch.save`` writes: a zip archive, in which every record has a CRC. Alone in a file or one among others."""
+"""Archives of ``torch.save``: zip archives in which every record has a CRC. A ``.distcp`` file contains several."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ __all__ = ["Slice", "archive_problem", "is_archive"]
 
 _BEGINS = b"PK\x03\x04"
 _END_BYTES = 56 + 20 + 22
+"""Size of the last three parts of a zip64 archive: zip64 end of the directory, its locator, end of the directory."""
 _FLAGS = 0x808
-"""A CRC behind the data; a name in UTF-8."""
+"""The flags that a record may have: its CRC follows the data; its name is in UTF-8."""
 
 
 def is_archive(path: Path, offset: int = 0) -> bool:
+    """Whether a zip archive begins at ``offset``."""
     with path.open("rb") as file:
         file.seek(offset)
         return file.read(len(_BEGINS)) == _BEGINS
 
 
 class Slice(io.RawIOBase):
-    """Bytes of an open file as a file of their own."""
+    """A part of an open file as a file object."""
 
     def __init__(self, file: BinaryIO, offset: int, length: int) -> None:
         self._file, self._offset, self._length, self._at = file, offset, length, 0
@@ -65,11 +67,11 @@ def _opened(path: Path, offset: int, length: int | None) -> Iterator[zipfile.Zip
 def archive_problem(
     path: Path, offset: int = 0, length: int | None = None, *, data_bytes: int | None = None
 ) -> str | None:
-    """What is damaged in the archive at ``offset``, in words; None where every record is what was written.
+    """How the archive at ``offset`` is damaged; None if the CRC of every record is correct.
 
     Args:
-        length: of the archive; None: to the end of the file.
-        data_bytes: how many bytes of tensors it must hold at least.
+        length: size of the archive in bytes; None: up to the end of the file.
+        data_bytes: minimum number of bytes of tensor data.
     """
     try:
         with _opened(path, offset, length) as archive:
@@ -81,18 +83,18 @@ def archive_problem(
                 held += record.file_size if "/data/" in record.filename else 0
     except OSError:
         raise
-    except Exception as error:  # flipped bits make zipfile fail in many ways
+    except Exception as error:  # a damaged archive may raise any error
         return str(error) or type(error).__name__
     if data_bytes is not None and held < data_bytes:
-        return f"it holds {held} bytes of data, {data_bytes} are needed"
+        return f"the archive contains {held} bytes of data, but needs {data_bytes}"
     return None
 
 
 def _refuse_odd(record: zipfile.ZipInfo) -> None:
-    """What zipfile passes over and torch stumbles on: fields of the directory, which has no CRC.
+    """Check the fields of a directory entry that torch uses and zipfile ignores. The directory has no CRC.
 
     Raises:
-        BadZipFile: it is not as ``torch.save`` writes it.
+        BadZipFile: the record differs from those that ``torch.save`` writes.
     """
     plain = record.compress_type == zipfile.ZIP_STORED and record.compress_size == record.file_size
     if not plain or record.flag_bits & ~_FLAGS or record.volume or record.external_attr & 0xFF:
@@ -100,10 +102,10 @@ def _refuse_odd(record: zipfile.ZipInfo) -> None:
 
 
 def _refuse_odd_end(archive: zipfile.ZipFile) -> None:
-    """The end of the directory, where it is written in the form for large archives, as torch always does.
+    """Check the zip64 end of the directory, which torch always writes. Archives without it are not checked.
 
     Raises:
-        BadZipFile: it does not fit to the directory.
+        BadZipFile: the end does not match the directory.
     """
     file: Any = archive.fp
     length = file.seek(0, io.SEEK_END)
@@ -117,13 +119,14 @@ def _refuse_odd_end(archive: zipfile.ZipFile) -> None:
     expected = struct.pack("<QQQQ", count, count, length - _END_BYTES - begin, begin)
     locator = struct.pack("<IQI", 0, length - _END_BYTES, 1)
     if end[4:12] != struct.pack("<Q", 44) or any(end[16:24]) or end[24:56] != expected or end[60:76] != locator:
-        raise zipfile.BadZipFile("the end of its directory is damaged")
+        raise zipfile.BadZipFile("the end of the archive's directory is damaged")
 
 
 def _read_all(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> None:
-    """
+    """Read a record, so that zipfile checks its CRC.
+
     Raises:
-        BadZipFile: its CRC is another one.
+        BadZipFile: the CRC is wrong.
     """
     with archive.open(record) as file:
         while file.read(BLOCK_BYTES):

@@ -1,4 +1,4 @@
-"""Whether what lies in a place is whole: our checkpoints, DCP's, and files of weights."""
+"""Verification of hpcaccel's checkpoints, of ``torch.distributed.checkpoint`` checkpoints, and of weight files."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import json
 from pathlib import Path
 
 from hpcaccel import checkpoint_files
-from hpcaccel.checkpoint_files.checksums import Report, Tell, verify_ours
+from hpcaccel.checkpoint_files.checksums import OnProgress, VerifyReport, verify_ours
 from hpcaccel.checkpoint_files.dcp_reader import is_dcp, verify_dcp
-from hpcaccel.checkpoint_files.safetensors_reader import safetensors_problems
 from hpcaccel.checkpoint_files.torch_archive import archive_problem, is_archive
-from hpcaccel.checkpoint_files.weight_files import SAFE, TORCH
+from hpcaccel.checkpoint_files.weight_files import SAFE, TORCH, safetensors_problems
 from hpcaccel.errors import CheckpointError
 
 __all__ = ["checkpoints_in", "is_ours", "verify", "weight_files"]
 
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+"""Usual suffixes of files of ``torch.save``."""
 
 
 def is_ours(path: Path) -> bool:
-    """Whether it is one of our checkpoints; by its name also one that has lost its manifest."""
+    """Whether ``path`` is a checkpoint of hpcaccel: it has a manifest or (if that is lost) a checkpoint's name."""
     return (path / checkpoint_files.MANIFEST).exists() or (path.is_dir() and path in _steps(path.parent))
 
 
@@ -28,10 +28,10 @@ def _steps(directory: Path) -> set[Path]:
 
 
 def checkpoints_in(path: Path) -> list[Path]:
-    """What there is to verify at ``path``: itself, or every checkpoint of a run or a directory, oldest first.
+    """The checkpoints at ``path``: ``path`` itself, or all checkpoints of a run or a directory, oldest first.
 
     Raises:
-        CheckpointError: nothing that is known here.
+        CheckpointError: ``path`` does not exist or contains no checkpoint.
     """
     if not path.exists():
         raise CheckpointError(f"{path} does not exist")
@@ -45,13 +45,14 @@ def checkpoints_in(path: Path) -> list[Path]:
     ):
         return found
     raise CheckpointError(
-        f"{path} holds no checkpoint: neither {checkpoint_files.MANIFEST} nor .metadata, no step_… directories, and no "
-        f"{SAFE.single}, {TORCH.single} or another file of weights"
+        f"{path} contains no checkpoint: no {checkpoint_files.MANIFEST}, no .metadata, no step_… directories, and no "
+        f"weight file such as {SAFE.single} or {TORCH.single}"
     )
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The files of weights in a directory: a model's as the Hugging Face libraries call them, else all there are."""
+    """The weight files in a directory: those with the names of the Hugging Face libraries, else all with the suffix of
+    a weight file. If ``path`` is a file: only ``path``."""
     if not path.is_dir():
         return [path]
     files = sorted(item for item in path.iterdir() if item.is_file())
@@ -61,37 +62,37 @@ def weight_files(path: Path) -> list[Path]:
     return [item for item in files if item.suffix in (".safetensors", *_TORCH_SUFFIXES)]
 
 
-def verify(path: Path, tell: Tell = lambda done, total: None) -> Report:
-    """Check one of what :func:`checkpoints_in` found, completely."""
+def verify(path: Path, on_progress: OnProgress = lambda done, total: None) -> VerifyReport:
+    """Verify one of the checkpoints from ``checkpoints_in``."""
     if path.is_dir() and is_ours(path):
-        return verify_ours(path, tell)
+        return verify_ours(path, on_progress)
     if is_dcp(path):
-        return verify_dcp(path, tell)
+        return verify_dcp(path, on_progress)
     files = weight_files(path)
-    report = Report(path, "safetensors" if files[0].suffix == ".safetensors" else "torch")
+    report = VerifyReport(path, "safetensors" if files[0].suffix == ".safetensors" else "torch")
     total, done = sum(file.stat().st_size for file in files), 0
     for file in files:
         _verify_file(file, report)
         done += file.stat().st_size
-        tell(done, total)
+        on_progress(done, total)
     report.problems += _index_problems(path, {file.name for file in files})
     return report
 
 
-def _verify_file(file: Path, report: Report) -> None:
+def _verify_file(file: Path, report: VerifyReport) -> None:
     if file.suffix == ".safetensors":
         report.problems += safetensors_problems(file)
-        report.notes[:] = ["safetensors files have no CRC: heads and sizes were checked"]
+        report.notes[:] = ["safetensors files have no CRC: headers and sizes were checked"]
     elif is_archive(file):
         if (problem := archive_problem(file)) is not None:
             report.problems.append(f"{file}: {problem}")
         report.bytes += file.stat().st_size
     else:
-        report.problems.append(f"{file} is no archive of torch.save (before torch 1.6 they had no CRC), or damaged")
+        report.problems.append(f"{file} is damaged, or was saved before torch 1.6 and has no CRC")
 
 
 def _index_problems(path: Path, names: set[str]) -> list[str]:
-    """Files that an index names and that are not there."""
+    """Messages about damaged index files, and about missing files that an index refers to."""
     problems: list[str] = []
     for index in (path / SAFE.index_name, path / TORCH.index_name):
         if not path.is_dir() or not index.is_file():
@@ -101,5 +102,5 @@ def _index_problems(path: Path, names: set[str]) -> list[str]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             problems.append(f"{index} is damaged: {error!r}")
             continue
-        problems += [f"{path / name} is missing, and {index.name} names it" for name in sorted(wanted - names)]
+        problems += [f"{path / name} is missing, but {index.name} refers to it" for name in sorted(wanted - names)]
     return problems

@@ -1,15 +1,56 @@
-"""How files of a model's weights are called, and what goes into each: as the Hugging Face libraries do it."""
+"""Weight files of a model, without torch: file names and shards as in the Hugging Face libraries, safetensors headers.
+
+The format of safetensors: https://huggingface.co/docs/safetensors.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["SAFE", "SIZE_WORDS", "TORCH", "Form", "index_text", "parse_size", "share_out"]
+from hpcaccel.checkpoint_files.contents import item_bytes
+from hpcaccel.errors import Damaged
 
-SIZE_WORDS = "give bytes, or a number with a unit, such as '5GB' or '5GiB'"
+__all__ = [
+    "CODES",
+    "DTYPES",
+    "MODEL_NAME",
+    "SAFE",
+    "SAFE_MODEL_NAME",
+    "SAFE_WEIGHTS_INDEX_NAME",
+    "SAFE_WEIGHTS_NAME",
+    "SAFE_WEIGHTS_PATTERN_NAME",
+    "SIZE_WORDS",
+    "TORCH",
+    "WEIGHTS_INDEX_NAME",
+    "WEIGHTS_NAME",
+    "WEIGHTS_PATTERN_NAME",
+    "Form",
+    "Head",
+    "SafeTensor",
+    "index_text",
+    "parse_size",
+    "read_head",
+    "safetensors_problems",
+    "share_out",
+]
+
+MODEL_NAME = "pytorch_model"
+WEIGHTS_NAME = f"{MODEL_NAME}.bin"
+WEIGHTS_PATTERN_NAME = f"{MODEL_NAME}{{suffix}}.bin"
+WEIGHTS_INDEX_NAME = f"{WEIGHTS_NAME}.index.json"
+SAFE_MODEL_NAME = "model"
+SAFE_WEIGHTS_NAME = f"{SAFE_MODEL_NAME}.safetensors"
+SAFE_WEIGHTS_PATTERN_NAME = f"{SAFE_MODEL_NAME}{{suffix}}.safetensors"
+SAFE_WEIGHTS_INDEX_NAME = f"{SAFE_WEIGHTS_NAME}.index.json"
+
+SIZE_WORDS = "give a number of bytes, or a number with a unit such as '5GB' or '5GiB'"
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", 1):
@@ -17,7 +58,7 @@ for _power, _letter in enumerate("KMGT", 1):
 
 
 class Form(NamedTuple):
-    """How files are called."""
+    """A file format, by the stem and the suffix of its file names."""
 
     stem: str
     suffix: str
@@ -34,21 +75,27 @@ class Form(NamedTuple):
         return f"{self.stem}-{number:05d}-of-{count:05d}{self.suffix}"
 
     def names(self, count: int) -> list[str]:
-        """The names of so many files together."""
+        """The names of ``count`` files that hold one model."""
         return [self.single] if count == 1 else [self.part(number + 1, count) for number in range(count)]
 
     def owns(self, name: str) -> bool:
-        """Whether a file of that name is one of a saved model's."""
+        """Whether ``name`` is a file of a saved model in this format."""
         parts = re.escape(self.stem) + r"-\d{5}-of-\d{5}" + re.escape(self.suffix)
         return name in (self.single, self.index_name) or re.fullmatch(parts, name) is not None
 
 
-SAFE = Form("model", ".safetensors")
-TORCH = Form("pytorch_model", ".bin")
+SAFE = Form(SAFE_MODEL_NAME, ".safetensors")
+TORCH = Form(MODEL_NAME, ".bin")
 
 
 def share_out(sizes: Sequence[int], limit: int) -> list[list[int]]:
-    """The positions of what goes into each file: in order, as long as there is room. There is one file at least."""
+    """Distribute tensors over files, in order. Returns the positions in ``sizes`` of each file's tensors; at least one
+    file.
+
+    Args:
+        sizes: size of each tensor in bytes.
+        limit: maximum bytes of tensors per file; a larger tensor gets its own file.
+    """
     plan: list[list[int]] = [[]]
     used = 0
     for position, size in enumerate(sizes):
@@ -61,16 +108,112 @@ def share_out(sizes: Sequence[int], limit: int) -> list[list[int]]:
 
 
 def index_text(places: Mapping[str, str], total_bytes: int) -> str:
-    """The text of an index: which file holds each tensor."""
+    """The JSON text of an index, which maps each tensor to its file."""
     index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(places.items()))}
     return json.dumps(index, indent=2) + "\n"
 
 
 def parse_size(text: str) -> int | None:
-    """Bytes of ``"5GB"`` (powers of 1,000), ``"5GiB"`` (of 1,024); ``"5Gb"`` are bits. None where it is no size."""
+    """Bytes of ``"5GB"`` (powers of 1,000) or ``"5GiB"`` (of 1,024); ``"5Gb"`` counts bits. None if not a size."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGT]?(?:i?B)?)\s*", text, re.IGNORECASE)
     unit = match[2].upper() if match else ""
     if match is None or unit not in _UNITS:
         return None
     found = int(float(match[1]) * _UNITS[unit])
     return found // 8 if text.strip().endswith("b") else found
+
+
+DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F4": "float4_e2m1fn_x2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+    "C64": "complex64",
+}
+"""Dtype names of torch by safetensors code."""
+CODES = {name: code for code, name in DTYPES.items()}
+
+MAX_HEAD_BYTES = 100_000_000
+"""Maximum size of a header, as in the safetensors library."""
+
+
+@dataclass(frozen=True)
+class SafeTensor:
+    """A tensor in a safetensors file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    """Offset of the first byte from the beginning of the file."""
+    length: int
+    """Size in bytes."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """The header of a safetensors file."""
+
+    tensors: dict[str, SafeTensor]
+    metadata: dict[str, str]
+    end: int
+    """Offset of the end of the last tensor."""
+
+
+def read_head(path: Path) -> Head:
+    """Read the header of a file.
+
+    Raises:
+        Damaged: the file is missing, is not a safetensors file, or its header is damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > MAX_HEAD_BYTES:
+                raise ValueError(f"invalid header length of {length} bytes")
+            head = json.loads(file.read(length))
+        metadata = head.pop("__metadata__", {})
+        begin = 8 + length
+        tensors = {name: _tensor(item, begin) for name, item in head.items()}
+    except FileNotFoundError:
+        raise Damaged(f"{path} is missing") from None
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"{path} is damaged, or not a safetensors file: {error!r}") from None
+    return Head(tensors, metadata, max((item.offset + item.length for item in tensors.values()), default=begin))
+
+
+def _tensor(item: dict[str, object], begin: int) -> SafeTensor:
+    start, end = item["data_offsets"]  # type: ignore[misc]  # a wrong type is damage
+    shape = tuple(int(length) for length in item["shape"])  # type: ignore[attr-defined]
+    return SafeTensor(DTYPES[str(item["dtype"])], shape, begin + int(start), int(end) - int(start))  # type: ignore[has-type]
+
+
+def safetensors_problems(path: Path) -> Iterator[str]:
+    """Messages about damage that is visible from header and file size. These files have no CRC."""
+    try:
+        head = read_head(path)
+    except Damaged as error:
+        yield str(error)
+        return
+    size = path.stat().st_size
+    if size != head.end:
+        yield f"{path} has {size} bytes, but its header describes {head.end}"
+    at = None
+    for name, tensor in sorted(head.tensors.items(), key=lambda item: item[1].offset):
+        if tensor.length != math.prod(tensor.shape) * item_bytes(tensor.dtype):
+            yield f"{path}: {name} has {tensor.length} bytes for shape {list(tensor.shape)} of {tensor.dtype}"
+        if at is not None and tensor.offset != at:
+            yield f"{path}: {name} does not start where the previous tensor ends"
+        at = tensor.offset + tensor.length

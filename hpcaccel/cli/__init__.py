@@ -1,1 +1,1 @@
-"""The command line: one small module a group of commands; each command imports what it needs when it runs."""
+"""The command line: one small module per group of commands. Each command imports what it needs when it runs."""

@@ -1,24 +1,23 @@
-"""``checkpoint``: looking at checkpoints, checking them, keeping them, and turning them into other formats."""
+"""``checkpoint``: list, show, verify, convert and pin checkpoints."""
 
 from __future__ import annotations
 
 import functools
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcaccel.cli.completion import checkpoint_names, run_names
+from hpcaccel.cli.checkpoint_convert import convert
 from hpcaccel.cli.options import Json
 from hpcaccel.cli.output import note, print_json
-from hpcaccel.cli.remote.dispatch import meant_cluster
 from hpcaccel.cli.remote.forward import there_or_here
 from hpcaccel.cli.root_help import WholeSummaries
-from hpcaccel.errors import UserError
+from hpcaccel.cli.run_names import complete_checkpoint, complete_run
 
 if TYPE_CHECKING:
-    from hpcaccel.checkpoint_files.checksums import Report
+    from hpcaccel.checkpoint_files.checksums import VerifyReport
 
 __all__ = ["app"]
 
@@ -39,7 +38,7 @@ Checkpoint = Annotated[
     typer.Argument(
         metavar="CKPT",
         help="RUN (its newest checkpoint), RUN@STEP, or the path of a checkpoint.",
-        autocompletion=checkpoint_names,
+        autocompletion=complete_checkpoint,
         show_default=False,
     ),
 ]
@@ -53,13 +52,13 @@ def list_(
             metavar="RUN|DIR",
             help="A run, or a directory of checkpoints.",
             show_default=False,
-            autocompletion=run_names,
+            autocompletion=complete_run,
         ),
     ],
     json: Json = False,
 ) -> None:
     """List the checkpoints of a run or a directory."""
-    from hpcaccel.submission.checkpoints import find_place
+    from hpcaccel.submission.runs.checkpoints import find_place
     from hpcaccel.view.checkpoint_tables import list_checkpoints, print_checkpoints, put_aside
 
     directory = find_place(place)
@@ -72,34 +71,36 @@ def list_(
             if one.problem is not None:
                 note(one.problem)
     else:
-        note(f"there are no checkpoints in {directory} yet")
+        note(f"no checkpoints in {directory} yet")
     if not json and (aside := put_aside(directory)):
-        note(f"put aside, and neither used nor deleted: {', '.join(aside)}")
+        note(f"set aside (neither used nor deleted): {', '.join(aside)}")
 
 
 @_there_or_here("show", effect="reads")
 def show(
     checkpoint: Checkpoint,
-    tensors: Annotated[bool, typer.Option("--tensors", help="Every tensor: dtype, shape, size, files.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor: dtype, shape, size, files.")] = False,
     json: Json = False,
 ) -> None:
-    """Show what a checkpoint holds, and what it promises."""
+    """Show the contents of a checkpoint and its resume guarantee."""
     from hpcaccel.checkpoint_files.contents import Contents
-    from hpcaccel.submission.checkpoints import find_checkpoint
+    from hpcaccel.submission.runs.checkpoints import find_checkpoint
     from hpcaccel.view.checkpoint_tables import list_checkpoints, parts, print_checkpoint, print_tensors
 
     path = find_checkpoint(checkpoint)
     contents = Contents(path)
     [one] = list_checkpoints(path)
     if json:
-        said = {**one.to_json(), "files": one.manifest["files"]}
-        said["parts"] = [{"name": part.name, "tensors": part.tensors, "bytes": part.bytes} for part in parts(contents)]
+        document = {**one.to_json(), "files": one.manifest["files"]}
+        document["parts"] = [
+            {"name": part.name, "tensors": part.tensors, "bytes": part.bytes} for part in parts(contents)
+        ]
         if tensors:
-            said["tensors"] = {
+            document["tensors"] = {
                 tensor.key: {"dtype": tensor.dtype, "shape": tensor.shape, "chunks": len(tensor.chunks)}
                 for tensor in contents.tensors.values()
             }
-        print_json(said)
+        print_json(document)
         return
     print_checkpoint(one, contents)
     if tensors:
@@ -113,32 +114,32 @@ def verify(
         list[str],
         typer.Argument(
             metavar="RUN|DIR|FILE...",
-            autocompletion=checkpoint_names,
-            help="A run (all its checkpoints), RUN@STEP, or the path of a checkpoint, of a directory of several, or of "
-            "a file of weights; hpcaccel's, torch's (DCP, torch.save) and safetensors.",
+            autocompletion=complete_checkpoint,
+            help="A run (all its checkpoints), RUN@STEP, or a path: a checkpoint, a directory of checkpoints, or a "
+            "weights file. Formats: hpcaccel, torch (DCP, torch.save), safetensors.",
             show_default=False,
         ),
     ],
     json: Json = False,
 ) -> None:
-    """Read checkpoints from end to end and compare every byte with its CRC. Exit code 0 good, 1 damaged.
+    """Read checkpoints in full and check every byte against its CRC. Exit code 0: all good, 1: some damaged.
 
-    No code in a file is ever run.
+    Code contained in a file is never run.
     """
     from hpcaccel.checkpoint_files.verify import checkpoints_in, verify
-    from hpcaccel.view.transfer import Transfer
+    from hpcaccel.view.progress import Transfer
 
     reports = []
     for path in [path for place in places for path in checkpoints_in(_place(place))]:
         began = time.monotonic()
         with Transfer(f"verifying {path.name}") as transfer:
-            report = verify(path, transfer.tell)
+            report = verify(path, transfer.update)
         if not path.exists():
-            note(f"{path} has been deleted meanwhile, as its run does with old ones")
+            note(f"{path} was deleted in the meantime: its run deletes old checkpoints")
             continue
         reports.append(report)
         if not json:
-            _tell(report, time.monotonic() - began)
+            _print_report(report, time.monotonic() - began)
     if json:
         print_json([report.to_json() for report in reports])
     if not all(report.good for report in reports):
@@ -146,8 +147,8 @@ def verify(
 
 
 def _place(token: str) -> Path:
-    """Anything at that path, else what the name of a run means."""
-    from hpcaccel.submission.checkpoints import find_checkpoint, find_place, is_checkpoint_of_run
+    """The path ``token`` if it exists; else the checkpoint RUN@STEP, or the directory of checkpoints of RUN."""
+    from hpcaccel.submission.runs.checkpoints import find_checkpoint, find_place, is_checkpoint_of_run
 
     path = Path(token).expanduser().absolute()
     if path.exists():
@@ -155,8 +156,8 @@ def _place(token: str) -> Path:
     return find_checkpoint(token) if is_checkpoint_of_run(token) else find_place(token)
 
 
-def _tell(report: Report, seconds: float) -> None:
-    from hpcaccel.view.formatting import clean, size
+def _print_report(report: VerifyReport, seconds: float) -> None:
+    from hpcaccel.core.formatting import clean, size
 
     speed = f"{size(report.bytes)} in {seconds:.1f} s"
     typer.echo(f"{'good' if report.good else 'DAMAGED'}  {clean(str(report.path))}  ({report.kind}, {speed})")
@@ -166,100 +167,17 @@ def _tell(report: Report, seconds: float) -> None:
         note(f"  note: {clean(text)}")
 
 
-@app.command()
-def convert(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SRC",
-            autocompletion=checkpoint_names,
-            help="A checkpoint (RUN, RUN@STEP or a path), one of DCP's, or a model's files (safetensors, .bin, .pt).",
-            show_default=False,
-        ),
-    ],
-    target: Annotated[
-        Path, typer.Argument(metavar="DST", help="A directory; for torch a file. It is not overwritten.")
-    ],
-    to: Annotated[
-        Literal["safetensors", "torch", "hpcaccel"],
-        typer.Option(
-            help="safetensors: model.safetensors, as the Hugging Face libraries read it. torch: a file of torch.save. "
-            "hpcaccel: a checkpoint to begin a training from.",
-            show_default=False,
-        ),
-    ],
-    model: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Which model, where the checkpoint holds several.")
-    ] = None,
-    whole: Annotated[
-        bool, typer.Option("--whole", help="With --to torch: the whole training state, not only a model.")
-    ] = False,
-    part: Annotated[
-        str | None,
-        typer.Option(metavar="KEY", help="Where in a foreign checkpoint the model is, such as model or app.net."),
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(metavar="DTYPE", help="Cast floating-point weights, such as to bfloat16.")
-    ] = None,
-    max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Of a safetensors file.")] = "10GB",
-    json: Json = False,
-) -> None:
-    """Turn a checkpoint into files that other programs read, or their files into a checkpoint.
-
-    Every byte that has a CRC is checked on the way, and no code in a file is run.
-    """
-    from hpcaccel.checkpoint_files.weight_files import SIZE_WORDS, parse_size
-    from hpcaccel.cli.converting import run_convert
-
-    if (there := meant_cluster({"source": source})) is not None:
-        raise UserError(
-            f"{source} is on {there[0].name}, and files are written on this machine: fetch the checkpoint first "
-            f"(hpcaccel pull RUN --checkpoint STEP) and name its directory, or convert it there (ssh "
-            f"{there[0].profile.host})"
-        )
-    if (limit := parse_size(max_shard_size)) is None:
-        raise UserError(f"--max-shard-size {max_shard_size!r} is not a size: {SIZE_WORDS}")
-    done = run_convert(
-        {
-            "source": str(_source(source)),
-            "target": str(target.expanduser().absolute()),
-            "to": to,
-            "model": model,
-            "whole": whole,
-            "part": part,
-            "dtype": dtype,
-            "max_shard_bytes": limit,
-        }
-    )
-    if json:
-        print_json(done)
-        return
-    from hpcaccel.view.formatting import clean, size
-
-    typer.echo(f"wrote {size(done['bytes'])}, {done['tensors']} tensors:")
-    for name in done["files"]:
-        typer.echo(f"  {clean(name)}")
-    for text in done["notes"]:
-        note(f"note: {clean(text)}")
-
-
-def _source(token: str) -> Path:
-    """Whatever lies at that path; of a run or a directory of ours its newest good checkpoint."""
-    from hpcaccel import checkpoint_files
-    from hpcaccel.submission.checkpoints import find_checkpoint
-
-    path = Path(token).expanduser().absolute()
-    ours = any(
-        (path / name).exists() for name in (checkpoint_files.MANIFEST, "record.json")
-    ) or checkpoint_files.step_directories(path)
-    return path if path.exists() and not ours else find_checkpoint(token)
+app.command()(convert)
 
 
 @_there_or_here("pin")
-def pin(checkpoint: Checkpoint, why: Annotated[str, typer.Option(metavar="TEXT", help="For people.")] = "") -> None:
-    """Keep a checkpoint for good: its run deletes old ones, but no pinned one."""
+def pin(
+    checkpoint: Checkpoint,
+    why: Annotated[str, typer.Option(metavar="TEXT", help="Reason, stored with the pin.")] = "",
+) -> None:
+    """Pin a checkpoint, so that its run does not delete it when it becomes old."""
     from hpcaccel.checkpoint_files.pins import pin
-    from hpcaccel.submission.checkpoints import find_checkpoint
+    from hpcaccel.submission.runs.checkpoints import find_checkpoint
 
     path = find_checkpoint(checkpoint)
     new = pin(path, why=why or "hpcaccel checkpoint pin")
@@ -268,9 +186,9 @@ def pin(checkpoint: Checkpoint, why: Annotated[str, typer.Option(metavar="TEXT",
 
 @_there_or_here("unpin")
 def unpin(checkpoint: Checkpoint) -> None:
-    """Let a run delete a pinned checkpoint again when it is old."""
+    """Unpin a checkpoint: its run may delete it again when it is old."""
     from hpcaccel.checkpoint_files.pins import unpin
-    from hpcaccel.submission.checkpoints import find_checkpoint
+    from hpcaccel.submission.runs.checkpoints import find_checkpoint
 
     path = find_checkpoint(checkpoint)
     was = unpin(path)

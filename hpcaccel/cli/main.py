@@ -1,6 +1,6 @@
-"""The ``hpcaccel`` program: its commands, and how it ends when something goes wrong.
+"""The ``hpcaccel`` program: its commands, and its errors and exit codes.
 
-Typer's rich help is off: it would double the time that ``hpcaccel --help`` takes.
+Typer's rich help is off: it would double the run time of ``hpcaccel --help``.
 """
 
 from __future__ import annotations
@@ -14,41 +14,22 @@ import typer
 from typer.core import TyperGroup
 
 import hpcaccel
-from hpcaccel.cli import (
-    checkpoint,
-    clean,
-    cluster_commands,
-    control,
-    explain,
-    init,
-    logs,
-    plan,
-    pull,
-    report,
-    run,
-    runs,
-    shell,
-    spec,
-    stacks,
-    submit,
-    sweep,
-)
-from hpcaccel.cli.output import note, show_message, the_machines_no
+from hpcaccel.cli import checkpoint, cluster, init, plan, ranks, run, runs, spec, steer, submit, sweep
+from hpcaccel.cli.output import EXIT_INTERRUPTED, note, os_error_message, show_message
 from hpcaccel.cli.remote import server
 from hpcaccel.cli.remote.forward import COMMAND_LINE, Effect, forwarded
 from hpcaccel.cli.root_help import NOT_OURS, write_commands, write_examples
-from hpcaccel.core.progress_notes import ON_SILENCE
+from hpcaccel.core.progress_notes import SHOW_NOTE
 from hpcaccel.errors import HpcaccelError, SpecError, UserError
 
 __all__ = ["app"]
 
-EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 128 + 13
-"""What a shell reports for a program that SIGPIPE ended."""
+"""Exit code that a shell reports for a program ended by SIGPIPE."""
 
 
 class Commands(TyperGroup):
-    """Turns the errors that we raise on purpose into one message and an exit code; bugs keep their traceback."""
+    """The root command. Converts hpcaccel's errors to a message and an exit code; bugs keep their traceback."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         write_commands(self.commands, formatter)
@@ -63,27 +44,27 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         COMMAND_LINE.set((*ctx._protected_args, *ctx.args))
-        ON_SILENCE.set(lambda sentence: note(f"note: {sentence}"))
+        SHOW_NOTE.set(lambda sentence: note(f"note: {sentence}"))
         try:
-            _leave_a_folder_that_has_gone([*ctx._protected_args, *ctx.args])
+            _leave_removed_directory([*ctx._protected_args, *ctx.args])
             return super().invoke(ctx)
         except SpecError as error:
             _fail(error.problems, error.exit_code, hints=error.hints)
         except HpcaccelError as error:
             _fail([str(error)], error.exit_code)
         except BrokenPipeError:
-            # The reader has left (`| head`). Nothing more can be said; the interpreter must not try it at exit either.
+            # The reader has closed the pipe (`| head`). The interpreter must not write to it at exit either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(EXIT_BROKEN_PIPE) from None
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except OSError as error:
-            if (why := the_machines_no(error)) is None:
+            if (why := os_error_message(error)) is None:
                 raise
             _fail([why], UserError.exit_code)
 
 
-WITHOUT_A_FOLDER = {
+WITHOUT_DIRECTORY = {
     "status",
     "list",
     "wait",
@@ -96,17 +77,17 @@ WITHOUT_A_FOLDER = {
     "logs",
     "shell",
 }
-"""Commands about runs, which are found from anywhere."""
+"""Commands about runs, which work even if the current directory has been removed."""
 
 
-def _leave_a_folder_that_has_gone(command: list[str]) -> None:
-    """Raises UserError where the current directory does not exist any more, and the command needs one."""
+def _leave_removed_directory(command: list[str]) -> None:
+    """If the current directory has been removed, change to ``/``, or raise UserError if the command needs it."""
     try:
         os.getcwd()
     except FileNotFoundError:
         about_runs = command[:1] == ["sweep"] and command[1:2] != ["start"]
-        if not (about_runs or set(command[:1]) <= WITHOUT_A_FOLDER):
-            raise UserError("the current directory does not exist any more: change into another one") from None
+        if not (about_runs or set(command[:1]) <= WITHOUT_DIRECTORY):
+            raise UserError("the current directory no longer exists: change to another one") from None
         os.chdir("/")
 
 
@@ -121,7 +102,7 @@ def _fail(messages: list[str], exit_code: int, *, hints: list[str] | None = None
 app = typer.Typer(
     name="hpcaccel",
     cls=Commands,
-    help="From one YAML file to a model trained, preempted and resumed on a Slurm cluster.",
+    help="Train on a Slurm cluster from one YAML file, with exact resume after preemption.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
@@ -138,7 +119,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -152,9 +133,9 @@ for command in (
     plan.plan,
     submit.submit,
     run.run,
-    logs.logs,
-    pull.pull,
-    shell.shell,
+    ranks.logs,
+    steer.pull,
+    ranks.shell,
 ):
     app.command(command.__name__.rstrip("_"))(command)
 
@@ -162,20 +143,20 @@ _EFFECTS: dict[Callable[..., None], Effect] = {
     runs.status: "reads",
     runs.list_: "reads",
     runs.wait: "follows",
-    explain.explain: "reads",
-    clean.clean: "changes",
-    report.report: "reads",
-    control.stop: "changes",
-    control.resume: "changes",
-    control.cancel: "changes",
-    stacks.stacks: "changes",
+    runs.explain: "reads",
+    steer.clean: "changes",
+    runs.report: "reads",
+    steer.stop: "changes",
+    steer.resume: "changes",
+    steer.cancel: "changes",
+    ranks.stacks: "changes",
 }
-for asked, effect in _EFFECTS.items():
-    named = asked.__name__.rstrip("_")
-    app.command(named)(forwarded([named], asked, effect=effect))
+for function, effect in _EFFECTS.items():
+    name = function.__name__.rstrip("_")
+    app.command(name)(forwarded([name], function, effect=effect))
 
 app.command("answer", hidden=True)(server.answer)
 
-app.add_typer(cluster_commands.app, name="cluster")
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(sweep.app, name="sweep")
 app.add_typer(checkpoint.app, name="checkpoint")

@@ -1,37 +1,40 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options shared by several commands, and the profile selected by --cluster."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcaccel.cli.completion import run_names
+from hpcaccel.cli.run_names import complete_run
+
+if TYPE_CHECKING:
+    from hpcaccel.spec import ClusterProfile
 
 SpecFile = Annotated[
     Path,
-    typer.Argument(metavar="FILE", help="The spec file, such as job.yaml; - is standard input.", show_default=False),
+    typer.Argument(metavar="FILE", help="Spec file, such as job.yaml; - for standard input.", show_default=False),
 ]
 
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE]...",
-        help="Values to change, such as slurm.nodes=4 or args.lr=1e-3.",
+        help="Values to override, such as slurm.nodes=4 or args.lr=1e-3.",
         show_default=False,
     ),
 ]
 
-RUN_HELP = "Run id, the beginning of one, a name (its latest run) or a Slurm job id."
+RUN_HELP = "Run ID or a prefix of it, run name (its latest run), or Slurm job ID."
 
-RunName = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, show_default=False, autocompletion=run_names)]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, show_default=False, autocompletion=complete_run)]
 
 Cluster = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="A cluster profile, 'slurm' or 'local'. Without it: the default profile, else Slurm where there is one.",
+        help="Cluster profile, 'slurm' or 'local'. Default: the default profile, else Slurm on this machine.",
         show_default=False,
     ),
 ]
@@ -40,11 +43,20 @@ RunsDir = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Where run directories are made. Without it: $HPCACCEL_RUNS_DIR, the profile's, or ./runs.",
+        help="Where run directories are created. Default: $HPCACCEL_RUNS_DIR, the profile's runs_dir, or ./runs.",
         show_default=False,
     ),
 ]
 
-Key = Annotated[str | None, typer.Option("--key", hidden=True, help="Asked twice with one key, submit once.")]
+Key = Annotated[str | None, typer.Option("--key", hidden=True, help="Submit only once for the same key.")]
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def chosen_profile(name: str | None) -> ClusterProfile | None:
+    """The profile ``name``; for None, the default profile. Returns None for Slurm on this machine without a profile."""
+    from hpcaccel.spec import load_profile, profile_names
+
+    if name == "slurm" and name not in profile_names():
+        return None
+    return load_profile(name)

@@ -1,4 +1,4 @@
-"""How commands print."""
+"""Output of commands: JSON on stdout, notes and errors on stderr."""
 
 from __future__ import annotations
 
@@ -14,36 +14,48 @@ import typer
 
 from hpcaccel.errors import presentable
 
-__all__ = ["note", "print_bytes", "print_json", "show_message", "terminal_columns", "the_machines_no"]
+__all__ = [
+    "EXIT_INTERRUPTED",
+    "note",
+    "os_error_message",
+    "print_bytes",
+    "print_json",
+    "show_message",
+    "terminal_columns",
+]
 
-_CAN_BE_MENDED = {
+EXIT_INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
+_USER_ERRORS = {
     errno.EACCES, errno.EDQUOT, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOSPC, errno.EPERM, errno.EROFS
 }  # fmt: skip
 
 
 def print_json(value: Any) -> None:
+    """Print ``value`` as indented JSON on stdout."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def print_bytes(*, out: bytes = b"", err: bytes = b"") -> None:
-    """What a command has said on a login node, as it came."""
+    """Print the output of a command on a login node, unchanged."""
     for stream, text in ((sys.stderr, err), (sys.stdout, out)):
         stream.buffer.write(text)
         stream.flush()
 
 
 def terminal_columns() -> int | None:
-    """How wide the terminal is that a command prints to; None: it prints into a pipe or a file."""
+    """Width of the terminal on stdout; None if stdout is a pipe or a file."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def note(message: str) -> None:
-    """Something for people: on stderr, so that stdout holds nothing but what was asked for."""
+    """Print a message for the user on stderr, which keeps it out of the command's own output."""
     typer.echo(presentable(message), err=True)
 
 
 def show_message(label: str, message: str, *, colour: str) -> None:
-    """``error: …`` on stderr; on a terminal in colour, and broken between words."""
+    """Print ``error: …`` on stderr; on a terminal in colour and wrapped between words."""
     text = f"{label}: {message}"
     if not sys.stderr.isatty():
         typer.echo(text, err=True)
@@ -59,8 +71,8 @@ def show_message(label: str, message: str, *, colour: str) -> None:
     typer.echo(head + shown.removeprefix(f"{label}:"), err=True, color=None if not plain else False)
 
 
-def the_machines_no(error: OSError) -> str | None:
-    """What the operating system refused and the user can mend; None: it is our bug, and keeps its traceback."""
-    if error.errno not in _CAN_BE_MENDED:
+def os_error_message(error: OSError) -> str | None:
+    """Message for an error of the operating system that the user can fix; None: a bug, which keeps its traceback."""
+    if error.errno not in _USER_ERRORS:
         return None
     return presentable(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror))

@@ -1,4 +1,4 @@
-"""``plan``: partitions and sizes side by side, before anything is submitted."""
+"""``plan``: comparison of partitions and sizes before a submission."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcaccel.cli.cluster_option import chosen_profile
-from hpcaccel.cli.options import Cluster, Json, Overrides, SpecFile
+from hpcaccel.cli.options import Cluster, Json, Overrides, SpecFile, chosen_profile
 from hpcaccel.cli.output import note, print_json
-from hpcaccel.cli.remote.dispatch import behind_ssh
+from hpcaccel.cli.remote.remote_commands import bundle_to_inspect, given_options, inspect_there, print_and_exit
+from hpcaccel.cli.remote.target_cluster import behind_ssh
 from hpcaccel.errors import UserError
 
 if TYPE_CHECKING:
     from hpcaccel.spec import JobSpec
-    from hpcaccel.submission.queue_plan import Choice
+    from hpcaccel.submission.clusters.plan import Choice
 
 __all__ = ["plan"]
 
@@ -27,31 +27,29 @@ def plan(
     overrides: Overrides = None,
     partition: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Partitions to compare. Without it: the spec's.", show_default=False),
+        typer.Option(metavar="A,B", help="Partitions to compare. Default: the spec's.", show_default=False),
     ] = None,
     nodes: Annotated[
         str | None,
-        typer.Option(metavar="2,4,8", help="Numbers of nodes to compare. Without it: the spec's.", show_default=False),
+        typer.Option(metavar="2,4,8", help="Node counts to compare. Default: the spec's.", show_default=False),
     ] = None,
     cluster: Cluster = None,
     json: Json = False,
 ) -> None:
-    """Compare when a job would start, and its GPU-hours, in partitions and sizes. Nothing is submitted.
+    """Compare the expected start and the GPU-hours of a job across partitions and node counts. Nothing is submitted.
 
-    Of a file with several jobs: each of them.
+    If the file has several jobs, all of them are compared.
     """
-    from hpcaccel.spec.site import load_facts
-    from hpcaccel.submission.queue_plan import plan_jobs
+    from hpcaccel.spec.cluster.cluster_facts import load_facts
+    from hpcaccel.submission.clusters.plan import plan_jobs
 
     if (there := behind_ssh(cluster)) is not None:
-        from hpcaccel.cli.remote.spec_commands import asked_there, given_options, shown, to_look_at
-
         with there:
             words = ["plan", *given_options(context, there, but={"cluster"})]
-            raise shown(asked_there(there, words, to_look_at(there, file, overrides or [])))
+            print_and_exit(inspect_there(there, words, bundle_to_inspect(there, file, overrides or [])))
     profile = chosen_profile(cluster)
     if profile is not None and profile.backend == "local":
-        raise UserError("there is no queue on the local backend: a job starts at once. Name a cluster with --cluster")
+        raise UserError("the local backend has no queue: a job starts immediately. Choose a cluster with --cluster")
     facts = None if profile is None else load_facts(profile.name)
     sizes = {"partitions": _parts(partition), "nodes": _parts(nodes)}
     with _progress() as tell:
@@ -60,19 +58,19 @@ def plan(
         print_json([choice.to_json() for choice in found])
     else:
         _print(found)
-        note("hours are those of a job that uses its whole time limit; a start is what Slurm expects at this moment")
+        note("hours assume that the job uses its whole time limit; starts are Slurm's current estimates")
         if facts is not None and any(one.problem for one in found):
-            note(f"what the facts of {facts.name}, {facts.age_text()} old, forbid was not asked of Slurm")
+            note(f"jobs that contradict the facts of {facts.name} ({facts.age_text()} old) were not checked with Slurm")
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[JobSpec], None]]:
-    """What is being asked about, on a terminal: a busy controller takes a second for each."""
+    """Show on a terminal which job is being estimated. A busy controller takes a second per job."""
     from rich.console import Console
 
-    with Console(stderr=True).status("asking Slurm …") as status:
+    with Console(stderr=True).status("querying Slurm …") as status:
         yield lambda spec: status.update(
-            f"asking Slurm: {spec.slurm.partition or 'the default partition'}, {spec.slurm.nodes or 1} nodes …"
+            f"querying Slurm: {spec.slurm.partition or 'the default partition'}, {spec.slurm.nodes or 1} nodes …"
         )
 
 
@@ -81,7 +79,7 @@ def _parts(text: str | None) -> list[str]:
 
 
 def _print(found: Sequence[Choice]) -> None:
-    from hpcaccel.view.formatting import clean, clock_time, duration
+    from hpcaccel.core.formatting import clean, clock_time, duration
     from hpcaccel.view.text_tables import Cell, Column, Styled, console_for, print_table
 
     several = any(one.job for one in found)
@@ -95,7 +93,7 @@ def _print(found: Sequence[Choice]) -> None:
         Column(title="WAITS"),
         Column(title="NODE-HOURS", right=True, leaves=1),
         Column(title="GPU-HOURS", right=True, leaves=4),
-        Column(title="BUT", wraps=20),
+        Column(title="PROBLEM", wraps=20),
     )
     rows: list[list[Cell | tuple[Cell, Cell]]] = []
     for one in found:

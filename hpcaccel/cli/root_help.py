@@ -1,4 +1,4 @@
-"""``hpcaccel --help``: the commands in the groups in which one needs them, each with its whole first sentence."""
+"""Pages of ``--help``: commands in groups, each with its full summary, and examples."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 
 TRAINING = "Training"
 TRAINING_LINES = (
-    ("from hpcaccel import Accelerator", "In the script, beside your own loop: docs/training.md."),
+    ("from hpcaccel import Accelerator", "In the training script, with your own loop: see docs/training.md."),
     ("hpcaccel.submit(function, ...)", "Submit from Python: see README.md."),
 )
 
 EXAMPLES = (
     ("hpcaccel init train.py", "write job.yaml"),
-    ("hpcaccel submit job.yaml --wait", "train, and follow it"),
+    ("hpcaccel submit job.yaml --wait", "submit, and follow the run"),
     ("hpcaccel submit job.yaml slurm.nodes=4 args.lr=1e-3", "with other values"),
-    ("hpcaccel submit job.yaml --grid args.lr=1e-3,3e-4", "an array, one run each"),
-    ("hpcaccel logs -f gpt", "what the newest run called gpt prints"),
-    ("hpcaccel sweep start sweep.yaml", "search"),
+    ("hpcaccel submit job.yaml --grid args.lr=1e-3,3e-4", "an array, one run per value"),
+    ("hpcaccel logs -f gpt", "follow the output of the latest run named gpt"),
+    ("hpcaccel sweep start sweep.yaml", "search hyperparameters"),
 )
 
 NOT_OURS: Mapping[str, str] = {
-    "launch": "ranks are started by `hpcaccel submit job.yaml`, by `hpcaccel run job.yaml` inside of an allocation, by "
+    "launch": "ranks are started by `hpcaccel submit job.yaml`, by `hpcaccel run job.yaml` inside an allocation, by "
     "srun or by torchrun. `hpcaccel submit job.yaml --cluster local` trains on this machine",
-    "config": "there is nothing to configure beforehand: `hpcaccel init train.py` writes a spec file, and "
-    "`hpcaccel cluster add NAME` a profile of a cluster",
-    "test": "`hpcaccel submit job.yaml --debug` trains some steps in a short job, and `hpcaccel validate job.yaml "
+    "config": "no configuration is needed: `hpcaccel init train.py` writes a spec file, and "
+    "`hpcaccel cluster add NAME` a cluster profile",
+    "test": "`hpcaccel submit job.yaml --debug` submits a short job on one node, and `hpcaccel validate job.yaml "
     "--live` checks a spec against the cluster",
-    "env": "`hpcaccel --version` prints the version, `hpcaccel cluster show NAME` what is known of a cluster; the "
-    "versions that a run was submitted with stand in its record.json",
+    "env": "`hpcaccel --version` prints the version, and `hpcaccel cluster show NAME` the facts about a cluster; the "
+    "package versions of a run are in its record.json",
 }
-"""Commands of Accelerate's that somebody may try, and what to use."""
+"""Commands of Accelerate, and what to use instead."""
 
 
 class WholeSummaries(TyperGroup):
-    """A group of commands whose help shows the first sentence of each, however long it is."""
+    """A command group whose help shows the full summary of each command."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         shown = [(name, _summary(command)) for name, command in self.commands.items() if not command.hidden]
@@ -55,7 +55,7 @@ class WholeSummaries(TyperGroup):
 
 
 def write_commands(commands: Mapping[str, Any], formatter: Any) -> None:
-    """Every command that is not hidden; one of no group stands under ``Other``."""
+    """Write every command that is not hidden; those without a group under ``Other``."""
     left = {name: command for name, command in commands.items() if not command.hidden}
     for title, names in GROUPS.items():
         rows = [(name, _summary(left.pop(name))) for name in names if name in left]
@@ -65,6 +65,7 @@ def write_commands(commands: Mapping[str, Any], formatter: Any) -> None:
 
 
 def write_examples(formatter: Any) -> None:
+    """Write the examples of the root page."""
     _write("Examples", list(EXAMPLES), formatter)
 
 
@@ -75,5 +76,5 @@ def _write(title: str, rows: list[tuple[str, str]], formatter: Any) -> None:
 
 
 def _summary(command: Any) -> str:
-    """The first paragraph of its help, whole."""
+    """The first paragraph of a command's help."""
     return " ".join((command.help or "").split("\n\n")[0].split())

@@ -1,4 +1,4 @@
-"""``status``, ``list``, ``wait``: looking at runs."""
+"""``status``, ``list``, ``wait``, ``explain``, ``report``: the state of runs."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpcaccel.cli.follow import follow_to_the_end, watch_status
 from hpcaccel.cli.options import Cluster, Json, RunName
 from hpcaccel.cli.output import note, print_json
-from hpcaccel.cli.run_lookup import as_sweep, find
-from hpcaccel.cli.sweep_messages import show, tell_of_age, wait_for_the_end
-from hpcaccel.cli.wait import follow_to_the_end
+from hpcaccel.cli.run_names import as_sweep, find, one_run
+from hpcaccel.cli.sweep_messages import follow_sweep, note_outdated, show_sweep
 from hpcaccel.errors import UserError
 
 if TYPE_CHECKING:
-    from hpcaccel.submission.run_handle import AnyRun
+    from hpcaccel.submission.runs.explain import Explanation
+    from hpcaccel.submission.runs.run_handle import AnyRun
 
-__all__ = ["list_", "status", "wait"]
+__all__ = ["explain", "list_", "report", "status", "wait"]
 
 
 def status(
     run: RunName,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again until the run ends.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until the run ends.")] = False,
     json: Json = False,
 ) -> None:
-    """Show where a run stands: state, attempts, step, losses."""
+    """Show the status of a run: state, attempts, step, losses."""
     if watch and json:
-        raise UserError("--watch shows a page again and again, and --json prints one document: give one of the two")
+        raise UserError("--watch cannot be combined with --json")
     found = find(run)
     if watch:
-        from hpcaccel.cli.watching import watch_status
-
         watch_status(found, lambda: _show_status(found, json=False))
     else:
         _show_status(found, json=json)
@@ -40,7 +39,7 @@ def _show_status(found: AnyRun, *, json: bool) -> None:
     from hpcaccel.view.run_overview import overview
 
     if (sweep := as_sweep(found)) is not None:
-        show(sweep, json=json)
+        show_sweep(sweep, json=json)
         return
     now = overview(found.dir, found.status())
     if json:
@@ -49,18 +48,18 @@ def _show_status(found: AnyRun, *, json: bool) -> None:
     from hpcaccel.view.run_tables import print_status
 
     print_status(now)
-    tell_of_age([now])
+    note_outdated([now])
 
 
 def list_(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="All runs, not only the newest.")] = False,
-    count: Annotated[int, typer.Option("-n", metavar="N", min=1, help="So many of the newest runs.")] = 20,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="List all runs, not only the newest.")] = False,
+    count: Annotated[int, typer.Option("-n", metavar="N", min=1, help="Number of runs to show.")] = 20,
     cluster: Cluster = None,
     json: Json = False,
 ) -> None:
     """List the runs that were submitted from this account, newest first."""
-    from hpcaccel.submission.find import known_runs
-    from hpcaccel.view.listing import listed
+    from hpcaccel.submission.runs.find import known_runs
+    from hpcaccel.view.run_overview import listed
 
     runs = [run.open().dir for run in reversed(known_runs())]
     chosen = runs if everything else runs[:count]
@@ -74,17 +73,92 @@ def list_(
         note("there are no runs yet; start one with hpcaccel submit job.yaml")
         return
     print_runs(shown)
-    tell_of_age(shown)
+    note_outdated(shown)
     if len(chosen) < len(runs):
         note(f"{len(runs) - len(chosen)} older runs are not shown; --all shows them")
 
 
 def wait(run: RunName, json: Json = False) -> None:
-    """Follow a run until it ends, and end with its own result as exit code.
+    """Follow a run until it ends; the exit code reports its result.
 
-    0 done, 1 failed, 85 paused, 130 cancelled. Ctrl-C leaves the run running.
+    0 completed, 1 failed, 85 paused, 130 cancelled. Ctrl-C does not stop the run.
     """
     found = find(run)
     if (sweep := as_sweep(found)) is not None:
-        wait_for_the_end(sweep, json=json)
+        follow_sweep(sweep, json=json)
     follow_to_the_end(found.dir, json=json)
+
+
+def explain(run: RunName, json: Json = False) -> None:
+    """Show why a run is waiting in the queue, when it may start, and which jobs are ahead of it."""
+    from hpcaccel.submission.runs.explain import explain_run
+
+    found = explain_run(find(run).dir)
+    if json:
+        print_json(found.to_json())
+        return
+    for line in _explanation(found):
+        typer.echo(line)
+
+
+def _explanation(found: Explanation) -> list[str]:
+    from hpcaccel.core.formatting import clean, clock_time, duration
+
+    lines = [f"{found.run_id} ({found.name}) is {found.state}{f': {clean(found.detail)}' if found.detail else ''}"]
+    for one in found.why:
+        tasks = f"{one.tasks} tasks, such as {one.job_id}" if one.tasks > 1 else f"job {one.job_id}"
+        lines.append(f"  {clean(one.reason)}: {one.words} ({tasks})")
+        lines.append(f"  to do: {one.advice}")
+    if found.dependency:
+        lines.append(f"  waiting for: {clean(found.dependency)}")
+    if found.start_time is not None:
+        left = duration(found.start_time - found.asked)
+        lines.append(f"  expected start: {clock_time(found.start_time)}, in {left} (Slurm's current estimate)")
+    elif found.why and not any(one.waits for one in found.why):
+        lines.append("  expected start: never, unless something changes")
+    elif found.why:
+        lines.append("  expected start: unknown (Slurm estimates it only for the first jobs in the queue)")
+    if found.priority is not None and any(one.waits for one in found.why):
+        lines += _queue(found)
+    if found.problem:
+        lines.append(f"  the queue could not be read: {clean(found.problem)}")
+    if found.advice:
+        lines.append(f"  to do: {clean(found.advice)}")
+    return lines
+
+
+def _queue(found: Explanation) -> list[str]:
+    from hpcaccel.core.formatting import clean, duration
+
+    count = len(found.before)
+    if not count:
+        return ["  ahead of it: no pending job that you can see has a higher priority"]
+    jobs = "1 job" if count == 1 else f"{count} jobs"
+    lines = [f"  ahead of it: {jobs} with a higher priority, {_nodes(found.nodes_before)} in total"]
+    for one in found.shown_before:
+        limit = "no time limit" if one.time_limit_seconds is None else f"at most {duration(one.time_limit_seconds)}"
+        what = f"job {one.job_id} of {one.user}: {_nodes(one.node_count)}, {limit}"
+        lines.append(f"    {clean(what)}")
+    if count > len(found.shown_before):
+        lines.append(f"    and {count - len(found.shown_before)} more")
+    return lines
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def report(run: RunName, json: Json = False) -> None:
+    """Show how much of a run's time was training, what took the rest, and how often to save."""
+    from hpcaccel.view.time_report import report as time_report
+
+    found = find(run)
+    if as_sweep(found) is not None:
+        one_run(found)
+    measured = time_report(found.dir, found.status())
+    if json:
+        print_json(measured.to_json())
+        return
+    from hpcaccel.view.report_table import print_report
+
+    print_report(measured)

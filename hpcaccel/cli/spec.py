@@ -1,4 +1,4 @@
-"""``schema``, ``validate``, ``render``: spec files, before anything is submitted."""
+"""``schema``, ``validate``, ``render``: checks and views of spec files."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpcaccel.cli.cluster_option import chosen_profile
-from hpcaccel.cli.options import Cluster, Json, Overrides, RunsDir, SpecFile
+from hpcaccel.cli.options import Cluster, Json, Overrides, RunsDir, SpecFile, chosen_profile
 from hpcaccel.cli.output import note, print_json
-from hpcaccel.cli.remote.dispatch import behind_ssh
+from hpcaccel.cli.remote.remote_commands import bundle_to_inspect, given_options, inspect_there, print_and_exit
+from hpcaccel.cli.remote.target_cluster import behind_ssh
 from hpcaccel.errors import ClusterError, SpecError
 
 if TYPE_CHECKING:
     from hpcaccel.spec import ClusterProfile, JobSpec
-    from hpcaccel.submission.remote.bundle import Handed
+    from hpcaccel.submission.remote.bundle import BundleReceipt
 
 __all__ = ["render", "schema", "validate"]
 
 RUN_ID = "RUN_ID"
-"""Stands for the id that submit would choose: the same file gives the same text, so that two can be compared."""
+"""Placeholder for the run id, so that the same file always gives the same script."""
 
 
 def schema(
-    sweep: Annotated[bool, typer.Option("--sweep", help="Of files with a section sweep.")] = False,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Print the schema of files with a sweep section.")] = False,
 ) -> None:
     """Print the JSON Schema of spec files, for editors."""
     from hpcaccel.spec import schema as job_schema
@@ -39,120 +39,128 @@ def validate(
     file: SpecFile,
     overrides: Overrides = None,
     cluster: Cluster = None,
-    live: Annotated[bool, typer.Option("--live", help="Ask Slurm as well (sbatch --test-only).")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Also check with Slurm (sbatch --test-only).")] = False,
     json: Json = False,
 ) -> None:
-    """Check a spec file; all mistakes are named at once. Where facts of the cluster are stored, against these, too."""
-    from hpcaccel.spec.workflow import read_jobs
+    """Check a spec file, also against the stored facts about the cluster, and report all mistakes at once."""
+    from hpcaccel.spec.loading.workflow import read_jobs
 
     profile, there = chosen_profile(cluster), behind_ssh(cluster)
     try:
         if there is None:
             several = read_jobs(file, overrides=overrides or [])
-            told = _checked(_jobs(file, overrides or [], profile, several), profile, live=live)
+            checked = _check(_jobs(file, overrides or [], profile, several), profile, live=live)
         else:
-            from hpcaccel.cli.remote.spec_commands import asked_there
-            from hpcaccel.submission.remote.bundle import pack
-            from hpcaccel.submission.remote.local_env import meant_for
+            from hpcaccel.submission.remote.bundle import meant_for, pack
 
             with there, meant_for(there, file):
                 several = read_jobs(file, overrides=overrides or [])
-                told = _checked(_jobs(file, overrides or [], profile, several), profile, live=False)
+                checked = _check(_jobs(file, overrides or [], profile, several), profile, live=False)
                 if live:
                     words = ["validate", "--live", "--json"]
-                    luggage = pack(there, str(file), overrides or [], is_sweep=False, several=several, to_submit=False)
-                    _take_over(told, asked_there(there, words, luggage, facts=False))
+                    bundle = pack(there, str(file), overrides or [], is_sweep=False, several=several, to_submit=False)
+                    _add_estimates(checked, inspect_there(there, words, bundle, facts=False))
     except SpecError as error:
         if not json:
             raise
         print_json({"valid": False, "problems": error.problems, "hints": error.hints})
         raise typer.Exit(error.exit_code) from None
-    _tell(file, told, several=several is not None, json=json)
+    _print_checked(file, checked, several=several is not None, json=json)
 
 
 @dataclass
-class _Told:
-    """What was found of one job."""
+class _CheckedJob:
+    """A job that passed all checks."""
 
     spec: JobSpec
     warnings: list[str]
     age: float | None
-    """Of the facts, in seconds."""
+    """Age of the facts in seconds; None without facts."""
     estimate: float | None = None
+    """Expected start, in seconds since the epoch."""
 
     def to_json(self) -> dict[str, Any]:
         from hpcaccel.spec import spec_hash
 
-        said = {"warnings": self.warnings, "facts_age_seconds": self.age, "estimated_start": self.estimate}
-        return {"hash": spec_hash(self.spec), "spec": self.spec.model_dump(mode="json"), **said}
+        return {
+            "hash": spec_hash(self.spec),
+            "spec": self.spec.model_dump(mode="json"),
+            "warnings": self.warnings,
+            "facts_age_seconds": self.age,
+            "estimated_start": self.estimate,
+        }
 
 
-def _checked(jobs: Sequence[JobSpec], profile: ClusterProfile | None, *, live: bool) -> list[_Told]:
-    """Each job of a file; raises SpecError with the mistakes of all."""
-    told, problems, hints = list[_Told](), list[str](), list[str]()
+def _check(jobs: Sequence[JobSpec], profile: ClusterProfile | None, *, live: bool) -> list[_CheckedJob]:
+    """Check each job of a file; raises SpecError with the mistakes of all jobs."""
+    checked, problems, hints = list[_CheckedJob](), list[str](), list[str]()
     for spec in jobs:
         try:
-            told.append(_Told(spec, *_on_site(spec, profile)))
-            told[-1].estimate = _asked(spec, profile) if live else None
+            checked.append(_CheckedJob(spec, *_on_site(spec, profile)))
+            checked[-1].estimate = _expected_start(spec, profile) if live else None
         except SpecError as error:
             hints += error.hints
             problems += error.problems if len(jobs) == 1 else [f"job {spec.name}: {line}" for line in error.problems]
     if problems:
         raise SpecError(problems, hints=list(dict.fromkeys(hints)))
-    return told
+    return checked
 
 
 def _jobs(
     file: Path, overrides: Sequence[str], profile: ClusterProfile | None, several: Sequence[JobSpec] | None
 ) -> list[JobSpec]:
-    """The job of ``file``, or the ``several`` that were read in it, with the defaults of ``profile``."""
+    """The job of ``file``, or its ``several`` jobs, with the defaults of ``profile``."""
     from hpcaccel.spec import load_spec
-    from hpcaccel.spec.workflow import over_profile
+    from hpcaccel.spec.loading.workflow import over_profile
 
     if several is None:
         return [load_spec(file, overrides=overrides, profile=profile)]
     return [over_profile(job, profile) for job in several]
 
 
-def _take_over(told: Sequence[_Told], answer: Handed) -> None:
-    """Slurm's own word, from the other side; raises SpecError where it would not take a job."""
+def _add_estimates(checked: Sequence[_CheckedJob], receipt: BundleReceipt) -> None:
+    """Set the expected starts from the output of ``validate --live`` on the cluster.
+
+    Raises:
+        SpecError: Slurm would reject a job.
+    """
     import json
 
     try:
-        said = json.loads(answer.out)
+        document = json.loads(receipt.out)
     except ValueError:
-        raise ClusterError(answer.err.decode("utf-8", "replace").strip().removeprefix("error: ")) from None
-    if not said["valid"]:
-        raise SpecError(said["problems"], hints=said.get("hints", []))
-    for one, found in zip(told, said.get("jobs", [said]), strict=True):
+        raise ClusterError(receipt.err.decode("utf-8", "replace").strip().removeprefix("error: ")) from None
+    if not document["valid"]:
+        raise SpecError(document["problems"], hints=document.get("hints", []))
+    for one, found in zip(checked, document.get("jobs", [document]), strict=True):
         one.estimate = found["estimated_start"]
 
 
-def _tell(file: Path, told: Sequence[_Told], *, several: bool, json: bool) -> None:
+def _print_checked(file: Path, checked: Sequence[_CheckedJob], *, several: bool, json: bool) -> None:
     if json:
-        jobs = {"jobs": [{"name": one.spec.name, **one.to_json()} for one in told]}
-        print_json({"valid": True, **(jobs if several else told[0].to_json())})
+        jobs = {"jobs": [{"name": one.spec.name, **one.to_json()} for one in checked]}
+        print_json({"valid": True, **(jobs if several else checked[0].to_json())})
         return
-    for one in told:
+    for one in checked:
         job = f"job {one.spec.name}: " if several else ""
         for sentence in one.warnings:
             note(f"note: {job}{sentence}")
-    typer.echo(f"{file} is valid: " + (f"{len(told)} jobs" if several else _size(told[0].spec)))
-    for one in told:
+    typer.echo(f"{file} is valid: " + (f"{len(checked)} jobs" if several else _size(checked[0].spec)))
+    for one in checked:
         if several:
             after = f", after {', '.join(one.spec.after)}" if one.spec.after else ""
             typer.echo(f"  {_size(one.spec)}{after}")
         if one.estimate is not None:
-            from hpcaccel.view.formatting import clock_time
+            from hpcaccel.core.formatting import clock_time
 
-            typer.echo(f"Slurm would take {one.spec.name}, and expects to start it at {clock_time(one.estimate)}")
+            typer.echo(f"Slurm would accept {one.spec.name}, and expects to start it at {clock_time(one.estimate)}")
 
 
 def _on_site(spec: JobSpec, profile: ClusterProfile | None) -> tuple[list[str], float | None]:
-    """Warnings of the stored facts and their age in seconds; raises SpecError with their errors."""
+    """Warnings from the stored facts, and the age of the facts in seconds; raises SpecError with errors from them."""
     if profile is None or profile.backend == "local":
         return [], None
-    from hpcaccel.submission.site.checks import findings_for, way_out
+    from hpcaccel.submission.clusters.checks import findings_for, way_out
 
     facts, found = findings_for(spec, profile)
     if facts is None:
@@ -163,17 +171,17 @@ def _on_site(spec: JobSpec, profile: ClusterProfile | None) -> tuple[list[str], 
     return [str(one) for one in found], facts.age_seconds()
 
 
-def _asked(spec: JobSpec, profile: ClusterProfile | None) -> float | None:
-    """When Slurm would start it; raises SpecError with Slurm's words where it would not take it."""
+def _expected_start(spec: JobSpec, profile: ClusterProfile | None) -> float | None:
+    """Estimated start of a job. Raises SpecError with Slurm's error if Slurm would reject the job."""
     from hpcaccel.slurm.commands import Slurm
-    from hpcaccel.submission.queue_plan import ask_slurm
+    from hpcaccel.submission.clusters.plan import ask_slurm
 
     if profile is not None and profile.backend == "local":
-        raise SpecError("--live asks Slurm, and the local backend has none: name a cluster with --cluster")
-    answer = ask_slurm(spec, profile, Slurm())
-    if answer.refusal:
-        raise SpecError(answer.refusal)
-    return answer.start_time
+        raise SpecError("--live needs Slurm, which the local backend does not use: choose a cluster with --cluster")
+    estimate = ask_slurm(spec, profile, Slurm())
+    if estimate.refusal:
+        raise SpecError(estimate.refusal)
+    return estimate.start_time
 
 
 def _size(spec: JobSpec) -> str:
@@ -192,21 +200,20 @@ def render(
     cluster: Cluster = None,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Print the batch script that `submit` would submit; nothing is touched. Of a file with several jobs: each one."""
+    """Print the batch script that `submit` would submit (one script per job). Nothing is written."""
     import sys
 
     import hpcaccel
     from hpcaccel.core.run_dir import RunDir, default_runs_dir
     from hpcaccel.render import render as render_script
     from hpcaccel.spec import spec_hash
-    from hpcaccel.spec.workflow import read_jobs
+    from hpcaccel.spec.loading.workflow import read_jobs
 
     if (there := behind_ssh(cluster)) is not None:
-        from hpcaccel.cli.remote.spec_commands import asked_there, given_options, shown, to_look_at
-
         with there:
             words = ["render", *given_options(context, there, but={"cluster", "runs_dir"})]
-            raise shown(asked_there(there, words, to_look_at(there, file, overrides or []), runs_dir=runs_dir))
+            bundle = bundle_to_inspect(there, file, overrides or [])
+            print_and_exit(inspect_there(there, words, bundle, runs_dir=runs_dir))
     profile = chosen_profile(cluster)
     base = runs_dir.absolute() if runs_dir is not None else default_runs_dir(profile.runs_dir if profile else None)
     several = read_jobs(file, overrides=overrides or [])

@@ -1,4 +1,4 @@
-"""What ``submit`` does before it submits, when it is asked to: changes since the last run, debugging, Slurm's word."""
+"""Options of ``submit`` that act before the submission: ``--debug``, ``--live``, ``--diff``."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hpcaccel.cli.cluster_option import chosen_profile
+from hpcaccel.cli.options import chosen_profile
 from hpcaccel.cli.output import note
 from hpcaccel.errors import ClusterError, UserError
 
 if TYPE_CHECKING:
-    from hpcaccel.submission.changes import Changes
-    from hpcaccel.submission.prepare import Prepared
+    from hpcaccel.submission.submit.comparison import Changes
+    from hpcaccel.submission.submit.prepare import PreparedSubmission
 
 __all__ = ["debug_overrides", "refuse_what_slurm_refuses", "show_changes"]
 
 
 def debug_overrides(file: Path, overrides: Sequence[str], cluster: str | None) -> list[str]:
-    """The settings of ``submit --debug``, with the user's own behind them, which win."""
+    """The overrides of ``submit --debug``, followed by the user's own, which take precedence."""
     from hpcaccel.spec import load_spec
-    from hpcaccel.spec.site import load_facts
-    from hpcaccel.submission.debugging import debug_job
+    from hpcaccel.spec.cluster.cluster_facts import load_facts
+    from hpcaccel.submission.clusters.plan import debug_job
 
     profile = chosen_profile(cluster)
     spec = load_spec(file, overrides=overrides, profile=profile)
@@ -33,44 +33,49 @@ def debug_overrides(file: Path, overrides: Sequence[str], cluster: str | None) -
     return settings
 
 
-def refuse_what_slurm_refuses(prepared: Prepared) -> None:
-    """Ask ``sbatch --test-only``; raises ClusterError with its words where it would not take the job."""
-    from hpcaccel.submission.backend import SlurmBackend
-    from hpcaccel.submission.queue_plan import ask_of_script
+def refuse_what_slurm_refuses(prepared: PreparedSubmission) -> None:
+    """Check a job with ``sbatch --test-only``.
+
+    Raises:
+        ClusterError: Slurm would reject the job; the message has Slurm's error.
+        UserError: the backend is not Slurm.
+    """
+    from hpcaccel.submission.clusters.plan import ask_of_script
+    from hpcaccel.submission.jobs.backend import SlurmBackend
 
     if not isinstance(prepared.backend, SlurmBackend):
-        raise UserError("--live asks Slurm, and the local backend has none")
-    answer = ask_of_script(prepared.script, prepared.backend.slurm)
-    if answer.refusal:
-        raise ClusterError(answer.refusal)
-    if answer.start_time is not None:
-        from hpcaccel.view.formatting import clock_time
+        raise UserError("--live needs Slurm, which the local backend does not use")
+    estimate = ask_of_script(prepared.script, prepared.backend.slurm)
+    if estimate.refusal:
+        raise ClusterError(estimate.refusal)
+    if estimate.start_time is not None:
+        from hpcaccel.core.formatting import clock_time
 
-        note(f"note: Slurm would take it, and expects to start it at {clock_time(answer.start_time)}")
+        note(f"note: Slurm would accept the job, and expects to start it at {clock_time(estimate.start_time)}")
 
 
-def show_changes(prepared: Prepared, *, json: bool) -> dict[str, Any]:
-    """What has changed since the last run of that name: printed for people, returned for programs ({} for a first)."""
-    from hpcaccel.submission.changes import changes_since_last
+def show_changes(prepared: PreparedSubmission, *, json: bool) -> dict[str, Any]:
+    """The changes since the last run of the same name, as JSON ({} for a first run); printed unless ``json``."""
+    from hpcaccel.submission.submit.comparison import changes_since_last
 
     found = changes_since_last(prepared)
     if not json:
-        for line in ["this is the first run of that name"] if found is None else _lines(found):
+        for line in ["this is the first run with this name"] if found is None else _lines(found):
             typer.echo(line)
     return {} if found is None else found.to_json()
 
 
 def _lines(found: Changes) -> list[str]:
-    from hpcaccel.view.formatting import clean, clock_time
+    from hpcaccel.core.formatting import clean, clock_time
 
     lines = [f"changed since {found.run_id} ({clock_time(found.created)}):"]
     lines += [f"  {one.key}: {clean(_shown(one.before))} -> {clean(_shown(one.now))}" for one in found.settings]
-    for names, what in ((found.added, "new"), (found.removed, "gone"), (found.changed, "changed")):
+    for names, what in ((found.added, "added"), (found.removed, "removed"), (found.changed, "changed")):
         lines += [f"  {what}: {clean(name)}" for name in names]
     if found.code != "compared":
         lines.append(f"  {found.code}")
     elif found.nothing:
-        lines.append("  nothing")
+        lines.append("  no changes")
     return [*lines, *(clean(line) for line in found.diff.splitlines())]
 
 

@@ -1,4 +1,4 @@
-"""``sweep``: many trials of one job, started, looked at and steered."""
+"""``sweep``: start, show and steer sweeps."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcaccel.cli.completion import sweep_names
 from hpcaccel.cli.options import RUN_HELP, Cluster, Json, Key, Overrides, RunsDir, SpecFile
 from hpcaccel.cli.output import note, print_json
-from hpcaccel.cli.remote.dispatch import behind_ssh, behind_ssh_run
-from hpcaccel.cli.remote.forward import there_or_here
-from hpcaccel.cli.remote.forwarded_secrets import Secret
+from hpcaccel.cli.remote.forward import Secret, there_or_here
+from hpcaccel.cli.remote.remote_commands import given_options, plot_there, submit_there
+from hpcaccel.cli.remote.target_cluster import behind_ssh, cluster_of_run
 from hpcaccel.cli.root_help import WholeSummaries
+from hpcaccel.cli.run_names import complete_sweep
 from hpcaccel.cli.sweep_messages import (
-    show,
-    tell_of_again,
-    tell_what_goes_on,
-    tell_what_is,
-    tell_what_would_be,
-    wait_for_the_end,
+    follow_sweep,
+    print_continued,
+    print_dry_run,
+    print_resumed,
+    print_started,
+    show_sweep,
 )
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ app = typer.Typer(
 _there_or_here = functools.partial(there_or_here, app, "sweep")
 
 SweepName = Annotated[
-    str, typer.Argument(metavar="SWEEP", help=RUN_HELP, show_default=False, autocompletion=sweep_names)
+    str, typer.Argument(metavar="SWEEP", help=RUN_HELP, show_default=False, autocompletion=complete_sweep)
 ]
 
 
@@ -61,67 +61,63 @@ def start(
     overrides: Overrides = None,
     cluster: Cluster = None,
     runs_dir: RunsDir = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Follow the sweep; its result is the exit code.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the sweep; the exit code reports its result.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and start nothing.")] = False,
     json: Json = False,
     key: Key = None,
 ) -> None:
-    """Start a sweep: workers that run trial after trial."""
-    from hpcaccel.submission.idempotent import once_or_always
-    from hpcaccel.sweeps.dry_run import foresee
-    from hpcaccel.sweeps.start_sweep import advice_afterwards, prepare_sweep, start_sweep
+    """Start a sweep: an array of workers, each of which runs one trial after another."""
+    from hpcaccel.submission.submit.idempotent import once_or_always
+    from hpcaccel.sweeps.start_sweep import advice_afterwards, foresee, prepare_sweep, start_sweep
     from hpcaccel.sweeps.sweep_handle import Sweep
 
     if (there := behind_ssh(cluster)) is not None:
-        from hpcaccel.cli.remote.run_commands import submit_there
-        from hpcaccel.cli.remote.spec_commands import given_options
-
-        seen_to = {"cluster", "runs_dir", "wait", "key"}
+        handled_here = {"cluster", "runs_dir", "wait", "key"}
         submit_there(
-            there, file, overrides or [], given_options(context, there, but=seen_to),
+            there, file, overrides or [], given_options(context, there, but=handled_here),
             runs_dir=runs_dir, is_sweep=True, wait=wait, dry_run=dry_run, json=json, key=key,
         )  # fmt: skip
     with once_or_always(key) as once:
         if (earlier := once.earlier()) is not None:
-            show(Sweep(earlier), json=json)
+            show_sweep(Sweep(earlier), json=json)
             return
         plan = prepare_sweep(str(file), cluster=cluster, runs_dir=runs_dir, overrides=overrides or [], slurm=once.slurm)
         for sentence in plan.advice:
             note(f"note: {sentence}")
         if dry_run:
-            tell_what_would_be(foresee(plan), json=json)
+            print_dry_run(foresee(plan), json=json)
             return
         directory, arrays = start_sweep(plan, once=None if key is None else once)
     for sentence in advice_afterwards(plan, arrays):
         note(f"note: {sentence}")
     sweep = Sweep(directory.path)
-    if not (wait and json):  # a program that waits reads one document: the end
-        tell_what_is(sweep, arrays, json=json)
+    if not (wait and json):  # with --json, only the final status is printed
+        print_started(sweep, arrays, json=json)
     if wait:
-        wait_for_the_end(sweep, json=json)
+        follow_sweep(sweep, json=json)
 
 
-# -- looking ----------------------------------------------------------------------------------------------------------
+# -- showing ----------------------------------------------------------------------------------------------------------
 
 
 @_there_or_here("status", effect="reads")
 def status(sweep: SweepName, json: Json = False) -> None:
-    """Show trials, the best one, workers, cost."""
-    show(_find(sweep), json=json)
+    """Show the trials, the best one, the workers and the cost."""
+    show_sweep(_find(sweep), json=json)
 
 
 @_there_or_here("table", effect="reads")
 def table(
     sweep: SweepName,
     csv: Annotated[
-        bool, typer.Option("--csv", help="Comma-separated values, as where the output is no terminal.")
+        bool, typer.Option("--csv", help="Print comma-separated values; the default if the output is not a terminal.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """List all trials; CSV into a file or a pipe.
+    """List all trials; as CSV if the output is a file or a pipe.
 
-    State, metrics, parameters, steps, cost, worker, attempts. A narrow terminal has no room for all columns: state
-    and metrics are always there.
+    State, metrics, parameters, steps, cost, worker, attempts. A narrow terminal shows fewer columns, but
+    always state and metrics.
     """
     from hpcaccel.sweeps.results import parameters, to_csv, to_json
     from hpcaccel.view.text_tables import has_a_terminal
@@ -143,21 +139,28 @@ def table(
 @_there_or_here("best", effect="reads")
 def best(
     sweep: SweepName,
-    trial: Annotated[int | None, typer.Option(metavar="N", help="This trial instead.", show_default=False)] = None,
+    trial: Annotated[
+        int | None, typer.Option(metavar="N", help="Print this trial instead of the best one.", show_default=False)
+    ] = None,
     metric: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of several metrics, the one that decides.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Metric by which the best trial is chosen, if the sweep has several.",
+            show_default=False,
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
     """Print the best trial as a spec file.
 
-    For submit: hpcaccel sweep best SWEEP > best.yaml; hpcaccel submit best.yaml
+    To submit it: hpcaccel sweep best SWEEP > best.yaml; hpcaccel submit best.yaml
     """
     found = _find(sweep).best(trial=trial, metric=metric)
     if json:
         spec = found.spec.model_dump(mode="json")
-        said = {"trial": found.trial, "values": found.values, "params": found.params, "path": str(found.path)}
-        print_json({**said, "spec": spec})
+        values = {"trial": found.trial, "values": found.values, "params": found.params, "path": str(found.path)}
+        print_json({**values, "spec": spec})
         return
     typer.echo(found.to_yaml(), nl=False)
 
@@ -166,16 +169,14 @@ def best(
 def plot(
     sweep: SweepName,
     out: Annotated[
-        Path, typer.Option("-o", "--out", metavar="FILE", help="Where it is written: .html, .png, .svg or .pdf.")
+        Path, typer.Option("-o", "--out", metavar="FILE", help="The file to write: .html, .png, .svg or .pdf.")
     ] = Path("sweep.html"),
 ) -> None:
-    """Draw a sweep into one file.
+    """Plot a sweep to a file.
 
     Parallel coordinates, history, learning curves, rungs, importances.
     """
-    if (found := behind_ssh_run(sweep, only_sweeps=True)) is not None:
-        from hpcaccel.cli.remote.run_commands import plot_there
-
+    if (found := cluster_of_run(sweep, only_sweeps=True)) is not None:
         plot_there(*found, out)
     from hpcaccel.view.sweep_plot import write_plot
 
@@ -187,66 +188,68 @@ def plot(
 
 @_there_or_here("stop")
 def stop(sweep: SweepName) -> None:
-    """Let trials save and leave; resume goes on."""
+    """Stop the trials after a save; `sweep resume` continues them."""
     found = _find(sweep)
     found.stop()
     typer.echo(
-        f"asked {found.run_id} to stop: its trials save and leave; go on with hpcaccel sweep resume {found.run_id}"
+        f"stop requested for {found.run_id}: its trials save and exit; continue with hpcaccel sweep resume "
+        f"{found.run_id}"
     )
 
 
 @_there_or_here(
     "resume",
-    not_there={"file": "--file is a file of this machine: give what has changed as KEY=VALUE (sweep.max_trials=200)"},
+    not_there={"file": "--file is a file on this machine; give the changes as KEY=VALUE (sweep.max_trials=200)"},
 )
 def resume(
     sweep: SweepName,
     overrides: Overrides = None,
     file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The sweep's spec file once more.", show_default=False)
+        Path | None, typer.Option(metavar="FILE", help="The sweep's spec file, with changes.", show_default=False)
     ] = None,
     secret: Secret = None,
     json: Json = False,
 ) -> None:
-    """Go on with the same trials.
+    """Resume a sweep with the same trials.
 
-    No worker may be left. With sweep.max_trials=200 and the like there is more to do.
+    No worker may be running. An override such as sweep.max_trials=200 allows more trials.
     """
     found = _find(sweep)
     arrays = found.resume(changes=overrides or [], file=None if file is None else str(file))
-    tell_what_goes_on(found, arrays, json=json)
+    print_resumed(found, arrays, json=json)
 
 
 @_there_or_here("retry-failed")
 def retry_failed(sweep: SweepName, secret: Secret = None, json: Json = False) -> None:
-    """Run the trials that failed once more."""
+    """Run the failed trials again."""
     found = _find(sweep)
-    tell_of_again(found, *found.retry_failed(), json=json)
+    print_continued(found, *found.retry_failed(), json=json)
 
 
 @_there_or_here("extend")
 def extend(
     sweep: SweepName,
-    top: Annotated[int, typer.Option(metavar="K", min=1, help="So many of the best trials.")],
+    top: Annotated[int, typer.Option(metavar="K", min=1, help="Number of best trials to continue.")],
     overrides: Overrides = None,
     secret: Secret = None,
     json: Json = False,
 ) -> None:
-    """Let the best trials go on with more to do.
+    """Continue the best trials from their checkpoints, with new values such as args.epochs=20.
 
-    Such as args.epochs=20, from their checkpoints. Without any value, those that were ended early go on.
+    Without new values, the best pruned trials are run again to their end.
     """
     found = _find(sweep)
-    tell_of_again(found, *found.extend(top, settings=overrides or []), json=json)
+    print_continued(found, *found.extend(top, settings=overrides or []), json=json)
 
 
 @_there_or_here("throttle")
 def throttle(
-    sweep: SweepName, most: Annotated[int, typer.Argument(metavar="N", help="So many workers at a time.", min=1)]
+    sweep: SweepName,
+    most: Annotated[int, typer.Argument(metavar="N", help="Maximum number of workers.", min=1)],
 ) -> None:
     """Let at most N workers run at a time.
 
-    Those that run already go on until they come back through the queue.
+    Workers that are already running continue until they are requeued.
     """
     found = _find(sweep)
     found.throttle(most)

@@ -1,3 +1,6 @@
-"""Accelerate's import path of commands. Names say what takes their place."""
+"""Accelerate's import path of its commands: every name raises what to use instead.
 
-from hpcaccel.runtime.compat.unsupported_commands import __getattr__ as __getattr__
+Its submodules (``launch``, ``config`` and others) are made in ``compat.import_paths``, without a file each.
+"""
+
+from hpcaccel.runtime.compat.import_paths import find_in_commands as __getattr__  # noqa: F401

@@ -1,1 +1,1 @@
-"""What every side shares: the run directory, the records in it, and how they are read. Standard library only."""
+"""The run directory, its records and their readers, shared by all other packages. Standard library only."""

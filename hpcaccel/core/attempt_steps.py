@@ -1,7 +1,6 @@
-"""Where each attempt of a run began, how far it came, and which of its steps count.
+"""First and last step of each attempt, and how many of its steps were lost.
 
-The only place where that is found out: the ledger's lines, the caps, ``status`` and ``report`` all read it here, so
-that they cannot disagree.
+Ledger, caps, ``status`` and ``report`` all compute steps here, so that their figures agree.
 """
 
 from __future__ import annotations
@@ -11,34 +10,37 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hpcaccel.core.durable_files import read_json, write_json
 from hpcaccel.core.metrics_reader import Line
-from hpcaccel.core.records import AttemptEnd, AttemptStart, Beat, Outcome, Progress, Timing, from_dict, to_dict
-from hpcaccel.core.run_dir import RunDir, read_json, write_json
+from hpcaccel.core.rank_records import Beat, Outcome, Progress, Timing
+from hpcaccel.core.records import AttemptEnd, AttemptStart, from_dict, to_dict
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RunDirectoryError
 
 __all__ = ["STEP_COUNTER", "AttemptSteps", "LoggedSteps", "StepCount", "complete_timing", "count_steps", "read_steps"]
 
 _NOTHING_LOST = ("completed", "pruned")
+"""End reasons after which the steps since the last checkpoint do not count as lost."""
 STEP_COUNTER = struct.Struct("<qdqd")
-"""The file of the last step: the step and when it was done (seconds since the epoch), twice, so that a reader that
-meets a half-written file sees that the two differ."""
+"""Format of the step counter: the last step and its time (seconds since the epoch), stored twice. The copies differ
+while the file is being written."""
 LOOKS = 5
-"""At a counter that is just being written: the two differ then, for some nanoseconds."""
+"""Maximum number of reads of a counter whose two copies differ. A write makes them differ for nanoseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedSteps:
-    """The steps that one attempt has logged values for. Times are seconds since the epoch."""
+    """The steps for which one attempt logged values. Times are seconds since the epoch."""
 
     first: int
     last: int
     last_time: float
     counted: bool = False
-    """No line named a step: the numbers are those of the lines."""
+    """No line had a step: the lines were numbered."""
 
     @classmethod
     def of(cls, lines: Iterable[Line], *, before: dict[int, LoggedSteps] | None = None) -> dict[int, LoggedSteps]:
-        """By attempt; ``before`` holds what earlier lines said, and is added to."""
+        """Logged steps by attempt. ``before`` holds the result of earlier lines and is updated."""
         found = {} if before is None else before
         for line in lines:
             old = found.get(line.attempt)
@@ -50,7 +52,7 @@ class LoggedSteps:
 
     def _with(self, line: Line) -> LoggedSteps:
         first = min(self.first, line.step)
-        if self.counted != line.counted:  # the one that is named counts
+        if self.counted != line.counted:  # an explicit step takes precedence over a line number
             first = line.step if self.counted else self.first
         last, last_time = max((self.last, self.last_time), (line.step, line.time))
         return LoggedSteps(first=first, last=last, last_time=last_time, counted=self.counted and line.counted)
@@ -58,21 +60,21 @@ class LoggedSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptSteps:
-    """What is known of one attempt."""
+    """First and last step of one attempt, as recorded in its files."""
 
     from_step: int | None = None
-    """The step that it went on from, 0 at the start of the training; None where its loop never began, and for programs
-    that do not tell."""
+    """The step that the attempt resumed from (0 at the start of the training); None if its training loop never began,
+    or the program does not record steps."""
     last_step: int | None = None
-    """The last optimizer step that it is known to have done."""
+    """The last optimizer step known to be complete."""
     last_time: float | None = None
-    """About when that step was over (seconds since the epoch)."""
+    """Approximate end of the last step, in seconds since the epoch."""
     first_logged: int | None = None
-    """The first step that it has logged a value for."""
+    """The first step with a logged value."""
 
     @property
     def done(self) -> int:
-        """How many steps it has done, as far as is known."""
+        """Number of steps known to be complete."""
         if self.from_step is None or self.last_step is None:
             return 0
         return max(0, self.last_step - self.from_step)
@@ -80,23 +82,22 @@ class AttemptSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class StepCount:
-    """The steps of one attempt: how many it did, and how many of these no checkpoint held, so that they had to be, or
-    must be, done again."""
+    """Steps that one attempt completed, and how many of them were lost because no checkpoint contains them."""
 
     done: int
     lost: int
     kept_until: int | None
-    """The step up to which its work counts; None: all of it."""
+    """Steps after this one are lost; None: no step is lost."""
 
 
 def read_steps(
     run: RunDir, attempt: int, logged: LoggedSteps | None = None, *, end: AttemptEnd | None = None
 ) -> AttemptSteps:
-    """What the files of an attempt tell of its steps.
+    """First and last step of an attempt, from its files.
 
     Args:
-        logged: what its program has logged.
-        end: its line in the ledger, for what the files do not tell.
+        logged: the steps for which the attempt's program logged values.
+        end: the attempt's end line in the ledger, used if the files do not contain a step.
     """
     progress, timing, outcome = (
         _read(Progress, run.progress(attempt)),
@@ -106,7 +107,7 @@ def read_steps(
     first_logged = None if logged is None else logged.first
     known = [] if logged is None else [(logged.last, logged.last_time)]
     if logged is not None and logged.counted and outcome is not None:
-        # The outcome tells the step, and the lines only how many they are.
+        # The outcome has the optimizer step; the lines have only line numbers.
         first_logged, known = None, [(outcome.step, logged.last_time)]
     if timing is not None and timing.last_step is not None:
         known.append((timing.last_step, timing.last_step_time or 0.0))
@@ -129,11 +130,10 @@ def read_steps(
 
 
 def complete_timing(run: RunDir, attempt: int) -> None:
-    """Write the last step into the ``timing.json`` of an attempt that has ended: rank 0 wrote it some seconds before it
-    was killed.
+    """Set the last step in the ``timing.json`` of a killed attempt: rank 0 writes the file only every few seconds.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     timing, steps = _read(Timing, run.timing(attempt)), read_steps(run, attempt)
     if timing is None or steps.last_step is None or steps.last_step <= (timing.last_step or 0):
@@ -154,8 +154,10 @@ def _from_step(progress: Progress | None, timing: Timing | None, outcome: Outcom
 def _by_heartbeat(
     run: RunDir, attempt: int, timing: Timing | None, before: tuple[int, float] | None
 ) -> tuple[int, float] | None:
-    """What rank 0's last heartbeat says, where the training was made by a release that did not count in a file. It
-    beats also while nothing moves on, so the time of the step is reckoned from those before."""
+    """Step in rank 0's last heartbeat, and when the step ended. For attempts of releases without a step counter.
+
+    A heartbeat may be later than the end of its step, so the end is extrapolated from ``before`` and the step time.
+    """
     beat = _read(Beat, run.heartbeats(attempt) / "0.json")
     if beat is None or timing is None or before is None or beat.step <= before[0]:
         return None
@@ -163,14 +165,15 @@ def _by_heartbeat(
 
 
 def read_counter(run: RunDir, attempt: int) -> tuple[int, float] | None:
-    """The last step that rank 0 has counted, and when; also of a rank that was killed right after it."""
+    """Step and time in rank 0's step counter, valid even if the rank was killed right after the step; None if there is
+    no counter."""
     for _ in range(LOOKS):
         try:
             *first, step, when = STEP_COUNTER.unpack(run.step_counter(attempt).read_bytes())
             if step and first == [step, when]:
                 return step, when
         except (OSError, struct.error):
-            return None  # none was done yet, or the program does not use the runtime
+            return None  # no step yet, or the program does not use the runtime
     return None
 
 
@@ -179,7 +182,7 @@ def _read(kind: type[Any], path: Any) -> Any:
         value = read_json(path)
         return None if value is None else from_dict(kind, value)
     except (OSError, RunDirectoryError, TypeError):
-        return None  # damaged: the other files tell
+        return None  # damaged: the other files are enough
 
 
 def count_steps(
@@ -188,13 +191,13 @@ def count_steps(
     goes_on: bool,
     newest_checkpoint: int | None = None,
 ) -> list[StepCount]:
-    """For each attempt, oldest first, how many steps it did and how many of them are lost.
+    """Completed and lost steps of each attempt, oldest first.
 
-    Work is undone when a later attempt begins at an earlier step. What the last one did since its last checkpoint is
-    lost as well once it has ended, unless it completed the training, or a sweep had seen enough of it.
+    Steps are lost when a later attempt begins at an earlier step. Steps of the last attempt after its last checkpoint
+    are lost once it has ended, unless it completed the training or was pruned.
 
     Args:
-        goes_on: whether the run has not ended, so that an attempt without an end is still at work.
+        goes_on: the run has not ended, so that an attempt without an end line is still running.
         newest_checkpoint: the step of the newest checkpoint on disk.
     """
     found: list[StepCount] = []

@@ -1,8 +1,8 @@
-"""What a run's program has logged: what rank 0 wrote through hpcaccel, and what programs in any language appended to
-``$HPCACCEL_METRICS``. Read a little at a time, and whatever strangers write.
+"""Reader of a run's metrics: lines that rank 0 logged through hpcaccel, and lines of ``$HPCACCEL_METRICS``.
 
-The second kind is one JSON object a line, ``{"step": 3, "loss": 0.5}``. Without a step lines are numbered from 1 on. A
-``time`` is in seconds since the epoch. What is no number is passed over, and so are whole lines that hold none.
+Programs in any language append one JSON object per line to ``$HPCACCEL_METRICS``: ``{"step": 3, "loss": 0.5}``. Lines
+without a step are numbered from 1. ``time`` is in seconds since the epoch. Non-numeric values, and lines without any
+number, are skipped. Files are read incrementally and may contain arbitrary bytes.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from hpcaccel.core.run_dir import RunDir
 __all__ = ["Line", "Logged"]
 
 OUR_LIMIT = 16 << 20
+"""Maximum length in bytes of a line that rank 0 logged. Longer lines are skipped."""
 THEIR_LIMIT = 64 << 10
-"""Bytes of the longest line that is read."""
+"""Maximum length in bytes of a line of ``$HPCACCEL_METRICS``. Longer lines are skipped."""
 MOST_NAMES = 1000
-"""So many names of values that are no numbers are remembered."""
+"""Maximum number of metric names kept for non-numeric values."""
 
 
 class Line(NamedTuple):
-    """What was logged at once."""
+    """The values of one step."""
 
     step: int
     attempt: int
@@ -35,17 +36,17 @@ class Line(NamedTuple):
     """Seconds since the epoch."""
     values: dict[str, float]
     counted: bool = False
-    """The line named no step: it was numbered."""
+    """The line had no step; ``step`` is one more than the largest step before it in the file."""
 
 
 class Logged:
-    """Everything that was logged in ``run``. Building one touches no file; each ``read`` gives what is new."""
+    """The metrics of ``run``, read incrementally. The constructor opens no file."""
 
     def __init__(self, run: RunDir) -> None:
         self.passed_over = 0
-        """How many lines of ``$HPCACCEL_METRICS`` were of no use."""
+        """Number of skipped lines of ``$HPCACCEL_METRICS``."""
         self.no_numbers: dict[str, str] = {}
-        """Names that were given something else than a number, with an example."""
+        """An example value for each metric that was logged with a non-numeric value."""
         self._run = run
         self._first = ""
         self._ours = _Tail(run.metrics, limit=OUR_LIMIT)
@@ -53,7 +54,7 @@ class Logged:
         self._over = 0
 
     def read(self) -> list[Line]:
-        """The lines that were added since the last call, older attempts before newer ones."""
+        """Lines added since the last call, older attempts first."""
         ours = (self._our_line(raw) for _, raw, _ in self._ours.read() if raw is not None)
         lines = [line for line in ours if line is not None]
         theirs = [line for attempt in self._attempts() for line in self._read_theirs(attempt)]
@@ -61,14 +62,15 @@ class Logged:
 
     @property
     def warning(self) -> str:
-        """Which lines were passed over and why, for people; empty where all were good."""
+        """Message about skipped lines, with the error of the first one; empty if there are none."""
         if not self.passed_over:
             return ""
-        many = "1 line was" if self.passed_over == 1 else f"{self.passed_over} lines were"
-        return f"{many} passed over; {'it is' if self.passed_over == 1 else 'the first is'} {self._first}"
+        if self.passed_over == 1:
+            return f"1 line was skipped: {self._first}"
+        return f"{self.passed_over} lines were skipped; the first one: {self._first}"
 
     def _attempts(self) -> list[int]:
-        """Attempts whose own file may have grown: a file is looked at once more when the next attempt has begun."""
+        """Attempts whose file may have grown. A file is read for the last time after the next attempt has begun."""
         try:
             found = sorted(int(name) for name in os.listdir(self._run.attempts) if name.isdecimal())
         except (FileNotFoundError, NotADirectoryError):
@@ -78,7 +80,7 @@ class Logged:
         return wanted
 
     def _our_line(self, raw: bytes) -> Line | None:
-        """None where a line was torn, or one of another kind got into the file."""
+        """Parse a line that rank 0 logged; None if the line is torn or of another kind."""
         try:
             line = _parse(raw)
         except ValueError:
@@ -94,7 +96,7 @@ class Logged:
         for number, raw, changed in theirs.tail.read(unfinished=_is_object):
             try:
                 if raw is None:
-                    raise ValueError(f"longer than {THEIR_LIMIT >> 10} kB")
+                    raise ValueError(f"line longer than {THEIR_LIMIT >> 10} KiB")
                 if raw.strip():
                     yield self._their_line(raw, attempt, theirs, changed)
             except ValueError as problem:
@@ -102,14 +104,21 @@ class Logged:
                 self._first = self._first or f"line {number} of {theirs.tail.path}: {problem}"
 
     def _their_line(self, raw: bytes, attempt: int, theirs: _Theirs, changed: float) -> Line:
-        """One line of theirs; ValueError says what is wrong with it."""
+        """Parse one line of ``$HPCACCEL_METRICS``.
+
+        Args:
+            changed: the file's last change, in seconds since the epoch; the time of a line without ``time``.
+
+        Raises:
+            ValueError: the line is not valid, or contains no number.
+        """
         line = _parse(raw)
         step = theirs.last_step + 1 if line.get("step") is None else _step(line["step"])
         inner = line.get("values")
         given = inner if isinstance(inner, dict) else {k: v for k, v in line.items() if k not in _KEYS}
         values = _numbers(given, self._remember)
         if not values:
-            raise ValueError("no number in it")
+            raise ValueError("no metric is a number")
         theirs.last_step = max(step, theirs.last_step)
         when = _number(line.get("time"))
         if when is None or not math.isfinite(when):
@@ -122,18 +131,19 @@ class Logged:
 
 
 _KEYS = ("step", "time", "attempt")
+"""Keys of a line of ``$HPCACCEL_METRICS`` that are not metrics."""
 
 
 @dataclass
 class _Theirs:
-    """One attempt's file, and how far its own count has come."""
+    """State of reading the ``$HPCACCEL_METRICS`` of one attempt."""
 
     tail: _Tail
     last_step: int = 0
 
 
 class _Tail:
-    """The whole lines of a file that grows; of one that was begun anew, from its beginning."""
+    """Reads the complete lines of a growing file; starts over if the file has been truncated."""
 
     def __init__(self, path: Path, *, limit: int) -> None:
         self.path = path
@@ -145,10 +155,10 @@ class _Tail:
     def read(
         self, *, unfinished: Callable[[bytes], bool] = lambda raw: False
     ) -> Iterator[tuple[int, bytes | None, float]]:
-        """What was added: number, bytes (None: longer than the limit), and when the file last changed.
+        """New lines: number, bytes (None: longer than the limit), and the time of the file's last change.
 
         Args:
-            unfinished: whether a last line without an end counts as well.
+            unfinished: called with a last line that has no newline; True: the line is complete.
         """
         try:
             file = self.path.open("rb")
@@ -179,7 +189,7 @@ class _Tail:
 
 
 def _is_object(raw: bytes) -> bool:
-    """Half an object is never JSON: whoever forgets the newline has still written a line."""
+    """Whether a line without a newline is a complete JSON object. A truncated object does not parse."""
     try:
         return bool(_parse(raw))
     except ValueError:
@@ -192,15 +202,15 @@ def _parse(raw: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise ValueError(f"not JSON: {_short(raw[:80].decode(errors='replace').strip())}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"no JSON object: {_short(value)}")
+        raise ValueError(f"not a JSON object: {_short(value)}")
     return value
 
 
 def _numbers(values: Mapping[str, Any], other: Callable[[str, Any], None]) -> dict[str, float]:
-    """The numbers among ``values``; the others are told to ``other``."""
+    """The numbers among ``values``; ``other`` is called with name and value of each other entry."""
     found = {}
     for name, value in values.items():
-        if not name.isascii():  # half a surrogate pair is a text to JSON, and to nobody else
+        if not name.isascii():  # JSON allows half a surrogate pair, which cannot be encoded
             name = name.encode(errors="backslashreplace").decode()
         number = value if type(value) is float else _number(value)
         if number is None:
@@ -222,7 +232,7 @@ def _number(value: Any) -> float | None:
 def _step(value: Any) -> int:
     whole = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
     if not whole or not 0 <= value < 1 << 63:
-        raise ValueError(f"step is {_short(value)}, and must be a whole number, 0 or more")
+        raise ValueError(f"step is {_short(value)}; it must be an integer, 0 or more")
     return int(value)
 
 

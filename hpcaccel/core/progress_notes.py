@@ -1,4 +1,4 @@
-"""Telling people something on the way, above all that it takes its time, where a program set up who tells them."""
+"""Notes to the user while a command waits or makes progress, shown by the function in ``SHOW_NOTE``."""
 
 from __future__ import annotations
 
@@ -10,39 +10,41 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
-__all__ = ["ON_SILENCE", "counted", "tell", "tell_once", "told_when_slow"]
+__all__ = ["SHOW_NOTE", "show_note", "show_note_once", "show_note_when_slow", "show_progress"]
 
 T = TypeVar("T")
 
 SILENT_SECONDS = 5.0
-ON_SILENCE: ContextVar[Callable[[str], None] | None] = ContextVar("ON_SILENCE", default=None)
-"""Gets a sentence for people; None: nobody is there to be told."""
-_TOLD: set[object] = set()
+"""Shortest wait that a command reports, and shortest interval between progress notes."""
+SHOW_NOTE: ContextVar[Callable[[str], None] | None] = ContextVar("SHOW_NOTE", default=None)
+"""Function that shows one sentence. None: notes about waits and progress are dropped, other notes become warnings."""
+_SHOWN: set[object] = set()
+"""Values of ``of`` for which ``show_note_once`` has shown a note."""
 
 
-def tell(sentence: str) -> None:
-    """Tell ``sentence`` now; as a warning where no program set up who tells it."""
-    if (told := ON_SILENCE.get()) is not None:
-        told(sentence)
+def show_note(sentence: str) -> None:
+    """Show ``sentence`` now; as a warning if no program has set ``SHOW_NOTE``."""
+    if (show := SHOW_NOTE.get()) is not None:
+        show(sentence)
     else:
         warnings.warn(sentence, stacklevel=3)
 
 
-def tell_once(sentence: str, *, of: object) -> None:
-    """The same, once in this process for all that is told ``of`` one thing."""
-    if of not in _TOLD:
-        _TOLD.add(of)
-        tell(sentence)
+def show_note_once(sentence: str, *, of: object) -> None:
+    """Like :func:`show_note`, but only once per value of ``of`` in this process."""
+    if of not in _SHOWN:
+        _SHOWN.add(of)
+        show_note(sentence)
 
 
 @contextmanager
-def told_when_slow(sentence: str) -> Iterator[None]:
-    """Tell ``sentence`` where the block has not ended after ``SILENT_SECONDS``."""
-    tell = ON_SILENCE.get()
-    if tell is None:
+def show_note_when_slow(sentence: str) -> Iterator[None]:
+    """Show ``sentence`` if the block takes longer than ``SILENT_SECONDS``."""
+    show = SHOW_NOTE.get()
+    if show is None:
         yield
         return
-    timer = threading.Timer(SILENT_SECONDS, tell, [sentence])
+    timer = threading.Timer(SILENT_SECONDS, show, [sentence])
     timer.daemon = True
     timer.start()
     try:
@@ -51,12 +53,12 @@ def told_when_slow(sentence: str) -> Iterator[None]:
         timer.cancel()
 
 
-def counted(items: Iterable[T], total: int, what: str) -> Iterator[T]:
-    """``items``, telling every ``SILENT_SECONDS`` how many of ``total`` are done: ``what`` is said of them."""
-    tell = ON_SILENCE.get()
-    told = time.monotonic()
+def show_progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:
+    """Yield ``items`` and show every ``SILENT_SECONDS`` how many of ``total`` are done: ``12 of 800 {what}``."""
+    show = SHOW_NOTE.get()
+    shown_at = time.monotonic()
     for count, item in enumerate(items):
-        if tell is not None and time.monotonic() - told >= SILENT_SECONDS:
-            tell(f"{count:,} of {total:,} {what}")
-            told = time.monotonic()
+        if show is not None and time.monotonic() - shown_at >= SILENT_SECONDS:
+            show(f"{count:,} of {total:,} {what}")
+            shown_at = time.monotonic()
         yield item

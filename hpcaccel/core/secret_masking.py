@@ -1,4 +1,4 @@
-"""Values of ``environment.secrets``, replaced in what we write ourselves: an exception of the program may hold one."""
+"""Masking of ``environment.secrets`` in text that hpcaccel writes, such as an exception of the program."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
-from hpcaccel.core.run_dir import RunDir, read_json
+from hpcaccel.core.durable_files import read_json
+from hpcaccel.core.run_dir import RunDir
 
 __all__ = ["MASKED", "Mask"]
 
 MASKED = "***"
 SHORTEST = 4
-"""Characters: a shorter value is a part of too many other words."""
+"""Minimum length in characters of a masked value. Shorter values also occur in ordinary words."""
 SHORTEST_LINE = 8
-"""Of a value of several lines each line is masked as well, from this length on."""
+"""Each line of a multi-line value is masked too if it has at least this many characters."""
 
 
 class Mask:
-    """Replaces each secret value in a text.
+    """Replaces all secret values in a text.
 
     Args:
-        values: to be replaced; the longest first, since one may hold another.
+        values: the secrets.
     """
 
     def __init__(self, values: Iterable[str]) -> None:
@@ -35,7 +36,7 @@ class Mask:
 
     @classmethod
     def of(cls, run: RunDir, env: Mapping[str, str] = os.environ) -> Mask:
-        """For a run, by the names in its spec; the values are in this process's environment."""
+        """The mask of a run: names from its spec, values from this process's environment."""
         spec = (read_json(run.spec) or {}).get("spec", {})
         names = (spec.get("environment") or {}).get("secrets") or []
         return cls(env[name] for name in names if name in env)
@@ -44,7 +45,7 @@ class Mask:
         if self._pattern is None:
             return text
         text = self._pattern.sub(MASKED, text)
-        # What was cut to a length may end in the middle of a value.
+        # Truncated text may end in the middle of a value.
         for part in self._parts:
             for length in range(len(part) - 1, SHORTEST - 1, -1):
                 if text.endswith(part[:length]):

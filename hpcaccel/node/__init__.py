@@ -1,5 +1,5 @@
-"""The batch step: supervises the ranks of one run inside one allocation.
+"""The batch step: supervises the ranks of a run, or the trials of a sweep's worker, in one allocation.
 
-Standard library only, and shipped into every run directory as ``node.pyz``: a cold shared file system makes each
-import expensive, a container may hold no hpcaccel, and an upgrade must not touch a queued job.
+This package uses the standard library only and is copied into every run directory as ``node.pyz``, because imports from
+a cold shared file system are slow, a container may not have hpcaccel, and an upgrade must not affect a queued job.
 """

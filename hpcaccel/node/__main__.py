@@ -1,4 +1,4 @@
-"""The program ``node.pyz``: the batch step of a run or of a sweep's worker, a supervisor, a rank's shim."""
+"""The program ``node.pyz``: subcommands for the batch step, its processes, the ranks' shims and steps on the nodes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from hpcaccel.core.run_dir import RunDir, SweepDir, WorkerDir
+from hpcaccel.core.log import configure
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.sweep_dir import SweepDir, WorkerDir
 from hpcaccel.errors import HpcaccelError
-from hpcaccel.node.retry_io import THE_DISK_SAYS_NO
 
 __all__ = ["main"]
 
 EXPEDITE = "HPCACCEL_EXPEDITE"
-"""Variable: the job was submitted with --requeue=expedite; set by the batch script."""
+"""Environment variable that the batch script sets if the job was submitted with ``--requeue=expedite``."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -29,8 +31,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         traceback.print_exc()
         code = HpcaccelError.exit_code
     if expedited and code:
-        # Any other code would have Slurm requeue the job and hold it. The ledger says how the run has ended.
-        print(f"hpcaccel: exit code {code}, told to Slurm as 0 (resilience.requeue: expedite)", flush=True)
+        # With a code other than 0 Slurm would requeue the job and hold it. The ledger records how the run ended.
+        print(f"hpcaccel: exit code {code}, reported to Slurm as 0 (resilience.requeue: expedite)", flush=True)
         code = 0
     sys.exit(code)
 
@@ -42,13 +44,27 @@ def _code(words: list[str]) -> int:
         print(f"hpcaccel: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except OSError as error:
-        if error.errno not in THE_DISK_SAYS_NO:
+        from hpcaccel.node.failures.disk_space import UNWRITABLE_ERRNOS
+
+        if error.errno not in UNWRITABLE_ERRNOS:
             raise
-        print(f"hpcaccel: {error}: this job ends here. `hpcaccel resume` goes on with the run", file=sys.stderr)
+        print(f"hpcaccel: {error}. This job ends here; `hpcaccel resume` continues the run", file=sys.stderr)
         return HpcaccelError.exit_code
 
 
 def _dispatch(words: list[str]) -> int:
+    # The other subcommands print JSON lines to standard output, so they log to standard error.
+    configure(to_stderr=words[:1] not in (["batch"], ["supervise"], ["work"], ["trial"], ["setup-failed"]))
+    for commands in (_batch_step, _ranks, _node_steps):
+        if (code := commands(words)) is not None:
+            return code
+    usage = "node.pyz [batch] supervise DIR | [batch] work DIR INDEX | rank DIR | setup-failed DIR CODE NAME"
+    print(f"usage: {usage}", file=sys.stderr)
+    return 2
+
+
+def _batch_step(words: list[str]) -> int | None:
+    """Subcommands for the batch step, and for the processes that it starts on its own node."""
     match words:
         case ["batch", "supervise", directory]:
             from hpcaccel.node.batch import run_batch
@@ -68,58 +84,71 @@ def _dispatch(words: list[str]) -> int:
 
             return work(SweepDir(directory), int(index))
         case ["trial", report_to]:
-            from hpcaccel.node.sweep.trial_supervisor import wait_for_a_trial
+            _supervise_trial(int(report_to))
+        case ["setup-failed", directory, code, name] if RunDir(directory).is_worker:
+            from hpcaccel.node.sweep import usage
 
-            code = wait_for_a_trial(report_to=int(report_to))
-            try:
-                sys.stdout.flush()
-            except OSError:
-                pass  # the log's disk is full: how the trial ended has been reported already
-            os._exit(code)  # the next trial waits for the end of this process, and Python's takes its time
+            return usage.record_setup_failure(WorkerDir(directory), exit_code=int(code), name=name)
+        case ["setup-failed", directory, code, name]:
+            from hpcaccel.node.supervisor import record_setup_failure
+
+            return record_setup_failure(RunDir(directory), exit_code=int(code), name=name)
+    return None
+
+
+def _supervise_trial(report_to: int) -> NoReturn:
+    from hpcaccel.node.sweep.trial_supervisor import wait_for_a_trial
+
+    code = wait_for_a_trial(report_to=report_to)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        pass  # the log's disk is full; the trial's end has been reported already
+    os._exit(code)  # the next trial waits for the end of this process, and a normal exit takes longer
+
+
+def _ranks(words: list[str]) -> None:
+    """Subcommands for shims on the nodes, which exec a rank, torchrun, a component or a rank of the full preflight."""
+    match words:
         case ["rank", directory]:
             from hpcaccel.node.rank import become_program
 
             become_program(RunDir(directory))
         case ["agent", directory]:
-            from hpcaccel.node.launchers.torchrun import become_agent
+            from hpcaccel.node.rank import become_agent
 
             become_agent(RunDir(directory))
         case ["component", directory]:
             from hpcaccel.node.launchers.het_components import become_component
 
             become_component(RunDir(directory))
+        case ["preflight-rank", directory]:
+            from hpcaccel.node.failures.preflight import become_check
+
+            become_check(RunDir(directory))
+
+
+def _node_steps(words: list[str]) -> int | None:
+    """Subcommands for steps on the nodes before and after the ranks. They print results as JSON lines."""
+    match words:
         case ["import-image", directory, runtime]:
-            from hpcaccel.node.environment.container_import import import_for
+            from hpcaccel.node.environment.containers import import_for
 
             return import_for(RunDir(directory), runtime)
         case ["stage", directory, place]:
-            from hpcaccel.node.environment.stage_data import stage_here
-            from hpcaccel.node.launch_spec import read_launch
+            from hpcaccel.core.launch_spec import read_launch
+            from hpcaccel.node.environment.staging import stage_here
 
             return stage_here(read_launch(RunDir(directory)), Path(place))
         case ["unstage", place]:
-            from hpcaccel.node.environment.stage_data import unstage_here
+            from hpcaccel.node.environment.staging import unstage_here
 
             return unstage_here(Path(place))
         case ["preflight", directory]:
             from hpcaccel.node.failures.preflight_checks import print_findings
 
             return print_findings(RunDir(directory).path)
-        case ["preflight-rank", directory]:
-            from hpcaccel.node.failures.preflight_ranks import become_check
-
-            become_check(RunDir(directory))
-        case ["setup-failed", directory, code, name] if RunDir(directory).is_worker:
-            from hpcaccel.node.sweep import sweep_worker
-
-            return sweep_worker.record_setup_failure(WorkerDir(directory), exit_code=int(code), name=name)
-        case ["setup-failed", directory, code, name]:
-            from hpcaccel.node.supervisor import record_setup_failure
-
-            return record_setup_failure(RunDir(directory), exit_code=int(code), name=name)
-    usage = "node.pyz [batch] supervise DIR | [batch] work DIR INDEX | rank DIR | setup-failed DIR CODE NAME"
-    print(f"usage: {usage}", file=sys.stderr)
-    return 2
+    return None
 
 
 def _give_up(run: RunDir, why: str) -> int:
@@ -129,7 +158,7 @@ def _give_up(run: RunDir, why: str) -> int:
 
 
 def _give_up_worker(worker: WorkerDir, why: str) -> int:
-    from hpcaccel.node.sweep.sweep_worker import record_killed
+    from hpcaccel.node.sweep.usage import record_killed
 
     return record_killed(worker, why)
 

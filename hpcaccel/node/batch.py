@@ -1,72 +1,143 @@
-"""The batch step: a small process that starts a run's supervisor, or the host of a sweep's worker, and starts it again
-when somebody kills it.
+"""The batch step: a small process that starts a run's supervisor, or a sweep's worker, and restarts it if it is killed.
 
-Slurm does not requeue a job whose batch script has failed. A small parent has to survive, so that it can restart the
-child. It hands signals on, ends what a killed child has left behind before it starts another one, and takes
-the child's exit code as its own.
+Slurm does not requeue a job whose batch script has failed, so this process must survive and restart its child. It
+forwards signals to the child, kills the processes that a killed child has left behind before it starts the next one,
+and exits with the child's exit code.
 """
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from hpcaccel.core.process_identity import process_start
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.node.child_processes import WATCHED, dying_with_us, shell_code, take_over_signals
 
-__all__ = ["KILLED", "MARK", "START_AGAIN", "Batch", "began", "is_our_parent", "killed_by", "run_batch"]
+__all__ = [
+    "KILLED",
+    "MARK",
+    "START_AGAIN",
+    "WATCHED",
+    "BatchStep",
+    "began",
+    "default_signals",
+    "dying_with_us",
+    "is_our_parent",
+    "killed_by",
+    "run_batch",
+    "shell_code",
+    "take_over_signals",
+]
+
+log = logging.getLogger(__name__)
+
+WATCHED = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGCHLD}
+"""Signals that each process of the batch step blocks and receives with ``sigwait`` or ``sigtimedwait``."""
+
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def take_over_signals() -> None:
+    """Restore the default handlers of USR2 and CHLD, and resend the signals that arrived during the script's set-up.
+
+    The batch script ignores USR2, and children must not inherit that. The script's parent may ignore CHLD; a process
+    that inherits this gets neither SIGCHLD nor the exit codes of its children."""
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for name in os.environ.pop("HPCACCEL_EARLY_SIGNALS", "").split():
+        os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
+
+
+def default_signals() -> None:
+    """Unblock all signals. For ``preexec_fn``: the supervisor blocks the signals that it waits for, and its children
+    must not inherit that."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def dying_with_us(
+    number: signal.Signals = signal.SIGKILL, *, blocked: Collection[signal.Signals] = ()
+) -> Callable[[], None]:
+    """A ``preexec_fn`` after which the child gets signal ``number`` when this process dies (prctl(2)).
+
+    Only for a process with a single thread: the kernel treats the thread that forks as the parent.
+
+    Args:
+        blocked: signals that are blocked in the child; all others are unblocked.
+    """
+    parent = os.getpid()
+
+    def between_fork_and_exec() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:  # the parent died before prctl
+            os._exit(128 + number)
+
+    return between_fork_and_exec
+
+
+def shell_code(code: int) -> int:
+    """Convert Popen's exit code to the shell's: 128 + n for signal n."""
+    return 128 - code if code < 0 else code
+
 
 MARK = "HPCACCEL_BATCH"
-"""Variable: ``<process id>:<its start in clock ticks>:<seconds since the epoch>`` of the batch step that a process
-belongs to. All its descendants inherit it."""
+"""Environment variable: ``<process id>:<its start in clock ticks>:<seconds since the epoch>`` of the batch step. All
+descendants of the batch step inherit it."""
 KILLED = "HPCACCEL_KILLED"
-"""Variable: the signal that ended the supervisor or host before this one."""
+"""Environment variable: number of the signal that killed the previous supervisor or worker."""
 START_AGAIN = 86
-"""A child's exit code on the local backend: run the batch script again, which is this backend's requeue."""
+"""Exit code of a child that requests a requeue on the local backend: the batch step runs the batch script again."""
 
 STEADY_SECONDS = 60.0
-"""A child that has lived for so long has not died at once."""
+"""A child that is killed sooner than this counts as having died at its start."""
 PAUSES_SECONDS = (0.0, 2.0, 10.0, 30.0)
-"""Before another start, by the number of children that have died at once in a row; after that none is started here."""
+"""Pause before a restart, after the first to fourth consecutive child that died at its start. After the fifth the batch
+step gives up."""
 MOST_STARTS = 20
+"""The batch step gives up when this number of children has been started and the last one was killed."""
 ORPHAN_SECONDS = 30.0
-"""How long srun may take to end its step, and other processes to end after SIGKILL."""
+"""How long an orphaned srun may take to end its step before it is killed. The batch step waits as long again for all
+orphans to end."""
 _MEANT = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
-"""Whoever sends these to a child wants it to leave."""
+"""Signals that are sent on purpose: a child killed by one of them is not restarted."""
 
 
 def run_batch(run: RunDir, command: Sequence[str], *, give_up: Callable[[str], int]) -> int:
-    """Be the batch step of ``run`` until its supervisor or host has ended; the batch step's exit code.
+    """Run the batch step of ``run`` until its supervisor or worker has ended. Returns the batch step's exit code.
 
     Args:
-        command: words for this very program that start the child.
-        give_up: called with the reason, in a sentence, when children keep dying; its exit code is the batch step's.
+        command: arguments of this program that start the child.
+        give_up: called with the reason, in a sentence, when children keep dying; returns the batch step's exit code.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     take_over_signals()
-    return Batch([sys.executable, sys.argv[0], *command], script=run.script, give_up=give_up).run()
+    return BatchStep([sys.executable, sys.argv[0], *command], script=run.script, give_up=give_up).run()
 
 
-class Batch:
-    """
+class BatchStep:
+    """Starts the child, forwards signals to it, and restarts it if it is killed.
+
     Args:
-        command: starts a child: Python, the node program, ``supervise`` or ``work``, a directory.
-        script: the batch script.
+        command: the child's command line: Python, the node program, ``supervise`` or ``work``, a directory.
+        script: the batch script, which a requeue on the local backend runs again.
+        give_up: see ``run_batch``.
     """
 
     def __init__(self, command: Sequence[str], *, script: Path, give_up: Callable[[str], int]) -> None:
         self._command = list(command)
-        self._what = {"supervise": "supervisor", "work": "host"}[command[2]]
+        self._what = {"supervise": "supervisor", "work": "worker"}[command[2]]
         self._script = script
         self._give_up = give_up
-        self._heard: set[int] = set()
-        """Signals so far: a new child hears those that a dead one has heard, and asks what they mean."""
+        self._received: set[int] = set()
+        """Signals received so far. A new child gets them all again, and queries the scheduler for their meaning."""
         self._mark = f"{os.getpid()}:{process_start(os.getpid())}:{time.time()!r}"
         os.environ[MARK] = self._mark
 
@@ -77,7 +148,7 @@ class Batch:
             starts += 1
             try:
                 code = self._watch(self._start())
-            except OSError as error:  # no memory or no process left for it
+            except OSError as error:  # no memory, or the limit of processes is reached
                 end = f"could not be started: {error.strerror}"
             else:
                 if code == START_AGAIN:
@@ -90,42 +161,42 @@ class Batch:
             quick = 0 if time.monotonic() - born > STEADY_SECONDS else quick + 1
             self._end_orphans()
             if quick > len(PAUSES_SECONDS) or starts >= MOST_STARTS:
-                how = f"{quick} {self._what}s in a row ended within {STEADY_SECONDS:.0f} s of their start"
+                how = f"the {self._what} ended {quick} times in a row within {STEADY_SECONDS:.0f} s of its start"
                 if quick <= len(PAUSES_SECONDS):
-                    how = f"{starts} {self._what}s ended in this job before their work was done"
-                return self._give_up(f"{how}; the last one {end}")
+                    how = f"the {self._what} was started {starts} times in this job and never finished"
+                return self._give_up(f"{how}; the last time it {end}")
             pause = PAUSES_SECONDS[max(0, quick - 1)]
             when = f" in {pause:.0f} s" if pause else ""
-            _say(f"the {self._what} {end}; starting another one{when}")
+            log.warning(f"the {self._what} {end}; restarting it{when}")
             self._wait(pause)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        child = subprocess.Popen(self._command, preexec_fn=dying_with_us(deaf_to=WATCHED))
-        for number in self._heard:
+        child = subprocess.Popen(self._command, preexec_fn=dying_with_us(blocked=WATCHED))
+        for number in self._received:
             child.send_signal(number)
         return child
 
     def _watch(self, child: subprocess.Popen[bytes]) -> int:
-        """Hand signals on until the child has ended; its exit code, -n for signal n."""
+        """Forward signals until the child has ended. Returns its exit code, -n for signal n."""
         while (code := child.poll()) is None:
             number = signal.sigwait(WATCHED)
             if number != signal.SIGCHLD:
-                self._heard.add(number)
+                self._received.add(number)
                 child.send_signal(number)
         return code
 
     def _wait(self, seconds: float) -> None:
-        """Until the time is over, or somebody sends a signal, which is the next child's."""
+        """Wait ``seconds``, or until a signal arrives. The next child gets that signal."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             received = signal.sigtimedwait(WATCHED, left)
             if received is not None and received.si_signo != signal.SIGCHLD:
-                self._heard.add(received.si_signo)
+                self._received.add(received.si_signo)
                 return
 
     def _end_orphans(self) -> None:
-        """Kill what a dead child has left on this node. An srun ends by itself, with its step, since its parent is
-        dead; killed it would leave the step behind."""
+        """Kill the processes that a dead child has left on this node. An srun ends its step and exits when its parent
+        dies, so it gets time for that: if it were killed, the step would remain."""
         end = time.monotonic() + ORPHAN_SECONDS
         while orphans := list(_marked(self._mark)):
             late = time.monotonic() > end
@@ -133,16 +204,16 @@ class Batch:
                 if late or not _is_srun(pid):
                     _kill(pid)
             if late and time.monotonic() > end + ORPHAN_SECONDS:
-                _say(f"processes that cannot be killed: {', '.join(map(str, orphans))}")
+                log.warning(f"cannot kill processes of the previous {self._what}: {', '.join(map(str, orphans))}")
                 return
             self._wait(0.1)
 
     def _start_again(self) -> None:
-        """Run the batch script again. Where somebody has cancelled the job meanwhile, return: the next child hears that
-        and writes it down."""
+        """Run the batch script again. Returns only if the job was cancelled meanwhile: the next child then gets the
+        signal and writes the end."""
         os.environ["HPCACCEL_RESTART_COUNT"] = str(int(os.environ.get("HPCACCEL_RESTART_COUNT", "0")) + 1)
         os.environ.pop(KILLED, None)
-        if (self._heard | signal.sigpending()) & {signal.SIGTERM, signal.SIGINT}:
+        if (self._received | signal.sigpending()) & {signal.SIGTERM, signal.SIGINT}:
             return
         environment = {name: value for name, value in os.environ.items() if name != MARK}
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -150,12 +221,13 @@ class Batch:
 
 
 def killed_by() -> str:
-    """The signal that ended the supervisor or host before this one in the same batch step; empty for the first one."""
+    """Number of the signal that killed the previous supervisor or worker of this batch step; empty if there was none.
+    Clears the variable."""
     return os.environ.pop(KILLED, "")
 
 
 def began() -> tuple[int, float] | None:
-    """Which process is the batch step, and when it began (seconds since the epoch), as its descendants know it."""
+    """Process id and start (seconds since the epoch) of the batch step above this process, or None."""
     if (mark := os.environ.get(MARK)) is None:
         return None
     pid, _, moment = mark.split(":")
@@ -169,7 +241,7 @@ def is_our_parent() -> bool:
 
 
 def _marked(mark: str) -> Iterator[int]:
-    """Processes of this node that belong to the batch step, without itself, see proc(5)."""
+    """Processes on this node that belong to the batch step, except this process, see proc(5)."""
     wanted = f"{MARK}={mark}".encode()
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -177,7 +249,7 @@ def _marked(mark: str) -> Iterator[int]:
         try:
             environment = Path(entry.path, "environ").read_bytes()
         except OSError:
-            continue  # another user's, or gone
+            continue  # another user's process, or it has ended
         if wanted in environment.split(b"\0"):
             yield int(entry.name)
 
@@ -194,10 +266,3 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         pass
-
-
-def _say(text: str) -> None:
-    try:
-        print(f"hpcaccel: {time.strftime('%Y-%m-%dT%H:%M:%S')} {text}", flush=True)
-    except OSError:
-        pass  # the disk with the job's output is full

@@ -1,43 +1,45 @@
-"""How an attempt ended and what follows: a pure function of what was seen.
+"""Decides how an attempt ended and what follows, as a pure function of the evidence.
 
-``outcome.json`` is trusted over any exit code: with ``--kill-on-bad-exit`` the first rank to leave makes srun kill
-the rest, and srun's own code is then 137 or 143. Where there is no outcome it is a failure, or a kill that the
-scheduler explains.
+``outcome.json`` takes precedence over the exit code: with ``--kill-on-bad-exit`` srun kills the other ranks when one
+exits with an error, and srun's own exit code is then 137 or 143. Without an outcome, exit code 0 counts as completed
+unless the program may have been stopped. Any other code is a failure unless a stop or the scheduler explains it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcaccel.core.records import Decision, Outcome, Reason, StopRequest, pruned
-from hpcaccel.node.allocation import Situation
+from hpcaccel.core.rank_records import Outcome
+from hpcaccel.core.records import Decision, Reason
+from hpcaccel.core.stop_requests import StopRequest, pruned
+from hpcaccel.node.allocation import JobStatus
 from hpcaccel.node.failures.classify import Failure
 
-__all__ = ["Seen", "Verdict", "judge"]
+__all__ = ["Evidence", "Verdict", "decide"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
-    """Everything that bears on the verdict, gathered when the last rank had ended."""
+class Evidence:
+    """The input of ``decide``, collected after the last rank has ended."""
 
     exit_code: int
     outcome: Outcome | None
     stop: StopRequest | None
-    situation: Situation
-    cancel_asked: bool
-    """Someone wrote a cancel request, or the job's batch step was told to end with no preemption to explain it."""
+    status: JobStatus
+    cancel_requested: bool
+    """A user requested a cancel, or the scheduler terminates the job and reports no other reason."""
     can_requeue: bool
     restarts_left: int
     failure: Failure | None = None
-    """Why it failed, if it did."""
+    """The cause of the failure, if the attempt failed."""
     excludable: tuple[str, ...] = ()
-    """Those nodes to blame that the run can do without from here on."""
+    """The blamed nodes that the run may exclude."""
     spare: bool = False
-    """Without them, the allocation still has nodes enough."""
+    """Whether the allocation has enough nodes without ``excludable``."""
     has_checkpoint: bool = True
-    """One of ours was committed; a program with checkpoints of its own leaves none."""
+    """Whether hpcaccel has committed a checkpoint. A program that writes its own checkpoints has none."""
     results: bool = False
-    """Every rank of a Python function has left the function's result."""
+    """Whether every rank has written its result, in a run of a Python function."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,79 +47,79 @@ class Verdict:
     reason: Reason
     decision: Decision
     by_scheduler: bool = False
-    """The scheduler brings the job back by itself; asking it to would be refused, or undo a cancel."""
+    """The scheduler requeues the job by itself. Another requeue would be refused, or would undo a cancel."""
     error_class: str | None = None
     detail: str = ""
     advice: str = ""
     nodes_blamed: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    """Nodes to keep away from, from here on."""
+    """Nodes to exclude from now on."""
 
 
-def judge(seen: Seen) -> Verdict:
+def decide(seen: Evidence) -> Verdict:
     if pruned(seen.stop):
-        # Also where it crashed on its way out, or the nodes are wanted back: nobody waits for more of it.
+        # A pruned trial always ends, even if it crashed at its exit or its nodes were reclaimed.
         detail = "" if seen.outcome is None else f"at step {seen.outcome.step}"
         return Verdict(reason="pruned", decision="end", detail=detail)
     if _completed(seen):
         return Verdict(reason="completed", decision="end")
-    if seen.cancel_asked:
+    if seen.cancel_requested:
         return Verdict(reason="cancelled", decision="end", detail=_saved(seen))
-    if seen.situation.known and not seen.situation.running:
-        # Where the user has paused the run, the job that Slurm starts again ends at once.
+    if seen.status.known and not seen.status.running:
+        # If the user has paused the run, Slurm still restarts the job, which then ends at once.
         decision: Decision = "pause" if seen.stop is not None and seen.stop.then == "pause" else "requeue"
-        if seen.situation.failed_nodes:
-            detail = f"node failure: {', '.join(seen.situation.failed_nodes)}; {_saved(seen)}"
+        if seen.status.failed_nodes:
+            detail = f"node failure: {', '.join(seen.status.failed_nodes)}; {_saved(seen)}"
             return Verdict(
                 reason="lost",
                 decision=decision,
                 by_scheduler=True,
                 error_class="node_failure",
                 detail=detail,
-                nodes_blamed=seen.situation.failed_nodes,
+                nodes_blamed=seen.status.failed_nodes,
                 exclude=seen.excludable,
             )
-        if seen.situation.comes_back:
-            reason = seen.situation.taken_for or "preempted"
+        if seen.status.will_requeue:
+            reason = seen.status.termination_reason or "preempted"
             return Verdict(reason=reason, decision=decision, by_scheduler=True, detail=_saved(seen))
-        if seen.situation.requeueable and seen.situation.taken_for is not None:
-            return _continue(seen, seen.situation.taken_for)
-        if seen.situation.taken_for is not None:
-            detail = f"{_saved(seen)}; Slurm does not bring this job back (with resilience.chain others follow it)"
-            return Verdict(reason=seen.situation.taken_for, decision="pause", detail=detail)
+        if seen.status.requeueable and seen.status.termination_reason is not None:
+            return _continue(seen, seen.status.termination_reason)
+        if seen.status.termination_reason is not None:
+            detail = f"{_saved(seen)}; Slurm does not requeue this job (resilience.chain would continue in another job)"
+            return Verdict(reason=seen.status.termination_reason, decision="pause", detail=detail)
         return Verdict(reason="cancelled", decision="end", detail=_saved(seen))
-    if seen.situation.preempted:
+    if seen.status.preempted:
         return _continue(seen, "preempted")
     if seen.stop is not None:
         return _continue(seen, seen.stop.reason)
     if seen.outcome is not None and seen.outcome.resume:
-        # A signal that came to the ranks alone, from nobody who said why.
+        # Only the ranks received the signal, and no request names a reason.
         return _continue(seen, seen.outcome.reason)
     return _failed(seen)
 
 
-def _completed(seen: Seen) -> bool:
+def _completed(seen: Evidence) -> bool:
     if seen.outcome is None:
-        return seen.exit_code == 0 and (seen.results or not _told_to_leave(seen))
+        return seen.exit_code == 0 and (seen.results or not _may_have_been_stopped(seen))
     return not seen.outcome.resume and (seen.exit_code == 0 or seen.exit_code > 128)
 
 
-def _told_to_leave(seen: Seen) -> bool:
-    """Whether exit code 0 may be that of a program which saved and left because it got SIGTERM.
+def _may_have_been_stopped(seen: Evidence) -> bool:
+    """Whether the program may have exited with code 0 before it finished, because it got SIGTERM and saved.
 
-    Slurm signals the ranks by itself in a preemption with grace time, and when it takes the job down. If the program
-    had really finished, its next start finds nothing left to do. srun also ends with 0 when it has lost its nodes,
-    where the ranks may even live on.
+    Slurm signals the ranks itself in a preemption with grace time, and when it terminates the job. If the program has
+    finished after all, its next start finds nothing left to do. srun also exits with 0 when it has lost its nodes,
+    where the ranks may still be running.
     """
-    now = seen.situation
-    if now.comes_back or seen.cancel_asked:
+    now = seen.status
+    if now.will_requeue or seen.cancel_requested:
         return True
     if seen.stop is not None:
         return seen.stop.then != "finish"
     return now.preempted or (now.known and not now.running)
 
 
-def _continue(seen: Seen, reason: Reason) -> Verdict:
+def _continue(seen: Evidence, reason: Reason) -> Verdict:
     detail = _saved(seen)
     if seen.stop is not None and seen.stop.then in ("pause", "finish"):
         return Verdict(reason=reason, decision="pause", detail=detail)
@@ -126,18 +128,18 @@ def _continue(seen: Seen, reason: Reason) -> Verdict:
     return Verdict(reason=reason, decision="requeue", detail=detail)
 
 
-def _saved(seen: Seen) -> str:
+def _saved(seen: Evidence) -> str:
     if seen.outcome is None and seen.exit_code == 0:
-        return "the program left with exit code 0, which does not say that it has finished"
+        return "the program exited with code 0, but may not have finished"
     if seen.outcome is None:
-        counts = "the last checkpoint" if seen.has_checkpoint else "what the program itself saved"
-        return f"the ranks left without a word; {counts} counts"
+        saved = "the last checkpoint" if seen.has_checkpoint else "the program's own last save"
+        return f"the ranks exited without reporting a result; {saved} remains"
     if seen.outcome.checkpoint is None:
         return f"stopped at step {seen.outcome.step}, nothing saved"
     return f"stopped at step {seen.outcome.step}, saved {seen.outcome.checkpoint}"
 
 
-def _failed(seen: Seen) -> Verdict:
+def _failed(seen: Evidence) -> Verdict:
     if seen.failure is None:
         return Verdict(reason="failed", decision=_try_again(seen))
     row = seen.failure.cause
@@ -147,7 +149,7 @@ def _failed(seen: Seen) -> Verdict:
         exclude = seen.excludable
         decision = "restart" if seen.spare and seen.restarts_left > 0 else "requeue" if seen.can_requeue else "end"
     elif (row.follows == "requeue" or row.never_began) and seen.can_requeue:
-        # A step that Slurm could not begin keeps its part of the allocation, in which no other would ever start.
+        # A step that Slurm could not start still holds its part of the allocation, so no other step can start.
         decision = "requeue"
     elif row.follows != "end":
         decision = _try_again(seen)
@@ -162,7 +164,7 @@ def _failed(seen: Seen) -> Verdict:
     )
 
 
-def _try_again(seen: Seen) -> Decision:
+def _try_again(seen: Evidence) -> Decision:
     if seen.restarts_left > 0:
         return "restart"
     return "requeue" if seen.can_requeue else "end"

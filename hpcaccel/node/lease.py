@@ -1,4 +1,4 @@
-"""Who may write to a run directory: one supervisor at a time."""
+"""The lease of a run directory: only one supervisor at a time may write to it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 import socket
 import time
 
+from hpcaccel.core.durable_files import read_json, write_json
 from hpcaccel.core.process_identity import process_start
 from hpcaccel.core.records import Lease, from_dict, to_dict
-from hpcaccel.core.run_dir import RunDir, read_json, write_json
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import ClusterError, RunBusy, SlurmCommandError
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.slurm.states import JobInfo, QueueEntry
@@ -16,25 +17,26 @@ from hpcaccel.slurm.states import JobInfo, QueueEntry
 __all__ = ["acquire", "release"]
 
 NAMED_WITHIN_SECONDS = 10.0
-"""A job may start before whoever submitted it has written down its number."""
+"""How long to wait until the run's record lists this job, which may start before the submitting command has recorded
+its ID."""
 
 
 def acquire(run: RunDir, *, job_id: str, restart_count: int, trusted: bool = False) -> None:
-    """Take the lease; one of a supervisor that is gone is taken over.
+    """Take the lease, if necessary from a supervisor that ended without releasing it.
 
     Args:
-        trusted: whoever started this job has made sure that it is the run's, whatever its record says.
+        trusted: the caller has checked that this job belongs to the run; the run's record is not read.
 
     Raises:
-        RunBusy: another supervisor is alive, or this job is none of the run's, whose own comes back.
+        RunBusy: another supervisor is alive, or the run's own job, which is not this one, is pending or running.
     """
     value = read_json(run.lease)
     if value is not None:
         holder = from_dict(Lease, value)
         if _alive(holder, job_id):
             raise RunBusy(
-                f"run {run.run_id} is being written by job {holder.job_id} on {holder.host} (process {holder.pid}). "
-                f"Wait for it, or end it with: hpcaccel cancel {run.run_id}"
+                f"run {run.run_id} is in use by job {holder.job_id} on {holder.host} (process {holder.pid}). "
+                f"Wait until it has ended, or cancel it with: hpcaccel cancel {run.run_id}"
             )
     if not trusted:
         _refuse_a_stranger(run, job_id)
@@ -50,7 +52,7 @@ def acquire(run: RunDir, *, job_id: str, restart_count: int, trusted: bool = Fal
 
 
 def _refuse_a_stranger(run: RunDir, job_id: str) -> None:
-    """A job that somebody handed in by hand may find the lease free while the run's own waits in the queue."""
+    """Raise RunBusy for a job that was submitted by hand while the run's own job is pending or running."""
     patience = time.monotonic() + NAMED_WITHIN_SECONDS
     while (own := _other_job(run, job_id)) is not None and time.monotonic() < patience:
         time.sleep(0.5)
@@ -59,13 +61,13 @@ def _refuse_a_stranger(run: RunDir, job_id: str) -> None:
     job = _known(own)
     if job is not None and not job.state.is_ended:
         raise RunBusy(
-            f"run {run.run_id} goes on in job {own}, and job {job_id} is none of its own. "
-            f"Wait for it, or end it with: hpcaccel cancel {run.run_id}"
+            f"run {run.run_id} continues in job {own}, and job {job_id} does not belong to it. "
+            f"Wait until job {own} has ended, or cancel it with: hpcaccel cancel {run.run_id}"
         )
 
 
 def _other_job(run: RunDir, job_id: str) -> str | None:
-    """The run's newest job, where this one is not among its jobs."""
+    """The run's newest job if ``job_id`` is not one of its jobs, else None."""
     record = read_json(run.record) or {}
     jobs = record.get("job_ids", [])
     known = {*jobs, *record.get("links", [])}
@@ -73,7 +75,7 @@ def _other_job(run: RunDir, job_id: str) -> str | None:
 
 
 def release(run: RunDir) -> None:
-    """Give the lease back, unless somebody has taken it over from a supervisor that was believed dead."""
+    """Remove the lease, unless another supervisor has taken it over."""
     value = read_json(run.lease)
     if value is not None and (value["host"], value["pid"]) == (socket.gethostname(), os.getpid()):
         run.lease.unlink(missing_ok=True)
@@ -85,13 +87,13 @@ def _alive(holder: Lease, job_id: str) -> bool:
     if holder.job_id.startswith("local-"):
         return _process_alive(holder)
     if (job := _known(holder.job_id)) is None:
-        # Nobody can say; a job that runs beats a lease that may be stale unless the process is seen to live.
+        # The holder's job is unknown to Slurm. Take the lease unless the holder's process runs on this host.
         return _process_alive(holder)
     return job.state.is_running
 
 
 def _known(job_id: str) -> QueueEntry | JobInfo | None:
-    """What Slurm knows of a job at this moment: a queue that does not list it says nothing of it."""
+    """A job's state in Slurm, or None. A job that squeue does not list may still exist, so scontrol is queried too."""
     slurm = Slurm()
     try:
         return slurm.queue([job_id]).get(job_id) or slurm.job(job_id)
@@ -100,8 +102,8 @@ def _known(job_id: str) -> QueueEntry | JobInfo | None:
 
 
 def _same_job_alive(holder: Lease) -> bool:
-    # Slurm never runs a job twice at once, so an earlier incarnation of this very job is gone; only a process that
-    # can be seen on this host, and is not us, speaks against it.
+    # Slurm never runs two starts of a job at once, so an earlier start of this job has ended, unless its process is
+    # still found on this host.
     return holder.pid != os.getpid() and _process_alive(holder)
 
 

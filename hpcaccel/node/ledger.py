@@ -1,4 +1,4 @@
-"""The ledger of a run: one line when an attempt starts, one when it ends, and the caps that follow from it."""
+"""The ledger of a run: one line when an attempt starts and one when it ends; and the caps computed from it."""
 
 from __future__ import annotations
 
@@ -7,102 +7,63 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hpcaccel import checkpoint_files
 from hpcaccel.core.attempt_steps import LoggedSteps, complete_timing, read_steps
+from hpcaccel.core.durable_files import append_line, read_json
+from hpcaccel.core.launch_spec import RestartPolicy
 from hpcaccel.core.metrics_reader import Logged
-from hpcaccel.core.records import (
-    AttemptEnd,
-    AttemptStart,
-    Decision,
-    Outcome,
-    Reason,
-    StopRequest,
-    from_dict,
-    pruned,
-    to_dict,
-)
-from hpcaccel.core.run_dir import RunDir, append_line, read_json, read_lines
-from hpcaccel.node.failures.causes import cause
-from hpcaccel.node.launch_spec import Resilience
+from hpcaccel.core.rank_records import Outcome
+from hpcaccel.core.records import AttemptEnd, AttemptStart, Decision, Reason, from_dict, to_dict
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.run_ledger import RunLedger
+from hpcaccel.core.stop_requests import StopRequest, pruned
+from hpcaccel.node.failures import cause
 
 __all__ = ["Ledger", "how_far", "read_outcome", "read_stop"]
 
+L = TypeVar("L", bound="Ledger")
+
 STUCK = 2
-"""So many failures, or time limits, without a new checkpoint end a run: trying again would change nothing."""
+"""A run ends after this number of failures, or of attempts ended by the time limit, without a new checkpoint."""
 
 
-@dataclass
-class Ledger:
-    """All attempts of a run, as read from ``attempts.jsonl``, and the only writer of new ones."""
+@dataclass(kw_only=True)
+class Ledger(RunLedger):
+    """The ledger with methods to append to it, for its only writer: the run's supervisor."""
 
     path: Path
-    starts: list[AttemptStart]
-    ends: list[AttemptEnd]
 
     @classmethod
-    def read(cls, run: RunDir) -> Ledger:
-        starts: list[AttemptStart] = []
-        ends: list[AttemptEnd] = []
-        for line, _ in read_lines(run.ledger):
-            if line.get("event") == "start":
-                starts.append(from_dict(AttemptStart, line))
-            elif line.get("event") == "end":
-                ends.append(from_dict(AttemptEnd, line))
-        return cls(run.ledger, starts, ends)
+    def of(cls: type[L], run: RunDir) -> L:
+        """Read the ledger of ``run`` for appending."""
+        found = cls(path=run.ledger)
+        found.read_lines(run.ledger)
+        return found
 
     def start(self, line: AttemptStart) -> None:
-        append_line(self.path, to_dict(line), sync=True)
-        self.starts.append(line)
+        self._append(line)
 
     def end(self, line: AttemptEnd) -> None:
+        self._append(line)
+
+    def _append(self, line: AttemptStart | AttemptEnd) -> None:
         append_line(self.path, to_dict(line), sync=True)
-        self.ends.append(line)
+        self.add(to_dict(line))
 
-    @property
-    def next_attempt(self) -> int:
-        attempts = [line.attempt for line in self.starts] + [line.attempt for line in self.ends]
-        return 1 + max(attempts, default=0)
-
-    def unfinished(self) -> AttemptStart | None:
-        """The last attempt, if it started and never ended in the ledger: its batch step was killed."""
-        ended = {line.attempt for line in self.ends}
-        if self.starts and self.starts[-1].attempt not in ended:
-            return self.starts[-1]
-        return None
-
-    @property
-    def last_word(self) -> AttemptEnd | None:
-        """The line in which the run was written to be over or paused, or None."""
-        return self.ends[-1] if self.ends and self.ends[-1].decision in ("end", "pause") else None
-
-    def ended_by(self, job_id: str) -> AttemptEnd | None:
-        """The line in which this very job wrote that nothing follows, or None."""
-        if not self.ends or self.unfinished() is not None:
-            return None
-        last = self.ends[-1]
-        mine = {line.attempt for line in self.starts if line.job_id == job_id}
-        by_this_job = last.job_id == job_id or last.attempt in mine
-        return last if by_this_job and last.decision in ("end", "pause") else None
-
-    def _ends_of(self, jobs: Collection[str]) -> list[AttemptEnd]:
-        # `hpcaccel resume` is a new job: a person looked at it, the counts begin anew.
-        mine = {line.attempt for line in self.starts if line.job_id in jobs}
-        return [line for line in self.ends if line.attempt in mine]
-
-    def cap(self, jobs: Collection[str], limits: Resilience, *, last: AttemptEnd | None = None) -> str | None:
-        """Why the run must end now by its caps, or None. Preemptions never count as failures.
+    def cap(self, jobs: Collection[str], limits: RestartPolicy, *, last: AttemptEnd | None = None) -> str | None:
+        """The cap that ends the run now, as a phrase for the user, or None. Preemptions never count as failures.
 
         Args:
-            jobs: those that count together: the job alone, or the links of its chain.
-            last: an end that is about to be written, counted with the others.
+            jobs: the jobs whose ends are counted: the job alone, or the links of its chain.
+            last: an end line that has not been written yet; it counts, too.
         """
-        ends = [*self._ends_of(jobs), *([last] if last else [])]
+        ends = [*self.ends_of(jobs), *([last] if last else [])]
         ends = [line for line in ends if not _nobodys_fault(line)]
         failures = [line for line in ends if line.reason == "failed"]
         preemptions = [line for line in ends if line.reason == "preempted"]
-        for reason, word in (("failed", "failures"), ("time_limit", "time limits")):
+        for reason, word in (("failed", "failures"), ("time_limit", "attempts ended by the time limit")):
             stuck = [line for line in _since_progress(ends) if line.reason == reason]
             if sum(not _never_began(line) for line in stuck) >= STUCK:
                 return f"{STUCK} {word} without a new checkpoint"
@@ -121,11 +82,15 @@ class Ledger:
         killed: str = "the batch step",
         why: str = "",
     ) -> AttemptEnd | None:
-        """Write the end of an attempt whose batch step was killed before it could, from what it left behind.
+        """Write the end of an attempt whose batch step was killed before it could, from the attempt's files.
+
+        Returns None if no attempt is unfinished.
 
         Args:
-            reason: what Slurm says of it, where that is known; ``why`` in words.
-            killed: what was killed, where that is not the whole batch step.
+            reason: why Slurm ended the job, if that is known; default: the reason of the last stop, else ``lost``.
+            decision: what follows; default: what the last stop requested, else a requeue.
+            killed: what was killed, for the line's text.
+            why: explanation, for the line's text.
         """
         start = self.unfinished()
         if start is None:
@@ -137,7 +102,7 @@ class Ledger:
             job_id=start.job_id,
             reason="pruned" if pruned(stop) else reason or (stop.reason if stop else "lost"),
             decision=_what_follows(stop, decision),
-            detail=f"{killed} was killed before it could write its end" + (f": {why}" if why else ""),
+            detail=f"{killed} was killed before it could record the end" + (f": {why}" if why else ""),
             seconds=max(0.0, _last_sign(run, start.attempt) - start.time),
             **how_far(run, start.attempt),
         )
@@ -148,7 +113,8 @@ class Ledger:
 
 
 def _what_follows(stop: StopRequest | None, known: Decision | None) -> Decision:
-    """What somebody wanted to follow when the attempt was killed holds all the same; a cancel may be but a guess."""
+    """What follows an attempt that was killed. A pause in ``stop`` overrides ``known``. ``known`` overrides a cancel in
+    ``stop``, which may be a guess from signals alone."""
     if pruned(stop):
         return "end"
     wish = stop.then if stop is not None else ""
@@ -156,7 +122,7 @@ def _what_follows(stop: StopRequest | None, known: Decision | None) -> Decision:
 
 
 def _since_progress(ends: Sequence[AttemptEnd]) -> list[AttemptEnd]:
-    """The last attempt that got further than all before it, and those that came after it."""
+    """The last attempt that got further than all earlier ones, and the attempts after it."""
     found: list[AttemptEnd] = []
     furthest = 0
     for line in ends:
@@ -168,10 +134,11 @@ def _since_progress(ends: Sequence[AttemptEnd]) -> list[AttemptEnd]:
 
 
 def _reached(line: AttemptEnd) -> int:
-    """The step up to which the training's work is known to be kept.
+    """The last step that is known to be saved.
 
-    A checkpoint says so. Of a program with checkpoints of its own, the step at which it began again does, by its first
-    line in the metrics: so much it has found. Where nothing tells that, the step of its outcome has to do.
+    This is the step of the newest checkpoint, or the step from which this attempt resumed if that is later. For a
+    program that writes its own checkpoints, the attempt resumed just before the first step in its metrics. If neither
+    is recorded, the last step counts.
     """
     if line.resumed_step is None and line.first_logged is None:
         return max(line.checkpoint_step or 0, line.last_step or 0)
@@ -179,7 +146,8 @@ def _reached(line: AttemptEnd) -> int:
 
 
 def _nobodys_fault(line: AttemptEnd) -> bool:
-    """Whether a node was at fault, which the run keeps away from since: so many times are bounded by themselves."""
+    """Whether a node caused the failure and was excluded. Such ends do not count for the caps: the number of
+    excluded nodes has a limit of its own."""
     return bool(line.nodes_excluded) and cause(line.error_class or "exit").innocent
 
 
@@ -202,12 +170,12 @@ def read_outcome(run: RunDir, attempt: int) -> Outcome | None:
 
 
 def how_far(run: RunDir, attempt: int) -> dict[str, Any]:
-    """The fields of an end line that say where the attempt began, how far it came, and what is saved of it."""
+    """The fields of an end line for the attempt's progress: first and last step, and the newest checkpoint."""
     steps = read_steps(run, attempt, LoggedSteps.of(Logged(run).read()).get(attempt))
     newest, outcome = checkpoint_files.newest(run.checkpoints), read_outcome(run, attempt)
     name, step = (newest.name, newest.step) if newest else (None, None)
     if outcome is not None and outcome.checkpoint is not None and checkpoint_files.step_of(outcome.checkpoint) is None:
-        name, step = outcome.checkpoint, outcome.step  # a checkpoint of the program's own
+        name, step = outcome.checkpoint, outcome.step  # the program's own checkpoint
     return {
         "resumed_step": steps.from_step,
         "last_step": steps.last_step,
@@ -218,7 +186,8 @@ def how_far(run: RunDir, attempt: int) -> dict[str, Any]:
 
 
 def _last_sign(run: RunDir, attempt: int) -> float:
-    """When the attempt's folder last changed (seconds since the epoch): the best guess at a silent end."""
+    """When the newest file in the attempt's folder was last changed (seconds since the epoch): an estimate of when the
+    attempt was killed. 0 if there is none."""
     try:
         return max((entry.stat().st_mtime for entry in run.attempt(attempt).iterdir()), default=0.0)
     except OSError:

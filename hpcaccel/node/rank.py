@@ -1,37 +1,77 @@
-"""The shim of a rank: sets the environment that every launcher agrees on, then becomes the user's program.
+"""The shims on the nodes: one execs a rank's program, the other a node's torchrun.
 
-It execs, so ``__main__``, the exit code and the memory are the program's own. For a cooperative program SIGTERM and
-SIGUSR2 are blocked first: the mask and what is pending survive exec, so a signal that arrives during ``import torch``
-is delivered once the runtime has installed its handlers and unblocked them.
+A shim sets the same environment for every launcher, opens the rank's log, then calls exec, so that ``__main__``, the
+exit code and the memory are the program's own. For a cooperative program it blocks SIGTERM and SIGUSR2 first: the
+signal mask and pending signals survive exec, so a signal that arrives during ``import torch`` is delivered once the
+runtime has installed its handlers and unblocked them. The shim of torchrun blocks them too: Slurm sends a step's
+signals to every process in it, and torchrun would end its ranks in the middle of a training step.
 """
 
 from __future__ import annotations
 
 import os
+import pkgutil
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
+from hpcaccel.core.durable_files import write_json
+from hpcaccel.core.launch_spec import LaunchSpec, read_launch
 from hpcaccel.core.records import PROTOCOL
-from hpcaccel.core.run_dir import RunDir, write_json
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RankEnvironmentError
-from hpcaccel.node.launch_spec import Launch, read_launch
-from hpcaccel.node.rank_log import log_to
-from hpcaccel.node.sweep.slots import SLOT, Slot
+from hpcaccel.node.allocation import SLOT, Slot
 from hpcaccel.slurm import hostlist
 
-__all__ = ["become", "become_program", "enter", "program", "python_of", "python_path", "rank_environment"]
+__all__ = [
+    "LONGEST",
+    "become",
+    "become_agent",
+    "become_program",
+    "enter",
+    "log_to",
+    "program",
+    "python_of",
+    "python_path",
+    "rank_environment",
+    "read_tail",
+    "torchrun_arguments",
+]
+
+
+TAIL_BYTES = 64_000
+LONGEST = 500
+"""Texts from logs are cut to this number of characters in the ledger."""
+
+
+def read_tail(path: Path) -> str:
+    """The last 64 kB of a log."""
+    with path.open("rb") as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - TAIL_BYTES))
+        return file.read().decode(errors="replace")
+
+
+def log_to(path: Path) -> None:
+    """Append the standard output and error of this process and its children to ``path``. The file may already contain
+    output of the same attempt, and slurmstepd on this node writes messages to it, too."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    if log not in (1, 2):
+        os.close(log)
 
 
 def become_program(run: RunDir) -> NoReturn:
     """Replace this process by the user's program.
 
     Raises:
-        RankEnvironmentError: the environment is not a rank's, or the program cannot be started.
+        RankEnvironmentError: the environment does not describe a rank, or the program cannot be started.
     """
     launch = read_launch(run)
-    theirs = {signal.SIGTERM, signal.SIGUSR2}  # where torchrun starts the ranks they are blocked already
+    theirs = {signal.SIGTERM, signal.SIGUSR2}  # already blocked if torchrun starts the ranks
     signal.pthread_sigmask(signal.SIG_BLOCK if launch.cooperative else signal.SIG_UNBLOCK, theirs)
     environment = rank_environment(run, launch, dict(os.environ))
     if environment["RANK"] == "0" and "SLURM_STEP_ID" in environment:
@@ -47,62 +87,74 @@ def become_program(run: RunDir) -> NoReturn:
 
 
 def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Raises RankEnvironmentError where the program cannot be started."""
+    """Replace this process by ``command``.
+
+    Raises:
+        RankEnvironmentError: the program cannot be started.
+    """
     try:
         os.execvpe(command[0], list(command), environment)
     except OSError as error:
         raise RankEnvironmentError(
-            f"cannot start {command[0]!r}: {error.strerror}. Is it on every node, and executable?"
+            f"cannot start {command[0]!r}: {error.strerror}. Check that it exists on every node and is executable"
         ) from None
 
 
 def enter(workdir: str) -> None:
-    """Not every container runtime has an option for the directory.
+    """Change to the container's working directory. Not every container runtime has an option for it.
 
     Raises:
-        RankEnvironmentError: there is no such directory.
+        RankEnvironmentError: the directory does not exist in the container, or cannot be entered.
     """
     try:
         os.chdir(workdir)
     except OSError as error:
-        raise RankEnvironmentError(f"container.workdir {workdir!r}: {error.strerror} inside of the container") from None
+        raise RankEnvironmentError(f"container.workdir {workdir!r}: {error.strerror} inside the container") from None
 
 
-def _command(run: RunDir, launch: Launch, environment: dict[str, str]) -> list[str]:
+def _command(run: RunDir, launch: LaunchSpec, environment: dict[str, str]) -> list[str]:
     if launch.callable:
         return [python_of(launch, environment), "-m", "submitit.core._submit", str(run.submitit)]
     return program(launch.program, launch, environment)
 
 
-def program(words: Sequence[str], launch: Launch, environment: dict[str, str]) -> list[str]:
-    """A program's words with the interpreter's path where they name it."""
+def program(words: Sequence[str], launch: LaunchSpec, environment: dict[str, str]) -> list[str]:
+    """The program's command line, with ``{python}`` replaced by the path of the interpreter."""
     return [python_of(launch, environment), *words[1:]] if words[0] == "{python}" else list(words)
 
 
-def python_path(launch: Launch, environment: Mapping[str, str]) -> str:
-    """The run's own code in front of what is there."""
+def python_path(launch: LaunchSpec, environment: Mapping[str, str]) -> str:
+    """PYTHONPATH with the run's copied code first."""
     return os.pathsep.join([*launch.pythonpath, *filter(None, [environment.get("PYTHONPATH")])])
 
 
-def python_of(launch: Launch, environment: dict[str, str]) -> str:
+def python_of(launch: LaunchSpec, environment: dict[str, str]) -> str:
+    """The ranks' interpreter: the spec's, else the first ``python`` on PATH, else ``python3``.
+
+    Raises:
+        RankEnvironmentError: neither is on PATH.
+    """
     if launch.python:
         return launch.python
     for name in ("python", "python3"):
         if found := shutil.which(name, path=environment.get("PATH")):
             return found
-    raise RankEnvironmentError("no python on PATH after the job's setup; set environment.python, venv or conda")
+    raise RankEnvironmentError(
+        "no python on PATH after the set-up: set environment.python, environment.venv or environment.conda"
+    )
 
 
-def rank_environment(run: RunDir, launch: Launch, env: dict[str, str]) -> dict[str, str]:
-    """torchrun's variables and hpcaccel's own, from what srun or the local launcher set.
+def rank_environment(run: RunDir, launch: LaunchSpec, env: dict[str, str]) -> dict[str, str]:
+    """Add torchrun's variables (RANK, WORLD_SIZE, …) and hpcaccel's own to ``env``, derived from those of srun or the
+    local launcher. Returns ``env``.
 
     Raises:
-        RankEnvironmentError: srun started another number of tasks than the run has ranks.
+        RankEnvironmentError: a variable of srun is missing, or the number of tasks differs from the number of ranks.
     """
     if "RANK" not in env:
         env.update(_from_slurm(launch, env))
     env["HPCACCEL_RUN_DIR"] = str(run.path)
-    # As with what goes through hpcaccel.log, rank 0's word counts; a file for each rank would be too many.
+    # Only rank 0 logs metrics, as with hpcaccel.log: one file per rank would be too many files.
     attempt = int(env.get("HPCACCEL_ATTEMPT", "1"))
     env["HPCACCEL_METRICS"] = str(run.foreign_metrics(attempt)) if env["RANK"] == "0" else os.devnull
     env["HPCACCEL_PROTOCOL"] = str(PROTOCOL)
@@ -118,15 +170,17 @@ def rank_environment(run: RunDir, launch: Launch, env: dict[str, str]) -> dict[s
     return env
 
 
-def _from_slurm(launch: Launch, env: dict[str, str]) -> dict[str, str]:
+def _from_slurm(launch: LaunchSpec, env: dict[str, str]) -> dict[str, str]:
     try:
         rank, world, local, node = (int(env[f"SLURM_{name}"]) for name in ("PROCID", "NTASKS", "LOCALID", "NODEID"))
     except KeyError as error:
-        raise RankEnvironmentError(f"{error.args[0]} is not set: a rank is started by srun or by hpcaccel") from None
+        raise RankEnvironmentError(
+            f"{error.args[0]} is not set: ranks must be started by srun or by hpcaccel"
+        ) from None
     if world != launch.ranks:
         raise RankEnvironmentError(
-            f"srun started {world} tasks, the run has {launch.nodes} nodes x {launch.ranks_per_node} ranks. "
-            "Leave --ntasks out of srun.extra"
+            f"srun started {world} tasks, but the run has {launch.nodes} nodes x {launch.ranks_per_node} ranks. "
+            "Remove --ntasks from srun.extra"
         )
     per_node = hostlist.tasks_per_node(env["SLURM_STEP_TASKS_PER_NODE"])
     return {
@@ -138,8 +192,8 @@ def _from_slurm(launch: Launch, env: dict[str, str]) -> dict[str, str]:
     }
 
 
-def _for_submitit(launch: Launch, env: dict[str, str]) -> dict[str, str]:
-    """What submitit's own process reads to find its pickle and to name its result."""
+def _for_submitit(launch: LaunchSpec, env: dict[str, str]) -> dict[str, str]:
+    """Variables from which submitit's process finds its pickle and names its result."""
     if not launch.local:
         return {"SUBMITIT_EXECUTOR": "slurm"}
     return {
@@ -151,3 +205,55 @@ def _for_submitit(launch: Launch, env: dict[str, str]) -> dict[str, str]:
         "SUBMITIT_LOCAL_NODEID": "0",
         "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
     }
+
+
+def torchrun_arguments(run: RunDir, launch: LaunchSpec, env: Mapping[str, str], python: str) -> list[str]:
+    """torchrun's arguments. ``--max-restarts=0``, because the supervisor decides about restarts."""
+    return [
+        f"--nnodes={launch.nodes}",
+        f"--nproc-per-node={launch.ranks_per_node}",
+        f"--node-rank={_node_rank(env)}",
+        f"--master-addr={env['MASTER_ADDR']}",
+        f"--master-port={env['MASTER_PORT']}",
+        "--max-restarts=0",
+        "--monitor-interval=0.5",
+        "--no-python",
+        python,
+        str(run.node_program),
+        "rank",
+        str(run.path),
+    ]
+
+
+def _node_rank(env: Mapping[str, str]) -> int:
+    return int(env.get("SLURM_NODEID", "0"))
+
+
+def become_agent(run: RunDir) -> NoReturn:
+    """Replace this process by torchrun.
+
+    Raises:
+        RankEnvironmentError: Python cannot be started, or MASTER_ADDR is not set.
+    """
+    from hpcaccel.node.rank import python_of
+
+    launch = read_launch(run)
+    environment = dict(os.environ)
+    if "MASTER_ADDR" not in environment:
+        raise RankEnvironmentError("MASTER_ADDR is not set: a node's torchrun must be started by hpcaccel")
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
+    attempt = int(environment.get("HPCACCEL_ATTEMPT", "1"))
+    log_to(run.rank_log(attempt, _node_rank(environment) * launch.ranks_per_node))
+    python = python_of(launch, environment)
+    words = torchrun_arguments(run, launch, environment, python)
+    # torchrun sets these itself. Here WORLD_SIZE is the number of ranks; torchrun expects the number of agents.
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"):
+        environment.pop(name, None)
+    source = pkgutil.get_data("hpcaccel.node", "torchrun_program.py")  # also works inside node.pyz
+    assert source is not None
+    try:
+        os.execvpe(python, [python, "-c", source.decode(), *words], environment)
+    except OSError as error:
+        raise RankEnvironmentError(
+            f"cannot start {python!r}: {error.strerror}. Check that it exists on every node"
+        ) from None

@@ -1,236 +1,253 @@
-"""How an attempt's ranks come to be asked to stop: by a signal, by a user's request, or by the clock."""
+"""Stopping the ranks of an attempt: on a signal, on a request from a user or a rank, or before the time limit.
+
+``StopSequence.update`` is called at each signal and once a second. If the ranks must stop, it
+
+1. writes ``attempts/<n>/stop.json``: the reason, what follows, and when the processes will be killed;
+2. signals the ranks, which save a checkpoint and exit;
+3. kills ranks that are still running when their time is up.
+
+Before a time limit it starts early enough for the measured duration of steps and saves (``Pace``).
+"""
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hpcaccel.core.records import Reason, StopRequest, pruned, to_dict
-from hpcaccel.core.run_dir import RunDir, write_json
-from hpcaccel.node.allocation import Allocation, LocalAllocation, Situation
-from hpcaccel.node.control_requests import honour, pending_requests, ranks_ask
-from hpcaccel.node.deadline import (
-    LEAVE_BEFORE_END_SECONDS,
-    Pace,
-    forecast,
-    lead_seconds,
-    patience_seconds,
-    read_pace,
-    warnings,
-)
-from hpcaccel.node.launch_spec import Launch
-from hpcaccel.node.launchers.start_ranks import Ranks
-from hpcaccel.node.retry_io import if_possible
+from hpcaccel.core.durable_files import read_json, read_lines, write_json
+from hpcaccel.core.launch_spec import LaunchSpec, RestartPolicy
+from hpcaccel.core.rank_records import Timing
+from hpcaccel.core.records import Reason, from_dict, to_dict
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.stop_requests import StopRequest, has_signal_mark, mark_honoured, open_requests, pruned
+from hpcaccel.errors import RunDirectoryError
+from hpcaccel.node.allocation import JobStatus
+from hpcaccel.node.allocation.scheduler_view import SchedulerView, signal_meaning
+from hpcaccel.node.failures.disk_space import if_possible
+from hpcaccel.node.launchers import RankProcesses
 
-__all__ = ["Inquiry", "Stopping", "Told"]
+__all__ = ["Pace", "StopSequence", "lead_seconds", "patience_seconds", "read_pace"]
 
-ASK_SCHEDULER_SECONDS = 60.0
-ASK_SELDOM_SECONDS = 300.0
-"""Nobody tells a job that its limit was shortened, so it asks: seldom while its end is far, since all tasks of an array
-do so. What is shortened to less than this needs Slurm's own warning."""
-LOOK_AT_PACE_SECONDS = 15.0
-EARLY_SECONDS = 90
-"""Slurm may send its warning up to 60 seconds early; a warning that comes earlier than this speaks of an old limit."""
-KILL_AGAIN_SECONDS = 10.0
-PRUNED_SECONDS = 60.0
-"""How long a pruned trial may take to leave, at most: nothing of it is to be saved, and others wait for its nodes."""
-LAST_WORDS_SECONDS = 5.0
-"""To write down how an attempt ended, before the scheduler kills the batch step too. Of a short time a third."""
+log = logging.getLogger(__name__)
+
+LEAVE_BEFORE_END_SECONDS = 15.0
+"""Time reserved for the requeue, which must be complete when the scheduler kills the job; at most a quarter of the
+remaining time."""
+MARGIN_SECONDS = 5.0
+"""Added to the estimated time until the last rank's exit."""
+MARGIN_OF_SAVE = 0.1
+"""Added to the estimate, too: this fraction of the slowest save."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """An answer of the scheduler's that another process has got."""
+class Pace:
+    """Durations of steps and saves as measured by the ranks."""
 
-    situation: Situation
-    asked: float
-    """Seconds since the epoch."""
-
-
-class Inquiry:
-    """What was asked of the scheduler in this allocation. Times are seconds since the epoch."""
-
-    def __init__(self, allocation: Allocation, *, told: Callable[[], Told | None] = lambda: None) -> None:
-        """
-        Args:
-            told: what another process of this allocation has asked lately.
-        """
-        self.allocation = allocation
-        self._told = told
-        self.began = time.time()
-        self.asked = 0.0
-        """When the scheduler was asked last."""
-        self.answer: Situation | None = None
-        """What it said then."""
-        self.end_time: float | None = None
-        self.granted: float | None = None
-        """The end time as it was when this job started, to tell an extended limit from a signal sent by hand."""
-        self.queued_at: float | None = None
-        self.allocated_at: float | None = None
-        self.over_since: float | None = None
-        """When the scheduler has begun to take the allocation down: what still runs in it is no longer counted."""
-
-    def ask(self, *, patient: bool = True) -> Situation:
-        """See ``Allocation.situation``."""
-        before = time.time()
-        situation = self.allocation.situation(patient=patient)
-        self._take(situation, before=before, asked=time.time())
-        return situation
-
-    def look(self, *, patient: bool = True) -> None:
-        """As ``ask``, where an answer of the last minutes does: for times, not for what has just happened."""
-        if (told := self._told()) is None:
-            self.ask(patient=patient)
-        elif told.asked > self.asked:
-            self._take(told.situation, before=told.asked, asked=told.asked)
+    save_seconds: float
+    """Duration of the slowest save so far, until its commit."""
+    step_seconds: float
+    slowest_step_seconds: float
 
     @property
-    def is_due(self) -> bool:
-        """Whether it is time to ask again, since nobody tells a job of a changed limit."""
-        now = time.time()
-        left = 0.0 if self.end_time is None else self.end_time - now
-        return now - self.asked > min(ASK_SELDOM_SECONDS, max(ASK_SCHEDULER_SECONDS, left / 10))
-
-    def _take(self, situation: Situation, *, before: float, asked: float) -> None:
-        self.asked, self.answer = asked, situation
-        if situation.known and not situation.running and self.over_since is None:
-            self.over_since = before
-        if situation.known and situation.running:
-            self.end_time = situation.end_time
-            self.queued_at, self.allocated_at = situation.submit_time, situation.start_time
-            self.granted = self.granted or situation.end_time
+    def needed_seconds(self) -> float:
+        """Time from the signal to the last rank's exit. A rank sees the stop at the end of a step, and all ranks agree
+        on it in the next step; one of the two may be the slowest step."""
+        steps = self.slowest_step_seconds + self.step_seconds
+        return steps + self.save_seconds * (1 + MARGIN_OF_SAVE) + MARGIN_SECONDS
 
 
-class Stopping:
-    """One attempt's: hears who wants the ranks to stop, asks them, and kills those that do not leave in time.
+def read_pace(run: RunDir, attempt: int) -> Pace | None:
+    """The pace of this attempt, or None if no save has been measured yet.
+
+    Until the first save of an attempt, ``timing.json`` contains the slowest save of the previous attempt.
+    """
+    try:
+        value = read_json(run.timing(attempt))
+    except (OSError, RunDirectoryError):
+        return None  # read again later; without a pace the spec's values apply
+    if value is None:
+        return None
+    times = from_dict(Timing, value)
+    # A background save takes longer until its commit than the time for which it blocks the training.
+    committed = [line["seconds"] for line, _ in read_lines(run.saves(attempt)) if "seconds" in line]
+    slowest = max([*committed, times.slowest_save_seconds or 0.0])
+    if not slowest:
+        return None
+    step = times.step_seconds or 0.0
+    return Pace(save_seconds=slowest, step_seconds=step, slowest_step_seconds=times.slowest_step_seconds or step)
+
+
+def lead_seconds(pace: Pace | None, *, warning_seconds: float, limit_seconds: float) -> float:
+    """How many seconds before the time limit to stop the ranks: ``warning_seconds``, or more if steps and saves need
+    more. That is at most half of ``limit_seconds``, the length of the limit, so that the job also trains."""
+    if pace is None:
+        return warning_seconds
+    needed = pace.needed_seconds + LEAVE_BEFORE_END_SECONDS
+    return max(warning_seconds, min(needed, limit_seconds / 2))
+
+
+def patience_seconds(pace: Pace | None, *, stop_timeout_seconds: float, left_seconds: float | None) -> float:
+    """How long the ranks may take to exit after a request to stop: ``stop_timeout_seconds``, or longer if their saves
+    need it, but short enough to leave time for the requeue.
 
     Args:
-        say: tells the log.
+        left_seconds: time until the scheduler kills the job, None if it does not.
     """
+    patience = stop_timeout_seconds if pace is None else max(stop_timeout_seconds, pace.needed_seconds)
+    if left_seconds is None:
+        return patience
+    # A job that Slurm has ended cannot be requeued: losing the last save is the smaller loss.
+    return min(patience, max(1.0, left_seconds - min(LEAVE_BEFORE_END_SECONDS, left_seconds / 4)))
 
-    def __init__(
-        self, run: RunDir, launch: Launch, inquiry: Inquiry, *, attempt: int, say: Callable[[str], None]
-    ) -> None:
+
+def warnings(pace: Pace, limits: RestartPolicy, kill_wait_seconds: float | None) -> Iterator[str]:
+    """Warnings for the log about slow saves, given after the first save."""
+    if pace.needed_seconds + LEAVE_BEFORE_END_SECONDS > limits.warning_seconds:
+        yield (
+            f"two steps and a save may take {pace.needed_seconds:.0f} s: the ranks will be stopped that long before "
+            "the time limit (at most half of the limit)"
+        )
+    if kill_wait_seconds is not None and pace.save_seconds > kill_wait_seconds:
+        yield (
+            f"a save took {pace.save_seconds:.0f} s, but in a preemption without grace time Slurm kills the ranks "
+            f"after {kill_wait_seconds:.0f} s (KillWait): the run then resumes from the previous checkpoint"
+        )
+
+
+def forecast(pace: Pace | None, request: StopRequest) -> str:
+    """Suffix of the log message about a stop if the time left is shorter than a save; else empty."""
+    if request.deadline is None or pace is None or pace.save_seconds <= request.deadline - request.time:
+        return ""
+    left = max(0.0, request.deadline - request.time)
+    return f"; a save took up to {pace.save_seconds:.0f} s, and {left:.0f} s are left: this save may not finish in time"
+
+
+READ_PACE_SECONDS = 15.0
+"""Longest interval between readings of the pace; shorter close to the time limit."""
+KILL_AGAIN_SECONDS = 10.0
+"""Ranks that still run this long after a kill are killed again."""
+PRUNED_SECONDS = 60.0
+"""Longest time that a pruned trial gets to exit. It saves nothing, and other trials need its nodes."""
+WRITE_END_SECONDS = 5.0
+"""Time reserved to write the attempt's end before the scheduler kills the batch step, too; at most a third of
+KillWait."""
+
+
+class StopSequence:
+    """Stops the ranks of one attempt, at most once for each kind of stop (``then``)."""
+
+    def __init__(self, run: RunDir, launch: LaunchSpec, scheduler: SchedulerView, *, attempt: int) -> None:
         self.request: StopRequest | None = None
-        """What the ranks were asked last."""
-        self.cancel_asked = False
-        """Whether the job is to end for good, by a user's wish."""
+        """The last request to the ranks."""
+        self.cancel_requested = False
+        """Whether a user cancelled the job, so that it ends for good."""
         self._run = run
         self._launch = launch
-        self._inquiry = inquiry
+        self._scheduler = scheduler
         self._attempt = attempt
-        self._say = say
         self._kill_at: float | None = None
+        """When the ranks are killed (monotonic clock)."""
         self._killed_at: float | None = None
-        """When what is left of the job, which the scheduler has begun to take down, is killed."""
+        """If the scheduler terminates the job: when the ranks must have exited (seconds since the epoch)."""
         self._pace: Pace | None = None
-        self._looked_at_pace = 0.0
+        self._pace_read_at = 0.0
 
     @property
-    def patient(self) -> bool:
-        """Whether the ranks may go on as long as they like."""
+    def unlimited(self) -> bool:
+        """Whether the ranks have no deadline to exit by."""
         return self._kill_at is None
 
-    def hear(self, ranks: Ranks, number: int | None) -> None:
-        """Whatever has come since the last call: the signal ``number`` if any, requests, the time."""
-        if number == signal.SIGUSR2:
-            self.hear_warning(ranks)
-        elif number in (signal.SIGTERM, signal.SIGINT):
-            self.hear_end(ranks)
-        self.hear_users(ranks)
-        self.watch_clock(ranks)
+    def update(self, ranks: RankProcesses, number: int | None) -> None:
+        """Handle the signal ``number``, if any, then new requests, then deadlines."""
+        if number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
+            self.handle_signal(ranks, number)
+        self.handle_requests(ranks)
+        self.check_time(ranks)
 
-    def hear_warning(self, ranks: Ranks) -> None:
-        """SIGUSR2: the end of the time is near, or a preemption with grace time has begun."""
-        inquiry = self._inquiry
-        if inquiry.ask().preempted:
-            self._ask(ranks, "preempted")
+    def handle_signal(self, ranks: RankProcesses, number: int) -> None:
+        """Stop the ranks if the signal requires it.
+
+        SIGUSR2: the time limit is near, or a preemption with grace time has begun. SIGTERM: a preemption without grace
+        time, a cancel, or a user's own ``kill``.
+        """
+        received = time.time()
+        scheduler, allocation = self._scheduler, self._scheduler.allocation
+        if number != signal.SIGUSR2:
+            allocation.terminated()
+        status = scheduler.query()
+        meaning = signal_meaning(
+            number,
+            status,
+            warning_seconds=self._launch.resilience.warning_seconds,
+            end_time=scheduler.end_time,
+            was_extended=scheduler.was_extended,
+        )
+        if meaning is None:
+            log.info("received the time limit warning, but the limit has been extended: continuing")
             return
-        limit = self._launch.resilience.warning_seconds + EARLY_SECONDS
-        if inquiry.end_time is None or inquiry.end_time - time.time() <= limit:
-            self._ask(ranks, "time_limit")
-        elif inquiry.granted is not None and inquiry.end_time > inquiry.granted + 1:
-            self._say("a warning came, but the time limit was extended: going on")
-        else:
-            self._ask(ranks, "stop")  # somebody's own `scancel --batch --signal=USR2`
-
-    def hear_end(self, ranks: Ranks) -> None:
-        """SIGTERM to the batch step: a preemption without grace, a cancel, or somebody's own `kill`."""
-        heard = time.time()
-        allocation = self._inquiry.allocation
-        if isinstance(allocation, LocalAllocation):
-            allocation.cancelled()
-        situation = self._inquiry.ask()
-        if not situation.running and situation.known and allocation.kill_wait_seconds is not None:
-            self._killed_at = heard + _seconds_left(situation, allocation.kill_wait_seconds)
-        if situation.running or not situation.known:
-            self._ask(ranks, "preempted" if situation.preempted else "stop")
-        elif situation.comes_back or situation.taken_for:
-            self._ask(ranks, situation.taken_for or "preempted")
-        else:
-            self.cancel_asked = True
-            self._ask(ranks, "cancelled", then="cancel")
-        if self._killed_at is not None and (situation.requeueable or not situation.comes_back):
-            # Whatever an earlier request has given the ranks. Where the job comes back by itself, its next start writes
-            # the end.
+        if status.known and not status.running and allocation.kill_wait_seconds is not None:
+            self._killed_at = received + _seconds_left(status, allocation.kill_wait_seconds)
+        self.cancel_requested |= meaning.is_cancel
+        self._stop(ranks, meaning.reason, then="cancel" if meaning.is_cancel else "requeue")
+        if self._killed_at is not None and (status.requeueable or not status.will_requeue):
+            # This deadline overrides a later one of an earlier request. If the scheduler requeues the job, its next
+            # start writes the end of this attempt.
             at = time.monotonic() + max(0.0, self._killed_at - time.time())
             self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
 
-    def hear_users(self, ranks: Ranks) -> None:
-        """Requests in the run directory, the users' and the ranks' own."""
-        if self.request is None and ranks_ask(self._run, self._attempt):
-            # In a preemption with grace time Slurm signals the ranks alone.
-            situation = self._inquiry.ask(patient=False)
-            self._ask(ranks, "preempted" if situation.preempted else "stop")
-        for name, request in pending_requests(self._run):
-            honour(self._run, name)
+    def handle_requests(self, ranks: RankProcesses) -> None:
+        """Handle requests to stop in the run directory, written by users or by the ranks themselves."""
+        if self.request is None and has_signal_mark(self._run, self._attempt):
+            # In a preemption with grace time Slurm signals the ranks but not the batch step.
+            status = self._scheduler.query(patient=False)
+            self._stop(ranks, "preempted" if status.preempted else "stop")
+        for name, request in open_requests(self._run):
+            mark_honoured(self._run, name)
             if request.then == "cancel":
-                self.cancel_asked = True
-            self._ask(ranks, request.reason, then=request.then)
+                self.cancel_requested = True
+            self._stop(ranks, request.reason, then=request.then)
 
-    def hear_the_last(self) -> None:
-        """A cancel that came while the ranks were leaving by themselves."""
-        for name, request in pending_requests(self._run):
+    def handle_late_cancel(self) -> None:
+        """Record a cancel that arrived while the ranks exited on their own."""
+        for name, request in open_requests(self._run):
             if request.then == "cancel":
-                honour(self._run, name)
-                self.cancel_asked = True
-        allocation = self._inquiry.allocation
-        if isinstance(allocation, LocalAllocation) and signal.SIGTERM in signal.sigpending():
-            allocation.cancelled()
+                mark_honoured(self._run, name)
+                self.cancel_requested = True
+        if signal.SIGTERM in signal.sigpending():
+            self._scheduler.allocation.terminated()
 
-    def watch_clock(self, ranks: Ranks) -> None:
-        """Ask the ranks when the time comes, kill them when they have had theirs."""
-        now, inquiry = time.time(), self._inquiry
-        if isinstance(inquiry.allocation, LocalAllocation):
-            inquiry.ask()
-        elif inquiry.is_due:
-            inquiry.look(patient=False)  # signals and requests wait meanwhile
+    def check_time(self, ranks: RankProcesses) -> None:
+        """Stop the ranks before the time limit; kill ranks that take too long to exit."""
+        now, scheduler = time.time(), self._scheduler
+        if scheduler.is_due:
+            scheduler.refresh(patient=False)  # no retries: they would delay signals and requests
         late = self._lead()
-        if self.request is None and inquiry.end_time is not None and now > inquiry.end_time - late:
-            # Slurm tells nobody that it has extended a limit.
-            inquiry.ask(patient=False)
-            if now > inquiry.end_time - late:
-                self._ask(ranks, "time_limit")
+        if self.request is None and scheduler.end_time is not None and now > scheduler.end_time - late:
+            # Query first: Slurm does not notify a job whose limit was extended.
+            scheduler.query(patient=False)
+            if now > scheduler.end_time - late:
+                self._stop(ranks, "time_limit")
         if self._kill_at is not None and time.monotonic() > self._kill_at:
-            self._say("the ranks did not leave in time: killing them")
+            log.warning("the ranks did not exit in time: killing them")
             self.kill(ranks)
 
-    def kill(self, ranks: Ranks) -> None:
-        """Kill the ranks, and those again that are still there after a while."""
+    def kill(self, ranks: RankProcesses) -> None:
+        """Kill the ranks, and repeat it after 10 seconds if some still run."""
         ranks.kill()
-        # Of a job that is being taken down srun waits for its step longer than there is time.
+        # In a job that is being terminated, srun would wait for its step for too long: kill it at the next check.
         self._kill_at = time.monotonic() + (0.0 if self._killed_at else KILL_AGAIN_SECONDS)
 
-    def _ask(self, ranks: Ranks, reason: Reason, *, then: str = "requeue") -> None:
-        """Ask the ranks to stop: the reason first, then the signal."""
+    def _stop(self, ranks: RankProcesses, reason: Reason, *, then: str = "requeue") -> None:
+        """Write the request to stop, then signal the ranks. A repeated request changes nothing."""
         if self.request is not None and self.request.then == then:
             return
-        self._look_at_pace()
+        self._read_pace()
         patience = self._patience(reason, then)
         if pruned(self.request):
-            if self._kill_at is not None:  # somebody wants the nodes besides: no other end, only a sooner one
+            if self._kill_at is not None:  # a pruned trial ends in any case; this stop only makes it end sooner
                 self._kill_at = min(self._kill_at, time.monotonic() + patience)
             return
         request = StopRequest(
@@ -240,52 +257,53 @@ class Stopping:
             deadline=self._killed_at or (None if self._left(reason) is None else time.time() + patience),
         )
         self.request = request
-        # Without it the ranks take the signal for the cluster's, and are continued: right for all but a user's wish.
-        if_possible(lambda: write_json(self._run.stop(self._attempt), to_dict(request)), say=self._say)
-        self._say(f"asking the ranks to stop: {reason} ({then}){forecast(self._pace, request)}")
-        # Code behind the loop may take its time, unless nobody waits for what it makes.
+        # Without the file the ranks take the signal for Slurm's and the run continues later: wrong for a user's stop.
+        if_possible(lambda: write_json(self._run.stop(self._attempt), to_dict(request)))
+        log.info(f"stopping the ranks: {reason} ({then}){forecast(self._pace, request)}")
+        # With ``finish``, code after the loop may take any time, unless the trial is pruned and needs no result.
         if self._kill_at is None and (then != "finish" or reason == "pruned"):
             self._kill_at = time.monotonic() + patience
-        ranks.ask()
+        ranks.request_stop()
 
     def _lead(self) -> float:
-        """How long before the end the ranks are asked to stop, in seconds."""
-        now, end_time, resilience = time.time(), self._inquiry.end_time, self._launch.resilience
+        """How long before the time limit the ranks are stopped, in seconds."""
+        now, end_time, resilience = time.time(), self._scheduler.end_time, self._launch.resilience
         left = (end_time or now) - now
-        if end_time is not None and now - self._looked_at_pace > min(LOOK_AT_PACE_SECONDS, left / 10):
+        if end_time is not None and now - self._pace_read_at > min(READ_PACE_SECONDS, left / 10):
             before = self._pace
-            self._look_at_pace()
+            self._read_pace()
             if before is None and self._pace is not None:
-                for line in warnings(self._pace, resilience, self._inquiry.allocation.kill_wait_seconds):
-                    self._say(line)
-        # Slurm's own warning comes before this; it is for a warning that got lost, and for the local backend.
+                for line in warnings(self._pace, resilience, self._scheduler.allocation.kill_wait_seconds):
+                    log.warning(line)
+        # Slurm's own warning comes earlier. This is the fallback for a lost warning, and for the local backend.
         warning = resilience.warning_seconds * (1.0 if self._launch.local else 0.5)
-        limit = (end_time or now) - self._inquiry.began
+        limit = (end_time or now) - self._scheduler.began
         return lead_seconds(self._pace, warning_seconds=warning, limit_seconds=limit)
 
-    def _look_at_pace(self) -> None:
-        self._looked_at_pace = time.time()
+    def _read_pace(self) -> None:
+        self._pace_read_at = time.time()
         self._pace = read_pace(self._run, self._attempt) or self._pace
 
     def _left(self, reason: Reason) -> float | None:
-        """Until the processes are killed, in seconds, where the scheduler will do that."""
-        if reason not in ("time_limit", "preempted") or self._inquiry.end_time is None:
+        """Seconds until the scheduler kills the processes, or None if it does not."""
+        if reason not in ("time_limit", "preempted") or self._scheduler.end_time is None:
             return None
-        return self._inquiry.end_time - time.time()
+        return self._scheduler.end_time - time.time()
 
     def _patience(self, reason: Reason, then: str) -> float:
-        """How long the ranks may take to leave, in seconds."""
+        """How long the ranks may take to exit, in seconds."""
         timeout = float(self._launch.resilience.stop_timeout_seconds)
         if reason == "pruned" and then == "finish":
             return min(timeout, PRUNED_SECONDS)
-        left = None if self._killed_at else self._left(reason)  # then the scheduler, or ``hear_end``, sees to it
+        # If the scheduler terminates the job, ``handle_signal`` sets the deadline, or the scheduler kills the ranks.
+        left = None if self._killed_at else self._left(reason)
         return patience_seconds(self._pace, stop_timeout_seconds=timeout, left_seconds=left)
 
 
-def _seconds_left(situation: Situation, kill_wait_seconds: float) -> float:
-    """How long the ranks have, of the time until the scheduler kills everything."""
-    if situation.requeueable:  # a trial comes back in any case, but its worker has to be requeued
+def _seconds_left(status: JobStatus, kill_wait_seconds: float) -> float:
+    """How many seconds the ranks get, within the time until the scheduler kills all processes of the job."""
+    if status.requeueable:  # leave time for the requeue: of this job, or of the worker that runs this trial
         return kill_wait_seconds - min(LEAVE_BEFORE_END_SECONDS, kill_wait_seconds / 4)
-    if situation.comes_back:
+    if status.will_requeue:
         return kill_wait_seconds
-    return kill_wait_seconds - min(LAST_WORDS_SECONDS, kill_wait_seconds / 3)
+    return kill_wait_seconds - min(WRITE_END_SECONDS, kill_wait_seconds / 3)

@@ -1,21 +1,27 @@
-"""The names that a template may use, and what they stand for."""
+"""The variables of the batch script template, and quoting that preserves each value byte for byte.
+
+Values that cannot be quoted are rejected: a line break would start a new line of the script, a NUL would end the value.
+"""
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpcaccel.core.run_dir import RunDir, SweepDir
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import SpecError
-from hpcaccel.render.quoting import pattern
-from hpcaccel.spec.component_fields import ComponentSlurm
-from hpcaccel.spec.slurm import Slurm
+from hpcaccel.spec.job.job_spec import ComponentSlurmSection
+from hpcaccel.spec.job.slurm import SlurmSection
 
 if TYPE_CHECKING:
-    from hpcaccel.spec.cluster_profile import ClusterProfile
-    from hpcaccel.spec.job import JobSpec
+    from hpcaccel.spec.cluster.cluster_profile import ClusterProfile
+    from hpcaccel.spec.job.job_spec import JobSpec
 
-__all__ = ["VARIABLES_OF_BASH", "template_names"]
+__all__ = ["VARIABLES_OF_BASH", "checked", "comment", "directive", "pattern", "shell", "template_names"]
+
 
 VARIABLES_OF_BASH = frozenset(
     """
@@ -24,7 +30,7 @@ VARIABLES_OF_BASH = frozenset(
     OLDPWD OPTIND PIPESTATUS PPID PWD RANDOM SECONDS SHELLOPTS SHLVL SRANDOM UID _
     """.split()  # noqa: SIM905
 )
-"""Variables that bash sets by itself or does not let anybody set."""
+"""Variables that bash sets itself, or that are read-only in bash."""
 
 
 def template_names(
@@ -38,10 +44,10 @@ def template_names(
     backend: str,
     header: Mapping[str, object],
 ) -> dict[str, Any]:
-    """Every name that a template sees.
+    """All variables of a template, by name.
 
     Raises:
-        SpecError: a value that bash or Slurm could not be given.
+        SpecError: a value cannot be passed to bash or Slurm.
     """
     slurm = backend == "slurm"
     environment = spec.environment
@@ -51,12 +57,12 @@ def template_names(
         "profile": profile,
         "slurm": slurm,  # False on the local backend
         "array": array_size is not None,
-        "sweep": isinstance(run_dir, SweepDir),  # an array too, of workers
+        "sweep": isinstance(run_dir, SweepDir),  # a sweep is also an array, of workers
         "header": [f"hpcaccel job {spec.name}", *(f"{key}: {value}" for key, value in header.items())],
         "directives": _directives(spec, run_dir, array_size, profile.exclude if profile else []) if slurm else [],
         "components": _components(spec, profile.exclude if profile else []) if slurm else [],
         "expedite": slurm and _requeue(spec) == ("requeue", "expedite"),
-        "run_dir": str(run_dir.path),  # of an array or a sweep: the parent folder
+        "run_dir": str(run_dir.path),  # for an array or a sweep, the parent directory
         "python": python,
         "workdir": workdir,
         "modules": environment.modules,
@@ -74,10 +80,10 @@ def template_names(
 def _directives(
     spec: JobSpec, run_dir: RunDir, array_size: int | None, left_out: Sequence[str]
 ) -> list[tuple[str, str | None]]:
-    """sbatch's long options and their values; None for an option without one.
+    """sbatch's long options and their values; None for an option without a value.
 
     Args:
-        left_out: nodes that no job of the site's profile may use.
+        left_out: nodes that the profile excludes for all jobs.
     """
     log = run_dir.slurm_log if array_size is None else run_dir.tasks / "ARRAY" / run_dir.slurm_log.name
     output = pattern(str(log)) if array_size is None else pattern(str(log.parent.parent)) + f"/%a/{log.name}"
@@ -93,14 +99,14 @@ def _directives(
 
 
 def _components(spec: JobSpec, left_out: Sequence[str]) -> list[list[tuple[str, str | None]]]:
-    """The same for each further component of a heterogeneous job: what Slurm does not take over from the first."""
-    kept = {"time", "time-min", *(name.replace("_", "-") for name in ComponentSlurm.model_fields)}
-    jobs_own = {name.replace("_", "-") for name in Slurm.model_fields} - kept
+    """For each component of a heterogeneous job but the first: the options that Slurm does not copy from the first."""
+    kept = {"time", "time-min", *(name.replace("_", "-") for name in ComponentSlurmSection.model_fields)}
+    jobs_own = {name.replace("_", "-") for name in SlurmSection.model_fields} - kept
     found = []
     for name in spec.components:
         options = [option for option in _nodes(spec.of_component(name), left_out) if option[0] not in jobs_own]
-        # Without --export Slurm would keep all of the submitter's environment with each component, secrets too. What
-        # its processes get comes from the batch script, as with the ranks.
+        # Without --export, Slurm would store the submitter's whole environment with each component, secrets included.
+        # A component's processes get their environment from the batch script, as the ranks do.
         found.append([*options, _requeue(spec), ("export", "NONE")])
     return found
 
@@ -118,12 +124,69 @@ def _requeue(spec: JobSpec) -> tuple[str, str | None]:
 
 def _refuse_variables_of_bash(names: list[str]) -> None:
     problems = [
-        f"environment.env.{name}: bash sets {name} itself: use another name"
+        f"environment.env.{name}: bash sets this variable itself; use another name"
         for name in names
         if name in VARIABLES_OF_BASH
     ]
     problems += [
-        f"environment.env.{name}: is used by the batch script" for name in names if name.startswith("hpcaccel_")
+        f"environment.env.{name}: names with this prefix are reserved for the batch script; use another name"
+        for name in names
+        if name.startswith("hpcaccel_")
     ]
     if problems:
         raise SpecError(problems)
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+-]+", re.ASCII)
+"""Values that need no quotes on an ``#SBATCH`` line."""
+
+
+def checked(value: object) -> str:
+    """Convert a value to text that fits on one line.
+
+    Raises:
+        SpecError: the value does not fit on one line, or is neither text nor a number.
+    """
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        raise SpecError(f"{value!r} cannot be written into a batch script: only strings and numbers can")
+    text = str(value)
+    found = re.search(r"[\0\n\r\ud800-\udfff]", text)
+    if found is None:
+        return text
+    what = {"\0": "a NUL character", "\n": "a line break", "\r": "a carriage return"}.get(found[0], "invalid Unicode")
+    shown = text if len(text) <= 80 else f"{text[:77]}..."
+    raise SpecError(f"{shown!r} contains {what}, which is not allowed in a batch script: write the value on one line")
+
+
+def shell(value: object) -> str:
+    """Quote a value as one shell word."""
+    return shlex.quote(checked(value))
+
+
+def directive(value: object) -> str:
+    """Quote the value of an option on an ``#SBATCH`` line.
+
+    sbatch splits these lines into words itself: quotes preserve blanks and ``#``, a backslash escapes the next
+    character, also inside quotes of either kind, and nothing is expanded (tried on 22.05).
+    """
+    text = checked(value)
+    if _PLAIN.fullmatch(text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def comment(value: object) -> str:
+    """Text for a comment line, with control characters and line breaks replaced by blanks."""
+    text = str(value).encode("utf-8", "replace").decode()
+    return re.sub(r"[\0-\x1f\x7f-\x9f\u2028\u2029]+", " ", text)
+
+
+def pattern(path: str) -> str:
+    """Escape a path for ``--output``, where Slurm expands ``%j`` and similar patterns.
+
+    Raises:
+        SpecError: the path contains a backslash, which Slurm removes from such a path.
+    """
+    if "\\" in path:
+        raise SpecError(f"the run directory {path!r} contains a backslash, which Slurm removes from log paths")
+    return checked(path).replace("%", "%%")

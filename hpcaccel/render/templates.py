@@ -1,4 +1,4 @@
-"""Where templates are found, and how they become text: every value that they print is quoted for the shell."""
+"""Lookup and rendering of batch script templates. Values are quoted for the shell unless a template filters them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jinja2
 from markupsafe import Markup
 
 from hpcaccel.errors import SpecError
-from hpcaccel.render import quoting
+from hpcaccel.render import context as quoting
 
 __all__ = ["NAME", "fill", "our_folder", "own_template"]
 
@@ -19,30 +19,30 @@ NAME = "sbatch.j2"
 
 
 def our_folder() -> Path:
-    """The templates that come with hpcaccel: inside the package when installed, beside it in a working tree."""
+    """The directory of hpcaccel's templates: inside an installed package, beside the package in a working tree."""
     package = Path(__file__).resolve().parents[1]
     inside = package / "templates"
     return inside if inside.is_dir() else package.parent / "templates"
 
 
 def own_template(place: Path) -> Path | None:
-    """The user's own template: ``place`` itself, or the ``sbatch.j2`` in this folder, or None if it has none.
+    """The user's template: the file ``place``, or ``sbatch.j2`` in the directory ``place`` (None if there is none).
 
     Raises:
-        SpecError: there is no such file or folder.
+        SpecError: ``place`` does not exist.
     """
     if not place.exists():
-        raise SpecError(f"templates: there is no file or folder {place}")
+        raise SpecError(f"templates: {str(place)!r} does not exist")
     if place.is_dir():
         return place / NAME if (place / NAME).is_file() else None
     return place
 
 
 def fill(names: Mapping[str, Any], *, own: Path | None) -> str:
-    """The text of the user's own template, or of ours.
+    """Render the user's template ``own``; if it is None, hpcaccel's template.
 
     Raises:
-        SpecError: a template cannot be read or filled; the message names its file and line.
+        SpecError: a template cannot be read or rendered; the message has its file and line.
     """
     environment = _environment(own)
     template = NAME if own is None else f"own:{own.name}"
@@ -51,19 +51,19 @@ def fill(names: Mapping[str, Any], *, own: Path | None) -> str:
     except jinja2.TemplateSyntaxError as error:
         raise SpecError(f"{error.filename or own or NAME}:{error.lineno}: {error.message}") from None
     except jinja2.TemplateNotFound as error:
-        raise SpecError(f"{own or NAME}: there is no template {error.message!r}") from None
+        raise SpecError(f"{own or NAME}: template {error.message!r} was not found") from None
     except jinja2.TemplateError as error:
         raise SpecError(f"{_place(error, own)}: {error.message or error}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{own or NAME}: the template cannot be read: {error}") from None
+        raise SpecError(f"{own or NAME}: cannot read the template: {error}") from None
     return str(text)
 
 
 class _ShellEnvironment(jinja2.Environment):
-    """An environment in which ``{{ value }}`` quotes for the shell.
+    """A Jinja environment in which ``{{ value }}`` quotes for the shell.
 
-    Markup marks text that is quoted already: what a filter or, joined by ``concat``, a block or a macro returned.
-    Jinja's own autoescape is for HTML and stays off.
+    Markup marks text that is already quoted: the output of a filter, or of a block or macro, joined by ``concat``.
+    Jinja's autoescape is for HTML and stays off.
     """
 
     concat = staticmethod(lambda parts: Markup("".join(parts)))
@@ -97,13 +97,14 @@ def _loader(own: Path | None) -> jinja2.BaseLoader:
     ours = jinja2.FileSystemLoader(our_folder())
     if own is None:
         return ours
-    # `{% extends "sbatch.j2" %}` in a file of the same name means ours; other names are looked for beside it.
+    # In a user's sbatch.j2, `{% extends "sbatch.j2" %}` refers to hpcaccel's template. Templates that hpcaccel does not
+    # have are loaded from the directory of the user's template.
     beside = jinja2.FileSystemLoader(own.parent)
     return jinja2.ChoiceLoader([_Renamed(f"own:{own.name}", own.name, beside), ours, beside])
 
 
 class _Renamed(jinja2.BaseLoader):
-    """One template of another loader, under a name that no file has."""
+    """Loads one template of another loader under a name that no file has."""
 
     def __init__(self, name: str, real: str, loader: jinja2.BaseLoader) -> None:
         self._name, self._real, self._loader = name, real, loader

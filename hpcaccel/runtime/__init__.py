@@ -1,1 +1,1 @@
-"""One process a rank: from the variables of its environment to a training loop that can be stopped and resumed."""
+"""The runtime of one rank: rank environment, process groups, data, prepared models, training loop, checkpoints."""

@@ -1,5 +1,7 @@
-"""What one Accelerator was told. The process shares the ranks, the device, the precision and the strategy; how loaders
-share out the data, how gradients accumulate and what torch's wrappers are given is each Accelerator's own."""
+"""``Setup``: settings, handlers and gradient accumulation of one Accelerator, and its session.
+
+All Accelerators of a process share ranks, device, precision and strategy. The configuration of loaders, gradient
+accumulation and arguments of torch's wrappers belong to one Accelerator."""
 
 from __future__ import annotations
 
@@ -12,15 +14,15 @@ from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime import settings
 from hpcaccel.runtime.configuration import OWN_HANDLERS
 from hpcaccel.runtime.handlers import DataLoaderConfiguration
-from hpcaccel.runtime.launch_env import asked_for, fsdp_plugin
+from hpcaccel.runtime.launch_env import fsdp_plugin, settings_from_env
 from hpcaccel.runtime.settings import Settings
 from hpcaccel.runtime.training.accumulation import Accumulation, MicroBatch
-from hpcaccel.runtime.training_session import Session
+from hpcaccel.runtime.training_session import TrainingSession
 
 if TYPE_CHECKING:
     import torch
 
-    from hpcaccel.runtime.checkpointing.saver import Prepared
+    from hpcaccel.runtime.checkpointing.prepared_objects import PreparedObjects
     from hpcaccel.runtime.training.scaling import Scaling
 
 __all__ = ["Setup"]
@@ -32,43 +34,43 @@ class Setup:
     """The settings, handlers and accumulation of one Accelerator, and the session that it shares with the others.
 
     Args:
-        handlers: kwargs handlers and plugins by name, None where none was given: see ``configuration``.
-        given: settings by name; None was not given.
+        handlers: kwargs handlers and plugins by name, None if not given: see ``configuration``.
+        given: settings by name; None: not given.
 
     Raises:
         RankEnvironmentError: the environment describes no usable group of ranks.
-        RuntimeMisuse: a setting that is not allowed, or another value of one that the process shares.
+        RuntimeMisuse: a value is not allowed, or differs from that of a setting that the process shares.
     """
 
     dataloader_config: DataLoaderConfiguration
-    """May be changed, or be another one: what is prepared from then on follows it."""
+    """Configuration of loaders that are prepared later. A script may change or replace it."""
     handlers: SimpleNamespace
     accumulation: Accumulation
 
     def __init__(
-        self, *, cpu: bool, project_dir: str | os.PathLike[str] | None, handlers: SimpleNamespace, given: dict[str, Any]
+        self, handlers: SimpleNamespace, given: dict[str, Any], *, cpu: bool, project_dir: str | os.PathLike[str] | None
     ) -> None:
-        self._told: dict[str, Any] = {"cpu": cpu, "project_dir": project_dir, "handlers": handlers, **given}
-        self._session: Session | None = None
+        self._arguments: dict[str, Any] = {"cpu": cpu, "project_dir": project_dir, "handlers": handlers, **given}
+        self._session: TrainingSession | None = None
         self.begin()
 
     @property
-    def session(self) -> Session:
-        """What this process's Accelerators share."""
-        if self._session is None:  # a copy, which has come from elsewhere
+    def session(self) -> TrainingSession:
+        """The session that all Accelerators of this process share."""
+        if self._session is None:  # a copy
             self.begin()
             assert self._session is not None
         return self._session
 
     def begin(self) -> None:
-        """Take part in the session of this process, which begins here if there is none."""
+        """Join the session of this process; start one if there is none."""
         self._read_environment()
-        session = Session.current(**self._told)
-        own = {name: value for name, value in self._told.items() if name in settings.OWN}
+        session = TrainingSession.current(**self._arguments)
+        own = {name: value for name, value in self._arguments.items() if name in settings.OWN}
         shared = {name: getattr(session.settings, name) for name in settings.SHARED}
         self._fixed = replace(settings.load(session.place, **own), **shared)
         self.dataloader_config = DataLoaderConfiguration(**{name: getattr(self._fixed, name) for name in _OF_LOADERS})
-        self.handlers = _merged(session.handlers, self._told["handlers"])
+        self.handlers = _merged(session.handlers, self._arguments["handlers"])
         self.accumulation = Accumulation(
             self._fixed.gradient_accumulation_steps,
             sync_with_dataloader=self._fixed.sync_with_dataloader,
@@ -80,20 +82,20 @@ class Setup:
         self._session = session
 
     def _read_environment(self) -> None:
-        """Outside of a run, variables say what the script leaves open about FSDP."""
+        """Outside a run, take FSDP settings that the script leaves open from environment variables."""
         if os.environ.get("HPCACCEL_RUN_DIR"):
             return
-        handlers = self._told["handlers"]
-        wanted = self._told.get("strategy") in (None, "fsdp") and asked_for().get("strategy") == "fsdp"
+        handlers = self._arguments["handlers"]
+        wanted = self._arguments.get("strategy") in (None, "fsdp") and settings_from_env().get("strategy") == "fsdp"
         handlers.fsdp = fsdp_plugin(handlers.fsdp, wanted=wanted)
 
     @property
     def settings(self) -> Settings:
-        """What counts for what this Accelerator prepares now."""
+        """The current settings for objects that this Accelerator prepares."""
         return replace(self._fixed, **{name: getattr(self.dataloader_config, name) for name in _OF_LOADERS})
 
     def begin_again(self) -> None:
-        """After the end of a training: begin another one, as this Accelerator was told and set up. All ranks call."""
+        """Start another training with the same settings after a training has ended. All ranks call this."""
         loading, steps = self.dataloader_config, self.accumulation.steps
         self.begin()
         self.dataloader_config = loading
@@ -102,16 +104,15 @@ class Setup:
     # -- copies --------------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"told": self._told}
+        return {"arguments": self._arguments}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy joins the ranks when it is used, and not before: it may have come to a loader's worker, which is no
-        rank."""
-        self._told = state["told"]
+        """Restore a copy, which joins the ranks only at its first use: it may be in a worker, which is not a rank."""
+        self._arguments = state["arguments"]
         self._session = None
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("_fixed", "dataloader_config", "handlers", "accumulation") or "_told" not in self.__dict__:
+        if name not in ("_fixed", "dataloader_config", "handlers", "accumulation") or "_arguments" not in self.__dict__:
             raise AttributeError(name)
         self.begin()
         return self.__dict__[name]
@@ -121,12 +122,14 @@ class Setup:
         return self.session.scaling
 
     @property
-    def prepared(self) -> Prepared:
+    def prepared(self) -> PreparedObjects:
         return self.session.prepared
 
     def micro_batch(self, models: tuple[torch.nn.Module, ...]) -> MicroBatch:
-        """The context of one micro-batch. Models that another Accelerator has prepared take that one's optimizers and
-        schedulers along."""
+        """The context of one micro-batch of ``models``.
+
+        It also applies to optimizers and schedulers of other Accelerators that have prepared some of these models.
+        """
         if self.session.accelerators == 1:
             return MicroBatch(self.accumulation, models)
         owners = self.session.owners
@@ -135,9 +138,10 @@ class Setup:
 
 
 def _merged(shared: SimpleNamespace, given: SimpleNamespace) -> SimpleNamespace:
-    """
+    """The handlers of one Accelerator: shared handlers from the session, other handlers as given.
+
     Raises:
-        RuntimeMisuse: another handler of something that the process shares.
+        RuntimeMisuse: the script passes a handler of a shared kind that differs from the session's.
     """
     merged = dict(vars(given))
     for name, has in vars(shared).items():
@@ -146,9 +150,9 @@ def _merged(shared: SimpleNamespace, given: SimpleNamespace) -> SimpleNamespace:
         wanted = merged[name]
         if wanted is not None and wanted != has and name not in ("fsdp", "init_process_group"):
             raise RuntimeMisuse(
-                f"Accelerator() is given {wanted!r}, and the first Accelerator of this process "
-                f"{'none' if has is None else repr(has)}: all Accelerators of a process share it. Give it to the first "
-                "one, or call end_training() on that one before"
+                f"Accelerator() got {wanted!r}, but the first Accelerator of this process got "
+                f"{'none' if has is None else repr(has)}. All Accelerators of a process share this setting: pass it to "
+                "the first one, or call end_training() on the first one before creating another"
             )
         if wanted is None or name == "init_process_group":
             merged[name] = has

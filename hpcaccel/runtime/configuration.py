@@ -1,4 +1,4 @@
-"""From the words of ``Accelerator(...)`` to settings: plain ones, and those that plugins and handlers hold."""
+"""Arguments of ``Accelerator(...)``: checks of keywords, settings by name, plugins and handlers by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcaccel.errors import RuntimeMisuse
 
-__all__ = ["OWN_HANDLERS", "SUCCESSORS", "handlers_by_name", "refuse_unknown", "words"]
+__all__ = ["OWN_HANDLERS", "SUCCESSORS", "handlers_by_name", "refuse_unknown", "settings_by_name"]
 
 HANDLERS = {
     "AutocastKwargs": "autocast",
@@ -22,9 +22,10 @@ HANDLERS = {
     "MSAMPRecipeKwargs": "fp8",
     "FP8RecipeKwargs": "fp8",
 }
+"""Classes of kwargs handlers, with the name of what they configure."""
 PLUGINS = ("fsdp", "tensor_parallel", "parallelism", "dynamo", "tp_plan")
 OWN_HANDLERS = ("autocast", "ddp", "profile", "dynamo", "tp_plan")
-"""Those that concern what one Accelerator prepares; the process shares the others."""
+"""Handlers of one Accelerator; all Accelerators of a process share the others."""
 
 SUCCESSORS = {
     "logging_dir": "project_dir, or project_config=ProjectConfiguration(logging_dir=...)",
@@ -38,87 +39,99 @@ SUCCESSORS = {
     "timeout": "kwargs_handlers=[InitProcessGroupKwargs(timeout=...)]",
     "num_processes": "slurm.nodes and slurm.gpus_per_node of the spec",
 }
+"""Keywords that Accelerator() does not have, with what replaces them."""
 ELSEWHERE = {
-    "deepspeed_plugin": 'DeepSpeed is not here: strategy="fsdp" shards parameters, gradients and optimizer state',
-    "deepspeed_plugins": 'DeepSpeed is not here: strategy="fsdp" shards parameters, gradients and optimizer state',
-    "megatron_lm_plugin": 'Megatron-LM is not here: strategy="fsdp" and ParallelismConfig(tp_size=...) shard models',
+    "deepspeed_plugin": 'DeepSpeed is not supported: strategy="fsdp" shards parameters, gradients and optimizer state',
+    "deepspeed_plugins": 'DeepSpeed is not supported: strategy="fsdp" shards parameters, gradients and optimizer state',
+    "megatron_lm_plugin": (
+        'Megatron-LM is not supported: strategy="fsdp" and ParallelismConfig(tp_size=...) shard models'
+    ),
 }
+"""Keywords that are accepted only as None, with the reason."""
+
+
+_OF_LOADERS = (
+    "split_batches",
+    "dispatch_batches",
+    "even_batches",
+    "use_seedable_sampler",
+    "data_seed",
+    "non_blocking",
+    "use_stateful_dataloader",
+)
+"""Fields of ``DataLoaderConfiguration``."""
 
 
 def refuse_unknown(unknown: Mapping[str, Any], known: list[str]) -> None:
-    """
+    """Refuse unknown keywords.
+
     Raises:
-        RuntimeMisuse: a keyword that does not exist; its successor is named.
+        RuntimeMisuse: there is an unknown keyword. The message contains its replacement, or the known keywords.
     """
     for name, value in unknown.items():
         if name in ELSEWHERE:
             if value is None:
                 continue
             raise RuntimeMisuse(f"Accelerator({name}=...): {ELSEWHERE[name]}")
-        hint = f"It is called {SUCCESSORS[name]} now" if name in SUCCESSORS else f"Known are: {', '.join(known)}"
-        raise RuntimeMisuse(f"Accelerator({name}={value!r}): there is no such keyword. {hint}")
+        hint = f"Use {SUCCESSORS[name]}" if name in SUCCESSORS else f"Use one of: {', '.join(known)}"
+        raise RuntimeMisuse(f"Accelerator({name}={value!r}): unknown keyword argument {name!r}. {hint}")
 
 
 def handlers_by_name(kwargs_handlers: list[Any] | None, **plugins: Any) -> SimpleNamespace:
-    """Each handler under the name of what it sets, None where there is none.
+    """Handlers and plugins by the name of what they configure; None: not given.
 
     Raises:
-        RuntimeMisuse: something that is no handler, or two for the same thing.
+        RuntimeMisuse: an object is not a handler, or there are two handlers of the same kind.
     """
     found: dict[str, Any] = {**dict.fromkeys(HANDLERS.values()), **dict.fromkeys(PLUGINS), **plugins}
     for handler in kwargs_handlers or []:
         name = next((HANDLERS[kind.__name__] for kind in type(handler).__mro__ if kind.__name__ in HANDLERS), None)
         if name is None:
-            raise RuntimeMisuse(f"kwargs_handlers holds {handler!r}, which is none of {', '.join(sorted(HANDLERS))}")
+            allowed = ", ".join(sorted(HANDLERS))
+            raise RuntimeMisuse(f"kwargs_handlers contains {handler!r}, which is not a handler (allowed: {allowed})")
         if found[name] is not None:
-            raise RuntimeMisuse(f"kwargs_handlers holds two handlers for {name}: {found[name]!r} and {handler!r}")
+            raise RuntimeMisuse(f"kwargs_handlers contains two handlers for {name}: {found[name]!r} and {handler!r}")
         found[name] = handler
     return SimpleNamespace(**found)
 
 
-def words(
-    plain: Mapping[str, Any],
-    *,
-    dataloader_config: Any = None,
-    gradient_accumulation_plugin: Any = None,
-    fsdp_plugin: Any = None,
-    parallelism_config: Any = None,
-) -> dict[str, Any]:
-    """Settings by name; None was not given. A plugin wins over a plain word that says nothing."""
-    given = {name: _text(value) for name, value in plain.items()}
+def settings_by_name(plugins: tuple[SimpleNamespace, Any, Any], **arguments: Any) -> dict[str, Any]:
+    """Settings by name; None: not given. A plugin overrides a plain argument that is None.
+
+    Args:
+        plugins: the handlers by name, the ``DataLoaderConfiguration`` and the ``GradientAccumulationPlugin``.
+        arguments: plain arguments of the constructor.
+
+    Raises:
+        RuntimeMisuse: an argument and a plugin have different values.
+    """
+    handlers, dataloader_config, accumulation_plugin = plugins
+    given = {name: _text(value) for name, value in arguments.items()}
     if dataloader_config is not None:
-        for name in (
-            "split_batches",
-            "dispatch_batches",
-            "even_batches",
-            "use_seedable_sampler",
-            "data_seed",
-            "non_blocking",
-            "use_stateful_dataloader",
-        ):
+        for name in _OF_LOADERS:
             if given.get(name) is None:
                 given[name] = getattr(dataloader_config, name)
-    if gradient_accumulation_plugin is not None:
-        _once(given, "gradient_accumulation_steps", gradient_accumulation_plugin.num_steps)
+    if accumulation_plugin is not None:
+        _set_once(given, "gradient_accumulation_steps", accumulation_plugin.num_steps)
         for name in ("adjust_scheduler", "sync_with_dataloader", "sync_each_batch"):
-            given[name] = getattr(gradient_accumulation_plugin, name)
-    shards = parallelism_config is not None and (parallelism_config.dp_shard_size or 1) > 1
-    if given.get("strategy") is None and (fsdp_plugin is not None or shards):
+            given[name] = getattr(accumulation_plugin, name)
+    shards = handlers.parallelism is not None and (handlers.parallelism.dp_shard_size or 1) > 1
+    if given.get("strategy") is None and (handlers.fsdp is not None or shards):
         given["strategy"] = "fsdp"
     return given
 
 
-def _once(given: dict[str, Any], name: str, value: Any) -> None:
+def _set_once(given: dict[str, Any], name: str, value: Any) -> None:
     """
     Raises:
-        RuntimeMisuse: it was said twice, differently.
+        RuntimeMisuse: ``given`` has another value of ``name``.
     """
     if given.get(name) not in (None, 1, value):
-        raise RuntimeMisuse(f"{name}={given[name]!r} and a plugin that says {value!r}: give it once")
+        raise RuntimeMisuse(f"{name}={given[name]!r} conflicts with {value!r} in a plugin: set it in one place")
     given[name] = value
 
 
 def _text(value: Any) -> Any:
-    """An enum's value; everything else as it is."""
-    names = sys.modules.get("hpcaccel.runtime.enums")
-    return value.value if names is not None and isinstance(value, names.Name) else value
+    """The value of an enum; other values unchanged."""
+    enums = sys.modules.get("hpcaccel.runtime.enums")
+    return value.value if enums is not None and isinstance(value, enums.NameEnum) else value

@@ -1,6 +1,6 @@
-"""Names that scripts compare with: how the ranks work together, precisions, trackers, generators, compilers.
+"""Enums for training scripts: distributed types, precisions, trackers, random generators, compiler backends.
 
-The values are those that Accelerate's users know. Members compare equal to their values' strings.
+Members have Accelerate's values, and compare equal to them as strings.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class _Values(EnumMeta):
         return [str(member) for member in members.values()]
 
 
-class Name(str, Enum, metaclass=_Values):
+class NameEnum(str, Enum, metaclass=_Values):
     """A member is its value: ``PrecisionType.BF16 == "bf16"``, ``"bf16" in PrecisionType``."""
 
     def __str__(self) -> str:
         return str(self.value)
 
 
-class DistributedType(Name):
-    """How the ranks of this training work together. TPU is XLA's alias."""
+class DistributedType(NameEnum):
+    """How the ranks of a training are distributed. TPU is an alias of XLA."""
 
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
@@ -57,8 +57,8 @@ class DistributedType(Name):
     MULTI_NEURON = "MULTI_NEURON"
 
 
-class PrecisionType(Name):
-    """What a forward pass computes in."""
+class PrecisionType(NameEnum):
+    """Precision of the forward pass; ``no``: full precision."""
 
     NO = "no"
     FP8 = "fp8"
@@ -66,7 +66,7 @@ class PrecisionType(Name):
     BF16 = "bf16"
 
 
-class LoggerType(Name):
+class LoggerType(NameEnum):
     """Trackers by name."""
 
     ALL = "all"
@@ -81,8 +81,8 @@ class LoggerType(Name):
     SWANLAB = "swanlab"
 
 
-class RNGType(Name):
-    """Random number generators that can be brought to the same state on all ranks."""
+class RNGType(NameEnum):
+    """Random generators that can be synchronised across ranks."""
 
     TORCH = "torch"
     CUDA = "cuda"
@@ -97,7 +97,7 @@ class RNGType(Name):
     GENERATOR = "generator"
 
 
-class DynamoBackend(Name):
+class DynamoBackend(NameEnum):
     """Backends of ``torch.compile``; NO: do not compile."""
 
     NO = "NO"
@@ -118,8 +118,8 @@ class DynamoBackend(Name):
     NEURON = "NEURON"
 
 
-class DDPCommunicationHookType(Name):
-    """How DDP packs gradients for their way between the ranks."""
+class DDPCommunicationHookType(NameEnum):
+    """How DDP compresses gradients for communication."""
 
     NO = "no"
     FP16 = "fp16"
@@ -128,8 +128,8 @@ class DDPCommunicationHookType(Name):
     BATCHED_POWER_SGD = "batched_power_sgd"
 
 
-class ComputeEnvironment(Name):
-    """Where a launcher's config file says that it runs."""
+class ComputeEnvironment(NameEnum):
+    """Environment in an Accelerate config file."""
 
     LOCAL_MACHINE = "LOCAL_MACHINE"
     AMAZON_SAGEMAKER = "AMAZON_SAGEMAKER"

@@ -1,6 +1,6 @@
-"""What a script may hand to ``Accelerator(...)`` beyond plain words: handlers of torch's own settings, and plugins.
+"""Objects for ``Accelerator(...)``: handlers with options of torch's own classes, and plugins.
 
-Fields and defaults are those of Accelerate 1.15 where they exist there.
+Fields that also exist in Accelerate 1.15 have the same names and defaults.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ __all__ = [
 
 @dataclass
 class KwargsHandler:
-    """Settings of something of torch's, given as ``Accelerator(kwargs_handlers=[...])``."""
+    """Options of one of torch's classes or functions, passed as ``Accelerator(kwargs_handlers=[...])``."""
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, copied."""
+        """Deep copies of all fields, by name."""
         return {item.name: copy.deepcopy(getattr(self, item.name)) for item in fields(self)}
 
     def to_kwargs(self) -> dict[str, Any]:
-        """The fields that differ from their defaults."""
+        """Deep copies of the fields that differ from their defaults."""
         default = type(self)().to_dict()
         return {name: value for name, value in self.to_dict().items() if value != default[name]}
 
 
 @dataclass
 class AutocastKwargs(KwargsHandler):
-    """Of ``torch.autocast``."""
+    """Options of ``torch.autocast``."""
 
     enabled: bool = True
     cache_enabled: bool | None = None
@@ -63,7 +63,7 @@ class AutocastKwargs(KwargsHandler):
 
 @dataclass
 class DistributedDataParallelKwargs(KwargsHandler):
-    """Of torch's DistributedDataParallel, and how gradients are packed (``comm_hook``, ``comm_wrapper``)."""
+    """Options of torch's DistributedDataParallel, and gradient compression (``comm_hook``, ``comm_wrapper``)."""
 
     dim: int = 0
     broadcast_buffers: bool = True
@@ -79,7 +79,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
 
 @dataclass
 class GradScalerKwargs(KwargsHandler):
-    """Of ``torch.amp.GradScaler``."""
+    """Options of ``torch.amp.GradScaler``."""
 
     init_scale: float = 65536.0
     growth_factor: float = 2.0
@@ -90,7 +90,7 @@ class GradScalerKwargs(KwargsHandler):
 
 @dataclass
 class InitProcessGroupKwargs(KwargsHandler):
-    """Of ``torch.distributed.init_process_group``. ``timeout`` None: half an hour."""
+    """Options of ``torch.distributed.init_process_group``. A ``timeout`` of None means 30 minutes."""
 
     backend: str | None = None
     init_method: str | None = None
@@ -99,7 +99,7 @@ class InitProcessGroupKwargs(KwargsHandler):
 
 @dataclass
 class ProfileKwargs(KwargsHandler):
-    """Of ``torch.profiler.profile``; ``output_trace_dir``: a Chrome trace a rank is written there."""
+    """Options of ``torch.profiler.profile``. Each rank writes a Chrome trace to ``output_trace_dir``, if given."""
 
     activities: list[str] | None = None
     schedule_option: dict[str, int] | None = None
@@ -114,7 +114,7 @@ class ProfileKwargs(KwargsHandler):
 
 @dataclass
 class AORecipeKwargs(KwargsHandler):
-    """fp8 through torchao."""
+    """Options of fp8 with torchao."""
 
     config: Any = None
     module_filter_func: Callable[..., bool] | None = None
@@ -124,7 +124,7 @@ class AORecipeKwargs(KwargsHandler):
 
 @dataclass
 class TERecipeKwargs(KwargsHandler):
-    """fp8 through TransformerEngine."""
+    """Options of fp8 with TransformerEngine, which is not supported: use ``AORecipeKwargs``."""
 
     use_autocast_during_eval: bool | None = None
     margin: int | None = None
@@ -138,14 +138,14 @@ class TERecipeKwargs(KwargsHandler):
 
 @dataclass
 class MSAMPRecipeKwargs(KwargsHandler):
-    """fp8 through MS-AMP."""
+    """Options of fp8 with MS-AMP, which is not supported: use ``AORecipeKwargs``."""
 
     opt_level: str | None = None
 
 
 @dataclass
 class FP8RecipeKwargs(TERecipeKwargs):
-    """The older name for all fp8 recipes."""
+    """Accelerate's older class for all fp8 recipes, which is not supported: use ``AORecipeKwargs``."""
 
     opt_level: str | None = None
     backend: str | None = None
@@ -153,7 +153,7 @@ class FP8RecipeKwargs(TERecipeKwargs):
 
 @dataclass
 class DataLoaderConfiguration:
-    """How prepared loaders share out the data."""
+    """How prepared loaders order and divide the data."""
 
     split_batches: bool = False
     dispatch_batches: bool | None = None
@@ -166,7 +166,7 @@ class DataLoaderConfiguration:
 
 @dataclass
 class ProjectConfiguration:
-    """Where checkpoints and logs of a script without a run directory go."""
+    """Directories of checkpoints and logs for a script without a run directory."""
 
     project_dir: str | None = None
     logging_dir: str | None = None
@@ -186,7 +186,7 @@ class ProjectConfiguration:
 
 @dataclass
 class GradientAccumulationPlugin(KwargsHandler):
-    """Gradient accumulation in detail; ``sync_each_batch`` trades communication for memory under FSDP."""
+    """Options of gradient accumulation. With FSDP ``sync_each_batch`` saves memory at the cost of communication."""
 
     num_steps: int = 1
     adjust_scheduler: bool = True
@@ -196,9 +196,9 @@ class GradientAccumulationPlugin(KwargsHandler):
 
 @dataclass
 class FullyShardedDataParallelPlugin:
-    """FSDP2 settings under the names that Accelerate's users know. Fields of FSDP1 alone are accepted and have no
-    effect, of which a warning tells. Outside of a run, ``FSDP_*`` variables fill in fields that are None when an
-    Accelerator gets it."""
+    """FSDP2 settings with Accelerate's field names. Fields that only FSDP1 has are accepted with a warning and have no
+    effect; ``fsdp_version``, ``cpu_ram_efficient_loading`` and the state-dict fields have no effect and no warning.
+    Outside of a run, an Accelerator fills in fields that are None from ``FSDP_*`` variables."""
 
     fsdp_version: int | None = None
     sharding_strategy: Any = None
@@ -225,14 +225,14 @@ class FullyShardedDataParallelPlugin:
 
 @dataclass
 class TorchTensorParallelConfig:
-    """Asynchronous tensor parallel."""
+    """Asynchronous tensor parallelism. Accepted for compatibility, without effect."""
 
     enable_async_tp: bool = False
 
 
 @dataclass
 class TorchTensorParallelPlugin:
-    """Tensor parallel over ``tp_size`` neighbouring ranks."""
+    """Tensor parallelism over ``tp_size`` neighbouring ranks. ``torch_device_mesh`` has no effect."""
 
     tp_size: int = 1
     torch_device_mesh: Any = None
@@ -240,7 +240,7 @@ class TorchTensorParallelPlugin:
 
 @dataclass
 class TorchDynamoPlugin(KwargsHandler):
-    """Of ``torch.compile``."""
+    """Options of ``torch.compile``."""
 
     backend: DynamoBackend | str | None = None
     mode: str | None = None
@@ -253,12 +253,14 @@ class TorchDynamoPlugin(KwargsHandler):
 
 @dataclass
 class ParallelismConfig:
-    """The mesh of ranks: how many replicas, shards of each, and ranks that share each tensor.
+    """The mesh of ranks: number of replicas, shards per replica, and tensor-parallel ranks.
 
-    Sizes that are None are 1, except that ``dp_replicate_size`` of a model that is not sharded is what remains.
+    Sizes that are None come from the settings and other plugins. Otherwise the data-parallel sizes follow from the
+    number of ranks (with FSDP as many shards as possible, else replicas only), and the others are 1. Fields that are
+    not sizes have no effect.
 
     Raises:
-        RuntimeMisuse: a size below 1, or context and sequence parallelism, which are not here.
+        RuntimeMisuse: a size is below 1, or context or sequence parallelism is requested, which is not supported.
     """
 
     dp_replicate_size: int | None = None
@@ -276,10 +278,10 @@ class ParallelismConfig:
         for name in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size"):
             size = getattr(self, name)
             if size is not None and size < 1:
-                raise RuntimeMisuse(f"ParallelismConfig({name}={size}) must be at least 1")
+                raise RuntimeMisuse(f"ParallelismConfig({name}={size}): {name} must be at least 1")
         for name in ("cp_size", "sp_size"):
             if (getattr(self, name) or 1) > 1:
                 raise RuntimeMisuse(
-                    f"ParallelismConfig({name}={getattr(self, name)}): sequences are not split over ranks here. "
-                    "Use dp_shard_size and tp_size"
+                    f"ParallelismConfig({name}={getattr(self, name)}): splitting sequences over ranks is not "
+                    "supported. Use dp_shard_size and tp_size"
                 )

@@ -1,28 +1,45 @@
-"""What variables of the environment ask for, where a program was started without hpcaccel: by torchrun, by srun, or by
-``accelerate launch``, whose variables are read under their own names. A run says all of this in its spec instead."""
+"""Environment variables: settings of programs started without hpcaccel, and functions that read and set variables.
+
+Programs started by torchrun, srun or ``accelerate launch`` take settings from ``HPCACCEL_*`` variables and from the
+variables of ``accelerate launch``. In a run these settings come from the spec.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.compat.environ import FALSE, TRUE
 from hpcaccel.runtime.handlers import FullyShardedDataParallelPlugin
 
-__all__ = ["asked_for", "fsdp_plugin"]
+__all__ = [
+    "clear_environment",
+    "convert_dict_to_env_variables",
+    "fsdp_plugin",
+    "get_int_from_env",
+    "parse_choice_from_env",
+    "parse_flag_from_env",
+    "patch_environment",
+    "settings_from_env",
+    "str_to_bool",
+]
+
+TRUE = ("y", "yes", "t", "true", "on", "1")
+FALSE = ("n", "no", "f", "false", "off", "0")
 
 STRATEGY = "HPCACCEL_STRATEGY"
 USE_FSDP = "ACCELERATE_USE_FSDP"
 
 
-def asked_for(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Settings by name.
+def settings_from_env(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """The settings that environment variables set, by name.
 
     Raises:
-        RuntimeMisuse: a variable with a value that it cannot have.
+        RuntimeMisuse: a variable has an invalid value.
     """
     found: dict[str, Any] = {}
     if environ.get("ACCELERATE_MIXED_PRECISION"):
@@ -37,11 +54,14 @@ def asked_for(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 
 def fsdp_plugin(given: FullyShardedDataParallelPlugin | None, *, wanted: bool) -> FullyShardedDataParallelPlugin | None:
-    """The script's plugin, whose empty fields ``FSDP_*`` variables fill in; where it gives none and FSDP is ``wanted``
-    by the environment, one of these variables alone.
+    """The script's plugin, with empty fields filled from ``FSDP_*`` variables.
+
+    Args:
+        given: the script's plugin; None: the script has none.
+        wanted: whether the environment selects FSDP. If so, a plugin is created even if ``given`` is None.
 
     Raises:
-        RuntimeMisuse: a variable with a value that it cannot have.
+        RuntimeMisuse: a variable has an invalid value.
     """
     if given is None and not wanted:
         return None
@@ -55,21 +75,23 @@ def fsdp_plugin(given: FullyShardedDataParallelPlugin | None, *, wanted: bool) -
         found.pop("sharding_strategy", None)
         found.pop("reshard_after_forward", None)
     if "reshard_after_forward" in found:
-        found.pop("sharding_strategy", None)  # the older word for it, which launchers set besides
+        found.pop("sharding_strategy", None)  # the older name of the setting; launchers set both
     return replace(plugin, **found)
 
 
 def _flag(name: str, environ: Mapping[str, str]) -> bool:
     word = environ[name].strip().lower()
     if word not in TRUE + FALSE:
-        raise RuntimeMisuse(f"{name}={environ[name]!r} is neither yes ({', '.join(TRUE)}) nor no ({', '.join(FALSE)})")
+        raise RuntimeMisuse(
+            f"{name}={environ[name]!r} is not a boolean (true: {', '.join(TRUE)}; false: {', '.join(FALSE)})"
+        )
     return word in TRUE
 
 
 def _whole(name: str, environ: Mapping[str, str]) -> int:
     text = environ[name].strip()
     if not text.isdigit():
-        raise RuntimeMisuse(f"{name}={environ[name]!r} must be a whole number")
+        raise RuntimeMisuse(f"{name}={environ[name]!r} must be a whole number of at least 0")
     return int(text)
 
 
@@ -78,17 +100,18 @@ def _one_of(*words: str) -> Callable[[str, Mapping[str, str]], str]:
         word = environ[name].strip()
         found = next((known for known in words if known.lower() == word.lower()), None)
         if found is None:
-            raise RuntimeMisuse(f"{name}={environ[name]!r} is not known (one of: {', '.join(words)})")
+            raise RuntimeMisuse(f"{name}={environ[name]!r} is not a valid value (allowed: {', '.join(words)})")
         return found
 
     return read
 
 
 _SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+"""Sharding strategies in the order of their numbers, from 1."""
 
 
 def _sharding(name: str, environ: Mapping[str, str]) -> str:
-    """By name, or by its number from 1 on."""
+    """The name of the sharding strategy, which is given by name or by number (from 1)."""
     text = environ[name].strip()
     if text.isdigit() and 0 < int(text) <= len(_SHARDING):
         return _SHARDING[int(text) - 1]
@@ -96,7 +119,7 @@ def _sharding(name: str, environ: Mapping[str, str]) -> str:
 
 
 def _resharding(name: str, environ: Mapping[str, str]) -> bool | str:
-    """Yes or no; for FSDP1 launchers set the sharding strategy's name here."""
+    """A flag, or a sharding strategy: launchers of FSDP1 set its name here."""
     word = environ[name].strip().lower()
     return _flag(name, environ) if word in TRUE + FALSE and not word.isdigit() else _sharding(name, environ)
 
@@ -127,5 +150,80 @@ _FIELDS: dict[str, tuple[str, Callable[[str, Mapping[str, str]], Any]]] = {
     "CPU_RAM_EFFICIENT_LOADING": ("cpu_ram_efficient_loading", _flag),
     "STATE_DICT_TYPE": ("state_dict_type", _text),
 }
-"""Variables after ``FSDP_``, with the plugin's fields and how they are read. Those of FSDP1 alone have no effect, as in
-the plugin."""
+"""By variable name after ``FSDP_``: the plugin's field, and the function that reads it. Fields of FSDP1 have no effect,
+as in the plugin."""
+
+
+def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
+    """Parse ``yes``, ``no`` and their other spellings: 1 or 0, or a bool with ``to_bool``.
+
+    Raises:
+        RuntimeMisuse: the text is none of these.
+    """
+    word = value.lower()
+    if word not in TRUE + FALSE:
+        raise RuntimeMisuse(f"{value!r} is not a boolean (true: {', '.join(TRUE)}; false: {', '.join(FALSE)})")
+    return word in TRUE if to_bool else int(word in TRUE)
+
+
+def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
+    """Value of the first of these variables that is a number of 0 or more; ``default`` if there is none."""
+    for key in env_keys:
+        value = int(os.environ.get(key, -1))
+        if value >= 0:
+            return value
+    return default
+
+
+def parse_flag_from_env(key: str, default: bool = False) -> bool:
+    """Value of a variable that is yes or no.
+
+    Raises:
+        RuntimeMisuse: the value is neither.
+    """
+    return bool(str_to_bool(os.environ.get(key, str(default))))
+
+
+def parse_choice_from_env(key: str, default: str = "no") -> str:
+    """Value of a variable, as text."""
+    return os.environ.get(key, str(default))
+
+
+@contextmanager
+def patch_environment(**kwargs: Any) -> Iterator[None]:
+    """Set variables inside the ``with`` block; names are converted to upper case."""
+    wanted = {key.upper(): str(value) for key, value in kwargs.items()}
+    before = {key: os.environ.get(key) for key in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+
+
+@contextmanager
+def clear_environment() -> Iterator[None]:
+    """Remove all variables inside the ``with`` block; variables that are set in it are removed at its end."""
+    before = dict(os.environ)
+    os.environ.clear()
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def convert_dict_to_env_variables(current_env: Mapping[str, str]) -> list[str]:
+    """Lines ``KEY=value`` for an environment file. Variables that the format cannot represent are skipped, with
+    a warning."""
+    lines = []
+    for key, value in current_env.items():
+        if not key or not value or set(";\n<> ") & set(key + value):
+            logging.getLogger(__name__).warning("%s=%s cannot be written to an environment file: skipped", key, value)
+        else:
+            lines.append(f"{key}={value}\n")
+    return lines

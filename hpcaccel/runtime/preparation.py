@@ -1,4 +1,4 @@
-"""``prepare``: the script's own objects in, ready for the group of ranks out."""
+"""``prepare``: models, optimizers, loaders and schedulers of the script, prepared for the group of ranks."""
 
 from __future__ import annotations
 
@@ -14,24 +14,28 @@ from torch.utils.data import DataLoader
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.accelerator_setup import Setup
 from hpcaccel.runtime.data.loader import PreparedLoader, make_loader
-from hpcaccel.runtime.data.standalone_loader import bring_to_main
-from hpcaccel.runtime.parallel.model_preparation import prepare_model
+from hpcaccel.runtime.data.sampling import bring_to_main
+from hpcaccel.runtime.model_preparation import prepare_model
 from hpcaccel.runtime.training.prepared_optimizer import PreparedOptimizer
 from hpcaccel.runtime.training.prepared_scheduler import PreparedScheduler, prepare_scheduler
-from hpcaccel.runtime.training_session import Session
+from hpcaccel.runtime.training_session import TrainingSession
 
 __all__ = ["prepare"]
 
 
 def prepare(setup: Setup, objects: Sequence[Any], *, device_placement: Sequence[bool] | None = None) -> list[Any]:
-    """Models first, for optimizers point to their parameters; schedulers last, for they follow the optimizers.
+    """Prepare ``objects``: models first, because optimizers refer to their parameters; schedulers last, because they
+    follow the optimizers.
 
     Args:
-        device_placement: for each object whether it, or its batches, are moved to this rank's device.
+        device_placement: for each object: whether it (of a loader: its batches) is moved to this rank's device.
+
+    Returns:
+        The prepared objects, in the order of ``objects``.
 
     Raises:
-        RuntimeMisuse: a list of another length; an object that was prepared before; an optimizer of whole parameters
-            that was left behind when its model was sharded.
+        RuntimeMisuse: ``device_placement`` has another length; an object was prepared before; an optimizer has no
+            parameter of a prepared model.
     """
     places = _places(setup, objects, device_placement)
     ready: dict[int, Any] = {}
@@ -47,8 +51,8 @@ def _places(setup: Setup, objects: Sequence[Any], given: Sequence[bool] | None) 
         return [setup.settings.device_placement] * len(objects)
     if len(given) != len(objects):
         raise RuntimeMisuse(
-            f"prepare(device_placement={list(given)!r}) names {len(given)} objects, and {len(objects)} are prepared: "
-            "give one True or False for each"
+            f"prepare(device_placement={list(given)!r}) has {len(given)} values for {len(objects)} objects: "
+            "pass one bool for each object"
         )
     return given
 
@@ -59,53 +63,52 @@ def _model(setup: Setup, model: nn.Module, place: bool) -> nn.Module:
 
 def _optimizer(setup: Setup, optimizer: Optimizer, place: bool) -> PreparedOptimizer:
     session = setup.session
-    if session.known.has(optimizer):
+    if session.registry.has(optimizer):
         assert isinstance(optimizer, PreparedOptimizer)
         return optimizer
     if isinstance(optimizer, PreparedOptimizer):
-        optimizer = optimizer.optimizer  # its face is of a session that has ended
-    session.known.refuse_twin(optimizer)
+        optimizer = optimizer.optimizer  # prepared in a session that has ended
+    session.registry.refuse_original(optimizer)
     if session.settings.strategy == "fsdp" or session.layout.tensor > 1:
-        from hpcaccel.runtime.parallel.fsdp import point_to_shards
-        from hpcaccel.runtime.parallel.sharded_again import carry_state_over
+        from hpcaccel.runtime.parallel.fsdp import carry_state_over, point_to_shards
 
         carry_state_over(optimizer, session.shards)
         point_to_shards(optimizer, session.shards)
     _refuse_whole_parameters(session, optimizer)
-    first = not session.prepared.optimizers
+    first, boundary = not session.prepared.optimizers, session.loop.boundary
     session.prepared.optimizers.append(optimizer)
-    face = PreparedOptimizer(
+    prepared = PreparedOptimizer(
         optimizer,
         setup.accumulation,
         scaling=session.scaling,
         before_step=partial(session.sharded.refuse_lost_gradients, optimizer),
-        on_step=session.loop.count_step if first else partial(session.loop.count_another, optimizer),
+        on_step=boundary.first_optimizer_stepped if first else partial(boundary.other_optimizer_stepped, optimizer),
     )
-    session.faces.append(face)
-    session.known.note(optimizer, face)
-    return face
+    session.optimizers.append(prepared)
+    session.registry.add(optimizer, prepared)
+    return prepared
 
 
-def _refuse_whole_parameters(session: Session, optimizer: Optimizer) -> None:
-    """An optimizer of parameters that no prepared model has would step tensors that never get a gradient."""
+def _refuse_whole_parameters(session: TrainingSession, optimizer: Optimizer) -> None:
+    """Refuse an optimizer without parameters of a prepared model: its tensors would never get a gradient."""
     if not session.prepared.models:
         return
     known = {parameter for model in session.prepared.models for parameter in model.parameters()}
     if not any(parameter in known for group in optimizer.param_groups for parameter in group["params"]):
         raise RuntimeMisuse(
-            f"{type(optimizer).__name__} holds no parameter of a prepared model. "
-            "Was it built on another model, or on a copy made before?"
+            f"{type(optimizer).__name__} has no parameter of a prepared model. "
+            "Create it from the parameters of the model that you prepare, not of another model or an earlier copy"
         )
 
 
 def _loader(setup: Setup, loader: DataLoader[Any], place: bool) -> PreparedLoader:
     session = setup.session
-    if session.known.has(loader):
+    if session.registry.has(loader):
         assert isinstance(loader, PreparedLoader)
         return loader
     if isinstance(loader, PreparedLoader):
-        loader = loader.user_loader  # it was prepared in a session that has ended
-    session.known.refuse_twin(loader, setup)
+        loader = loader.user_loader  # prepared in a session that has ended
+    session.registry.refuse_original(loader, setup)
     settings = setup.settings
     prepared = make_loader(
         loader,
@@ -123,21 +126,21 @@ def _loader(setup: Setup, loader: DataLoader[Any], place: bool) -> PreparedLoade
         stateful=settings.use_stateful_dataloader,
     )
     session.prepared.loaders.append(prepared)
-    session.known.note(loader, prepared, setup)
+    session.registry.add(loader, prepared, setup)
     return prepared
 
 
 def _scheduler(setup: Setup, scheduler: Any, place: bool) -> PreparedScheduler:
     session = setup.session
-    if session.known.has(scheduler):
+    if session.registry.has(scheduler):
         assert isinstance(scheduler, PreparedScheduler)
         return scheduler
     if isinstance(scheduler, PreparedScheduler):
-        scheduler = scheduler.scheduler  # it followed optimizers of a session that has ended
-    session.known.refuse_twin(scheduler)
+        scheduler = scheduler.scheduler  # it follows optimizers of a session that has ended
+    session.registry.refuse_original(scheduler)
     session.prepared.schedulers.append(scheduler)
     prepared = prepare_scheduler(setup, scheduler)
-    session.known.note(scheduler, prepared)
+    session.registry.add(scheduler, prepared)
     return prepared
 
 
@@ -147,3 +150,4 @@ _ORDER: tuple[tuple[Any, Callable[[Setup, Any, bool], Any]], ...] = (
     (DataLoader, _loader),
     ((LRScheduler, ReduceLROnPlateau, PreparedScheduler), _scheduler),
 )
+"""Types of objects and the function that prepares them, in the order of preparation."""

@@ -1,7 +1,12 @@
-"""Loggers that know their rank: one line for all ranks, or one of each, in order.
+"""Logging and progress bars by rank: ``get_logger``, ``tqdm``, and the log of the training.
 
-Accelerate's logger raises before its state exists. This one works from the first line of a script: until the ranks
-have met, the launcher's variables tell which rank this is.
+Loggers of ``get_logger`` work from the first line of a script: before the process group exists, the rank comes from the
+launcher's variables. (Accelerate's logger raises until its state exists.)
+
+The training logs to ``logging.getLogger("hpcaccel.training")``: resumes, checkpoints, stops. By default each line is
+``hpcaccel: <message>``, on standard output of rank 0; errors go to standard error of any rank. A program that attaches
+handlers to ``hpcaccel`` or ``hpcaccel.training`` before ``Accelerator()`` replaces this output. Records have the
+attribute ``rank``. ``HPCACCEL_LOG_LEVEL`` or the program sets the level (default: INFO).
 """
 
 from __future__ import annotations
@@ -12,30 +17,42 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from hpcaccel.core.log import LEVEL
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.distributed import rank_env
 
-__all__ = ["MultiProcessAdapter", "get_logger", "this_rank"]
+__all__ = [
+    "TRAINING_LOG",
+    "MultiProcessAdapter",
+    "RankHandler",
+    "configure_training_log",
+    "get_logger",
+    "this_rank",
+    "tqdm",
+]
+
+TRAINING_LOG = "hpcaccel.training"
+"""Name of the training's logger."""
 
 if TYPE_CHECKING:
     Adapter = logging.LoggerAdapter[logging.Logger]
 else:
     Adapter = logging.LoggerAdapter
 
-_LEVEL_VARIABLES = ("HPCACCEL_LOG_LEVEL", "ACCELERATE_LOG_LEVEL")
+_LEVEL_VARIABLES = (LEVEL, "ACCELERATE_LOG_LEVEL")
 
-_said: set[tuple[str, str]] = set()
+_logged_once: set[tuple[str, str]] = set()
 
 
 def get_logger(name: str, log_level: str | int | None = None) -> MultiProcessAdapter:
-    """The logger ``name``, speaking on rank 0 only unless a call says otherwise.
+    """The logger ``name``, which logs on rank 0 only unless a call passes ``main_process_only=False``.
 
     Args:
-        log_level: of this logger and of the root logger, as Accelerate sets it; default: the variable
-            ``HPCACCEL_LOG_LEVEL`` or ``ACCELERATE_LOG_LEVEL``, else levels stay as they are.
+        log_level: level of this logger and of the root logger, as in Accelerate; default: the variable
+            ``HPCACCEL_LOG_LEVEL`` or ``ACCELERATE_LOG_LEVEL``, else the levels are unchanged.
 
     Raises:
-        RuntimeMisuse: a level that logging does not know.
+        RuntimeMisuse: the level is unknown.
     """
     logger = logging.getLogger(name)
     level = log_level or next((os.environ[key] for key in _LEVEL_VARIABLES if os.environ.get(key)), None)
@@ -47,15 +64,15 @@ def get_logger(name: str, log_level: str | int | None = None) -> MultiProcessAda
 
 
 class MultiProcessAdapter(Adapter):
-    """A logger's methods with two words more: ``main_process_only`` (True) and ``in_order`` (False).
+    """A logger whose methods take two more keywords: ``main_process_only`` (True) and ``in_order`` (False).
 
-    What several ranks may say begins with ``[rank 3]``. With ``in_order=True`` all ranks must call, also those whose
-    level hides the message: they speak one after the other and leave together, which costs a barrier a rank. Before
-    the ranks have met (``Accelerator()``, ``PartialState()``) they cannot wait for each other, and speak at once.
+    Lines that several ranks may log begin with ``[rank 3]``. With ``in_order=True`` all ranks must call, including
+    those whose level hides the message. They log one after the other and return together, at the cost of a barrier per
+    rank. Before the process group exists (``Accelerator()``, ``PartialState()``), ranks do not wait for each other.
     """
 
     def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
-        return msg, kwargs  # the standard one would replace the caller's ``extra``
+        return msg, kwargs  # the base class would replace the caller's ``extra``
 
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
         main_process_only, in_order = kwargs.pop("main_process_only", True), kwargs.pop("in_order", False)
@@ -64,7 +81,7 @@ class MultiProcessAdapter(Adapter):
             return
         rank = this_rank()
         msg, kwargs = self.process(msg, kwargs)
-        kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the caller's line, not this one
+        kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # report the caller's line
         if in_order or not main_process_only:
             msg = f"[rank {rank}] {msg}"
         if not in_order:
@@ -78,17 +95,16 @@ class MultiProcessAdapter(Adapter):
             wait()
 
     def warning_once(self, msg: object, *args: Any, **kwargs: Any) -> None:
-        """``warning``, the same words only once in this process."""
+        """``warning``, but only once per process for the same message and arguments."""
         key = (self.logger.name, repr((msg, args)))
-        if key not in _said:
-            _said.add(key)
+        if key not in _logged_once:
+            _logged_once.add(key)
             kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
             self.log(logging.WARNING, msg, *args, **kwargs)
 
 
 def this_rank() -> int:
-    """The rank of this process, as far as it is known: of the group that it has joined, else by the launcher's
-    variables.
+    """The rank of this process in its process group; without a group, from the launcher's variables.
 
     Raises:
         RankEnvironmentError: the variables contradict each other.
@@ -101,7 +117,7 @@ def this_rank() -> int:
 
 
 def _turns() -> tuple[int, Callable[[], Any]]:
-    """How many ranks speak in turn, and how each waits for the one that does."""
+    """The number of ranks that log in turn, and the function with which they wait for each other."""
     group = _group()
     if group is not None:
         return group.world_size, group.barrier
@@ -110,22 +126,93 @@ def _turns() -> tuple[int, Callable[[], Any]]:
 
 
 def _group() -> Any | None:
-    """The ranks that this process has met. A logger brings neither torch nor the group along: it looks for them."""
+    """The process group of this process, if ``world`` was imported: a logger does not import torch."""
     module = sys.modules.get("hpcaccel.runtime.distributed.world")
     world = module.World.existing() if module is not None else None
     return None if world is None else world.group
 
 
 def _torch_distributed() -> Any | None:
-    """torch.distributed where a script has formed a group by itself."""
+    """torch.distributed, if the script has created a process group itself; else None."""
     dist = sys.modules.get("torch.distributed")
     return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
 
 
 def _level(level: str | int) -> int:
-    number = level if isinstance(level, int) else logging.getLevelName(level.upper())
+    if isinstance(level, str):
+        level = level.strip().upper()
+        number = int(level) if level.isdecimal() else logging.getLevelName(level)
+    else:
+        number = level
     if not isinstance(number, int):
         raise RuntimeMisuse(
-            f"log level {level!r} is not known. Known are: DEBUG, INFO, WARNING, ERROR, CRITICAL, and numbers"
+            f"unknown log level {level!r} (allowed: DEBUG, INFO, WARNING, ERROR, CRITICAL, or an integer)"
         )
     return number
+
+
+class RankHandler(logging.Handler):
+    """Writes ``hpcaccel: <message>`` to standard output, and errors to standard error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("hpcaccel: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            stream = sys.stderr if record.levelno >= logging.ERROR else sys.stdout
+            print(self.format(record), file=stream, flush=True)
+        except Exception:
+            self.handleError(record)
+
+
+class _RankFilter(logging.Filter):
+    """Sets the attribute ``rank`` of records, and drops records below ERROR on ranks other than 0."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.rank = self.rank
+        return self.rank == 0 or record.levelno >= logging.ERROR
+
+
+def configure_training_log(rank: int) -> None:
+    """Set up the log of the training in this process, as the module's docstring describes. Called by each session."""
+    package, logger = logging.getLogger("hpcaccel"), logging.getLogger(TRAINING_LOG)
+    for earlier in [one for one in logger.filters if isinstance(one, _RankFilter)]:
+        logger.removeFilter(earlier)
+    logger.addFilter(_RankFilter(rank))
+    if package.level == logging.NOTSET:
+        package.setLevel(logging.INFO)
+    if not (logger.handlers or package.handlers):
+        logger.addHandler(RankHandler())
+        logger.propagate = False
+    if os.environ.get(LEVEL):
+        try:
+            logger.setLevel(_level(os.environ[LEVEL]))
+        except RuntimeMisuse as error:
+            logger.warning("%s is ignored: %s", LEVEL, error)
+
+
+def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
+    """``tqdm.auto.tqdm``, enabled only on the first process of each node.
+
+    Args:
+        main_process_only: False: enabled on all ranks.
+
+    Raises:
+        ImportError: tqdm is not installed.
+        RuntimeMisuse: the first argument is a bool.
+    """
+    if args and isinstance(args[0], bool):
+        raise RuntimeMisuse(f"tqdm({args[0]}, ...): pass main_process_only={args[0]} as a keyword argument")
+    try:
+        from tqdm.auto import tqdm as bar
+    except ModuleNotFoundError as error:
+        raise ImportError("tqdm() needs the package tqdm, which is not installed: pip install tqdm") from error
+    group = _group()
+    place = rank_env.detect() if group is None else group.env
+    disable = kwargs.pop("disable", False) or (main_process_only and place.local_rank != 0)
+    return bar(*args, disable=disable, **kwargs)

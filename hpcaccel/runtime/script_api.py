@@ -1,6 +1,6 @@
-"""``hpcaccel.log`` and ``hpcaccel.should_stop``: for programs without an Accelerator, with or without torch.
+"""``hpcaccel.log`` and ``hpcaccel.should_stop``: for any Python program in a run, with or without torch.
 
-In a program that has one, both are the Accelerator's own.
+If the program has an Accelerator, these functions call its methods of the same names.
 """
 
 from __future__ import annotations
@@ -14,79 +14,80 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.core.run_dir import read_json
+from hpcaccel.core.durable_files import read_json
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime import settings
 from hpcaccel.runtime.rank_logger import this_rank
-from hpcaccel.runtime.training.metrics_lines import Lines, is_kept, leaves, left_out
+from hpcaccel.runtime.training.metrics_lines import MetricsLines, flatten, is_json_value, warning_for
 
 __all__ = ["log", "should_stop"]
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
+"""Minimum interval between two reads of ``stop.json``."""
 
 
 def log(values: Mapping[str, Any], *, step: int | None = None) -> None:
-    """Write numbers to the run's metrics, on rank 0; other ranks may call it and do nothing.
+    """Log values to the run's metrics on rank 0; on other ranks it does nothing.
 
-    Outside of a run they go to the file that ``$HPCACCEL_METRICS`` names, else nowhere, which is said once.
+    Outside a run values are written to the file ``$HPCACCEL_METRICS``; without it nothing is written, with one warning.
 
     Args:
         values: numbers, texts, arrays and tensors of one element, dicts of these.
-        step: what the values belong to; default: one more than the last step of this process, 1 at first. Values of
-            the same name and step: the last counts.
+        step: default without an Accelerator: one more than the last step of this process, starting with 1. If a name
+            has several values at one step, the last value counts.
 
     Raises:
-        RuntimeMisuse: ``values`` is no dict.
+        RuntimeMisuse: ``values`` is not a dict.
         RankEnvironmentError: the variables of this process contradict each other.
         OSError: the file cannot be written.
     """
     if not isinstance(values, Mapping):
-        raise RuntimeMisuse(f'hpcaccel.log() takes names and numbers, {{"loss": 0.5}}, and not {values!r}')
+        raise RuntimeMisuse(f'hpcaccel.log({values!r}): expected a dict of names and values, such as {{"loss": 0.5}}')
     session = _session()
     if session is None:
         _writer().write(values, step)
         return
-    from hpcaccel.runtime.training.log_values import tell
+    from hpcaccel.runtime.training.metrics_writer import log_values
 
     if _own is not None:
         _own.write_out()
-    tell(session, values, step, {}, session.accumulation)
+    log_values(session, values, step, {}, session.accumulation)
 
 
 def should_stop() -> bool:
-    """Whether this program is to end for good now: its trial was pruned, or somebody asked the run to finish.
+    """Whether this program should end for good now: its trial was pruned, or a user has requested the run to finish.
 
-    The run directory is looked at once a second at most. Where several ranks work together, ask on one of them and
-    tell the others: they look at different moments.
+    The run directory is read at most once a second. With several ranks, call it on one rank and broadcast the result:
+    ranks read at different times.
     """
     session = _session()
-    return _asked.look() if session is None else bool(session.loop.should_stop())
+    return _stop_poll.read() if session is None else bool(session.loop.should_stop())
 
 
 def _session() -> Any | None:
-    """The Accelerator's, where this process has one. Nothing is brought along to find that out."""
+    """The session of the Accelerator, if this process has one. Imports nothing."""
     module = sys.modules.get("hpcaccel.runtime.training_session")
-    return None if module is None else module.Session.existing()
+    return None if module is None else module.TrainingSession.existing()
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
 class _Writer:
-    """Rank 0's lines, as ``training.metrics`` writes them."""
+    """Writes ``metrics.jsonl`` on rank 0, for a program without an Accelerator."""
 
     def __init__(self) -> None:
         self._place = settings.locate(None)
         outside = os.environ.get("HPCACCEL_METRICS")
         path = self._place.metrics or (Path(outside) if outside else None)
         self._is_main = this_rank() == 0
-        self._lines = Lines(path) if path is not None and self._is_main else None
+        self._lines = MetricsLines(path) if path is not None and self._is_main else None
         self._step = 0
         self._warned = False
         if path is None and self._is_main:
             print(
-                "hpcaccel.log: this program was not started by hpcaccel, so what it logs is kept nowhere. "
-                "Submit it with hpcaccel, or name a file in HPCACCEL_METRICS",
+                "hpcaccel.log: this program was not started by hpcaccel, so logged values are discarded. "
+                "Submit it with hpcaccel, or set HPCACCEL_METRICS to the path of a file",
                 file=sys.stderr,
                 flush=True,
             )
@@ -97,12 +98,12 @@ class _Writer:
         if self._lines is None:
             return
         kept = {}
-        for name, value in leaves(values):
-            if is_kept(value):
+        for name, value in flatten(values):
+            if is_json_value(value):
                 kept[name] = value
             elif not self._warned:
                 self._warned = True
-                warnings.warn(left_out(name, value), stacklevel=3)
+                warnings.warn(warning_for(name, value), stacklevel=3)
         self._lines.add({"step": at, "attempt": self._place.attempt, "time": time.time(), "values": kept})
 
     def write_out(self) -> None:
@@ -120,33 +121,33 @@ def _writer() -> _Writer:
     return _own
 
 
-# -- asking -----------------------------------------------------------------------------------------------------------
+# -- stopping ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class _Asked:
-    """The supervisor's word in ``attempts/<n>/stop.json``."""
+class _StopPoll:
+    """Polls ``attempts/<n>/stop.json``, which the supervisor writes."""
 
-    last_look: float = float("-inf")
+    last_read: float = float("-inf")
     for_good: bool = False
 
-    def look(self) -> bool:
-        if not self.for_good and time.monotonic() - self.last_look >= LOOK_SECONDS:
-            self.for_good = _is_asked()
-            self.last_look = time.monotonic()
+    def read(self) -> bool:
+        if not self.for_good and time.monotonic() - self.last_read >= POLL_SECONDS:
+            self.for_good = _is_stop_requested()
+            self.last_read = time.monotonic()
         return self.for_good
 
 
-_asked = _Asked()
+_stop_poll = _StopPoll()
 
 
-def _is_asked() -> bool:
+def _is_stop_requested() -> bool:
     place = settings.locate(None)
     if place.run is None:
         return False
     path = place.run.stop(place.attempt)
     try:
-        if path.name not in os.listdir(path.parent):  # NFS remembers for a while that a name did not exist
+        if path.name not in os.listdir(path.parent):  # NFS caches for a while that a file did not exist
             return False
     except FileNotFoundError:
         return False

@@ -1,6 +1,7 @@
-"""What this process was asked for: the run directory's ``spec.json``, overridden by the script's own words.
+"""Settings of this process, and where it writes.
 
-What the script says in ``Accelerator(...)`` wins, then the spec, then the defaults below.
+Arguments of ``Accelerator(...)`` override the run directory's ``spec.json`` (outside of a run: environment variables),
+which overrides the defaults below.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.core.run_dir import RunDir, read_json
+from hpcaccel.core.durable_files import read_json
+from hpcaccel.core.launch_spec import LaunchSpec, launch_of
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RuntimeMisuse
 
-__all__ = ["OWN", "SHARED", "Place", "Settings", "load", "locate"]
+__all__ = ["OWN", "SHARED", "OutputLocation", "Settings", "load", "locate"]
 
 _ALLOWED = {
     "strategy": ("ddp", "fsdp"),
@@ -26,7 +29,7 @@ _ALLOWED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Of the spec's ``runtime`` and ``checkpoint`` sections what a rank needs."""
+    """The settings of the spec's ``runtime`` and ``checkpoint`` sections that a rank uses."""
 
     strategy: str = "ddp"
     mixed_precision: str = "no"
@@ -35,10 +38,10 @@ class Settings:
     deterministic: bool = False
     stop: str = "cooperative"
     fsdp_wrap: tuple[str, ...] = ()
-    """Class names of the blocks that FSDP2 shards one by one; empty: repeated blocks are found."""
+    """Class names of the blocks that FSDP2 shards one by one; empty: the model's repeated blocks."""
     reshard_after_forward: bool = True
     fsdp_shard_size: int | None = None
-    """Ranks that hold one replica together; None: all of them."""
+    """Number of ranks that hold one replica together; None: all ranks."""
     fsdp_param_dtype: str | None = None
     fsdp_reduce_dtype: str | None = None
     fsdp_output_dtype: str | None = None
@@ -63,15 +66,15 @@ class Settings:
     adjust_scheduler: bool = True
     debug: bool = False
     timeout_seconds: float = 1800.0
-    """Of collectives that the script's own calls and the gradients need."""
+    """Timeout of the script's collectives and of gradient communication."""
     control_timeout_seconds: float = 60.0
-    """Of hpcaccel's own: a rank that is later than this is not coming."""
+    """Timeout of hpcaccel's own collectives."""
     save_wait_seconds: float = 5.0
-    """How long rank 0 waits in ``save_state`` for ranks that hold the same as it does."""
+    """How long rank 0 waits in ``save_state`` for the other ranks if the model is not sharded."""
     every_steps: int | None = None
     every_minutes: float | None = None
     background: bool = True
-    """Whether checkpoints that are due are written while the training goes on."""
+    """Whether periodic checkpoints are written while the training continues."""
     when_busy: str = "wait"
     keep: int | None = 2
     keep_every_steps: int | None = None
@@ -98,15 +101,15 @@ OWN = frozenset(
         "adjust_scheduler",
     }
 )
-"""What each Accelerator is told for itself."""
+"""Settings of one Accelerator."""
 
 SHARED = frozenset(field.name for field in fields(Settings)) - OWN
-"""What all Accelerators of a process have in common."""
+"""Settings that all Accelerators of a process share."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where this process writes. Without a run directory there may still be a directory for checkpoints."""
+class OutputLocation:
+    """Where this process writes: the run directory, else the script's project directory, if it has one."""
 
     run: RunDir | None = None
     attempt: int = 0
@@ -125,47 +128,52 @@ class Place:
         return None if self.project is None else self.project / "metrics.jsonl"
 
 
-def locate(project_dir: str | os.PathLike[str] | None, environ: Mapping[str, str] = os.environ) -> Place:
-    """The run directory that the launcher named, else the script's own ``project_dir``."""
+def locate(project_dir: str | os.PathLike[str] | None, environ: Mapping[str, str] = os.environ) -> OutputLocation:
+    """The run directory from the launcher's variables, and the script's ``project_dir``."""
     path = environ.get("HPCACCEL_RUN_DIR")
     project = None if project_dir is None else Path(project_dir).absolute()
     if not path:
-        return Place(project=project)
-    return Place(run=RunDir(path), attempt=int(environ.get("HPCACCEL_ATTEMPT", "1")), project=project)
+        return OutputLocation(project=project)
+    return OutputLocation(run=RunDir(path), attempt=int(environ.get("HPCACCEL_ATTEMPT", "1")), project=project)
 
 
-def load(place: Place, **given: Any) -> Settings:
-    """Settings of this process; those of ``given`` that are None were not given.
+def load(place: OutputLocation, **given: Any) -> Settings:
+    """Settings of this process. Values of ``given`` override them unless they are None.
 
     Raises:
-        RuntimeMisuse: a value that is not allowed.
+        RuntimeMisuse: a value is not allowed.
     """
-    from hpcaccel.runtime.launch_env import asked_for  # brings torch along
+    from hpcaccel.runtime.launch_env import settings_from_env  # imports torch
 
-    settings = Settings(**asked_for()) if place.run is None else _from_spec(read_json(place.run.spec) or {})
+    settings = Settings(**settings_from_env()) if place.run is None else _of_run(place.run)
     settings = replace(settings, **{name: value for name, value in given.items() if value is not None})
     for name, allowed in _ALLOWED.items():
         if getattr(settings, name) not in allowed:
-            raise RuntimeMisuse(f"{name}={getattr(settings, name)!r} is not known (one of: {', '.join(allowed)})")
+            value = getattr(settings, name)
+            raise RuntimeMisuse(f"{name}={value!r} is not a valid value (allowed: {', '.join(allowed)})")
     if settings.gradient_accumulation_steps < 1:
         raise RuntimeMisuse(f"gradient_accumulation_steps={settings.gradient_accumulation_steps} must be at least 1")
     return settings
 
 
-def _was_not_found(document: Mapping[str, Any]) -> bool:
-    """Whether ``hpcaccel submit`` overlooked the Accelerator of this script."""
+def _was_not_found(document: Mapping[str, Any], launch: LaunchSpec | None) -> bool:
+    """Whether ``hpcaccel submit`` chose ``stop`` for a script, and may have overlooked its Accelerator."""
     entrypoint = document.get("spec", {}).get("entrypoint") or {}
-    return bool(document.get("launch", {}).get("stop_is_default")) and not entrypoint.get("command")
+    return launch is not None and launch.stop_is_default and not entrypoint.get("command")
 
 
-def _from_spec(document: Mapping[str, Any]) -> Settings:
+def _of_run(run: RunDir) -> Settings:
+    document = read_json(run.spec) or {}
+    return _from_spec(document, launch_of(document, source=run.spec) if "launch" in document else None)
+
+
+def _from_spec(document: Mapping[str, Any], launch: LaunchSpec | None) -> Settings:
     spec = document.get("spec", {})
     sections = {**spec.get("checkpoint", {}), **spec.get("runtime", {})}
     values = {key: value for key, value in sections.items() if key in {field.name for field in fields(Settings)}}
-    # The spec may leave open how ranks are stopped. Then the launcher has decided: for a command, and for a script in
-    # which it found no Accelerator. Of a script that has one all the same, SIGTERM is heard as in any other.
-    launch = document.get("launch", {})
-    given = None if _was_not_found(document) else launch.get("stop")
+    # If the spec leaves ``stop`` open, the submission has chosen it: "signals" for a command, and for a script in which
+    # it found no Accelerator. If the script does have one, it handles SIGTERM like any other script.
+    given = None if launch is None or _was_not_found(document, launch) else launch.stop
     values["stop"] = given or values.get("stop") or "cooperative"
     fsdp = sections.get("fsdp") or {}
     values["fsdp_wrap"] = tuple(fsdp.get("wrap") or ())

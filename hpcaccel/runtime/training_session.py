@@ -1,4 +1,4 @@
-"""Everything that all Accelerators of this process share: the group of ranks, the settings, the loop."""
+"""``TrainingSession``: group of ranks, settings, prepared objects and loop, shared by all Accelerators of a process."""
 
 from __future__ import annotations
 
@@ -16,139 +16,200 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime import settings
-from hpcaccel.runtime.checkpointing.saver import Prepared
+from hpcaccel.runtime.checkpointing.prepared_objects import PreparedObjects
+from hpcaccel.runtime.data.loaders_in_use import LoadersInUse
 from hpcaccel.runtime.distributed import device_mesh as mesh
 from hpcaccel.runtime.distributed.world import World
-from hpcaccel.runtime.parallel import fp8
+from hpcaccel.runtime.enums import DistributedType
 from hpcaccel.runtime.parallel.fsdp_outputs import ShardedModels
-from hpcaccel.runtime.parallel.precision import make_scaler
-from hpcaccel.runtime.prepare_registry import Known
-from hpcaccel.runtime.training.accumulation import Accumulation, LoadersInUse
-from hpcaccel.runtime.training.attempt_timing import Clock
-from hpcaccel.runtime.training.determinism import make_deterministic, set_seed, share_threads
+from hpcaccel.runtime.parallel.precision import refuse_fp8
+from hpcaccel.runtime.rank_logger import configure_training_log
+from hpcaccel.runtime.rng.determinism import make_deterministic, set_seed, share_threads
+from hpcaccel.runtime.stop_flag import StopFlag
+from hpcaccel.runtime.training.accumulation import Accumulation
+from hpcaccel.runtime.training.attempt_timing import AttemptClock
 from hpcaccel.runtime.training.loop import Loop
+from hpcaccel.runtime.training.loop_context import LoopContext
 from hpcaccel.runtime.training.prepared_optimizer import PreparedOptimizer
-from hpcaccel.runtime.training.scaling import Scaling
-from hpcaccel.runtime.training.stop_agreement import StopFlag
+from hpcaccel.runtime.training.scaling import Scaling, make_scaler
 
 if TYPE_CHECKING:
     from hpcaccel.runtime.health.heartbeat import Heartbeat
 
-__all__ = ["Session"]
+__all__ = ["PrepareRegistry", "TrainingSession"]
 
-_current: Session | None = None
+_current: TrainingSession | None = None
 
 
-class Session:
-    """From the first ``Accelerator()`` to ``end_training()``.
+class PrepareRegistry:
+    """The prepared objects of one session, with the originals of the script, so that no object is prepared twice."""
+
+    def __init__(self) -> None:
+        self._prepared: dict[int, Any] = {}
+        self._originals: dict[tuple[int, int], tuple[Any, Any, Any]] = {}
+
+    def add(self, original: Any, prepared: Any, owner: Any = None) -> None:
+        """Record that ``original`` was prepared as ``prepared``; several originals may have one prepared object.
+
+        Args:
+            owner: record this for one Accelerator only; other Accelerators may prepare the original again.
+        """
+        self._prepared[id(prepared)] = prepared
+        if original is not prepared:
+            self._originals[id(original), id(owner)] = (original, prepared, owner)
+
+    def has(self, item: Any) -> bool:
+        """Whether ``prepare`` has returned ``item``."""
+        return id(item) in self._prepared
+
+    def refuse_original(self, item: Any, owner: Any = None) -> None:
+        """
+        Raises:
+            RuntimeMisuse: ``item`` has already been prepared.
+        """
+        if (id(item), id(owner)) in self._originals:
+            raise RuntimeMisuse(
+                f"this {type(item).__name__} has already been prepared, and prepare() returned another object for it. "
+                "Use the returned object, as in `model = accelerator.prepare(model)`. To prepare the original again, "
+                "call accelerator.free_memory() first"
+            )
+
+    def clear(self) -> None:
+        self._prepared.clear()
+        self._originals.clear()
+
+
+class TrainingSession:
+    """A training of this process, from the first ``Accelerator()`` to ``end_training()``.
+
+    Args:
+        cpu: do not use GPUs.
+        handlers: kwargs handlers and plugins by name, None if not given: see ``configuration``.
+        given: settings of the script by name.
 
     Raises:
         RankEnvironmentError: the environment describes no usable group of ranks.
-        RuntimeMisuse: a setting that is not allowed.
+        RuntimeMisuse: a setting has a value that is not allowed.
     """
 
     def __init__(
         self, *, cpu: bool, project_dir: str | os.PathLike[str] | None, handlers: SimpleNamespace, **given: Any
     ) -> None:
-        begun = time.time()
-        place = settings.locate(project_dir)
-        self.place = place
-        self.settings = settings.load(place, **given)
+        started = time.time()
+        self.place = settings.locate(project_dir)
+        self.settings = settings.load(self.place, **given)
         self.handlers = handlers
-        """Kwargs handlers and plugins by name, None where none was given: see ``configuration``."""
         flag = StopFlag()
         if self.settings.stop == "cooperative":
             flag.install()
         if self.settings.deterministic:
             make_deterministic()
-        self._heartbeat = _start_heartbeat(place)
-        wanted = handlers.init_process_group
-        self.world = World.current(
-            cpu=cpu,
-            backend=None if wanted is None else wanted.backend,
-            init_method=None if wanted is None else wanted.init_method,
-            timeout=(wanted and wanted.timeout) or _timeout(self.settings.timeout_seconds),
-        )
+        self._heartbeat = _start_heartbeat(self.place)
+        self.world = self._join_ranks(cpu=cpu)
         formed = time.time()
-        self.world.has_session = True
-        if self.settings.strategy == "fsdp":
-            self.world.form_group_of_one()
         self.group = self.world.group
-        self.world.debug |= self.settings.debug
-        if self.group.exchange is not None:
-            self.group.exchange.rollcall.control_timeout_seconds = self.settings.control_timeout_seconds
         ranks = self.group.env
+        configure_training_log(ranks.rank)
         self.layout = mesh.arrange(ranks.world_size, ranks.local_world_size, self.settings, handlers)
         if self.layout.tensor > 1:
             self.group = replace(self.group, tensor_size=self.layout.tensor)
-        device = self.group.device
-        share_threads(self.group.env.local_world_size)
+        share_threads(ranks.local_world_size)
         if self.settings.seed is not None:
             set_seed(self.settings.seed)
-        if self.settings.mixed_precision == "fp8":
-            fp8.check(device, handlers.fp8)
-        self.scaler: torch.amp.GradScaler | None = make_scaler(
-            device,
-            self.settings.mixed_precision,
-            handlers.scaler,
-            sharded=self.settings.strategy == "fsdp" or self.layout.tensor > 1,
-        )
+        self.scaler = self._make_scaler()
         self.scaling = None if self.scaler is None else Scaling(self.scaler)
         self.in_use = LoadersInUse()
         self.accumulation = Accumulation(1, loaders=self.in_use)
-        """Of the newest Accelerator, which ``GradientState()`` shows."""
+        """Accumulation of the newest Accelerator, which ``GradientState()`` uses."""
         self.accelerators = 0
+        self.registry = PrepareRegistry()
+        layout = {"strategy": self.settings.strategy, **self.layout._asdict()}
+        self.prepared = PreparedObjects(scaler=self.scaler, mesh=layout)
+        self.optimizers: list[PreparedOptimizer] = []
         self.owners: Any = WeakIdKeyDictionary()
-        """The accumulation that each prepared model's optimizers follow."""
-        self.prepared = Prepared(scaler=self.scaler, mesh={"strategy": self.settings.strategy, **self.layout._asdict()})
-        self.faces: list[PreparedOptimizer] = []
-        self.known = Known()
+        """For each prepared model, the accumulation of the Accelerator that has prepared it."""
         self.sharded = ShardedModels()
         self.shards = WeakIdKeyDictionary()
-        """What whole parameters became when their model was sharded. Holds on to none of the whole ones."""
-        self.distributed_type: Any = None
-        """What the script says that it is; None: what it is."""
-        self.has_ended = False
-        self.was_reset = False
-        """Whether ``AcceleratorState._reset_state()`` has made this process forget it."""
+        """For each original parameter, its sharded parameter."""
+        self.distributed_type_override: DistributedType | None = None
+        """The value that the script has set in ``AcceleratorState``."""
+        self.has_ended = self.was_reset = False
         self.trackers: list[Any] = []
         self.tracking: Any = None
-        """What ``log_with`` asked for, see ``tracking.hub``; None where nothing was."""
-        self.loop = Loop(
-            place=place,
-            group=self.group,
-            settings=self.settings,
-            prepared=self.prepared,
-            accumulation=self.accumulation,
-            in_use=self.in_use,
-            flag=flag,
-            clock=Clock(place.run if self.group.is_main else None, place.attempt, begun=begun, formed=formed),
+        """The ``tracking.hub.Tracking`` of ``log_with``; None if no tracker was selected."""
+        self.loop = self._make_loop(flag, started=started, formed=formed)
+
+    def _join_ranks(self, *, cpu: bool) -> World:
+        """Find the other ranks and form the group."""
+        wanted, seconds = self.handlers.init_process_group, self.settings.timeout_seconds
+        is_default = seconds == settings.Settings.timeout_seconds
+        world = World.current(
+            cpu=cpu,
+            backend=None if wanted is None else wanted.backend,
+            init_method=None if wanted is None else wanted.init_method,
+            timeout=(wanted and wanted.timeout) or (None if is_default else timedelta(seconds=seconds)),
         )
+        world.has_session = True
+        if self.settings.strategy == "fsdp":
+            world.form_group_of_one()
+        world.debug |= self.settings.debug
+        if world.group.exchange is not None:
+            world.group.exchange.watchdog.control_timeout_seconds = self.settings.control_timeout_seconds
+        return world
+
+    def _make_scaler(self) -> torch.amp.GradScaler | None:
+        """The gradient scaler of fp16; None for other precisions.
+
+        Raises:
+            RuntimeMisuse: fp8 is set, but the device does not support it.
+        """
+        device, precision = self.group.device, self.settings.mixed_precision
+        if precision == "fp8":
+            refuse_fp8(device, self.handlers.fp8)
+        is_sharded = self.settings.strategy == "fsdp" or self.layout.tensor > 1
+        return make_scaler(device, precision, self.handlers.scaler, sharded=is_sharded)
+
+    def _make_loop(self, flag: StopFlag, *, started: float, formed: float) -> Loop:
+        place, run = self.place, self.place.run if self.group.is_main else None
+        clock = AttemptClock(run, place.attempt, begun=started, formed=formed)
+        group, prepared, in_use = self.group, self.prepared, self.in_use
+        context = LoopContext.create(
+            place, group, self.settings, prepared=prepared, in_use=in_use, flag=flag, clock=clock
+        )
+        loop = Loop(context, self.accumulation)
         if self._heartbeat is not None:
-            self._heartbeat.loop = self.loop
+            self._heartbeat.loop = loop
+        return loop
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """NO, MULTI_CPU or MULTI_GPU; FSDP if models are sharded; or the value that the script has set."""
+        if self.distributed_type_override is not None:
+            return self.distributed_type_override
+        return DistributedType.FSDP if self.settings.strategy == "fsdp" else self.world.distributed_type
 
     @cached_property
     def mesh(self) -> DeviceMesh:
-        """How the ranks are arranged. All of them must ask for the first time together."""
+        """The mesh of ranks. All ranks must read it together for the first time."""
         self.world.form_group_of_one()
-        # What tensor parallel has shared is replicated by FSDP2 too, with one rank a shard: DDP does not know DTensors.
+        # With tensor parallel, replicas are made by FSDP2 with one rank per shard: DDP does not support DTensors.
         sharded = self.settings.strategy == "fsdp" or self.layout.tensor > 1
         return mesh.build(self.layout, self.group.device, sharded=sharded)
 
     @classmethod
-    def existing(cls) -> Session | None:
+    def existing(cls) -> TrainingSession | None:
         return _current
 
     @classmethod
-    def current(cls, **given: Any) -> Session:
-        """The session of this process, made if there is none.
+    def current(cls, **given: Any) -> TrainingSession:
+        """The session of this process; it is created if there is none.
 
         Raises:
-            RuntimeMisuse: it exists and has another value of something that is given again.
+            RuntimeMisuse: the existing session has another value of a given setting.
         """
         global _current
         if _current is not None and not _current.group.is_alive:
-            _current.abandon()  # the script has destroyed the group behind its back
+            _current.abandon()  # the script has destroyed the group itself
         if _current is None:
             _current = cls(**given)
         else:
@@ -156,15 +217,16 @@ class Session:
         return _current
 
     def follow(self, accumulation: Accumulation) -> None:
-        """An Accelerator has been made, with this accumulation."""
+        """Use the accumulation of a new Accelerator."""
         self.accelerators += 1
         self.accumulation = self.loop.accumulation = accumulation
+        PreparedOptimizer.follow_in_copies(accumulation, self.scaling)
 
     def refuse_changes(self, given: dict[str, Any]) -> None:
-        """What all Accelerators of a process share cannot be another for one of them.
+        """Refuse other values of settings that all Accelerators of a process share.
 
         Raises:
-            RuntimeMisuse: it would be.
+            RuntimeMisuse: a shared setting has another value.
         """
         wanted = getattr(given.get("handlers"), "init_process_group", None)
         self.world.refuse_changes(
@@ -177,71 +239,62 @@ class Session:
             value, has = given[name], getattr(self.settings, name)
             if value is not None and has != value:
                 raise RuntimeMisuse(
-                    f"Accelerator({name}={value!r}): this process has an Accelerator with {name}={has!r} already. "
+                    f"Accelerator({name}={value!r}): this process already has an Accelerator with {name}={has!r}. "
                     "Call end_training() on it first"
                 )
 
     def forget(self) -> None:
+        """Drop all references to prepared objects."""
         for items in (
             self.prepared.models,
             self.prepared.optimizers,
             self.prepared.schedulers,
             self.prepared.loaders,
             self.prepared.registered,
-            self.faces,
+            self.optimizers,
+            self.registry,
+            self.shards,
+            self.owners,
+            self.sharded,
         ):
             items.clear()
-        self.known.clear()
-        self.shards.clear()
-        self.owners.clear()
-        self.sharded.clear()
 
     def end(self, *, destroy: bool = False) -> None:
-        """All ranks together: the outcome is written, the group left; with ``destroy`` also one that the script has
-        formed by itself."""
+        """End the training on all ranks: write the outcome and leave the group.
+
+        Args:
+            destroy: also destroy a default group that the script has created.
+        """
         global _current
         if _current is self:
             _current = None
             self.has_ended = True
             self.loop.end()
-            self._show_no_loop()
+            self._detach()
             if destroy:
                 self.group.leave(whole=True)
             self.world.forget()
 
     def abandon(self) -> None:
-        """This rank alone: as if this session had never been. The group of ranks stays as it is."""
+        """Drop the session on this rank only. Nothing is saved, and the process group remains."""
         global _current
         self.has_ended = True
         if _current is self:
             _current = None
             self.world.has_session = False
             self.loop.abandon()
-            self._show_no_loop()
+            self._detach()
 
-    def _show_no_loop(self) -> None:
+    def _detach(self) -> None:
+        PreparedOptimizer.follow_in_copies(None)
         if self._heartbeat is not None:
             self._heartbeat.loop = None
 
 
-def _start_heartbeat(place: settings.Place) -> Heartbeat | None:
-    """Only a supervisor's ranks have somebody who listens."""
+def _start_heartbeat(place: settings.OutputLocation) -> Heartbeat | None:
+    """Start the heartbeat, for ranks of a run only: a supervisor reads it."""
     if place.run is None:
         return None
     from hpcaccel.runtime.health.heartbeat import start_heartbeat
 
     return start_heartbeat(place.run, place.attempt)
-
-
-def _timeout(seconds: float) -> timedelta | None:
-    """None where nobody has said anything."""
-    return None if seconds == settings.Settings.timeout_seconds else timedelta(seconds=seconds)
-
-
-def _followed() -> tuple[Accumulation, Scaling | None]:
-    """What an optimizer follows that was prepared in another process."""
-    session = Session.existing()
-    return (Accumulation(1), None) if session is None else (session.accumulation, session.scaling)
-
-
-PreparedOptimizer._of_this_process = _followed

@@ -1,7 +1,7 @@
-"""Slurm, as the rest of the house sees it: the only callers of its programs, and what their answers mean.
+"""Access to Slurm: the only code that runs its programs, and parsers for their output.
 
-The names below are imported when they are first used: ranks and supervisors, which start from a cold shared file
-system, read lists of hosts and nothing else.
+The names below are imported on first use: ranks and supervisors start from a cold shared file system and need only the
+parser of host lists.
 """
 
 from __future__ import annotations

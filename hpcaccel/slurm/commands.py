@@ -1,10 +1,10 @@
-"""The only caller of Slurm's programs: what may be asked (``job_questions``, ``site_questions``) and what changes jobs.
+"""Slurm's commands as methods: the queries (``queries``) and the commands that change jobs.
 
-Three ways to fail:
+There are three kinds of failure:
 
-- ``ClusterError``: there is no Slurm here, or Slurm refused what was asked; the user can mend it.
-- ``None``, ``False`` or a missing key: Slurm does not know the job (any more).
-- ``SlurmCommandError``: anything else, above all a controller that does not answer. Asking again later may help.
+- ``ClusterError``: there is no Slurm on this machine, or Slurm rejected the request. The user can fix it.
+- ``None``, ``False`` or a missing key: Slurm has no record of the job, or no longer has one.
+- ``SlurmCommandError``: everything else, usually a controller that does not respond. A retry may succeed.
 """
 
 from __future__ import annotations
@@ -18,74 +18,79 @@ from pathlib import Path
 
 from hpcaccel.errors import ClusterError, SlurmCommandError, SlurmUnreachable
 from hpcaccel.slurm import hostlist
-from hpcaccel.slurm.command_env import submission_environment
-from hpcaccel.slurm.job_questions import STEP, JobQuestions
-from hpcaccel.slurm.programs import address, is_over, is_transient, is_unreachable
-from hpcaccel.slurm.queue_cache_path import note_change
-from hpcaccel.slurm.refusals import explain
-from hpcaccel.slurm.site_questions import SiteQuestions
-from hpcaccel.slurm.start_estimates import StartEstimate, parse_estimate
+from hpcaccel.slurm.error_messages import explain, is_over, is_transient, is_unreachable
+from hpcaccel.slurm.parsing import StartEstimate, parse_estimate
+from hpcaccel.slurm.programs import address, submission_environment
+from hpcaccel.slurm.queries import STEP, Queries
+from hpcaccel.slurm.queue_cache_files import note_change
 
 __all__ = ["Slurm"]
 
 _NODE = re.compile(r"[A-Za-z0-9][\w.-]*")
+"""Valid node names."""
 _SUBMITTED = re.compile(r"(?:^|\n)(?:Submitted batch job )?(\d+)(?:;\S*| on cluster \S+)?$")
-"""On the last line; the sentence is that of a site's own sbatch, which passes --parsable over."""
+"""The last line of sbatch's output. The form with a sentence comes from site wrappers that ignore --parsable."""
 _SIGNAL = re.compile(r"[A-Z][A-Z0-9]*|\d+")
+"""Valid signals: a name without ``SIG``, or a number."""
 
 
-class Slurm(JobQuestions, SiteQuestions):
-    """Slurm's commands as methods.
+class Slurm(Queries):
+    """Slurm's queries, and the commands that submit, cancel and change jobs.
 
     Args:
-        run: stands in for ``subprocess.run``; tests hand in their own.
-        timeout_seconds: how long one command may take before it counts as unanswered.
+        run: replaces ``subprocess.run``, in tests and on a connection to another machine.
+        timeout_seconds: time limit of one command.
     """
 
     def holding(self, descriptor: int) -> Slurm:
-        """The same, whose commands keep ``descriptor`` open for as long as they run: a lock on it is held until they
-        have ended, even when this process has been killed."""
+        """A copy of this object whose commands inherit the file ``descriptor``.
+
+        A lock on the file is held until the commands have exited, even if this process is killed.
+        """
         if not self.is_here:
             return self
-        already = self._run.keywords["pass_fds"] if isinstance(self._run, functools.partial) else ()
-        run = functools.partial(subprocess.run, pass_fds=(*already, descriptor))
+        inherited = self._run.keywords["pass_fds"] if isinstance(self._run, functools.partial) else ()
+        run = functools.partial(subprocess.run, pass_fds=(*inherited, descriptor))
         return Slurm(run, timeout_seconds=self._timeout_seconds)
 
     def sbatch(
         self, script: Path, args: Sequence[str] = (), env: Mapping[str, str] | None = None, *, words: Sequence[str] = ()
     ) -> str:
-        """Submit a script; returns the job id.
+        """Submit a script.
 
         Args:
-            args: further options, before the script's name.
-            words: what the script gets as its own arguments.
-            env: the environment to submit from, this process's own by default. Variables of a job that we may be
-                inside of are taken out, and so are ``SBATCH_*`` that would overrule what the script itself says.
+            args: further options of sbatch.
+            words: arguments of the script.
+            env: the environment to submit from; default: this process's. Variables of an enclosing job are removed, and
+                so are ``SBATCH_*`` variables that would override the script's own options.
+
+        Returns:
+            The job id.
 
         Raises:
-            ClusterError: no sbatch, or Slurm refused the job; its own words are in the message.
+            ClusterError: there is no sbatch, or Slurm rejected the job; the message contains Slurm's error.
             SlurmUnreachable: no controller could be reached.
-            SlurmCommandError: the controller did not answer. It may have taken the job all the same.
+            SlurmCommandError: the controller did not respond. It may still have accepted the job.
         """
         command = ["sbatch", "--parsable", *args, str(script), *words]
         base = os.environ if env is None else env
         result = self._start(command, env=submission_environment(base, script=script.read_text(encoding="utf-8")))
-        answer = _SUBMITTED.search(result.stdout.strip())
-        if result.returncode == 0 and answer is not None:
+        submitted = _SUBMITTED.search(result.stdout.strip())
+        if result.returncode == 0 and submitted is not None:
             self._changed()
-            return answer[1]
+            return submitted[1]
         if result.returncode != 0 and is_unreachable(result.stderr):
             raise SlurmUnreachable(command, result.returncode, result.stderr)
         if result.returncode == 0 or is_transient(result.stderr):
-            raise SlurmCommandError(command, result.returncode, result.stderr or f"unexpected answer {result.stdout!r}")
+            raise SlurmCommandError(command, result.returncode, result.stderr or f"unexpected output {result.stdout!r}")
         raise ClusterError(explain(result.stderr, self._partition_names))
 
     def test_only(self, script: Path, args: Sequence[str] = ()) -> StartEstimate:
-        """When Slurm would start this script, as ``sbatch --test-only`` says; nothing is submitted.
+        """Estimated start of this script, or why Slurm would reject it, from ``sbatch --test-only``. Submits nothing.
 
         Raises:
-            ClusterError: no sbatch.
-            SlurmCommandError: the controller did not answer.
+            ClusterError: there is no sbatch.
+            SlurmCommandError: the controller did not respond.
         """
         command = ["sbatch", "--test-only", *args, str(script)]
         text = script.read_text(encoding="utf-8")
@@ -93,14 +98,14 @@ class Slurm(JobQuestions, SiteQuestions):
         if result.returncode == 0 and (estimate := parse_estimate(result.stderr + result.stdout)) is not None:
             return estimate
         if result.returncode == 0 or is_transient(result.stderr):
-            raise SlurmCommandError(command, result.returncode, result.stderr or f"unexpected answer {result.stdout!r}")
+            raise SlurmCommandError(command, result.returncode, result.stderr or f"unexpected output {result.stdout!r}")
         return StartEstimate(refusal=explain(result.stderr, self._partition_names))
 
     def cancel(self, job_id: str, *, only_pending: bool = False) -> None:
-        """Cancel a job, an array or one of its tasks. One that is over, or unknown to Slurm, is no error.
+        """Cancel a job, an array or one of its tasks. A job that has ended or is unknown is not an error.
 
         Args:
-            only_pending: leave alone what has started.
+            only_pending: do not cancel jobs that have started.
         """
         command = ["scancel", *(["--state=PENDING"] if only_pending else []), address(job_id)]
         result = self._start(command)
@@ -109,9 +114,9 @@ class Slurm(JobQuestions, SiteQuestions):
         self._changed()
 
     def signal_step(self, job_id: str, step_id: str | int, signal: str) -> bool:
-        """Send a signal (``TERM``, ``USR1``) to all processes of a step. False: the step is over."""
+        """Send a signal (``TERM``, ``USR1``) to all processes of a step. False: the step has ended."""
         if not STEP.fullmatch(str(step_id)) or not _SIGNAL.fullmatch(signal):
-            raise ValueError(f"step {step_id!r}, signal {signal!r}: wanted are e.g. step 0 and signal 'TERM'")
+            raise ValueError(f"step {step_id!r} or signal {signal!r} is invalid: use e.g. step 0 and signal 'TERM'")
         command = ["scancel", f"--signal={signal}", f"{address(job_id)}.{step_id}"]
         result = self._start(command)
         if result.returncode == 0:
@@ -121,15 +126,18 @@ class Slurm(JobQuestions, SiteQuestions):
         raise self._refused(command, result)
 
     def requeue(self, job_id: str) -> bool:
-        """Put a running job back into the queue; it is killed at once, with everything in it.
+        """Requeue a running job. Slurm kills all of its processes at once.
 
-        For a task of an array ``job_id`` must be ``46_0``: the number alone may stand for all tasks. False: Slurm has
-        put it there already ("pending execution").
+        A job that is being cancelled (COMPLETING) would be requeued too: check its state first.
 
-        Beware: a job that is being cancelled (COMPLETING) would come back too. Ask for its state first.
+        Args:
+            job_id: ``46_0`` for an array task; the plain id may mean all tasks.
+
+        Returns:
+            False if the job is already back in the queue ("pending execution").
 
         Raises:
-            ClusterError: the job may not be requeued: a site can take --requeue away from it.
+            ClusterError: Slurm does not allow the requeue, for example because the site removes ``--requeue``.
         """
         command = ["scontrol", "requeue", address(job_id)]
         result = self._start(command)
@@ -140,25 +148,25 @@ class Slurm(JobQuestions, SiteQuestions):
         raise self._refused(command, result)
 
     def exclude(self, job_id: str, nodes: Sequence[str]) -> None:
-        """Keep a waiting job away from these nodes, and from no others.
+        """Set the excluded nodes of a pending job, replacing earlier ones.
 
-        A job that was told to requeue counts as waiting while it is still being taken down.
+        A requeued job counts as pending while its processes are still being killed.
 
         Raises:
-            SlurmCommandError: it runs, or there is no such node.
+            SlurmCommandError: the job is running, or there is no such node.
         """
         if bad := [node for node in nodes if not _NODE.fullmatch(node)]:
-            raise ValueError(f"node {bad[0]!r} is no node's name")
+            raise ValueError(f"{bad[0]!r} is not a node name")
         command = ["scontrol", "update", f"JobId={address(job_id)}", f"ExcNodeList={hostlist.compress(nodes)}"]
         result = self._start(command)
         if result.returncode != 0:
             raise self._refused(command, result)
 
     def depend(self, job_id: str, dependency: str) -> None:
-        """Have a job that waits in the queue wait for others; one that has started or ended stays as it is.
+        """Set the dependency of a pending job. A job that has started or ended is left unchanged.
 
         Raises:
-            SlurmCommandError: Slurm did not answer, or refused.
+            SlurmCommandError: the controller did not respond, or rejected the request.
         """
         command = ["scontrol", "update", f"JobId={address(job_id)}", f"Dependency={dependency}"]
         result = self._start(command)
@@ -167,10 +175,13 @@ class Slurm(JobQuestions, SiteQuestions):
             raise SlurmCommandError(command, result.returncode, result.stderr)
 
     def throttle(self, job_id: str, most: int) -> None:
-        """Let at most so many tasks of an array run at a time; those that run already go on. 0: as many as fit.
+        """Limit how many tasks of an array run at a time. Running tasks are not stopped.
+
+        Args:
+            most: the limit; 0: no limit.
 
         Raises:
-            SlurmCommandError: the array is over.
+            SlurmCommandError: the array has ended.
         """
         command = ["scontrol", "update", f"JobId={address(job_id)}", f"ArrayTaskThrottle={most}"]
         result = self._start(command)
@@ -179,18 +190,18 @@ class Slurm(JobQuestions, SiteQuestions):
         self._changed()
 
     def shell_command(self, job_id: str, *, node: str | None = None, terminal: bool = True) -> list[str]:
-        """The command that opens a shell in a running job, beside its ranks; for exec, since it needs the terminal.
+        """Command that opens a shell in a running job, alongside its ranks. Run it with exec: it needs the terminal.
 
         Args:
-            node: name of one of the job's nodes; None: its first.
-            terminal: False where the shell's input or output is a pipe or a file.
+            node: name of one of the job's nodes; None: the first one.
+            terminal: False if the shell's input or output is a pipe or a file.
         """
         where = [] if node is None else [f"--nodelist={node}"]
         one_task = ["--nodes=1", "--ntasks=1", *where]
         return ["srun", f"--jobid={address(job_id)}", "--overlap", *one_task, *(["--pty"] if terminal else []), "bash"]
 
     def _changed(self) -> None:
-        """Not for requeue: that kills its caller, who has little time left, and the run's ledger tells of it."""
+        """Invalidate the queue cache. Not needed after a requeue, which kills the caller and is in the run's ledger."""
         if self.is_here:
             note_change()
 

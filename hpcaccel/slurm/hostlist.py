@@ -1,4 +1,4 @@
-"""The bracket and repeat forms in which Slurm writes lists: hosts, tasks per node, array indices; ranks for people."""
+"""Lists in Slurm's compact notation: hosts, tasks per node, array indices, and ranks in messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def expand(hostlist: str) -> list[str]:
     """``n[001-003,7],rack[1-2]n[01-02]`` → every host, in Slurm's order.
 
     Raises:
-        ValueError: brackets that do not match or a range that is none.
+        ValueError: unbalanced brackets or an invalid range.
     """
     hosts: list[str] = []
     for item in _split_outside_brackets(hostlist.strip()):
@@ -43,7 +43,7 @@ def _ranges(text: str, whole: str) -> Iterator[str]:
 
 
 def compress(hosts: Iterable[str]) -> str:
-    """The shortest usual form of some hosts, e.g. ``n[1-3,7]``: groups as they first appear, each sorted."""
+    """Hosts in compact form, e.g. ``n[1-3,7]``: groups in order of appearance, each sorted."""
     groups: dict[tuple[str, int, str], list[int]] = {}
     for host in dict.fromkeys(hosts):
         match = re.fullmatch(r"(.*?)(\d+)(\D*)", host)
@@ -67,7 +67,7 @@ def _group_text(prefix: str, width: int, suffix: str, numbers: list[int]) -> str
 
 
 def _ranges_of(numbers: Iterable[int], width: int = 0) -> Iterator[str]:
-    """Numbers without their order and repetitions, neighbours drawn together: ``0``, ``2-5``."""
+    """Ranges of the sorted, distinct numbers: ``0``, ``2-5``."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][-1] + 1:
@@ -80,7 +80,7 @@ def _ranges_of(numbers: Iterable[int], width: int = 0) -> Iterator[str]:
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """For people: ``rank 3``, or ``ranks 0, 2-5``."""
+    """Ranks in a message: ``rank 3``, or ``ranks 0, 2-5``."""
     ranks = set(ranks)
     return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(_ranges_of(ranks))}"
 
@@ -89,7 +89,7 @@ def tasks_per_node(text: str) -> list[int]:
     """``4(x2),3`` (SLURM_TASKS_PER_NODE) → [4, 4, 3].
 
     Raises:
-        ValueError: the text is not of this form.
+        ValueError: the text does not have this form.
     """
     counts: list[int] = []
     for item in text.strip().split(","):
@@ -101,10 +101,10 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def array_indices(text: str) -> list[int]:
-    """``1-5%2``, ``0,2-8:2`` (the indices of an array that are still pending) → the numbers.
+    """The pending indices of an array: ``1-5%2`` → [1, 2, 3, 4, 5], ``0,2-8:2`` → [0, 2, 4, 6, 8].
 
     Raises:
-        ValueError: the text is not of this form. Slurm cuts very long ones short with ``...``.
+        ValueError: the text does not have this form. Slurm truncates very long lists with ``...``.
     """
     indices: list[int] = []
     for item in text.strip().strip("[]").partition("%")[0].split(","):

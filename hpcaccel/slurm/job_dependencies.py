@@ -1,31 +1,45 @@
-"""Jobs that wait for the end of runs: which of Slurm's dependencies say that, at this moment.
+"""Job dependencies: dependencies on other runs, and the follow-up jobs of a chain.
 
-A run may go through several jobs. One that is requeued keeps its id, and Slurm itself waits for its last end. Of a
-chain all jobs that are in the queue are named; each job of it that hands in another has those that wait told of it.
+A run may consist of several jobs. A requeued job keeps its id, and jobs that depend on it start only after its last
+end. A dependency on a chain lists all of its jobs that are in the queue. The login node submits the first follow-up
+jobs of a chain. Each job of the chain submits the next ones, and then updates the jobs that depend on the run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from hpcaccel.core.run_dir import RunDir, append_line, read_json, read_lines
-from hpcaccel.errors import ClusterError, SlurmCommandError
+from hpcaccel.core.durable_files import append_line, read_json, read_lines
+from hpcaccel.core.launch_spec import launch_of
+from hpcaccel.core.records import AttemptEnd
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.run_ledger import RunLedger
+from hpcaccel.errors import ClusterError, HpcaccelError, SlurmCommandError
 from hpcaccel.slurm.commands import Slurm
 
-__all__ = ["dependency_text", "ended_well", "is_settled", "remember_dependent", "tell_dependents"]
+__all__ = [
+    "dependency_text",
+    "ended_well",
+    "is_settled",
+    "remember_dependent",
+    "submit_followers",
+    "update_dependents",
+]
 
 _DEPENDENTS = "dependents.jsonl"
-_WELL = ("completed", "pruned")
+"""File in a run directory that lists the jobs that depend on the run."""
+_SUCCESSFUL_REASONS = ("completed", "pruned")
+_PICKLE = "{job_id}_submitted.pkl"
+"""The file that submitit opens in a rank of a Python function; named after the job in which the rank runs."""
 
 
 def dependency_text(after: Sequence[Mapping[str, str]], also: str | None) -> str:
-    """What ``--dependency`` takes; empty where nothing is to be waited for any more.
+    """The value of ``--dependency``; empty if all dependencies are satisfied.
 
     Args:
-        after: the ``after`` part of a run's ``spec.json``: ``kind`` and ``run``, a directory.
-        also: a dependency of the user's own.
+        after: ``launch.after`` of a run's ``spec.json``: entries with ``kind`` and ``run``, a directory.
+        also: a Slurm dependency set by the user.
     """
     parts = [part for one in after if (part := _part(one["kind"], RunDir(one["run"])))]
     return ",".join([*parts, *([also] if also else [])])
@@ -36,50 +50,97 @@ def _part(kind: str, run: RunDir) -> str:
     jobs, links = record.get("job_ids", []), record.get("links", [])
     if is_settled(run) or not jobs:
         return ""
-    if jobs[-1] in links:  # whether it has ended well is asked when the last of them is over
+    if jobs[-1] in links:  # whether the chain succeeded is checked when its last job has ended
         return "afterany:" + ":".join(links[links.index(jobs[-1]) :])
     return f"{kind}:{jobs[-1]}"
 
 
-def _last_line(run: RunDir) -> dict[str, Any]:
+def _settled_end(run: RunDir) -> AttemptEnd | None:
+    """The newest line of the ledger if it ends or pauses the run."""
     offset = (read_json(run.record) or {}).get("ledger_offset", 0)
-    last: dict[str, Any] = {}
-    for line, _ in read_lines(run.ledger, offset=offset):
-        last = line
-    return last
+    return RunLedger.read(run, offset=offset).settled
 
 
 def is_settled(run: RunDir) -> bool:
-    """Whether the ledger says that nothing follows by itself."""
-    return _last_line(run).get("decision") in ("end", "pause")
+    """Whether the run is over or paused, according to its ledger."""
+    return _settled_end(run) is not None
 
 
 def ended_well(run: RunDir) -> bool:
-    """Whether the ledger says that the run is over, and well."""
-    last = _last_line(run)
-    return last.get("decision") == "end" and last.get("reason") in _WELL
+    """Whether the run is over and succeeded, according to its ledger."""
+    last = _settled_end(run)
+    return last is not None and last.decision == "end" and last.reason in _SUCCESSFUL_REASONS
 
 
 def remember_dependent(run: RunDir, *, dependent: RunDir, job_id: str) -> None:
-    """Write down in ``run`` who waits for it.
+    """Record in the directory of ``run`` that the job ``job_id`` of ``dependent`` depends on ``run``.
 
     Raises:
-        OSError: its directory cannot be written to.
+        OSError: the directory of ``run`` is not writable.
     """
     append_line(run.path / _DEPENDENTS, {"job_id": job_id, "run": str(dependent.path)})
 
 
-def tell_dependents(slurm: Slurm, run: RunDir) -> list[str]:
-    """Have the jobs that wait for ``run`` wait for all jobs that it has now; what went wrong, in sentences."""
+def update_dependents(slurm: Slurm, run: RunDir) -> list[str]:
+    """Make the jobs that depend on ``run`` wait for all of its current jobs.
+
+    Returns:
+        A message for each job that could not be updated.
+    """
     problems: list[str] = []
     for line, _ in read_lines(run.path / _DEPENDENTS):
-        document = read_json(RunDir(Path(line["run"])).spec)
+        dependent = RunDir(Path(line["run"]))
+        document = read_json(dependent.spec)
         if document is None:
             continue  # its directory has been removed
-        text = dependency_text(document["launch"].get("after", []), document["spec"]["slurm"].get("dependency"))
+        launch = launch_of(document, source=dependent.spec)
+        text = dependency_text(launch.after, document["spec"]["slurm"].get("dependency"))
         try:
             if text:
                 slurm.depend(line["job_id"], text)
         except (ClusterError, SlurmCommandError) as error:
-            problems.append(f"cannot tell job {line['job_id']}, which waits for this run, of its new job: {error}")
+            problems.append(
+                f"job {line['job_id']} depends on this run, but cannot be made to wait for its new job: {error}"
+            )
     return problems
+
+
+def submit_followers(slurm: Slurm, run: RunDir, *, behind: Sequence[str], count: int) -> list[str]:
+    """Submit the script of ``run`` ``count`` more times. If one submission fails, the other new jobs are cancelled.
+
+    Args:
+        behind: jobs that have not ended, the run's first job first. Each new job waits for the end of all these jobs
+            and of the earlier new jobs, so that cancelling a waiting job does not start a later job early.
+
+    Returns:
+        The new job ids, in the order of submission.
+
+    Raises:
+        ClusterError: Slurm rejected one of the jobs.
+        SlurmCommandError: the controller did not respond.
+    """
+    submitted: list[str] = []
+    try:
+        for _ in range(count):
+            dependency = f"--dependency=afterany:{':'.join([*behind, *submitted])}"
+            # A begin time in the spec applies to the first job only.
+            submitted.append(slurm.sbatch(run.script, [dependency, "--begin=now"]))
+            _share_pickle(run, behind[0], submitted[-1])
+    except BaseException:
+        _cancel_all(slurm, submitted)
+        raise
+    return submitted
+
+
+def _cancel_all(slurm: Slurm, job_ids: Sequence[str]) -> None:
+    for job_id in reversed(job_ids):
+        try:
+            slurm.cancel(job_id)
+        except HpcaccelError:
+            continue  # the job exits when it starts, because no record lists it
+
+
+def _share_pickle(run: RunDir, first: str, job_id: str) -> None:
+    pickle = run.submitit / _PICKLE.format(job_id=first)
+    if pickle.exists():
+        (run.submitit / _PICKLE.format(job_id=job_id)).symlink_to(pickle.resolve().name)

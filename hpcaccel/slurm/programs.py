@@ -1,7 +1,8 @@
-"""How Slurm's programs are started, and what their failures mean.
+"""Run Slurm's programs, with a suitable environment and a time limit.
 
-A command is a list of arguments, never a shell's line; it has a time limit, speaks English (``LC_ALL=C``), and is not
-swayed by what the user's environment says about formats and filters.
+A command is a list of arguments and never goes through a shell. Slurm reads defaults and filters for every command from
+environment variables, and sets about a hundred more inside a job. Queries must give the same output for every user, and
+a job submitted from inside another job must not inherit its size and layout. Both kinds of variables are removed here.
 """
 
 from __future__ import annotations
@@ -10,26 +11,26 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hpcaccel.core import progress_notes
-from hpcaccel.core.progress_notes import told_when_slow
+from hpcaccel.core.progress_notes import show_note_when_slow
 from hpcaccel.errors import ClusterError, SlurmCommandError
-from hpcaccel.slurm.command_env import query_environment
+from hpcaccel.slurm.error_messages import has_no_accounting
 
-__all__ = ["Programs", "Run", "address", "is_over", "is_transient", "is_unknown_job", "is_unreachable"]
+__all__ = ["Programs", "Run", "address", "query_environment", "script_options", "submission_environment"]
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-"""What stands in for ``subprocess.run``."""
+"""Signature of ``subprocess.run``."""
 _ADDRESS = re.compile(r"\d+(?:_\d+|\+\d+)?")
 
 
 class Programs:
-    """Starts one program after the other.
+    """Base class that runs Slurm's programs and converts their failures to exceptions.
 
     Args:
-        run: stands in for ``subprocess.run``; tests hand in their own.
-        timeout_seconds: how long one command may take before it counts as unanswered.
+        run: replaces ``subprocess.run``, in tests and on a connection to another machine.
+        timeout_seconds: time limit of one command.
     """
 
     def __init__(self, run: Run = subprocess.run, *, timeout_seconds: float = 60.0) -> None:
@@ -38,11 +39,11 @@ class Programs:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the Slurm of this machine, for all that is run on it, and no stand-in."""
+        """Whether commands run on this machine, not through a replacement for ``subprocess.run``."""
         return getattr(self._run, "func", self._run) is subprocess.run
 
     def available(self) -> bool:
-        """Whether jobs can be submitted from this machine, as far as its PATH tells."""
+        """Whether sbatch is on this machine's PATH."""
         return shutil.which("sbatch") is not None
 
     def _output(self, command: list[str]) -> str:
@@ -51,17 +52,17 @@ class Programs:
             raise SlurmCommandError(command, result.returncode, result.stderr)
         return result.stdout
 
-    def _recorded(self, command: list[str]) -> str | None:
-        """What sacct or sacctmgr prints; None where there is no accounting."""
+    def _accounting_output(self, command: list[str]) -> str | None:
+        """Output of sacct or sacctmgr; None if the cluster has no accounting."""
         result = self._start(command)
         if result.returncode == 0:
             return result.stdout
-        if _has_no_accounting(result.stderr):
+        if has_no_accounting(result.stderr):
             return None
         raise SlurmCommandError(command, result.returncode, result.stderr)
 
     def _lacks(self, program: str) -> bool:
-        """Whether this machine, if it is the one that is asked, does not have it."""
+        """Whether commands run on this machine and it does not have ``program``."""
         return self.is_here and shutil.which(program) is None
 
     def _refused(self, command: Sequence[str], result: subprocess.CompletedProcess[str]) -> Exception:
@@ -71,13 +72,13 @@ class Programs:
 
     def _silence(self, program: str) -> str:
         return (
-            f"{program} has had no answer from Slurm for {progress_notes.SILENT_SECONDS:g} s; waiting for at most "
-            f"{self._timeout_seconds:g} s. The controller may be down or busy"
+            f"{program} has not responded for {progress_notes.SILENT_SECONDS:g} s; waiting for up to "
+            f"{self._timeout_seconds:g} s. The Slurm controller may be down or busy"
         )
 
     def _start(self, command: list[str], *, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         try:
-            with told_when_slow(self._silence(command[0])):
+            with show_note_when_slow(self._silence(command[0])):
                 return self._run(
                     command,
                     env=query_environment(os.environ) if env is None else env,
@@ -90,49 +91,84 @@ class Programs:
                 )
         except FileNotFoundError:
             raise ClusterError(
-                f"there is no {command[0]} on this machine. Log in to a node of the cluster, load its slurm module, "
+                f"{command[0]} was not found on this machine. Log in to a node of the cluster, load its Slurm module, "
                 "or use the local backend: --cluster local"
             ) from None
         except subprocess.TimeoutExpired:
-            message = f"no answer within {self._timeout_seconds:g} s; the Slurm controller may be down or busy"
+            message = f"no response within {self._timeout_seconds:g} s; the Slurm controller may be down or busy"
             raise SlurmCommandError(command, 124, message) from None
 
 
 def address(job_id: str) -> str:
-    """``job_id`` itself; raises ValueError for what could be anything else on a command line."""
+    """Check a job id and return it unchanged.
+
+    Raises:
+        ValueError: ``job_id`` is not a job id. Slurm might read it as an option.
+    """
     if not _ADDRESS.fullmatch(job_id):
-        raise ValueError(f"job id {job_id!r}: wanted is a number, or <array>_<task> such as 46_3")
+        raise ValueError(f"{job_id!r} is not a job ID: use a number, or <array>_<task> such as 46_3")
     return job_id
 
 
-def is_unknown_job(stderr: str) -> bool:
-    return "Invalid job id" in stderr or "Invalid job array specification" in stderr
+# -- environments -------------------------------------------------------------------------------------------------
+
+_JOB_PREFIXES = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_")
+"""Prefixes of the variables that Slurm sets inside a job."""
+_FILTER_PREFIXES = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SCONTROL_")
+"""Prefixes of the variables with the user's filters and output formats."""
+_CLUSTER_VARIABLES = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_KEY"})
+"""Variables needed to reach the cluster. They are kept when a job submits another job."""
+_INPUT_NAMES = {
+    "array": "ARRAY_INX",
+    "mem": "MEM_PER_NODE",
+    "time": "TIMELIMIT",
+    "nodes": "NUM_NODES",
+    "output": "OUTPUT",
+}
+"""sbatch options whose SBATCH_ variable has another name than the option."""
 
 
-def is_over(stderr: str) -> bool:
-    return is_unknown_job(stderr) or "already completing or completed" in stderr
+def query_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """Environment for queries: English messages, ISO times, without the user's filters and output formats."""
+    kept = {name: value for name, value in base.items() if not name.startswith(_FILTER_PREFIXES)}
+    return {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
 
 
-def is_transient(stderr: str) -> bool:
-    """Whether the controller, not the request, is at fault."""
-    return bool(
-        re.search(
-            r"unable to contact slurm controller|connect failure|socket timed out|connection (refused|reset|timed out)"
-            r"|zero bytes were transmitted|transport endpoint|slurm_?dbd|authentication|munge"
-            r"|temporarily unable|backup controller|resource temporarily unavailable|standby mode",
-            stderr,
-            re.IGNORECASE,
-        )
-    )
+def submission_environment(base: Mapping[str, str], *, script: str) -> dict[str, str]:
+    """Environment for sbatch, without variables of a surrounding job and SBATCH_ variables that override the script.
 
+    Outside a job, defaults of the site or the user (SBATCH_ACCOUNT in a profile) stay for options that the script does
+    not set.
 
-def is_unreachable(stderr: str) -> bool:
-    """Whether no connection to the controller could be made, so that it has heard nothing.
-
-    Behind a "send failure", "receive failure" or "shutdown failure" it may have taken what it was handed.
+    Args:
+        script: the text of the batch script.
     """
-    return "unable to contact slurm controller (connect failure)" in stderr.lower()
+    inside_a_job = "SLURM_JOB_ID" in base or "SLURM_JOBID" in base
+    overriding = _variables_of(script_options(script))
+    dropped = {"SLURM_EXPORT_ENV"}
+    for name in base:
+        if name.startswith("SBATCH_") and (inside_a_job or name in overriding):
+            dropped.add(name)
+        if inside_a_job and name.startswith(_JOB_PREFIXES) and name not in _CLUSTER_VARIABLES:
+            dropped.add(name)
+    # LC_ALL is not set: --export=ALL would copy it into the job. Slurm's messages are always English.
+    return {name: value for name, value in base.items() if name not in dropped}
 
 
-def _has_no_accounting(stderr: str) -> bool:
-    return "accounting storage is disabled" in stderr or "not running a supported accounting_storage" in stderr
+def script_options(script: str) -> set[str]:
+    """Long options in the #SBATCH lines of a batch script."""
+    return set(re.findall(r"(?m)^#SBATCH\s+--([a-z0-9-]+)", script))
+
+
+def _variables_of(options: set[str]) -> set[str]:
+    names = set()
+    for option in options:
+        plain = option.upper().replace("-", "_")
+        names |= {f"SBATCH_{plain}", f"SBATCH_{_INPUT_NAMES.get(option, plain)}"}
+    if options & {"requeue", "no-requeue"}:
+        names |= {"SBATCH_REQUEUE", "SBATCH_NO_REQUEUE"}
+    if options & {"mem", "mem-per-cpu", "mem-per-gpu"}:
+        names |= {"SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"}
+    if "array" not in options:
+        names.add("SBATCH_ARRAY_INX")  # would turn a single job into an array
+    return names

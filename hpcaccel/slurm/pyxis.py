@@ -1,24 +1,30 @@
-"""What the container plugin of srun cannot do."""
+"""pyxis, srun's container plugin: whether it is installed, and the mounts that it cannot make."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-__all__ = ["unmountable"]
+__all__ = ["is_installed", "unmountable"]
 
 _SHELL_SIGNS = re.compile(r"""["$`\\]""")
+"""Characters that bash interprets between double quotes."""
+
+
+def is_installed(srun_help: str) -> bool:
+    """Whether the output of ``srun --help`` has pyxis's option (https://github.com/NVIDIA/pyxis)."""
+    return "--container-image" in srun_help
 
 
 def unmountable(mounts: Iterable[str]) -> str | None:
-    """Why one of ``mounts`` (``SRC:DST[:FLAGS]``) cannot be mounted; None where all can.
+    """Why pyxis cannot mount one of ``mounts`` (``SRC:DST[:FLAGS]``); None if it can mount all.
 
-    pyxis writes each mount between double quotes into a script for bash (pyxis_slurmstepd.c).
+    pyxis writes each mount between double quotes into a bash script (pyxis_slurmstepd.c).
     """
     for mount in mounts:
         if found := _SHELL_SIGNS.search(mount):
             return (
-                f"{mount.split(':')[0]!r} cannot be mounted by pyxis, which gives its name to a shell as it is: it "
-                f"holds {found[0]}"
+                f"pyxis cannot mount {mount.split(':')[0]!r}: it passes the path to a shell without quoting, and the "
+                f"path contains {found[0]}"
             )
     return None

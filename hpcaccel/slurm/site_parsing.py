@@ -1,6 +1,6 @@
-"""What Slurm prints about a site, as plain keys and values: partitions, nodes, accounts, QOS. Tried on 22.05 to 26.11.
+"""Parsers for Slurm's output about a site: partitions, nodes, accounts, QOS, configuration.
 
-Keys are Slurm's own. Versions add and rename some, so that nothing here expects a key to be there.
+Tested on 22.05, 23.02, 24.05 and 26.11. Keys are Slurm's own. Releases add and rename keys, so no key is required here.
 """
 
 from __future__ import annotations
@@ -8,20 +8,48 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from hpcaccel.slurm.states import parse_duration
+from hpcaccel.slurm.parsing import leading_number
+from hpcaccel.slurm.states import Association, PartitionInfo, parse_duration
 
-__all__ = ["count", "first", "gres", "knows_containers", "listed", "minutes", "records", "seconds", "table", "tres"]
+__all__ = [
+    "ASSOCIATION_FORMAT",
+    "EXPEDITED_REQUEUE_PARAMETER",
+    "PARTITION_FORMAT",
+    "associations",
+    "config_values",
+    "count",
+    "failed_nodes",
+    "first",
+    "gres",
+    "listed",
+    "minutes",
+    "partitions",
+    "records",
+    "seconds",
+    "table",
+    "tres",
+    "why_not_expedited",
+]
+
+PARTITION_FORMAT = "%P|%a|%D|%c|%m|%l|%L|%M|%p|%G"
+ASSOCIATION_FORMAT = "DefaultAccount,Account,Partition,DefaultQOS,QOS"
+EXPEDITED_REQUEUE_PARAMETER = "enable_expedited_requeue"
+"""The option in SlurmctldParameters that allows ``sbatch --requeue=expedite``."""
+_FIRST_EXPEDITED_RELEASE = (25, 11)
+
+# -- tables and records -------------------------------------------------------------------------------------------
 
 _PAIR = re.compile(r"(?:^|\s)(?=[A-Z][A-Za-z_/]*=)")
+"""Start of a ``Key=value`` pair in scontrol's output."""
 _NOTHING = frozenset({"", "(null)", "N/A", "n/s", "NONE", "None"})
-_ENDLESS = frozenset({"UNLIMITED", "INFINITE", "NOT_SET", "-1", "4294967295"})
+_UNLIMITED = frozenset({"UNLIMITED", "INFINITE", "NOT_SET", "-1", "4294967295"})
 _SCALES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
 
 def records(text: str, key: str) -> list[dict[str, str]]:
     """The blocks or lines of ``scontrol show partition`` (``key`` is PartitionName) or ``show node`` (NodeName).
 
-    A key that comes twice keeps its first value: free texts (Reason, Comment) stand last and may hold anything.
+    A repeated key keeps its first value: free-text fields (Reason, Comment) come last and may contain anything.
     """
     found: list[dict[str, str]] = []
     for line in text.split("\n"):
@@ -38,7 +66,7 @@ def records(text: str, key: str) -> list[dict[str, str]]:
 
 
 def table(text: str) -> list[dict[str, str]]:
-    """The rows of ``sacctmgr --parsable2 show …``, by the names of its first line."""
+    """The rows of ``sacctmgr --parsable2 show …``, keyed by the column names in its first line."""
     lines = [line.split("|") for line in text.split("\n") if "|" in line]
     if not lines:
         return []
@@ -47,14 +75,14 @@ def table(text: str) -> list[dict[str, str]]:
 
 
 def listed(text: str | None) -> list[str]:
-    """``a,b`` → [a, b]; [] for (null) and the like."""
+    """``a,b`` → [a, b]; [] for ``(null)`` and other placeholders of Slurm."""
     if text is None or text in _NOTHING:
         return []
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
 def seconds(text: str | None) -> int | None:
-    """Seconds of ``30 sec``, ``2 min``, ``1-00:00:00``; None for no limit, nothing, or what is no duration."""
+    """Seconds of ``30 sec``, ``2 min``, ``1-00:00:00``; None for no limit, an empty string or another value."""
     if text is None:
         return None
     match = re.fullmatch(r"(\d+)\s*(sec|min|hour|day)s?", text.strip())
@@ -64,7 +92,7 @@ def seconds(text: str | None) -> int | None:
 
 
 def minutes(text: str | None) -> int | None:
-    """Minutes of a limit (``1-00:00:00``, ``30`` minutes, ``5 min``); None for UNLIMITED, NONE, nothing."""
+    """Minutes of a limit (``1-00:00:00``, ``30`` minutes, ``5 min``); None for UNLIMITED, NONE, an empty string."""
     if text is None:
         return None
     if text.strip().isdigit():
@@ -74,8 +102,8 @@ def minutes(text: str | None) -> int | None:
 
 
 def count(text: str | None) -> int | None:
-    """A whole number, ``20000M`` and ``750G`` in megabytes; None for UNLIMITED, N/A, nothing."""
-    if text is None or text.strip() in _ENDLESS:
+    """An integer; a size such as ``20000M`` or ``750G`` in megabytes; None for UNLIMITED, N/A, an empty string."""
+    if text is None or text.strip() in _UNLIMITED:
         return None
     match = re.match(r"(\d+)([MGT]?)", text.strip())
     return int(match[1]) * {"": 1, "M": 1, "G": 1024, "T": 1024**2}[match[2]] if match else None
@@ -88,7 +116,7 @@ def tres(text: str | None) -> dict[str, str]:
 
 
 def gres(text: str | None) -> tuple[dict[str, int], list[str]]:
-    """``gpu:a100:4(S:0-1),gpu:1,nvme:2`` → ({"a100": 4, "gpu": 1}, ["nvme:2"]); gpu is a GPU without a type."""
+    """``gpu:a100:4(S:0-1),gpu:1,nvme:2`` → ({"a100": 4, "gpu": 1}, ["nvme:2"]); ``gpu`` counts GPUs without a type."""
     gpus: dict[str, int] = {}
     others: list[str] = []
     for item in listed(re.sub(r"\([^)]*\)", "", text or "")):
@@ -103,11 +131,109 @@ def gres(text: str | None) -> tuple[dict[str, int], list[str]]:
     return gpus, others
 
 
-def knows_containers(help_text: str) -> bool:
-    """Whether ``srun --help`` names --container-image: pyxis is there (https://github.com/NVIDIA/pyxis)."""
-    return "--container-image" in help_text
-
-
 def first(row: Mapping[str, str], *names: str) -> str:
-    """The first of these columns that says something; sacctmgr's headings differ (``Def QOS``, ``DefaultQOS``)."""
+    """The first non-empty value among these columns; headings depend on the release (``Def QOS``, ``DefaultQOS``)."""
     return next((row[name] for name in names if row.get(name, "") not in _NOTHING), "")
+
+
+# -- partitions, accounts, configuration --------------------------------------------------------------------------
+
+
+def partitions(text: str) -> list[PartitionInfo]:
+    """One record for each partition, from ``sinfo --exact --noheader --format=PARTITION_FORMAT``."""
+    merged: dict[str, PartitionInfo] = {}
+    for line in text.split("\n"):
+        cells = line.split("|", 9)
+        if len(cells) == 10:
+            one = _partition(cells)
+            merged[one.name] = _merge(merged[one.name], one) if one.name in merged else one
+    return list(merged.values())
+
+
+def failed_nodes(text: str) -> list[str]:
+    """Nodes that are down or do not respond (``down*``, ``idle*``), from ``sinfo --noheader --Node --format=%N|%T``."""
+    cells = (line.partition("|") for line in text.splitlines())
+    failed = (name for name, _, state in cells if state.lower().startswith(("down", "fail")) or state.endswith("*"))
+    return list(dict.fromkeys(name.strip() for name in failed))
+
+
+def _partition(cells: list[str]) -> PartitionInfo:
+    name, available, nodes, cpus, memory, limit, default_time, preempt_mode, tier, gres = cells
+    gpus, types = _gpus(gres)
+    return PartitionInfo(
+        name=name.removesuffix("*"),
+        default=name.endswith("*"),
+        available=available.lower() == "up",
+        nodes=leading_number(nodes),
+        cpus_per_node=leading_number(cpus),
+        memory_mb_per_node=leading_number(memory),
+        gpus_per_node=gpus,
+        gpu_types=types,
+        time_limit_seconds=parse_duration(limit),
+        default_time_seconds=parse_duration(default_time),
+        preempt_mode=preempt_mode,
+        priority_tier=leading_number(tier),
+    )
+
+
+def _merge(a: PartitionInfo, b: PartitionInfo) -> PartitionInfo:
+    return PartitionInfo(
+        **{
+            **a.__dict__,
+            "nodes": a.nodes + b.nodes,
+            "cpus_per_node": min(a.cpus_per_node, b.cpus_per_node),
+            "memory_mb_per_node": min(a.memory_mb_per_node, b.memory_mb_per_node),
+            "gpus_per_node": min(a.gpus_per_node, b.gpus_per_node),
+            "gpu_types": tuple(dict.fromkeys(a.gpu_types + b.gpu_types)),
+        }
+    )
+
+
+def _gpus(gres: str) -> tuple[int, tuple[str, ...]]:
+    """``gpu:a100:4(S:0-1),gpu:v100:2,nvme:1`` → (6, ("a100", "v100"))."""
+    count, types = 0, []
+    for item in re.sub(r"\([^)]*\)", "", gres).split(","):
+        parts = item.strip().split(":")
+        if parts[0] != "gpu":
+            continue
+        count += leading_number(parts[-1]) if len(parts) > 1 else 1
+        if len(parts) > 2:
+            types.append(parts[1])
+    return count, tuple(types)
+
+
+def associations(text: str) -> list[Association]:
+    """Accounts from ``sacctmgr --parsable2 --noheader show user … withassoc format=ASSOCIATION_FORMAT``."""
+    found = []
+    for line in text.split("\n"):
+        cells = line.split("|")
+        if len(cells) != 5 or not cells[1]:
+            continue
+        default, account, partition, default_qos, qos = cells
+        found.append(
+            Association(
+                account=account,
+                default=account == default,
+                partition=partition or None,
+                qos=tuple(name for name in qos.split(",") if name),
+                default_qos=default_qos or None,
+            )
+        )
+    return found
+
+
+def config_values(text: str) -> dict[str, str]:
+    """The ``Key = value`` lines of ``scontrol show config``; (null) becomes an empty string."""
+    pairs = (line.split("=", 1) for line in text.split("\n") if re.match(r"\w+\s*=", line))
+    return {key.strip(): "" if value.strip() == "(null)" else value.strip() for key, value in pairs}
+
+
+def why_not_expedited(config: Mapping[str, str]) -> str:
+    """Why a cluster with this configuration rejects ``sbatch --requeue=expedite``; empty if it accepts the option."""
+    version = config.get("SLURM_VERSION", "")
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None or (int(match[1]), int(match[2])) < _FIRST_EXPEDITED_RELEASE:
+        return f"it needs Slurm 25.11 or newer, and this cluster runs {version or 'an unknown release'}"
+    if EXPEDITED_REQUEUE_PARAMETER not in config.get("SlurmctldParameters", ""):
+        return f"SlurmctldParameters in this cluster's slurm.conf lacks {EXPEDITED_REQUEUE_PARAMETER}"
+    return ""

@@ -1,4 +1,4 @@
-"""What Slurm says about jobs and partitions, as frozen records; times are seconds since the epoch, or None."""
+"""Job states, and records of jobs, partitions and accounts; times are seconds since the epoch, or None."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 
 
 class JobState(str, Enum):
-    """Every state that squeue, sacct and scontrol print, and UNKNOWN for what a newer Slurm may add."""
+    """Every state that squeue, sacct and scontrol print, and UNKNOWN for states of newer releases."""
 
     PENDING = "PENDING"
     EXPEDITING = "EXPEDITING"
@@ -58,22 +58,22 @@ class JobState(str, Enum):
 
     @property
     def is_pending(self) -> bool:
-        """In the queue, held ones too. REQUEUED counts: the job that sacct calls so is on its way back."""
+        """Whether the job is in the queue, held jobs included. sacct reports REQUEUED for a job that is requeued."""
         return self in _PENDING
 
     @property
     def is_running(self) -> bool:
-        """Holds its nodes and may use them again (SUSPENDED and STOPPED come back)."""
+        """Whether the job has nodes. SUSPENDED and STOPPED jobs count, because they continue later."""
         return self in _RUNNING
 
     @property
     def is_ending(self) -> bool:
-        """Its processes are being ended; whether it comes back is not yet said."""
+        """Whether Slurm is ending the job's processes; the job may be requeued afterwards."""
         return self in _ENDING
 
     @property
     def is_ended(self) -> bool:
-        """Over, as far as this record goes. A PREEMPTED job may have a newer record that is PENDING."""
+        """Whether the job has ended according to this record. A PREEMPTED job may have a newer record: PENDING."""
         return self in _ENDED
 
 
@@ -103,10 +103,9 @@ _ENDED = frozenset(JobState) - _PENDING - _RUNNING - _ENDING - {JobState.UNKNOWN
 
 
 def parse_state(text: str) -> JobState:
-    """The state in texts such as ``RUNNING``, ``CANCELLED by 0``, ``CANCELLED+`` (cut short), ``FAILED+COMPLETING``.
+    """The state in texts such as ``RUNNING``, ``CANCELLED by 0``, ``CANCELLED+`` (truncated), ``FAILED+COMPLETING``.
 
-    Where a base state comes with flags, what is going on now decides: COMPLETING before anything else, then the flags
-    that put a job back into the queue, then the base state.
+    Of a base state with flags, COMPLETING has priority, then the flags of a requeue, then the base state.
     """
     words = [word for word in re.split(r"[+, ]", text.strip().upper()) if word]
     states = [state for word in words if (state := _state_of(word)) is not JobState.UNKNOWN]
@@ -122,7 +121,7 @@ def _state_of(word: str) -> JobState:
         return JobState(word)
     except ValueError:
         pass
-    # sacct cuts a long state to the width of its column: CANCELLED+, OUT_OF_ME+
+    # sacct truncates a long state to the width of its column: CANCELLED+, OUT_OF_ME+
     matches = [state for state in JobState if len(word) >= 6 and state.value.startswith(word)]
     return matches[0] if len(matches) == 1 else JobState.UNKNOWN
 
@@ -139,7 +138,7 @@ _DURATION = re.compile(r"(?:(?P<days>\d+)-)?(?P<clock>\d+(?::\d+){0,2})(?:\.\d+)
 
 
 def parse_duration(text: str) -> int | None:
-    """Seconds in a duration as Slurm prints it (``5:00``, ``1-02:00:00``); None for UNLIMITED and the like."""
+    """Seconds in a duration as Slurm prints it (``5:00``, ``1-02:00:00``); None for UNLIMITED and any other text."""
     match = _DURATION.fullmatch(text.strip())
     if not match:
         return None
@@ -159,38 +158,38 @@ class JobInfo:
     """One job, or one task of an array, from ``scontrol show job``."""
 
     job_id: str
-    """Slurm's own number, e.g. 48 for task ``46_0``."""
+    """Slurm's job id, e.g. 48 for task ``46_0``."""
     array_job_id: str | None = None
     array_task_id: int | None = None
     name: str = ""
     state: JobState
     reason: str = ""
     preempt_time: float | None = None
-    """When Slurm decided to preempt the job; None while nobody has."""
+    """When Slurm decided to preempt the job; None if it has not."""
     submit_time: float | None = None
-    """When it came into the queue; a requeue counts as a new one."""
+    """When the job was last queued; a requeue changes this time."""
     start_time: float | None = None
-    """Of this start; for a pending job what the scheduler expects."""
+    """Newest start; for a pending job the expected start."""
     end_time: float | None = None
-    """When Slurm will kill the job, or when it ended. A preemption or a changed limit moves it."""
+    """When Slurm will kill the job, or when it ended. A preemption or a new time limit changes it."""
     time_limit_seconds: int | None = None
     restarts: int = 0
     nodes: str = ""
     """A host list such as ``n[1-2]``; empty before the start."""
     required_nodes: str = ""
-    """A host list: those that the job asked for by name."""
+    """A host list: the nodes that the job requires by name."""
     excluded_nodes: str = ""
     partition: str = ""
     qos: str = ""
     requeue: bool = False
-    """Whether Slurm requeues the job by itself after a node failure or a preemption."""
+    """Whether Slurm requeues the job after a node failure or a preemption."""
     exit_code: str = ""
     """``code:signal``"""
     comment: str = ""
 
     @property
     def address(self) -> str:
-        """How to name this job, and only this one, to Slurm's commands."""
+        """Id of exactly this job or task on Slurm's command lines."""
         if self.array_job_id is not None and self.array_task_id is not None:
             return f"{self.array_job_id}_{self.array_task_id}"
         return self.job_id
@@ -202,7 +201,7 @@ class JobInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueEntry:
-    """One line of squeue; tasks of an array each have their own."""
+    """One line of squeue; each task of an array has its own."""
 
     job_id: str
     """``45`` or ``46_3``."""
@@ -225,7 +224,7 @@ class QueueEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class AccountingEntry:
-    """The newest record that sacct has of a job."""
+    """The newest record of a job in the accounting."""
 
     job_id: str
     name: str = ""
@@ -241,12 +240,12 @@ class AccountingEntry:
     end_time: float | None = None
     elapsed_seconds: int = 0
     records: int = 1
-    """How many records there are: a requeue begins a new one."""
+    """Number of records of the job; each requeue adds one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionInfo:
-    """One partition from sinfo. Where its nodes differ, the numbers are of the smallest."""
+    """One partition from sinfo. If its nodes differ, each number per node is the smallest one."""
 
     name: str
     default: bool = False
@@ -275,7 +274,7 @@ class Association:
 
 
 def is_held(state: JobState, reason: str) -> bool:
-    """Whether a job waits for somebody to release it, which no amount of free nodes will do."""
+    """Whether a pending job is held: it does not start until a user or an administrator releases it."""
     if state in (JobState.REQUEUE_HOLD, JobState.RESV_DEL_HOLD, JobState.SPECIAL_EXIT):
         return True
     return state is JobState.PENDING and ("held" in reason.lower() or reason == "ReservationDeleted")

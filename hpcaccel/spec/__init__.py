@@ -1,33 +1,32 @@
-"""What a user may ask for: the job spec, cluster profiles, sweeps, and errors that teach."""
+"""The job spec, cluster profiles and sweeps: models, loading and validation."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hpcaccel.spec.canonical import from_json, spec_hash, to_json, to_yaml
-from hpcaccel.spec.cluster_profile import ClusterProfile, load_profile, profile_names
-from hpcaccel.spec.grid import grid
-from hpcaccel.spec.job import JobSpec
-from hpcaccel.spec.json_schema import schema, sweep_schema
-from hpcaccel.spec.load import load_spec, spec_from_values
+from hpcaccel.spec.cluster.cluster_profile import ClusterProfile, load_profile, profile_names
+from hpcaccel.spec.job.job_spec import JobSpec
+from hpcaccel.spec.loading.canonical import from_json, schema, spec_hash, sweep_schema, to_json, to_yaml
+from hpcaccel.spec.loading.load import load_spec, spec_from_values
+from hpcaccel.spec.loading.overrides import grid
 
 if TYPE_CHECKING:
-    from hpcaccel.spec.sweep_fields import Sweep, SweepSpec
-    from hpcaccel.spec.sweep_file import load_sweep, sweep_from_values
-    from hpcaccel.spec.trial_spec import resolve
+    from hpcaccel.spec.sweep.points import resolve
+    from hpcaccel.spec.sweep.sweep_fields import SweepSection, SweepSpec
+    from hpcaccel.spec.sweep.sweep_file import load_sweep, sweep_from_values
 
 _SWEEPS = {
-    "Sweep": "sweep_fields",
-    "SweepSpec": "sweep_fields",
-    "load_sweep": "sweep_file",
-    "resolve": "trial_spec",
-    "sweep_from_values": "sweep_file",
+    "SweepSection": "sweep.sweep_fields",
+    "SweepSpec": "sweep.sweep_fields",
+    "load_sweep": "sweep.sweep_file",
+    "resolve": "sweep.points",
+    "sweep_from_values": "sweep.sweep_file",
 }
-"""Found when they are asked for: the models of a sweep take time to build, and most commands do without."""
+"""Imported on first access: the sweep models take time to build, and most commands do not need them."""
 
 __all__ = [
     "ClusterProfile",
     "JobSpec",
-    "Sweep",
+    "SweepSection",
     "SweepSpec",
     "from_json",
     "grid",

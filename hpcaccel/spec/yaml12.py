@@ -1,8 +1,8 @@
-"""YAML 1.2 text into plain values that remember where they stand.
+"""Parser for YAML 1.2: plain values, with the source location of each.
 
 PyYAML reads YAML 1.1, where ``time: 10:00`` is 600, ``account: 0123`` is 83, ``no`` is False and ``1e-3`` is text.
-Here the scalars are those of YAML 1.2's core schema (https://yaml.org/spec/1.2.2/#103-core-schema), and a number or a
-boolean keeps its spelling beside its value: a field that wants text gets the text that the user wrote.
+This parser uses the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema). Numbers and booleans keep
+their spelling, so that a text field gets the text that the user wrote.
 """
 
 from __future__ import annotations
@@ -21,13 +21,22 @@ from yaml.reader import Reader, ReaderError
 from yaml.resolver import BaseResolver
 from yaml.scanner import Scanner
 
-__all__ = ["Document", "KeyPath", "Place", "Plain", "Problem", "parse_value", "parse_yaml", "resolve_plain"]
+__all__ = [
+    "Document",
+    "KeyPath",
+    "PlainScalar",
+    "Problem",
+    "SourceLocation",
+    "parse_value",
+    "parse_yaml",
+    "resolve_plain",
+]
 
 KeyPath = tuple[str | int, ...]
 """Keys and list indices from the root of a document to one value."""
 
 MAX_VALUES = 100_000
-"""More values than any spec has: a chain of aliases that doubles itself ends here."""
+"""Maximum number of values in a document, more than any spec has. It stops aliases that expand exponentially."""
 
 _TAG = "tag:yaml.org,2002:"
 _NULL = re.compile(r"(?:null|Null|NULL|~|)\Z")
@@ -37,22 +46,22 @@ _FLOAT = re.compile(
     r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z"
 )
 NUMBERS = {_TAG + "int": _INT, _TAG + "float": _FLOAT}
-"""What a plain scalar must look like to be a number, by its tag."""
+"""Patterns of plain scalars that are numbers, by tag."""
 
 _MAX_DIGITS = 300
-"""Longer ones stay text: no setting is such a number, and Python refuses to read the longest."""
+"""Maximum length of a number. Longer ones stay text: no setting needs them, and Python limits the number of digits that
+it converts to an integer."""
 
 _LIBYAML: Any = importlib.import_module("yaml.cyaml") if yaml.__with_libyaml__ else None
 _LONG_TEXT = 50_000
 _FEW_LEVELS = 400
 _INDENTATION = re.compile(r"^(?:[ \t]|[-?:][ \t])*", re.MULTILINE)
-
 FOREIGN_BREAK = re.compile("[\x85\u2028\u2029]")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a value was written, as an error names it: a file and its line, or an override."""
+class SourceLocation:
+    """The origin of a value, for messages: a file and line, or an override."""
 
     source: str
     line: int | None = None
@@ -62,9 +71,9 @@ class Place:
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong, and where."""
+    """An error message and its place."""
 
-    place: Place
+    place: SourceLocation
     message: str
 
     def __str__(self) -> str:
@@ -72,8 +81,8 @@ class Problem(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plain:
-    """A number or a boolean together with its spelling in the file."""
+class PlainScalar:
+    """A number or a boolean with its spelling in the file."""
 
     text: str
     value: bool | int | float
@@ -84,42 +93,39 @@ class Plain:
 
 @dataclass
 class Document:
-    """A parsed text: its value, the place of every key, and what was wrong."""
+    """A parsed document: its value, the place of every key, and the problems."""
 
     value: Any
-    places: dict[KeyPath, Place] = field(default_factory=dict)
+    places: dict[KeyPath, SourceLocation] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
 
 class _Resolver(BaseResolver):
-    """Implicit tags by YAML 1.2's core schema, and the merge key of YAML 1.1, which everybody uses."""
+    """Resolver for the implicit tags of YAML 1.2's core schema, and for the merge key of YAML 1.1 (widely used)."""
 
     yaml_implicit_resolvers: dict[str | None, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
 
-for _name, _pattern in (
-    ("null", _NULL),
-    ("bool", _BOOL),
-    ("int", _INT),
-    ("float", _FLOAT),
-    ("merge", re.compile("<<\\Z")),
-):
-    _Resolver.add_implicit_resolver(_TAG + _name, _pattern, [None])
+for _tag, _pattern in {
+    _TAG + "null": _NULL,
+    _TAG + "bool": _BOOL,
+    **NUMBERS,
+    _TAG + "merge": re.compile(r"<<\Z"),
+}.items():
+    _Resolver.add_implicit_resolver(_tag, _pattern, [None])
 
 
 class _Loader(Reader, Scanner, Parser, Composer, _Resolver):
     def __init__(self, text: str) -> None:
         Reader.__init__(self, text)
-        Scanner.__init__(self)
-        Parser.__init__(self)
-        Composer.__init__(self)
-        _Resolver.__init__(self)
+        for base in (Scanner, Parser, Composer, _Resolver):
+            base.__init__(self)
 
 
 if _LIBYAML is not None:
 
     class _FastLoader(_LIBYAML.CParser, _Resolver):  # type: ignore[misc]
-        """The same nodes from libyaml, ten times sooner."""
+        """Builds the same nodes with libyaml, ten times faster."""
 
         def __init__(self, text: str) -> None:
             _LIBYAML.CParser.__init__(self, text)
@@ -127,17 +133,17 @@ if _LIBYAML is not None:
 
 
 def _composed(text: str) -> Node | None:
-    """The nodes of a text. PyYAML's own parser words mistakes better; libyaml's is for long texts without any."""
+    """The root node of a text. libyaml parses long texts; PyYAML's own parser has better error messages."""
     if _LIBYAML is not None and len(text) > _LONG_TEXT and _is_flat(text):
         try:
             return _FastLoader(text).get_single_node()  # type: ignore[no-any-return]
         except yaml.YAMLError:
-            pass  # said by the other one
+            pass  # the other parser reports it
     return _Loader(text).get_single_node()
 
 
 def _is_flat(text: str) -> bool:
-    """Whether nothing in it is nested deeply: libyaml's nodes are made by recursion in C, which knows no limit."""
+    """Whether the text has no deep nesting: libyaml builds nodes by recursion in C without a depth limit."""
     if text.count("[") + text.count("{") > _FEW_LEVELS:
         return False
     return max(len(found[0]) for found in _INDENTATION.finditer(text)) < _FEW_LEVELS
@@ -145,51 +151,39 @@ def _is_flat(text: str) -> bool:
 
 def parse_yaml(text: str, source: str) -> Document:
     """Parse one YAML document; ``source`` is the file's name in messages. Problems are collected, not raised."""
-    match = FOREIGN_BREAK.search(text)
-    if match:
+    if match := FOREIGN_BREAK.search(text):
         line = text.count("\n", 0, match.start()) + 1
-        code = f"U+{ord(match[0]):04X}"
         escape = {"\x85": "\\x85", "\u2028": "\\u2028", "\u2029": "\\u2029"}[match[0]]
-        message = f'{code} is a line break to some YAML readers and none to others: write "{escape}" in double quotes'
-        return Document(None, problems=[Problem(Place(source, line), message)])
-    return _parse(text, lambda line: Place(source, line))
+        code = f"U+{ord(match[0]):04X}"
+        message = f'{code} is a line break for some YAML parsers and not for others: write "{escape}" in double quotes'
+        return Document(None, problems=[Problem(SourceLocation(source, line), message)])
+    return _parse(text, lambda line: SourceLocation(source, line))
 
 
-def parse_value(text: str, place: Place) -> Document:
-    """The value of an override: a flow collection or quoted text as in YAML, otherwise one plain scalar.
+def parse_value(text: str, place: SourceLocation) -> Document:
+    """Parse the value of an override: a flow collection or quoted text in YAML syntax, otherwise one plain scalar.
 
-    Everything that YAML would treat specially in other places (``#``, ``: ``, ``*``, ``!``) stays as it is.
+    A plain scalar keeps the characters that are special in YAML (``#``, ``: ``, ``*``, ``!``).
     """
     if text.startswith(("[", "{", '"', "'")):
         return _parse(text, lambda line: place)
     return Document(resolve_plain(text), {(): place})
 
 
-def resolve_plain(text: str) -> str | Plain | None:
-    """What an unquoted scalar means: None, a number or a boolean with its spelling, or text."""
+def resolve_plain(text: str) -> str | PlainScalar | None:
+    """The value of an unquoted scalar: None, a number or a boolean with its spelling, or text."""
     if _NULL.match(text):
         return None
     if _BOOL.match(text):
-        return Plain(text, text.lower() == "true")
+        return PlainScalar(text, text.lower() == "true")
     if _INT.match(text) and len(text) <= _MAX_DIGITS:
-        return Plain(text, _integer(text))
+        return PlainScalar(text, int(text, {"0o": 8, "0x": 16}.get(text[:2], 10)))
     if _FLOAT.match(text) and len(text) <= _MAX_DIGITS:
-        return Plain(text, _float(text))
+        return PlainScalar(text, float(text.lower().replace(".inf", "inf").replace(".nan", "nan")))
     return text
 
 
-def _integer(text: str) -> int:
-    for prefix, base in (("0o", 8), ("0x", 16)):
-        if text.startswith(prefix):
-            return int(text[2:], base)
-    return int(text)
-
-
-def _float(text: str) -> float:
-    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-
-
-def _parse(text: str, place_of: Callable[[int], Place]) -> Document:
+def _parse(text: str, place_of: Callable[[int], SourceLocation]) -> Document:
     document = Document(None)
     try:
         node = _composed(text)
@@ -197,31 +191,28 @@ def _parse(text: str, place_of: Callable[[int], Place]) -> Document:
             document.value = _Builder(document, place_of).build(node, ())
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        message = f"the character U+{error.character:04X} may not stand in YAML"
+        message = f"the character U+{error.character:04X} is not allowed in YAML"
         document.problems.append(Problem(place_of(line), message))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         words = ", ".join(part for part in (error.context, error.problem) if part)
         document.problems.append(Problem(place_of(mark.line + 1 if mark else 1), f"not valid YAML: {words}"))
     except RecursionError:
-        document.problems.append(Problem(place_of(1), "nested too deeply to be read"))
+        document.problems.append(Problem(place_of(1), "nested too deeply"))
     return document
 
 
 class _Builder:
-    """Turns PyYAML's nodes into values, noting the place of each key and what is wrong on the way."""
+    """Turns PyYAML's nodes into values and records the place of each key and every problem."""
 
-    def __init__(self, document: Document, place_of: Callable[[int], Place]) -> None:
+    def __init__(self, document: Document, place_of: Callable[[int], SourceLocation]) -> None:
         self.document = document
         self.place_of = place_of
         self.open: set[int] = set()
         self.count = 0
 
-    def place(self, node: Node) -> Place:
-        return self.place_of(node.start_mark.line + 1)
-
     def problem(self, node: Node, message: str) -> None:
-        self.document.problems.append(Problem(self.place(node), message))
+        self.document.problems.append(Problem(self.place_of(node.start_mark.line + 1), message))
 
     def tick(self, node: Node) -> None:
         self.count += 1
@@ -231,8 +222,8 @@ class _Builder:
     def build(self, node: Node, path: KeyPath) -> Any:
         self.tick(node)
         if id(node) in self.open:
-            raise yaml.MarkedYAMLError(problem="an alias stands inside what it names", problem_mark=node.start_mark)
-        self.document.places.setdefault(path, self.place(node))
+            raise yaml.MarkedYAMLError(problem="an alias is inside its own value", problem_mark=node.start_mark)
+        self.document.places.setdefault(path, self.place_of(node.start_mark.line + 1))
         if isinstance(node, ScalarNode):
             return self.scalar(node)
         self.open.add(id(node))
@@ -247,14 +238,14 @@ class _Builder:
     def scalar(self, node: ScalarNode) -> Any:
         tag = node.tag.removeprefix(_TAG)
         text: str = node.value
-        if tag == "str" or tag == "merge":
+        if tag in ("str", "merge"):
             return text
         value = resolve_plain(text)
         if tag == "null" and value is None:
             return None
-        if isinstance(value, Plain):
+        if isinstance(value, PlainScalar):
             if tag == "float" and not isinstance(value.value, bool):
-                return Plain(text, float(value.value))
+                return PlainScalar(text, float(value.value))
             if tag == {bool: "bool", int: "int", float: "float"}[type(value.value)]:
                 return value
         elif isinstance(value, str) and tag in ("int", "float") and node.style is None and len(text) > _MAX_DIGITS:
@@ -273,17 +264,17 @@ class _Builder:
         result: dict[str, Any] = {}
         for key, key_node, value_node in self.entries(node, path):
             below = (*path, key)
-            self.document.places[below] = self.place(key_node)
+            self.document.places[below] = self.place_of(key_node.start_mark.line + 1)
             result[key] = self.build(value_node, below)
         return result
 
     def entries(self, node: MappingNode, path: KeyPath) -> list[tuple[str, Node, Node]]:
-        """A mapping's own entries, preceded by those that its merge key brings and that it does not set itself."""
+        """The entries of a mapping, preceded by the entries of its merge key that it does not override."""
         own: dict[str, tuple[Node, Node]] = {}
         merged: dict[str, tuple[Node, Node]] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, ScalarNode):
-                self.problem(key_node, "a key must be text")
+                self.problem(key_node, "a key must be a string")
                 continue
             key = key_node.value
             if key_node.tag == _TAG + "merge":
@@ -291,7 +282,7 @@ class _Builder:
                     merged.setdefault(name, (source_key, source_value))
             elif key in own:
                 dotted = ".".join(str(part) for part in (*path, key))
-                self.problem(key_node, f"{dotted} stands twice (first in line {own[key][0].start_mark.line + 1})")
+                self.problem(key_node, f"{dotted} is set twice (first on line {own[key][0].start_mark.line + 1})")
             else:
                 own[key] = (key_node, value_node)
         return [(key, nodes[0], nodes[1]) for key, nodes in {**merged, **own}.items()]
@@ -299,12 +290,12 @@ class _Builder:
     def merged(self, node: Node, path: KeyPath) -> Iterator[tuple[str, Node, Node]]:
         sources = node.value if isinstance(node, SequenceNode) else [node]
         if id(node) in self.open:
-            raise yaml.MarkedYAMLError(problem="an alias stands inside what it names", problem_mark=node.start_mark)
+            raise yaml.MarkedYAMLError(problem="an alias is inside its own value", problem_mark=node.start_mark)
         self.open.add(id(node))
         for source in sources:
             self.tick(source)
             if isinstance(source, MappingNode) and id(source) not in self.open - {id(node)}:
                 yield from self.entries(source, path)
             else:
-                self.problem(source, "'<<' wants a mapping (an alias such as *defaults) or a list of them")
+                self.problem(source, "'<<' needs a mapping (an alias such as *defaults) or a list of mappings")
         self.open.discard(id(node))

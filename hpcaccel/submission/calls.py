@@ -1,6 +1,6 @@
-"""What submitit pickles: small importable objects that hold a path, never a model or something from ``__main__``.
+"""The callables that submitit pickles: small and importable, with paths instead of models or objects of ``__main__``.
 
-This module is imported by the ranks of a callable, so it needs nothing beyond the standard library and submitit.
+The ranks of a Python function import this module, so it imports only the standard library and submitit.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ FUNCTION_FILE = "function.pkl"
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """Calls the function that lies pickled at ``path``, with what was copied to ``code`` importable before all else."""
+    """Calls the function pickled in the file ``path``, with the folder of the copied code first on ``sys.path``."""
 
     path: str
     code: str | None
 
     def __call__(self) -> Any:
-        _give_signals_back()
-        _forget_torn_result()
+        _reset_signals()
+        _remove_torn_result()
         if self.code is not None:
-            # `python -m` puts the working directory first, where the code may have changed since it was submitted.
+            # `python -m` puts the working directory first, but the code there may have changed since the submission.
             sys.path.insert(0, self.code)
         function, args, kwargs = pickle.loads(Path(self.path).read_bytes())  # noqa: S301 - our own file
         try:
@@ -42,19 +42,19 @@ class FunctionCall:
             if end.code in (None, 0):
                 return None
             if end.code == EXIT_CONTINUED:
-                raise  # the runtime's own: it has saved, and goes on another time
+                raise  # the runtime has saved, and the run continues in a later attempt
             raise CallFailed(
-                f"the function called sys.exit({end.code!r}); return a value, or raise an exception that says why"
+                f"the function called sys.exit({end.code!r}). Return a value, or raise an exception with the reason"
             ) from None
         _check_result(value)
         return value
 
 
 class ItemCall:
-    """Calls a function with the arguments that are this task's, by the number of the task."""
+    """Calls a function with the arguments at this task's index."""
 
     def __init__(self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> None:
-        self.__wrapped__ = function  # whose file is copied
+        self.__wrapped__ = function  # inspect.unwrap() finds the function's file, which is copied
         self.__qualname__ = getattr(function, "__qualname__", "call")
         self._calls = calls
 
@@ -64,11 +64,11 @@ class ItemCall:
 
 
 class CallFailed(HpcaccelError):
-    """A function ended in a way that gives no result; its message says all there is to say."""
+    """A function ended without a usable result. The message is complete without a traceback."""
 
 
 def said_in(trace: str) -> str | None:
-    """The sentence of a ``CallFailed`` at the end of a rank's traceback; None: it ends in another exception."""
+    """The message of a ``CallFailed`` at the end of a rank's traceback; None if it ends in another exception."""
     _, found, sentence = str(trace).rstrip().rpartition(f"{CallFailed.__module__}.{CallFailed.__name__}: ")
     return " ".join(sentence.split()) if found else None
 
@@ -79,50 +79,50 @@ class _Nowhere:
 
 
 def _check_result(value: Any) -> None:
-    """Raises CallFailed for what submitit could not write."""
+    """Raises CallFailed if submitit could not write ``value``."""
     import cloudpickle
 
     try:
         cloudpickle.CloudPickler(_Nowhere()).dump(value)
-    except Exception as error:  # pickling runs code of the user's objects: anything may come
+    except Exception as error:  # pickling runs the user's code, which may raise anything
         raise CallFailed(
-            f"the function returned {type(value).__name__}, which cannot be pickled ({error}); return plain values, "
-            "or write a file and return its path"
+            f"the function returned an object of type {type(value).__name__}, which cannot be pickled: {error}. Return "
+            "plain values, or write a file and return its path"
         ) from None
 
 
 @dataclass(frozen=True)
 class ProgramStub:
-    """Stands for a script or command, which the ranks start by themselves."""
+    """A placeholder for a script or command, which the ranks start without submitit."""
 
     run_directory: str
 
     def __call__(self) -> None:
-        raise HpcaccelError(f"the ranks of {self.run_directory} run its program, not this pickle")
+        raise HpcaccelError(f"this pickle of {self.run_directory} is a placeholder: the ranks start the program itself")
 
 
 def pickle_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """Raises UserError when the function or one of its arguments cannot be pickled."""
+    """Pickle a call. Raises UserError if the function or one of its arguments cannot be pickled."""
     import cloudpickle
 
     try:
         data: bytes = cloudpickle.dumps((function, args, kwargs))
-    except Exception as error:  # pickling runs code of the user's objects: anything may come
+    except Exception as error:  # pickling runs the user's code, which may raise anything
         raise UserError(
-            f"cannot pickle {getattr(function, '__qualname__', function)!r} with its arguments: {error}. "
-            "Hand in paths and plain values, and build models and data inside of the function"
+            f"cannot pickle {getattr(function, '__qualname__', function)!r} and its arguments: {error}. "
+            "Pass paths and plain values, and create models and datasets inside the function"
         ) from error
     return data
 
 
-def _give_signals_back() -> None:
-    """Take submitit's handlers out: they ignore SIGTERM, requeue by themselves, and every forked child has them."""
+def _reset_signals() -> None:
+    """Remove submitit's signal handlers: they ignore SIGTERM, requeue jobs, and are inherited by forked children."""
     for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
 
 
-def _forget_torn_result() -> None:
-    """An attempt that was killed while it wrote its result leaves a file that submitit would stumble over."""
+def _remove_torn_result() -> None:
+    """Delete the temporary result file of an attempt that was killed while writing: submitit fails if it exists."""
     from submitit import JobEnvironment
 
     result = JobEnvironment().paths.result_pickle

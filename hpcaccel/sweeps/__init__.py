@@ -1,5 +1,4 @@
-"""Many trials of one job: which points are tried, which go on, and what came out.
+"""Sweeps: searches over the parameters of a job, with many trials in the tasks of a job array.
 
-What needs Optuna is in modules of its own (``sampler``, ``space``, ``study``, ``journal``), which take half a second to
-import: nothing of it is imported here.
+Only ``sampler``, ``space``, ``study`` and ``journal`` import Optuna, which takes half a second.
 """

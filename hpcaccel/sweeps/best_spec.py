@@ -1,38 +1,39 @@
-"""The best trial as a spec file: what ``submit`` takes, and what gives the same training once more."""
+"""The best trial of a sweep, and its spec as a file for ``submit``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcaccel.core.run_dir import SweepDir, read_json
+from hpcaccel.core.durable_files import read_json
+from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import RunDirectoryError, UserError
 from hpcaccel.spec import JobSpec, to_yaml
-from hpcaccel.submission.run_state import read_record
+from hpcaccel.submission.jobs.run_state import read_record
 from hpcaccel.sweeps.definition import read_definition
+from hpcaccel.sweeps.journal_notes import FROM
 from hpcaccel.sweeps.journal_reader import TrialRecord
 from hpcaccel.sweeps.results import Goal, Point, pareto_front, ranking
 from hpcaccel.sweeps.sweep_overview import Study
-from hpcaccel.sweeps.trial_attrs import FROM
 
-__all__ = ["Winner", "choose"]
+__all__ = ["BestTrial", "choose"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Winner:
-    """A trial that was chosen from a sweep."""
+class BestTrial:
+    """A trial selected from a sweep."""
 
     sweep: SweepDir
     trial: int
     values: dict[str, float]
-    """By metric; of several seeds the mean."""
+    """The value of each metric: the mean over ``seeds`` trials of the same point."""
     params: dict[str, object]
     spec: JobSpec
-    """With the seed that it had; it starts from the beginning."""
+    """The trial's spec, including its seed. A run of it starts at step 0."""
     went_on_from: int | None = None
-    """The trial whose checkpoint it began with."""
+    """Number of the trial whose checkpoint this trial started from; None: it started at step 0."""
     seeds: int = 1
-    """Of how many trials the values are the mean."""
+    """Number of trials over which the values are averaged."""
 
     @property
     def path(self) -> Path:
@@ -40,44 +41,46 @@ class Winner:
         return self.sweep.trial(self.trial).path
 
     def to_yaml(self) -> str:
-        """A spec file, with comments that say where it comes from."""
+        """The text of a spec file, with comments about its origin."""
         values = ", ".join(f"{name} {value:.6g}" for name, value in self.values.items())
         several = f" (mean of {self.seeds} seeds)" if self.seeds > 1 else ""
         lines = [f"Trial {self.trial} of sweep {self.sweep.run_id}: {values}{several}", *self._about_code()]
         if self.went_on_from is not None:
-            lines.append(f"It went on from the checkpoint of trial {self.went_on_from}; this spec starts anew.")
+            lines.append(f"It started from a checkpoint of trial {self.went_on_from}; this spec starts at step 0.")
         return "".join(f"# {line}\n" for line in lines) + to_yaml(self.spec)
 
     def _about_code(self) -> list[str]:
         if not self.sweep.code.exists():
             return []
         record = read_record(self.sweep)
-        commit = f", at commit {record.git_commit}{' with changes' if record.git_dirty else ''}"
-        return [f"The code as it ran is in {self.sweep.code}{commit if record.git_commit else ''}"]
+        commit = f", at commit {record.git_commit}{' with local changes' if record.git_dirty else ''}"
+        return [f"The code that it ran is in {self.sweep.code}{commit if record.git_commit else ''}"]
 
 
-def choose(sweep: SweepDir, *, trial: int | None = None, metric: str | None = None) -> Winner:
+def choose(sweep: SweepDir, *, trial: int | None = None, metric: str | None = None) -> BestTrial:
     """The best trial of a sweep.
 
     Args:
-        trial: this one, whatever came of it.
-        metric: of several, the one that decides.
+        trial: select this trial instead, whatever its state.
+        metric: with several metrics, the one to rank by.
 
     Raises:
-        UserError: nothing has finished yet, there is no such trial or metric, or several metrics leave it open.
+        UserError: no trial is complete, there is no such trial or metric, or there are several metrics and none was
+            selected.
+        RunDirectoryError: the selected trial never started.
     """
     study = Study(sweep).read()
     if metric is not None and metric not in study.goal.metrics:
-        raise UserError(f"metric {metric!r} is not one of the sweep's ({', '.join(study.goal.metrics)})")
+        raise UserError(f"{metric!r} is not a metric of the sweep (has: {', '.join(study.goal.metrics)})")
     if trial is not None:
         return _winner(sweep, study, _alone(sweep, study, trial))
     finished = [point for point in ranking(study.trials, study.goal) if point.complete]
     if not finished:
-        raise UserError(f"no trial of sweep {sweep.run_id} has finished yet: there is no best one")
+        raise UserError(f"sweep {sweep.run_id} has no complete trial yet, so there is no best one")
     if len(study.goal.metrics) == 1:
         return _winner(sweep, study, finished[0])
     if metric is None:
-        raise UserError(_front_in_words(study))
+        raise UserError(_describe_front(study))
     place = study.goal.metrics.index(metric)
     return _winner(sweep, study, min(finished, key=lambda point: study.goal.cost(point.values)[place]))
 
@@ -85,21 +88,21 @@ def choose(sweep: SweepDir, *, trial: int | None = None, metric: str | None = No
 def _alone(sweep: SweepDir, study: Study, number: int) -> Point:
     known = {trial.number: trial for trial in study.trials}
     if number not in known:
-        raise UserError(f"sweep {sweep.run_id} has no trial {number} (it has {len(known)})")
+        raise UserError(f"sweep {sweep.run_id} has no trial {number} (it has {len(known)} trials, counted from 0)")
     record = known[number]
     values = tuple(record.values or ())
     return Point(params=record.params, values=values, trials=[record], complete=0, is_whole=False)
 
 
-def _front_in_words(study: Study) -> str:
-    lines = [f"  trial {point.trial.number}: {_values(point, study.goal)}" for point in _front(study)]
+def _describe_front(study: Study) -> str:
+    front = pareto_front(study.trials, study.goal)
+    lines = [f"  trial {point.trial.number}: {_values(point, study.goal)}" for point in front]
     return "\n".join(
-        ["several metrics leave it open which trial is best. Choose with --trial or --metric from:", *lines]
+        [
+            "with several metrics, no single trial is best. Select one with --trial or --metric:",
+            *lines,
+        ]
     )
-
-
-def _front(study: Study) -> list[Point]:
-    return pareto_front(study.trials, study.goal)
 
 
 def _values(point: Point, goal: Goal) -> str:
@@ -107,9 +110,9 @@ def _values(point: Point, goal: Goal) -> str:
     return ", ".join(f"{name} {value:.6g}" for name, value in pairs)
 
 
-def _winner(sweep: SweepDir, study: Study, point: Point) -> Winner:
+def _winner(sweep: SweepDir, study: Study, point: Point) -> BestTrial:
     record = point.trial
-    return Winner(
+    return BestTrial(
         sweep=sweep,
         trial=record.number,
         values=dict(zip(study.goal.metrics, point.values, strict=False)),
@@ -121,10 +124,12 @@ def _winner(sweep: SweepDir, study: Study, point: Point) -> Winner:
 
 
 def _spec(sweep: SweepDir, record: TrialRecord) -> JobSpec:
-    """What the trial ran with, but for the checkpoint that a command gave it to begin with."""
+    """The trial's spec, without the checkpoint that a continued trial started from."""
     document = read_json(sweep.trial(record.number).spec)
     if document is None:
-        raise RunDirectoryError(f"trial {record.number} of sweep {sweep.run_id} has no directory: it never began")
+        raise RunDirectoryError(
+            f"trial {record.number} of sweep {sweep.run_id} has no directory, because it never started"
+        )
     spec = JobSpec.model_validate(document["spec"])
     if FROM not in record.user_attrs:
         return spec

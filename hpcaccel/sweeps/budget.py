@@ -1,7 +1,7 @@
-"""What a sweep has cost, and what it may still cost.
+"""Compute time used by a sweep, its budget, and whether a worker may start another trial.
 
-The unit is the GPU-second: what an allocation holds, times how long it is held, whether anything runs in it or not, as
-the cluster's own accounting counts. An allocation without GPUs counts as one for each rank that it has room for.
+The unit is the GPU-second: the GPUs of an allocation times the time it is held, idle or not, as in the cluster's own
+accounting. An allocation without GPUs counts as one GPU for each rank it has room for.
 """
 
 from __future__ import annotations
@@ -10,33 +10,53 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from hpcaccel.core.durable_files import read_lines
+from hpcaccel.core.formatting import gpu_hours
 from hpcaccel.core.records import WorkerEnd, WorkerSeen, WorkerStart, WorkerTaken, from_dict
-from hpcaccel.core.run_dir import SweepDir, read_lines
+from hpcaccel.core.sweep_dir import SweepDir
+from hpcaccel.sweeps.definition import Definition
+from hpcaccel.sweeps.journal_notes import GPU_SECONDS
+from hpcaccel.sweeps.journal_reader import StudyRecord, TrialRecord
+from hpcaccel.sweeps.running_trial import RunningTrial
+from hpcaccel.sweeps.tuner_protocol import Hello
 
-__all__ = ["Account", "Budget", "Held", "in_hours", "raise_it", "too_small", "too_small_for_any", "typical"]
+__all__ = [
+    "Allowance",
+    "Budget",
+    "ComputeAccount",
+    "Held",
+    "in_hours",
+    "raise_it",
+    "too_small",
+    "typical",
+]
 
+READ_SECONDS = 30.0
+"""Interval at which the accounts of all workers are read. In between, live workers are assumed to remain alive."""
 FRESH_SECONDS = 150.0
-"""A worker gives a sign at least every minute: an open allocation with a younger one than this is still held."""
+"""An allocation counts as held if its last heartbeat is more recent than this. Workers write one at least every
+minute."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """One allocation of a worker, from when it was granted to its end. Times are seconds since the epoch."""
+    """One allocation of a worker, from its start to its end. Times are seconds since the epoch."""
 
     worker: int
     start: WorkerStart
     seen: float
-    """The last moment at which it is known to have been held."""
+    """Time of the last heartbeat."""
     ended: bool
     taken: float | None = None
-    """When Slurm began to take it down, where it did. As in its own accounting, nothing counts after that."""
+    """When Slurm began to end the allocation; None if it did not. Later time does not count, as in Slurm's
+    accounting."""
 
     @property
     def began(self) -> float:
         return self.start.time if self.start.allocated_at is None else self.start.allocated_at
 
     def seconds(self, now: float) -> float:
-        """How long it has been held, in seconds."""
+        """Seconds for which the allocation has been held."""
         if self.taken is not None:
             return max(0.0, self.taken - self.began)
         alive = not self.ended and now - self.seen < FRESH_SECONDS
@@ -44,20 +64,20 @@ class Held:
 
 
 @dataclass
-class Account:
-    """The sum over all workers' ``worker.jsonl``. ``read`` takes in what is new.
+class ComputeAccount:
+    """Compute time of all workers, from their ``worker.jsonl``. ``read`` reads new lines.
 
     Args:
-        ranks: for how many ranks an allocation has room; counts where it holds no GPUs.
+        ranks: ranks per allocation, counted if an allocation has no GPUs.
     """
 
     sweep: SweepDir
     ranks: int = 1
     held: dict[int, list[Held]] = field(default_factory=dict)
-    """By worker, oldest first."""
+    """The allocations of each worker, oldest first."""
     _offsets: dict[int, int] = field(default_factory=dict)
 
-    def read(self) -> Account:
+    def read(self) -> ComputeAccount:
         for index in self.sweep.worker_indices():
             path = self.sweep.worker(index).account
             for line, behind in read_lines(path, offset=self._offsets.get(index, 0)):
@@ -66,7 +86,7 @@ class Account:
         return self
 
     def gpu_seconds(self, now: float | None = None) -> float:
-        """What all workers have been given so far."""
+        """GPU-seconds of all allocations so far."""
         now = time.time() if now is None else now
         return sum(one.seconds(now) * self.gpus(one) for stays in self.held.values() for one in stays)
 
@@ -74,7 +94,7 @@ class Account:
         return one.start.gpus or self.ranks
 
     def is_fresh(self, worker: int, now: float | None = None) -> bool:
-        """Whether a worker has given a sign lately, and has not said that it leaves."""
+        """Whether a worker has a recent heartbeat and has not ended."""
         newest = self.held[worker][-1] if self.held.get(worker) else None
         now = time.time() if now is None else now
         return newest is not None and not newest.ended and now - newest.seen < FRESH_SECONDS
@@ -83,10 +103,10 @@ class Account:
         stays = self.held.setdefault(index, [])
         if line.get("event") == "start":
             start = from_dict(WorkerStart, line)
-            if stays and _same_stay(stays[-1].start, start):  # its host was killed, and started again
+            if stays and _same_stay(stays[-1].start, start):  # the worker was killed and restarted
                 stays[-1] = replace(stays[-1], seen=start.time, ended=False)
                 return
-            if stays:  # what came before is over, whether its host could still say so or not
+            if stays:  # the previous allocation has ended, even if its worker did not record this
                 stays[-1] = replace(stays[-1], ended=True)
             stays.append(Held(worker=index, start=start, seen=start.time, ended=False))
         elif stays and line.get("event") == "taken":
@@ -106,7 +126,7 @@ def _same_stay(one: WorkerStart, other: WorkerStart) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """``sweep.max_gpu_hours``. What trials have used, and what is compared with it, is in GPU-seconds."""
+    """``sweep.max_gpu_hours``. The arguments of its methods are in GPU-seconds."""
 
     max_gpu_hours: float | None
 
@@ -114,72 +134,167 @@ class Budget:
         return self.max_gpu_hours is not None and spent >= self.max_gpu_hours * 3600
 
     def against_a_trial(self, spent: float, *, usual: float, running: Iterable[float]) -> str:
-        """Why no other trial may start, in a sentence; empty where one may.
+        """Why no further trial may start; empty if one may.
 
         Args:
-            usual: what a trial costs; 0 where none has ended yet.
-            running: what each trial that runs now has used.
+            usual: typical cost of a trial; 0 if none has ended yet.
+            running: cost so far of each running trial.
         """
         if self.max_gpu_hours is None:
             return ""
         if self.is_used_up(spent):
-            return f"max_gpu_hours is {self.max_gpu_hours:g}, and {in_hours(spent)} are used up"
+            return f"max_gpu_hours is {self.max_gpu_hours:g}, and {in_hours(spent)} have been used"
         promised = sum(max(0.0, usual - used) for used in running)
         if spent + promised + usual <= self.max_gpu_hours * 3600:
             return ""
-        others = f", those that run will take {in_hours(promised)} more" if promised else ""
+        others = f", the running trials will need another {in_hours(promised)}" if promised else ""
         return (
-            f"max_gpu_hours is {self.max_gpu_hours:g}: {in_hours(spent)} are used up{others}, and a trial takes "
-            f"{in_hours(usual)}"
+            f"max_gpu_hours is {self.max_gpu_hours:g}: {in_hours(spent)} have been used{others}, and a new trial would "
+            f"take about {in_hours(usual)}"
         )
 
 
 def typical(costs: Sequence[float]) -> float:
-    """What the next trial is likely to take, from what those that have ended took, pruned ones included; 0 without."""
+    """Expected cost of the next trial: the mean over ended trials, pruned ones included; 0 if there are none."""
     return sum(costs) / len(costs) if costs else 0.0
 
 
 def too_small(budget: Budget, *, sweep: str, trial: int, used: float, step: int | None, total: int | None) -> str:
-    """What to say when a budget was used up before any trial had ended.
+    """Message for a budget that was used up before any trial ended.
 
     Args:
-        sweep: its id.
-        used: GPU-seconds of the trial that came furthest.
-        step: how far it came, of ``total`` optimizer steps, where that is known.
+        sweep: the sweep's id.
+        trial: number of the trial that advanced furthest.
+        used: GPU-seconds of that trial.
+        step: the last optimizer step of that trial; None if unknown.
+        total: the trial's total number of steps; None if unknown.
     """
-    text = f"max_gpu_hours is {budget.max_gpu_hours:g}, less than one trial takes: "
+    text = f"max_gpu_hours is {budget.max_gpu_hours:g}, which is too little for one trial: "
     whole = used
     if step and total and total > step:
         whole = used * total / step
-        text += f"trial {trial} has used {in_hours(used)} for {step} of {total} steps, about "
-        text += f"{in_hours(whole)} for all of them"
+        text += f"trial {trial} has used {in_hours(used)} for {step} of {total} steps, so it would need about "
+        text += in_hours(whole)
     else:
-        text += f"trial {trial} has used {in_hours(used)} and was not done"
+        text += f"trial {trial} has used {in_hours(used)} and has not finished"
     return f"{text}. {raise_it(budget, sweep=sweep, spent=whole)}"
 
 
-def too_small_for_any(budget: Budget, spent: float, *, sweep: str) -> str:
-    """What to say when the workers' start alone has used it up; ``spent`` are GPU-seconds."""
-    return (
-        f"max_gpu_hours is {budget.max_gpu_hours:g}, and {in_hours(spent)} were used up before any trial had begun. "
-        f"{raise_it(budget, sweep=sweep, spent=spent)}"
-    )
-
-
 def raise_it(budget: Budget, *, sweep: str, spent: float) -> str:
-    """How to go on under a larger budget, as a command.
-
-    Args:
-        spent: GPU-seconds, of which twice as many would be a beginning.
-    """
+    """Advice to continue with a larger budget, with the command. It suggests twice the budget, or twice the GPU-seconds
+    ``spent`` if these are more."""
     hours = 2 * max(budget.max_gpu_hours or 0.0, spent / 3600)
+    shown = f"{hours:.2g}" if hours < 10 else f"{hours:.0f}"
     return (
-        "Nothing is lost: what was begun goes on under a larger budget, with "
-        f"`hpcaccel sweep resume {sweep} sweep.max_gpu_hours={hours:.2g}` or more"
+        "To continue the started trials, raise the budget to this value or more: "
+        f"`hpcaccel sweep resume {sweep} sweep.max_gpu_hours={shown}`"
     )
 
 
 def in_hours(gpu_seconds: float) -> str:
-    """``12.3 GPU-hours``, with digits enough for small numbers."""
-    hours = gpu_seconds / 3600
-    return f"{hours:.1f} GPU-hours" if hours >= 10 else f"{hours:.2g} GPU-hours"
+    """GPU-seconds as text in GPU-hours, such as ``12.3 GPU-hours``."""
+    return f"{gpu_hours(gpu_seconds / 3600)} GPU-hours"
+
+
+class Allowance:
+    """Decides whether a worker may start trials, by the sweep's budget and the time left in its allocation.
+
+    Args:
+        record: the study, which the caller keeps up to date.
+    """
+
+    def __init__(self, sweep: SweepDir, definition: Definition, hello: Hello, *, record: StudyRecord) -> None:
+        launch = definition.launch
+        ranks = launch.ranks
+        self.share = (hello.gpus or ranks) / hello.slots
+        """Cost of one of this worker's trials, in GPU-seconds per second."""
+        self._id = sweep.run_id
+        self._budget = Budget(max_gpu_hours=definition.spec.sweep.max_gpu_hours)
+        self.account = ComputeAccount(sweep, ranks=ranks)
+        """Usage of all workers."""
+        self._record = record
+        self._read_at = float("-inf")
+        self._end_time = hello.end_time
+        self._warning_seconds = float(launch.warning_seconds or 0)
+        self._resumable = launch.cooperative
+        self._startup: list[float] = []
+        """Seconds to the first step of each trial that has ended in this allocation."""
+        self._any_ended = False
+        self._too_small = ""
+        """Message if the budget was used up before any trial ended."""
+
+    # -- the budget -----------------------------------------------------------------------------------------------
+
+    def spent(self) -> float:
+        """GPU-seconds of all workers, at most ``READ_SECONDS`` old."""
+        if time.monotonic() - self._read_at > READ_SECONDS:
+            self._read_at = time.monotonic()
+            self.account.read()
+        return self.account.gpu_seconds()
+
+    def is_used_up(self, trials: Iterable[RunningTrial] = ()) -> str:
+        """Why running trials must stop; empty if they may continue.
+
+        Args:
+            trials: running trials of this worker, for the message.
+        """
+        spent = self.spent()
+        if not self._budget.is_used_up(spent):
+            return ""
+        furthest = max(trials, key=lambda trial: trial.follower.step or 0, default=None)
+        if furthest is not None and not any(trial.state in ("complete", "pruned") for trial in self._record.trials):
+            used = min(spent, (time.time() - furthest.began + furthest.spent().seconds) * self.share)
+            step, total = furthest.steps()
+            self._too_small = too_small(
+                self._budget, sweep=self._id, trial=furthest.number, used=used, step=step, total=total
+            )
+        if not self._too_small and not self._record.trials:
+            self._too_small = (
+                f"max_gpu_hours is {self._budget.max_gpu_hours:g}, and {in_hours(spent)} were used before the first "
+                f"trial started. {raise_it(self._budget, sweep=self._id, spent=spent)}"
+            )
+        used_up = f"max_gpu_hours is {self._budget.max_gpu_hours:g}, and {in_hours(spent)} have been used"
+        return self._too_small or used_up
+
+    def against_another(self) -> str:
+        """Why no further trial may start in this worker; empty if one may."""
+        why = ""
+        if self._budget.max_gpu_hours is not None:
+            why = self._budget.against_a_trial(self.spent(), usual=self._usual(), running=self._running())
+        if not why and self.is_short_of_time():
+            why = "the time left in this allocation is too short for another trial"
+        return why
+
+    def _usual(self) -> float:
+        return typical([trial.user_attrs[GPU_SECONDS] for trial in self._record.trials if _has_cost(trial)])
+
+    def _running(self) -> list[float]:
+        """Approximate cost so far of each running trial of all workers; interruptions count as running time."""
+        now = time.time()
+        running = [trial for trial in self._record.trials if trial.state == "running"]
+        return [(now - trial.started) * self.share for trial in running if trial.started is not None]
+
+    # -- the time -------------------------------------------------------------------------------------------------
+
+    def learn(self, trial: RunningTrial) -> None:
+        """Record the start-up time of a trial that has ended in this allocation, for estimates of later ones."""
+        self._any_ended = True
+        if (seconds := trial.seconds_to_first_step()) is not None:
+            self._startup.append(seconds)
+
+    def is_short_of_time(self) -> bool:
+        """Whether the allocation ends too soon for another trial.
+
+        A trial that saves at a stop loses only its start-up, so twice that time must be left. A trial that cannot be
+        continued needs its full run time. The first trial of an allocation always starts.
+        """
+        if self._end_time is None or not self._any_ended:
+            return False
+        left = self._end_time - time.time() - self._warning_seconds
+        if self._resumable and self._startup:
+            return left < 2 * max(self._startup)
+        return left < self._usual() / self.share
+
+
+def _has_cost(trial: TrialRecord) -> bool:
+    return trial.state in ("complete", "pruned") and GPU_SECONDS in trial.user_attrs

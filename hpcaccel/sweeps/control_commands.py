@@ -1,7 +1,7 @@
-"""Steering a sweep from outside: going on with it, and how many of its workers may run at a time.
+"""Control of a sweep: resumes it with new workers, and limits how many of its workers run at a time.
 
-Stopping and cancelling are what they are for an array of runs (``hpcaccel.submission.stop_requests``): each worker's
-control folder gets a request, and what waits in the queue is taken out of it.
+Stop and cancel work as for an array of runs (``hpcaccel.submission.runs.control``): a request is written to each
+worker's control folder, and queued tasks are cancelled.
 """
 
 from __future__ import annotations
@@ -11,62 +11,56 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from hpcaccel.core.run_dir import RunDir, SweepDir, atomic_write, read_json, register, write_json
+from hpcaccel.core.durable_files import atomic_write, read_json, write_json
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.stop_requests import mark_honoured, open_requests, reopen
+from hpcaccel.core.sweep_dir import SweepDir
+from hpcaccel.core.user_state import register
 from hpcaccel.errors import (
     RunBusy,
     RunDirectoryError,
-    SlurmCommandError,
-    SlurmUnreachable,
     SpecError,
     UserError,
 )
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.spec import SweepSpec, sweep_from_values
-from hpcaccel.spec.expand import escape
-from hpcaccel.submission.backend import backend_named
-from hpcaccel.submission.idempotent_resume import Turn, is_open
-from hpcaccel.submission.recovery import perhaps_resumed, recover, take_up
-from hpcaccel.submission.run_state import honoured_name, open_requests, read_record
-from hpcaccel.submission.secret_values import bring_secrets
-from hpcaccel.submission.status import RunStatus, status
-from hpcaccel.sweeps.arrays import WorkerArrays
-from hpcaccel.sweeps.budget import Account, Budget, in_hours, raise_it
-from hpcaccel.sweeps.definition import read_definition, sweep_hash
+from hpcaccel.spec.loading.expand import escape
+from hpcaccel.submission.entrypoint.entry import bring_secrets
+from hpcaccel.submission.jobs.backend import backend_named
+from hpcaccel.submission.jobs.job_submission import JobSubmission, is_open, may_have_job
+from hpcaccel.submission.jobs.recovery import recover, recover_interrupted
+from hpcaccel.submission.jobs.run_state import read_record
+from hpcaccel.submission.runs.status import RunStatus, status
+from hpcaccel.sweeps.budget import Budget, ComputeAccount, in_hours, raise_it
+from hpcaccel.sweeps.definition import read_definition, resolved_yaml, sweep_hash
 from hpcaccel.sweeps.journal_file import JournalFile
+from hpcaccel.sweeps.journal_notes import is_drawn
 from hpcaccel.sweeps.retry import continue_stopped, stopped_by_budget
-from hpcaccel.sweeps.start_sweep import (
-    Source,
-    arrays_of,
-    hand_in_workers,
-    load,
-    make_worker,
-    resolved_yaml,
-    workers_needed,
-)
+from hpcaccel.sweeps.start_sweep import Source, load, workers_needed
 from hpcaccel.sweeps.sweep_overview import Study
-from hpcaccel.sweeps.trial_attrs import is_drawn
+from hpcaccel.sweeps.worker_jobs import WorkerArrays, arrays_of, hand_in_workers, make_worker
 
 __all__ = ["CHANGEABLE", "current_arrays", "refuse_spent", "resume", "throttle"]
 
 CHANGEABLE = ("max_trials", "workers", "max_gpu_hours", "keep_checkpoints", "retries")
-"""Keys of ``sweep`` that another spec on resume may set anew: what has been tried so far stays comparable."""
+"""Keys of ``sweep`` that may change on resume. The others may not, so that all trials stay comparable."""
 
 
 def resume(
     sweep: SweepDir, *, changes: Sequence[str] = (), file: Source | None = None, slurm: Slurm | None = None
 ) -> WorkerArrays:
-    """Hand in new workers for a sweep of which none is left; its trials go on where they were.
+    """Submit new workers for a sweep that has none; its trials continue from their checkpoints.
 
-    Where an earlier resume was killed after it had handed workers in, those are the ones.
+    If an earlier resume was killed after submitting workers, those workers are returned.
 
     Args:
-        changes: ``sweep.max_trials=200`` and the like, see ``CHANGEABLE``.
-        file: the sweep's spec once more, with such changes.
+        changes: overrides such as ``sweep.max_trials=200``, see ``CHANGEABLE``.
+        file: the whole spec of the sweep with such changes, as a file, a spec or a mapping.
 
     Raises:
-        RunBusy: a worker lives, or is going to.
-        SpecError: the spec differs in what may not change.
-        UserError: all trials are done, or the budget is used up.
+        RunBusy: a worker is running or queued.
+        SpecError: the spec is not valid, or differs in keys that may not change.
+        UserError: all trials are finished, or the budget is used up.
         RunDirectoryError: the sweep's directory cannot be written.
     """
     was_cut_off = is_open(sweep)
@@ -85,7 +79,9 @@ def resume(
 
 
 def start_workers(sweep: SweepDir, spec: SweepSpec, *, count: int, slurm: Slurm | None = None) -> WorkerArrays:
-    """Hand in workers 0 to ``count`` - 1, of which none is left, under ``spec``; all or nothing.
+    """Submit workers 0 to ``count`` - 1 under ``spec``, or fewer if a limit on the user's jobs does not allow all.
+
+    No other worker may be running or queued.
 
     Raises:
         RunDirectoryError: the sweep's directory cannot be written.
@@ -94,8 +90,8 @@ def start_workers(sweep: SweepDir, spec: SweepSpec, *, count: int, slurm: Slurm 
         return _start_workers(sweep, spec, count=count, slurm=slurm)
     except OSError as error:
         raise RunDirectoryError(
-            f"cannot write to the sweep's directory {sweep.path}: {error.strerror or error}. It is as it was: see that "
-            "it can be written, then say this again"
+            f"cannot write to the sweep's directory {sweep.path}: {error.strerror or error}. The sweep is unchanged. "
+            "Make the directory writable, then repeat the command"
         ) from error
 
 
@@ -103,57 +99,49 @@ def _start_workers(sweep: SweepDir, spec: SweepSpec, *, count: int, slurm: Slurm
     record = read_record(sweep)
     backend_named(record.backend, slurm).check()
     bring_secrets(spec.job.environment.secrets, run_id=sweep.run_id)
-    with Turn(sweep, slurm=slurm) as turn:
-        if take_up(turn):
-            raise RunBusy(f"an earlier start of workers of {sweep.run_id} was cut off, and they are in the queue now")
-        arrays = WorkerArrays(turn.holding(backend_named(record.backend, slurm)), range(count))
+    with JobSubmission(sweep, slurm=slurm) as submission:
+        if recover_interrupted(submission):
+            raise RunBusy(
+                f"sweep {sweep.run_id} already has workers in the queue, from an earlier start that was interrupted"
+            )
+        arrays = WorkerArrays(submission.holding(backend_named(record.backend, slurm)), range(count))
         places = [sweep, *(sweep.worker(index) for index in sweep.worker_indices())]
         with _requests_put_aside(places), _defined(sweep, spec):
             JournalFile(sweep.journal).append([{"hpcaccel": "resume", "time": time.time()}], sync=True)
             for index in set(range(count)) - set(sweep.worker_indices()):
                 make_worker(sweep.worker(index), record, run_id=sweep.worker(index).run_id)
-            turn.begin(indices=range(count))
-            try:
-                hand_in_workers(sweep, arrays, turn=turn)
-            except SlurmCommandError as error:
-                if _is_undone_by(error):
-                    raise
-                raise perhaps_resumed(error, sweep) from None
+            submission.write_intent(indices=range(count))
+            hand_in_workers(sweep, arrays, submission=submission, again="Another resume")
     register(sweep, name=record.name, job_id=arrays.array_ids[0])
     return arrays
 
 
-def _is_undone_by(error: BaseException) -> bool:
-    """Whether a hand-in that failed so has left nothing; a Slurm that did not answer may have taken workers."""
-    return not isinstance(error, SlurmCommandError) or isinstance(error, SlurmUnreachable)
-
-
 def refuse_living(now: RunStatus) -> None:
-    """Raises RunBusy where the sweep goes on by itself."""
+    """Raises RunBusy if a worker is running, queued or stopping."""
     if now.state == "stopping":
         raise RunBusy(
-            f"sweep {now.run_id} is stopping, its trials save and leave: wait for that with `hpcaccel wait "
-            f"{now.run_id}`, then go on"
+            f"sweep {now.run_id} is stopping, and its trials are being saved: wait until it has ended with `hpcaccel "
+            f"wait {now.run_id}`, then repeat the command"
         )
     if not now.ended:
         living = sum(not worker.ended for worker in now.tasks)
         raise RunBusy(
-            f"sweep {now.run_id} is {now.state}, with {living} of its workers running or waiting: it goes on by "
-            f"itself. Stop it first with `hpcaccel sweep stop {now.run_id}`"
+            f"sweep {now.run_id} is {now.state}, with {living} of its workers running or queued: it continues without "
+            f"this command. To change it, stop it first with `hpcaccel sweep stop {now.run_id}`"
         )
 
 
 def throttle(sweep: SweepDir, most: int, *, slurm: Slurm | None = None) -> None:
-    """Let at most ``most`` workers run at a time. Those that run already go on until they come back through the queue.
+    """Let at most ``most`` workers run at a time. Running workers continue until they are requeued.
 
     Raises:
-        UserError: the sweep runs on this machine, has ended, or is more arrays than ``most``.
+        UserError: the sweep runs on the local backend, has ended, or consists of more than ``most`` arrays.
     """
     record = read_record(sweep)
     if record.backend == "local":
         raise UserError(
-            f"sweep {sweep.run_id} runs on this machine, where there is no queue: stop it, and go on with fewer "
-            f"workers by `hpcaccel sweep resume {sweep.run_id} sweep.workers={most}`"
+            f"sweep {sweep.run_id} runs on this machine, which has no queue. To use fewer workers, stop it, then run "
+            f"`hpcaccel sweep resume {sweep.run_id} sweep.workers={most}`"
         )
     slurm = slurm or Slurm()
     now = status(sweep, slurm)
@@ -162,15 +150,15 @@ def throttle(sweep: SweepDir, most: int, *, slurm: Slurm | None = None) -> None:
     arrays = current_arrays(sweep)
     if most < len(arrays):
         raise UserError(
-            f"the workers of {sweep.run_id} are {len(arrays)} arrays ({', '.join(arrays)}), and each runs one worker "
-            f"at least: {most} is too few"
+            f"limit {most} is too low: the workers of {sweep.run_id} are in {len(arrays)} job arrays "
+            f"({', '.join(arrays)}), each of which runs at least one worker. Use {len(arrays)} or more"
         )
     for array_id, share in _shares({one: len(workers) for one, workers in arrays.items()}, most).items():
         slurm.throttle(array_id, share)
 
 
 def current_arrays(sweep: SweepDir) -> dict[str, list[int]]:
-    """The arrays that the newest workers are tasks of, each with the workers' numbers."""
+    """Numbers of the workers in each current job array, by array id."""
     newest = ((index, read_record(sweep.worker(index)).job_ids[-1:]) for index in sweep.worker_indices())
     found: dict[str, list[int]] = {}
     for index, job_ids in newest:
@@ -180,7 +168,7 @@ def current_arrays(sweep: SweepDir) -> dict[str, list[int]]:
 
 
 def _shares(sizes: Mapping[str, int], most: int) -> dict[str, int]:
-    """How many tasks of each array may run: one at least, and then as many as fit, the first array first."""
+    """Number of tasks of each array that may run: at least one each; the rest is assigned to the first arrays."""
     left = most - len(sizes)
     shares = {}
     for array_id, size in sizes.items():
@@ -189,12 +177,12 @@ def _shares(sizes: Mapping[str, int], most: int) -> dict[str, int]:
     return shares
 
 
-# -- the spec, once more ----------------------------------------------------------------------------------------------
+# -- changes of the spec ----------------------------------------------------------------------------------------------
 
 
 def _changed(sweep: SweepDir, old: SweepSpec, changes: Sequence[str], file: Source | None) -> SweepSpec:
     if file is not None:
-        name = f"name={old.job.name}"  # it may have been given another one when it was started
+        name = f"name={old.job.name}"  # the start may have set another name
         new = load(file, cluster=read_record(sweep).cluster, overrides=[name, *changes])
     elif changes:
         job, section = old.job.model_dump(mode="json"), old.sweep.model_dump(mode="json")
@@ -207,8 +195,8 @@ def _changed(sweep: SweepDir, old: SweepSpec, changes: Sequence[str], file: Sour
     if found:
         allowed = ", ".join(f"sweep.{key}" for key in CHANGEABLE)
         raise SpecError(
-            f"sweep {sweep.run_id} was started with another spec, and its trials would not be comparable: "
-            f"{'; '.join(found)}. What may change is {allowed}. For anything else start a new sweep"
+            f"sweep {sweep.run_id} was started with a different spec, so the new trials would not be comparable: "
+            f"{'; '.join(found)}. Only {allowed} may change. For other changes, start a new sweep"
         )
     return new
 
@@ -217,7 +205,7 @@ def _differences(old: SweepSpec, new: SweepSpec) -> Iterator[str]:
     before, after = ({**_flat(one.job.model_dump(mode="json"), ""), **_section(one)} for one in (old, new))
     for key in dict.fromkeys([*before, *after]):
         if before.get(key) != after.get(key):
-            yield f"{key} was {before.get(key)!r} and is {after.get(key)!r}"
+            yield f"{key} was {before.get(key)!r} and is now {after.get(key)!r}"
 
 
 def _section(spec: SweepSpec) -> dict[str, Any]:
@@ -241,25 +229,25 @@ def _refuse_finished(sweep: SweepDir, spec: SweepSpec, now: RunStatus) -> None:
     is_done = most is not None and drawn >= most // spec.sweep.repeat and not stopped_by_budget(trials)
     if now.state == "completed" and is_done and all(trial.is_finished for trial in trials):
         raise UserError(
-            f"sweep {sweep.run_id} is completed, with all of its {len(trials)} trials: there is nothing to go on with. "
-            f"For more of them: `hpcaccel sweep resume {sweep.run_id} sweep.max_trials={2 * len(trials)}`"
+            f"sweep {sweep.run_id} has completed all of its {len(trials)} trials: there is nothing to continue. "
+            f"For more trials: `hpcaccel sweep resume {sweep.run_id} sweep.max_trials={2 * len(trials)}`"
         )
 
 
 def refuse_spent(sweep: SweepDir, spec: SweepSpec) -> None:
-    """Raises UserError where the sweep may cost no more under ``spec``: workers would leave as soon as they came."""
+    """Raises UserError if the budget of ``spec`` is used up: workers would end at once."""
     budget = Budget(max_gpu_hours=spec.sweep.max_gpu_hours)
-    spent = Account(sweep, ranks=Study(sweep).ranks).read().gpu_seconds()
+    spent = ComputeAccount(sweep, ranks=Study(sweep).ranks).read().gpu_seconds()
     if budget.is_used_up(spent):
         raise UserError(
-            f"max_gpu_hours of sweep {sweep.run_id} is {budget.max_gpu_hours:g}, and {in_hours(spent)} are used up: "
-            f"nothing could start. {raise_it(budget, sweep=sweep.run_id, spent=spent)}"
+            f"max_gpu_hours of sweep {sweep.run_id} is {budget.max_gpu_hours:g}, and {in_hours(spent)} have been used: "
+            f"no more trials can start. {raise_it(budget, sweep=sweep.run_id, spent=spent)}"
         )
 
 
 @contextmanager
 def _defined(sweep: SweepDir, spec: SweepSpec) -> Iterator[None]:
-    """The sweep's files say ``spec``, and when the block fails what they said before, unless workers may be taken."""
+    """Write ``spec`` to the sweep's files; restore them if the block fails, unless workers may have been accepted."""
     document = read_json(sweep.sweep) or {}
     before = sweep.spec_yaml.read_text(encoding="utf-8")
     if document["hash"] == sweep_hash(spec):
@@ -271,7 +259,7 @@ def _defined(sweep: SweepDir, spec: SweepSpec) -> Iterator[None]:
         atomic_write(sweep.spec_yaml, resolved_yaml(spec))
         yield
     except BaseException as error:
-        if _is_undone_by(error):
+        if not may_have_job(error):
             write_json(sweep.sweep, document)
             atomic_write(sweep.spec_yaml, before)
         raise
@@ -279,13 +267,13 @@ def _defined(sweep: SweepDir, spec: SweepSpec) -> Iterator[None]:
 
 @contextmanager
 def _requests_put_aside(places: Sequence[RunDir]) -> Iterator[None]:
-    """Earlier requests to stop are done with; when the block fails, they stand again, unless workers may be taken."""
-    stale = [(place, name) for place in places for name, _ in open_requests(place)]
+    """Mark earlier stop requests as honoured; restore them if the block fails and no worker can have been accepted."""
+    stale = [(place, name) for place in places for name, _ in open_requests(place, of_users=True)]
     for place, name in stale:
-        (place.control / name).rename(place.control / honoured_name(name))
+        mark_honoured(place, name)
     try:
         yield
     except BaseException as error:
-        for place, name in stale if _is_undone_by(error) else ():
-            (place.control / honoured_name(name)).rename(place.control / name)
+        for place, name in stale if not may_have_job(error) else ():
+            reopen(place, name)
         raise

@@ -1,13 +1,13 @@
-"""The journal as Optuna sees it: ``optuna.storages.JournalStorage(Journal(path))``.
+"""Optuna's storage backend on the journal: ``optuna.storages.JournalStorage(Journal(path))``.
 
-Optuna keeps a study as a list of operations that every process replays in the order of the file. A trial's number is
-the count of "create trial" operations before it, so that all processes must see the same operations, and no others:
-lines that do not count are passed over by all of them alike. A process learns the number of a trial that it has made
-by reading its own operation back; one whose operation did not count was killed, or was told so by an exception,
-before it could use a number. Lines ``{"hpcaccel": kind, …}`` are ours and hidden from Optuna.
+Optuna stores a study as a list of operations that every process replays in file order. A trial's number is the count of
+"create trial" operations before it, so all processes must see exactly the same operations: all of them skip the same
+invalid lines. A process gets the number of its new trial by reading its own operation back; a process whose operation
+does not count was killed, or got an exception, before it could use a number. Lines ``{"hpcaccel": kind, …}`` belong to
+hpcaccel and are hidden from Optuna.
 
-Optuna's own backend raises ``JSONDecodeError`` for ever once a line is torn, and after a kill with the lock held makes
-everybody wait for 30 seconds.
+Optuna's own backend raises ``JSONDecodeError`` on every read once a line is torn, and makes all processes wait for 30
+seconds after one was killed while it held the lock.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from typing import Any
 from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import TrialState
 
-from hpcaccel.sweeps.journal_file import JournalFile
-from hpcaccel.sweeps.journal_lock import PATIENCE_SECONDS
+from hpcaccel.sweeps.journal_file import PATIENCE_SECONDS, JournalFile
 
 __all__ = ["Journal"]
 
@@ -33,14 +32,14 @@ class Journal(BaseJournalBackend):
     """Optuna's operations in a ``JournalFile``.
 
     Args:
-        path: ``journal.jsonl`` of the sweep's directory; made by the first operation.
+        path: ``journal.jsonl`` of the sweep's directory; created by the first operation.
         patience_seconds: see ``JournalFile``.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self.file = JournalFile(path, patience_seconds=patience_seconds)
         self._offsets = array("Q", [0])
-        """Where to begin to read for each operation by its number; the last one is of the operation to come."""
+        """Byte offset of each operation, by its number; the last entry is that of the next operation."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.file.path, "patience_seconds": self.file.patience_seconds}
@@ -49,7 +48,7 @@ class Journal(BaseJournalBackend):
         self.__init__(**state)  # type: ignore[misc]
 
     def note(self, kind: str, **fields: Any) -> None:
-        """Append a line of our own, which Optuna does not see.
+        """Append a line of hpcaccel, which Optuna does not see.
 
         Raises:
             RunDirectoryError: see ``JournalFile.append``.
@@ -57,7 +56,7 @@ class Journal(BaseJournalBackend):
         self.file.append([{"hpcaccel": kind, **fields}])
 
     def sync(self) -> None:
-        """Let everything up to here survive a power cut; what tells a finished trial does so by itself."""
+        """Flush everything to the disk. Operations that finish a trial are flushed without this call."""
         self.file.sync()
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
@@ -68,7 +67,7 @@ class Journal(BaseJournalBackend):
         for line, behind in self.file.lines(self._offsets[number]):
             operation = _decoded(line)
             if operation is None:
-                continue  # not yet behind it: a bad last line may be one that NFS shows us too early
+                continue  # keep the offset before it: NFS may show the last line before it is complete
             if "op_code" not in operation:
                 self._goes_on_at(number, behind)
                 continue

@@ -1,7 +1,13 @@
-"""A sweep's journal: JSON lines that many processes on many nodes append to, any of which may be killed at any moment.
+"""A sweep's journal: JSON lines that many processes on many nodes append to under a lock.
 
-A line counts when it ends with its own newline and every byte of it is there; nothing else is ever seen. What was
-appended with ``sync`` survives a power cut. Readers take no lock, and write nothing.
+A line counts when all its bytes and its own newline are on the disk. Readers take no lock and write nothing. Lines
+appended with ``sync`` survive a power cut. Any writer may be killed at any moment.
+
+The lock is a file created by link(2), which is exclusive on every shared file system. It is a second name of the
+process's *claim*, a small file that names the process, so that a waiting process can read who holds the lock. Kernel
+locks (fcntl) end with their holder, but some mounts confine them to one node without an error (NFS with ``nolock``,
+Lustre with ``localflock``, BeeGFS by default). A lock is never broken: if its holder is dead, or holds it for too long,
+the *segment* of the journal that the lock belongs to is closed (see ``journal_segments``).
 """
 
 from __future__ import annotations
@@ -9,56 +15,189 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
+import socket
 import threading
+import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.core.run_dir import FILE_MODE, fsync_directory
+from hpcaccel.core.durable_files import FILE_MODE, fsync_directory
+from hpcaccel.core.process_identity import process_start
 from hpcaccel.errors import RunDirectoryError
-from hpcaccel.sweeps.journal_lock import PATIENCE_SECONDS, Claim, owner_of
 from hpcaccel.sweeps.journal_segments import WRITABLE, Segments
 
-__all__ = ["JournalFile"]
+__all__ = ["PATIENCE_SECONDS", "JournalFile", "LockClaim", "is_dead", "owner_of"]
+
+PATIENCE_SECONDS = 5.0
+"""How long to wait for a lock holder that may be alive (it is on another node, or suspended). The lock is normally held
+for milliseconds; closing the segment of a holder that is merely slow costs one file."""
+
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.0005, 0.05
+LOOK_EVERY_SECONDS = 0.05
+"""Interval at which a waiting process checks whether the holder is alive."""
+
+
+class LockClaim:
+    """The file beside the journal that names this process. It is created on first use and removed with this object or
+    at exit, together with the claims of killed processes of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path: Path | None = None
+        self._pid = 0
+        self._token = ""
+
+    def hold(self, lock: Path, patience_seconds: float) -> bool:
+        """Wait for the lock and take it.
+
+        Returns:
+            False if its holder is dead or has held it for longer than ``patience_seconds``.
+
+        Raises:
+            OSError: the folder is not writable.
+        """
+        since = looked = time.monotonic()
+        seen: str | None = ""
+        pause = FIRST_PAUSE_SECONDS
+        while not self._taken(lock):
+            now = time.monotonic()
+            if now - looked > LOOK_EVERY_SECONDS:
+                owner, looked = owner_of(lock), now
+                token = owner.get("token", "") if owner is not None else None
+                if token == self._token:
+                    return True  # the reply to our link(2) was lost and NFS repeated the request
+                if token != seen:
+                    since, seen = now, token
+                elif token is not None and now - since > patience_seconds:
+                    return False
+                if is_dead(owner):
+                    return False
+            time.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
+        return True
+
+    def _taken(self, lock: Path) -> bool:
+        while True:
+            if self._path is None or self._pid != os.getpid():
+                self._make()
+            assert self._path is not None
+            try:
+                os.link(self._path, lock)
+                return True
+            except FileExistsError:
+                return False
+            except FileNotFoundError:
+                self._path = None  # the claim was removed: create it again, or fail if the folder is gone
+
+    def _make(self) -> None:
+        machine, host = _machine(), socket.gethostname()
+        pid, nonce = os.getpid(), os.urandom(4).hex()
+        path = self._folder / f".journal-{host}-{pid}-{nonce}.claim"
+        token = f"{machine}-{pid}-{nonce}"
+        owner = {"host": host, "machine": machine, "pid": pid, "start": process_start(pid), "token": token}
+        try:
+            path.write_text(json.dumps(owner), encoding="utf-8")
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        self._path, self._pid, self._token = path, pid, token
+        weakref.finalize(self, _leave, path, pid, host)
+        _tidy(self._folder, host)
+
+
+def owner_of(lock: Path) -> dict[str, Any] | None:
+    """The claim of the lock's holder; None if the lock is free, empty if the file cannot be parsed.
+
+    The file is opened, because stat(2) alone may return what an NFS client has cached.
+    """
+    try:
+        value = json.loads(lock.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def is_dead(owner: dict[str, Any] | None) -> bool:
+    """Whether the process is certainly gone. This can be determined only on the process's own host, also after a
+    reboot of that host."""
+    if not owner:
+        return False
+    machine = _machine()
+    if owner.get("machine") == machine:
+        return bool(process_start(int(owner["pid"])) != owner["start"])
+    rebooted = str(owner.get("machine")).partition(":")[0] != machine.partition(":")[0]
+    return bool(rebooted and owner.get("host") == socket.gethostname())
+
+
+@lru_cache(maxsize=1)
+def _machine() -> str:
+    """Identifies this boot of this machine and its pid namespace (containers may have their own)."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return f"{os.urandom(8).hex()}:"  # unique, so that no process is considered dead
+
+
+def _leave(claim: Path, pid: int, host: str) -> None:
+    """Remove the claim, unless this process is a forked child of its creator. Locks are other hard links to the same
+    file, and are kept."""
+    if pid != os.getpid():
+        return
+    try:
+        claim.unlink(missing_ok=True)
+        _tidy(claim.parent, host)
+    except OSError:
+        pass  # a file of about 100 bytes; the next process on this machine removes it
+
+
+def _tidy(folder: Path, host: str) -> None:
+    """Remove the claims of killed processes of this machine."""
+    for path in folder.glob(f".journal-{host}-*.claim"):
+        if is_dead(owner_of(path)):
+            path.unlink(missing_ok=True)
+
 
 TORN = b"~\n"
-"""Closes a line that its writer could not finish. It spoils the line even where only its newline was missing: that
-writer has gone, or has been told that its line is not there."""
+"""Written after an incomplete line to end it. The line becomes invalid even if only its newline was missing, because
+its writer has died or has raised an error for it."""
 
 ADVICE = {
     errno.ENOSPC: "The disk is full: free some space",
-    errno.EDQUOT: "Your quota is used up: free some space",
-    errno.EFBIG: "The limit for the size of a file is reached: see ulimit -f",
-    errno.EROFS: "It is mounted read-only: have it mounted for writing, or copy the sweep to where you can write",
-    errno.EACCES: "You may not write there: see ls -ld",
-    errno.EPERM: "You may not write there: see ls -ld",
-    errno.ENOENT: "The sweep's directory is gone",
+    errno.EDQUOT: "Your disk quota is exceeded: free some space",
+    errno.EFBIG: "The file size limit is reached: see ulimit -f",
+    errno.EROFS: "The file system is mounted read-only: remount it for writing, or copy the sweep to a writable place",
+    errno.ENOENT: "The sweep's directory no longer exists: restore it",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "You have no write permission: check with ls -ld"),
 }
 
 
 class JournalFile:
-    """The journal at ``path``, which need not be there yet. Building one touches no file.
+    """The journal at ``path``, which need not exist yet. The constructor accesses no file.
 
     Args:
-        patience_seconds: for how long a process that has the lock, and is not known to be dead, is waited for.
+        patience_seconds: how long to wait for a lock holder that may be alive.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self.path = Path(path).absolute()
         self.patience_seconds = patience_seconds
         self._segments = Segments(self.path)
-        self._claim = Claim(self.path.parent)
+        self._claim = LockClaim(self.path.parent)
         self._thread = threading.Lock()
 
-    def __repr__(self) -> str:
-        return f"JournalFile({str(self.path)!r})"
-
     def append(self, lines: Iterable[Mapping[str, Any]], *, sync: bool = False) -> None:
-        """Append objects, in their order and with nothing between them.
+        """Append objects in order, with no line of another process between them.
 
         Raises:
-            RunDirectoryError: the disk is full, or may not be written. What stood there stands; none of these lines
-                will count unless all its bytes had got there.
+            RunDirectoryError: the disk is full or not writable. Earlier lines are intact; of these lines, only those
+                that are completely on the disk count.
         """
         data = b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
         try:
@@ -68,10 +207,10 @@ class JournalFile:
             raise self._refused(error) from error
 
     def sync(self) -> None:
-        """Let everything that was appended so far survive a power cut.
+        """Flush everything appended so far to the disk, so that it survives a power cut.
 
         Raises:
-            RunDirectoryError: as for ``append``.
+            RunDirectoryError: see ``append``.
         """
         try:
             fd = os.open(self._segments.path(self._segments.newest), os.O_RDONLY)
@@ -85,7 +224,7 @@ class JournalFile:
             raise self._refused(error) from error
 
     def lines(self, offset: int = 0) -> Iterator[tuple[bytes, int]]:
-        """Whole lines from ``offset`` on, torn ones too, each with the offset behind it."""
+        """Lines from ``offset`` on, including invalid ones, each with the offset after it."""
         for behind, data in self.pieces(offset):
             begin = behind - len(data)
             for line in data[:-1].split(b"\n"):
@@ -93,7 +232,7 @@ class JournalFile:
                 yield line, begin
 
     def pieces(self, offset: int = 0) -> Iterator[tuple[int, bytes]]:
-        """The same without taking the lines apart: many at a time, with the offset behind them."""
+        """Like ``lines``, but in chunks of many lines, each with the offset after it."""
         try:
             yield from self._segments.pieces(offset)
         except OSError as error:
@@ -111,21 +250,22 @@ class JournalFile:
                     return
             finally:
                 self._segments.lock(number).unlink(missing_ok=True)
-            # Somebody has gone on without us, or is about to.
+            # Another process has closed this segment, or is about to.
             self._segments.refresh()
             if self._segments.newest == number:
-                self._segments.close(number, "whoever closed it went no further")
+                self._segments.close(number, "the process that closed it did not create the next segment")
                 self._segments.refresh()
             if end is not None and self._segments.counts(number, end):
                 return
 
     def _pass_over(self, number: int) -> None:
         owner = owner_of(self._segments.lock(number)) or {}
-        self._segments.close(number, f"process {owner.get('pid')} on {owner.get('host')} has left its lock behind")
+        self._segments.close(number, f"process {owner.get('pid')} on {owner.get('host')} did not remove its lock")
         self._segments.refresh()
 
     def _write(self, number: int, data: bytes, sync: bool) -> int | None:
-        """Append to a segment that we hold the lock of; the length that it has then, None where it is closed."""
+        """Append to a segment whose lock this process holds. Returns the segment's new length in bytes, or None if the
+        segment is closed."""
         path = self._segments.path(number)
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE_MODE)
@@ -140,20 +280,21 @@ class JournalFile:
             size = found.st_size
             if size and os.pread(fd, 1, size - 1) != b"\n":
                 data = TORN + data
+
             _write_all(fd, data)
             if sync:
                 os.fsync(fd)
         finally:
-            os.close(fd)  # on NFS this is what sends it to the server, and may be what fails
+            os.close(fd)  # NFS sends the data to the server here, so this call may fail
         if sync and not size:
             fsync_directory(path.parent)
         return size + len(data)
 
     def _refused(self, error: OSError) -> RunDirectoryError:
-        advice = ADVICE.get(error.errno or 0, "See the file system's state")
+        advice = ADVICE.get(error.errno or 0, "Check the file system")
         return RunDirectoryError(
             f"cannot write to the sweep's journal {self.path}: {error.strerror}. {advice}, "
-            "then go on with: hpcaccel sweep resume. Everything that was written before is there"
+            "then continue the sweep with `hpcaccel sweep resume`. Everything written before is intact"
         )
 
 

@@ -1,7 +1,7 @@
-"""What a sweep's journal says about its trials, without Optuna: views have to start in milliseconds.
+"""Trials as recorded in a sweep's journal, read without Optuna, because views must start in milliseconds.
 
-The operations are replayed as ``optuna.storages.JournalStorage`` replays them: those on a trial that is not there, or
-is finished, do nothing. Lines are decoded many at a time, which takes half as long as one by one.
+The operations are replayed as in ``optuna.storages.JournalStorage``: an operation on a trial that does not exist or has
+finished has no effect. Many lines are decoded at a time, which takes half as long as decoding them one by one.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from hpcaccel.sweeps.journal_file import JournalFile
 __all__ = ["State", "StudyRecord", "TrialRecord", "read_study"]
 
 State = Literal["running", "complete", "pruned", "failed", "waiting"]
-"""waiting: enqueued, and nobody has begun it."""
+"""waiting: enqueued and not started."""
 
 STATES: tuple[State, ...] = ("running", "complete", "pruned", "failed", "waiting")
-"""In the order of Optuna's numbers."""
+"""All states, in the order of Optuna's numbers."""
 
 (
     CREATE_STUDY, DELETE_STUDY, STUDY_USER_ATTR, STUDY_SYSTEM_ATTR, CREATE_TRIAL, PARAM, STATE_VALUES, INTERMEDIATE,
@@ -34,19 +34,19 @@ STATES: tuple[State, ...] = ("running", "complete", "pruned", "failed", "waiting
 
 @dataclass(slots=True, kw_only=True)
 class TrialRecord:
-    """A trial as the journal knows it. Times are seconds since the epoch."""
+    """A trial in the journal. Times are seconds since the epoch."""
 
     number: int
     state: State
     params: dict[str, Any] = field(default_factory=dict)
-    """Path in the spec to value; of a waiting trial those that are fixed beforehand."""
+    """The value of each parameter, by path in the spec; for a waiting trial, only the fixed values."""
     values: list[float] | None = None
-    """One for each metric, in the order of the sweep's."""
+    """One value per metric, in the sweep's order."""
     intermediate: dict[int, float] = field(default_factory=dict)
-    """Step to what the metric was there, at the steps where the pruner looks."""
+    """The metric by step, at the steps where the pruner compares trials."""
     user_attrs: dict[str, Any] = field(default_factory=dict)
     system_attrs: dict[str, Any] = field(default_factory=dict)
-    """Optuna's own notes, the sampler's for instance."""
+    """Optuna's own attributes, for instance the sampler's."""
     started: float | None = None
     ended: float | None = None
 
@@ -61,7 +61,7 @@ class TrialRecord:
 
 
 class StudyRecord:
-    """A study so far: ``read`` takes in what is new. A journal holds one study; any others are passed over."""
+    """The study of a journal, updated by ``read``. If the journal has several studies, only the first one is read."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.file = JournalFile(path)
@@ -71,18 +71,18 @@ class StudyRecord:
         self.user_attrs: dict[str, Any] = {}
         self.system_attrs: dict[str, Any] = {}
         self.trials: list[TrialRecord] = []
-        """By number."""
+        """All trials, ordered by number."""
         self.notes: list[dict[str, Any]] = []
-        """Our own lines, ``{"hpcaccel": kind, …}``, in their order."""
+        """Lines of hpcaccel, ``{"hpcaccel": kind, …}``, in file order."""
         self._by_id: list[TrialRecord | None] = []
         self._studies: list[str] = []
         self._external: dict[str, Callable[[float], Any]] = {}
 
     def read(self) -> bool:
-        """Take in the lines that were added since the last call; whether there were any.
+        """Read the lines added since the last call. Returns whether there were any.
 
         Raises:
-            RunDirectoryError: the journal is there and cannot be read.
+            RunDirectoryError: the journal exists and cannot be read.
         """
         before = self.offset
         with _without_collecting():
@@ -110,7 +110,7 @@ class StudyRecord:
     def _change(self, trial: TrialRecord, operation: int, line: dict[str, Any]) -> None:
         if operation == PARAM:
             distribution = line["distribution"]
-            external = self._external.get(distribution) or self._learn(distribution)
+            external = self._external.get(distribution) or self._decoder(distribution)
             trial.params[line["param_name"]] = external(line["param_value_internal"])
         elif operation == INTERMEDIATE:
             trial.intermediate[line["step"]] = line["intermediate_value"]
@@ -126,7 +126,7 @@ class StudyRecord:
     def _create(self, line: dict[str, Any]) -> None:
         if line["study_id"] != 0 or not self._studies:
             if line["study_id"] < len(self._studies):
-                self._by_id.append(None)  # of another study; Optuna counts the ids through all of them
+                self._by_id.append(None)  # of another study: Optuna's trial ids count over all studies
             return
         trial = TrialRecord(number=len(self.trials), state=STATES[line.get("state", 0)])
         trial.started = _seconds(line["datetime_start"])
@@ -136,10 +136,10 @@ class StudyRecord:
         self._by_id.append(trial)
 
     def _fill(self, trial: TrialRecord, line: dict[str, Any]) -> None:
-        """What is known of a trial from its beginning: it was enqueued, or run elsewhere."""
+        """Set the values with which the trial was created: it was enqueued, or run elsewhere."""
         distributions = line.get("distributions", {})
         for name, value in line.get("params", {}).items():
-            trial.params[name] = self._learn(distributions[name])(value)
+            trial.params[name] = self._decoder(distributions[name])(value)
         trial.user_attrs = line.get("user_attrs", {})
         trial.system_attrs = line.get("system_attrs", {})
         trial.intermediate = {int(step): value for step, value in line.get("intermediate_values", {}).items()}
@@ -162,8 +162,8 @@ class StudyRecord:
         elif line["study_id"] == 0 and operation == STUDY_SYSTEM_ATTR:
             self.system_attrs.update(line["system_attr"])
 
-    def _learn(self, distribution: str) -> Callable[[float], Any]:
-        """How a value that Optuna stores, a number, becomes the one that was chosen."""
+    def _decoder(self, distribution: str) -> Callable[[float], Any]:
+        """Function that maps the number stored by Optuna to the chosen value."""
         described = json.loads(distribution)
         kind, choices = described.get("name", ""), described.get("attributes", {}).get("choices")
         if choices is not None:
@@ -174,10 +174,10 @@ class StudyRecord:
 
 
 def read_study(path: str | os.PathLike[str]) -> StudyRecord:
-    """Everything that the journal at ``path`` says; an empty study where there is none yet.
+    """The study of the journal at ``path``; an empty one if the file does not exist yet.
 
     Raises:
-        RunDirectoryError: the journal is there and cannot be read.
+        RunDirectoryError: the journal exists and cannot be read.
     """
     study = StudyRecord(path)
     study.read()
@@ -188,9 +188,9 @@ def _change_state(trial: TrialRecord, line: dict[str, Any]) -> None:
     state = STATES[line["state"]]
     if state == "running":
         if trial.state == "running":
-            return  # two wanted a trial that waited, and the other one was first
+            return  # two processes tried to take a waiting trial, and the other process was first
         if trial.started is None:
-            trial.params = {}  # those that are fixed are now chosen, one by one, with the others
+            trial.params = {}  # fixed values are now set one by one, with the others
         trial.started = _seconds(line["datetime_start"])
     elif state != "waiting":
         trial.ended = _seconds(line["datetime_complete"])
@@ -204,7 +204,7 @@ def _seconds(moment: str | None) -> float | None:
 
 
 def _decoded(data: bytes) -> list[Any]:
-    """The objects of whole lines. Where one of them is torn, they are taken one by one."""
+    """The objects of whole lines. If one of them is torn, the lines are decoded one by one."""
     try:
         values = json.loads(b"[" + data[:-1].replace(b"\n", b",") + b"]")
     except ValueError:
@@ -220,14 +220,15 @@ def _value(line: bytes) -> Any:
 
 
 def _bad_tail(data: bytes) -> int:
-    """Bytes of the last line, where it is no JSON: NFS may have shown it too early. A line behind it settles that."""
+    """Length in bytes of the last line if it is not a JSON object, else 0. NFS may show a line before it is complete,
+    so it is read again."""
     last = data[data.rfind(b"\n", 0, -1) + 1 :]
     return 0 if isinstance(_value(last), dict) else len(last)
 
 
 @contextmanager
 def _without_collecting() -> Iterator[None]:
-    """Without looks for garbage, of which there is none, at all that was read."""
+    """Disable garbage collection: no garbage is created, and scanning all records takes long."""
     enabled = gc.isenabled()
     gc.disable()
     try:

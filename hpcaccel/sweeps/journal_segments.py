@@ -1,18 +1,18 @@
-"""The files of a sweep's journal, as one stream of bytes.
+"""The files of a sweep's journal, read as one stream of bytes.
 
-There is one, ``journal.jsonl``, until a process dies, or sleeps, with the lock in its hand. Then somebody who waits
-closes that file and goes on in ``journal.1.jsonl``, whose first line says how many bytes of the closed one count. So
-the lock need never be broken, and a holder that wakes up finds out that its line may not count:
+There is one file, ``journal.jsonl``, until a process dies or is suspended while it holds the lock. A waiting process
+then closes that file and continues in ``journal.1.jsonl``, whose first line states how many bytes of the closed file
+count. The lock is therefore never broken, and a holder that resumes can determine whether its line counts:
 
-1. close: take the write permission from the file, *then* measure it;
-2. make the next segment, exclusively, with the length in its first line. Several may try; one length wins;
-3. a writer that has brought its line to the disk opens the file once more. Has it write permission, then its line was
-   there before the file was measured. Otherwise the length in the next segment says whether it counts; if not, the
+1. Close: remove the write permission from the file, *then* measure its length.
+2. Create the next segment exclusively, with that length in its first line. Several processes may try; one succeeds.
+3. A writer whose line is on the disk opens the file once more. If the file is still writable, the line was there before
+   the file was measured. Otherwise the length in the next segment decides whether the line counts; if it does not, the
    writer appends it again there.
 
-What decides is in the file's own attributes and in exclusive names, both of which NFS asks its server for; that a name
-is missing may be remembered wrongly for half a minute there, and is never relied upon. Nothing is ever replaced or
-cut off, so that nobody who sleeps between two of these steps can destroy anything.
+The decision depends on file attributes and exclusive names only, and NFS clients request both from the server. (A
+client may cache for half a minute that a name is missing; nothing relies on that.) Nothing is replaced or truncated, so
+a process that is suspended between two of these steps cannot destroy data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpcaccel.core.run_dir import FILE_MODE, fsync_directory
+from hpcaccel.core.durable_files import FILE_MODE, fsync_directory
 from hpcaccel.errors import HpcaccelError
 
 __all__ = ["Segments"]
@@ -34,18 +34,18 @@ WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 class Segments:
-    """What is known of the segments so far. Offsets count from the beginning of the first one through all of them."""
+    """The segments found so far. Offsets are in bytes from the start of the first segment, over all segments."""
 
     def __init__(self, path: Path) -> None:
         self.first = path
         self._starts = [0]
         self._furthest = 0
-        """How far somebody has read in the newest segment that is known."""
+        """Offset up to which the newest known segment has been read."""
         self._looked = False
 
     @property
     def newest(self) -> int:
-        """The number of the newest segment, as far as is known."""
+        """Number of the newest known segment."""
         if not self._looked:
             self.refresh()
         return self._newest
@@ -61,12 +61,12 @@ class Segments:
         return self.first.with_name(f".{self.first.name}.{number}.lock")
 
     def refresh(self) -> None:
-        """Find out which segment is the newest.
+        """Look for newer segments.
 
         Raises:
-            HpcaccelError: what was read from a segment does not count after all.
+            HpcaccelError: this process has read bytes of a segment that do not count.
         """
-        # A copy of the folder may have lost the permissions that say which segments are closed: look once.
+        # A copy of the folder may have lost the permissions that mark closed segments, so check at least once.
         while not self._looked or self.is_closed(self._newest):
             length = self._length_of(self._newest)
             if length is None:
@@ -74,19 +74,19 @@ class Segments:
             start = self._starts[-1] + length
             if self._furthest > start:
                 raise HpcaccelError(
-                    f"{self.path(self._newest)} was closed at byte {length}, and this process has read on from there: "
-                    "what it knows of the study is wrong. Start it again; the journal itself is in order"
+                    f"{self.path(self._newest)} was closed at byte {length}, but this process has read beyond that: "
+                    "its copy of the study is wrong. Restart the process; the journal itself is intact"
                 )
             self._starts.append(start)
         self._looked = True
 
     def is_closed(self, number: int) -> bool:
-        """Whether nothing that is appended to this segment from now on counts."""
+        """Whether lines appended to this segment from now on are ignored."""
         found = self._attributes(number)
         return found is not None and not found.st_mode & WRITABLE
 
     def _attributes(self, number: int) -> os.stat_result | None:
-        """Those of the server, on NFS: they are asked for when a file is opened."""
+        """Attributes of the opened file: an NFS client requests them from the server at open(2)."""
         try:
             fd = os.open(self.path(number), os.O_RDONLY)
         except FileNotFoundError:
@@ -97,26 +97,26 @@ class Segments:
             os.close(fd)
 
     def counts(self, number: int, end: int) -> bool:
-        """Whether what ends at byte ``end`` of a closed segment is part of the journal."""
+        """Whether a line that ends at byte ``end`` of a closed segment is part of the journal."""
         return self._starts[number] + end <= self._starts[number + 1]
 
     def close(self, number: int, why: str) -> None:
-        """Go on in a new segment, whatever happens to this one. Any number of processes may do so at once."""
+        """Close this segment and create the next one. Any number of processes may do so at once."""
         path = self.path(number)
         fd = os.open(path, os.O_RDONLY | os.O_CREAT, FILE_MODE)
         try:
             os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) & ~WRITABLE)
         finally:
             os.close(fd)
-        fd = os.open(path, os.O_RDONLY)  # anew: only so is its length on NFS the server's
+        fd = os.open(path, os.O_RDONLY)  # opened again so that NFS returns the server's length
         try:
             found = os.fstat(fd)
-            os.fsync(fd)  # what a power cut leaves of the stream has no holes
+            os.fsync(fd)  # after a power cut the stream must have no holes
         finally:
             os.close(fd)
         if found.st_mode & WRITABLE:
             raise HpcaccelError(
-                f"the file system of {path} keeps no permissions, and a sweep needs them: choose another"
+                f"the file system of {path} does not store permissions, which a sweep needs: use another file system"
             )
         self._make_next(number, found.st_size, why)
         self.lock(number).unlink(missing_ok=True)
@@ -133,12 +133,12 @@ class Segments:
             os.link(temporary, self.path(number + 1))
             fsync_directory(self.first.parent)
         except FileExistsError:
-            pass  # somebody else was first, and it is their length that counts
+            pass  # another process was first; its length is used
         finally:
             temporary.unlink(missing_ok=True)
 
     def _length_of(self, number: int) -> int | None:
-        """How many bytes of a segment count, None where none follows it."""
+        """How many bytes of a segment count; None if no segment follows it."""
         try:
             with self.path(number + 1).open("rb") as file:
                 header = json.loads(file.readline())
@@ -147,9 +147,9 @@ class Segments:
         return int(header["after_bytes"])
 
     def pieces(self, offset: int) -> Iterator[tuple[int, bytes]]:
-        """All whole lines from ``offset`` on: bytes that end with a newline, each piece with the offset behind it.
+        """All whole lines from ``offset`` on: chunks that end with a newline, each with the offset after it.
 
-        A tail without a newline is left for the next reader; that of a closed segment will never be a line.
+        A tail without a newline is left for the next read; in a closed segment it never becomes a line.
         """
         if self._nothing_since(offset):
             return
@@ -163,7 +163,7 @@ class Segments:
             offset = self._starts[number]
 
     def _nothing_since(self, offset: int) -> bool:
-        """Seen at one glance: whoever asks most often, Optuna, mostly finds nothing new."""
+        """Cheap check by file size: Optuna polls often and mostly finds nothing new."""
         if not self._looked:
             return False
         found = self._attributes(self._newest)
@@ -183,7 +183,7 @@ class Segments:
                 data = os.pread(fd, most, offset - start)
                 whole = data.rfind(b"\n") + 1
                 if number == self.newest and whole and self.is_closed(number):
-                    self.refresh()  # closed meanwhile: some of these bytes may have come too late
+                    self.refresh()  # closed meanwhile: some of these bytes may not count
                     if number < self.newest:
                         continue
                 if whole:
@@ -193,6 +193,6 @@ class Segments:
                     yield offset, data[:whole]
                 if len(data) < wanted:
                     return
-                wanted = PIECE_BYTES if whole else 2 * wanted  # a line longer than a piece
+                wanted = PIECE_BYTES if whole else 2 * wanted  # a line longer than a chunk
         finally:
             os.close(fd)

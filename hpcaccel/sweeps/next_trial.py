@@ -1,7 +1,7 @@
-"""Which trial a worker runs next: what is its own, what dead workers have left, then a point that nobody had.
+"""Selects the next trial of a worker: one of its own unfinished trials, else one of a dead worker, else a new one.
 
-Whatever it chooses it has claimed, and the trial's directory is written. One new point is drawn ahead, while trials
-run, and put among those that wait in the journal: the worker that is free first takes it, this one or another.
+A selected trial is claimed and its directory is written. While trials run, one new point is drawn ahead and enqueued
+in the journal; the first free worker takes it.
 """
 
 from __future__ import annotations
@@ -12,35 +12,39 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpcaccel.core.run_dir import SweepDir
+from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import SpecError
 from hpcaccel.slurm.commands import Slurm
-from hpcaccel.sweeps.budget import Account
-from hpcaccel.sweeps.definition import Definition
+from hpcaccel.sweeps.budget import ComputeAccount
+from hpcaccel.sweeps.definition import Definition, make_trial
 from hpcaccel.sweeps.journal_file import JournalFile
+from hpcaccel.sweeps.journal_notes import OwnershipNotes, is_surplus
 from hpcaccel.sweeps.journal_reader import StudyRecord, TrialRecord
-from hpcaccel.sweeps.ownership import Notes, gone_for_good
 from hpcaccel.sweeps.retry import continued
-from hpcaccel.sweeps.trial_attrs import is_surplus
-from hpcaccel.sweeps.trial_dir import make_trial
+from hpcaccel.sweeps.worker_jobs import gone_for_good
 
 if TYPE_CHECKING:
-    from hpcaccel.sweeps.study import Asked, SweepStudy
+    from hpcaccel.sweeps.study import AskedTrial, SweepStudy
 
-__all__ = ["Choosing", "Impossible", "Nothing"]
+__all__ = ["ForeignWriters", "Impossible", "Nothing", "TrialQueue"]
 
 LOOK_SECONDS = 60.0
-"""So often at most Slurm is asked whether silent workers are dead."""
+"""Minimum interval between queries to Slurm about workers without a recent heartbeat."""
 ASK_SECONDS, ASK_SECONDS_EACH = 15.0, 5.0
-"""So often, and less often where there are many workers, Slurm is asked about those too that are not silent: after a
-kill their last sign stays young for minutes, and Slurm knows at once. All workers together ask once in five seconds."""
+"""Interval between queries about all workers: a constant, and a part per worker. After a kill the last heartbeat
+remains recent for minutes, while Slurm reports the end at once. All workers together send at most one query in five
+seconds."""
 UNCLAIMED_SECONDS = 60.0
-"""A trial that was begun so long ago and that nobody has claimed belongs to a worker that was killed in between."""
+"""If a running trial has no claim for this long, its worker was killed between starting and claiming it."""
+BUSY_SECONDS = 20.0
+"""Time after which a trial that another process was still writing is tried again."""
+MOST_SECONDS = 600.0
+"""Maximum time for which an otherwise idle worker waits for trials that other processes still write."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Impossible:
-    """A trial whose values the job spec refuses."""
+    """A trial whose values are not valid in the job spec."""
 
     number: int
     why: str
@@ -48,18 +52,21 @@ class Impossible:
 
 @dataclass(frozen=True, kw_only=True)
 class Nothing:
-    """Why there is no trial to start, and what is to follow for this worker: its end, or ``requeue``."""
+    """Why there is no trial to start; ``then`` is ``requeue`` if the worker's job should be requeued, else empty."""
 
     why: str
     then: str = ""
 
 
-class Choosing:
-    """Args:
-    worker: this one.
-    token: names this start of it: an earlier one may believe that it lives.
-    study: opens it, once. What was begun before needs none: loading Optuna and a large study takes a while.
-    account: of the whole sweep; its reading is the caller's.
+class TrialQueue:
+    """Trials that a worker may run.
+
+    Args:
+        worker: the worker's index.
+        token: identifies this tuner process; an earlier tuner of the same worker may still be running.
+        study: returns the study. It is called only for new trials, because loading Optuna and a large study takes a
+            while.
+        account: usage of the whole sweep, which the caller keeps up to date.
     """
 
     def __init__(
@@ -70,10 +77,9 @@ class Choosing:
         token: str,
         definition: Definition,
         study: Callable[[], SweepStudy],
-        journal: JournalFile,
         record: StudyRecord,
-        notes: Notes,
-        account: Account,
+        notes: OwnershipNotes,
+        account: ComputeAccount,
         slurm: Slurm | None = None,
     ) -> None:
         self.sweep = sweep
@@ -81,21 +87,29 @@ class Choosing:
         self._token = token
         self._definition = definition
         self._study = study
-        self._journal = journal
+        self._journal = JournalFile(sweep.journal)
         self._record = record
         self._notes = notes
         self._account = account
         self._slurm = slurm or Slurm()
         self._looked = float("-inf")
-        """When silent workers were looked at last, and when all were."""
-        self._asked = time.monotonic() - ASK_SECONDS * random.random()  # not all workers in the same moment
+        """Time of the last query about workers without a recent heartbeat."""
+        self._queried = time.monotonic() - ASK_SECONDS * random.random()  # spreads the workers' queries
+        """Time of the last query about all workers."""
         self._dead: set[int] = set()
         self._used_up = False
+        self.restarts: list[int] = []
+        """Trials to run again in this worker at once."""
+        self.left: set[int] = set()
+        """Unfinished trials that this tuner does not start again."""
+        self.foreign = ForeignWriters(
+            lambda number: not self._record.trials[number].is_finished and self.is_ours(number)
+        )
 
-    # -- whose it is ----------------------------------------------------------------------------------------------
+    # -- claims ---------------------------------------------------------------------------------------------------
 
     def claim(self, number: int) -> bool:
-        """Make a trial this worker's; False where another one was first."""
+        """Claim a trial for this worker; False if another worker was first."""
         self._notes.read()
         epoch = self._notes.epoch(number) + 1
         mine = {"trial": number, "worker": self.worker, "epoch": epoch, "token": self._token}
@@ -104,31 +118,43 @@ class Choosing:
         return self.is_ours(number)
 
     def is_ours(self, number: int) -> bool:
-        """Whether the newest claim is this one's, as of the last reading."""
+        """Whether the newest claim of the trial that was read so far is from this tuner process."""
         claim = self._notes.claims.get(number)
         return claim is not None and (claim.worker, claim.token) == (self.worker, self._token)
 
-    # -- what was begun before ------------------------------------------------------------------------------------
+    def halt_sweep(self, why: str) -> None:
+        """Prevent all workers from starting trials until a user resumes the sweep."""
+        self._journal.append([{"hpcaccel": "halt", "why": why, "time": time.time()}], sync=True)
 
-    def unfinished(self, passing_over: Collection[int]) -> int | None:
-        """A trial that an earlier start of this worker has left."""
+    # -- trials that have begun -----------------------------------------------------------------------------------
+
+    def begun(self, running: Collection[int]) -> int | None:
+        """Claim a trial that has begun, belongs to this worker or to a dead one, and is not among ``running``, the
+        trials that now run in this worker."""
+        if self.restarts:
+            return self.restarts.pop()
+        found = self._unfinished(running)
+        return self.orphan(running) if found is None else found
+
+    def _unfinished(self, running: Collection[int]) -> int | None:
+        """Claim a trial that an earlier start of this worker has left unfinished."""
         self._notes.read()
-        for trial in self._running(passing_over):
+        for trial in self._resumable(running):
             if self._notes.owner(trial.number) == self.worker and self.claim(trial.number):
                 return trial.number
         return None
 
-    def orphan(self, passing_over: Collection[int], *, at_once: bool = False) -> int | None:
-        """A trial that a dead worker has left.
+    def orphan(self, running: Collection[int], *, at_once: bool = False) -> int | None:
+        """Claim a trial of a dead worker.
 
         Args:
-            at_once: ask Slurm now, however lately it was asked, and about all workers.
+            at_once: query Slurm now about all workers, however recent the last query is.
         """
         self._notes.read()
         if at_once:
             self._dead = gone_for_good(self.sweep, self._owners(), self._slurm, at_once=True)
-            self._asked = self._looked = time.monotonic()
-        for trial in self._running(passing_over):
+            self._queried = self._looked = time.monotonic()
+        for trial in self._resumable(running):
             owner = self._notes.owner(trial.number)
             left = _was_dropped(trial) if owner is None else owner != self.worker and owner in self._dead
             if left and self.claim(trial.number):
@@ -136,12 +162,12 @@ class Choosing:
         return None
 
     def look_for_dead(self) -> None:
-        """Find out now and then which workers are dead, more often of those that have given no sign for a while where
-        there are many. To be called while trials run: Slurm may take its time."""
+        """Query Slurm at intervals about dead workers: about all of them, or about those without a recent heartbeat.
+        Call it while trials run, because Slurm may be slow."""
         now, pause = time.monotonic(), max(ASK_SECONDS, ASK_SECONDS_EACH * self._definition.spec.sweep.workers)
-        if now - self._asked >= pause:
+        if now - self._queried >= pause:
             doubtful = self._owners()
-            self._asked = now
+            self._queried = now
         elif now - self._looked >= LOOK_SECONDS:
             doubtful = {worker for worker in self._owners() if not self._account.is_fresh(worker)}
         else:
@@ -151,39 +177,40 @@ class Choosing:
             self._dead = self._dead - doubtful | gone_for_good(self.sweep, doubtful, self._slurm)
 
     def _owners(self) -> set[int]:
-        """Other workers that trials belong to which nobody has ended."""
-        owners = {self._notes.owner(trial.number) for trial in self._running(())}
+        """Other workers that own unfinished trials."""
+        owners = {self._notes.owner(trial.number) for trial in self._running()}
         return {owner for owner in owners if owner is not None and owner != self.worker}
 
-    def _running(self, passing_over: Collection[int]) -> list[TrialRecord]:
-        return [
-            trial
-            for trial in self._record.trials
-            if trial.state == "running" and trial.number not in passing_over and not is_surplus(trial.user_attrs)
-        ]
+    def _resumable(self, running: Collection[int]) -> list[TrialRecord]:
+        excluded = {*running, *self.left, *self.foreign.not_yet()}
+        return [trial for trial in self._running() if trial.number not in excluded]
 
-    # -- what is new ----------------------------------------------------------------------------------------------
+    def _running(self) -> list[TrialRecord]:
+        trials = self._record.trials
+        return [trial for trial in trials if trial.state == "running" and not is_surplus(trial.user_attrs)]
+
+    # -- new trials -----------------------------------------------------------------------------------------------
 
     def new(self) -> int | Impossible | Nothing:
-        """A trial that nobody has begun."""
+        """Claim a trial that has not begun, and write its directory."""
         while not isinstance(asked := self._ask(), Nothing):
             if self.claim(asked.number):
                 return self._written(asked)
         return asked
 
-    def _ask(self) -> Asked | Nothing:
+    def _ask(self) -> AskedTrial | Nothing:
         from hpcaccel.sweeps.study import NoMore
 
         asked = self._study().ask()
         return Nothing(why=asked.why) if isinstance(asked, NoMore) else asked
 
     def write(self, number: int) -> int | Impossible:
-        """See to it that the directory of a trial is there that was begun before, however far that had come."""
+        """Write the directory of a trial that has begun, if an earlier worker has not written it."""
         if self.sweep.trial(number).spec.exists():
             return number
         return self._written(self._study().again(number))
 
-    def _written(self, asked: Asked) -> int | Impossible:
+    def _written(self, asked: AskedTrial) -> int | Impossible:
         self._notes.read()
         try:
             job = continued(self.sweep, asked.job(self._definition.spec), self._record.trials[asked.number].user_attrs)
@@ -194,7 +221,7 @@ class Choosing:
         return asked.number
 
     def draw_ahead(self) -> None:
-        """Draw a point and write its directory, unless one waits already."""
+        """Draw a point and write its directory, unless one is waiting already."""
         self._notes.read()
         waiting = [trial for trial in self._record.trials if trial.state == "waiting"]
         if self._used_up or any(self.sweep.trial(trial.number).spec.exists() for trial in waiting):
@@ -203,10 +230,48 @@ class Choosing:
         if isinstance(asked, Nothing):
             self._used_up = True
             return
-        if self.claim(asked.number):  # until it is put back: this process may be killed before that
+        if self.claim(asked.number):  # this process may be killed before it puts the trial back
             self._written(asked)
             self._study().put_back(asked.number)
 
 
 def _was_dropped(trial: TrialRecord) -> bool:
     return trial.started is not None and time.time() - trial.started > UNCLAIMED_SECONDS
+
+
+class ForeignWriters:
+    """Trials of this worker that another process still writes: the process was considered dead, or is still exiting.
+
+    Args:
+        is_wanted: called with a trial's number; returns whether this worker still has to run that trial.
+    """
+
+    def __init__(self, is_wanted: Callable[[int], bool]) -> None:
+        self._is_wanted = is_wanted
+        self._at: dict[int, float] = {}
+        self._since = time.monotonic()
+
+    def add(self, number: int) -> None:
+        self._at[number] = time.monotonic() + BUSY_SECONDS
+
+    def reset_wait(self) -> None:
+        """Restart the waiting time, because another trial of this worker has ended."""
+        self._since = time.monotonic()
+
+    def not_yet(self) -> set[int]:
+        """Trials that should not be tried yet."""
+        for number in [number for number in self._at if not self._is_wanted(number)]:
+            del self._at[number]
+        return {number for number, at in self._at.items() if at > time.monotonic()}
+
+    def look_again_at(self, latest: float) -> float:
+        """Time of the next try, at most ``latest`` (monotonic seconds)."""
+        return min([latest, *self._at.values()])
+
+    def is_worth_waiting(self) -> bool:
+        """Whether trials are still being written by other processes and the waiting time is not over."""
+        self.not_yet()
+        return bool(self._at) and time.monotonic() - self._since < MOST_SECONDS
+
+    def __bool__(self) -> bool:
+        return bool(self._at)

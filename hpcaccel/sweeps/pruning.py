@@ -1,11 +1,11 @@
-"""When a trial ends early: what is looked at, and the rule.
+"""Pruning rules: compare trials at rungs and stop the worse ones.
 
-A trial is looked at when it first logs its metric at or behind a rung, a step that is known beforehand; only these
-values are written to the journal. Whoever reports one asks the rule with all values of that moment, so that nobody
-waits for anybody: a trial goes on at once or ends for good.
+A trial is compared when it first logs its metric at or after a rung, a step known in advance; only these values are
+written to the journal. The rule is applied to all values at that moment, without waiting for other trials: a trial
+continues at once or is stopped for good.
 
-ASHA is the stopping kind, which needs no paused trials: Li et al., "A System for Massively Parallel Hyperparameter
-Tuning", MLSys 2020, and the variant in Ray Tune and Syne Tune.
+ASHA is implemented in its stopping variant, which needs no paused trials, as in Ray Tune and Syne Tune: Li et al., "A
+System for Massively Parallel Hyperparameter Tuning", MLSys 2020.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hpcaccel.spec.pruners import Asha, Hyperband, Median
-from hpcaccel.spec.sweep_fields import Sweep
+from hpcaccel.spec.sweep.pruners import Asha, Hyperband, Median
+from hpcaccel.spec.sweep.sweep_fields import SweepSection
 
 __all__ = ["Curve", "Rule", "rule_of"]
 
 DECIDING_RUNGS = 2
-"""Rungs that count where nobody has said where the first one is: 1/16 and 1/4 of a trial, or more, at factor 4. Earlier
-than that a learning rate that warms up, or a large one, says little about where a trial ends."""
+"""Number of rungs used if the spec does not set the first one: at factor 4 they are at 1/16 and 1/4 of a trial or
+later. Earlier, during warm-up or with a large learning rate, the metric hardly predicts the final value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """What the journal knows of one trial's metric. It is asked often: what it has said once it remembers."""
+    """The reported values of one trial's metric; lookups are cached."""
 
     number: int
     values: Mapping[int, float]
-    """By step, at the steps where it was looked at."""
+    """The metric by reported step."""
     complete: bool = False
-    """Whether the trial ran to its end."""
+    """Whether the trial is complete."""
     _at: dict[int, float | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def step(self) -> int:
-        """The last step that was looked at; 0 before there is one."""
+        """The last reported step; 0 before the first."""
         return max(self.values, default=0)
 
     def at(self, rung: int) -> float | None:
-        """The first value at or behind a rung; None for a trial that has not come so far."""
+        """The first value at or after a rung; None if the trial has not reached it."""
         if rung not in self._at:
             step = min((step for step in self.values if step >= rung), default=None)
             self._at[rung] = None if step is None else self.values[step]
@@ -52,10 +52,10 @@ class Curve:
 
 
 class Rule(ABC):
-    """Decides about trials at their rungs.
+    """Decides at rungs which trials are stopped.
 
     Args:
-        mode: ``min`` or ``max``: which values are good.
+        mode: ``min`` or ``max``: whether smaller or larger values are better.
     """
 
     def __init__(self, mode: str) -> None:
@@ -63,19 +63,19 @@ class Rule(ABC):
 
     @abstractmethod
     def rungs(self, number: int) -> Iterator[int]:
-        """The steps at which a trial is looked at, upwards; maybe without end."""
+        """The rungs of a trial, ascending; may be infinite."""
 
     @abstractmethod
     def verdict(self, trial: Curve, others: Sequence[Curve]) -> str:
-        """Why the trial is to end, in words; empty: it goes on.
+        """Why the trial is stopped, as a message; empty if it continues.
 
         Args:
-            trial: with the value that has just come.
-            others: all other trials, whatever has become of them.
+            trial: the trial, including its newest value.
+            others: all other trials, in any state.
         """
 
     def wants(self, number: int, step: int, *, after: int = 0) -> bool:
-        """Whether a value at ``step`` is to be looked at, when the last one that was came at step ``after``."""
+        """Whether the value at ``step`` is to be reported, if the last reported one was at step ``after``."""
         for rung in self.rungs(number):
             if rung > step:
                 return False
@@ -84,16 +84,16 @@ class Rule(ABC):
         return False
 
     def _last_rung(self, trial: Curve) -> int | None:
-        """The highest rung that a trial has reached."""
+        """The highest rung that the trial has reached."""
         return max(itertools.takewhile(lambda rung: rung <= trial.step, self.rungs(trial.number)), default=None)
 
     def _cost(self, value: float) -> float:
-        """The value so that less is better; one that is no number is worst."""
+        """The value, negated for ``max`` so that lower is better; NaN becomes infinity."""
         return math.inf if math.isnan(value) else self._sign * value
 
 
-def rule_of(sweep: Sweep) -> Rule | None:
-    """The rule that a sweep asks for; None: every trial runs to its end."""
+def rule_of(sweep: SweepSection) -> Rule | None:
+    """The pruning rule of a sweep; None: every trial runs to its end."""
     settings = sweep.pruner.rule
     if isinstance(settings, Asha):
         return _Asha(settings, sweep.modes[0])
@@ -123,7 +123,7 @@ class _Asha(Rule):
     def _halved(self, trial: Curve, others: Sequence[Curve], rung: int) -> str:
         own = trial.values[trial.step]
         if math.isnan(own):
-            return f"its metric is not a number at step {trial.step}"
+            return f"its metric is NaN at step {trial.step}"
         costs = [self._cost(value) for other in others if (value := other.at(rung)) is not None]
         if len(costs) + 1 < self.factor:
             return ""
@@ -132,17 +132,17 @@ class _Asha(Rule):
         kept = (len(costs) + 1) // self.factor
         if better < kept:
             return ""
-        return f"at step {rung} it was number {better + 1} of {len(costs) + 1}, of which the best {kept} go on"
+        return f"at step {rung} it was ranked {better + 1} of {len(costs) + 1}, and only the best {kept} continue"
 
     def _deciding(self, others: Sequence[Curve]) -> float:
-        """The first rung that counts, as far as trials that have finished tell how long they are."""
+        """The lowest rung that is used, computed from the longest complete trial; infinity without one."""
         longest = max((other.step for other in others if other.complete), default=0)
         passed = list(itertools.takewhile(lambda rung: rung <= longest, self.rungs(0)))
         return passed[-DECIDING_RUNGS:][0] if passed else math.inf
 
 
 class _Hyperband(_Asha):
-    """ASHA in brackets, of which each begins a rung later and gets fewer trials: Li et al., "Hyperband", JMLR 2018."""
+    """ASHA in brackets; each starts a rung later and gets fewer trials: Li et al., "Hyperband", JMLR 2018."""
 
     def __init__(self, settings: Hyperband, mode: str) -> None:
         first = settings.min_steps or _below(settings.max_steps, settings.reduction_factor, 3)
@@ -150,7 +150,7 @@ class _Hyperband(_Asha):
             Asha(min_steps=first, max_steps=settings.max_steps, reduction_factor=settings.reduction_factor), mode
         )
         self.starts = [*_ladder(first, self.factor, settings.max_steps), settings.max_steps]
-        """The first rung of each bracket; the last one runs all its trials to their end."""
+        """The first rung of each bracket; trials of the last bracket are never stopped."""
         self.order = _dealt([self._share(bracket) for bracket in range(len(self.starts))])
 
     def _share(self, bracket: int) -> int:
@@ -158,7 +158,7 @@ class _Hyperband(_Asha):
         return math.ceil(len(self.starts) * int(self.factor**left) / (left + 1))
 
     def bracket(self, number: int) -> int:
-        """The bracket of a trial: each gets its share of any stretch of numbers."""
+        """The bracket of a trial; any range of trial numbers is shared among brackets in proportion."""
         return self.order[number % len(self.order)]
 
     def rungs(self, number: int) -> Iterator[int]:
@@ -185,7 +185,7 @@ class _Median(Rule):
         if rung is None:
             return ""
         if math.isnan(trial.values[trial.step]):
-            return f"its metric is not a number at step {trial.step}"
+            return f"its metric is NaN at step {trial.step}"
         finished = [value for other in others if other.complete and (value := other.at(rung)) is not None]
         if len(finished) < self.settings.startup_trials:
             return ""
@@ -193,7 +193,10 @@ class _Median(Rule):
         best = min(self._cost(value) for value in trial.values.values())
         if best <= middle:
             return ""
-        return f"up to step {rung} it came to {self._sign * best:.6g}, the median there is {self._sign * middle:.6g}"
+        return (
+            f"its best value up to step {rung} is {self._sign * best:.6g}, worse than the median of "
+            f"{self._sign * middle:.6g}"
+        )
 
 
 def _ladder(first: int, factor: int, last: int | None) -> Iterator[int]:
@@ -204,12 +207,13 @@ def _ladder(first: int, factor: int, last: int | None) -> Iterator[int]:
 
 
 def _below(steps: int, factor: int, rungs: int) -> int:
-    """The first of so many rungs below ``steps``."""
+    """The lowest rung if there are ``rungs`` rungs below ``steps``."""
     return max(1, math.ceil(steps / int(factor**rungs)))
 
 
 def _dealt(shares: Sequence[int]) -> list[int]:
-    """Bracket after bracket so that each has had its share, as nearly as can be, at any moment of a round."""
+    """The bracket of each trial in a round of ``sum(shares)`` trials, ordered so that at any time each bracket has
+    nearly its share."""
     given = [0] * len(shares)
     order = []
     for _ in range(sum(shares)):

@@ -1,4 +1,4 @@
-"""What a sweep has found: which points are best, and a row for every trial."""
+"""Results of a sweep: the ranking of its points, and a table of all trials."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from hpcaccel.sweeps.journal_notes import ATTEMPTS, GPU_SECONDS, SETTINGS, STEPS, VALUE_STEP, point_number
 from hpcaccel.sweeps.journal_reader import STATES, State, TrialRecord
-from hpcaccel.sweeps.trial_attrs import SETTINGS, point_number
 
 __all__ = [
-    "ATTEMPTS",
-    "GPU_SECONDS",
-    "STEPS",
-    "VALUE_STEP",
     "Goal",
     "Point",
     "best",
@@ -31,18 +27,13 @@ __all__ = [
     "to_json",
 ]
 
-GPU_SECONDS, STEPS, ATTEMPTS = "gpu_seconds", "steps", "attempts"
-"""What a chooser says of a trial that has ended, in the trial's user attributes."""
-VALUE_STEP = "value_step"
-"""At which step the first metric had the value that the trial was told with."""
-
 OWN_COLUMNS = frozenset({"trial", "state", "step", "seconds", "gpu_seconds", "worker", "attempts"})
-"""A metric of such a name has the column ``metric.<name>``."""
+"""Names of fixed columns. A metric with one of these names gets the column ``metric.<name>``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What decides in a sweep."""
+    """Metrics of a sweep, and whether smaller or larger values are better."""
 
     metrics: tuple[str, ...]
     modes: tuple[Literal["min", "max"], ...]
@@ -50,7 +41,7 @@ class Goal:
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> Goal:
-        """From the section ``sweep`` of a spec, as it stands in ``sweep.json``."""
+        """The goal in the section ``sweep`` of ``sweep.json``."""
         metric: Any = section["metric"]
         mode: Any = section.get("mode", "min")
         metrics: list[str] = [metric] if isinstance(metric, str) else metric
@@ -58,37 +49,38 @@ class Goal:
         return cls(metrics=tuple(metrics), modes=tuple(modes), repeat=section.get("repeat", 1))
 
     def cost(self, values: Sequence[float]) -> tuple[float, ...]:
-        """The values such that less is better; what is no number is worse than any."""
+        """The values, negated where needed so that lower is better; NaN becomes infinity."""
         signed = (value if mode == "min" else -value for value, mode in zip(values, self.modes, strict=True))
         return tuple(math.inf if math.isnan(value) else value for value in signed)
 
 
 @dataclass(slots=True, kw_only=True)
 class Point:
-    """A point of the space with all its trials: one, or as many as ``repeat`` says."""
+    """A point of the search space and its trials: up to ``repeat`` of them."""
 
     params: dict[str, Any]
     values: tuple[float, ...]
-    """One for each metric: the mean over the trials that are complete; of a pruned one what it had come to."""
+    """One value per metric: the mean over the complete trials; without one, the values of the pruned trial that ran
+    longest."""
     trials: list[TrialRecord] = field(repr=False)
-    """Those that ``values`` are the mean of, the best one first."""
+    """The trials over which ``values`` are averaged, best first."""
     complete: int
-    """How many of the trials ran to their end."""
+    """Number of complete trials."""
     is_whole: bool
-    """Whether they are as many as ``repeat`` says."""
+    """Whether ``repeat`` trials are complete."""
     ended_early: list[TrialRecord] = field(default_factory=list, repr=False)
-    """Those of its trials that did not run to their end, but have a value."""
+    """Pruned trials that have a value."""
     on_front: bool = False
     """Whether no other point is better in one metric and at least as good in all others."""
 
     @property
     def trial(self) -> TrialRecord:
-        """The one to show, or to go on with."""
+        """The best of ``trials``, which is shown for the point."""
         return self.trials[0]
 
 
 def counts(trials: Iterable[TrialRecord]) -> dict[State, int]:
-    """How many trials are in each state."""
+    """Number of trials in each state."""
     found = dict.fromkeys(STATES, 0)
     for trial in trials:
         found[trial.state] += 1
@@ -96,10 +88,10 @@ def counts(trials: Iterable[TrialRecord]) -> dict[State, int]:
 
 
 def ranking(trials: Iterable[TrialRecord], goal: Goal) -> list[Point]:
-    """All points that have a value, the best one first.
+    """All points that have a value, best first.
 
-    Points of which every seed is complete come before those that lack some, and these before pruned ones, of which the
-    one that came furthest leads. With several metrics the front comes first; the first metric orders the others.
+    Points with all seeds complete come before those with some, and these before pruned ones, which are ordered by their
+    last step. With several metrics the Pareto front comes first; the first metric orders the other points.
     """
     points = [_point(group, goal) for group in _by_point(trials, goal)]
     points.sort(key=lambda point: _order(point, goal))
@@ -111,17 +103,18 @@ def ranking(trials: Iterable[TrialRecord], goal: Goal) -> list[Point]:
 
 
 def best(trials: Iterable[TrialRecord], goal: Goal) -> Point | None:
-    """The best point of which a trial is complete; with several metrics, the best in the first one among the front."""
+    """The best point with a complete trial, None if there is none. With several metrics it is the point of the Pareto
+    front that is best in the first metric."""
     return next(iter(ranking(_complete(trials), goal)), None)
 
 
 def pareto_front(trials: Iterable[TrialRecord], goal: Goal) -> list[Point]:
-    """The points that no other one is better than in every respect, ordered by the first metric."""
+    """The points that no other point dominates, ordered by the first metric."""
     return [point for point in ranking(_complete(trials), goal) if point.on_front]
 
 
 def best_first(trials: Iterable[TrialRecord], goal: Goal) -> list[int]:
-    """Numbers of all complete trials, those of the best points first."""
+    """Numbers of all complete trials, the best points first."""
     return [trial.number for point in ranking(_complete(trials), goal) for trial in point.trials]
 
 
@@ -132,12 +125,13 @@ def rows(
     workers: Mapping[int, int] | None = None,
     is_over: bool = False,
 ) -> list[dict[str, Any]]:
-    """A row for every trial, by number: ``trial``, ``state``, one column a metric and one a parameter, ``step`` (at
-    which the values were logged), ``seconds``, ``gpu_seconds``, ``worker``, ``attempts``. What is not known is None.
+    """A row for each trial, in the given order. The columns are ``trial``, ``state``, one for each metric and each
+    parameter, ``step`` (of the values), ``seconds``, ``gpu_seconds``, ``worker`` and ``attempts``. Unknown values are
+    None.
 
     Args:
-        workers: which worker a trial belongs to, by the trial's number.
-        is_over: no worker is at work: what has begun and not ended is ``interrupted``, not ``running``.
+        workers: the worker of each trial, by the trial's number.
+        is_over: whether no worker is active; the state of running trials is then ``interrupted``.
     """
     trials = list(trials)
     paths = list(dict.fromkeys(path for trial in trials for path in trial.params))
@@ -145,13 +139,13 @@ def rows(
 
 
 def parameters(table: Sequence[Mapping[str, Any]], goal: Goal) -> list[str]:
-    """Those columns of :func:`rows` that are parameters of the search."""
+    """The columns of :func:`rows` that are parameters of the search."""
     others = OWN_COLUMNS | {_column(name) for name in goal.metrics}
     return [title for title in (table[0] if table else ()) if title not in others]
 
 
 def to_csv(table: Sequence[Mapping[str, Any]]) -> str:
-    """The rows with a head line; lists and the like in JSON, nothing for None."""
+    """The rows as CSV with a header. Lists and dicts are written as JSON, None as an empty cell."""
     buffer = io.StringIO()
     if table:
         writer = csv.writer(buffer, lineterminator="\n")
@@ -161,7 +155,7 @@ def to_csv(table: Sequence[Mapping[str, Any]]) -> str:
 
 
 def to_json(table: Sequence[Mapping[str, Any]]) -> str:
-    """A list of objects; numbers that JSON has no word for (a loss that became NaN) are null."""
+    """The rows as a JSON list of objects; NaN and infinity become null."""
     clean = [{key: _finite(value) for key, value in row.items()} for row in table]
     return json.dumps(clean, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -171,7 +165,7 @@ def _complete(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
 
 
 def _by_point(trials: Iterable[TrialRecord], goal: Goal) -> list[list[TrialRecord]]:
-    """Trials that differ in nothing but their seed, together."""
+    """Groups of trials that differ only in their seed."""
     groups: dict[tuple[int, str], list[TrialRecord]] = {}
     for trial in trials:
         if trial.values and len(trial.values) == len(goal.metrics) and trial.state in ("complete", "pruned"):
@@ -180,7 +174,7 @@ def _by_point(trials: Iterable[TrialRecord], goal: Goal) -> list[list[TrialRecor
 
 
 def _key(trial: TrialRecord, goal: Goal) -> tuple[int, str]:
-    """What the seeds of a point have in common. One that was given more to do is none of them."""
+    """Key of the trials of one point; trials continued with other settings have another key."""
     if goal.repeat == 1:
         return trial.number, ""
     settings = trial.user_attrs.get(SETTINGS) or []
@@ -214,7 +208,7 @@ def _order(point: Point, goal: Goal) -> tuple[Any, ...]:
 
 
 def _front(points: Sequence[Point], goal: Goal) -> list[Point]:
-    """Of points that are ordered by their cost, and so never dominated by a later one that is not their equal."""
+    """The Pareto front of ``points``, which are ordered by cost, so that no point is dominated by a later one."""
     tier = [point for point in points if point.is_whole] or [point for point in points if point.complete]
     front: list[Point] = []
     costs: dict[tuple[float, ...], None] = {}
@@ -249,9 +243,9 @@ def _row(
 
 
 def _step(trial: TrialRecord) -> int | None:
-    """At which the values were logged; of a trial without values, how far it came."""
+    """The step of the values; for a trial without values, its last step."""
     if trial.state == "pruned" and trial.step is not None:
-        return trial.step  # its value is the last one that was reported, and the program may have gone on
+        return trial.step  # the step of its value: the program may have continued after the last report
     known = trial.user_attrs.get(VALUE_STEP, trial.user_attrs.get(STEPS, trial.step))
     return None if known is None else int(known)
 

@@ -1,7 +1,7 @@
-"""Trials once more: those that failed, and the best ones with more to do.
+"""Continues ended trials: failed ones, those stopped by the budget, and the best ones with new settings.
 
-A trial that has ended is final in Optuna. What goes on from it is a trial of its own, with the same point and seed,
-which waits in the journal for the next worker; it starts from the newest checkpoint that the old one has left.
+An ended trial is final in Optuna. Its continuation is a new trial with the same point and seed, enqueued in the journal
+for the next worker; it starts from the newest checkpoint of the ended trial.
 """
 
 from __future__ import annotations
@@ -10,42 +10,48 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpcaccel.core.run_dir import SweepDir
+from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import SpecError, UserError
 from hpcaccel.spec import JobSpec, SweepSpec, resolve, spec_from_values
-from hpcaccel.spec.expand import escape
-from hpcaccel.spec.overrides import setting_path
-from hpcaccel.spec.points import point_of
-from hpcaccel.spec.trial_spec import layer_of
+from hpcaccel.spec.loading.expand import escape
+from hpcaccel.spec.loading.overrides import setting_path
+from hpcaccel.spec.sweep.points import layer_of, point_of
 from hpcaccel.sweeps.definition import read_definition
+from hpcaccel.sweeps.journal_notes import BUDGET, CHECKPOINT, ERROR_CLASS, FROM, SETTINGS, is_extended
 from hpcaccel.sweeps.journal_reader import TrialRecord
 from hpcaccel.sweeps.results import Point, ranking
-from hpcaccel.sweeps.sources import hold, source_of
 from hpcaccel.sweeps.sweep_overview import Study
-from hpcaccel.sweeps.trial_attrs import CHECKPOINT, FROM, SETTINGS, is_extended
-from hpcaccel.sweeps.trial_result import BUDGET, ERROR_CLASS
+from hpcaccel.sweeps.trial_files import pin_source, source_of
 
 if TYPE_CHECKING:
     from hpcaccel.sweeps.study import SweepStudy
 
-__all__ = ["Again", "continue_stopped", "continued", "extend", "queue_again", "retry_failed", "stopped_by_budget"]
+__all__ = [
+    "ContinuedTrial",
+    "continue_stopped",
+    "continued",
+    "extend",
+    "queue_again",
+    "retry_failed",
+    "stopped_by_budget",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Again:
-    """A trial that will go on as another one."""
+class ContinuedTrial:
+    """An ended trial that was queued to continue."""
 
     trial: int
-    """The one that has ended."""
+    """Number of the ended trial."""
     checkpoint_step: int | None
-    """Where it goes on; None: at the beginning."""
+    """The step from which its continuation starts; None: from scratch."""
 
 
-def retry_failed(sweep: SweepDir) -> list[Again]:
-    """Let each failed trial run once more; those that already do are left out.
+def retry_failed(sweep: SweepDir) -> list[ContinuedTrial]:
+    """Queue each failed trial again, except those that were queued before.
 
     Raises:
-        UserError: none has failed.
+        UserError: no trial has failed, or all failed ones were queued before.
     """
     study = Study(sweep).read()
     failed = [trial for trial in study.trials if trial.state == "failed"]
@@ -53,20 +59,20 @@ def retry_failed(sweep: SweepDir) -> list[Again]:
         raise UserError(f"no trial of sweep {sweep.run_id} has failed")
     waiting = _without_successors(failed, study.trials)
     if not waiting:
-        raise UserError(f"all {len(failed)} failed trials of sweep {sweep.run_id} have been queued again before")
+        raise UserError(f"all {len(failed)} failed trials of sweep {sweep.run_id} have already been queued again")
     return _enqueue(sweep, read_definition(sweep).spec, waiting, origin="retry", settings=())
 
 
-def extend(sweep: SweepDir, top: int, *, settings: Sequence[str] = ()) -> list[Again]:
-    """Let the best ``top`` trials go on.
+def extend(sweep: SweepDir, top: int, *, settings: Sequence[str] = ()) -> list[ContinuedTrial]:
+    """Queue the trials of the best ``top`` points to continue.
 
     Args:
-        settings: what they have more to do with, such as ``args.epochs=20``. Without any, only trials that were ended
-            early have something left to do.
+        settings: new settings for longer training, such as ``args.epochs=20``. Without settings, only pruned trials can
+            continue.
 
     Raises:
-        UserError: there are no such trials.
-        SpecError: a setting is none, or one of the parameters.
+        UserError: there are no trials to continue.
+        SpecError: a setting is not valid, or is a parameter of the sweep.
     """
     spec = read_definition(sweep).spec
     for text in settings:
@@ -77,37 +83,42 @@ def extend(sweep: SweepDir, top: int, *, settings: Sequence[str] = ()) -> list[A
         raise UserError(f"no trial of sweep {sweep.run_id} has a value yet")
     groups = _with_something_left(points, settings)
     if not groups:
-        raise UserError("no trial was ended early. Give those that have finished more to do, such as args.epochs=20")
+        raise UserError(
+            "no trial was pruned. To train the complete trials longer, add a setting such as args.epochs=20"
+        )
     if not settings:
         groups = [left for group in groups if (left := _without_successors(group, study.trials))]
     chosen = [trial for group in groups[:top] for trial in group]
     waiting = _without_successors(chosen, study.trials, settings=settings)
     if not waiting:
-        what = f"been given {' '.join(settings)}" if settings else "been queued again"
-        raise UserError(f"the best trials of sweep {sweep.run_id} have {what} before")
+        what = f"extended with {' '.join(settings)}" if settings else "queued again"
+        raise UserError(f"the best trials of sweep {sweep.run_id} have already been {what}")
     for trial in waiting:
         job = resolve(spec, point_of(spec.sweep.parameters, trial.params))
         continued(sweep, job, {FROM: trial.number, SETTINGS: _settings_of(trial, settings)})
     return _enqueue(sweep, spec, waiting, origin="extend", settings=settings)
 
 
-def continue_stopped(sweep: SweepDir, spec: SweepSpec) -> list[Again]:
-    """Let the trials go on that were ended because the sweep might cost no more."""
+def continue_stopped(sweep: SweepDir, spec: SweepSpec) -> list[ContinuedTrial]:
+    """Queue the trials that were stopped because the budget was used up."""
     waiting = stopped_by_budget(Study(sweep).read().trials)
     return _enqueue(sweep, spec, waiting, origin="budget", settings=()) if waiting else []
 
 
 def stopped_by_budget(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Those that were ended because the sweep might cost no more, and have not gone on since."""
+    """Trials that were stopped because the budget was used up, and were not continued since."""
     stopped = [trial for trial in trials if trial.state == "pruned" and trial.user_attrs.get(ERROR_CLASS) == BUDGET]
     return _without_successors(stopped, trials)
 
 
 def continued(sweep: SweepDir, job: JobSpec, marks: Mapping[str, object]) -> JobSpec:
-    """The spec of a trial whose ``marks`` (its user attributes in the journal) say that it goes on from another one.
+    """``job`` with the settings and the checkpoint of a continued trial; unchanged for other trials.
+
+    Args:
+        marks: the trial's user attributes.
 
     Raises:
-        SpecError: its settings do not fit the spec.
+        SpecError: the trial's settings are not valid in the spec.
     """
     if FROM not in marks:
         return job
@@ -128,11 +139,11 @@ def _refuse_parameter(spec: SweepSpec, text: str) -> None:
     path = setting_path(text.partition("=")[0], layer)
     for name in spec.sweep.parameters:
         if setting_path(name, layer) == path:
-            raise SpecError(f"{text}: {name} is a parameter of the sweep, of which each trial has its own value")
+            raise SpecError(f"{text}: {name} is a parameter of the sweep, and each trial has its own value")
 
 
 def _with_something_left(points: Sequence[Point], settings: Sequence[str]) -> list[list[TrialRecord]]:
-    """The trials of each point, all its seeds, that can go on; of points of which some can, the best one first."""
+    """The trials that can continue, grouped by point (one trial for each seed), the best point first."""
     if not settings:
         return [point.ended_early for point in points if point.ended_early]
     groups = ([*point.trials, *point.ended_early] if point.complete else point.ended_early for point in points)
@@ -140,7 +151,7 @@ def _with_something_left(points: Sequence[Point], settings: Sequence[str]) -> li
 
 
 def _have(trial: TrialRecord, settings: Sequence[str]) -> bool:
-    """Whether it was a command's that gave it just this to do."""
+    """Whether the trial's last settings, which the command that queued it added, are ``settings``."""
     return _settings_of(trial, ())[-len(settings) :] == list(settings)
 
 
@@ -151,7 +162,8 @@ def _settings_of(trial: TrialRecord, more: Sequence[str]) -> list[str]:
 def _without_successors(
     trials: Sequence[TrialRecord], everything: Sequence[TrialRecord], *, settings: Sequence[str] = ()
 ) -> list[TrialRecord]:
-    """Those that none goes on from yet, with just these ``settings`` where there are some."""
+    """The ``trials`` that no other trial continues yet. If ``settings`` are given, only continuations with these
+    settings count."""
     followers = [trial for trial in everything if FROM in trial.user_attrs]
     followed = {trial.user_attrs[FROM] for trial in followers if not settings or _have(trial, settings)}
     return [trial for trial in trials if trial.number not in followed]
@@ -159,7 +171,7 @@ def _without_successors(
 
 def _enqueue(
     sweep: SweepDir, spec: SweepSpec, trials: Sequence[TrialRecord], *, origin: str, settings: Sequence[str]
-) -> list[Again]:
+) -> list[ContinuedTrial]:
     from hpcaccel.sweeps.study import SweepStudy
 
     study = SweepStudy.of(sweep, spec)
@@ -171,16 +183,17 @@ def _enqueue(
 
 def queue_again(
     sweep: SweepDir, study: SweepStudy, trial: TrialRecord, *, origin: str, settings: Sequence[str] = ()
-) -> Again:
-    """Let one trial go on as another one, with what it had of its own; its checkpoint is pinned until that has ended.
+) -> ContinuedTrial:
+    """Queue the continuation of one trial, with the trial's settings and further ``settings``. The trial's checkpoint
+    is pinned until the continuation has ended.
 
     Raises:
         RunDirectoryError: the checkpoint cannot be pinned.
     """
-    checkpoint = hold(sweep, trial)
+    checkpoint = pin_source(sweep, trial)
     marks: dict[str, object] = {FROM: trial.number, SETTINGS: _settings_of(trial, settings)}
     if checkpoint is not None:
         marks[CHECKPOINT] = str(checkpoint.relative_to(sweep.path))
     study.enqueue(trial.number, origin="extend" if is_extended(trial.user_attrs) else origin, marks=marks)
     step = None if checkpoint is None else int(checkpoint.name.rpartition("_")[2])
-    return Again(trial=trial.number, checkpoint_step=step)
+    return ContinuedTrial(trial=trial.number, checkpoint_step=step)

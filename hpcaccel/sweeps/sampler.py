@@ -1,10 +1,10 @@
-"""Which point comes next: the methods.
+"""Sampler for all search methods: draws the next point.
 
-A point depends on the trial's number and on the trials before it, never on the worker that draws it. Trials that were
-drawn are counted in the order of the journal, which all workers see alike: the first ones take the points that were to
-be tried first, the others go through the grid, the Sobol sequence and so on by that count. So no two workers take the
-same one, and a worker that takes over from a dead one comes to the same point. Nothing of a method's state is stored,
-except what Optuna's CMA-ES writes into its trials.
+A point does not depend on the worker that draws it. Drawn trials are counted in journal order, which is the same for
+all workers: the first ones get the enqueued points, later ones the points of the grid, the Sobol sequence and so on at
+that index. Two workers therefore never use the same index, and a worker that replaces a dead one uses the dead one's
+index again. TPE, GP and CMA-ES also depend on the results so far. No state of a method is stored, except the attributes
+that Optuna's CMA-ES writes to its trials.
 """
 
 from __future__ import annotations
@@ -23,31 +23,30 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
-from hpcaccel.spec.parameters import same
-from hpcaccel.spec.points import applies, contains, equal, points
-from hpcaccel.spec.sweep_fields import SweepSpec
-from hpcaccel.spec.trial_spec import own_point
-from hpcaccel.sweeps.packages import check_packages
+from hpcaccel.spec.sweep.parameters import same
+from hpcaccel.spec.sweep.points import applies, contains, equal, own_point, points
+from hpcaccel.spec.sweep.sweep_fields import SweepSpec
+from hpcaccel.sweeps.definition import check_packages
+from hpcaccel.sweeps.journal_notes import is_drawn, is_surplus, point_number
 from hpcaccel.sweeps.space import Point, Space
-from hpcaccel.sweeps.trial_attrs import is_drawn, is_surplus, point_number
 
-__all__ = ["Drawing", "UsedUp", "rank"]
+__all__ = ["SpaceExhausted", "TrialSampler", "rank"]
 
 MAX_LISTED = 10_000
-"""Up to so many points, random goes through all of them in a shuffled order, and no method draws one twice."""
+"""Up to this number of points, ``random`` is a shuffled list of all points, and no method draws a point twice."""
 
 
-class UsedUp(Exception):
+class SpaceExhausted(Exception):
     """Every point of the space has been drawn."""
 
 
 def rank(trials: Sequence[FrozenTrial], number: int) -> int:
-    """How many trials were drawn before the one of this number."""
+    """Number of trials drawn before trial ``number``."""
     return sum(trial.number < number and is_drawn(trial.user_attrs) for trial in trials)
 
 
-class Drawing(BaseSampler):
-    """Optuna's face of all methods: gives a trial its whole point at once."""
+class TrialSampler(BaseSampler):
+    """Optuna sampler for all search methods; it samples the whole point at once."""
 
     def __init__(self, spec: SweepSpec) -> None:
         check_packages(spec.sweep.method)
@@ -55,7 +54,7 @@ class Drawing(BaseSampler):
         self.space = Space(spec.sweep.parameters)
         self.listed = self.space.count is not None and self.space.count <= MAX_LISTED
         self.first = _first_points(spec, self.space)
-        """What is tried first, maybe in parts."""
+        """Points to try first, some of them partial."""
         self._plan: Iterator[Point] | None = None
         self._planned: list[Point] = []
         if self.sweep.method == "grid" or (self.sweep.method == "random" and self.listed):
@@ -67,10 +66,10 @@ class Drawing(BaseSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The point of a trial that was drawn, as Optuna keeps it.
+        """The point of a new trial, as Optuna stores it.
 
         Raises:
-            UsedUp: there is none left.
+            SpaceExhausted: there is no point left.
         """
         trials = study.get_trials(deepcopy=False)
         place = rank(trials, point_number(trial.number, trial.user_attrs))
@@ -80,7 +79,8 @@ class Drawing(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """A parameter that the point lacks: a trial was enqueued with some other values, which make it apply."""
+        """Sample a parameter that applies but is missing in the drawn point. This happens in enqueued trials, whose own
+        values satisfy the parameter's condition."""
         source = random.Random(f"{self._seed(trial.number)}:{param_name}")
         return self.space.stored({param_name: self.space.value_at(param_name, source.random())})[param_name]
 
@@ -88,7 +88,7 @@ class Drawing(BaseSampler):
         if self._plan is not None:
             self._planned += itertools.islice(self._plan, max(0, place + 1 - len(self._planned)))
             if place >= len(self._planned):
-                raise UsedUp
+                raise SpaceExhausted
             return self._planned[place]
         fixed = self.first[place] if place < len(self.first) else {}
         point = self._proposed(study, trial, place, fixed)
@@ -105,7 +105,7 @@ class Drawing(BaseSampler):
     def _free(self, taken: Sequence[Point], fixed: Mapping[str, Any], number: int) -> Point:
         free = [point for point in points(self.space.parameters) if not any(equal(point, other) for other in taken)]
         if not free:
-            raise UsedUp
+            raise SpaceExhausted
         fitting = [point for point in free if _agrees(point, fixed)]
         return random.Random(self._seed(number)).choice(fitting or free)
 
@@ -147,7 +147,7 @@ class Drawing(BaseSampler):
         return self.space.stored({name: choices[0]})[name]
 
     def _base(self, number: int) -> BaseSampler:
-        """Optuna's sampler, made anew for each trial: what it has drawn before must not matter."""
+        """A new Optuna sampler for each trial, so that the result does not depend on earlier draws."""
         seed = self._seed(number)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
@@ -171,7 +171,7 @@ class Drawing(BaseSampler):
         return int.from_bytes(digest[:4], "big")
 
     def _in_turn(self) -> Iterator[Point]:
-        """All points, those first that agree with what is to be tried first; the grid in its order."""
+        """All points: first the ones that match the points to try first, then the grid, in order or shuffled."""
         early: list[Point] = []
         for wanted in filter(None, self.first):
             found = next((point for point in self._all() if _agrees(point, wanted) and point not in early), None)
@@ -190,7 +190,7 @@ class Drawing(BaseSampler):
 
 
 def _first_points(spec: SweepSpec, space: Space) -> list[Point]:
-    """The spec's own values and what the sweep enqueues, each once, as far as it fits."""
+    """The spec's own values and the enqueued points, without duplicates and values outside of the space."""
     found: list[Point] = []
     for point in [own_point(spec), *spec.sweep.enqueue]:
         fits = {name: value for name, value in point.items() if contains(space.parameters[name], value)}
@@ -204,12 +204,12 @@ def _agrees(point: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def _sobol(dimensions: int, seed: int, place: int) -> list[float]:
-    """One place of a scrambled Sobol sequence: Sobol 1967, scrambled as in Owen 1998."""
+    """One point of a scrambled Sobol sequence (Sobol 1967, scrambled as in Owen 1998)."""
     from scipy.stats import qmc
 
     engine = qmc.Sobol(dimensions, scramble=True, seed=seed)
     if place:
         engine.fast_forward(place)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that one point alone is not balanced
+        warnings.simplefilter("ignore", UserWarning)  # a single point is not balanced
         return [float(item) for item in engine.random(1)[0]]

@@ -1,6 +1,6 @@
-"""A sweep's space as Optuna knows it: a distribution for each parameter, and points that go there and back.
+"""The search space in Optuna: a distribution for each parameter, and the conversion of points in both directions.
 
-Optuna keeps numbers, text, booleans and null; a choice that is none of these is kept as JSON.
+Optuna stores numbers, text, booleans and null; other choices are stored as JSON.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from typing import Any
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import BaseTrial
 
-from hpcaccel.spec.parameters import Parameter
-from hpcaccel.spec.points import applies, count, index_of, point_of, stored_choices, values
+from hpcaccel.spec.sweep.parameters import Parameter
+from hpcaccel.spec.sweep.points import applies, count, index_of, point_of, stored_choices, values
 
 __all__ = ["Point", "Space"]
 
 Point = dict[str, Any]
-"""Parameters, as the file names them, to values, as the job spec takes them."""
+"""Values as in the job spec, by parameter name as in the file."""
 
 
 class Space:
-    """All points of a sweep.
+    """The search space of a sweep.
 
     Args:
-        parameters: of the sweep, in the order of their conditions.
+        parameters: the sweep's parameters, each after the parameters that its condition refers to.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter]) -> None:
         self.parameters = dict(parameters)
         self.distributions = {name: _distribution(parameter) for name, parameter in self.parameters.items()}
         self.count = count(self.parameters)
-        """The number of points; None: without end."""
+        """Number of points; None: infinite."""
 
     @property
     def conditional(self) -> bool:
-        """Whether some parameters do not apply everywhere."""
+        """Whether some parameters have conditions."""
         return any(parameter.when for parameter in self.parameters.values())
 
     def stored(self, point: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of a point, whole or not, as Optuna keeps them."""
+        """The values of a complete or partial point as Optuna stores them."""
         return {name: self._stored(name, value) for name, value in point.items()}
 
     def _stored(self, name: str, value: Any) -> Any:
@@ -48,11 +48,11 @@ class Space:
         if parameter.choice is None:
             return value
         index = index_of(parameter, value)
-        assert index is not None, f"{value!r} is no choice of {name}"
+        assert index is not None, f"{value!r} is not a choice of {name}"
         return stored_choices(parameter)[index]
 
     def point(self, stored: Mapping[str, Any]) -> Point:
-        """The point whose values Optuna keeps so, as far as there are any."""
+        """The point whose values Optuna stores as ``stored``; it may be partial."""
         return point_of(self.parameters, stored)
 
     def is_whole(self, point: Mapping[str, Any]) -> bool:
@@ -60,19 +60,19 @@ class Space:
         return all(name in point or not applies(parameter, point) for name, parameter in self.parameters.items())
 
     def near(self, name: str, value: Any) -> Any:
-        """The value of a parameter that finitely many values leave, for one that is so but for rounding."""
+        """The nearest allowed value of a parameter. Corrects rounding errors."""
         parameter = self.parameters[name]
         every = values(parameter)
         if every is None:
             return float(value)
         index = index_of(parameter, value)
-        assert index is not None, f"{value!r} is no value of {name}"
+        assert index is not None, f"{value!r} is not a value of {name}"
         return every[index]
 
     def suggest(self, trial: BaseTrial) -> Point:
-        """Let a trial choose, parameter by parameter, those that apply after the choices before.
+        """Choose the parameters of a trial one by one, leaving out those whose conditions do not hold.
 
-        Values that the trial has already, or that are fixed for it, stay.
+        Values that the trial already has, or that are fixed for it, are kept.
         """
         chosen: Point = {}
         for name, parameter in self.parameters.items():
@@ -81,10 +81,10 @@ class Space:
         return chosen
 
     def at(self, unit: Sequence[float], fixed: Mapping[str, Any]) -> Point:
-        """The point at some place of the unit cube, one coordinate a parameter, each at least 0 and below 1.
+        """The point at a position of the unit cube, with a coordinate in [0, 1) for each parameter.
 
         Args:
-            fixed: values that stand already.
+            fixed: predetermined values, by parameter.
         """
         chosen: Point = {}
         for (name, parameter), coordinate in zip(self.parameters.items(), unit, strict=True):
@@ -93,7 +93,7 @@ class Space:
         return chosen
 
     def value_at(self, name: str, coordinate: float) -> Any:
-        """The value of one parameter at a coordinate of at least 0 and below 1."""
+        """The value of one parameter at a coordinate in [0, 1)."""
         return _at(self.parameters[name], coordinate)
 
 
@@ -122,7 +122,7 @@ def _at(parameter: Parameter, coordinate: float) -> Any:
     if every is not None and not parameter.log:
         return every[int(coordinate * len(every))]
     low, high = parameter.range()
-    if parameter.kind == "int":  # each whole number with what is nearer to it than to any other
+    if parameter.kind == "int":  # each integer covers the interval nearest to it
         return min(max(round(_between(low - 0.5, high + 0.5, coordinate, log=True)), low), high)
     return min(max(_between(low, high, coordinate, log=parameter.log), low), high)
 

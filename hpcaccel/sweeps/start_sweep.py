@@ -1,76 +1,67 @@
-"""Starting a sweep: check everything, make its directory, hand its workers in, remember it."""
+"""Starts a sweep: checks the spec, creates the directory and submits the workers; or shows what a start would do."""
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.core.records import RunRecord, to_dict
-from hpcaccel.core.run_dir import SweepDir, WorkerDir, atomic_write, register, write_json
-from hpcaccel.errors import SpecError
+from hpcaccel.core.durable_files import atomic_write, write_json
+from hpcaccel.core.formatting import size
+from hpcaccel.core.records import to_dict
+from hpcaccel.core.sweep_dir import SweepDir
+from hpcaccel.errors import HpcaccelError, SpecError
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.spec import SweepSpec, load_profile, load_sweep, profile_names, sweep_from_values
-from hpcaccel.spec.canonical import sweep_to_yaml
-from hpcaccel.spec.expand import escape
-from hpcaccel.spec.points import count
-from hpcaccel.spec.sweep_notes import notes
-from hpcaccel.submission.after_runs import backend_waiting
-from hpcaccel.submission.backend import Backend, SlurmBackend
-from hpcaccel.submission.build import making, new_record, publish, temporary
-from hpcaccel.submission.code_copy import copy_code
-from hpcaccel.submission.command_identity import command_of
-from hpcaccel.submission.idempotent import Always, Once, once_asked_for, tell_of_earlier
-from hpcaccel.submission.idempotent_resume import Turn
-from hpcaccel.submission.loader_shield import FOLDER as LOADER_SHIELD
-from hpcaccel.submission.loader_shield import write_loader_shield
-from hpcaccel.submission.package import write_node_program
-from hpcaccel.submission.prepare import Prepared, prepare
-from hpcaccel.submission.rank_side import FOLDER, write_rank_side
-from hpcaccel.submission.recording import ledger_sizes, record_workers
-from hpcaccel.submission.run_state import read_record
-from hpcaccel.submission.script_lint import advice_on_job
-from hpcaccel.submission.submit_script import hand_in
-from hpcaccel.sweeps.arrays import WorkerArrays
-from hpcaccel.sweeps.definition import sweep_document, sweep_hash
-from hpcaccel.sweeps.packages import check_packages
+from hpcaccel.spec.loading.expand import escape
+from hpcaccel.spec.sweep.points import count, equal, notes, own_point, points
+from hpcaccel.submission.entrypoint.script_lint import advice_on_job
+from hpcaccel.submission.jobs.backend import SlurmBackend, largest_array
+from hpcaccel.submission.jobs.job_submission import temporary
+from hpcaccel.submission.submit.after_runs import backend_waiting
+from hpcaccel.submission.submit.build import copy_programs, new_record, new_run, publish
+from hpcaccel.submission.submit.comparison import command_of
+from hpcaccel.submission.submit.idempotent import Always, Once, submit_once
+from hpcaccel.submission.submit.prepare import PreparedSubmission, prepare
+from hpcaccel.sweeps.definition import check_packages, resolved_yaml, sweep_document, sweep_hash
+from hpcaccel.sweeps.worker_jobs import WorkerArrays, arrays_of, chunks, hand_in_workers, make_worker
 
 __all__ = [
+    "DryRun",
     "PreparedSweep",
     "Source",
     "advice_afterwards",
-    "arrays_of",
-    "hand_in_workers",
+    "foresee",
     "load",
-    "make_worker",
     "prepare_sweep",
-    "resolved_yaml",
     "start_sweep",
     "trials_at_most",
     "workers_needed",
 ]
 
 START_SECONDS = 5.0
-"""A worker takes so long at least until its first trial computes."""
+"""Assumed minimum time from a worker's start to the first step of a trial."""
 
 Source = str | os.PathLike[str] | SweepSpec | Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedSweep:
-    """A sweep that is known to be sound; nothing has been written yet."""
+    """A checked sweep; nothing has been written yet."""
 
     spec: SweepSpec
-    prepared: Prepared
-    """A run with the spec's own values, but for its directory and its script, which are the sweep's."""
+    prepared: PreparedSubmission
+    """The submission of the job spec as written, without any trial's parameters; its directory and script are those of
+    the sweep."""
     workers: int
-    """No more than can have work."""
+    """Number of workers, at most as many as there are trials."""
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What the user should know before it runs, a sentence each."""
+        """Advice for the user before the start, one sentence per item."""
         return (*self.prepared.advice, *notes(self.spec))
 
     @property
@@ -88,10 +79,10 @@ def prepare_sweep(
     name: str | None = None,
     slurm: Slurm | None = None,
 ) -> PreparedSweep:
-    """Check a sweep completely; the arguments are those of :func:`hpcaccel.sweep`.
+    """Check a sweep before anything is written. The arguments are those of :func:`hpcaccel.sweep`.
 
     Raises:
-        SpecError, ClusterError, UserError: with what is wrong, a missing package too.
+        SpecError, ClusterError, UserError: the spec is not valid, the cluster cannot run it, or a package is missing.
     """
     changes = [*overrides, *([] if name is None else [f"name={name}"])]
     spec = load(source, cluster=cluster, overrides=changes)
@@ -103,23 +94,23 @@ def prepare_sweep(
 
 
 def _refuse_tiny_budget(spec: SweepSpec, workers: int) -> None:
-    """Raises SpecError where ``max_gpu_hours`` would be used up before a trial could begin."""
+    """Raises SpecError if ``max_gpu_hours`` would be used up before a trial could start."""
     hours, job = spec.sweep.max_gpu_hours, spec.job
     each = job.slurm.min_nodes * (job.slurm.node_gpus or job.ranks_per_node)
     if hours is not None and hours * 3600 < START_SECONDS * workers * each:
-        what = f"each with {'GPUs' if job.slurm.node_gpus else 'ranks, without GPUs'}: {each}"
-        many = f"{workers} worker{'s' if workers > 1 else ''} ({what})"
+        unit = ("GPU" if job.slurm.node_gpus else "rank") + ("s" if each > 1 else "")
+        many = f"{workers} worker{'s' if workers > 1 else ''} with {each} {unit} each"
         raise SpecError(
-            f"sweep.max_gpu_hours: {hours:g} would be used up in {hours * 3600 / workers / each:.2g} s by "
-            f"{many}, before a trial had begun, and nothing would be searched: give it more, or fewer workers"
+            f"sweep.max_gpu_hours {hours:g} is too low: {many} would use it up in "
+            f"{hours * 3600 / workers / each:.2g} s, before any trial could start. Raise it, or use fewer workers"
         )
 
 
 def load(source: Source, *, cluster: str | None = None, overrides: Sequence[str] = ()) -> SweepSpec:
-    """The sweep of a file, a spec or a mapping, over the defaults of a cluster's profile.
+    """Load a sweep from a file, a spec or a mapping, with the defaults of a cluster's profile.
 
     Raises:
-        SpecError: with a line for each thing that is wrong.
+        SpecError: the spec is not valid; the message has a line for each error.
     """
     named = cluster != "slurm" or "slurm" in profile_names()
     profile = load_profile(cluster) if named else None
@@ -135,14 +126,14 @@ def load(source: Source, *, cluster: str | None = None, overrides: Sequence[str]
 
 
 def trials_at_most(spec: SweepSpec) -> int | None:
-    """How many trials there can be; None where neither the space nor ``max_trials`` has an end."""
+    """Largest possible number of trials; None if neither the space nor ``max_trials`` limits it."""
     points = count(spec.sweep.parameters)
     ends = [spec.sweep.max_trials, None if points is None else points * spec.sweep.repeat]
     return min((end for end in ends if end is not None), default=None)
 
 
 def workers_needed(spec: SweepSpec) -> int:
-    """``sweep.workers``, or fewer where there are not so many trials."""
+    """``sweep.workers``, or fewer if there are fewer trials."""
     most = trials_at_most(spec)
     if most is None:
         return spec.sweep.workers
@@ -150,68 +141,44 @@ def workers_needed(spec: SweepSpec) -> int:
 
 
 def start_sweep(plan: PreparedSweep, *, once: Once | Always | None = None) -> tuple[SweepDir, WorkerArrays]:
-    """Make the sweep's directory and hand its workers in; when anything fails, nothing is left behind, unless Slurm
-    does not answer and may have taken workers.
+    """Create the sweep's directory and submit its workers.
+
+    On an error the directory and the jobs are removed, unless Slurm does not respond and may have accepted workers.
 
     Args:
-        once: the key that it is started under. None: where the same was started before by a process that was killed
-            before its jobs were written down, that sweep is the one.
+        once: the idempotency key. None: if an earlier process was killed while starting the same sweep, before it
+            recorded the jobs, that sweep is returned.
 
     Returns:
-        Its directory, which workers there are, and why there are not more.
+        The sweep's directory, and its workers' jobs.
 
     Raises:
-        ClusterError: Slurm refused all of them.
+        ClusterError: Slurm rejected all workers.
         RunDirectoryError: the directory cannot be written.
-        SlurmCommandError: Slurm did not answer.
+        SlurmCommandError: Slurm did not respond.
     """
-    slurm = plan.prepared.backend.slurm if isinstance(plan.prepared.backend, SlurmBackend) else None
-    if once is not None:
-        return _hand_in(plan, once)
-    command = command_of([plan.prepared], more=sweep_hash(plan.spec))
-    with once_asked_for(command, slurm=slurm) as own:
-        if (earlier := own.earlier()) is None:
-            return _hand_in(plan, own)
-    tell_of_earlier(earlier.name)
-    return SweepDir(earlier), arrays_of(SweepDir(earlier), plan.prepared.backend)
+    backend = plan.prepared.backend
+    return submit_once(
+        once,
+        command=lambda: command_of([plan.prepared], more=sweep_hash(plan.spec)),
+        slurm=backend.slurm if isinstance(backend, SlurmBackend) else None,
+        submit=lambda own: _hand_in(plan, own),
+        reopen=lambda earlier: (SweepDir(earlier), arrays_of(SweepDir(earlier), backend)),
+    )
 
 
 def _hand_in(plan: PreparedSweep, once: Once | Always) -> tuple[SweepDir, WorkerArrays]:
-    once.begin(plan.dir)
     indices = range(plan.workers)
-    with Turn(plan.dir) as turn, making(turn, indices=indices) as is_made:
-        _build(plan)
-        is_made()
-        register(plan.dir, name=plan.prepared.name, job_id="")  # it is found from any directory, whatever comes now
-        backend = turn.holding(backend_waiting(plan.prepared.backend, plan.spec.job, plan.prepared.after))
+    made = new_run(plan.dir, lambda: _build(plan), name=plan.prepared.name, once=once, indices=indices)
+    with made as submission:
+        backend = submission.holding(backend_waiting(plan.prepared.backend, plan.spec.job, plan.prepared.after))
         arrays = WorkerArrays(backend, indices)
-        hand_in_workers(plan.dir, arrays, turn=turn, text=plan.prepared.script)
+        hand_in_workers(plan.dir, arrays, submission=submission, text=plan.prepared.script)
     return plan.dir, arrays
 
 
-def hand_in_workers(sweep: SweepDir, arrays: WorkerArrays, *, turn: Turn, text: str | None = None) -> None:
-    """Submit workers, whose folders are there, and write down which job is whose.
-
-    Args:
-        text: the script; None: the one that lies there.
-    """
-    offsets = ledger_sizes([sweep.worker(index) for index in arrays.indices])
-
-    def record_jobs(_: str) -> None:
-        record_workers(sweep, arrays.jobs, offsets=dict(zip(arrays.indices, offsets, strict=True)))
-        turn.done()
-
-    hand_in(sweep, backend=arrays, indices=None, after=record_jobs, text=text)
-
-
-def arrays_of(sweep: SweepDir, backend: Backend) -> WorkerArrays:
-    """The newest workers of a sweep, as they are written down."""
-    jobs = {index: read_record(sweep.worker(index)).job_ids for index in sweep.worker_indices()}
-    return WorkerArrays(backend, list(jobs), {index: job_ids[-1] for index, job_ids in jobs.items() if job_ids})
-
-
 def advice_afterwards(plan: PreparedSweep, arrays: WorkerArrays) -> tuple[str, ...]:
-    """What the user should know of the workers, now that the cluster has them."""
+    """Advice about the submitted workers."""
     if not isinstance(plan.prepared.backend, SlurmBackend):
         return ()
     return advice_on_job(plan.spec.job, plan.prepared.backend.slurm, next(iter(arrays.jobs.values())))
@@ -220,14 +187,7 @@ def advice_afterwards(plan: PreparedSweep, arrays: WorkerArrays) -> tuple[str, .
 def _build(plan: PreparedSweep) -> None:
     place = temporary(plan.dir)
     prepared = plan.prepared
-    if prepared.code is not None:
-        copy_code(prepared.code, place.code)
-    write_node_program(place.node_program)
-    if plan.spec.job.container is not None:
-        write_rank_side(place.path / FOLDER)
-    if prepared.tasks[0].launch["stop"] == "signals":
-        write_loader_shield(place.path / LOADER_SHIELD)
-    place.submitit.mkdir(mode=0o750)
+    copy_programs(place, prepared)
     atomic_write(place.spec_yaml, resolved_yaml(plan.spec), sync=False)
     write_json(place.sweep, sweep_document(plan.spec, prepared.tasks[0].launch), sync=False)
     record = replace(new_record(prepared), kind="sweep", array_size=plan.workers, spec_hash=sweep_hash(plan.spec))
@@ -237,16 +197,89 @@ def _build(plan: PreparedSweep) -> None:
     publish(plan.dir)
 
 
-def make_worker(worker: WorkerDir, record: RunRecord, *, run_id: str) -> None:
-    """The folder of a worker that has not run yet; ``record`` is the sweep's."""
-    worker.prepare()
-    own = replace(record, kind="run", run_id=run_id, array_size=None, packages={}, job_ids=[])
-    write_json(worker.record, to_dict(own), sync=False)
-    program = worker.path / worker.node_program.name
-    program.symlink_to(Path("..", "..", worker.node_program.name))
+SHOWN_POINTS = 10
 
 
-def resolved_yaml(spec: SweepSpec) -> str:
-    """What ``sweep.yaml`` holds."""
-    came_from = f" of {spec.source}" if spec.source is not None else ""
-    return f"# The resolved sweep{came_from}, with all defaults.\n{sweep_to_yaml(spec)}"
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """The output of ``sweep start --dry-run``."""
+
+    name: str
+    cluster: str
+    path: str
+    method: str
+    trials: int | None
+    """Largest possible number; None: until ``max_gpu_hours`` are used up."""
+    space: int | None
+    """Number of points; None: infinite."""
+    first_points: list[dict[str, Any]]
+    """At most ten points that are known in advance: the spec's own values, the enqueued points, then a grid's."""
+    workers: int
+    arrays: list[int]
+    """Size of each job array. There are several only if the workers exceed the cluster's limit for one array."""
+    gpus_per_worker: int
+    ranks_per_worker: int
+    """If no GPUs are requested, each rank counts as one GPU."""
+    gpu_hours_per_stay: float | None
+    """Cost of all workers from their start to their time limit; None without a limit."""
+    max_gpu_hours: float | None
+    files: list[str]
+    """Files and folders that would be created in ``path``."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def foresee(plan: PreparedSweep) -> DryRun:
+    """What a start of ``plan`` would do; nothing is written."""
+    job, sweep = plan.spec.job, plan.spec.sweep
+    nodes = job.slurm.min_nodes
+    gpus, ranks = nodes * job.slurm.node_gpus, nodes * job.ranks_per_node
+    seconds = job.slurm.time_seconds
+    return DryRun(
+        name=plan.prepared.name,
+        cluster=plan.prepared.cluster,
+        path=str(plan.dir.path),
+        method=sweep.method,
+        trials=trials_at_most(plan.spec),
+        space=count(sweep.parameters),
+        first_points=_first_points(plan.spec),
+        workers=plan.workers,
+        arrays=_arrays(plan),
+        gpus_per_worker=gpus,
+        ranks_per_worker=ranks,
+        gpu_hours_per_stay=None if seconds is None else plan.workers * (gpus or ranks) * seconds / 3600,
+        max_gpu_hours=sweep.max_gpu_hours,
+        files=_files(plan),
+    )
+
+
+def _first_points(spec: SweepSpec) -> list[dict[str, Any]]:
+    known: list[dict[str, Any]] = []
+    rest = points(spec.sweep.parameters) if spec.sweep.method == "grid" else iter(())
+    for point in itertools.chain([own_point(spec), *spec.sweep.enqueue], rest):
+        if point and not any(equal(point, other) for other in known):
+            known.append(point)
+        if len(known) == SHOWN_POINTS:
+            break
+    return known
+
+
+def _arrays(plan: PreparedSweep) -> list[int]:
+    backend = plan.prepared.backend
+    if not isinstance(backend, SlurmBackend):
+        return [plan.workers]
+    try:
+        most = largest_array(backend.slurm.config())
+    except HpcaccelError:
+        return [plan.workers]  # the controller does not respond: assume one array
+    return [len(piece) for piece in chunks(range(plan.workers), most)]
+
+
+def _files(plan: PreparedSweep) -> list[str]:
+    place, last = plan.dir, plan.workers - 1
+    names = [place.spec_yaml, place.sweep, place.script, place.node_program, place.record, place.journal]
+    code = plan.prepared.code
+    copied = [] if code is None else [f"code/ ({len(code.files)} files, {size(code.total_bytes)})"]
+    workers = "workers/0/" if last == 0 else f"workers/0/ … workers/{last}/"
+    return [*(path.name for path in names), *copied, workers, "trials/0/ …"]

@@ -1,6 +1,6 @@
-"""A sweep's trials in Optuna: asking for the next one, reporting at rungs, telling how it ended.
+"""The study of a sweep in Optuna: draws trials, reports metrics at rungs, records results.
 
-Any number of processes do so on one storage at once, each with a ``SweepStudy`` of its own.
+Any number of processes may use one storage at the same time, each with its own ``SweepStudy``.
 """
 
 from __future__ import annotations
@@ -15,65 +15,63 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from hpcaccel.core.run_dir import SweepDir
+from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import UserError
-from hpcaccel.spec.job import JobSpec
-from hpcaccel.spec.points import equal
-from hpcaccel.spec.sweep_fields import SweepSpec
-from hpcaccel.spec.trial_spec import resolve, seed_of
+from hpcaccel.spec.job.job_spec import JobSpec
+from hpcaccel.spec.sweep.points import equal, resolve, seed_of
+from hpcaccel.spec.sweep.sweep_fields import SweepSpec
 from hpcaccel.sweeps.journal import Journal
+from hpcaccel.sweeps.journal_notes import ORIGIN, POINT, REPEAT, SURPLUS, is_drawn, point_number, repeat_number
 from hpcaccel.sweeps.pruning import Curve, rule_of
-from hpcaccel.sweeps.sampler import Drawing, UsedUp, rank
+from hpcaccel.sweeps.sampler import SpaceExhausted, TrialSampler, rank
 from hpcaccel.sweeps.space import Point
-from hpcaccel.sweeps.trial_attrs import ORIGIN, POINT, REPEAT, SURPLUS, is_drawn, point_number, repeat_number
 
-__all__ = ["STUDY_NAME", "Asked", "NoMore", "SweepStudy"]
+__all__ = ["STUDY_NAME", "AskedTrial", "NoMore", "SweepStudy"]
 
 STUDY_NAME = "sweep"
 _DIRECTIONS = {"min": StudyDirection.MINIMIZE, "max": StudyDirection.MAXIMIZE}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class AskedTrial:
     """A trial to run."""
 
     number: int
     point: Point
     repeat: int = 0
-    """Which of the point's trials it is, from 0."""
+    """Index among the trials of its point, from 0."""
     seed: int | None = None
-    """``runtime.seed`` of the trial; None: the spec's own."""
+    """``runtime.seed`` of the trial; None: the spec's seed."""
 
     def job(self, spec: SweepSpec) -> JobSpec:
-        """Its job spec. Raises SpecError where the values do not go together."""
+        """The trial's job spec. Raises SpecError if the values are not valid together."""
         return resolve(spec, self.point, seed=self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoMore:
-    """There is no trial left to begin."""
+    """There are no more trials to start; ``why`` is a message."""
 
     why: str
-    """For people."""
 
 
 class SweepStudy:
-    """The study of a sweep, opened or made.
+    """The study of a sweep, which is created if it does not exist.
 
     Args:
-        storage: such as ``optuna.storages.JournalStorage(Journal(path))``.
+        storage: Optuna's storage of the study, such as ``optuna.storages.JournalStorage(Journal(path))``.
 
     Raises:
-        UserError: a package is missing, or the study was made for other metrics.
+        UserError: a package is missing, or the existing study has other modes (``min``, ``max``).
     """
 
     def __init__(self, spec: SweepSpec, storage: BaseStorage) -> None:
-        optuna.logging.set_verbosity(optuna.logging.ERROR)  # it warns of its own fallbacks at every trial
+        optuna.logging.set_verbosity(optuna.logging.ERROR)  # it warns about its fallbacks at each trial
         self.spec = spec
         self.rule = rule_of(spec.sweep)
-        self.drawing = Drawing(spec)
-        self._looked_at: dict[int, int] = {}
-        """The last step of a trial that is written down, for those that this process follows."""
+        self.drawing = TrialSampler(spec)
+        self._reported: dict[int, int] = {}
+        """The last reported step of each trial of this process."""
         self._ended: dict[int, Curve] = {}
         directions = [_DIRECTIONS[mode] for mode in spec.sweep.modes]
         self.study = optuna.create_study(
@@ -86,19 +84,19 @@ class SweepStudy:
         )
         if self.study.directions != directions:
             raise UserError(
-                f"this sweep was started with other metrics or modes ({_modes(self.study.directions)}) than "
-                f"{_modes(directions)}: start a new one for them"
+                f"this sweep was started with the modes ({_modes(self.study.directions)}), not "
+                f"({_modes(directions)}): start a new sweep to change metrics or modes"
             )
 
     @classmethod
     def of(cls, sweep: SweepDir, spec: SweepSpec) -> SweepStudy:
-        """The study of a sweep's directory; raises as above."""
+        """The study in a sweep's directory; raises the same errors as the constructor."""
         return cls(spec, JournalStorage(Journal(sweep.journal)))
 
-    # -- beginning ------------------------------------------------------------------------------------------------
+    # -- new trials -----------------------------------------------------------------------------------------------
 
-    def ask(self) -> Asked | NoMore:
-        """The next trial: one that waits (a further seed of a point, a retry), else a new point."""
+    def ask(self) -> AskedTrial | NoMore:
+        """The next trial: a waiting one (a further seed of a point, a retry), else a new point."""
         while True:
             trials = self.trials()
             if not any(trial.state == TrialState.WAITING for trial in trials) and (why := self._ends(trials)):
@@ -109,7 +107,7 @@ class SweepStudy:
                 return NoMore(why=why)
             try:
                 point = self.drawing.space.suggest(trial)
-            except UsedUp:
+            except SpaceExhausted:
                 self._give_back(trial, self._used_up())
                 continue
             if self._is_double(trial, point):
@@ -117,21 +115,21 @@ class SweepStudy:
                 continue
             return self._asked(trial, point)
 
-    def again(self, number: int) -> Asked:
-        """A trial that was begun before, whoever did: with the same point, however far that had been written."""
+    def again(self, number: int) -> AskedTrial:
+        """A trial that has begun in any process, with its point; parameters not yet stored are drawn again."""
         trial = Trial(self.study, self._trial_id(number))
         return self._asked(trial, self.drawing.space.suggest(trial))
 
     def put_back(self, number: int) -> None:
-        """Let a trial that was asked for wait, with its point, for whoever asks next."""
+        """Set a trial's state back to waiting. It keeps its point, and ``ask`` returns it to any process."""
         self.study._storage.set_trial_state_values(self._trial_id(number), TrialState.WAITING)
 
     def enqueue(self, number: int, *, origin: str, marks: Mapping[str, object] | None = None) -> None:
-        """Let the point and the seed of a trial run once more, next: as a trial of its own.
+        """Enqueue a new trial with the point and the seed of an existing one, to run next.
 
         Args:
-            origin: why, ``retry`` or ``extend``.
-            marks: what else the new trial's user attributes are to say.
+            origin: why the new trial is created: ``retry``, ``extend`` or ``budget``.
+            marks: further user attributes of the new trial.
         """
         old = self.trials()[number]
         self._enqueue(old, repeat_number(old.user_attrs), origin, marks or {})
@@ -140,14 +138,14 @@ class SweepStudy:
         marks = {POINT: point_number(old.number, old.user_attrs), REPEAT: repeat, ORIGIN: origin}
         self.study.enqueue_trial(dict(old.params), user_attrs={**marks, **more})
 
-    def _asked(self, trial: Trial, point: Point) -> Asked:
+    def _asked(self, trial: Trial, point: Point) -> AskedTrial:
         if is_drawn(trial.user_attrs):
             self._complete_point(trial.number)
         repeat = repeat_number(trial.user_attrs)
-        return Asked(number=trial.number, point=point, repeat=repeat, seed=seed_of(self.spec, repeat))
+        return AskedTrial(number=trial.number, point=point, repeat=repeat, seed=seed_of(self.spec, repeat))
 
     def _complete_point(self, number: int) -> None:
-        """Enqueue the further seeds of a point, those that are not there yet."""
+        """Enqueue those trials with further seeds of trial ``number``'s point that do not exist yet."""
         if self.spec.sweep.repeat == 1:
             return
         trials = self.trials()
@@ -165,30 +163,31 @@ class SweepStudy:
         return None if most is None else most // self.spec.sweep.repeat
 
     def _ends(self, trials: Sequence[FrozenTrial]) -> str:
-        """Why no further point may be drawn; empty where one may."""
+        """Why no further point may be drawn; empty if one may be drawn."""
         drawn = sum(is_drawn(trial.user_attrs) for trial in trials)
         allowed, count = self._points_allowed(), self.drawing.space.count
         if allowed is not None and drawn >= allowed:
-            return f"all {self.spec.sweep.max_trials} trials have begun"
+            return f"all trials that max_trials ({self.spec.sweep.max_trials}) allows have been started"
         bounded = self.spec.sweep.method == "grid" or self.drawing.listed
         return self._used_up() if bounded and count is not None and drawn >= count else ""
 
     def _surplus(self, trial: Trial) -> str:
-        """Why a trial that was just drawn is one too many: others were as quick."""
+        """Why a newly drawn trial must be given back: other workers drew at the same time, and it exceeds
+        ``max_trials``. Empty if it does not."""
         if not is_drawn(trial.user_attrs):
             return ""
         allowed = self._points_allowed()
         if allowed is None or rank(self.trials(), trial.number) < allowed:
             return ""
-        return f"all {self.spec.sweep.max_trials} trials have begun"
+        return f"all trials that max_trials ({self.spec.sweep.max_trials}) allows have been started"
 
     def _used_up(self) -> str:
-        return f"the space is used up: all its {self.drawing.space.count} points have been tried"
+        return f"all {self.drawing.space.count} points of the search space have been tried"
 
     def _is_double(self, trial: Trial, point: Point) -> bool:
-        """Whether another trial has the same point of a small space: two workers have drawn in the same moment.
+        """Whether another trial has the same point of a small space, because two workers drew at the same time.
 
-        One of them has written its point after the other, and sees it. Where both do, both draw once more.
+        The worker that stores its point later reads the point of the other worker. If both do, both draw again.
         """
         if not (self.drawing.listed and is_drawn(trial.user_attrs)):
             return False
@@ -202,24 +201,24 @@ class SweepStudy:
         trial.set_user_attr(SURPLUS, why)
         self.study.tell(trial, state=TrialState.FAIL)
 
-    # -- running and ending ---------------------------------------------------------------------------------------
+    # -- running and ended trials ---------------------------------------------------------------------------------
 
     def wants(self, number: int, step: int) -> bool:
-        """Whether the metric at ``step`` is to be reported: the trial has come to a rung."""
+        """Whether the metric at ``step`` is to be reported, because the trial has reached a rung."""
         if self.rule is None or step < 1:
             return False
-        if number not in self._looked_at:
-            self._looked_at[number] = self.trials()[number].last_step or 0
-        return self.rule.wants(number, step, after=self._looked_at[number])
+        if number not in self._reported:
+            self._reported[number] = self.trials()[number].last_step or 0
+        return self.rule.wants(number, step, after=self._reported[number])
 
     def report(self, number: int, step: int, value: float) -> str:
-        """Write down a trial's metric at a rung; why the trial is to end, in words, empty where it goes on."""
+        """Report a trial's metric at a rung. Returns why the trial is pruned; empty if it continues."""
         Trial(self.study, self._trial_id(number)).report(value, step)
-        self._looked_at[number] = max(step, self._looked_at.get(number, 0))
+        self._reported[number] = max(step, self._reported.get(number, 0))
         return self.verdict(number)
 
     def verdict(self, number: int) -> str:
-        """Why a trial is to end, by what is written down of it; empty where it goes on. For who takes a trial over."""
+        """Why a trial is pruned, from its reported values; empty if it continues."""
         if self.rule is None:
             return ""
         trials = self.trials()
@@ -227,7 +226,7 @@ class SweepStudy:
         return self.rule.verdict(_curve(trials[number]), others)
 
     def _curve(self, trial: FrozenTrial) -> Curve:
-        """The same one each time for a trial that has ended: with thousands of them this is what takes time."""
+        """The curve of a trial; those of ended trials are cached, because there may be thousands."""
         if not trial.state.is_finished():
             return _curve(trial)
         if trial.number not in self._ended:
@@ -235,24 +234,24 @@ class SweepStudy:
         return self._ended[trial.number]
 
     def mark(self, number: int, attributes: Mapping[str, object]) -> None:
-        """Note something of a trial that has not been told yet."""
+        """Set user attributes of an unfinished trial."""
         for name, value in attributes.items():
             self.study._storage.set_trial_user_attr(self._trial_id(number), name, value)
 
     def complete(self, number: int, values: Sequence[float]) -> None:
-        """The trial ran to its end.
+        """Record a trial as complete.
 
         Args:
-            values: the last of each metric, in the order of the sweep's; none of them may be NaN.
+            values: the last value of each metric, in the sweep's order; not NaN.
         """
         assert not any(math.isnan(value) for value in values)
         self.study.tell(number, list(values), state=TrialState.COMPLETE, skip_if_finished=True)
 
     def prune(self, number: int, *, last: tuple[int, float] | None = None) -> None:
-        """The trial was ended early.
+        """Record a trial as pruned.
 
         Args:
-            last: step and value that it had come to; counts where nothing has been reported.
+            last: the trial's last step and value, used if no value was reported.
         """
         trial = self.trials()[number]
         if last is not None and trial.last_step is None and len(self.study.directions) == 1:
@@ -260,11 +259,11 @@ class SweepStudy:
         self.study.tell(number, state=TrialState.PRUNED, skip_if_finished=True)
 
     def fail(self, number: int) -> None:
-        """The trial failed and is not tried again."""
+        """Record a trial as failed."""
         self.study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
 
     def trials(self) -> list[FrozenTrial]:
-        """All trials, by number, as they are now. They are not to be changed."""
+        """All trials so far, ordered by number. These are Optuna's own objects: do not modify them."""
         return self.study.get_trials(deepcopy=False)
 
     def _trial_id(self, number: int) -> int:

@@ -1,7 +1,7 @@
-"""``hpcaccel.sweep``, and the hold on a sweep that was started.
+"""``hpcaccel.sweep``, and ``Sweep``, the handle to a started sweep.
 
-Looking at a sweep needs neither pydantic nor Optuna, which take longer to import than ten thousand trials to read: what
-starts and steers is imported by the methods that do.
+Reading a sweep needs neither pydantic nor Optuna, whose imports take longer than reading ten thousand trials: methods
+that start or control a sweep import them.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING, Any
 from hpcaccel.core.records import RunRecord
 from hpcaccel.errors import UserError
 from hpcaccel.slurm.commands import Slurm
-from hpcaccel.submission.find import find_run
-from hpcaccel.submission.run_handle import ASK_SECONDS, SURE_SECONDS, SweepRun
-from hpcaccel.submission.status import RunStatus
+from hpcaccel.submission.runs.find import find_run
+from hpcaccel.submission.runs.run_handle import ASK_SECONDS, SURE_SECONDS, SweepRun
+from hpcaccel.submission.runs.status import RunStatus
 from hpcaccel.sweeps.journal_reader import TrialRecord
 from hpcaccel.sweeps.results import Goal, rows
 from hpcaccel.sweeps.sweep_overview import Study, SweepOverview, sweep_overview
 
 if TYPE_CHECKING:
     from hpcaccel.spec import SweepSpec
-    from hpcaccel.sweeps.arrays import WorkerArrays
-    from hpcaccel.sweeps.best_spec import Winner
-    from hpcaccel.sweeps.retry import Again
+    from hpcaccel.sweeps.best_spec import BestTrial
+    from hpcaccel.sweeps.retry import ContinuedTrial
     from hpcaccel.sweeps.start_sweep import Source
+    from hpcaccel.sweeps.worker_jobs import WorkerArrays
 
 __all__ = ["Sweep", "find_sweep", "sweep"]
 
 LOOK_SECONDS = 2.0
-"""How often a sweep that is followed is looked at; the scheduler is asked as for a run."""
+"""Interval at which a followed sweep is read; the scheduler is queried as for a run."""
 
 
 def sweep(
@@ -44,22 +44,23 @@ def sweep(
     overrides: Sequence[str] = (),
     name: str | None = None,
 ) -> Sweep:
-    """Start a sweep: a spec file with a section ``sweep``, a ``SweepSpec``, or a mapping of the same keys.
+    """Start a sweep from a spec file with a ``sweep`` section, a ``SweepSpec``, or a mapping with the same keys.
 
-    When anything fails, nothing is left behind: no directory, no job. Only where Slurm does not answer, and may have
-    taken workers, the sweep is kept; the same call, made again, takes them up, or starts anew.
+    On an error the directory and the jobs are removed. If Slurm does not respond and may have accepted workers, the
+    sweep is kept instead: a repeated call finds these workers or submits new ones.
 
     Args:
-        cluster: a profile, ``local`` or ``slurm``. Default: the default profile, else Slurm.
-        runs_dir: where the sweep's directory is made. Default: ``HPCACCEL_RUNS_DIR``, the profile's, or ``./runs``.
+        cluster: name of a profile, ``local`` or ``slurm``. Default: the default profile, else Slurm.
+        runs_dir: folder in which the sweep's directory is created. Default: ``HPCACCEL_RUNS_DIR``, the folder set in
+            the profile, or ``./runs``.
         overrides: ``key.sub=value``, as on the command line.
-        name: in place of the spec's name.
+        name: replaces the spec's name.
 
     Raises:
-        SpecError: something in the spec is wrong.
-        ClusterError: there is no Slurm here, or it took no worker at all.
+        SpecError: the spec is not valid.
+        ClusterError: there is no Slurm on this machine, or it rejected all workers.
         RunDirectoryError: the directory cannot be written.
-        SlurmCommandError: Slurm did not answer.
+        SlurmCommandError: Slurm did not respond.
     """
     from hpcaccel.sweeps import start_sweep
 
@@ -73,10 +74,10 @@ def sweep(
 
 
 class Sweep:
-    """A sweep that was started: its trials, and steering them.
+    """Handle to a started sweep: status, trials, results, stop, resume.
 
     Raises:
-        RunDirectoryError: ``path`` is no sweep's directory.
+        RunDirectoryError: ``path`` is not the directory of a sweep.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, slurm: Slurm | None = None) -> None:
@@ -112,17 +113,17 @@ class Sweep:
 
     @property
     def goal(self) -> Goal:
-        """What decides: metrics, and whether small or large values are good."""
+        """The sweep's metrics, and whether smaller or larger values are better."""
         return self._study.goal
 
-    # -- looking --------------------------------------------------------------------------------------------------
+    # -- status and results ---------------------------------------------------------------------------------------
 
     def status(self) -> SweepOverview:
-        """Where it stands now: trials, the best one, workers, what has been spent."""
+        """Current state: trials, the best trial, workers, usage."""
         return sweep_overview(self._study.read(), self.worker_status())
 
     def worker_status(self, *, patient: bool = False) -> RunStatus:
-        """Of the workers alone, as ``tasks``; ``patient`` as for a run."""
+        """Status of the workers only, as ``tasks``. ``patient`` is for repeated calls, as for a run."""
         return self._run.status(patient=patient)
 
     @property
@@ -131,27 +132,27 @@ class Sweep:
         return self._study.read().trials
 
     def table(self) -> list[dict[str, Any]]:
-        """A row for every trial: state, metrics, parameters, steps, seconds, GPU-seconds, worker, attempts."""
-        is_over = self.worker_status().ended  # first: what ends after it was asked has ended in the study, too
+        """A row for each trial: state, metrics, parameters, steps, seconds, GPU-seconds, worker, attempts."""
+        is_over = self.worker_status().ended  # read before the study, so that no ended worker has a running trial
         study = self._study.read()
         return rows(study.trials, study.goal, workers=study.workers(), is_over=is_over)
 
-    def best(self, *, trial: int | None = None, metric: str | None = None) -> Winner:
+    def best(self, *, trial: int | None = None, metric: str | None = None) -> BestTrial:
         """The best trial, with its values and its spec.
 
         Args:
-            trial: this one instead.
-            metric: of several metrics, the one that decides.
+            trial: select this trial instead.
+            metric: with several metrics, the one to rank by.
 
         Raises:
-            UserError: nothing has finished yet, or several metrics leave it open which one is best.
+            UserError: no trial is complete yet, or there are several metrics and none was selected.
         """
         from hpcaccel.sweeps.best_spec import choose
 
         return choose(self.dir, trial=trial, metric=metric)
 
     def follow(self) -> Iterator[SweepOverview]:
-        """Where it stands, again and again whenever that has changed, until nothing follows by itself."""
+        """Yield the state whenever it has changed, until the sweep has ended or is paused."""
         pause = ASK_SECONDS[self.record.backend]
         workers, asked = self.worker_status(), time.monotonic()
         shown: Any = None
@@ -169,18 +170,18 @@ class Sweep:
                 workers, asked = self.worker_status(patient=True), time.monotonic()
 
     def wait(self, timeout_seconds: float | None = None) -> SweepOverview:
-        """Wait until nothing follows by itself.
+        """Wait until the sweep has ended or is paused.
 
         Raises:
-            TimeoutError: that took longer than ``timeout_seconds``; the sweep goes on.
+            TimeoutError: the sweep is still running after ``timeout_seconds``; it continues.
         """
         self._run.wait(timeout_seconds)
         return self.status()
 
-    # -- steering -------------------------------------------------------------------------------------------------
+    # -- control --------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Let the running trials save and leave; :meth:`resume` goes on with them."""
+        """Let the running trials save and stop; :meth:`resume` continues them."""
         self._run.stop("pause")
 
     def cancel(self) -> None:
@@ -188,26 +189,27 @@ class Sweep:
         self._run.cancel()
 
     def resume(self, *, changes: Sequence[str] = (), file: Source | None = None) -> WorkerArrays:
-        """Go on with new workers; see :func:`hpcaccel.sweeps.control_commands.resume`."""
+        """Continue with new workers; see :func:`hpcaccel.sweeps.control_commands.resume`."""
         from hpcaccel.sweeps import control_commands
 
         return control_commands.resume(self.dir, changes=changes, file=file, slurm=self._slurm)
 
-    def retry_failed(self) -> tuple[list[Again], WorkerArrays | None]:
-        """Queue the failed trials once more; new workers start where none is left."""
+    def retry_failed(self) -> tuple[list[ContinuedTrial], WorkerArrays | None]:
+        """Queue the failed trials again; new workers start if there are none."""
         from hpcaccel.sweeps import control_commands, retry
 
         control_commands.refuse_spent(self.dir, self.spec)
         return self._with_workers(retry.retry_failed(self.dir))
 
-    def extend(self, top: int, *, settings: Sequence[str] = ()) -> tuple[list[Again], WorkerArrays | None]:
-        """Let the best ``top`` trials go on, with ``settings`` such as ``args.epochs=20``; workers as above."""
+    def extend(self, top: int, *, settings: Sequence[str] = ()) -> tuple[list[ContinuedTrial], WorkerArrays | None]:
+        """Queue the trials of the best ``top`` points to continue, with ``settings`` such as ``args.epochs=20``; new
+        workers start if there are none."""
         from hpcaccel.sweeps import control_commands, retry
 
         control_commands.refuse_spent(self.dir, self.spec)
         return self._with_workers(retry.extend(self.dir, top, settings=settings))
 
-    def _with_workers(self, queued: list[Again]) -> tuple[list[Again], WorkerArrays | None]:
+    def _with_workers(self, queued: list[ContinuedTrial]) -> tuple[list[ContinuedTrial], WorkerArrays | None]:
         from hpcaccel.sweeps import control_commands
 
         if not self.worker_status().ended:
@@ -224,13 +226,15 @@ class Sweep:
 
 
 def find_sweep(token: str, *, slurm: Slurm | None = None) -> Sweep:
-    """The sweep that ``token`` names: an id, a unique beginning of one, a name (its latest sweep), a job id, or a path.
+    """The sweep that ``token`` refers to: an id or a unique prefix of one, a name (its latest sweep), a job id, a path.
 
     Raises:
-        RunNotFound: there is none.
-        UserError: it is a run.
+        RunNotFound: there is no such run or sweep.
+        UserError: ``token`` refers to a run, not a sweep.
     """
     found = find_run(token, slurm=slurm, only_sweeps=True)
     if not isinstance(found, SweepRun):
-        raise UserError(f"{found.run_id} ({found.name}) is no sweep. Look at it with `hpcaccel status {found.run_id}`")
+        raise UserError(
+            f"{found.run_id} ({found.name}) is a run, not a sweep. Show it with `hpcaccel status {found.run_id}`"
+        )
     return Sweep(found.path, slurm=slurm)

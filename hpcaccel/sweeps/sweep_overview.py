@@ -1,5 +1,7 @@
-"""Where a sweep stands: what ``sweep status`` shows, for people and as JSON. Neither Optuna nor pydantic is imported:
-ten thousand trials take a fraction of a second."""
+"""State of a sweep as shown by ``sweep status``, also as JSON.
+
+Neither Optuna nor pydantic is imported, so that ten thousand trials are read in a fraction of a second.
+"""
 
 from __future__ import annotations
 
@@ -10,37 +12,37 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from hpcaccel.core.durable_files import read_json
+from hpcaccel.core.launch_spec import launch_of
 from hpcaccel.core.records import EXIT_CONTINUED
-from hpcaccel.core.run_dir import SweepDir, read_json
+from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import RunDirectoryError
-from hpcaccel.submission.run_state import read_record
-from hpcaccel.submission.status import ACTIVE, RunStatus
-from hpcaccel.sweeps.budget import Account, Budget
+from hpcaccel.submission.jobs.run_state import read_record
+from hpcaccel.submission.runs.status import ACTIVE, RunStatus
+from hpcaccel.sweeps.budget import Budget, ComputeAccount
+from hpcaccel.sweeps.journal_notes import DETAIL, ERROR_CLASS, FROM, OwnershipNotes, is_surplus
 from hpcaccel.sweeps.journal_reader import StudyRecord, TrialRecord
-from hpcaccel.sweeps.ownership import Notes
 from hpcaccel.sweeps.results import Goal, Point, best, counts, pareto_front
-from hpcaccel.sweeps.trial_attrs import FROM, is_surplus
-from hpcaccel.sweeps.trial_result import DETAIL, ERROR_CLASS
 
-__all__ = ["Failure", "Found", "Study", "SweepOverview", "sweep_overview"]
+__all__ = ["FailureCount", "Found", "Study", "SweepOverview", "sweep_overview"]
 
 
 class Study:
-    """The journal of a sweep with what its definition says about it, without the trials that never ran."""
+    """The journal and the definition of a sweep, without trials that were given back."""
 
     def __init__(self, sweep: SweepDir) -> None:
         document = read_json(sweep.sweep)
         if document is None:
-            raise RunDirectoryError(f"{sweep.path} is no sweep's directory: it has no {sweep.sweep.name}")
+            raise RunDirectoryError(f"{sweep.path} is not the directory of a sweep: it has no {sweep.sweep.name}")
         self.dir = sweep
         self.section: Mapping[str, Any] = document["sweep"]
-        self.launch: Mapping[str, Any] = document["launch"]
+        self.launch = launch_of(document, source=sweep.sweep)
         self.goal = Goal.of(self.section)
         self.record = StudyRecord(sweep.journal)
-        self.notes = Notes(self.record)
+        self.notes = OwnershipNotes(self.record)
 
     def read(self) -> Study:
-        """Take in what is new."""
+        """Read new lines of the journal."""
         self.notes.read()
         return self
 
@@ -50,41 +52,41 @@ class Study:
 
     @property
     def ranks(self) -> int:
-        """Of a worker's allocation."""
-        return int(self.launch["nodes"]) * int(self.launch["ranks_per_node"])
+        """Number of ranks in a worker's allocation."""
+        return self.launch.ranks
 
     def workers(self) -> dict[int, int]:
-        """The worker of each trial that somebody has begun."""
+        """The worker of each trial that has begun."""
         return {number: claim.worker for number, claim in self.notes.claims.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A point that was tried: the best one, or one of the front."""
+    """A point with its result: the best one, or one of the Pareto front."""
 
     trial: int
     values: dict[str, float]
-    """By metric; of several seeds the mean."""
+    """The mean over the point's complete trials, by metric."""
     params: dict[str, Any]
     seeds: int
-    """How many of its trials ran to their end."""
+    """Number of complete trials of the point."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
-    """Trials that failed in one way."""
+class FailureCount:
+    """Failed trials of one error class."""
 
     error_class: str
     count: int
     trial: int
-    """The newest of them."""
+    """The newest of these trials."""
     detail: str
-    """What was said of it."""
+    """Message of that trial."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOverview:
-    """Everything about one sweep that fits on a screen. Times are seconds since the epoch."""
+    """State of one sweep. Times are seconds since the epoch."""
 
     run_id: str
     name: str
@@ -100,34 +102,34 @@ class SweepOverview:
     metrics: list[str]
     modes: list[str]
     trials: dict[str, int]
-    """How many are in each state."""
+    """Number of trials in each state."""
     again: int
-    """Trials beside those that ``max_trials`` counts: failed ones once more, and the best ones with more to do."""
+    """Number of trials that continue an ended one; ``max_trials`` does not count them."""
     max_trials: int | None
     best: Found | None
     front: list[Found]
-    """With several metrics."""
+    """The Pareto front; empty with a single metric."""
     workers: dict[str, int]
-    """How many are in each state."""
+    """Number of workers in each state."""
     gpu_hours: float
-    """Of all allocations so far, idle time included; without GPUs, a rank counts as one."""
+    """Usage of all allocations so far, idle time included; without GPUs, each rank counts as one GPU."""
     max_gpu_hours: float | None
     seconds_left: float | None
-    """Until ``max_trials`` or the budget is reached, as far as trials so far tell."""
-    failures: list[Failure] = field(default_factory=list)
+    """Estimated time until ``max_trials`` or the budget is reached; None if it cannot be estimated."""
+    failures: list[FailureCount] = field(default_factory=list)
     asked: float | None = None
-    """When Slurm was asked about the workers; None where it did not need to be."""
+    """When Slurm was queried about the workers; None if no query was needed."""
     note: str = ""
-    """Why that is not newer."""
+    """Why the state may be outdated; empty if it is current."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing follows by itself."""
+        """Whether the sweep has ended or is paused."""
         return self.state not in ACTIVE
 
     @property
     def exit_code(self) -> int:
-        """0 completed, 85 paused, 130 cancelled, 1 anything else that has ended."""
+        """0 completed, 85 paused, 130 cancelled, 1 any other end."""
         return {"completed": 0, "paused": EXIT_CONTINUED, "cancelled": 130}.get(self.state, 1)
 
     def to_json(self) -> dict[str, Any]:
@@ -138,11 +140,11 @@ class SweepOverview:
 
 
 def sweep_overview(study: Study, status: RunStatus, *, now: float | None = None) -> SweepOverview:
-    """Gather what the directory of a sweep says, whose workers' ``status`` is known. ``study`` has been read."""
+    """The overview of a sweep. ``study`` must be up to date; ``status`` is the status of its workers."""
     sweep, section = study.dir, study.section
     record = read_record(sweep)
     trials, goal = study.trials, study.goal
-    account = Account(sweep, ranks=study.ranks).read()
+    account = ComputeAccount(sweep, ranks=study.ranks).read()
     now = time.time() if now is None else now
     gpu_seconds = account.gpu_seconds(now)
     leader = best(trials, goal)
@@ -177,7 +179,8 @@ def sweep_overview(study: Study, status: RunStatus, *, now: float | None = None)
 
 
 def _state(study: Study, trials: Sequence[TrialRecord], status: RunStatus, gpu_seconds: float) -> str:
-    """What the workers say, but where they have gone before what was begun was done, or have come to nothing."""
+    """The workers' state, unless the sweep stopped itself, the workers left trials unfinished, or no trial can
+    complete."""
     if status.ended and study.notes.halted:
         return "failed"
     if status.state == "completed" and _has_nothing(study, trials, gpu_seconds):
@@ -189,7 +192,7 @@ def _state(study: Study, trials: Sequence[TrialRecord], status: RunStatus, gpu_s
 
 
 def _has_nothing(study: Study, trials: Sequence[TrialRecord], gpu_seconds: float) -> bool:
-    """Whether no trial ran to its end, and none will: the budget is used up, or all were tried."""
+    """Whether no trial is complete and none will be: the budget is used up, or all trials have ended."""
     if any(trial.state == "complete" for trial in trials):
         return False
     over = Budget(max_gpu_hours=study.section["max_gpu_hours"]).is_used_up(gpu_seconds)
@@ -197,18 +200,18 @@ def _has_nothing(study: Study, trials: Sequence[TrialRecord], gpu_seconds: float
 
 
 def _why(study: Study, state: str, status: RunStatus) -> str:
-    """Why it stands where it stands; of workers that ended alike, one word for all."""
+    """Details of the state: why the sweep stopped, or the message of one of the workers."""
     if study.notes.halted and status.ended:
         return study.notes.halted
     most = study.section["max_trials"]
     if state == "completed" and most is not None and len(study.trials) >= most:
-        return ""  # as it was to be
+        return ""  # the normal end
     if state == "failed" and status.state == "completed":
-        told = sorted((worker.detail for worker in status.tasks), key=len)  # who ran a trial can tell the most
-        return f"no trial ran to its end, so nothing was found: {told[-1] if told else ''}"
-    ended_so = [worker for worker in status.tasks if worker.state == state] or status.tasks
-    told = [worker.detail for worker in ended_so if worker.detail]
-    return told[-1] if told else ""
+        details = sorted((worker.detail for worker in status.tasks), key=len)  # those of workers with trials are longer
+        return f"no trial has completed{f': {details[-1]}' if details else ''}"
+    in_state = [worker for worker in status.tasks if worker.state == state] or status.tasks
+    details = [worker.detail for worker in in_state if worker.detail]
+    return details[-1] if details else ""
 
 
 def _found(point: Point, goal: Goal) -> Found:
@@ -216,8 +219,8 @@ def _found(point: Point, goal: Goal) -> Found:
     return Found(trial=point.trial.number, values=values, params=point.params, seeds=point.complete)
 
 
-def _failures(trials: Iterable[TrialRecord]) -> list[Failure]:
-    """By class, the commonest first."""
+def _failures(trials: Iterable[TrialRecord]) -> list[FailureCount]:
+    """Failed trials by error class, the most frequent first."""
     groups: dict[str, list[TrialRecord]] = {}
     for trial in trials:
         if trial.state == "failed":
@@ -226,14 +229,19 @@ def _failures(trials: Iterable[TrialRecord]) -> list[Failure]:
     for name, group in groups.items():
         newest = max(group, key=lambda trial: trial.ended or 0.0)
         detail = str(newest.user_attrs.get(DETAIL, ""))
-        found.append(Failure(error_class=name, count=len(group), trial=newest.number, detail=detail))
+        found.append(FailureCount(error_class=name, count=len(group), trial=newest.number, detail=detail))
     return sorted(found, key=lambda failure: -failure.count)
 
 
 def _seconds_left(
-    study: Study, trials: Sequence[TrialRecord], status: RunStatus, account: Account, gpu_seconds: float, now: float
+    study: Study,
+    trials: Sequence[TrialRecord],
+    status: RunStatus,
+    account: ComputeAccount,
+    gpu_seconds: float,
+    now: float,
 ) -> float | None:
-    """What is left at the pace so far: the time that workers have taken for each trial that has ended."""
+    """Estimated time left, from the worker time per ended trial so far."""
     at_work = sum(worker.state in ("running", "starting") for worker in status.tasks)
     ended = sum(trial.is_finished for trial in trials if FROM not in trial.user_attrs)
     held = sum(stay.seconds(now) for stays in account.held.values() for stay in stays)

@@ -1,4 +1,4 @@
-"""What the study is told when a trial's ranks have left."""
+"""Outcome of a trial whose ranks have exited, and its record in the study."""
 
 from __future__ import annotations
 
@@ -8,35 +8,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from hpcaccel.sweeps.journal_notes import BUDGET, DETAIL, DIVERGED, ERROR_CLASS, METRIC, is_surplus
 from hpcaccel.sweeps.journal_reader import TrialRecord
 from hpcaccel.sweeps.results import Goal, best
-from hpcaccel.sweeps.trial_attrs import is_surplus
+from hpcaccel.sweeps.running_trial import RunningTrial
 from hpcaccel.sweeps.tuner_protocol import Ended
 
 if TYPE_CHECKING:
     from hpcaccel.sweeps.study import SweepStudy
 
-__all__ = ["BUDGET", "DETAIL", "ERROR_CLASS", "METRIC", "Verdict", "hopeless", "in_words", "judge", "write_down"]
-
-ERROR_CLASS, DETAIL = "error_class", "detail"
-"""What a chooser says of a trial that failed or was pruned, in the trial's user attributes."""
-
-METRIC = "metric"
-"""The class of trials that ended well and logged nothing to judge them by."""
-DIVERGED = "diverged"
-BUDGET = "budget"
-"""Of trials that were ended because the sweep may cost no more: they could go on."""
+__all__ = [
+    "EndCounts",
+    "TrialOutcome",
+    "decide_trial",
+    "describe_outcome",
+    "hopeless",
+    "record_outcome",
+]
 
 MOST_INTERRUPTIONS = 3
-"""A trial whose supervisor is killed again and again in one allocation is not worth it (memory, most often)."""
+"""A trial that is interrupted more often than this in one allocation has failed; the usual cause is lack of memory."""
 FIRST_WITHOUT_METRIC = 3
+"""Number of trials after which a sweep stops, if none of them has logged the metric."""
 FIRST_FAILED = 5
-"""So many trials, if they are the first and have all failed alike, end a sweep."""
+"""Number of trials after which a sweep stops, if all of them failed for the same reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """What becomes of a trial. ``left``: nothing, it is to be continued, later or by others."""
+class TrialOutcome:
+    """What to do with a trial whose ranks have exited: record it, run it again in this worker, or leave it unfinished
+    for a later start of a worker (``left``)."""
 
     state: Literal["complete", "pruned", "failed", "again", "left"]
     values: tuple[float, ...] = ()
@@ -44,98 +45,133 @@ class Verdict:
     error_class: str | None = None
 
 
-def judge(
+class EndCounts:
+    """Counts failures and interruptions of each trial in this allocation, and decides its outcome by these counts.
+
+    Args:
+        retries: ``sweep.retries``.
+    """
+
+    def __init__(self, retries: int) -> None:
+        self._retries = retries
+        self._failures: Counter[int] = Counter()
+        self._interruptions: Counter[int] = Counter()
+
+    def decide(self, trial: RunningTrial, ended: Ended, *, failures: int, stopping: bool) -> TrialOutcome:
+        """Count the end of a trial and decide its outcome. ``failures`` is the number of failures in its ledger."""
+        number = trial.number
+        if ended.error_class not in ("busy", "disk"):
+            self._failures[number] += ended.reason == "failed" and ended.decision == "end"
+        self._interruptions[number] += ended.decision == "requeue"
+        return decide_trial(
+            ended,
+            values=trial.values,
+            never_logged=trial.follower.never_logged,
+            stop_reason=trial.stop_reason,
+            over_budget=trial.over_budget,
+            failures=max(failures, self._failures[number]),
+            interruptions=self._interruptions[number],
+            retries=self._retries,
+            stopping=stopping,
+        )
+
+
+def decide_trial(
     ended: Ended,
     *,
     values: Sequence[float] | None,
     never_logged: str,
-    asked: str,
+    stop_reason: str,
     over_budget: bool,
     failures: int,
     interruptions: int,
     retries: int,
     stopping: bool,
-) -> Verdict:
-    """What becomes of a trial, of all that was seen of it.
+) -> TrialOutcome:
+    """Decide the outcome of a trial whose ranks have exited.
 
     Args:
-        values: the last value of each metric, None where one has not come.
-        never_logged: what to say then.
-        asked: why the chooser had asked it to end, if it had.
-        over_budget: that was because the sweep may cost no more.
-        failures: how often the trial has failed, this time counted.
-        interruptions: how often it has left in this allocation so as to be continued, this time counted.
-        stopping: the host is giving the allocation up.
+        values: the last value of each metric; None if one was not logged.
+        never_logged: message about the metrics that were not logged.
+        stop_reason: why the tuner requested the trial to stop; empty if it did not.
+        over_budget: whether the trial was stopped because the sweep's budget was used up.
+        failures: number of the trial's failures, including this one.
+        interruptions: number of the trial's interruptions in this allocation, including this one.
+        stopping: whether the worker is releasing its allocation.
     """
     if ended.reason == "pruned":
-        return Verdict(state="pruned", why=asked or ended.detail, error_class=BUDGET if over_budget else None)
+        return TrialOutcome(
+            state="pruned", why=stop_reason or ended.detail, error_class=BUDGET if over_budget else None
+        )
     if ended.reason == "completed":
         return _completed(values, never_logged)
     if stopping or ended.error_class in ("busy", "disk") or ended.decision == "pause":
-        return Verdict(state="left", why=ended.detail)
+        return TrialOutcome(state="left", why=ended.detail)
     if ended.decision != "end":
-        # Where it concerns more than this trial, the host's next word is that it stops.
+        # If the stop applies to more than this trial, the worker's next message is StopTrials.
         return _interrupted(ended, interruptions)
     if ended.reason == "cancelled":
-        return Verdict(state="failed", why="somebody has cancelled it", error_class="cancelled")
+        return TrialOutcome(state="failed", why="cancelled by request", error_class="cancelled")
     why = ended.detail or ended.reason
     if failures <= retries:
-        return Verdict(state="again", why=why, error_class=ended.error_class)
-    return Verdict(state="failed", why=why, error_class=ended.error_class or ended.reason)
+        return TrialOutcome(state="again", why=why, error_class=ended.error_class)
+    return TrialOutcome(state="failed", why=why, error_class=ended.error_class or ended.reason)
 
 
-def _interrupted(ended: Ended, interruptions: int) -> Verdict:
+def _interrupted(ended: Ended, interruptions: int) -> TrialOutcome:
     why = ended.detail or ended.reason
     if interruptions <= MOST_INTERRUPTIONS:
-        return Verdict(state="again", why=why)
-    return Verdict(state="failed", why=f"{why} ({interruptions} times)", error_class=ended.error_class or ended.reason)
+        return TrialOutcome(state="again", why=why)
+    return TrialOutcome(
+        state="failed", why=f"{why} ({interruptions} times)", error_class=ended.error_class or ended.reason
+    )
 
 
-def _completed(values: Sequence[float] | None, never_logged: str) -> Verdict:
+def _completed(values: Sequence[float] | None, never_logged: str) -> TrialOutcome:
     if values is None:
-        return Verdict(state="failed", why=never_logged, error_class=METRIC)
+        return TrialOutcome(state="failed", why=never_logged, error_class=METRIC)
     if not all(map(math.isfinite, values)):
-        # As in Optuna, where a trial that returns NaN has failed: once more would only give the same.
+        # As in Optuna, a trial that returns NaN has failed. Another run would give the same result.
         shown = ", ".join(f"{value:g}" for value in values)
-        return Verdict(state="failed", why=f"the last value is no finite number: {shown}", error_class=DIVERGED)
-    return Verdict(state="complete", values=tuple(values))
+        return TrialOutcome(state="failed", why=f"the last value is not finite: {shown}", error_class=DIVERGED)
+    return TrialOutcome(state="complete", values=tuple(values))
 
 
-def write_down(
+def record_outcome(
     study: SweepStudy,
     number: int,
-    verdict: Verdict,
-    marks: Mapping[str, object],
+    outcome: TrialOutcome,
+    attributes: Mapping[str, object],
     *,
     last: tuple[int, float] | None = None,
 ) -> None:
-    """Tell the study how a trial has ended.
+    """Record the end of a trial in the study.
 
     Args:
-        marks: what else is to be noted of it.
-        last: the last step of the first metric, and its value.
+        attributes: user attributes to set before the end is recorded.
+        last: step and value logged last for the first metric.
     """
-    reasons = {ERROR_CLASS: verdict.error_class, DETAIL: verdict.why or None}
-    study.mark(number, {name: value for name, value in {**marks, **reasons}.items() if value is not None})
-    if verdict.state == "complete":
-        study.complete(number, verdict.values)
-    elif verdict.state == "pruned":
+    reasons = {ERROR_CLASS: outcome.error_class, DETAIL: outcome.why or None}
+    study.mark(number, {name: value for name, value in {**attributes, **reasons}.items() if value is not None})
+    if outcome.state == "complete":
+        study.complete(number, outcome.values)
+    elif outcome.state == "pruned":
         study.prune(number, last=last)
     else:
         study.fail(number)
 
 
-def in_words(verdict: Verdict, trials: Sequence[TrialRecord], goal: Goal) -> str:
-    """What has become of a trial, and where that leaves the sweep."""
-    words: str = verdict.state
-    if verdict.state == "complete":
-        words += f", {_values(goal, verdict.values)}"
-    elif verdict.state == "failed":
-        words += f", {verdict.why}"
+def describe_outcome(outcome: TrialOutcome, trials: Sequence[TrialRecord], goal: Goal) -> str:
+    """Text for the log: the outcome of a trial, and the best trial so far."""
+    text: str = outcome.state
+    if outcome.state == "complete":
+        text += f", {_values(goal, outcome.values)}"
+    elif outcome.state == "failed":
+        text += f", {outcome.why}"
     leader = best(trials, goal)
     if leader is not None:
-        words += f"; best so far: trial {leader.trial.number}, {_values(goal, leader.values)}"
-    return words
+        text += f"; best so far: trial {leader.trial.number}, {_values(goal, leader.values)}"
+    return text
 
 
 def _values(goal: Goal, values: Sequence[float]) -> str:
@@ -143,13 +179,10 @@ def _values(goal: Goal, values: Sequence[float]) -> str:
 
 
 def hopeless(trials: Sequence[TrialRecord], *, since: float = 0.0) -> str:
-    """Why no other trial should begin; empty where there is hope.
+    """Why the sweep should stop because its first trials all failed in the same way; empty if it should continue.
 
     Args:
-        since: failures from before this moment are forgiven (seconds since the epoch): somebody has looked into them.
-
-    That is so when the first trials that have ended all failed in the same way: whoever comes next would as well. What
-    one trial does never ends a sweep otherwise.
+        since: when a user last resumed the sweep (seconds since the epoch); earlier failures are ignored.
     """
     counted = [trial for trial in trials if _counts(trial)]
     if any(trial.state != "failed" for trial in counted):
@@ -161,8 +194,8 @@ def hopeless(trials: Sequence[TrialRecord], *, since: float = 0.0) -> str:
     (found,) = classes
     if found is None or len(ended) < (FIRST_WITHOUT_METRIC if found == METRIC else FIRST_FAILED):
         return ""
-    mend = ". Log it, or start a sweep with another sweep.metric" if found == METRIC else ""
-    return f"the first {len(ended)} trials all failed ({found}): {ended[0].user_attrs.get(DETAIL, '')}{mend}"
+    remedy = ". Log it, or start a sweep with another sweep.metric" if found == METRIC else ""
+    return f"the first {len(ended)} trials all failed ({found}): {ended[0].user_attrs.get(DETAIL, '')}{remedy}"
 
 
 def _counts(trial: TrialRecord) -> bool:

@@ -1,9 +1,9 @@
-"""The chooser of a sweep's worker: which trial runs next, when one ends early, what the study is told.
+"""The tuner of a sweep's worker: chooses trials, prunes them, and records their results in the study.
 
-``python -m hpcaccel.sweeps.tuner SWEEP_DIR INDEX``, a child of the worker's host
-(``hpcaccel.node.sweep.sweep_worker``), with which it exchanges JSON lines over standard input and output; what it
-prints to standard error stands in the worker's log. It may be killed at any moment: what it knows is in the journal and
-in the trials' directories, and the next one goes on there.
+``python -m hpcaccel.sweeps.tuner SWEEP_DIR INDEX`` is a child of the worker process
+(``hpcaccel.node.sweep.sweep_worker``). The two exchange JSON lines over the tuner's standard input and output; standard
+error goes to the worker's log. The tuner may be killed at any moment: its state is in the journal and in the trials'
+directories, and the next tuner continues from there.
 """
 
 from __future__ import annotations
@@ -11,314 +11,284 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from hpcaccel.core.run_dir import SweepDir
+from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.slurm.commands import Slurm
-from hpcaccel.sweeps import results
-from hpcaccel.sweeps.allowance import Allowance
-from hpcaccel.sweeps.budget import in_hours
-from hpcaccel.sweeps.deferred_cleanup import Chores
+from hpcaccel.sweeps.budget import Allowance, in_hours
 from hpcaccel.sweeps.definition import read_definition
-from hpcaccel.sweeps.foreign_writers import Busy
-from hpcaccel.sweeps.journal_file import JournalFile
+from hpcaccel.sweeps.journal_notes import BUDGET, OwnershipNotes, is_extended
 from hpcaccel.sweeps.journal_reader import StudyRecord
-from hpcaccel.sweeps.next_trial import Choosing, Impossible, Nothing
-from hpcaccel.sweeps.ownership import Notes
+from hpcaccel.sweeps.next_trial import Impossible, Nothing, TrialQueue
 from hpcaccel.sweeps.pruning import rule_of
+from hpcaccel.sweeps.results import Goal
 from hpcaccel.sweeps.retry import queue_again
-from hpcaccel.sweeps.running_trial import Course
-from hpcaccel.sweeps.trial_attrs import is_extended
-from hpcaccel.sweeps.trial_result import BUDGET, Verdict, hopeless, in_words, judge, write_down
-from hpcaccel.sweeps.tuner_protocol import Ended, Event, Hello, Host, HostGone, Stopping, take_over_stdout
+from hpcaccel.sweeps.running_trial import RunningTrial
+from hpcaccel.sweeps.trial_files import DeferredCleanup
+from hpcaccel.sweeps.trial_result import EndCounts, TrialOutcome, describe_outcome, hopeless, record_outcome
+from hpcaccel.sweeps.tuner_protocol import Ended, Event, Hello, StopTrials, WorkerConnection, WorkerGone
 
 if TYPE_CHECKING:
     from hpcaccel.sweeps.study import SweepStudy
 
-__all__ = ["Worker", "main"]
+__all__ = ["Tuner", "main"]
 
 LOOK_SECONDS = 0.5
-"""So often trials are looked at; what the host says is heard at once."""
+"""Interval at which running trials are checked; messages of the worker are read at once."""
 PAUSE_SECONDS = 30.0
-"""A place for which there is no trial stays empty for so long, unless one ends in another."""
+"""Interval between searches for a trial to fill an empty slot; a trial that ends causes a search at once."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     directory, index = sys.argv[1:] if argv is None else argv
-    host = Host(0, take_over_stdout())
+    worker = WorkerConnection.on_stdio()
     try:
-        hello = host.welcome()
-        Worker(SweepDir(directory), int(index), hello, host).work()
-    except HostGone:
+        hello = worker.receive_hello()
+        Tuner(SweepDir(directory), int(index), hello, worker).work()
+    except WorkerGone:
         sys.exit(0)
     except HpcaccelError as error:
         print(f"hpcaccel: {error}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
 
 
-class Worker:
-    """One start of a chooser.
+class Tuner:
+    """The tuner of one worker.
 
     Raises:
-        RunDirectoryError: it is no sweep's directory, or cannot be written any more. What was told before stands, and
-            trials that run stay this worker's.
+        RunDirectoryError: ``sweep`` is not the directory of a sweep, or is no longer writable. Recorded results are
+            kept, and running trials remain assigned to this worker.
     """
 
-    def __init__(self, sweep: SweepDir, index: int, hello: Hello, host: Host, *, slurm: Slurm | None = None) -> None:
+    def __init__(
+        self, sweep: SweepDir, index: int, hello: Hello, worker: WorkerConnection, *, slurm: Slurm | None = None
+    ) -> None:
         self.sweep = sweep
-        self.index = index
-        self.host = host
+        self.worker = worker
         self.slots = hello.slots
         self.definition = definition = read_definition(sweep)
         self.section = definition.spec.sweep
-        self.goal = results.Goal.of(self.section.model_dump(mode="json"))
+        self.goal = Goal.of(self.section.model_dump(mode="json"))
         self.rule = rule_of(self.section)
-        self.journal = JournalFile(sweep.journal)
+
         self.record = StudyRecord(sweep.journal)
-        self.notes = Notes(self.record)
+        self.notes = OwnershipNotes(self.record)
         self.allowance = Allowance(sweep, definition, hello, record=self.record)
-        self.choosing = Choosing(
+        self.queue = TrialQueue(
             sweep,
             worker=index,
             token=f"{hello.job_id}.{hello.restart_count}.{os.getpid()}",
             definition=definition,
             study=lambda: self.study,
-            journal=self.journal,
             record=self.record,
             notes=self.notes,
             account=self.allowance.account,
             slurm=slurm,
         )
-        self.chores = Chores(sweep, keep=self.section.keep_checkpoints, goal=self.goal, record=self.record)
-        self.courses: dict[int, Course] = {}
-        """Trials in flight, by number."""
+        self.cleanup = DeferredCleanup(sweep, keep=self.section.keep_checkpoints, goal=self.goal, record=self.record)
+        self.running: dict[int, RunningTrial] = {}
+        """Running trials, by number."""
         self.stopping = False
-        self._again: list[int] = []
-        self._left: set[int] = set()
-        """Trials that are not for this start of the worker, though nobody has ended them."""
-        self._busy = Busy(lambda number: not self.record.trials[number].is_finished and self.choosing.is_ours(number))
-        self._unwritable = ""
-        """What is wrong with the disk, where a trial could not be started for it."""
-        self._ask_again_at = 0.0
-        self._failures: Counter[int] = Counter()
-        self._interruptions: Counter[int] = Counter()
-        self.chores.catch_up(index, self.notes.read())
+        self._disk_error = ""
+        """Message about the file system if a trial ended because of it. No trial starts after that."""
+        self._fill_again_at = 0.0
+        self._counts = EndCounts(self.section.retries)
+        self.cleanup.catch_up(index, self.notes.read())
         for slot, number in hello.running.items():
-            self._take_over(number, int(slot))
+            self._adopt(number, int(slot))
 
     @cached_property
     def study(self) -> SweepStudy:
-        """Optuna's view, opened when it is first needed."""
+        """The study in Optuna, opened on first use."""
         from hpcaccel.sweeps.study import SweepStudy
 
         return SweepStudy.of(self.sweep, self.definition.spec)
 
-    # -- the whole ------------------------------------------------------------------------------------------------
+    # -- main loop ------------------------------------------------------------------------------------------------
 
     def work(self) -> None:
-        """Until there is nothing more to do for this worker, or the host has gone (``HostGone``)."""
+        """Run until there are no more trials for this worker, or the worker process is gone (``WorkerGone``)."""
         while True:
             end = self._fill()
-            for problem in self.chores.do():
-                self._say(problem)
-            if end is not None and not self.courses and not self._waits(end):
-                self._say(f"nothing more to do here: {end.why}")
-                self.host.end(end.why, then=end.then)
+            for problem in self.cleanup.run():
+                self._log(problem)
+            if end is not None and not self.running and not self._waits(end):
+                self._log(f"no more trials for this worker: {end.why}")
+                self.worker.end(end.why, then=end.then)
                 return
-            for event in self.host.hear(LOOK_SECONDS):
-                self._hear(event)
-            self._look()
+            for event in self.worker.receive(LOOK_SECONDS):
+                self._handle(event)
+            self._check_running()
 
-    def _hear(self, event: Event) -> None:
-        if isinstance(event, Stopping):
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, StopTrials):
             self.stopping = True
-            self._say(f"stopping: {event.reason}")
-        elif isinstance(event, Ended) and event.trial in self.courses:
-            self._ask_again_at = 0.0
-            self._has_ended(self.courses.pop(event.trial), event)
+            self._log(f"stopping: {event.reason}")
+        elif isinstance(event, Ended) and event.trial in self.running:
+            self._fill_again_at = 0.0
+            self._trial_ended(self.running.pop(event.trial), event)
 
-    def _look(self) -> None:
-        """What is to be looked at while trials run."""
-        for course in self.courses.values():
-            self._follow(course)
-        self.choosing.look_for_dead()
-        if over := self.allowance.is_used_up(self.courses.values()):
-            for course in self.courses.values():
-                course.over_budget = course.over_budget or not course.asked
-                self._end_early(course, over)
-        if self.courses and len(self.courses) == self.slots and not self.stopping and not self._why_no_other():
-            self.choosing.draw_ahead()
+    def _check_running(self) -> None:
+        """Read new metrics, check the budget and other workers, and draw a trial ahead."""
+        for trial in self.running.values():
+            self._read_metrics(trial)
+        self.queue.look_for_dead()
+        if used_up := self.allowance.is_used_up(self.running.values()):
+            for trial in self.running.values():
+                trial.over_budget = trial.over_budget or not trial.stop_reason
+                self._end_early(trial, used_up)
+        if self.running and len(self.running) == self.slots and not self.stopping and not self._refuses_new():
+            self.queue.draw_ahead()
 
     def _waits(self, end: Nothing) -> bool:
-        """Whether somebody else will soon let go of a trial, so that there is something to do after all."""
-        return self._busy.is_worth_waiting() and not end.then and not self._why_none()
+        """Whether another process will soon release a trial of this worker."""
+        return self.queue.foreign.is_worth_waiting() and not end.then and not self._refuses_any()
 
-    # -- beginning ------------------------------------------------------------------------------------------------
+    # -- starting trials ------------------------------------------------------------------------------------------
 
     def _fill(self) -> Nothing | None:
-        """Start trials until there is place for no other; why it remains, where it does."""
-        if (self.courses or self._busy) and time.monotonic() < self._ask_again_at:
+        """Start trials until all slots are in use. Returns why a slot remains empty, if one does."""
+        if (self.running or self.queue.foreign) and time.monotonic() < self._fill_again_at:
             return None
-        while len(self.courses) < self.slots and not self.stopping:
+        while len(self.running) < self.slots and not self.stopping:
             found = self._next()
             if isinstance(found, Nothing):
-                self._ask_again_at = self._busy.look_again_at(time.monotonic() + PAUSE_SECONDS)
+                self._fill_again_at = self.queue.foreign.look_again_at(time.monotonic() + PAUSE_SECONDS)
                 return found
             self._start(found)
         return None
 
     def _next(self) -> int | Impossible | Nothing:
-        busy = {*self.courses, *self._left, *self._busy.not_yet()}
-        if why := self._why_none():
+        if why := self._refuses_any():
             return Nothing(why=why)
-        begun = self._again.pop() if self._again else self.choosing.unfinished(busy)
-        begun = self.choosing.orphan(busy) if begun is None else begun
-        if begun is None and (why := self._why_no_other()):
+        begun = self.queue.begun(self.running)
+        if begun is None and (why := self._refuses_new()):
             return Nothing(why=why, then="requeue" if self.allowance.is_short_of_time() else "")
-        found = begun if begun is not None else self.choosing.new()
+        found = begun if begun is not None else self.queue.new()
         if isinstance(found, Nothing):
-            begun = self.choosing.orphan(busy, at_once=True)
+            begun = self.queue.orphan(self.running, at_once=True)
             found = found if begun is None else begun
-        return self.choosing.write(found) if isinstance(found, int) else found
+        return self.queue.write(found) if isinstance(found, int) else found
 
-    def _why_none(self) -> str:
-        """Why nothing may start, not even what was begun before."""
+    def _refuses_any(self) -> str:
+        """Why no trial may start, not even one that has begun; empty if one may."""
         self.notes.read()
-        return self.notes.halted or self._unwritable or self.allowance.is_used_up()
+        return self.notes.halted or self._disk_error or self.allowance.is_used_up()
 
-    def _why_no_other(self) -> str:
-        """Why no new trial may begin; empty where one may."""
-        return self._why_none() or self.allowance.against_another()
+    def _refuses_new(self) -> str:
+        """Why no new trial may begin; empty if one may."""
+        return self._refuses_any() or self.allowance.against_another()
 
     def _start(self, found: int | Impossible) -> None:
         if isinstance(found, Impossible):
-            self._tell(found.number, Verdict(state="failed", why=found.why, error_class="spec"))
+            self._record(found.number, TrialOutcome(state="failed", why=found.why, error_class="spec"), {}, None)
             return
-        slot = min(set(range(self.slots)) - {course.slot for course in self.courses.values()})
-        course = self._watch(found, slot)
-        self.host.run(found, slot=slot)
+        slot = min(set(range(self.slots)) - {trial.slot for trial in self.running.values()})
+        trial = self._watch(found, slot)
+        self.worker.run(found, slot=slot)
         params = ", ".join(f"{name}={value}" for name, value in self.record.trials[found].params.items())
-        self._say(f"trial {found}: {'starts' if course.is_new else 'goes on'} ({params})")
+        self._log(f"trial {found}: {'starts' if trial.is_new else 'continues'} ({params})")
 
-    def _watch(self, number: int, slot: int) -> Course:
-        course = Course(self.sweep.trial(number), number, slot=slot, metrics=self.section.metrics)
-        course.remember()
-        course.reported = self.record.trials[number].step or 0
-        self.courses[number] = course
-        return course
+    def _watch(self, number: int, slot: int) -> RunningTrial:
+        trial = RunningTrial(self.sweep.trial(number), number, slot=slot, metrics=self.section.metrics)
+        trial.read_stop_request()
+        trial.reported = self.record.trials[number].step or 0
+        self.running[number] = trial
+        return trial
 
-    def _take_over(self, number: int, slot: int) -> None:
-        """A trial that runs already: the chooser before this one has died."""
-        self.choosing.claim(number)
+    def _adopt(self, number: int, slot: int) -> None:
+        """Claim and track a running trial that was started by the previous tuner, which has died."""
+        self.queue.claim(number)
         self._watch(number, slot)
-        self._say(f"trial {number}: runs in place {slot}; following it from here")
+        self._log(f"trial {number}: was already running in slot {slot}")
 
-    # -- on the way -----------------------------------------------------------------------------------------------
+    # -- running trials -------------------------------------------------------------------------------------------
 
-    def _follow(self, course: Course) -> None:
-        for step, values in course.follower.read():
-            if self.rule is None or course.asked or not self.rule.wants(course.number, step, after=course.reported):
+    def _read_metrics(self, trial: RunningTrial) -> None:
+        for step, values in trial.follower.read():
+            if self.rule is None or trial.stop_reason:
                 continue
-            course.reported = step
-            self._has_reached(course, step, values[self.section.metrics[0]])
+            if self.rule.wants(trial.number, step, after=trial.reported):
+                trial.reported = step
+                self._compare(trial, step, values[self.section.metrics[0]])
 
-    def _has_reached(self, course: Course, step: int, value: float) -> None:
-        """A trial has come to a rung."""
-        why = self.study.report(course.number, step, value)
-        extended = is_extended(self.record.trials[course.number].user_attrs)
+    def _compare(self, trial: RunningTrial, step: int, value: float) -> None:
+        """Report the metric of a trial that has reached a rung, and apply the pruning rule to the trial."""
+        why = self.study.report(trial.number, step, value)
+        extended = is_extended(self.record.trials[trial.number].user_attrs)
         if why and not extended and not self.stopping:
-            self._end_early(course, why)
+            self._end_early(trial, why)
         else:
-            self._say(f"trial {course.number}: goes on at step {step}, {self.section.metrics[0]}={value:g}")
+            self._log(f"trial {trial.number}: continues at step {step}, {self.section.metrics[0]}={value:g}")
 
-    def _end_early(self, course: Course, why: str) -> None:
-        if not course.asked:
-            self._say(f"trial {course.number}: to end at step {course.follower.step}: {why}")
-            course.ask_to_end(why)
+    def _end_early(self, trial: RunningTrial, why: str) -> None:
+        if not trial.stop_reason:
+            self._log(f"trial {trial.number}: requested to stop at step {trial.follower.step}: {why}")
+            trial.request_stop(why)
 
-    # -- its end --------------------------------------------------------------------------------------------------
+    # -- ended trials ---------------------------------------------------------------------------------------------
 
-    def _has_ended(self, course: Course, ended: Ended) -> None:
-        self._follow(course)
-        number, spent = course.number, course.spent()
+    def _trial_ended(self, trial: RunningTrial, ended: Ended) -> None:
+        self._read_metrics(trial)
+        number, spent = trial.number, trial.spent()
         if ended.error_class not in ("busy", "disk"):
-            self._busy.something_was_done()
-            self._failures[number] += ended.reason == "failed" and ended.decision == "end"
-        self._interruptions[number] += ended.decision == "requeue"
-        verdict = judge(
-            ended,
-            values=course.values,
-            never_logged=course.follower.never_logged,
-            asked=course.asked,
-            over_budget=course.over_budget,
-            failures=max(spent.failures, self._failures[number]),
-            interruptions=self._interruptions[number],
-            retries=self.section.retries,
-            stopping=self.stopping,
-        )
+            self.queue.foreign.reset_wait()
+        outcome = self._counts.decide(trial, ended, failures=spent.failures, stopping=self.stopping)
         self.notes.read()
-        if self.record.trials[number].is_finished or not self.choosing.is_ours(number):
-            self._say(f"trial {number}: worker {self.notes.owner(number)} has taken it over")
-            self._left.add(number)
-        elif verdict.state == "again":
-            self._say(f"trial {number}: once more, after {verdict.why}")
-            self._again.append(number)
-        elif verdict.state == "left" and ended.error_class == "busy" and not self.stopping:
-            self._say(f"trial {number}: to be looked at again soon ({verdict.why})")
-            self._busy.add(number)
-        elif verdict.state == "left":
-            self._say(f"trial {number}: to be continued ({verdict.why or ended.reason})")
-            self._left.add(number)
-            if ended.error_class == "disk":
-                self._unwritable = (
-                    f"trial {number}: {verdict.why}. Make room, or make it writable, then go on: "
-                    f"hpcaccel sweep resume {self.sweep.run_id}"
-                )
+        if self.record.trials[number].is_finished or not self.queue.is_ours(number):
+            self._log(f"trial {number}: now belongs to worker {self.notes.owner(number)}")
+            self.queue.left.add(number)
+        elif outcome.state == "again":
+            self._log(f"trial {number}: restarts ({outcome.why})")
+            self.queue.restarts.append(number)
+        elif outcome.state == "left":
+            self._leave(number, outcome, ended)
         else:
-            self.allowance.learn(course)
-            steps, _ = course.steps()
-            cost = spent.seconds * self.allowance.share
-            marks = {results.GPU_SECONDS: round(cost, 3), results.STEPS: steps, results.ATTEMPTS: spent.attempts}
-            last = course.follower.last.get(self.section.metrics[0])
-            if last is not None and verdict.state == "complete":
-                marks[results.VALUE_STEP] = last[0]
-            self._tell(number, verdict, marks, last=last)
+            self.allowance.learn(trial)
+            self._record(
+                number,
+                outcome,
+                trial.end_attributes(spent, share=self.allowance.share, complete=outcome.state == "complete"),
+                trial.follower.last.get(self.section.metrics[0]),
+            )
 
-    def _tell(
-        self,
-        number: int,
-        verdict: Verdict,
-        marks: Mapping[str, object] | None = None,
-        *,
-        last: tuple[int, float] | None = None,
+    def _leave(self, number: int, outcome: TrialOutcome, ended: Ended) -> None:
+        """Keep a trial unfinished, to be continued later by this tuner or by another start of a worker."""
+        if ended.error_class == "busy" and not self.stopping:
+            self._log(f"trial {number}: will be retried soon ({outcome.why})")
+            self.queue.foreign.add(number)
+            return
+        self._log(f"trial {number}: will continue later ({outcome.why or ended.reason})")
+        self.queue.left.add(number)
+        if ended.error_class == "disk":
+            self._disk_error = (
+                f"trial {number}: {outcome.why}. Free some space or make the directory writable, then run: "
+                f"hpcaccel sweep resume {self.sweep.run_id}"
+            )
+
+    def _record(
+        self, number: int, outcome: TrialOutcome, attributes: Mapping[str, object], last: tuple[int, float] | None
     ) -> None:
-        """Args:
-        last: the last step of the first metric, and its value.
-        """
-        write_down(self.study, number, verdict, marks or {}, last=last)
+        """Record the end of a trial in the study. ``last``: step and value logged last for the first metric."""
+        record_outcome(self.study, number, outcome, attributes, last=last)
         self.notes.read()
-        news = in_words(verdict, self.record.trials, self.goal)
-        self._say(f"trial {number}: {news}; spent: {in_hours(self.allowance.spent())}")
-        self.chores.add(number)
-        if verdict.state == "failed":
-            self._halt_where_hopeless()
-        if verdict.error_class == BUDGET and not self.allowance.is_used_up():
-            # It was told only now, under a larger budget.
+        text = describe_outcome(outcome, self.record.trials, self.goal)
+        self._log(f"trial {number}: {text}; used so far: {in_hours(self.allowance.spent())}")
+        self.cleanup.add(number)
+        if outcome.state == "failed" and (why := hopeless(self.record.trials, since=self.notes.resumed)):
+            self._halt_sweep(why)
+        if outcome.error_class == BUDGET and not self.allowance.is_used_up():  # the budget was raised
             queue_again(self.sweep, self.study, self.record.trials[number], origin="budget")
 
-    def _halt_where_hopeless(self) -> None:
-        why = hopeless(self.record.trials, since=self.notes.resumed)
-        if why and not self.notes.halted:
-            self.journal.append([{"hpcaccel": "halt", "why": why, "time": time.time()}], sync=True)
-            self._say(f"the sweep stops: {why}")
+    def _halt_sweep(self, why: str) -> None:
+        if not self.notes.halted:
+            self.queue.halt_sweep(why)
+            self._log(f"the sweep is stopping: {why}")
 
-    # -- signs of life --------------------------------------------------------------------------------------------
-
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         print(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What host and chooser tell each other: a JSON object a line, on the chooser's standard input and output."""
+"""Messages between a worker and its tuner: JSON lines on the tuner's standard input and output."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpcaccel.core.jsonl_pipe import LineSplitter, json_line, write_all
 from hpcaccel.core.records import from_dict
 from hpcaccel.errors import HpcaccelError
 
-__all__ = ["Ended", "Event", "Hello", "Host", "HostGone", "Stopping", "take_over_stdout"]
+__all__ = ["Ended", "Event", "Hello", "StopTrials", "WorkerConnection", "WorkerGone"]
 
 PIECE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """The first word of the host's: what this worker has. Times are seconds since the epoch."""
+    """The worker's first message: its resources. Times are seconds since the epoch."""
 
     worker: int
     job_id: str
     restart_count: int = 0
     end_time: float | None = None
-    """When the scheduler takes the allocation back, where that is known."""
+    """When the allocation ends; None if unknown."""
     slots: int = 1
     gpus: int = 0
     running: dict[str, int] = field(default_factory=dict)
-    """Trials that run already, by slot: of a chooser that has died."""
+    """Trials already running, by slot: started by an earlier tuner that has died."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A trial's ranks have left, and its supervisor has written why."""
+    """A trial's ranks have exited, and its supervisor has recorded the reason."""
 
     trial: int
     reason: str
@@ -46,40 +47,49 @@ class Ended:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stopping:
-    """Nothing new may start; what runs is being stopped by the host."""
+class StopTrials:
+    """No further trial may start; the worker stops the running ones."""
 
     reason: str
     then: str = ""
 
 
-Event = Hello | Ended | Stopping
-_KINDS: dict[str, type[Event]] = {"hello": Hello, "ended": Ended, "stopping": Stopping}
+Event = Hello | Ended | StopTrials
+_KINDS: dict[str, type[Event]] = {"hello": Hello, "ended": Ended, "stopping": StopTrials}
 
 
-class HostGone(HpcaccelError):
-    """The host has closed its end: whatever runs is no longer this chooser's."""
+class WorkerGone(HpcaccelError):
+    """The worker has closed the connection: running trials no longer belong to this tuner."""
 
 
-class Host:
-    """The other end of the line.
+class WorkerConnection:
+    """The tuner's connection to its worker.
 
     Args:
-        source, sink: file descriptors.
+        source: file descriptor to read from.
+        sink: file descriptor to write to.
     """
 
     def __init__(self, source: int, sink: int) -> None:
         self._source = source
         self._sink = sink
-        self._torn = b""
+        self._lines = LineSplitter()
         self._waiting: list[Event] = []
-        """What was said before somebody listened to it."""
+        """Messages received together with ``Hello``."""
 
-    def welcome(self) -> Hello:
-        """The host's first word.
+    @classmethod
+    def on_stdio(cls) -> WorkerConnection:
+        """Connect through standard input and output; other output to standard output goes to standard error."""
+        sys.stdout.flush()
+        sink = os.dup(1)
+        os.dup2(2, 1)
+        return cls(0, sink)
+
+    def receive_hello(self) -> Hello:
+        """Wait for the worker's first message.
 
         Raises:
-            HostGone: it has none.
+            WorkerGone: the worker has closed the connection.
         """
         while True:
             events = list(self._read(None))
@@ -89,26 +99,24 @@ class Host:
                     return event
 
     def run(self, trial: int, *, slot: int) -> None:
-        """Start a trial, whose directory is written."""
-        self._say({"run": trial, "slot": slot})
+        """Request the start of a trial whose directory has been written."""
+        self._send({"run": trial, "slot": slot})
 
     def end(self, why: str, *, then: str = "") -> None:
-        """There is nothing more to do for this worker; with ``requeue``, not before it comes back with fresh time."""
-        self._say({"end": True, "why": why, "then": then})
+        """Report that there are no more trials for this worker; with ``then="requeue"``, until its job is requeued."""
+        self._send({"end": True, "why": why, "then": then})
 
-    def _say(self, value: dict[str, Any]) -> None:
-        data = json.dumps(value).encode() + b"\n"
+    def _send(self, value: dict[str, Any]) -> None:
         try:
-            while data:
-                data = data[os.write(self._sink, data) :]
+            write_all(self._sink, json_line(value))
         except BrokenPipeError:
-            raise HostGone("the host has gone") from None
+            raise WorkerGone("the worker has closed the connection") from None
 
-    def hear(self, seconds: float) -> list[Event]:
-        """What the host has said, after waiting for so long at most.
+    def receive(self, seconds: float) -> list[Event]:
+        """New messages, after waiting for at most ``seconds``.
 
         Raises:
-            HostGone: it will say nothing any more.
+            WorkerGone: the worker has closed the connection.
         """
         events, self._waiting = self._waiting, []
         return events or list(self._read(seconds))
@@ -118,19 +126,9 @@ class Host:
             return
         data = os.read(self._source, PIECE_BYTES)
         if not data:
-            raise HostGone("the host has gone")
-        *lines, self._torn = (self._torn + data).split(b"\n")
-        for line in lines:
+            raise WorkerGone("the worker has closed the connection")
+        for line in self._lines.feed(data):
             value = json.loads(line)
             kind = _KINDS.get(value.get("event", ""))
-            if kind is not None:  # a newer host may say more
+            if kind is not None:  # ignore messages of newer versions
                 yield from_dict(kind, value)
-
-
-def take_over_stdout() -> int:
-    """Keep standard output for the conversation; whatever prints to it by mistake goes to standard error. The
-    descriptor to speak on."""
-    sys.stdout.flush()
-    ours = os.dup(1)
-    os.dup2(2, 1)
-    return ours

@@ -1,4 +1,4 @@
-"""The tuner under its earlier name, which stands in the ``sweep.json`` of sweeps that were started with it."""
+"""The tuner under its earlier module name, which ``sweep.json`` of existing sweeps refers to."""
 
 from hpcaccel.sweeps.tuner import main
 

@@ -1,5 +1,9 @@
-"""Accelerate's import path of aids for tests. Most of them guard Accelerate's own tests, and say so when imported."""
+"""Accelerate's import path of aids for tests. Most of them guard Accelerate's own tests and raise when imported.
 
+Its submodules (``testing``, ``training``) are made in ``compat.import_paths``, without a file each.
+"""
+
+from hpcaccel.runtime.compat.import_paths import find_in_test_utils as __getattr__  # noqa: F401
 from hpcaccel.runtime.compat.test_aids import (
     RegressionDataset,
     RegressionModel,
@@ -7,6 +11,5 @@ from hpcaccel.runtime.compat.test_aids import (
     assert_exception,
     torch_device,
 )
-from hpcaccel.runtime.compat.unsupported_test_utils import __getattr__ as __getattr__
 
 __all__ = ["RegressionDataset", "RegressionModel", "are_the_same_tensors", "assert_exception", "torch_device"]

@@ -1,1 +1,1 @@
-"""What a run looks like from outside: gathered from its directory, shown as a table, a live display or a summary."""
+"""Views of runs and sweeps: data from their directories, shown as tables, live displays, pictures and summaries."""

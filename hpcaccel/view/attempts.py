@@ -1,22 +1,95 @@
-"""The attempts of a run, as its ledger tells them."""
+"""Attempts of a run, read from its ledger, and the values that they logged."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hpcaccel.core.attempt_steps import AttemptSteps, LoggedSteps, StepCount, count_steps, read_steps
-from hpcaccel.core.records import AttemptEnd, AttemptStart, Progress, StopRequest, from_dict
-from hpcaccel.core.run_dir import RunDir, read_json, read_lines
-from hpcaccel.view.metrics_follower import Metrics
+from hpcaccel.core.durable_files import read_json
+from hpcaccel.core.metrics_reader import Line, Logged
+from hpcaccel.core.rank_records import Progress
+from hpcaccel.core.records import AttemptEnd, AttemptStart, from_dict
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.run_ledger import RunLedger
 
-__all__ = ["Attempt", "count", "current_step", "read_attempts", "read_progress", "read_requests", "total_steps"]
+__all__ = [
+    "Attempt",
+    "Metrics",
+    "count",
+    "current_step",
+    "read_attempts",
+    "read_progress",
+    "total_steps",
+]
+
+PACE_WINDOW = 50
+"""Number of logged lines from which the pace of a run is computed."""
+
+
+@dataclass
+class Metrics:
+    """Values logged in ``run``. ``read`` reads new lines and updates the attributes."""
+
+    run: RunDir
+    first: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Lowest step and its value, for each name."""
+    last: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Step and value written last, for each name."""
+    last_step: dict[int, int] = field(default_factory=dict)
+    """The last step of each attempt."""
+    logged: dict[int, LoggedSteps] = field(default_factory=dict)
+    """The first and the largest step of each attempt."""
+    recent: deque[Line] = field(default_factory=lambda: deque(maxlen=PACE_WINDOW))
+    """The newest lines of the newest attempt."""
+
+    def __post_init__(self) -> None:
+        self._logged = Logged(self.run)
+
+    def read(self) -> list[Line]:
+        """Read and return the lines added since the last call."""
+        added = self._logged.read()
+        LoggedSteps.of(added, before=self.logged)
+        for line in added:
+            self._take(line)
+        return added
+
+    @property
+    def warning(self) -> str:
+        """Message about invalid lines of ``$HPCACCEL_METRICS``; empty if there are none."""
+        return self._logged.warning
+
+    def _take(self, line: Line) -> None:
+        self.last_step[line.attempt] = line.step
+        if self.recent and self.recent[-1].attempt > line.attempt:
+            return  # written late, by an attempt that is no longer the newest
+        for name, value in line.values.items():
+            if name not in self.first or line.step <= self.first[name][0]:
+                self.first[name] = (line.step, value)
+            self.last[name] = (line.step, value)
+        if self.recent and self.recent[-1].attempt != line.attempt:
+            self.recent.clear()
+        self.recent.append(line)
+
+    @property
+    def step(self) -> int | None:
+        """The step logged last."""
+        return self.recent[-1].step if self.recent else None
+
+    def seconds_per_step(self) -> float | None:
+        """The pace of the newest attempt; None before it has logged two different steps."""
+        if len(self.recent) < 2:
+            return None
+        steps = self.recent[-1].step - self.recent[0].step
+        seconds = self.recent[-1].time - self.recent[0].time
+        return seconds / steps if steps > 0 and seconds > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One start of a run's ranks; ``end`` is None while it goes on (or when its batch step died without a word)."""
+    """One attempt of a run; ``end`` is None while it is running, or if its batch step died."""
 
     number: int
     start: AttemptStart | None
@@ -26,33 +99,28 @@ class Attempt:
 
     @property
     def resumed_step(self) -> int | None:
-        """The step that this attempt went on from; None when its loop never began, as far as is known."""
+        """The step that the attempt resumed from, 0 at the start of the training; None if its training loop is not
+        known to have started."""
         return self.steps.from_step
 
 
 def read_attempts(run: RunDir, logged: Mapping[int, LoggedSteps] | None = None) -> list[Attempt]:
-    """All attempts that the ledger knows, oldest first.
+    """All attempts in the ledger, oldest first.
 
     Args:
-        logged: the steps that each has logged values for, where somebody has read them.
+        logged: logged steps by attempt, if they have been read already.
     """
     logged = logged or {}
-    starts: dict[int, AttemptStart] = {}
-    ends: dict[int, AttemptEnd] = {}
-    for line, _ in read_lines(run.ledger):
-        if line.get("event") == "start":
-            starts[line["attempt"]] = from_dict(AttemptStart, line)
-        elif line.get("event") == "end":
-            ends[line["attempt"]] = from_dict(AttemptEnd, line)
+    ledger = RunLedger.read(run)
     return [
         Attempt(
             number=number,
-            start=starts.get(number),
-            end=ends.get(number),
+            start=ledger.start_of(number),
+            end=(end := ledger.end_of(number)),
             progress=read_progress(run, number),
-            steps=read_steps(run, number, logged.get(number), end=ends.get(number)),
+            steps=read_steps(run, number, logged.get(number), end=end),
         )
-        for number in sorted({*starts, *ends})
+        for number in ledger.attempts
     ]
 
 
@@ -61,19 +129,13 @@ def read_progress(run: RunDir, attempt: int) -> Progress | None:
     return None if value is None else from_dict(Progress, value)
 
 
-def read_requests(run: RunDir) -> list[StopRequest]:
-    """What people asked of the run (``control/``), oldest first, honoured or not."""
-    found = [read_json(path) for path in run.control.glob("[!.]*.json")]
-    return sorted((from_dict(StopRequest, value) for value in found if value), key=lambda request: request.time)
-
-
 def total_steps(attempts: Sequence[Attempt]) -> int | None:
-    """How many steps the newest attempt that knows it is going to take."""
+    """Total number of steps, from the newest attempt that reports it."""
     return next((a.progress.total_steps for a in reversed(attempts) if a.progress is not None), None)
 
 
 def current_step(attempts: Sequence[Attempt], metrics: Metrics) -> int | None:
-    """The last step of the newest attempt that tells of one; where it has done none yet, the one it goes on from."""
+    """The last step of the newest attempt that reports one, or the step it resumed from."""
     for attempt in reversed(attempts):
         known = [attempt.steps.last_step, metrics.last_step.get(attempt.number)]
         reached = max((step for step in known if step is not None), default=attempt.steps.from_step)
@@ -83,6 +145,6 @@ def current_step(attempts: Sequence[Attempt], metrics: Metrics) -> int | None:
 
 
 def count(attempts: Sequence[Attempt], *, goes_on: bool, newest_checkpoint: int | None = None) -> list[StepCount]:
-    """For each attempt how many steps it did, and how many of them are lost: see ``attempt_steps.count_steps``."""
+    """Completed and lost steps of each attempt; see ``attempt_steps.count_steps``."""
     known = [(attempt.start, attempt.end, attempt.steps) for attempt in attempts]
     return count_steps(known, goes_on=goes_on, newest_checkpoint=newest_checkpoint)

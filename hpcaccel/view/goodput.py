@@ -1,6 +1,6 @@
-"""Where the seconds of a run went: each one belongs to exactly one part.
+"""Splits the time of a run into parts; each second belongs to exactly one.
 
-Pure functions of what the ledger and rank 0 have written down; ``report`` gathers that.
+Pure functions. ``time_report`` reads their arguments from the ledger and from rank 0's records.
 """
 
 from __future__ import annotations
@@ -9,31 +9,32 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hpcaccel.core.attempt_steps import AttemptSteps
-from hpcaccel.core.records import AttemptEnd, AttemptStart, Timing
+from hpcaccel.core.rank_records import Timing
+from hpcaccel.core.records import AttemptEnd, AttemptStart
 
-__all__ = ["HELD", "PARTS", "Span", "Work", "add_up", "between", "split"]
+__all__ = ["HELD", "PARTS", "AttemptSpan", "AttemptWork", "add_up", "between", "split"]
 
 PARTS: dict[str, str] = {
-    "training": "steps that count",
-    "slow": "what those steps took beyond the median, evaluation between them included",
-    "stall": "training stood still for saves",
-    "lost": "steps that were done again",
+    "training": "steps that contribute to the result, at their median time",
+    "slow": "time of these steps above the median, including evaluation between steps",
+    "stall": "training was blocked by saves",
+    "lost": "steps that had to be repeated",
     "queue": "waiting for nodes",
-    "launch": "set-up, start of the processes",
-    "imports": "until Accelerator()",
-    "meeting": "until all ranks had met",
+    "launch": "setup and start of the processes",
+    "imports": "imports, until Accelerator() is created",
+    "meeting": "until all ranks are connected",
     "build": "model, data, prepare()",
     "load": "loading a checkpoint",
-    "first_step": "the first step, beyond a median one: compiling, warming up",
-    "leaving": "from the last step to the exit, without its save",
-    "hang": "from the last sign of life to the end of an attempt that failed",
-    "untold": "a program without hpcaccel.Accelerator says nothing of its steps",
-    "paused": "nobody had asked for it to go on; part of no ratio",
+    "first_step": "time of the first step above the median: compilation, warm-up",
+    "leaving": "from the last step to the exit, excluding saves",
+    "hang": "from the last step of a failed attempt to its end",
+    "untold": "not known: programs without hpcaccel.Accelerator do not report steps",
+    "paused": "stopped until it was resumed; excluded from all ratios",
 }
-"""What the time went into, and what each part means."""
+"""The parts and their meaning."""
 
 HELD = tuple(part for part in PARTS if part not in ("queue", "paused"))
-"""Parts in which nodes were held."""
+"""Parts during which the run had nodes."""
 
 Seconds = dict[str, float]
 
@@ -41,8 +42,8 @@ _STOPPED = ("completed", "pruned", "preempted", "time_limit", "stop", "cancelled
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
-    """One attempt, from the start of its ranks to their end; ``ended`` is now for one that goes on."""
+class AttemptSpan:
+    """One attempt, from the start of its ranks to their end; ``ended`` is the current time while it is running."""
 
     start: AttemptStart
     end: AttemptEnd | None
@@ -52,8 +53,8 @@ class Span:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
-    """The steps of one attempt, and where its time went."""
+class AttemptWork:
+    """The steps of one attempt, and its time by part."""
 
     seconds: Seconds
     steps: int = 0
@@ -62,7 +63,7 @@ class Work:
 
 
 def between(before: AttemptEnd | None, left: float, start: AttemptStart) -> Seconds:
-    """The time from ``left``, when an attempt ended or the run was submitted, to the start of the next one."""
+    """Parts of the time from ``left``, the end of an attempt or the submission, to the start of the next attempt."""
     if before is not None and before.decision == "restart":
         return {"launch": max(0.0, start.time - left)}
     parts = _Parts(left, max(left, start.time))
@@ -73,45 +74,45 @@ def between(before: AttemptEnd | None, left: float, start: AttemptStart) -> Seco
     return parts.seconds
 
 
-def split(span: Span, *, kept: int | None) -> Work:
-    """Where the time of one attempt went.
+def split(span: AttemptSpan, *, kept: int | None) -> AttemptWork:
+    """Split the time of one attempt.
 
     Args:
-        kept: the step up to which its work counts; None: all of it.
+        kept: last step that was not repeated later; None: no step was repeated.
     """
     parts = _Parts(span.start.time, max(span.start.time, span.ended))
     times = span.timing
     if times is None:
         parts.until("untold", span.ended)
-        return Work(seconds=parts.seconds)
+        return AttemptWork(seconds=parts.seconds)
     parts.until("launch", times.process_started)
     parts.until("imports", times.imported)
     parts.until("meeting", times.formed)
     if times.first_step_time is None:
         _never_began(parts, span, times)
-        return Work(seconds=parts.seconds)
+        return AttemptWork(seconds=parts.seconds)
     parts.until("build", times.prepared)
     parts.until("load", times.loaded)
     return _loop(parts, span, times, kept=kept)
 
 
-def _never_began(parts: _Parts, span: Span, times: Timing) -> None:
-    """It ended while it was starting: in whatever it was about to do."""
+def _never_began(parts: _Parts, span: AttemptSpan, times: Timing) -> None:
+    """Assign the time of an attempt that ended before its first step to the phase in which it ended."""
     parts.until("build", times.prepared if times.prepared is not None else span.ended)
     parts.until("load", times.loaded if times.loaded is not None else span.ended)
     parts.until("first_step", span.ended)
 
 
-def _loop(parts: _Parts, span: Span, times: Timing, *, kept: int | None) -> Work:
+def _loop(parts: _Parts, span: AttemptSpan, times: Timing, *, kept: int | None) -> AttemptWork:
     assert times.first_step_time is not None
     began = times.resumed_step if span.steps.from_step is None else span.steps.from_step
     last = began + 1 if span.steps.last_step is None else span.steps.last_step
     last_time = times.first_step_time if span.steps.last_time is None else span.steps.last_time
     steps = max(1, last - began)
     usual = times.step_seconds
-    if usual is None:  # there was but one step
+    if usual is None:  # there was only one step
         usual = max(0.0, times.first_step_time - parts.at - times.stall_before_first_step)
-    # A script that never asks for a checkpoint goes on building until it trains.
+    # ``prepared`` is not recorded if the script never tries to load a checkpoint: then building lasts until the step.
     first = "build" if times.prepared is None else "first_step"
     parts.until(first, times.first_step_time - times.stall_before_first_step - usual)
     loop = parts.take(last_time)
@@ -124,17 +125,17 @@ def _loop(parts: _Parts, span: Span, times: Timing, *, kept: int | None) -> Work
     parts.add("slow", loop - stall - steps * usual)
     parts.until("stall", parts.at + times.stall_after_last_step)
     parts.until(_what_came_last(span), span.ended)
-    return Work(seconds=parts.seconds, steps=steps, steps_kept=count, step_seconds=times.step_seconds)
+    return AttemptWork(seconds=parts.seconds, steps=steps, steps_kept=count, step_seconds=times.step_seconds)
 
 
-def _what_came_last(span: Span) -> str:
+def _what_came_last(span: AttemptSpan) -> str:
     if span.end is None:
-        return "training"  # the step that it is in
+        return "training"  # the current step
     return "leaving" if span.end.reason in _STOPPED else "hang"
 
 
 def add_up(several: Iterable[Seconds]) -> Seconds:
-    """All of them together, in the order of ``PARTS``, with every part."""
+    """The sum of several splits. It has all parts, in the order of ``PARTS``."""
     total = dict.fromkeys(PARTS, 0.0)
     for seconds in several:
         for part, value in seconds.items():
@@ -143,7 +144,7 @@ def add_up(several: Iterable[Seconds]) -> Seconds:
 
 
 class _Parts:
-    """Shares out the time from ``at`` to ``end``, from front to back; marks that lie behind count as none."""
+    """Splits the time from ``at`` to ``end`` in order. ``at`` advances; moments before it add nothing."""
 
     def __init__(self, at: float, end: float) -> None:
         self.at = at
@@ -155,7 +156,7 @@ class _Parts:
             self.add(part, self.take(moment))
 
     def take(self, moment: float) -> float:
-        """Go on to ``moment``; how long that was."""
+        """Advance to ``moment``, and return the elapsed seconds."""
         moment = min(self._end, max(self.at, moment))
         took, self.at = moment - self.at, moment
         return took

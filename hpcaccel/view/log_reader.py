@@ -1,4 +1,4 @@
-"""What a run printed: the log files of its ranks, whole or as they grow, one attempt after the other."""
+"""Reads the log files of a run's ranks, whole or as they grow, one attempt after the other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hpcaccel.core.run_dir import RunDir, read_json
+from hpcaccel.core.launch_spec import find_launch
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import UserError
 
 __all__ = ["Logs", "copy_logs"]
@@ -18,12 +19,15 @@ CHUNK_BYTES = 1 << 20
 
 
 class Logs:
-    """The log files that somebody asked for, read a little at a time. Their bytes are passed on as they are.
+    """Selected log files of a run, read incrementally, as bytes.
 
     Args:
-        rank: a rank's number, ``all`` (every line then begins with ``[rank]``), ``supervisor``, ``batch`` (what the
-            batch script itself printed), or a component's name (its lines begin with ``[name-process]``).
-        attempt: only this attempt; None: the newest one, and those that come after it.
+        rank: a rank's number, ``all`` (each line then begins with ``[rank]``), ``supervisor``, ``batch`` (output of
+            the batch script itself), or a component's name (lines begin with ``[name-process]``).
+        attempt: only this attempt; None: the newest one and later ones.
+
+    Raises:
+        UserError: ``rank`` is not one of these.
     """
 
     def __init__(self, run: RunDir, *, rank: str = "0", attempt: int | None = None) -> None:
@@ -32,7 +36,7 @@ class Logs:
         words = ["all", "supervisor", "batch", *components]
         if rank not in words and not rank.isdecimal():
             *names, last = map(repr, words)
-            raise UserError(f"--rank {rank!r} is no rank: a number, {', '.join(names)} or {last}")
+            raise UserError(f"--rank {rank!r} is not a rank: use a number, {', '.join(names)} or {last}")
         self.run = run
         self.rank = rank
         self.attempt = attempt
@@ -40,23 +44,23 @@ class Logs:
         self._offsets: dict[Path, int] = {}
 
     def position(self) -> dict[str, Any]:
-        """How far has been read, for :meth:`go_on` of another process."""
+        """The position after the last line read, for :meth:`go_on` in another process."""
         return {"first": self._first, "offsets": {str(path): offset for path, offset in self._offsets.items()}}
 
     def go_on(self, position: Mapping[str, Any]) -> None:
-        """Read only what comes after ``position``."""
+        """Read only lines after ``position``."""
         self._first = int(position["first"])
         self._offsets = {Path(path): int(offset) for path, offset in position["offsets"].items()}
 
     def attempts(self) -> list[int]:
-        """The attempts that have a folder, oldest first."""
+        """Attempts with a folder, oldest first."""
         try:
             return sorted(int(path.name) for path in self.run.attempts.iterdir() if path.name.isdecimal())
         except FileNotFoundError:
             return []
 
     def files(self) -> list[Path]:
-        """The files that are there now, in the order in which they are read."""
+        """The existing files, in the order in which they are read."""
         if self.rank == "batch":
             return [path for path in (self.run.slurm_log,) if path.exists()]
         wanted = [n for n in self.attempts() if (n == self.attempt if self.attempt is not None else n >= self._first)]
@@ -76,7 +80,7 @@ class Logs:
         return [path] if path.exists() else []
 
     def new(self, *, last: bool = False) -> Iterator[bytes]:
-        """What was added since the last call, in whole lines; with ``last`` an unfinished line at the end as well."""
+        """Whole lines added since the last call; with ``last``, also an incomplete line at the end of a file."""
         for path in self.files():
             several = self.rank == "all" or self._component is not None
             prefix = f"[{path.stem}] ".encode() if several else b""
@@ -98,8 +102,8 @@ class Logs:
 
 
 def _components(run: RunDir) -> list[str]:
-    launch = (read_json(run.spec) or {}).get("launch", {})
-    return [one["name"] for one in launch.get("components", [])]
+    launch = find_launch(run)
+    return [] if launch is None else [one.name for one in launch.components]
 
 
 def copy_logs(
@@ -109,7 +113,7 @@ def copy_logs(
     ended: Callable[[], bool] | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Write ``logs`` to ``out``; with ``ended`` go on until it says True. Returns the number of bytes."""
+    """Write ``logs`` to ``out``; with ``ended``, follow them until it returns True. Returns the number of bytes."""
     written = 0
     while True:
         over = ended is None or ended()

@@ -1,22 +1,30 @@
-"""The live display of one run: a bar on a terminal, a line now and then elsewhere."""
+"""Progress displays for a run that is followed, and for work that reads or writes many bytes."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TextIO
+from types import TracebackType
+from typing import Any, Protocol, TextIO
 
-from hpcaccel.view.events import facts, news, state_line
-from hpcaccel.view.watch import Snapshot, Watcher
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
-__all__ = ["Display", "PlainDisplay", "display", "follow"]
+from hpcaccel.core.formatting import clean, size
+from hpcaccel.view.watch import Snapshot, Watcher, facts, news, state_line
+
+__all__ = ["Display", "LiveDisplay", "PlainDisplay", "Transfer", "display", "follow"]
 
 LOOK_SECONDS = 0.5
 PLAIN_SECONDS = 5.0
 SURE_SECONDS = 15.0
-"""A run that looks lost is looked at again so much later: file systems and queues may lag behind each other."""
+"""Delay before a run that appears lost is checked again: file system and queue may be out of sync."""
 
 
 class Display(Protocol):
@@ -24,7 +32,7 @@ class Display(Protocol):
 
 
 def follow(watcher: Watcher, display: Display, *, sleep: Callable[[float], None] = time.sleep) -> Snapshot:
-    """Show a run until it has ended (or is paused), and return what is known then."""
+    """Show a run until it has ended or is paused. Returns its last snapshot."""
     looked_again = False
     while True:
         snapshot = watcher.look()
@@ -40,19 +48,17 @@ def follow(watcher: Watcher, display: Display, *, sleep: Callable[[float], None]
 
 @contextmanager
 def display(*, stream: TextIO | None = None) -> Iterator[Display]:
-    """A live display where ``stream`` (stderr) is a terminal, plain lines where it is not."""
+    """A live display if ``stream`` (default: stderr) is a terminal, else plain lines."""
     stream = sys.stderr if stream is None else stream
     if not stream.isatty():
         yield PlainDisplay(stream)
         return
-    from hpcaccel.view.live_display import LiveDisplay
-
     with LiveDisplay(stream) as live:
         yield live
 
 
 class PlainDisplay:
-    """A line when something happens, and every few seconds a line with the step that was reached."""
+    """Prints a line for each event, and every few seconds a line with the current step."""
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -64,7 +70,7 @@ class PlainDisplay:
 
     def show(self, snapshot: Snapshot) -> None:
         if snapshot.status.ended:
-            self._print_step(snapshot)  # before the words about the end
+            self._print_step(snapshot)  # before the line about the end
         for line in news(self._before, snapshot):
             self._print(line)
         self._before = snapshot
@@ -83,3 +89,100 @@ class PlainDisplay:
     def _print(self, line: str) -> None:
         self._stream.write(line + "\n")
         self._stream.flush()
+
+
+BAR_WIDTH = 28
+LEAST_BAR_WIDTH = 8
+
+
+class LiveDisplay:
+    """Shows a progress bar at the bottom of the terminal, and prints a line for each event above it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._console = Console(file=stream, highlight=False)
+        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+        self._before: Snapshot | None = None
+
+    def __enter__(self) -> LiveDisplay:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def show(self, snapshot: Snapshot) -> None:
+        for line in news(self._before, snapshot):
+            self._console.print(Text(line, style="dim"))
+        self._before = snapshot
+        self._live.update(_picture(snapshot, self._console.width))
+
+
+def _picture(snapshot: Snapshot, columns: int) -> Group:
+    attempt = f" · attempt {snapshot.attempt}" if snapshot.attempt else ""
+    head = Text.assemble((clean(snapshot.status.name), "bold"), attempt, " · ", state_line(snapshot))
+    row = Table.grid(padding=(0, 2))
+    shown = _that_fit(facts(snapshot), columns)
+    bar = _bar(snapshot, columns - sum(len(fact) + 2 for fact in shown))
+    texts = [Text(fact) for fact in shown]
+    row.add_row(*([bar, *texts] if bar is not None else texts))
+    return Group(head, row)
+
+
+def _that_fit(found: list[str], columns: int) -> list[str]:
+    """The first facts that fit the terminal without being cut."""
+    while len(found) > 1 and sum(len(fact) + 2 for fact in found) > columns:
+        found = found[:-1]
+    return found
+
+
+def _bar(snapshot: Snapshot, room: int) -> ProgressBar | None:
+    if not snapshot.total_steps or room < LEAST_BAR_WIDTH:
+        return None
+    return ProgressBar(total=snapshot.total_steps, completed=snapshot.step or 0, width=min(BAR_WIDTH, room))
+
+
+LINE_SECONDS = 10.0
+"""Interval between progress lines without a terminal. Work that takes less time prints none."""
+
+
+class Transfer:
+    """Context manager that shows the progress passed to ``update``, which is thread-safe."""
+
+    def __init__(self, what: str, *, stream: TextIO | None = None) -> None:
+        self._what = clean(what)
+        self._stream = sys.stderr if stream is None else stream
+        self._lock = threading.Lock()
+        self._shown_at: float | None = None
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Transfer:
+        if self._stream.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+            console = Console(file=self._stream, highlight=False)
+            columns = (TextColumn("{task.description}"), BarColumn(28), DownloadColumn(), TransferSpeedColumn())
+            self._bar = Progress(*columns, console=console, transient=True)
+            self._task = self._bar.add_task(self._what, total=None)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, done: int, total: int) -> None:
+        """Show ``done`` of ``total`` bytes."""
+        with self._lock:
+            if self._bar is not None:
+                self._bar.update(self._task, completed=done, total=total)
+            elif self._shown_at is None:
+                self._shown_at = time.monotonic()
+            elif time.monotonic() - self._shown_at > LINE_SECONDS:
+                self._shown_at = time.monotonic()
+                print(f"{self._what}: {size(done)} of {size(total)}", file=self._stream, flush=True)

@@ -1,4 +1,4 @@
-"""The report on a terminal: a line for each part, a column for each attempt, and how often to save."""
+"""Prints a time report: a row for each part, a column for each attempt, and the recommended checkpoint interval."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
-from hpcaccel.view.formatting import clean, duration
+from hpcaccel.core.formatting import clean, percent, precise_duration
 from hpcaccel.view.goodput import PARTS
 from hpcaccel.view.text_tables import Column, Styled, console_for, print_table
-from hpcaccel.view.time_report import AttemptReport, Interval, Report
+from hpcaccel.view.time_report import AttemptReport, Interval, TimeReport
 
 __all__ = ["interval_lines", "print_report"]
 
 BAR_WIDTH = 24
 SHOWN_ATTEMPTS = 8
-"""Of more, the newest: the total holds all of them."""
+"""Number of attempts, the newest ones, that have a column. The total includes all attempts."""
 
 
-def print_report(one: Report, *, stream: TextIO | None = None) -> None:
+def print_report(one: TimeReport, *, stream: TextIO | None = None) -> None:
     console = console_for(sys.stdout if stream is None else stream)
     console.print(Text(f"{clean(one.name)} {one.run_id}: {one.state}", style="bold"))
     for line in _facts(one):
@@ -35,13 +35,14 @@ def print_report(one: Report, *, stream: TextIO | None = None) -> None:
         console.print(Text(line))
 
 
-def _facts(one: Report) -> Iterator[str]:
-    yield f"effective training time (ETTR): {_percent(one.ettr)} of {_time(one.total_seconds - one.seconds['paused'])}"
-    yield f"goodput: {_percent(one.goodput)} of {_time(one.held_seconds)} with nodes"
+def _facts(one: TimeReport) -> Iterator[str]:
+    counted = precise_duration(one.total_seconds - one.seconds["paused"])
+    yield f"effective training time (ETTR): {percent(one.ettr)} of {counted}"
+    yield f"goodput: {percent(one.goodput)} of {precise_duration(one.held_seconds)} with allocated nodes"
     yield f"steps: {one.steps}, lost: {one.steps_lost}"
 
 
-def _print_parts(one: Report, console: Console) -> None:
+def _print_parts(one: TimeReport, console: Console) -> None:
     newest = one.attempts[-SHOWN_ATTEMPTS:] if len(one.attempts) > 1 else []
     columns = (
         Column(title="PART"),
@@ -49,7 +50,7 @@ def _print_parts(one: Report, console: Console) -> None:
         Column(title="SHARE", right=True),
         Column(title="TOTAL", right=True),
         *(Column(title=f"#{attempt.attempt}", right=True, leaves=2 + place) for place, attempt in enumerate(newest)),
-        Column(title="WHAT IT IS", wraps=24, leaves=1),
+        Column(title="MEANING", wraps=24, leaves=1),
     )
     counted = one.total_seconds - one.seconds["paused"]
     rows: list[list[str | Styled]] = []
@@ -58,21 +59,21 @@ def _print_parts(one: Report, console: Console) -> None:
         if seconds <= 0:
             continue
         share = seconds / counted if part != "paused" and counted > 0 else None
-        own = [_time(attempt.seconds[part]) if attempt.seconds[part] else "-" for attempt in newest]
+        own = [precise_duration(attempt.seconds[part]) if attempt.seconds[part] else "-" for attempt in newest]
         bar = "#" * round(BAR_WIDTH * (share or 0.0))
-        rows.append([part.replace("_", " "), bar, _percent(share), _time(seconds), *own, meaning])
-    totals = [_time(sum(attempt.seconds.values())) for attempt in newest]
-    rows.append([Styled(cell, "bold") for cell in ("all", "", "", _time(one.total_seconds), *totals, "")])
+        rows.append([part.replace("_", " "), bar, percent(share), precise_duration(seconds), *own, meaning])
+    totals = [precise_duration(sum(attempt.seconds.values())) for attempt in newest]
+    rows.append([Styled(cell, "bold") for cell in ("all", "", "", precise_duration(one.total_seconds), *totals, "")])
     if newest:
         rows.append(["ended", "", "", "", *map(_reason, newest), ""])
     print_table(columns, rows, console=console)
 
 
 def _reason(attempt: AttemptReport) -> str:
-    return "goes on" if attempt.reason is None else attempt.reason.replace("_", " ")
+    return "running" if attempt.reason is None else attempt.reason.replace("_", " ")
 
 
-def _print_tasks(tasks: Sequence[Report], console: Console) -> None:
+def _print_tasks(tasks: Sequence[TimeReport], console: Console) -> None:
     columns = (
         Column(title="RUN"),
         Column(title="STATE"),
@@ -86,27 +87,27 @@ def _print_tasks(tasks: Sequence[Report], console: Console) -> None:
     )
     rows = []
     for task in tasks:
-        numbers = (len(task.attempts), _percent(task.ettr), _percent(task.goodput), task.steps, task.steps_lost)
-        times = (_time(task.seconds["queue"]), _time(task.total_seconds))
+        numbers = (len(task.attempts), percent(task.ettr), percent(task.goodput), task.steps, task.steps_lost)
+        times = (precise_duration(task.seconds["queue"]), precise_duration(task.total_seconds))
         rows.append([str(cell) for cell in (task.run_id, task.state, *numbers, *times)])
     print_table(columns, rows, console=console)
 
 
 def interval_lines(interval: Interval) -> Iterator[str]:
-    """How often to save, and from which numbers that follows."""
+    """The recommended checkpoint interval and the numbers it is based on, as lines of text."""
     yield ""
-    numbers = f"{interval.saves} saves, for each of which training stood still for {_time(interval.save_cost_seconds)}"
+    cost = precise_duration(interval.save_cost_seconds)
+    numbers = f"{interval.saves} save{'' if interval.saves == 1 else 's'}, with {cost} of stall per save"
     if interval.suggested_seconds is None or interval.seconds_between_interruptions is None:
-        yield f"how often to save: nothing has interrupted this run so far ({numbers})"
+        yield f"checkpoint interval: no recommendation, because this run was never interrupted ({numbers})"
         return
-    yield (
-        f"how often to save: every {interval.suggested_steps} steps ({_time(interval.suggested_seconds)}) would "
-        f"cost least, {_percent(interval.cost(interval.suggested_seconds))} of the time"
-    )
+    every = precise_duration(interval.suggested_seconds)
+    share = percent(interval.cost(interval.suggested_seconds))
+    yield f"checkpoint interval: every {interval.suggested_steps} steps ({every}) costs least, {share} of the time"
     often = "interruption" if interval.interruptions == 1 else "interruptions"
     yield (
-        f"  from {numbers}; {interval.interruptions} {often}, one in "
-        f"{_time(interval.seconds_between_interruptions)} with nodes; {interval.step_seconds:.3g} s a step"
+        f"  based on {numbers}; {interval.interruptions} {often}, one per "
+        f"{precise_duration(interval.seconds_between_interruptions)} with nodes; {interval.step_seconds:.3g} s per step"
     )
     if interval.far_off:
         yield f"  {_present(interval)}"
@@ -114,19 +115,11 @@ def interval_lines(interval: Interval) -> Iterator[str]:
 
 def _present(interval: Interval) -> str:
     if interval.present_seconds is None:
-        return "now it saves at the end only: set checkpoint.every_steps"
+        return "this run saves only at the end: set checkpoint.every_steps"
     steps = round(interval.present_seconds / interval.step_seconds)
-    share = _percent(min(1.0, interval.cost(interval.present_seconds)))
+    share = percent(min(1.0, interval.cost(interval.present_seconds)))
     often = "far too often" if interval.present_seconds < (interval.suggested_seconds or 0) else "far too rarely"
     return (
-        f"now it saves {often}, every {steps} steps, which costs {share}: set checkpoint.every_steps to "
-        f"{interval.suggested_steps}"
+        f"this run saves {often}, every {steps} steps, which costs {share} of the time: set checkpoint.every_steps "
+        f"to {interval.suggested_steps}"
     )
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f} %"
-
-
-def _time(seconds: float) -> str:
-    return duration(seconds) if seconds >= 60 else f"{seconds:.2f}s" if seconds < 10 else f"{seconds:.1f}s"

@@ -1,20 +1,24 @@
-"""One run as a record: what ``status``, ``list`` and the summary at the end show, for people and as JSON."""
+"""Overview of one run for ``status``, ``list`` and the final summary, also as JSON."""
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from hpcaccel.checkpoint_files import newest
-from hpcaccel.core.run_dir import RunDir, read_lines
-from hpcaccel.submission.run_state import read_record
-from hpcaccel.submission.status import RunStatus
-from hpcaccel.view.attempts import Attempt, count, current_step, read_attempts, total_steps
-from hpcaccel.view.metrics_follower import Metrics
+from hpcaccel.core.durable_files import read_lines
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.submission.jobs.run_state import read_facts, read_record
+from hpcaccel.submission.runs.run_index import CachedOverview, look_at
+from hpcaccel.submission.runs.status import RunStatus, statuses
+from hpcaccel.view.attempts import Attempt, Metrics, count, current_step, read_attempts, total_steps
 from hpcaccel.view.time_report import report
 
-__all__ = ["Overview", "overview"]
+__all__ = ["Overview", "RunRow", "listed", "overview"]
 
 LOSS = "loss"
 """The metric that is shown as the training's loss."""
@@ -22,7 +26,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """Everything about one run that fits on a screen. Times are seconds since the epoch."""
+    """State of one run, as shown by ``status``. Times are seconds since the epoch."""
 
     run_id: str
     name: str
@@ -43,26 +47,27 @@ class Overview:
     checkpoint: str | None
     checkpoint_step: int | None
     slow_ranks: list[dict[str, Any]] = field(default_factory=list)
-    """Ranks of the newest attempt that the others wait for: rank, node, and ratio to the median of all."""
+    """Slow ranks of the newest attempt: rank, node, and ratio to the median of all ranks."""
     ettr: float | None = None
-    """The share of all time that became training; None with fewer than two attempts."""
+    """Share of all time spent in training; None with fewer than two attempts."""
     goodput: float | None = None
-    """The same, of the time with nodes."""
+    """Share of the time with nodes spent in training."""
     error_class: str = ""
-    """How the newest attempt failed, where the run has failed (docs/failures.md); and what can be done about it."""
+    """Class of the last failure (docs/failures.md); empty if the run has not failed."""
     advice: str = ""
+    """What to do about that failure."""
     values: dict[str, float] = field(default_factory=dict)
     metrics_warning: str = ""
-    """Lines that the program appended to $HPCACCEL_METRICS and that are of no use."""
+    """Message about invalid lines in $HPCACCEL_METRICS."""
     history: list[Attempt] = field(default_factory=list)
     overrides: dict[str, Any] = field(default_factory=dict)
-    """What this task of an array has of its own."""
+    """For a task of an array or a trial of a sweep: the settings that are its own."""
     tasks: list[Overview] = field(default_factory=list)
-    """Of an array."""
+    """For an array: its tasks."""
     asked: float | None = None
-    """When Slurm was asked for the state; None where it did not need to be."""
+    """When Slurm was queried for the state; None if no query was needed."""
     note: str = ""
-    """Why that is not newer."""
+    """Why the state may be outdated; empty if it is current."""
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict without NaN or infinity, which JSON does not have: they become None."""
@@ -72,7 +77,7 @@ class Overview:
 
 
 def overview(run: RunDir, status: RunStatus) -> Overview:
-    """Gather what the run directory says about a run whose ``status`` is known."""
+    """Read the overview of a run with the given ``status`` from its directory."""
     record = read_record(run)
     metrics = Metrics(run)
     metrics.read()
@@ -117,12 +122,12 @@ def overview(run: RunDir, status: RunStatus) -> Overview:
 def _failure(status: RunStatus, attempts: list[Attempt]) -> dict[str, str]:
     end = attempts[-1].end if attempts else None
     if end is None or not (status.state == "failed" or (status.state == "cancelled" and end.error_class)):
-        return {}  # what somebody has cancelled himself has no cause to be shown
+        return {}  # among others, a run that was cancelled without a failure
     return {"error_class": end.error_class or "", "advice": end.advice}
 
 
 def _slow_ranks(run: RunDir, attempts: list[Attempt]) -> list[dict[str, Any]]:
-    """As they were when that changed last."""
+    """The slow ranks in the newest line of the last attempt's stragglers file."""
     if not attempts:
         return []
     lines = [line for line, _ in read_lines(run.stragglers(attempts[-1].number))]
@@ -135,3 +140,53 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow:
+    """A run as shown by ``list``; ``document`` is its complete overview as JSON text."""
+
+    run_id: str
+    name: str
+    job_id: str
+    created: float
+    state: str
+    error_class: str
+    attempts: int
+    step: int | None
+    total_steps: int | None
+    last_loss: float | None
+    overrides: dict[str, Any]
+    asked: float | None
+    note: str
+    document: str
+
+    @classmethod
+    def of(cls, run: Overview) -> RunRow:
+        shown = {item.name: getattr(run, item.name) for item in fields(cls) if item.name != "document"}
+        return cls(document=json.dumps(run.to_json(), ensure_ascii=False, allow_nan=False), **shown)
+
+    def to_json(self) -> dict[str, Any]:
+        plain: dict[str, Any] = json.loads(self.document)
+        return plain
+
+
+_NAMES = tuple(item.name for item in fields(RunRow))
+
+
+def listed(runs: Sequence[RunDir]) -> list[RunRow]:
+    """The rows of ``runs``. Ended runs are cached until their directory changes."""
+    cached = CachedOverview("list")
+    found: dict[Path, RunRow] = {}
+    for run in runs:
+        value = cached.recall(run.path)
+        if value is not None and value.keys() == set(_NAMES):
+            found[run.path] = RunRow(**value)
+    others = [run for run in runs if run.path not in found]
+    looks = {run.path: look_at(run) for run in others}
+    for run, now in zip(others, statuses(others), strict=True):
+        shown = found[run.path] = RunRow.of(overview(run, now))
+        if now.ended and not now.tasks and read_facts(run).settled is not None:
+            cached.keep(looks[run.path], {name: getattr(shown, name) for name in _NAMES})
+    cached.write()
+    return [found[run.path] for run in runs]

@@ -1,4 +1,4 @@
-"""Runs as tables."""
+"""Runs on a terminal: the table of ``list``, the facts of ``status``, and the summary at the end."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import TextIO
 
 from rich.console import Console
 
-from hpcaccel.view.events import describe_end
-from hpcaccel.view.formatting import clean, clock_time, duration, number, step_of
-from hpcaccel.view.listing import Listed
-from hpcaccel.view.run_overview import Overview
+from hpcaccel.core.formatting import clean, clock_time, duration, number, percent, step_of
+from hpcaccel.view.run_overview import Overview, RunRow
 from hpcaccel.view.text_tables import Cell, Column, Styled, console_for, print_facts, print_table
+from hpcaccel.view.watch import describe_end
 
-__all__ = ["print_runs", "print_status", "state_text"]
+__all__ = ["print_runs", "print_status", "state_text", "summary"]
 
 _STYLE = {
     "running": "green",
@@ -29,12 +28,12 @@ _STYLE = {
 }
 
 
-def print_runs(runs: Sequence[Overview | Listed], *, stream: TextIO | None = None) -> None:
-    """One line a run, in the order given. A narrow terminal has no room for all: name, state and loss stay."""
+def print_runs(runs: Sequence[Overview | RunRow], *, stream: TextIO | None = None) -> None:
+    """Print a line for each run, in the given order. A narrow terminal shows only run id, name, state and loss."""
     _print_runs(runs, Column(title="NAME"), console_for(stream))
 
 
-def _print_runs(runs: Sequence[Overview | Listed], called: Column, console: Console) -> None:
+def _print_runs(runs: Sequence[Overview | RunRow], called: Column, console: Console) -> None:
     columns = (
         Column(title="RUN"),
         called,
@@ -48,7 +47,7 @@ def _print_runs(runs: Sequence[Overview | Listed], called: Column, console: Cons
     print_table(columns, (_run(run, called.title) for run in runs), console=console)
 
 
-def _run(run: Overview | Listed, called: str) -> list[Cell | tuple[Cell, Cell]]:
+def _run(run: Overview | RunRow, called: str) -> list[Cell | tuple[Cell, Cell]]:
     created = clock_time(run.created) if run.created else "-"
     return [
         run.run_id,
@@ -63,7 +62,7 @@ def _run(run: Overview | Listed, called: str) -> list[Cell | tuple[Cell, Cell]]:
 
 
 def print_status(run: Overview, *, stream: TextIO | None = None) -> None:
-    """Everything about one run, with its attempts."""
+    """Print all facts about one run, with its attempts."""
     console = console_for(stream)
     print_facts(_facts(run), console=console)
     if run.history:
@@ -74,13 +73,13 @@ def print_status(run: Overview, *, stream: TextIO | None = None) -> None:
         _print_runs(run.tasks, Column(title="WITH", wraps=20), console)
 
 
-def _state(run: Overview | Listed) -> Styled:
-    """With what a failure was."""
+def _state(run: Overview | RunRow) -> Styled:
+    """The state, with the error class of a failure."""
     state, style = state_text(run.state)
     return Styled(f"{state} ({clean(run.error_class)})" if run.error_class else state, style)
 
 
-def _changed(run: Overview | Listed) -> str:
+def _changed(run: Overview | RunRow) -> str:
     return clean(" ".join(f"{key}={value}" for key, value in run.overrides.items()))
 
 
@@ -98,10 +97,13 @@ def _facts(run: Overview) -> list[tuple[str, Cell | Sequence[Cell]]]:
         ("steps lost", str(run.steps_lost)),
     ]
     if run.ettr and run.goodput:
-        spent = f"{100 * run.ettr:.1f} % of all, {100 * run.goodput:.1f} % of that with nodes (see hpcaccel report)"
-        rows.append(("time trained", spent))
+        spent = f"{percent(run.ettr)} overall, {percent(run.goodput)} of the time with nodes (see hpcaccel report)"
+        rows.append(("training", spent))
     if run.slow_ranks:
-        slow = [f"rank {one['rank']} on {clean(one['node'])} ({one['ratio']:g} x the others)" for one in run.slow_ranks]
+        slow = [
+            f"rank {one['rank']} on {clean(one['node'])} ({one['ratio']:g} x as slow as the others)"
+            for one in run.slow_ranks
+        ]
         rows.append(("slow ranks", Styled(", ".join(slow), "yellow")))
     rows += [(clean(name), number(value)) for name, value in run.values.items()]
     if run.metrics_warning:
@@ -133,5 +135,39 @@ def _print_attempts(run: Overview, console: Console) -> None:
 
 
 def state_text(state: str) -> Styled:
-    """A state of a run or a trial in its colour."""
+    """The state of a run or a trial in its colour."""
     return Styled(state, _STYLE.get(state, ""))
+
+
+def summary(run: Overview) -> str:
+    """A run in a few lines: state, attempts, steps, first and last loss, checkpoint, and directory."""
+    lines = [f"{clean(run.name)} {run.run_id}: {run.state}"]
+    if run.state not in ("completed", "running", "pending"):
+        lines.append(f"reason: {_reason(run)}")
+    if run.advice:
+        lines.append(f"advice: {clean(run.advice)}")
+    if run.tasks:
+        return "\n  ".join([*lines, *map(_task, run.tasks), f"run directory: {clean(run.path)}"])
+    lines.append(f"attempts: {run.attempts}")
+    if run.step is not None:
+        lines.append(f"steps: {step_of(run.step, run.total_steps)}")
+        lines.append(f"steps lost: {run.steps_lost}")
+    if run.first_loss is not None and run.last_loss is not None:
+        lines.append(f"loss: first {number(run.first_loss)}, last {number(run.last_loss)}")
+    if run.checkpoint is not None:
+        lines.append(f"checkpoint: {run.checkpoint}")
+    lines.append(f"run directory: {clean(run.path)}")
+    return "\n  ".join(lines)
+
+
+def _task(task: Overview) -> str:
+    changed = ", ".join(f"{key}={value}" for key, value in task.overrides.items())
+    loss = "" if task.last_loss is None else f", loss {number(task.last_loss)}"
+    return clean(f"{task.run_id} ({changed}): {task.state} at step {step_of(task.step, task.total_steps)}{loss}")
+
+
+def _reason(run: Overview) -> str:
+    last = run.history[-1].end if run.history else None
+    if last is not None:
+        return f"attempt {run.history[-1].number} {describe_end(last)}"
+    return clean(run.detail or run.reason or "unknown")

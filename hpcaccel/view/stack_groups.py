@@ -1,33 +1,41 @@
-"""Where the ranks of a run are: asking for their stacks, reading them, and putting equal ones together."""
+"""Stacks of a run's ranks: requests a dump, reads it, and groups ranks with equal stacks."""
 
 from __future__ import annotations
 
 import re
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.core.records import Beat, from_dict
-from hpcaccel.core.run_dir import RunDir, atomic_write, read_json
-from hpcaccel.errors import RunDirectoryError
+from hpcaccel.core.durable_files import read_json
+from hpcaccel.core.rank_records import Beat
+from hpcaccel.core.records import from_dict
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.stop_requests import leave_stacks_request
 
-__all__ = ["Group", "RankStacks", "Thread", "ask", "group", "newest_dump", "wait_for_answers"]
+__all__ = ["RankStacks", "StackGroup", "Thread", "group", "newest_dump", "request_dump", "wait_for_dump"]
 
 ANSWER_SECONDS = 20.0
-"""Besides three heartbeats: the supervisor looks every second, and signals those who do not answer by themselves."""
+"""Time to wait in addition to three heartbeat intervals: the supervisor checks for requests every second, and signals
+ranks that have not written a dump."""
 LOOK_SECONDS = 0.3
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[.*\])? \(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
-_WAITING = ("/torch/distributed/", "/torch/autograd/graph.py", "/torch/cuda/", "/hpcaccel/runtime/together/")
+_WAITING = (
+    "/torch/distributed/",
+    "/torch/autograd/graph.py",
+    "/torch/cuda/",
+    "/hpcaccel/runtime/distributed/collectives/",
+    "/hpcaccel/runtime/together/",  # the folder of collectives in earlier versions
+)
 
 
 @dataclass(frozen=True)
 class Thread:
-    """One thread's calls, innermost first, as ``file:line in function``."""
+    """Calls of one thread, innermost first, as ``file:line in function``."""
 
     name: str
     calls: tuple[str, ...]
@@ -35,7 +43,7 @@ class Thread:
 
 @dataclass(frozen=True)
 class RankStacks:
-    """What one rank wrote."""
+    """The stacks of one rank."""
 
     rank: int
     node: str
@@ -48,22 +56,25 @@ class RankStacks:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Ranks whose main threads are at the same place."""
+class StackGroup:
+    """Ranks whose main threads have the same stack."""
 
     ranks: tuple[int, ...]
     nodes: tuple[str, ...]
     calls: tuple[str, ...]
-    """Innermost first; empty for ranks that have written nothing."""
+    """Calls, innermost first; empty for ranks without a dump."""
     waits: bool
-    """Whether that place is one where ranks wait for each other or for their device."""
+    """Whether the ranks are waiting for each other or for their device."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def ask(run: RunDir, attempt: int) -> dict[int, int]:
-    """Leave a request; how much each rank had written before, by rank. Nothing is asked where no rank can answer.
+def request_dump(run: RunDir, attempt: int) -> dict[int, int]:
+    """Request a dump of the stacks, unless no rank has a heartbeat file.
+
+    Returns:
+        Size in bytes of each rank's dump file before the request, by rank; empty if no rank has a heartbeat file.
 
     Raises:
         RunDirectoryError: the request cannot be written.
@@ -71,16 +82,13 @@ def ask(run: RunDir, attempt: int) -> dict[int, int]:
     before = {rank: _size(run, attempt, rank) for rank in _ranks(run, attempt)}
     if not before:
         return {}
-    path = run.control / f"stacks-{time.time_ns()}-{secrets.token_hex(2)}"
-    try:
-        atomic_write(path, "", sync=False)
-    except OSError as error:
-        raise RunDirectoryError(f"cannot leave a request in {run.control}: {error.strerror}") from None
+    leave_stacks_request(run)
     return before
 
 
-def wait_for_answers(run: RunDir, attempt: int, before: dict[int, int]) -> list[int]:
-    """Wait a bounded time until each rank has written more than ``before``; those that have not."""
+def wait_for_dump(run: RunDir, attempt: int, before: dict[int, int]) -> list[int]:
+    """Wait, for a limited time, until each rank's dump file is larger than in ``before``. Returns the ranks whose file
+    has not grown."""
     beats = [beat.interval_seconds for rank in before if (beat := _beat(run, attempt, rank)) is not None]
     deadline = time.monotonic() + ANSWER_SECONDS + 3 * max(beats, default=0.0)
     silent = list(before)
@@ -92,7 +100,7 @@ def wait_for_answers(run: RunDir, attempt: int, before: dict[int, int]) -> list[
 
 
 def newest_dump(run: RunDir, attempt: int) -> list[RankStacks]:
-    """What each rank of an attempt wrote last; ranks that never wrote are left out."""
+    """The last dump of each rank of an attempt; ranks without one are left out."""
     found = []
     for rank in _ranks(run, attempt):
         path = run.stacks(attempt) / f"{rank}.txt"
@@ -104,13 +112,14 @@ def newest_dump(run: RunDir, attempt: int) -> list[RankStacks]:
     return found
 
 
-def group(stacks: Sequence[RankStacks]) -> list[Group]:
-    """Ranks at the same place together; first those that are alone somewhere, and of these first who does not wait."""
+def group(stacks: Sequence[RankStacks]) -> list[StackGroup]:
+    """Group ranks by the stack of their main thread. The smallest groups are first; of groups of the same size, those
+    that do not wait."""
     by_place: dict[tuple[str, ...], list[RankStacks]] = {}
     for one in stacks:
         by_place.setdefault(one.main, []).append(one)
     groups = [
-        Group(
+        StackGroup(
             ranks=tuple(one.rank for one in members),
             nodes=tuple(dict.fromkeys(one.node for one in members)),
             calls=place,
@@ -124,7 +133,7 @@ def group(stacks: Sequence[RankStacks]) -> list[Group]:
 def _last_dump(text: str, *, main: str) -> list[Thread]:
     """The threads of the last dump in a file, the main thread first.
 
-    faulthandler writes the newest thread first and the main thread last; a thread that comes again begins a new dump.
+    faulthandler writes the newest thread first and the main thread last; a repeated thread begins a new dump.
     """
     dumps: list[dict[str, list[str]]] = [{}]
     calls: list[str] | None = None
@@ -137,7 +146,7 @@ def _last_dump(text: str, *, main: str) -> list[Thread]:
             calls.append(f"{match[1]}:{match[2]} in {match[3]}")
         elif line.strip():
             if dumps[-1]:
-                dumps.append({})  # the line with the time, above a dump that nobody had to signal for
+                dumps.append({})  # the line with the time, above a dump that the rank wrote without a signal
             calls = None
     threads = [Thread(name, tuple(lines)) for name, lines in (dumps[-1] or dumps[max(0, len(dumps) - 2)]).items()]
     first = next((thread for thread in threads if thread.name == main), threads[-1] if threads else None)
@@ -156,7 +165,7 @@ def _beat(run: RunDir, attempt: int, rank: int) -> Beat | None:
 def _size(run: RunDir, attempt: int, rank: int) -> int:
     path: Path = run.stacks(attempt) / f"{rank}.txt"
     try:
-        with path.open("rb") as file:  # opened: NFS answers from its memory where a file is only looked at
+        with path.open("rb") as file:  # open it: NFS clients return a cached size for stat(2)
             return file.seek(0, 2)
     except FileNotFoundError:
         return 0

@@ -1,47 +1,52 @@
-"""What the drawings of a sweep show, and their colours."""
+"""Data shown in the plots of a sweep, their colours, and the tooltips shown by a browser.
+
+Tooltips need no script: matplotlib writes an artist's ``gid`` as the id of its group, and each such group, or each of
+its points, gets an SVG ``title``.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
-from hpcaccel.sweeps.curves import Rung
-from hpcaccel.sweeps.importances import Importances
+from hpcaccel.sweeps.analysis import Importances, Rung
 from hpcaccel.sweeps.journal_reader import TrialRecord
 from hpcaccel.sweeps.results import Goal
 
-__all__ = ["BAD", "BEST", "DIM", "GOOD", "INK", "SweepData", "shown"]
+__all__ = ["BAD", "BEST", "DIM", "GOOD", "INK", "SweepData", "are_trials", "is_trial", "shown", "with_titles"]
 
 GOOD, DIM, BAD, BEST, INK = "#2a6fbb", "#b9c0c8", "#c8553d", "#e08e0b", "#2f3640"
-"""Complete, pruned, failed, the best one, and what is written: colours that colour-blind people tell apart."""
+"""Colours of complete, pruned and failed trials, the best trial, and text: distinguishable for colour-blind people."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepData:
-    """What is drawn."""
+    """The data of all plots of a sweep."""
 
     goal: Goal
     trials: Sequence[TrialRecord]
     best: TrialRecord | None
     curves: Mapping[int, Sequence[tuple[int, float]]]
-    """The first metric by step, of each trial that has a curve."""
+    """The first metric by step, for each trial that has a curve."""
     importances: Importances
     rungs: Sequence[Rung]
     log_parameters: frozenset[str] = frozenset()
-    """Those that are searched on a logarithmic scale."""
+    """Parameters searched on a logarithmic scale."""
     lines: frozenset[int] = frozenset()
-    """The trials that get a line of their own; of a large sweep the best ones, and others at equal distances."""
+    """Trials drawn as lines. In a large sweep: the best ones and an evenly spaced selection of the rest."""
     points: list[Sequence[TrialRecord]] = field(default_factory=list)
-    """What was drawn as points: see ``sweep_hover``."""
+    """The trials of each scatter plot, in the order of its points, for their tooltips: see ``with_titles``."""
 
     @property
     def metric(self) -> str:
         return self.goal.metrics[0]
 
     def with_value(self, *states: str) -> list[TrialRecord]:
-        """Trials in one of these states that have a finite first value."""
+        """Trials in one of these states with finite values."""
         return [
             trial
             for trial in self.trials
@@ -50,5 +55,61 @@ class SweepData:
 
 
 def shown(value: Any) -> str:
-    """A value at an axis."""
+    """Text of a value, for an axis, a tooltip or a table."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+_LINE, _POINTS = "trial", "trials"
+_GROUP = re.compile(r'<g id="(?:[a-z]+-)?(trials?)-([0-9_]+)">')
+
+
+def is_trial(artist: Any, number: int, part: int = 0) -> None:
+    """Mark ``artist`` as a line of trial ``number``. Several lines of one trial in a plot have different ``part``s."""
+    artist.set_gid(f"{_LINE}-{number}_{part}")
+
+
+def are_trials(artist: Any, place: int) -> None:
+    """Mark ``artist`` as having a point for each trial in ``points[place]`` (``points``: see ``with_titles``)."""
+    artist.set_gid(f"{_POINTS}-{place}")
+
+
+def with_titles(text: str, data: SweepData, points: Sequence[Sequence[TrialRecord]]) -> str:
+    """The SVG ``text`` with a ``title`` element, shown as a tooltip, for each trial in it."""
+    names = {trial.number: _title(trial, data) for trial in data.trials}
+    found, behind = [], 0
+    for match in _GROUP.finditer(text):
+        found.append(text[behind : match.end()])
+        behind = match.end()
+        if match[1] == _LINE:
+            found.append(names[int(match[2].partition("_")[0])])
+            continue
+        end = _end_of_group(text, behind)
+        titles = [names[trial.number] for trial in points[int(match[2])]]
+        found.append(_points(text[behind:end], titles))
+        behind = end
+    return "".join([*found, text[behind:]])
+
+
+def _end_of_group(text: str, begin: int) -> int:
+    """Index of the end of the group whose content begins at ``begin``."""
+    depth = 1
+    for tag in re.finditer(r"<g[ >]|</g>", text[begin:]):
+        depth += 1 if tag[0] != "</g>" else -1
+        if not depth:
+            return begin + tag.start()
+    return len(text)
+
+
+def _points(group: str, titles: Sequence[str]) -> str:
+    marks = re.findall(r"<use [^>]*/>", group)
+    if len(marks) != len(titles):
+        return group  # another version of matplotlib writes points differently: no titles
+    left = iter(titles)
+    return re.sub(r"<use ([^>]*)/>", lambda mark: f"<use {mark[1]}>{next(left)}</use>", group)
+
+
+def _title(trial: TrialRecord, data: SweepData) -> str:
+    values = [f"{name} {value:.5g}" for name, value in zip(data.goal.metrics, trial.values or (), strict=False)]
+    params = [f"{path} = {shown(value)}" for path, value in trial.params.items()]
+    lines = "\n".join([f"trial {trial.number}, {trial.state}", *values, *params])
+    return f"<title>{escape(lines)}</title>"

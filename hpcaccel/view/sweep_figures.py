@@ -1,4 +1,4 @@
-"""The drawings of a sweep, each on axes that somebody else made. matplotlib is needed by whoever made them."""
+"""The plots of a sweep, drawn with matplotlib on axes that the caller passes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpcaccel.sweeps.journal_reader import TrialRecord
-from hpcaccel.view.sweep_data import BAD, BEST, DIM, GOOD, INK, SweepData
-from hpcaccel.view.sweep_hover import are_trials, is_trial
+from hpcaccel.view.sweep_data import BAD, BEST, DIM, GOOD, INK, SweepData, are_trials, is_trial
 from hpcaccel.view.sweep_parallel import draw_parallel
 
 if TYPE_CHECKING:
@@ -19,11 +18,11 @@ __all__ = ["PANELS", "Panel"]
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One drawing."""
+    """One plot of a sweep."""
 
     title: str
     about: str
-    """What it shows, in a sentence."""
+    """Its caption."""
     draw: Callable[[Axes, SweepData], None]
     wide: bool = False
     wanted: Callable[[SweepData], bool] = lambda data: True
@@ -35,7 +34,7 @@ def value_of(trial: TrialRecord) -> float:
 
 
 def draw_history(axes: Axes, data: SweepData) -> None:
-    """Each trial's value, and the best so far."""
+    """Draw each trial's value, and the best value so far."""
     complete, pruned = data.with_value("complete"), data.with_value("pruned")
     failed = [trial for trial in data.trials if trial.state == "failed"]
     _points(axes, data, pruned, s=14, color=DIM, label=f"pruned ({len(pruned)})", zorder=2)
@@ -60,7 +59,7 @@ def draw_history(axes: Axes, data: SweepData) -> None:
 
 
 def draw_curves(axes: Axes, data: SweepData) -> None:
-    """The metric of each trial on its way."""
+    """Draw the metric of each trial by step."""
     for trial in data.trials:
         points = data.curves.get(trial.number)
         if not points or trial.number not in data.lines or (data.best is not None and trial.number == data.best.number):
@@ -88,13 +87,13 @@ def draw_curves(axes: Axes, data: SweepData) -> None:
 
 
 def draw_rungs(axes: Axes, data: SweepData) -> None:
-    """How many trials came to each rung, and how many were ended there."""
+    """Draw how many trials reached each rung, and how many were pruned there."""
     places = range(len(data.rungs))
     reached = [rung.reached for rung in data.rungs]
     ended = [rung.ended for rung in data.rungs]
     on = [came - left for came, left in zip(reached, ended, strict=True)]
-    axes.barh(places, on, color=GOOD, label="went on", height=0.7)
-    axes.barh(places, ended, left=on, color=DIM, label="ended here", height=0.7)
+    axes.barh(places, on, color=GOOD, label="continued", height=0.7)
+    axes.barh(places, ended, left=on, color=DIM, label="pruned here", height=0.7)
     for place, rung in zip(places, data.rungs, strict=True):
         axes.annotate(str(rung.reached), (rung.reached, place), xytext=(4, 0), textcoords="offset points", va="center",
                       fontsize=8, color=INK)  # fmt: skip
@@ -107,7 +106,7 @@ def draw_rungs(axes: Axes, data: SweepData) -> None:
 
 
 def draw_importances(axes: Axes, data: SweepData) -> None:
-    """Each parameter's share."""
+    """Draw the importance of each parameter."""
     names = list(data.importances.shares)
     shares = [100 * data.importances.shares[name] for name in names]
     axes.barh(range(len(names)), shares, color=GOOD, height=0.7)
@@ -117,16 +116,16 @@ def draw_importances(axes: Axes, data: SweepData) -> None:
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.margins(x=0.15)
-    where = "at their end" if data.importances.step is None else f"at step {data.importances.step}"
+    where = "at the end" if data.importances.step is None else f"at step {data.importances.step}"
     axes.set_xlabel(f"% of the difference between good and other trials, {where}")
 
 
 def draw_front(axes: Axes, data: SweepData) -> None:
-    """Two metrics against each other."""
+    """Draw two metrics against each other."""
     complete = data.with_value("complete")
     costs = {trial.number: data.goal.cost(trial.values or ()) for trial in complete}
     front = [trial for trial in complete if not any(_beats(other, costs[trial.number]) for other in costs.values())]
-    for trials, colour, label in ((complete, GOOD, "complete"), (front, BEST, "none is better in both")):
+    for trials, colour, label in ((complete, GOOD, "complete"), (front, BEST, "Pareto front")):
         pairs = [(trial.values or [])[:2] for trial in trials]
         drawn = axes.scatter([x for x, _ in pairs], [y for _, y in pairs], s=24, color=colour, label=label, zorder=3)
         are_trials(drawn, len(data.points))
@@ -143,32 +142,32 @@ def draw_front(axes: Axes, data: SweepData) -> None:
 PANELS = (
     Panel(
         title="Parallel coordinates",
-        about="A line for each trial, from parameters to value: dark ones are good, grey ones were ended early.",
+        about="One line per trial, from its parameters to its value. Dark: good value; grey: pruned.",
         draw=draw_parallel,
         wide=True,
     ),
-    Panel(title="History", about="What each trial came to, in the order in which they began.", draw=draw_history),
+    Panel(title="History", about="The value of each trial, in order of start.", draw=draw_history),
     Panel(
         title="Learning curves",
-        about="The metric on the way; dotted lines are rungs.",
+        about="The metric at each step. Dotted lines are rungs.",
         draw=draw_curves,
         wanted=lambda data: any(data.curves.values()),
     ),
     Panel(
         title="Rungs",
-        about="How many trials came to each rung, and how many were ended there.",
+        about="Number of trials that reached each rung, and number pruned there.",
         draw=draw_rungs,
         wanted=lambda data: bool(data.rungs),
     ),
     Panel(
         title="Importance",
-        about="What each parameter has to do with a trial being good (PED-ANOVA); a hint, with few trials.",
+        about="Importance of each parameter for good values (PED-ANOVA). With few trials, a rough estimate only.",
         draw=draw_importances,
         wanted=lambda data: bool(data.importances.shares),
     ),
     Panel(
         title="Front",
-        about="Two metrics against each other.",
+        about="The first two metrics of each trial, and the Pareto front.",
         draw=draw_front,
         wanted=lambda data: len(data.goal.metrics) > 1,
     ),
@@ -182,7 +181,7 @@ def _points(axes: Axes, data: SweepData, trials: Sequence[TrialRecord], **style:
 
 
 def _legend(axes: Axes) -> None:
-    """Below the drawing, where it hides nothing."""
+    """Put the legend below the plot, where it covers nothing."""
     axes.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.17), borderaxespad=0.0)
 
 
@@ -191,7 +190,7 @@ def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def _value_axis(axes: Axes, data: SweepData) -> None:
-    """Logarithmic where values differ by magnitudes; and no outlier may flatten all the others."""
+    """Label the value axis, with a logarithmic scale if the values differ by more than a factor of 20."""
     axes.set_ylabel(data.metric)
     values = [value_of(trial) for trial in data.with_value("complete", "pruned")]
     if values and min(values) > 0 and max(values) > 20 * min(values):

@@ -1,4 +1,4 @@
-"""Parallel coordinates: each parameter is an upright axis of its own."""
+"""Parallel coordinates: each parameter is a vertical axis."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpcaccel.sweeps.journal_reader import TrialRecord
-from hpcaccel.view.sweep_data import BEST, DIM, INK, SweepData, shown
-from hpcaccel.view.sweep_hover import is_trial
+from hpcaccel.view.sweep_data import BEST, DIM, INK, SweepData, is_trial, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,22 +17,22 @@ if TYPE_CHECKING:
 __all__ = ["draw_parallel"]
 
 FEW_VALUES = 5
-"""So many different numbers are each written at the axis."""
+"""An axis with at most this many distinct numbers has a tick for each of them."""
 MOST_TICKS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coordinate:
-    """One upright axis, from 0 at its foot to 1 at its head."""
+    """One vertical axis, from 0 at the bottom to 1 at the top."""
 
     title: str
     places: Mapping[int, float]
-    """Where each trial crosses it, by number; trials to which it does not apply are not there."""
+    """Position of each trial on the axis, by trial number. Trials without the parameter are left out."""
     ticks: list[tuple[float, str]]
 
 
 def draw_parallel(axes: Axes, data: SweepData) -> None:
-    """A line for each trial through its parameters to its value."""
+    """Draw a line for each trial through its parameters to its value."""
     from matplotlib import colormaps
 
     trials = [trial for trial in data.with_value("complete", "pruned") if trial.number in data.lines]
@@ -92,7 +91,7 @@ def _metrics(data: SweepData, trials: Sequence[TrialRecord]) -> list[Coordinate]
 
 
 def _scale(title: str, values: Mapping[int, float], *, log: bool) -> Coordinate:
-    """Numbers by trial."""
+    """The axis of a numeric parameter or metric."""
 
     def bent(number: float) -> float:
         return math.log10(number) if log else float(number)
@@ -112,7 +111,7 @@ def _scale(title: str, values: Mapping[int, float], *, log: bool) -> Coordinate:
 
 
 def _choices(title: str, values: Mapping[int, Any]) -> Coordinate:
-    """Each value a place of its own, in the order of their texts."""
+    """The axis of a categorical parameter, with its values in alphabetical order."""
     texts = sorted({_text(value) for value in values.values()})
     places = {text: 0.5 if len(texts) == 1 else index / (len(texts) - 1) for index, text in enumerate(texts)}
     every = -(-len(texts) // MOST_TICKS)

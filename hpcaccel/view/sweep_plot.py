@@ -1,4 +1,4 @@
-"""``sweep plot``: the drawings of a sweep in one file, a picture or a page that needs no network."""
+"""``sweep plot``: writes the plots of a sweep to one file, an image or a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcaccel.core.run_dir import SweepDir, atomic_write
+from hpcaccel.core.durable_files import atomic_write
+from hpcaccel.core.formatting import clock_time
+from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import UserError
-from hpcaccel.sweeps.curves import curve, rungs
-from hpcaccel.sweeps.importances import importances
+from hpcaccel.sweeps.analysis import curve, importances, rungs
 from hpcaccel.sweeps.journal_reader import TrialRecord
 from hpcaccel.sweeps.results import best_first
 from hpcaccel.sweeps.sweep_handle import Sweep
 from hpcaccel.sweeps.sweep_overview import SweepOverview
-from hpcaccel.view.formatting import clock_time
-from hpcaccel.view.sweep_data import SweepData, shown
+from hpcaccel.view.sweep_data import SweepData, shown, with_titles
 from hpcaccel.view.sweep_figures import PANELS, Panel
-from hpcaccel.view.sweep_hover import with_titles
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,28 +30,32 @@ __all__ = ["write_plot"]
 
 PICTURES = (".png", ".svg", ".pdf")
 SIZE, WIDE = (5.6, 3.5), (11.6, 3.7)
-"""Of a panel, in inches."""
+"""Size of a panel in inches."""
 MOST_CURVES = 400
 MOST_LINES = 600
-"""Of a larger sweep, the best ``MOST_CURVES`` and others at equal distances."""
+"""Maximum number of trials drawn as lines. In a larger sweep, these are the best ``MOST_CURVES`` and an evenly spaced
+selection of the rest."""
 ROWS = 20
 
 
 def write_plot(sweep: Sweep, out: Path) -> Path:
-    """Draw ``sweep`` into ``out``, whose ending says what it is to be; the whole path.
+    """Write the plots of ``sweep`` to ``out``; the suffix selects the format.
+
+    Returns:
+        The absolute path.
 
     Raises:
-        UserError: an ending that is none of ours, no matplotlib, no folder, or nothing to draw yet.
+        UserError: the suffix is unknown, matplotlib or the folder is missing, or there is nothing to draw yet.
     """
     out = out.expanduser().absolute()
     if out.suffix not in (".html", *PICTURES):
-        raise UserError(f"{out.name!r}: sweep plot writes .html, {', '.join(PICTURES)}")
+        raise UserError(f"{out.name!r} does not have a supported suffix (allowed: .html, {', '.join(PICTURES)})")
     if not out.parent.is_dir():
-        raise UserError(f"there is no folder {out.parent}")
+        raise UserError(f"the directory {out.parent} does not exist")
     _need_matplotlib()
     data = _gather(sweep)
     if not data.with_value("complete", "pruned"):
-        raise UserError(f"no trial of sweep {sweep.run_id} has a value yet: there is nothing to draw")
+        raise UserError(f"no trial of sweep {sweep.run_id} has a value yet: there is nothing to plot")
     panels = [panel for panel in PANELS if panel.wanted(data)]
     if out.suffix == ".html":
         atomic_write(out, _page(sweep, data, panels))
@@ -64,7 +67,7 @@ def write_plot(sweep: Sweep, out: Path) -> Path:
 def _need_matplotlib() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError(
-            f"sweep plot needs matplotlib, which {sys.executable} does not have: pip install 'hpcaccel[plot]'"
+            f"sweep plot needs matplotlib, which is not installed for {sys.executable}: pip install 'hpcaccel[plot]'"
         )
 
 
@@ -97,7 +100,8 @@ def _lines(trials: list[TrialRecord], leaders: list[int]) -> frozenset[int]:
 def _curves(
     sweep: SweepDir, trials: list[TrialRecord], leaders: list[int], metric: str
 ) -> dict[int, list[tuple[int, float]]]:
-    """Of all trials, or of a large sweep the best and the first ones; of others what the journal says."""
+    """Steps and values of ``metric`` for each trial, from its metrics files. In a sweep with more than ``MOST_CURVES``
+    trials, those that are neither among the best nor among the first have only the values in the journal."""
     led = set(leaders)
     order = [*leaders, *(trial.number for trial in trials if trial.number not in led)]
     whole = set(order[:MOST_CURVES])
@@ -198,7 +202,7 @@ def _svg(panel: Panel, data: SweepData, *, wide: bool) -> str:
         figure = Figure(figsize=WIDE if wide else SIZE, layout="constrained")
         panel.draw(figure.add_subplot(), data)
         text = _saved(figure, "svg").decode()
-    # Several drawings share a page: without this the clip paths of one would be those of another.
+    # Several plots share a page, so their ids (of clip paths, for instance) must differ.
     text = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{panel.title.split()[0].lower()}-", text)
     return with_titles(text[text.index("<svg") :], data, data.points)
 

@@ -1,4 +1,4 @@
-"""Sweeps on a terminal."""
+"""Sweeps on a terminal: the facts of ``sweep status``, the table of trials, and a line for a log."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, TextIO
 
 from rich.console import Console
 
+from hpcaccel.core.formatting import clean, duration, gpu_hours, number
 from hpcaccel.sweeps.results import OWN_COLUMNS
 from hpcaccel.sweeps.sweep_overview import Found, SweepOverview
-from hpcaccel.view.formatting import clean, duration, number
 from hpcaccel.view.run_tables import state_text
 from hpcaccel.view.text_tables import Cell, Column, Styled, console_for, print_facts, print_table
 
@@ -20,7 +20,7 @@ DETAIL_LENGTH = 300
 
 
 def print_sweep(sweep: SweepOverview, *, stream: TextIO | None = None) -> None:
-    """Everything about one sweep."""
+    """Print all facts about one sweep."""
     console = console_for(stream)
     print_facts(_facts(sweep), console=console)
     if sweep.front:
@@ -29,16 +29,21 @@ def print_sweep(sweep: SweepOverview, *, stream: TextIO | None = None) -> None:
 
 
 _LEAVE_FIRST = ("attempts", "worker", "gpu_seconds", "seconds", "step")
-"""Of the columns of a table of trials, when the terminal is too narrow; after them the parameters, from the last."""
+"""Columns left out of a table of trials on a narrow terminal, in this order. After them the parameters are left out,
+starting with the last one."""
 
 
 def print_trials(
     rows: Sequence[Mapping[str, Any]], *, params: Sequence[str], stream: TextIO | None = None
 ) -> list[str]:
-    """One line a trial, in the order given; all rows have the same columns. What the terminal has no room for.
+    """Print a line for each trial, in the given order.
 
     Args:
-        params: those columns that are parameters of the search.
+        rows: values by column title, one mapping for each trial, all with the same columns.
+        params: titles of the columns that are parameters of the search.
+
+    Returns:
+        Titles of the columns that were left out because the terminal is too narrow.
     """
     titles = list(rows[0]) if rows else []
     short = _last_words(params)
@@ -63,7 +68,7 @@ def _place(title: str, params: Sequence[str]) -> int | None:
 
 
 def _last_words(params: Sequence[str]) -> dict[str, str]:
-    """``lr`` for ``args.lr``, where no other parameter or column is called so."""
+    """``lr`` for ``args.lr``, unless another parameter or column has that name."""
     words = [path.rpartition(".")[2] for path in params]
     return {
         path: word
@@ -73,11 +78,11 @@ def _last_words(params: Sequence[str]) -> dict[str, str]:
 
 
 def sweep_in_a_line(sweep: SweepOverview) -> str:
-    """For a log of how it goes."""
-    words = [_trials(sweep), _workers(sweep)]
+    """Progress of a sweep in one line, for a log."""
+    parts = [_trials(sweep), _workers(sweep)]
     if sweep.best is not None:
-        words.append(f"best {_values(sweep.best)} (trial {sweep.best.trial})")
-    return "; ".join(words)
+        parts.append(f"best {_values(sweep.best)} (trial {sweep.best.trial})")
+    return "; ".join(parts)
 
 
 def _facts(sweep: SweepOverview) -> list[tuple[str, Cell | Sequence[Cell]]]:
@@ -100,7 +105,7 @@ def _facts(sweep: SweepOverview) -> list[tuple[str, Cell | Sequence[Cell]]]:
     if sweep.seconds_left is not None:
         rows.append(("time left", f"about {duration(sweep.seconds_left)}"))
     rows += [
-        ("failed", Styled(f"{failure.count} × {clean(failure.error_class)}, the last is trial {failure.trial}: "
+        ("failed", Styled(f"{failure.count} × {clean(failure.error_class)}, most recently trial {failure.trial}: "
                           f"{clean(failure.detail)[:DETAIL_LENGTH]}", "red"))
         for failure in sweep.failures
     ]  # fmt: skip
@@ -119,7 +124,7 @@ def _trials(sweep: SweepOverview) -> str:
     words = {"running": "interrupted"} if sweep.ended else {}
     counted = [f"{sweep.trials[state]} {words.get(state, state)}" for state in TRIALS if sweep.trials.get(state)]
     most = "" if sweep.max_trials is None else f" of {sweep.max_trials}"
-    again = f", and {sweep.again} once more" if sweep.again else ""
+    again = f", and {sweep.again} continued" if sweep.again else ""
     return f"{begun}{most}{again}{': ' if counted else ''}{', '.join(counted)}"
 
 
@@ -130,7 +135,7 @@ def _workers(sweep: SweepOverview) -> str:
 
 
 def _spent(sweep: SweepOverview) -> str:
-    spent = f"{sweep.gpu_hours:.1f}" if sweep.gpu_hours >= 10 else f"{sweep.gpu_hours:.2g}"
+    spent = gpu_hours(sweep.gpu_hours)
     return spent if sweep.max_gpu_hours is None else f"{spent} of {sweep.max_gpu_hours:g}"
 
 
@@ -150,7 +155,7 @@ def _print_front(sweep: SweepOverview, console: Console) -> None:
     columns = (
         Column(title="BEST TRIALS", right=True),
         *(Column(title=clean(name), right=True) for name in sweep.metrics),
-        Column(title="WITH", wraps=20),
+        Column(title="PARAMETERS", wraps=20),
     )
     rows = [(str(found.trial), *map(number, found.values.values()), _params(found)) for found in sweep.front]
     print_table(columns, rows, console=console)

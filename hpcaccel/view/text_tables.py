@@ -1,6 +1,6 @@
-"""Tables that fit their terminal: columns are shortened or left out in a stated order, and what names a thing is whole.
+"""Draws tables that fit the terminal: columns are shortened or left out in a given order; names are never cut.
 
-Where the output is no terminal, nothing is left out or wrapped, and no line ends in blanks.
+If the output is not a terminal, nothing is left out or wrapped, and no line ends in blanks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.segment import Segment, Segments
 __all__ = ["COLUMNS_THERE", "Cell", "Column", "Styled", "console_for", "has_a_terminal", "print_facts", "print_table"]
 
 COLUMNS_THERE = "HPCACCEL_TERMINAL_COLUMNS"
-"""How wide the terminal is whose user has asked for this command over SSH; not set where that output is no terminal."""
+"""Environment variable: width of the user's terminal for a command run over SSH; unset without a terminal."""
 
 UNLIMITED = 1_000_000
 GAP = "  "
@@ -40,20 +40,21 @@ Line = list[Styled]
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column of a table. Of ``leaves`` and ``shortens``, the smallest number gives way first; None: it never does."""
+    """A column of a table. Columns are shortened (``shortens``) and left out (``leaves``) in ascending order of these
+    numbers until the table fits; None: never."""
 
     title: str
     right: bool = False
     wraps: int | None = None
-    """The least width down to which cells are wrapped at blanks; None: they stay on one line."""
+    """Least width to which cells are wrapped at blanks; None: they stay on one line."""
     leaves: int | None = None
     shortens: int | None = None
-    """When the short forms of its cells are taken."""
+    """Position in that order at which the short forms of the column's cells replace the full ones."""
     short_title: str = ""
 
 
 def has_a_terminal(stream: TextIO | None = None) -> bool:
-    """Whether a person reads this, at a terminal of this machine or of the one that asked over SSH."""
+    """Whether the output goes to a terminal, on this machine or, over SSH, on the user's machine."""
     return (sys.stdout if stream is None else stream).isatty() or _columns_there() is not None
 
 
@@ -65,10 +66,13 @@ def console_for(stream: TextIO | None) -> Console:
 def print_table(
     columns: Sequence[Column], rows: Iterable[Sequence[Cell | tuple[Cell, Cell]]], *, console: Console
 ) -> list[str]:
-    """Print ``rows`` under the columns' titles; the titles of those that had to be left out.
+    """Print ``rows`` under the columns' titles.
 
     Args:
-        rows: a cell for each column; of a pair, the second one is the short form.
+        rows: for each column a cell, or a pair of a cell and its short form.
+
+    Returns:
+        The titles of columns that were left out.
     """
     fitted = _Fitted(columns, list(rows))
     fitted.fit(console.width)
@@ -77,7 +81,7 @@ def print_table(
 
 
 def print_facts(facts: Iterable[tuple[str, Cell | Sequence[Cell]]], *, console: Console) -> None:
-    """A line each: what it is, in bold, and its value, of which a sequence's parts stand side by side."""
+    """Print a line for each fact: its label in bold, and its value. The parts of a sequence are joined."""
     rows = [(label, [value] if isinstance(value, str | Styled) else list(value)) for label, value in facts]
     width = max((len(label) for label, _ in rows), default=0)
     lines: list[Line] = []
@@ -90,7 +94,7 @@ def print_facts(facts: Iterable[tuple[str, Cell | Sequence[Cell]]], *, console: 
 
 
 class _Fitted:
-    """A table whose columns give way until it is narrow enough."""
+    """A table whose columns are shortened or left out until it fits the terminal."""
 
     def __init__(self, columns: Sequence[Column], rows: Sequence[Sequence[Cell | tuple[Cell, Cell]]]) -> None:
         self.columns = list(columns)
@@ -100,7 +104,8 @@ class _Fitted:
         self._widths = [self._natural(place) for place in range(len(columns))]
 
     def fit(self, width: int) -> None:
-        """Take short forms and leave columns out, in their order, until it fits or nothing more may go."""
+        """Use short forms and leave columns out, in order, until the table fits ``width`` or nothing more may be
+        removed."""
         ways = [(column.shortens, column, True) for column in self.columns if column.shortens is not None]
         ways += [(column.leaves, column, False) for column in self.columns if column.leaves is not None]
         for _, column, shortens in sorted(ways, key=lambda way: way[0]):
@@ -154,7 +159,7 @@ class _Fitted:
         del self.columns[place], self._titles[place], self._cells[place], self._short[place], self._widths[place]
 
     def _share(self, width: int) -> None:
-        """Give the columns that may be wrapped what the others leave, the narrowest of them first."""
+        """Divide the remaining width among the columns that may be wrapped, the narrowest first."""
         wrapping = [place for place, column in enumerate(self.columns) if column.wraps is not None]
         kept = sum(width for place, width in enumerate(self._widths) if place not in wrapping)
         left = width - kept - len(GAP) * max(0, len(self.columns) - 1)
@@ -175,7 +180,7 @@ def _styled(cell: Cell) -> Styled:
 
 
 def _wrapped(line: Line, width: int) -> list[Line]:
-    """``line`` in lines of ``width``; a word that is longer stays whole, so that a path can be copied."""
+    """``line`` wrapped to ``width``. Words longer than ``width`` are not broken, so that a path can be copied."""
     lines: list[Line] = [[]]
     used = 0
     for text, style in line:

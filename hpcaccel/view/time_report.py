@@ -1,4 +1,4 @@
-"""How much of a run's time became training, where the rest went, and how often it should save."""
+"""Time report of a run: effective training time, time by part, and the recommended checkpoint interval."""
 
 from __future__ import annotations
 
@@ -10,50 +10,52 @@ from typing import Any
 
 from hpcaccel import checkpoint_files
 from hpcaccel.core.attempt_steps import LoggedSteps
+from hpcaccel.core.durable_files import read_json, read_lines
 from hpcaccel.core.metrics_reader import Logged
-from hpcaccel.core.records import AttemptEnd, AttemptStart, Timing, from_dict
-from hpcaccel.core.run_dir import RunDir, read_json, read_lines
-from hpcaccel.submission.run_state import read_record
-from hpcaccel.submission.status import RunStatus
+from hpcaccel.core.rank_records import Timing
+from hpcaccel.core.records import AttemptEnd, AttemptStart, from_dict
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.submission.jobs.run_state import read_record
+from hpcaccel.submission.runs.status import RunStatus
 from hpcaccel.view.attempts import Attempt, count, read_attempts
-from hpcaccel.view.goodput import HELD, Span, Work, add_up, between, split
+from hpcaccel.view.goodput import HELD, AttemptSpan, AttemptWork, add_up, between, split
 
-__all__ = ["AttemptReport", "Interval", "Report", "report"]
+__all__ = ["AttemptReport", "Interval", "TimeReport", "report"]
 
 FAR_OFF = 2.0
-"""An interval that is longer or shorter by more than this factor deserves a word."""
+"""A checkpoint interval longer or shorter than recommended by more than this factor is reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptReport:
-    """One attempt, with the time since the one before it."""
+    """One attempt, including the time since the previous attempt or the submission."""
 
     attempt: int
     reason: str | None
-    """None while it goes on."""
+    """Why the attempt ended; None while it is running, or if its end was not recorded."""
     seconds: dict[str, float]
-    """By part, see ``goodput.PARTS``."""
+    """Seconds by part; see ``goodput.PARTS``."""
     steps: int
     steps_lost: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """How often to save: so that saves and lost steps together cost least (Young, 1974)."""
+    """The checkpoint interval with the least total cost of saves and lost steps (Young, 1974)."""
 
     saves: int
     save_cost_seconds: float
-    """For how long training stands still, on average."""
+    """Mean time for which a save blocks training."""
     interruptions: int
-    """Attempts that failed, were lost, or had to leave without a save."""
+    """Attempts that failed, were lost, or lost steps."""
     seconds_between_interruptions: float | None
-    """With nodes, on average; None while there was no interruption."""
+    """Mean time with nodes between interruptions; None without an interruption."""
     step_seconds: float
     suggested_seconds: float | None
     """√(2 · save cost · time between interruptions)"""
     suggested_steps: int | None
     present_seconds: float | None
-    """As the spec has it; None: it does not save in between."""
+    """The interval in the spec; None: the run saves only when it ends."""
 
     @property
     def far_off(self) -> bool:
@@ -64,14 +66,14 @@ class Interval:
         return not 1 / FAR_OFF <= self.present_seconds / self.suggested_seconds <= FAR_OFF
 
     def cost(self, seconds: float) -> float:
-        """The share of the time that an interval of so many seconds costs, saves and lost steps together."""
+        """Share of the time that an interval of ``seconds`` costs, by saves and lost steps."""
         assert self.seconds_between_interruptions is not None
         return self.save_cost_seconds / seconds + seconds / 2 / self.seconds_between_interruptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """Of one run, or of all tasks of an array together."""
+class TimeReport:
+    """Report on one run, or on all tasks of an array together."""
 
     run_id: str
     name: str
@@ -79,12 +81,12 @@ class Report:
     seconds: dict[str, float]
     """All time since the submission, by part."""
     steps: int
-    """That count."""
+    """Number of steps that were not lost."""
     steps_lost: int
     attempts: list[AttemptReport] = field(default_factory=list)
     interval: Interval | None = None
-    """None where no step or no save is known."""
-    tasks: list[Report] = field(default_factory=list)
+    """None if no step time or no save was recorded."""
+    tasks: list[TimeReport] = field(default_factory=list)
 
     @property
     def total_seconds(self) -> float:
@@ -92,17 +94,17 @@ class Report:
 
     @property
     def held_seconds(self) -> float:
-        """For how long it had nodes."""
+        """Time during which the run had nodes."""
         return sum(self.seconds[part] for part in HELD)
 
     @property
     def ettr(self) -> float | None:
-        """Effective training time: the share of all time since the submission, without pauses."""
+        """Effective training time ratio: share of training in all time since the submission, without pauses."""
         return _share(self.seconds["training"], self.total_seconds - self.seconds["paused"])
 
     @property
     def goodput(self) -> float | None:
-        """The share of the time with nodes."""
+        """Share of training in the time with nodes."""
         return _share(self.seconds["training"], self.held_seconds)
 
     def to_json(self) -> dict[str, Any]:
@@ -118,8 +120,8 @@ class Report:
         return plain
 
 
-def report(run: RunDir, status: RunStatus, *, now: float | None = None) -> Report:
-    """Gather what the run directory says about a run whose ``status`` is known."""
+def report(run: RunDir, status: RunStatus, *, now: float | None = None) -> TimeReport:
+    """Read the report on a run with the given ``status`` from its directory."""
     now = time.time() if now is None else now
     if status.tasks:
         return _together(status, [report(run.task(i), task, now=now) for i, task in enumerate(status.tasks)])
@@ -139,7 +141,7 @@ def report(run: RunDir, status: RunStatus, *, now: float | None = None) -> Repor
         )
         for span, wait, work, one in zip(spans, waits, works, counts, strict=True)
     ]
-    return Report(
+    return TimeReport(
         run_id=status.run_id,
         name=status.name,
         state=status.state,
@@ -151,8 +153,8 @@ def report(run: RunDir, status: RunStatus, *, now: float | None = None) -> Repor
     )
 
 
-def _together(status: RunStatus, tasks: list[Report]) -> Report:
-    return Report(
+def _together(status: RunStatus, tasks: list[TimeReport]) -> TimeReport:
+    return TimeReport(
         run_id=status.run_id,
         name=status.name,
         state=status.state,
@@ -166,14 +168,14 @@ def _together(status: RunStatus, tasks: list[Report]) -> Report:
 # -- the attempts ---------------------------------------------------------------------------------------------------
 
 
-def _span(run: RunDir, attempt: Attempt, start: AttemptStart, now: float, goes_on: bool) -> Span:
+def _span(run: RunDir, attempt: Attempt, start: AttemptStart, now: float, goes_on: bool) -> AttemptSpan:
     value = read_json(run.timing(attempt.number))
     ended = now
     if attempt.end is not None:
         ended = start.time + attempt.end.seconds
-    elif not goes_on:  # its batch step is gone without a word: nothing later than its last step is known
+    elif not goes_on:  # its batch step recorded no end: the last step is the last known moment
         ended = attempt.steps.last_time or start.time
-    return Span(
+    return AttemptSpan(
         start=start,
         end=attempt.end,
         ended=ended,
@@ -182,8 +184,8 @@ def _span(run: RunDir, attempt: Attempt, start: AttemptStart, now: float, goes_o
     )
 
 
-def _waits(spans: Sequence[Span], *, created: float) -> list[dict[str, float]]:
-    """What went before each attempt."""
+def _waits(spans: Sequence[AttemptSpan], *, created: float) -> list[dict[str, float]]:
+    """Parts of the time before each attempt."""
     before: AttemptEnd | None = None
     left, waits = created, []
     for span in spans:
@@ -192,8 +194,8 @@ def _waits(spans: Sequence[Span], *, created: float) -> list[dict[str, float]]:
     return waits
 
 
-def _since(spans: Sequence[Span], run: RunDir, status: RunStatus, *, now: float) -> dict[str, float]:
-    """The time since the last attempt of a run that waits for its nodes."""
+def _since(spans: Sequence[AttemptSpan], run: RunDir, status: RunStatus, *, now: float) -> dict[str, float]:
+    """Queue time since the last attempt if the run is waiting for nodes, else empty."""
     if status.ended or (spans and spans[-1].end is None):
         return {}
     left = spans[-1].ended if spans else read_record(run).created
@@ -203,7 +205,7 @@ def _since(spans: Sequence[Span], run: RunDir, status: RunStatus, *, now: float)
 # -- how often to save ----------------------------------------------------------------------------------------------
 
 
-def _interval(run: RunDir, spans: Sequence[Span], works: Sequence[Work]) -> Interval | None:
+def _interval(run: RunDir, spans: Sequence[AttemptSpan], works: Sequence[AttemptWork]) -> Interval | None:
     steps = [(work.step_seconds, work.steps) for work in works if work.step_seconds]
     timings = [span.timing for span in spans if span.timing is not None and span.timing.saves]
     if not steps or not timings:
@@ -228,22 +230,22 @@ def _interval(run: RunDir, spans: Sequence[Span], works: Sequence[Work]) -> Inte
     )
 
 
-def _due_saves(run: RunDir, span: Span) -> list[dict[str, Any]]:
-    """Those at a stop or at the end are made in any case, and nothing trains beside them."""
+def _due_saves(run: RunDir, span: AttemptSpan) -> list[dict[str, Any]]:
+    """Records of an attempt's periodic saves. Saves at a stop or at the end do not depend on the interval."""
     return [line for line, _ in read_lines(run.saves(span.start.attempt)) if line.get("reason") == "due"]
 
 
-def _was_interrupted(span: Span, work: Work) -> bool:
+def _was_interrupted(span: AttemptSpan, work: AttemptWork) -> bool:
     return span.end is not None and (span.end.reason in ("failed", "lost") or work.steps > work.steps_kept)
 
 
 def _present(run: RunDir, step_seconds: float) -> float | None:
-    wishes: dict[str, Any] = (read_json(run.spec) or {}).get("spec", {}).get("checkpoint", {})
+    section: dict[str, Any] = (read_json(run.spec) or {}).get("spec", {}).get("checkpoint", {})
     known = []
-    if wishes.get("every_steps"):
-        known.append(wishes["every_steps"] * step_seconds)
-    if wishes.get("every_minutes"):
-        known.append(60.0 * wishes["every_minutes"])
+    if section.get("every_steps"):
+        known.append(section["every_steps"] * step_seconds)
+    if section.get("every_minutes"):
+        known.append(60.0 * section["every_minutes"])
     return min(known, default=None)
 
 

@@ -1,43 +1,44 @@
-"""Following one run: what is known about it now, taken from its directory a little at a time.
+"""Following one run: snapshots read from its directory, and the events between two of them.
 
-The files of the run directory tell most. The queue is asked seldom: sites want one or two questions a minute from a
-tool, and all that it knows better than the files is why a job waits and whether it still exists.
+Most facts come from the files of the run directory. The scheduler adds only why a job is pending and whether it still
+exists. It is queried rarely, because sites accept one or two queries per minute from a tool.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from hpcaccel.core.records import StopRequest
+from hpcaccel.core.formatting import clean, duration, number, rate, step_of
+from hpcaccel.core.records import AttemptEnd
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.submission.run_state import read_record
-from hpcaccel.submission.status import RunStatus, status
-from hpcaccel.view.attempts import Attempt, current_step, read_attempts, read_requests, total_steps
-from hpcaccel.view.metrics_follower import Metrics
+from hpcaccel.core.stop_requests import StopRequest, all_requests, pruned
+from hpcaccel.submission.jobs.run_state import read_record
+from hpcaccel.submission.runs.status import RunStatus, status
+from hpcaccel.view.attempts import Attempt, Metrics, current_step, read_attempts, total_steps
 
-__all__ = ["QUEUE_SECONDS", "Asking", "Snapshot", "Watcher"]
+__all__ = ["QUEUE_SECONDS", "BackgroundQuery", "Snapshot", "Watcher", "describe_end", "facts", "news", "state_line"]
 
 QUEUE_SECONDS = {"slurm": 15.0, "local": 1.0}
-"""How long the answer of a status query is used, for each backend. Slurm itself is asked more seldom: that is shared
-with all other processes of the user (``slurm.queue``)."""
+"""How long the result of a status query is reused, by backend. Slurm itself is queried less often: its results are
+shared among all processes of the user (``slurm.queue_cache``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What is known about a run at one moment."""
+    """The state of a run at one moment."""
 
     status: RunStatus
     attempts: list[Attempt]
     requests: list[StopRequest]
-    """What people asked for (stop, cancel), oldest first, honoured or not."""
+    """Requests of users and of the run's sweep to stop or cancel, oldest first, honoured or not."""
     step: int | None
     total_steps: int | None
     values: dict[str, float]
-    """The newest value of each name that was logged."""
+    """The newest value logged for each name."""
     seconds_left: float | None
-    """Until the last step, at the present pace, while the run is running."""
+    """Estimated time until the last step at the current pace; None if the run is not running or the pace is unknown."""
 
     @property
     def attempt(self) -> int:
@@ -45,46 +46,46 @@ class Snapshot:
         return self.attempts[-1].number if self.attempts else 0
 
 
-class Asking:
-    """A status query that answers from memory while its answer is fresh.
+class BackgroundQuery:
+    """A status query whose result is cached for some seconds.
 
     Args:
-        ask: asks the queue and the run directory for the state of the run.
-        seconds: how long an answer stays fresh.
-        clock: monotonic seconds.
+        query: reads the state of the run from the scheduler and the run directory.
+        seconds: how long a result is reused.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
-        self, ask: Callable[[], RunStatus], *, seconds: float, clock: Callable[[], float] = time.monotonic
+        self, query: Callable[[], RunStatus], *, seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._ask = ask
+        self._query = query
         self._seconds = seconds
         self._clock = clock
         self._asked = float("-inf")
         self._answer: RunStatus | None = None
 
     @classmethod
-    def about(cls, run: RunDir) -> Asking:
-        """Asks about ``run`` as often as its backend likes."""
+    def about(cls, run: RunDir) -> BackgroundQuery:
+        """The query for ``run``, at the interval of its backend."""
         first = [True]
 
-        def ask() -> RunStatus:
+        def query() -> RunStatus:
             return status(run, patient=not (first and first.pop()))
 
-        return cls(ask, seconds=QUEUE_SECONDS[read_record(run).backend])
+        return cls(query, seconds=QUEUE_SECONDS[read_record(run).backend])
 
     def now(self, *, afresh: bool = False) -> RunStatus:
-        """The answer; ``afresh``: something happened, so that the last one does not count."""
+        """The state; with ``afresh`` the cached result is not used."""
         now = self._clock()
         if self._answer is None or afresh or now - self._asked >= self._seconds:
-            self._answer, self._asked = self._ask(), now
+            self._answer, self._asked = self._query(), now
         return self._answer
 
 
 class Watcher:
-    """Reads what is new in a run directory, and asks for its status from time to time."""
+    """Reads new data in a run directory, and queries the run's status at intervals."""
 
-    def __init__(self, run: RunDir, asking: Asking) -> None:
+    def __init__(self, run: RunDir, asking: BackgroundQuery) -> None:
         self.run = run
         self.metrics = Metrics(run)
         self._asking = asking
@@ -100,7 +101,7 @@ class Watcher:
         return Snapshot(
             status=status,
             attempts=attempts,
-            requests=read_requests(self.run),
+            requests=all_requests(self.run),
             step=step,
             total_steps=total,
             values={name: value for name, (_, value) in self.metrics.last.items()},
@@ -112,3 +113,96 @@ class Watcher:
         if pace is None or step is None or total is None:
             return None
         return pace * max(0, total - step)
+
+
+_SHOWN_FIRST = ("loss", "tokens_per_second")
+_SHOWN_VALUES = 5
+"""Number of values that fit beside the bar."""
+
+_REASON = {
+    "completed": "completed",
+    "preempted": "preempted",
+    "time_limit": "time limit",
+    "stop": "stopped on request",
+    "pruned": "pruned",
+    "cancelled": "cancelled",
+    "failed": "failed",
+    "lost": "lost",
+}
+
+_COMMANDS = {
+    "requeue": "hpcaccel stop --requeue",
+    "pause": "hpcaccel stop",
+    "finish": "hpcaccel stop --finish",
+    "cancel": "hpcaccel cancel",
+}
+
+_FOLLOWS = {
+    "end": "",
+    "requeue": "requeued",
+    "restart": "the ranks restart in the same allocation",
+    "pause": "paused until `hpcaccel resume`",
+}
+
+
+def news(before: Snapshot | None, after: Snapshot) -> Iterator[str]:
+    """Lines about the events between two snapshots."""
+    for request in after.requests[len(before.requests) if before is not None else 0 :]:
+        command = _COMMANDS.get(request.then, clean(request.then))
+        yield "stop requested by its sweep" if pruned(request) else f"stop requested: {command}"
+    known = {attempt.number: attempt for attempt in before.attempts} if before is not None else {}
+    for attempt in after.attempts:
+        old = known.get(attempt.number)
+        if old is None:
+            yield f"attempt {attempt.number} started{_where(attempt)}"
+        if attempt.resumed_step and (old is None or old.resumed_step is None):
+            yield f"attempt {attempt.number} resumed from step {attempt.resumed_step}"
+        if attempt.end is not None and (old is None or old.end is None):
+            yield f"attempt {attempt.number} {describe_end(attempt.end)}"
+
+
+def describe_end(end: AttemptEnd) -> str:
+    """How an attempt ended, such as ``stopped on request: stopped at step 120, saved step_00000120; requeued``."""
+    text = _REASON.get(end.reason, end.reason)
+    if end.error_class:
+        text += f" ({end.error_class})"
+    if end.detail:
+        text += f": {end.detail}"
+    elif end.last_step is not None:
+        text += f" at step {end.last_step}"
+    follows = _FOLLOWS.get(end.decision, end.decision)
+    return clean(f"{text}; {follows}" if follows else text)
+
+
+def _where(attempt: Attempt) -> str:
+    if attempt.start is None or not attempt.start.nodes or not attempt.start.ranks:
+        return ""
+    nodes = attempt.start.nodes
+    shown = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
+    ranks = f"{attempt.start.ranks} rank{'s' if attempt.start.ranks != 1 else ''}"
+    return clean(f": {ranks} on {shown}")
+
+
+def state_line(snapshot: Snapshot) -> str:
+    """The state of a run and its detail, such as ``pending: Resources``."""
+    status = snapshot.status
+    return clean(f"{status.state}: {status.detail}" if status.detail else str(status.state))
+
+
+def facts(snapshot: Snapshot) -> list[str]:
+    """Texts for a progress line, in this order: ``step 120/400``, ``loss 2.413``, ``12.3k tokens/s``, ``1m 20s left``.
+    Unknown ones are left out."""
+    found = [] if snapshot.step is None else [f"step {step_of(snapshot.step, snapshot.total_steps)}"]
+    names = [name for name in _SHOWN_FIRST if name in snapshot.values]
+    names += [name for name in snapshot.values if name not in names]
+    found += [_value(name, snapshot.values[name]) for name in names[:_SHOWN_VALUES]]
+    if snapshot.seconds_left is not None:
+        found.append(f"{duration(snapshot.seconds_left)} left")
+    return found
+
+
+def _value(name: str, value: float) -> str:
+    name = clean(name)
+    if name.endswith("_per_second"):
+        return f"{rate(value)} {name.removesuffix('_per_second')}/s"
+    return f"{name} {number(value)}"

@@ -1,4 +1,4 @@
-"""A small GPT in plain PyTorch: nothing here knows how many GPUs there are."""
+"""A small GPT in plain PyTorch: independent of the number of GPUs."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""Real text that every machine has: the source of Python's own standard library."""
+"""Text that exists on every machine: the source of Python's standard library."""
 
 import sysconfig
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Trains a small GPT on the source of Python's standard library, byte by byte.
 
-A plain PyTorch script: the lines marked with ``#:`` are all that makes it run on any number of GPUs and come back from
-wherever it was stopped. Try it alone with ``python train.py --epochs 1``.
+A plain PyTorch script: the lines marked with ``#:`` are all it takes to run on any number of GPUs and to resume
+exactly where it was stopped. Try it alone with ``python train.py --epochs 1``.
 """
 
 import argparse
@@ -16,15 +16,15 @@ from torch.utils.data import DataLoader
 from hpcaccel import Accelerator
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-parser.add_argument("--lr", type=float, default=3e-3, help="highest learning rate")
+parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
 parser.add_argument("--depth", type=int, default=4, help="number of blocks")
-parser.add_argument("--width", type=int, default=128, help="size of a token's vector")
+parser.add_argument("--width", type=int, default=128, help="embedding size")
 parser.add_argument("--heads", type=int, default=4)
-parser.add_argument("--context", type=int, default=128, help="bytes that the model looks back")
+parser.add_argument("--context", type=int, default=128, help="context length in bytes")
 parser.add_argument("--dropout", type=float, default=0.1)
-parser.add_argument("--batch", type=int, default=16, help="windows in a batch of one rank")
+parser.add_argument("--batch", type=int, default=16, help="windows per batch and rank")
 parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--bytes", type=int, default=620_000, help="how much of the text is read")
+parser.add_argument("--bytes", type=int, default=620_000, help="number of bytes of text to use")
 args = parser.parse_args()
 
 

@@ -1,6 +1,6 @@
 """Plain PyTorch DDP: torchrun's variables, a checkpoint of its own, no import of hpcaccel.
 
-hpcaccel starts it, watches it, and brings it back after a preemption; the script finds its own checkpoint again.
+hpcaccel starts it, watches it, and requeues it after a preemption; the script then loads its own checkpoint.
 """
 
 import os
@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS = int(os.environ.get("PLAIN_STEPS", "200"))
-# The run's own folder, which is the same after a preemption; under torchrun, the current one.
+# The run directory, which stays the same after a preemption; under torchrun, the current directory.
 CHECKPOINT = Path(os.environ.get("HPCACCEL_RUN_DIR", ".")) / "plain.pt"
 
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -31,7 +31,7 @@ if CHECKPOINT.exists():
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     first = saved["step"]
-    print(f"rank {rank} goes on from step {first}", flush=True)
+    print(f"rank {rank} continues from step {first}", flush=True)
 
 truth = torch.arange(16.0, device=device) / 16
 for step in range(first, STEPS):

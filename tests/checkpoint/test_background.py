@@ -10,6 +10,7 @@ import signal
 import time
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ import torch
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint import CheckpointEngine, TrainingState, background, snapshot_memory
 from hpcaccel.checkpoint_files import manifest
-from hpcaccel.core.run_dir import read_lines
+from hpcaccel.core.durable_files import read_lines
 from hpcaccel.errors import CheckpointError
 from tests.checkpoint.test_faults import contents
 from tests.checkpoint.training import Training
@@ -92,11 +93,11 @@ class Program:
         self.found["after the kill"] = contents(self.directory / "main")
 
     def no_snapshot(self):
-        snapshot, snapshot_memory.Memory.snapshot = snapshot_memory.Memory.snapshot, _refuse
+        snapshot, snapshot_memory.SnapshotMemory.snapshot = snapshot_memory.SnapshotMemory.snapshot, _refuse
         if self.rank == 0:
-            snapshot_memory.Memory.snapshot = snapshot
+            snapshot_memory.SnapshotMemory.snapshot = snapshot
         self.start(5)
-        snapshot_memory.Memory.snapshot = snapshot
+        snapshot_memory.SnapshotMemory.snapshot = snapshot
         self.found["no snapshot"] = message(self.engine.drain)
         self.start(5)
         self.engine.drain()
@@ -107,12 +108,13 @@ class Program:
         records = []
         handler = logging.Handler()
         handler.emit = lambda record: records.append(record.getMessage())
-        logging.getLogger("hpcaccel.checkpoint.engine").addHandler(handler)
-        room, background.no_room = background.no_room, lambda size, of: "it is full" if self.rank == 1 else None
+        logging.getLogger("hpcaccel.checkpoint.background").addHandler(handler)
+        module: Any = background
+        room, module.no_room = module.no_room, lambda size, of: "it is full" if self.rank == 1 else None
         for step in (1, 2):
             engine.save(self.training.state(), step=step, background=True)
             assert engine.in_flight is None
-        background.no_room = room
+        module.no_room = room
         self.found["told"] = records
 
     def run(self):
@@ -143,14 +145,14 @@ def test_two_ranks_save_in_the_background(tmp_path):
     assert first["stopped writer"] in ("busy", "done")
     assert second["stopped writer"] == "busy"
     assert first["killed writer"] == second["killed writer"]
-    assert "step 5 cannot be saved: the process that writes it has ended (signal SIGKILL)" in first["killed writer"]
+    assert "step 5 cannot be saved: the writer process ended (signal SIGKILL)" in first["killed writer"]
     assert "(rank 1 on " in first["killed writer"]
     assert first["after the kill"] == ["step_00000003", "step_00000004"]
     assert first["no snapshot"] == second["no snapshot"]
     assert "RuntimeError: no copy (rank 1 on " in first["no snapshot"]
     assert first["at last"] == ["step_00000004", "step_00000005"]
     assert [told for told in first["told"] if "it is full" in told] == [
-        "checkpoints are not written in the background, training waits for them: it is full"
+        "checkpoints are not written in the background; training waits for each save: it is full"
     ]
     assert second["told"] == []
     assert [checkpoint.step for checkpoint in checkpoint_files.committed(tmp_path / "small")] == [1, 2]
@@ -303,7 +305,7 @@ def test_a_ring_that_is_smaller_than_the_file_goes_round(tmp_path):
     pieces = [os.urandom(size) for size in (0, 64, 5000, 1 << 20, 3_000_001, 64)]
     padded = [data + bytes(-len(data) % 64) for data in pieces]
     for number, size in enumerate((1, 4096, 1 << 20, 1 << 24)):
-        memory = snapshot_memory.Memory(size)
+        memory = snapshot_memory.SnapshotMemory(size)
         views = [(memoryview(bytearray(data)), len(whole)) for data, whole in zip(pieces, padded, strict=True)]
         crcs = snapshot_memory.stream(memory, tmp_path / str(number), views)
         assert (tmp_path / str(number)).read_bytes() == b"".join(padded)
@@ -326,7 +328,7 @@ def test_the_training_hears_of_a_failure_on_all_ranks_and_waits_for_the_last_sav
     run = make_run(tmp_path / "run", checkpoint={"every_steps": 4, "when_busy": "skip", "keep": None})
     ended = run_program("background.py", [end], run=run)
     assert ended.codes == ([85, 85] if end == "stop" else [0, 0]), "\n".join(ended.outputs)
-    assert "the checkpoint of step 12 is left out" in ended.outputs[0]
+    assert "the checkpoint of step 12 is skipped" in ended.outputs[0]
     steps = [checkpoint.step for checkpoint in checkpoint_files.committed(run.checkpoints)]
     told = [line for line, _ in read_lines(run.saves(1))]
     assert [line["step"] for line in told] == steps
@@ -335,6 +337,6 @@ def test_the_training_hears_of_a_failure_on_all_ranks_and_waits_for_the_last_sav
     if end != "stop":
         assert ended.result()["error_at"] == 15
         assert "rank 1: 15" in ended.outputs[1]
-        assert "the process that writes it has ended (signal SIGKILL)" in ended.result()["said"]
+        assert "the writer process ended (signal SIGKILL)" in ended.result()["said"]
     assert all(line["bytes"] > 0 and line["seconds"] > 0 and line["stall_seconds"] > 0 for line in told)
     assert contents(run.checkpoints) == [checkpoint_files.checkpoint_name(step) for step in steps]

@@ -8,13 +8,14 @@ from itertools import pairwise
 
 import pytest
 
-from hpcaccel.checkpoint import crc, writer_process
+from hpcaccel.checkpoint import shard_files, writer
+from hpcaccel.checkpoint_files import manifest
 
 
 def test_the_numbers_are_those_of_zlib():
     data = bytes(range(256)) * 5000
-    assert crc.crc32(data) == zlib.crc32(data)
-    assert crc.crc32(data[7:], crc.crc32(data[:7])) == zlib.crc32(data)
+    assert shard_files.crc32(data) == zlib.crc32(data)
+    assert shard_files.crc32(data[7:], shard_files.crc32(data[:7])) == zlib.crc32(data)
 
 
 @pytest.mark.parametrize("cuts", [(), (1,), (64, 64, 4096)])
@@ -22,15 +23,15 @@ def test_parts_are_combined(cuts):
     data = bytes(range(256)) * 40
     edges = [0, *cuts, len(data)]
     parts = [(zlib.crc32(data[start:stop]), stop - start) for start, stop in pairwise(edges)]
-    assert crc.combined_crc(parts) == zlib.crc32(data)
+    assert manifest.combined_crc(parts) == zlib.crc32(data)
 
 
 def test_the_writer_reckons_with_the_library_that_the_rank_has():
-    program = writer_process._PROGRAM.replace(
-        "writer import main; main(sys.argv[2:])", "crc import crc32; print(crc32.__module__)"
+    program = writer.PROGRAM.replace(
+        "writer import main; main(sys.argv[2:])", "shard_files import crc32; print(crc32.__module__)"
     )
-    places = json.dumps(writer_process._places())
+    places = json.dumps(writer.package_paths())
     said = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program, places], capture_output=True, text=True, check=True
     )
-    assert said.stdout.strip() == str(crc.crc32.__module__)
+    assert said.stdout.strip() == str(shard_files.crc32.__module__)

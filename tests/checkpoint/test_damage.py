@@ -83,9 +83,9 @@ def test_when_none_is_good_nothing_starts_at_zero(two):
     flip(directory / "step_00000001" / "rank_00000.bin", 30)
     engine = CheckpointEngine(directory)
     path = engine.find("auto")
-    with pytest.raises(CheckpointError, match=r"no good checkpoint is left in .*quarantined_step_00000001"):
+    with pytest.raises(CheckpointError, match=r"no intact checkpoint is left in .*quarantined_step_00000001"):
         engine.load(path, Training("plain").state())
-    with pytest.raises(CheckpointError, match="no good checkpoint is left"):
+    with pytest.raises(CheckpointError, match="no intact checkpoint is left"):
         CheckpointEngine(directory).find("auto")
     assert CheckpointEngine(directory).find(None) is None
 
@@ -94,7 +94,7 @@ def test_a_checkpoint_elsewhere_is_never_renamed(two, tmp_path):
     directory, _ = two
     flip(directory / "step_00000002" / "rank_00000.bin", 30)
     engine = CheckpointEngine(tmp_path / "another")
-    with pytest.raises(CheckpointError, match=r"rank_00000\.bin is damaged: models"):
+    with pytest.raises(CheckpointError, match=r"rank_00000\.bin is damaged: the CRC of models"):
         engine.load(directory / "step_00000002", Training("plain").state())
     (directory / "step_00000002" / "rank_00000.bin").unlink()
     assert engine.find(directory) == directory / "step_00000001"
@@ -156,7 +156,7 @@ def test_a_newer_format_is_refused(two):
     path = directory / "step_00000002" / checkpoint_files.MANIFEST
     content = {**json.loads(path.read_text()), "version": 99}
     path.write_bytes(manifest_writer.seal(content))
-    with pytest.raises(CheckpointError, match="version 99, written by a newer hpcaccel"):
+    with pytest.raises(CheckpointError, match="version 99 of a newer hpcaccel"):
         CheckpointEngine(directory).load(path.parent, TrainingState())
     assert path.exists()
 
@@ -172,5 +172,5 @@ def test_another_model_is_an_error_that_names_the_difference(two, caplog):
         training.load(CheckpointEngine(directory))
     text = str(caught.value)
     assert "models.0.more.weight is not in the checkpoint" in text
-    assert "models.0.head.weight has shape (11, 7) in the checkpoint, (12, 7) here" in text
+    assert "models.0.head.weight has shape (11, 7) in the checkpoint, (12, 7) in this model" in text
     assert contents(directory) == ["step_00000001", "step_00000002"]  # nothing wrong with them

@@ -9,7 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from hpcaccel.checkpoint.dcp_storage import ShardReader, ShardWriter
-from hpcaccel.checkpoint.writer_files import why_not_written
+from hpcaccel.checkpoint.shard_files import why_not_written
 from hpcaccel.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -43,7 +43,7 @@ def test_dcp_saves_and_loads_through_them(tmp_path):
 
 
 def test_what_dcp_would_pickle_is_refused(tmp_path):
-    with pytest.raises(BaseException, match="number is not a tensor") as caught:
+    with pytest.raises(dcp.CheckpointException, match="number is not a tensor") as caught:
         dcp.save({"number": 3}, storage_writer=ShardWriter(tmp_path, rank=0, facts=FACTS))
     assert any(isinstance(error, CheckpointError) for error, _ in caught.value.failures.values())
     assert not (tmp_path / "COMMITTED").exists()

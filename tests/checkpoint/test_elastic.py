@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from hpcaccel.checkpoint.rng import describe_heirs, heirs
+from hpcaccel.checkpoint.loading import describe_sources, rank_sources
 from tests.checkpoint.world import run_ranks
 
 SAMPLES, TOGETHER = 100, 12
@@ -209,12 +209,12 @@ def test_every_number_of_ranks_and_every_mesh(tmp_path: Path) -> None:
             seen.pop()
     assert_once([item for part in seen for item in part], 3, "shuffled")
     assert "starting at step 0" in logs[0]
-    assert "state-exact (world_size: 2 then, 1 now)" in logs[1]
-    assert "random states: own: rank 0; left behind: rank 1" in logs[1]
-    assert "random states: own: rank 0; new, from seed, rank and step: ranks 1-2" in logs[2]
-    assert "random states: own: ranks 0-2; new, from seed, rank and step: rank 3" in logs[3]
+    assert "state-exact (world_size: 2 at the save, 1 now)" in logs[1]
+    assert "random states: rank 0: own; not used: those of rank 1" in logs[1]
+    assert "random states: rank 0: own; ranks 1-2: new (derived from seed, rank and step)" in logs[2]
+    assert "random states: ranks 0-2: own; rank 3: new (derived from seed, rank and step)" in logs[3]
     assert "is damaged" in logs[4] or list(tmp_path.glob("checkpoints/quarantined_*"))
-    assert "state-exact (mesh: fsdp shard 2 then, ddp replicate 2 now)" in logs[5]
+    assert "state-exact (mesh: fsdp shard 2 at the save, ddp replicate 2 now)" in logs[5]
 
 
 def _with_log(*arguments):
@@ -228,7 +228,7 @@ def _step_of(log: str) -> int:
 
 
 def _new_number(rank: int, step: int) -> float:
-    from hpcaccel.runtime.training.determinism import mix
+    from hpcaccel.runtime.rng.determinism import mix
 
     return torch.rand(1, generator=torch.Generator().manual_seed(mix(3, rank, step))).item()
 
@@ -262,26 +262,32 @@ def test_every_kind_of_loader(tmp_path: Path) -> None:
     ("manifest", "size", "tensor", "expected", "said"),
     [
         ({"world_size": 2}, 2, 1, (0, 1), ""),
-        ({"world_size": 2}, 3, 1, (0, 1, None), "own: ranks 0-1; new, from seed, rank and step: rank 2"),
-        ({"world_size": 3}, 2, 1, (0, 1), "own: ranks 0-1; left behind: rank 2"),
+        ({"world_size": 2}, 3, 1, (0, 1, None), "ranks 0-1: own; rank 2: new (derived from seed, rank and step)"),
+        ({"world_size": 3}, 2, 1, (0, 1), "ranks 0-1: own; not used: those of rank 2"),
         (
             {"world_size": 4, "mesh": {"tensor": 1}},
             4,
             2,
             (0, 0, 1, 1),
-            "own: rank 0; of rank 0: rank 1; of rank 1: rank 2; of rank 1: rank 3",
+            "rank 0: own; rank 1: from rank 0; rank 2: from rank 1; rank 3: from rank 1",
         ),
         (
             {"world_size": 4, "mesh": {"tensor": 2}},
             2,
             1,
             (0, 2),
-            "own: rank 0; of rank 2: rank 1; left behind: ranks 1, 3",
+            "rank 0: own; rank 1: from rank 2; not used: those of ranks 1, 3",
         ),
-        ({"world_size": 2, "missing_rng": [1]}, 2, 1, (0, None), "own: rank 0; new, from seed, rank and step: rank 1"),
+        (
+            {"world_size": 2, "missing_rng": [1]},
+            2,
+            1,
+            (0, None),
+            "rank 0: own; rank 1: new (derived from seed, rank and step)",
+        ),
     ],
 )
 def test_whose_random_state_goes_on_where(manifest, size, tensor, expected, said) -> None:
-    found = heirs(manifest, world_size=size, tensor=tensor)
+    found = rank_sources(manifest, world_size=size, tensor=tensor)
     assert found == expected
-    assert describe_heirs(found, world_size=manifest["world_size"]) == said
+    assert describe_sources(found, world_size=manifest["world_size"]) == said

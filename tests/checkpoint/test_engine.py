@@ -64,7 +64,7 @@ def test_old_ones_lose_their_names_at_once_and_are_gone_before_the_next_save(tmp
 def test_keep_none_keeps_all_and_less_than_one_is_refused(tmp_path):
     save(CheckpointEngine(tmp_path, keep=None), 1, 2, 3)
     assert steps_of(tmp_path) == [1, 2, 3]
-    with pytest.raises(CheckpointError, match="keep is 0"):
+    with pytest.raises(CheckpointError, match="keep=0 must be at least 1"):
         CheckpointEngine(tmp_path, keep=0)
 
 

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+from typing import Any
 
 import pytest
 import torch
@@ -60,15 +61,16 @@ def _fail_in_turn(rank, directory):
     messages.append(_message(engine, training.state(), 2))
     dcp_storage.ALIGNMENT_BYTES = 64
 
+    module: Any = commit
     if rank == 0:
-        commit.os.rename, rename = _refuse, commit.os.rename
+        module.os.rename, rename = _refuse, module.os.rename
     messages.append(_message(engine, training.state(), 2))
     if rank == 0:
-        commit.os.rename = rename
-        commit.fsync_directory, sync = _not_the_parent, commit.fsync_directory
+        module.os.rename = rename
+        module.fsync_directory, sync = _not_the_parent, module.fsync_directory
     messages.append(_message(engine, training.state(), 2))
     if rank == 0:
-        commit.fsync_directory = sync
+        module.fsync_directory = sync
     left = contents(directory)
     engine.save(training.state(), step=2)
     return messages, left, training.digest()

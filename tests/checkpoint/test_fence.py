@@ -21,7 +21,9 @@ def publish(run: Path, *, attempt: int | str, place: str = "checkpoints") -> boo
 @pytest.mark.parametrize("attempt", [2, 9])
 def test_a_later_attempt_has_begun(tmp_path: Path, attempt: int) -> None:
     (tmp_path / "attempts" / "10").mkdir(parents=True)
-    with pytest.raises(CheckpointError, match=f"attempt 10 of this run has begun: attempt {attempt} is over"):
+    with pytest.raises(
+        CheckpointError, match=f"attempt 10 of this run has started: attempt {attempt} can no longer save"
+    ):
         publish(tmp_path, attempt=attempt)
     assert not (tmp_path / "checkpoints" / checkpoint_name(4)).exists()
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from hpcaccel.checkpoint import CheckpointEngine, TrainingState
-from hpcaccel.checkpoint.formats.convert import Request, convert
-from hpcaccel.checkpoint.formats.torch_writer import write_torch
+from hpcaccel.checkpoint.formats import ConvertRequest, convert
+from hpcaccel.checkpoint.formats.weight_writers import write_torch
 from hpcaccel.checkpoint.formats.weights import Weight, plain_names
 from hpcaccel.checkpoint_files.contents import Contents
 from hpcaccel.checkpoint_files.verify import verify
@@ -54,7 +54,8 @@ def test_a_sharded_model_becomes_safetensors_files(fsdp, tmp_path):
     directory, whole = fsdp
     told = []
     done = convert(
-        Request(str(directory / "step_00000002"), str(tmp_path / "out"), "safetensors"), lambda *at: told.append(at)
+        ConvertRequest(str(directory / "step_00000002"), str(tmp_path / "out"), "safetensors"),
+        lambda *at: told.append(at),
     )
     assert [file.rsplit("/", 1)[1] for file in done["files"]] == ["model.safetensors"]
     assert told[-1] == (done["bytes"], done["bytes"])
@@ -64,13 +65,13 @@ def test_a_sharded_model_becomes_safetensors_files(fsdp, tmp_path):
         load_file(tmp_path / "out" / "model.safetensors"),
         {name: whole[name] for name in whole if name != "head.weight"},
     )
-    with pytest.raises(CheckpointError, match="holds a model already"):
-        convert(Request(str(directory / "step_00000002"), str(tmp_path / "out"), "safetensors"))
+    with pytest.raises(CheckpointError, match="already contains a model"):
+        convert(ConvertRequest(str(directory / "step_00000002"), str(tmp_path / "out"), "safetensors"))
 
 
 def test_files_of_a_size_have_an_index(fsdp, tmp_path):
     directory, whole = fsdp
-    request = Request(str(directory / "step_00000002"), str(tmp_path), "safetensors", max_shard_bytes=500)
+    request = ConvertRequest(str(directory / "step_00000002"), str(tmp_path), "safetensors", max_shard_bytes=500)
     done = convert(request)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_bytes())
     assert index["metadata"]["total_size"] == done["bytes"]
@@ -90,7 +91,7 @@ def test_files_of_a_size_have_an_index(fsdp, tmp_path):
 
 def test_a_model_becomes_a_torch_file_with_its_ties(fsdp, tmp_path):
     directory, whole = fsdp
-    convert(Request(str(directory / "step_00000002"), str(tmp_path / "m.pt"), "torch"))
+    convert(ConvertRequest(str(directory / "step_00000002"), str(tmp_path / "m.pt"), "torch"))
     for mapped in (False, True):
         found = torch.load(tmp_path / "m.pt", weights_only=True, mmap=mapped)
         same(found, whole)
@@ -104,7 +105,7 @@ def test_a_whole_state_goes_on_without_hpcaccel(tmp_path):
     training.steps(2)
     path = CheckpointEngine(tmp_path).save(training.state(), step=2)
     losses = training.steps(3)
-    convert(Request(str(path), str(tmp_path / "all.pt"), "torch", whole=True))
+    convert(ConvertRequest(str(path), str(tmp_path / "all.pt"), "torch", whole=True))
     saved = torch.load(tmp_path / "all.pt", weights_only=True)
     again = Training("plain", seed=7)
     again.model.load_state_dict(saved["models"][0])
@@ -112,7 +113,7 @@ def test_a_whole_state_goes_on_without_hpcaccel(tmp_path):
     again.scheduler.load_state_dict(saved["schedulers"][0])
     torch.set_rng_state(saved["ranks"][0]["state"]["torch"])
     assert saved["manifest"]["step"] == 2
-    convert(Request(str(tmp_path / "all.pt"), str(tmp_path / "made"), "hpcaccel", part="models.0"))
+    convert(ConvertRequest(str(tmp_path / "all.pt"), str(tmp_path / "made"), "hpcaccel", part="models.0"))
     assert len(Contents(tmp_path / "made").tree["models"][0]) == len(saved["models"][0])
     assert again.steps(3) == losses
     assert again.digest() == training.digest()
@@ -141,7 +142,7 @@ def test_whatever_a_checkpoint_holds_becomes_plain(tmp_path):
         "torch": [torch.zeros(2, 3, dtype=torch.float8_e4m3fn), torch.float16, torch.Size([1]), torch.empty(0, 4)],
     }
     path = CheckpointEngine(tmp_path).save(TrainingState(objects={"odd": Odd(value)}), step=0)
-    convert(Request(str(path), str(tmp_path / "all.pt"), "torch", whole=True))
+    convert(ConvertRequest(str(path), str(tmp_path / "all.pt"), "torch", whole=True))
     found = torch.load(tmp_path / "all.pt", weights_only=True)["objects"]["odd"]
     assert found["bytes"] == value["bytes"]
     assert found["numbers"][:3] == [1, 2**70, 1.5]
@@ -188,7 +189,7 @@ def resumed(path, *, seed=5):
     assert loaded.per_rank is None
     assert training.scheduler.state_dict() == before
     assert not training.optimizer.state
-    assert loaded.differences[0].startswith("only weights, imported from ")
+    assert loaded.differences[0].startswith("contains only weights, imported from ")
     return training
 
 
@@ -200,7 +201,7 @@ def test_weights_from_everywhere_become_a_checkpoint(fsdp, tmp_path, source):
     part = None
     if source in ("safetensors", "parts"):
         size = 400 if source == "parts" else 10**9
-        convert(Request(str(directory / "step_00000002"), str(path), "safetensors", max_shard_bytes=size))
+        convert(ConvertRequest(str(directory / "step_00000002"), str(path), "safetensors", max_shard_bytes=size))
     elif source == "torch":
         torch.save(tensors, path)
     elif source == "nested":
@@ -212,7 +213,7 @@ def test_weights_from_everywhere_become_a_checkpoint(fsdp, tmp_path, source):
         )
     else:
         shutil.copytree(directory / ("stock" if source == "dcp" else "step_00000002"), path)
-    convert(Request(str(path), str(tmp_path / "made"), "hpcaccel", part=part))
+    convert(ConvertRequest(str(path), str(tmp_path / "made"), "hpcaccel", part=part))
     assert verify(tmp_path / "made").good
     same(resumed(tmp_path / "made").model.state_dict(), whole)
 
@@ -221,7 +222,7 @@ def test_a_tied_name_that_a_file_leaves_out_is_known_to_the_model(fsdp, tmp_path
     _, whole = fsdp
     tensors = {name: torch.from_numpy(value) for name, value in whole.items() if name != "head.weight"}
     save_file(tensors, tmp_path / "model.safetensors")
-    convert(Request(str(tmp_path), str(tmp_path / "made"), "hpcaccel"))
+    convert(ConvertRequest(str(tmp_path), str(tmp_path / "made"), "hpcaccel"))
     same(resumed(tmp_path / "made").model.state_dict(), whole)
 
 
@@ -234,14 +235,14 @@ def _resume_sharded(rank, path):
 
 def test_a_sharded_training_begins_from_imported_weights(fsdp, tmp_path):
     directory, whole = fsdp
-    convert(Request(str(directory / "stock"), str(tmp_path / "made"), "hpcaccel"))
+    convert(ConvertRequest(str(directory / "stock"), str(tmp_path / "made"), "hpcaccel"))
     for found in run_ranks(_resume_sharded, tmp_path / "made"):
         same({name: torch.from_numpy(value) for name, value in found.items()}, whole)
 
 
 def test_weights_are_cast_and_the_rest_is_not(fsdp, tmp_path):
     directory, whole = fsdp
-    convert(Request(str(directory / "step_00000002"), str(tmp_path), "safetensors", dtype="bfloat16"))
+    convert(ConvertRequest(str(directory / "step_00000002"), str(tmp_path), "safetensors", dtype="bfloat16"))
     found = load_file(tmp_path / "model.safetensors")
     assert found["body.1.num_batches_tracked"].dtype == torch.int64
     assert torch.equal(found["body.0.weight"], torch.from_numpy(whole["body.0.weight"]).bfloat16())
@@ -257,24 +258,27 @@ def test_what_cannot_be_done_is_said(fsdp, tmp_path):
     there = tmp_path / "there.pt"
     there.touch()
     for request, words in [
-        (Request(several, "x", "torch"), "holds 2 models: say which one with --model"),
-        (Request(ours, "x", "torch", model=1), "has no model 1"),
-        (Request(ours, "x", "torch", part="model"), "--part is for checkpoints of other programs"),
-        (Request(stock, "x", "torch", model=0), "--model counts the models of our checkpoints"),
-        (Request(stock, "x", "torch", part="nothing"), "--part 'nothing' is not in"),
-        (Request(stock, "x", "torch", whole=True), "from a checkpoint of ours"),
-        (Request(ours, "x", "torch", dtype="int8"), "floating-point"),
-        (Request(str(tmp_path / "nested.pt"), "x", "torch"), "more than a model: net, other. Say which"),
-        (Request(str(tmp_path / "list.pt"), "x", "torch"), "holds a list"),
-        (Request(ours, str(there), "torch"), "exists already"),
-        (Request(ours, str(there), "safetensors"), "is a file"),
-        (Request(ours, str(tmp_path), "hpcaccel"), "exists already"),
-        (Request(str(tmp_path / "nothing"), "x", "torch"), "does not exist"),
+        (ConvertRequest(several, "x", "torch"), "contains 2 models: select one with --model"),
+        (ConvertRequest(ours, "x", "torch", model=1), "has no model 1"),
+        (ConvertRequest(ours, "x", "torch", part="model"), "--part applies to checkpoints of other programs"),
+        (ConvertRequest(stock, "x", "torch", model=0), "--model applies to hpcaccel's checkpoints"),
+        (ConvertRequest(stock, "x", "torch", part="nothing"), "--part 'nothing' is not in"),
+        (ConvertRequest(stock, "x", "torch", whole=True), "--whole converts an hpcaccel checkpoint"),
+        (ConvertRequest(ours, "x", "torch", dtype="int8"), "floating-point"),
+        (
+            ConvertRequest(str(tmp_path / "nested.pt"), "x", "torch"),
+            "more than a model: net, other. Select the model's key with --part",
+        ),
+        (ConvertRequest(str(tmp_path / "list.pt"), "x", "torch"), "contains a list"),
+        (ConvertRequest(ours, str(there), "torch"), "already exists"),
+        (ConvertRequest(ours, str(there), "safetensors"), "is a file"),
+        (ConvertRequest(ours, str(tmp_path), "hpcaccel"), "already exists"),
+        (ConvertRequest(str(tmp_path / "nothing"), "x", "torch"), "does not exist"),
     ]:
         with pytest.raises(CheckpointError) as caught:
             convert(request)
         assert words in str(caught.value), (request, str(caught.value))
-    convert(Request(several, str(tmp_path / "second.pt"), "torch", model=1))
+    convert(ConvertRequest(several, str(tmp_path / "second.pt"), "torch", model=1))
     assert torch.load(tmp_path / "second.pt", weights_only=True)["weight"].shape == (2, 2)
 
 
@@ -286,8 +290,8 @@ def test_damage_ends_a_conversion_and_leaves_nothing(fsdp, tmp_path):
     chunk = Contents(path).tensors["models.0.body.4.weight"].chunks[0]
     flip(path / chunk.file, chunk.offset + 1)
     for to in ("safetensors", "torch", "hpcaccel"):
-        with pytest.raises(CheckpointError, match=r"models\.0\.body\.4\.weight.* has another CRC"):
-            convert(Request(str(path), str(tmp_path / "out"), to))
+        with pytest.raises(CheckpointError, match=r"models\.0\.body\.4\.weight.* differs from the committed CRC"):
+            convert(ConvertRequest(str(path), str(tmp_path / "out"), to))
         out = tmp_path / "out"
         assert not out.exists() or not list(out.iterdir())
     assert sorted(item.name for item in tmp_path.iterdir()) in (["out", "source"], ["source"])

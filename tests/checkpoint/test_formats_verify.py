@@ -16,9 +16,9 @@ import torch.distributed.checkpoint as dcp
 
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint import CheckpointEngine
-from hpcaccel.checkpoint.formats.convert import Request, convert
+from hpcaccel.checkpoint.formats import ConvertRequest, convert
 from hpcaccel.checkpoint_files import manifest as sealed
-from hpcaccel.checkpoint_files.coverage import covering_problem
+from hpcaccel.checkpoint_files.checksums import covering_problem
 from hpcaccel.checkpoint_files.verify import checkpoints_in, verify
 from hpcaccel.errors import CheckpointError
 from tests.checkpoint.test_damage import flip
@@ -88,7 +88,7 @@ def test_several_damages_are_all_told(ours):
     (ours / "rank_00001.bin").unlink()
     report = verify(ours)
     assert len(report.problems) == 2
-    assert any("rank_00000.bin: models" in problem for problem in report.problems)
+    assert any("rank_00000.bin: the CRC of models" in problem for problem in report.problems)
     assert any("rank_00001.bin is missing" in problem for problem in report.problems)
 
 
@@ -127,20 +127,20 @@ def test_tensors_that_are_not_covered_or_nowhere_are_found(ours):
 
     resealed(ours, change)
     problems = "\n".join(verify(ours).problems)
-    assert "models.0.body.0.weight is not covered" in problems
-    assert "models.0.embed.weight is not covered" in problems
-    assert "models.0.body.0.bias, whose bytes are nowhere" in problems
+    assert "models.0.body.0.weight has invalid chunks" in problems
+    assert "models.0.embed.weight has invalid chunks" in problems
+    assert "models.0.body.0.bias, which is not in the index" in problems
 
 
 def test_a_manifest_that_is_none_is_no_crash(ours):
     (ours / checkpoint_files.MANIFEST).write_bytes(sealed.seal({"anything": "else"}))
-    assert "is no manifest" in verify(ours).problems[0]
+    assert "is not the manifest of a checkpoint" in verify(ours).problems[0]
 
 
 def test_a_run_is_its_checkpoints_and_a_stranger_is_an_error(saved, tmp_path):
     assert checkpoints_in(saved) == [saved / "step_00000001"]
     (tmp_path / "file").write_text("no checkpoint")
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+    with pytest.raises(CheckpointError, match="contains no checkpoint"):
         checkpoints_in(tmp_path)
     with pytest.raises(CheckpointError, match="does not exist"):
         checkpoints_in(tmp_path / "nothing")
@@ -208,7 +208,7 @@ def test_a_stock_checkpoint_with_less_than_its_metadata_says(stock):
     file = sorted(stock.glob("*.distcp"))[0]
     data = file.read_bytes()
     file.write_bytes(data[:-1])
-    assert any("are needed" in problem for problem in verify(stock).problems)
+    assert any("but needs at least" in problem for problem in verify(stock).problems)
     file.unlink()
     assert any("is missing" in problem for problem in verify(stock).problems)
     file.write_bytes(data)
@@ -216,9 +216,9 @@ def test_a_stock_checkpoint_with_less_than_its_metadata_says(stock):
     tensor = metadata.state_dict_metadata["model.body.0.weight"]
     tensor.chunks.pop()
     (stock / ".metadata").write_bytes(pickle.dumps(metadata))
-    assert any("model.body.0.weight is not covered" in problem for problem in verify(stock).problems)
+    assert any("model.body.0.weight has invalid chunks" in problem for problem in verify(stock).problems)
     (stock / ".metadata").write_bytes((stock / ".metadata").read_bytes()[:100])
-    assert any("no whole pickle" in problem for problem in verify(stock).problems)
+    assert any("not a complete pickle" in problem for problem in verify(stock).problems)
 
 
 # -- code in pickles
@@ -252,7 +252,7 @@ def test_no_pickle_is_ever_run(ours, stock, tmp_path):
     for source in (stock, tmp_path / "evil.pt", tmp_path / "evil.bin", ours):
         for to in ("safetensors", "torch", "hpcaccel"):
             with pytest.raises(CheckpointError):
-                convert(Request(str(source), str(tmp_path / "out"), to))
+                convert(ConvertRequest(str(source), str(tmp_path / "out"), to))
     assert not marker.exists()
 
 
@@ -272,6 +272,6 @@ def test_malice_in_one_record_of_a_stock_checkpoint_is_not_run(stock, tmp_path):
     assert Dcp.read(stock)
     assert any("model.body.0.weight" in problem for problem in verify(stock).problems)
     with pytest.raises(CheckpointError, match="would run code"):
-        convert(Request(str(stock), str(tmp_path / "out"), "hpcaccel"))
+        convert(ConvertRequest(str(stock), str(tmp_path / "out"), "hpcaccel"))
     assert not marker.exists()
     assert not (tmp_path / "out").exists()

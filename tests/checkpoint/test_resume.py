@@ -103,7 +103,7 @@ def test_a_rank_without_an_entry_of_its_own_gets_none(tmp_path):
     assert [own and own["seen"] for own, _, _ in results] == [0, 1, None]
     assert [own and own["noise"].tolist() for own, _, _ in results] == [[0, 0], [1, 1], None]
     assert {guarantee for _, guarantee, _ in results} == {"state-exact"}
-    assert results[0][2] == ("world_size: 2 then, 3 now",)
+    assert results[0][2] == ("world_size: 2 at the save, 3 now",)
 
 
 def test_why_a_checkpoint_promises_no_more_comes_back_with_it(tmp_path):
@@ -121,4 +121,4 @@ def test_an_earlier_release_called_checkpoints_bit_exact_without_looking(tmp_pat
     (path / "COMMITTED").write_bytes(manifest_writer.seal(content))
     loaded = CheckpointEngine(tmp_path).load(path, TrainingState())
     assert loaded.guarantee == "state-exact"
-    assert "did not look where the batches came from" in loaded.differences[0]
+    assert "did not check where the batches came from" in loaded.differences[0]

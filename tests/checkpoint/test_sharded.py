@@ -80,7 +80,7 @@ def test_what_cannot_be_put_together_again_is_refused(tmp_path):
     assert messages == others
     local, shape, names, partial = messages
     assert "['row'] is a plain tensor of shape (3,) in the state of a sharded parameter" in local
-    assert "do not hold the same parameters, 0.weight (2, 2) torch.float32 for one" in shape
-    assert "do not hold the same parameters, 0.0.bias (2,) torch.float32 for one" in names
+    assert "have different parameters, for example 0.weight (2, 2) torch.float32:" in shape
+    assert "have different parameters, for example 0.0.bias (2,) torch.float32:" in names
     assert "objects.x is a partial DTensor" in partial
     assert left == []

@@ -98,10 +98,10 @@ def test_other_groups_are_an_error_that_names_the_parameter(tmp_path):
     model, again = nn.Linear(2, 2), nn.Linear(2, 2)
     saved = TrainingState([model], [torch.optim.SGD(model.parameters(), lr=1)])
     two = torch.optim.SGD([{"params": [again.weight]}, {"params": [again.bias]}], lr=1)
-    with pytest.raises(CheckpointError, match=r"optimizers\.0: the checkpoint holds 1 parameter groups"):
+    with pytest.raises(CheckpointError, match=r"optimizers\.0: number of parameter groups: 1 in the checkpoint, 2 "):
         move(tmp_path / "a", saved, TrainingState([again], [two]))
     fewer = torch.optim.SGD([again.weight], lr=1)
-    with pytest.raises(CheckpointError, match=r"group 0 has '0\.bias' in the checkpoint and not here"):
+    with pytest.raises(CheckpointError, match=r"group 0 has '0\.bias' only in the checkpoint"):
         move(tmp_path / "b", saved, TrainingState([again], [fewer]))
 
 
@@ -201,7 +201,7 @@ def test_a_scaler_and_its_absence(tmp_path, caplog):
     move(tmp_path / "a", TrainingState(scaler=scaler), TrainingState(scaler=again))
     assert again.state_dict() == scaler.state_dict()
     move(tmp_path / "b", TrainingState(scaler=scaler), TrainingState())
-    assert "gradient scaler in the checkpoint and not here" in caplog.text
+    assert "the checkpoint contains a gradient scaler, but this training has none" in caplog.text
 
 
 def test_objects_hold_anything_a_tree_holds(tmp_path):
@@ -228,7 +228,9 @@ def test_objects_hold_anything_a_tree_holds(tmp_path):
 def test_other_objects_are_an_error(tmp_path):
     source = TrainingState(objects={"ema": Holder(1), "same": Holder(1)})
     target = TrainingState(objects={"new": Holder(1), "same": Holder(1)})
-    with pytest.raises(CheckpointError, match=r"not in the checkpoint: \['new'\]; only in the checkpoint: \['ema'\]"):
+    with pytest.raises(
+        CheckpointError, match=r"missing from the checkpoint: \['new'\]; only in the checkpoint: \['ema'\]"
+    ):
         move(tmp_path, source, target)
 
 
@@ -277,7 +279,9 @@ def test_tied_weights_are_stored_once_and_may_be_untied_later(tmp_path, tied_now
 
 
 def test_another_dtype_is_an_error(tmp_path):
-    with pytest.raises(CheckpointError, match=r"weight is torch.float32 in the checkpoint, torch.bfloat16 here"):
+    with pytest.raises(
+        CheckpointError, match=r"weight is torch.float32 in the checkpoint, torch.bfloat16 in this model"
+    ):
         move(tmp_path, TrainingState([nn.Linear(2, 2)]), TrainingState([nn.Linear(2, 2).bfloat16()]))
 
 

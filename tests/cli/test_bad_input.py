@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 import typer
@@ -33,7 +34,7 @@ echo "sbatch: error: Batch job submission failed: Invalid partition name specifi
 exit 1
 """
 
-SPECS = {
+SPECS: dict[str, tuple[Any, str]] = {
     "missing": (None, "job.yaml"),
     "empty": ("", "job.yaml"),
     "only a comment": ("# later\n", "job.yaml"),
@@ -171,7 +172,7 @@ def test_a_name_that_is_too_long_for_a_file(shell, refused, words):
     assert LONG[:70] in refused(shell(*words))
 
 
-@pytest.mark.parametrize(("escape", "why"), [("\\0", "holds a NUL character"), ("\\ud800", "is not text")])
+@pytest.mark.parametrize(("escape", "why"), [("\\0", "contains a NUL character"), ("\\ud800", "is not valid text")])
 @pytest.mark.parametrize("key", ["extends", "workdir"])
 def test_what_no_file_name_can_hold(shell, refused, key, escape, why):
     shell.write("job.yaml", GOOD + f'{key}: "a{escape}b"\n')
@@ -220,12 +221,12 @@ def test_a_pipe_that_nobody_writes_to_is_told_of(tmp_path, monkeypatch):
         told.append(sentence)
         (tmp_path / "pipe").write_text(GOOD)
 
-    token = progress_notes.ON_SILENCE.set(write)
+    token = progress_notes.SHOW_NOTE.set(write)
     try:
         assert load_spec(tmp_path / "pipe").name == "hello"
     finally:
-        progress_notes.ON_SILENCE.reset(token)
-    assert "a pipe: Ctrl-C gives up" in told[0]
+        progress_notes.SHOW_NOTE.reset(token)
+    assert "a pipe (Ctrl-C to cancel)" in told[0]
 
 
 def test_a_current_directory_that_has_gone(shell):
@@ -249,7 +250,7 @@ def test_a_current_directory_that_has_gone(shell):
         )
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
-        expected = "no run 'x'" if words[-1] == "x" else "the current directory does not exist any more"
+        expected = "no run 'x'" if words[-1] == "x" else "the current directory no longer exists"
         assert expected in done.stderr or words == ["list"]
 
 
@@ -257,7 +258,7 @@ def test_on_a_terminal_an_error_has_colour_and_whole_words(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    message = "slurm.nods is not a known key (has: account, partition, qos, reservation, nodes, ntasks_per_node)"
+    message = "slurm.nods is not a known key (allowed: account, partition, qos, reservation, nodes, ntasks_per_node)"
     show_message("error", message, colour="red")
     told = capsys.readouterr().err
     lines = re.sub(r"\x1b\[[0-9;]*m", "", told).splitlines()
@@ -278,4 +279,4 @@ def test_a_hint_is_not_called_an_error(capsys):
 
 def test_a_number_of_gpus_with_40_digits(shell, refused):
     shell.write("job.yaml", GOOD + f"  gpus_per_node: {'1234567890' * 4}\n")
-    assert "is not a number of GPUs that a job can have (at most 9999)" in refused(shell("validate", "job.yaml"))
+    assert "is not a valid number of GPUs (at most 9999)" in refused(shell("validate", "job.yaml"))

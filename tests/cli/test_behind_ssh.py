@@ -17,11 +17,11 @@ import pytest
 import typer
 
 from hpcaccel.cli.main import app
+from hpcaccel.core.durable_files import write_json
 from hpcaccel.core.records import RunRecord, to_dict
-from hpcaccel.core.run_dir import write_json
-from hpcaccel.spec import workflow
+from hpcaccel.spec.loading import workflow
 from hpcaccel.submission.remote import pulling, remote_index
-from hpcaccel.submission.remote.remote_cluster import Conversation, RemoteCluster
+from hpcaccel.submission.remote.remote_cluster import RemoteCluster, RemoteRequest
 
 GOES = {
     "plan", "render", "validate --live", "submit", "logs", "pull", "shell", "status", "list", "wait", "explain",
@@ -83,7 +83,7 @@ class Played:
         return 0
 
 
-class _Conversation(Conversation):
+class _Conversation(RemoteRequest):
     def __init__(self, frames: Iterator[tuple[dict[str, Any], bytes]], given: list[dict[str, str]]) -> None:
         self._frames = frames
         self._given = given
@@ -228,7 +228,7 @@ def test_what_variables_mean(effect: Any, there: Played, monkeypatch: pytest.Mon
     assert document["environment"]["venv"] == "${env:SCRATCH}/venv", "the profile's own are expanded there"
     (sent, _, code), err = effect("submit", "job.yaml", "workdir=work", "--cluster", "alps")
     assert (sent[-1]["do"], code) == ("environment", 2)
-    assert b"workdir 'work' is relative to this file, and alps is another machine" in err
+    assert b"workdir 'work' is relative to this file, but the job runs on alps" in err
 
 
 def test_the_facts_go_along_and_hold_back_here(effect: Any) -> None:
@@ -237,10 +237,10 @@ def test_the_facts_go_along_and_hold_back_here(effect: Any) -> None:
     (sent, _, code), err = effect("submit", "job.yaml", "slurm.time=90", "--cluster", "alps")
     assert (sent, code) == ([], 2)
     assert b"slurm.time 01:30:00 is longer than partition 'gpu'" in err
-    assert err.count(b"hint: if cluster alps has changed since") == 1
-    assert b"or leave its facts aside with --no-facts" in err
+    assert err.count(b"hint: if cluster 'alps' has changed since it was probed") == 1
+    assert b"or ignore its stored facts with --no-facts" in err
     (_, _, code), err = effect("sweep", "start", "sweep.yaml", "slurm.time=90", "--cluster", "alps")
-    assert (code, b"hint: if cluster alps" in err, b"--no-facts" in err) == (2, True, False)
+    assert (code, b"hint: if cluster 'alps'" in err, b"--no-facts" in err) == (2, True, False)
     (sent, _, code), _ = effect("submit", "job.yaml", "slurm.time=90", "--no-facts", "--cluster", "alps")
     assert (sent[-1]["facts"], sent[-1]["options"], code) == (None, ["--no-facts"], 0)
     (sent, _, _), _ = effect("plan", "job.yaml", "--nodes", "1,2", "--cluster", "alps")
@@ -275,7 +275,7 @@ def test_a_sweep_elsewhere_is_not_hidden_by_a_run_here(effect: Any, tmp_path: Pa
 def test_what_is_in_two_places_is_asked_for_twice(effect: Any) -> None:
     (sent, _, code), err = effect("clean", "alps:toy", "other")
     assert (sent, code) == ([], 2)
-    assert b"in several places (alps:toy on alps, other here)" in err
+    assert b"on different machines (alps:toy on alps, other on this machine)" in err
     (sent, _, code), err = effect("checkpoint", "verify", "alps:toy@10", "./x/step_1")
     assert (sent, code) == ([], 2)
 
@@ -303,7 +303,11 @@ def test_several_jobs_of_one_file(effect: Any, there: Played) -> None:
     (sent, _, code), err = effect("submit", "jobs.yaml", "train.slurm.time=90", "--cluster", "alps")
     assert (sent, code, b"slurm.time 01:30:00 is longer" in err) == ([], 2, True)
     (sent, _, code), err = effect("submit", "jobs.yaml", "--wait", "--grid", "args.x=1,2", "--cluster", "alps")
-    assert (sent, code, b"--grid, --wait is for one job" in err) == ([], 2, True)
+    assert (sent, code, b"not supported for a file with several jobs (jobs.yaml has 2): --grid, --wait" in err) == (
+        [],
+        2,
+        True,
+    )
     (sent, _, code), err = effect("plan", "jobs.yaml", "--cluster", "alps")
     assert (code, list(sent[-1]["document"]["jobs"])) == (0, ["prepare", "train"])
 
@@ -311,7 +315,7 @@ def test_several_jobs_of_one_file(effect: Any, there: Played) -> None:
 @pytest.mark.parametrize("words", [["submit"], ["plan"], ["render"], ["validate"], ["validate", "--live"]])
 def test_a_file_with_several_jobs_is_read_once(effect: Any, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     Path("jobs.yaml").write_text(JOBS)
-    read, readings = workflow.read_document, list[str]()
+    read, readings = workflow.read_document, list[str]()  # type: ignore[attr-defined]
     monkeypatch.setattr(workflow, "read_document", lambda path, shown: readings.append(shown) or read(path, shown))
     (_, _, code), err = effect(*words, "jobs.yaml", "--cluster", "alps")
     assert (code, readings) == (0, ["jobs.yaml"]), err

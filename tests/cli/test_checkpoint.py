@@ -4,35 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.torch
 
-TRAIN = """\
-import argparse
-from pathlib import Path
-
-import torch
-
-from hpcaccel import Accelerator
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--aside", default="")
-aside = parser.parse_args().aside
-accelerator = Accelerator()
-model = torch.nn.Linear(4, 2)
-model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
-for step in accelerator.steps(4):
-    torch.manual_seed(step)
-    accelerator.backward(model(torch.randn(8, 4)).square().mean())
-    optimizer.step()
-    optimizer.zero_grad()
-    accelerator.checkpoint()
-    if aside and step == 1:
-        accelerator.save_state(aside)
-print("weights", [float(value).hex() for value in accelerator.unwrap_model(model).weight.flatten()])
-"""
+TRAIN = (Path(__file__).parent / "programs" / "train.py").read_text()
 
 JOB = """\
 name: trains
@@ -78,7 +56,7 @@ def test_a_training_is_looked_at_branched_and_converted(shell, refused):
     assert [path.name for path in aside.iterdir()] == ["step_00000002"]
     branch = ended(shell, "--from", "aside", "name=branch")
     assert (
-        f"resumed at step 2 from {aside / 'step_00000002'}, state-exact (no prepared DataLoader"
+        f"resumed at step 2 from {aside / 'step_00000002'}, state-exact (no DataLoader was prepared"
         in shell("logs", branch["run_id"]).stdout
     )
     assert weights(shell, branch) == whole
@@ -88,7 +66,7 @@ def test_a_training_is_looked_at_branched_and_converted(shell, refused):
     out = json.loads(said(shell("checkpoint", "convert", "trains", "model", "--to", "safetensors", "--json")))
     assert out["files"] == [str(shell.folder / "model" / "model.safetensors")]
     said(shell("checkpoint", "convert", "model", "start", "--to", "hpcaccel"))
-    assert "exists already" in refused(shell("checkpoint", "convert", "model", "start", "--to", "hpcaccel"))
+    assert "already exists" in refused(shell("checkpoint", "convert", "model", "start", "--to", "hpcaccel"))
     imported = ended(shell, "--from", "start", "name=imported")
     log = shell("logs", imported["run_id"]).stdout
     assert "resumed at step 0" in log

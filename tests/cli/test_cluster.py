@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcaccel.cli.cluster_install import _progress
-from hpcaccel.spec.site import Partition, SiteFacts, facts_text
+from hpcaccel.spec.cluster.cluster_facts import Partition, SiteFacts, facts_text
 
 from .conftest import Shell
 
@@ -31,7 +31,7 @@ def test_a_profile_from_its_first_day(shell: Shell) -> None:
     unknown = shell("cluster", "check", "alps")
     assert (unknown.returncode, unknown.stderr) == (
         2,
-        "error: nothing is known of cluster 'alps' yet: hpcaccel cluster probe alps\n",
+        "error: no facts about cluster 'alps' are stored yet. Probe it: hpcaccel cluster probe alps\n",
     )
     stored(shell, facts_text(FACTS))
     checked = shell("cluster", "check", "alps", "--json")
@@ -40,7 +40,7 @@ def test_a_profile_from_its_first_day(shell: Shell) -> None:
     assert (answer["agrees"], [one["key"] for one in answer["findings"]]) == (False, ["slurm.partition"])
     said = shell("cluster", "check", "alps").stdout
     assert "'gpux'" in said
-    assert "days old; old: hpcaccel cluster probe alps" in said
+    assert "days old; probe it again: hpcaccel cluster probe alps" in said
     listed = json.loads(shell("cluster", "list", "--json").stdout)
     assert [(one["name"], one["where"]) for one in listed] == [("alps", "this machine"), ("local", "no Slurm")]
     assert "slurm_version: 24.05.6" in shell("cluster", "show", "alps").stdout
@@ -49,7 +49,7 @@ def test_a_profile_from_its_first_day(shell: Shell) -> None:
 def test_a_machine_without_slurm(shell: Shell) -> None:
     probed = shell("cluster", "add", "alps")
     assert probed.returncode == 2
-    assert "there is no sinfo on this machine" in probed.stderr
+    assert "sinfo was not found on this machine" in probed.stderr
     assert json.loads(shell("cluster", "list", "--json").stdout)[0]["name"] == "local"
 
 
@@ -58,11 +58,11 @@ def test_bad_input_has_one_message(shell: Shell) -> None:
     stored(shell, "version: 99\n")
     for arguments, words in (
         (["probe", "alsp"], "no cluster profile 'alsp' (has: alps, local"),
-        (["add", "alps"], "there is a profile 'alps' already"),
+        (["add", "alps"], "profile 'alps' already exists"),
         (["check", "alps"], "was written by a newer hpcaccel"),
         (["show", "alps"], "was written by a newer hpcaccel"),
         (["probe", "local"], "nothing to probe"),
-        (["install", "alps", "--wheel", "none.whl"], "there is no wheel none.whl"),
+        (["install", "alps", "--wheel", "none.whl"], "wheel 'none.whl' does not exist"),
     ):
         result = shell("cluster", *arguments)
         assert result.returncode == 2, arguments

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from hpcaccel.core.durable_files import append_line
 from hpcaccel.core.records import AttemptStart, to_dict
-from hpcaccel.core.run_dir import RunDir, append_line
+from hpcaccel.core.run_dir import RunDir
 
 SQUEUE = "45|{state}|gpu|me|n[1-2]|2|2026-11-20T10:00:00|N/A|2026-11-20T09:00:00|1:00:00|{reason}|hello"
 

@@ -156,8 +156,8 @@ def test_init_asks_slurm(shell, slurm):
         "cpus_per_task": 8,
         "time": "12:00:00",
     }
-    assert "cpu, gpu (4 GPUs a node)" in text
-    assert "yours: chemistry, physics" in text
+    assert "cpu, gpu (4 GPUs per node)" in text
+    assert "your accounts: chemistry, physics" in text
     assert shell("validate", "job.yaml").returncode == 0
 
 
@@ -206,4 +206,4 @@ def test_a_file_with_several_jobs_is_told_job_by_job(shell, refused):
     unknown = shell("render", "jobs.yaml", "train.slurm.nodez=3", "--cluster", "slurm")
     assert "slurm.nodez is not a known key" in refused(unknown)
     shell.write("jobs.yaml", JOBS.replace("prepare: {entry", "prepare: {after: [train], entry"))
-    assert "in a circle" in refused(shell("validate", "jobs.yaml", "--cluster", "slurm"))
+    assert "in a cycle" in refused(shell("validate", "jobs.yaml", "--cluster", "slurm"))

@@ -15,7 +15,7 @@ DUMP = """Thread 0x00000000000000aa (most recent call first):
 def test_stacks(shell, refused):
     run = submitted(shell, TALKS)
     assert shell("wait", run["run_id"]).returncode == 0
-    assert "none of its attempts left stacks" in refused(shell("stacks", run["run_id"]))
+    assert "none of its attempts wrote stacks" in refused(shell("stacks", run["run_id"]))
 
     attempt = Path(run["path"]) / "attempts" / "1"
     (attempt / "heartbeats").mkdir()
@@ -27,19 +27,19 @@ def test_stacks(shell, refused):
         (attempt / "stacks" / f"{rank}.txt").write_text(DUMP.format(line=line, function=function))
     shown = shell("stacks", run["run_id"])
     assert shown.stdout == ("rank 1 on n1:\n    train.py:20 in read\n\nranks 0, 2 on n1:\n    train.py:31 in meet\n\n")
-    assert "this was written in attempt 1" in shown.stderr
+    assert "these stacks were written in attempt 1" in shown.stderr
     groups = json.loads(shell("stacks", run["run_id"], "--json").stdout)["groups"]
     assert [group["ranks"] for group in groups] == [[1], [0, 2]]
     assert shell("stacks", run["run_id"], "--rank", "1").stdout == "main thread:\n    train.py:20 in read\n\n"
     result = shell("stacks", run["run_id"], "--rank", "7")
     assert result.returncode == 2
-    assert "error: rank 7 has not answered, or there is no such rank (there are stacks of ranks 0-2)" in result.stderr
+    assert "error: no stacks of rank 7: it did not respond or does not exist (stacks of: ranks 0-2)" in result.stderr
 
 
 def test_a_program_that_shows_no_sign_of_life_is_an_error(shell, refused):
     waits = TALKS.replace("echo to stderr >&2; exit ${CODE:-0}", "sleep 60")
     run = submitted(shell, waits)
     try:
-        assert "its program does not use one" in refused(shell("stacks", run["run_id"]))
+        assert "or does not use one" in refused(shell("stacks", run["run_id"]))
     finally:
         shell("cancel", run["run_id"])

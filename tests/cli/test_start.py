@@ -48,7 +48,7 @@ def test_help_has_groups_whole_summaries_and_examples(shell):
     assert titles == ["Options", "Submit", "Watch", "Steer", "Sweep", "Cluster", "Checkpoint", "Training", "Examples"]
     assert "..." not in text.partition("Submit:")[2].replace("hpcaccel.submit(function, ...)", "")
     words = " ".join(text.split())
-    assert "Show where the ranks of a run are: those at the same place together, first those that are" in words
+    assert "Show where in the code the ranks of a run are, grouped by stack, outliers first." in words
     assert max(map(len, text.splitlines())) <= 80
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.cli.clean import _go_through
+from hpcaccel.cli.steer import _delete_all
 from hpcaccel.errors import RunDirectoryError
-from hpcaccel.submission.cleaning import Cleaning, Item
+from hpcaccel.submission.runs.clean import Cleaning, Item
 
 FACTS = """\
 version: 1
@@ -66,9 +66,9 @@ def test_what_could_not_be_deleted_is_not_told_as_deleted(
         if item.path.name == "b":
             raise RunDirectoryError(f"{item.path} stays: a test")
 
-    monkeypatch.setattr("hpcaccel.submission.cleaning.delete", delete)
+    monkeypatch.setattr("hpcaccel.submission.runs.clean.delete", delete)
     items = [Item(path=Path(name), kind="run", run_id=name, why="it is completed", bytes=1000) for name in "abc"]
-    done, failed = _go_through(Cleaning(items=tuple(items), kept=()), yes=True, tell=True)
+    done, failed = _delete_all(Cleaning(items=tuple(items), kept=()), yes=True, verbose=True)
     assert ([item.run_id for item in done], failed) == (["a", "c"], ["b stays: a test"])
     told = capsys.readouterr()
     assert [line.split()[3] for line in told.out.splitlines()] == ["a", "c"]
@@ -76,8 +76,8 @@ def test_what_could_not_be_deleted_is_not_told_as_deleted(
 
 
 def test_what_cannot_be_is_said(shell: Any, spec: Path, refused: Any) -> None:
-    assert "no age" in refused(shell("clean", "--older-than", "soon"))
+    assert "not an age" in refused(shell("clean", "--older-than", "soon"))
     assert "salloc" in refused(shell("run", "job.yaml"))
-    assert "no queue on the local backend" in refused(shell("plan", "job.yaml", "--cluster", "local"))
+    assert "the local backend has no queue" in refused(shell("plan", "job.yaml", "--cluster", "local"))
     answer = shell("submit", "job.yaml", "--cluster", "local", "--debug", "--dry-run", "--json")
     assert json.loads(answer.stdout)["name"] == "hello-debug"

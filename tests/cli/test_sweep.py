@@ -63,7 +63,7 @@ def test_a_sweep_from_its_start_to_a_spec_of_its_best_trial(shell: Shell, sweep:
     shown = shell("status", name).stdout
     assert "trials     3 of 3: 1 complete, 2 failed" in shown
     assert "loss 0.003333  trial 0" in shown
-    assert "2 × exit, the last is trial 2" in shown
+    assert "2 × exit, most recently trial 2" in shown
     assert shell("list").stdout.count(name) == 1
 
     rows = list(csv.DictReader(io.StringIO(shell("sweep", "table", "search").stdout)))
@@ -92,10 +92,10 @@ def test_a_dry_run_tells_all_and_makes_nothing(shell: Shell, sweep: Path) -> Non
     before = shell.files()
     result = shell("sweep", "start", "sweep.yaml", "sweep.max_gpu_hours=7", "--cluster", "local", "--dry-run")
     assert result.returncode == 0
-    assert "3 at most, grid over 6 points" in result.stdout
+    assert "at most 3, grid over 6 points" in result.stdout
     assert "0: args.lr=0.01" in result.stdout
-    assert "in all: 7 (max_gpu_hours)" in result.stdout
-    assert "the grid has 6 trials, and max_trials lets 3 of them run" in result.stderr
+    assert "in total: 7 (max_gpu_hours)" in result.stdout
+    assert "the grid has 6 trials, but max_trials allows only the first 3" in result.stderr
     assert shell.files() == before
 
 
@@ -122,9 +122,9 @@ def test_a_run_is_no_sweep_and_a_sweep_is_no_run(
     name = started(shell, "sweep.max_trials=1")["run_id"]
     assert f"hpcaccel status {run}" in refused(shell("sweep", "status", run))
     for command in ("logs", "report", "stacks", "shell"):
-        assert f"name one of its trials, such as {name}_0" in refused(shell(command, name))
+        assert f"choose one of its trials, such as {name}_0" in refused(shell(command, name))
     assert shell("wait", name).returncode == 0
-    assert "there is no queue" in refused(shell("sweep", "throttle", name, "2"))
+    assert "which has no queue" in refused(shell("sweep", "throttle", name, "2"))
     assert ".html, .png" in refused(shell("sweep", "plot", name, "-o", "sweep.txt"))
 
 
@@ -133,4 +133,4 @@ def test_a_read_only_place_is_told_and_nothing_started(
 ) -> None:
     shell.write("runs", "a file where the folder of runs would be")
     message = refused(shell("sweep", "start", "sweep.yaml", "sweep.max_trials=6", "--cluster", "local"))
-    assert "cannot make the run directory" in message
+    assert "cannot create the run directory" in message

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.cli import watching
+from hpcaccel.cli import follow
 
 
 class Terminal(io.StringIO):
@@ -22,7 +22,7 @@ def test_a_page_stands_until_the_next_one_is_there(stream: Any, monkeypatch: pyt
     out, err = stream(), stream()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
-    monkeypatch.setattr(watching, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(follow, "LOOK_SECONDS", 0.0)
     states = iter([False, True])
     run: Any = SimpleNamespace(status=lambda **_: SimpleNamespace(ended=next(states)))
     shown = []
@@ -33,7 +33,7 @@ def test_a_page_stands_until_the_next_one_is_there(stream: Any, monkeypatch: pyt
         print(f"page {len(shown)}")
         print("a note", file=sys.stderr)
 
-    watching.watch_status(run, show)
+    follow.watch_status(run, show)
     first, between = ("\x1b[H\x1b[2J", "\x1b[H\x1b[2J") if out.isatty() else ("", "\n")
     assert shown == ["", f"{first}page 1\n"]
     assert out.getvalue() == f"{first}page 1\n{between}page 2\n"

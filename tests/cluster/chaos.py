@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcaccel import checkpoint_files
-from hpcaccel.core.run_dir import read_lines
+from hpcaccel.core.durable_files import read_lines
 
 from . import injectors
 from .dev_cluster import Cluster, program, wait_until

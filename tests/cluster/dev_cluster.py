@@ -25,7 +25,7 @@ def program(*args: str, check: bool = True, **env: str) -> subprocess.CompletedP
     return answer
 
 
-def wait_until(condition: Callable[[], bool], what: str, *, timeout_seconds: float = 300) -> None:
+def wait_until(condition: Callable[[], object], what: str, *, timeout_seconds: float = 300) -> None:
     deadline = time.monotonic() + timeout_seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 
 from hpcaccel import checkpoint_files
-from hpcaccel.core.run_dir import RunDir, read_lines
+from hpcaccel.core.durable_files import read_lines
+from hpcaccel.core.run_dir import RunDir
 
 from .dev_cluster import Cluster, wait_until
 

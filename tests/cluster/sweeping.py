@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcaccel import checkpoint_files
+from hpcaccel.core.durable_files import read_json, read_lines
 from hpcaccel.core.process_identity import process_start
-from hpcaccel.core.run_dir import RunDir, SweepDir, read_json, read_lines
-from hpcaccel.submission.status import ACTIVE
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.sweep_dir import SweepDir
+from hpcaccel.submission.runs.status import ACTIVE
 from hpcaccel.sweeps.journal_file import JournalFile
 from hpcaccel.sweeps.journal_reader import STATE_VALUES, STATES, TrialRecord, read_study
 
@@ -218,7 +220,7 @@ def kill_chooser(sweep: Sweeping, target: Target) -> None:
     else:
         raise AssertionError("no chooser runs")
     log = sweep.dir.worker(target.worker).host_log
-    sweep.wait(lambda: "the chooser has died (signal 9)" in log.read_text(), "a new chooser")
+    sweep.wait(lambda: "the tuner died (signal 9)" in log.read_text(), "a new chooser")
 
 
 def _holder(run: RunDir) -> int:

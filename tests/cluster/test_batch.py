@@ -7,8 +7,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.process_identity import process_start
-from hpcaccel.core.run_dir import read_json
 
 from .dev_cluster import Cluster
 from .scenario import Scenario
@@ -26,4 +26,4 @@ def test_a_killed_supervisor_is_started_again_in_its_job(cluster: Cluster, lease
     assert all(process_start(rank) is None for rank in ranks)
     assert {line["job_id"] for line in run.lines("start")} == {run.job_id}
     assert cluster.wait_for(run.job_id, ["COMPLETED"])["Restarts"] == "0"
-    assert "signal 9; started again here" in run.lines("end")[0]["detail"]
+    assert "signal 9; restarted in the same job" in run.lines("end")[0]["detail"]

@@ -89,11 +89,11 @@ def test_why_a_run_waits(cluster: Cluster, run: Scenario) -> None:
         return said
 
     wait_until(lambda: explained()["why"][0]["reason"] != "None", "a reason to wait")
-    assert "Slurm says no more" not in explained()["why"][0]["words"], explained()
+    assert "Slurm gives no further details" not in explained()["why"][0]["words"], explained()
     wait_until(lambda: explained()["start_time"] is not None, "an estimate")
     assert second in [one["job_id"] for one in explained()["before"]]
     text = run.cli("explain", run.dir.run_id).stdout
-    assert "expected to start: " in text
+    assert "expected start: " in text
     assert f"{second} of " in text
     cluster.run("scontrol", "uhold", run.job_id)
     wait_until(lambda: "scontrol release" in run.cli("explain", run.dir.run_id).stdout, "held")

@@ -36,7 +36,7 @@ def test_two_time_limits_without_a_new_checkpoint(scenario: Scenario) -> None:
     )  # fmt: skip
     assert scenario.wait_until_over() == 1
     assert scenario.ends == [("time_limit", "requeue"), ("time_limit", "end")], scenario.story
-    assert "2 time limits without a new checkpoint" in scenario.status()["detail"]
+    assert "2 attempts ended by the time limit without a new checkpoint" in scenario.status()["detail"]
 
 
 @pytest.mark.chaos

@@ -116,7 +116,7 @@ def test_where_sbatch_is_forbidden_on_nodes(scenario: Scenario, tmp_path: Path) 
     assert scenario.ends == [("preempted", "requeue"), ("completed", "end")], scenario.story
     log = scenario.dir.slurm_log.read_text()
     assert "Access/permission denied" in log
-    assert "resilience.chain_ahead: 4 has submit hand in all" in log
+    assert "set resilience.chain_ahead: 4, so that `hpcaccel submit` submits all jobs" in log
 
 
 @pytest.mark.chaos
@@ -138,7 +138,7 @@ def test_its_last_job_leaves_the_run_to_be_resumed(cluster: Cluster, scenario: S
     scenario.cli("stop", "--requeue", scenario.dir.run_id)
     assert scenario.wait_until_over() == 85, scenario.story
     assert scenario.ends == [("lost", "requeue"), ("stop", "requeue"), ("stop", "pause")], scenario.story
-    assert "the last job of its chain (resilience.chain: 2)" in scenario.status()["detail"]
+    assert "the last job of the chain (resilience.chain: 2)" in scenario.status()["detail"]
 
 
 @pytest.mark.chaos

@@ -102,7 +102,7 @@ def test_a_failing_line_of_the_setup_is_named_and_no_rank_starts(run: Scenario) 
     assert run.wait_until_over() == 1
     status = run.status()
     assert (status["state"], status["history"][0]["end"]["error_class"]) == ("failed", "setup")
-    assert f"environment.setup: {line} failed with code 1" in status["detail"]
+    assert f"environment.setup: {line} failed with exit code 1" in status["detail"]
     assert not list(run.dir.attempts.glob("*/*.log"))
     assert "No such file" in run.cli("logs", run.dir.run_id).stdout
 
@@ -155,7 +155,7 @@ def test_a_job_that_waits_says_why(run: Scenario) -> None:
     run.plain(slurm={"begin": "now+1hour"})
     status = run.status()
     assert status["state"] == "pending"
-    assert status["detail"].startswith("BeginTime: its earliest start has not come")
+    assert status["detail"].startswith("BeginTime: the job's earliest start time is in the future")
     run.cluster.run("scontrol", "uhold", run.job_id)
     assert "scontrol release" in run.status()["detail"]
 
@@ -206,7 +206,7 @@ def test_the_plain_ddp_example_goes_on_from_its_own_checkpoint(run: Scenario) ->
     run.wait_for_word("step 100")
     run.preempt()
     run.wait_for_ends(1)
-    step = int(run.wait_for_word("rank 1 goes on from step", attempt=2, rank=1).split()[-1])
+    step = int(run.wait_for_word("rank 1 continues from step", attempt=2, rank=1).split()[-1])
     assert step >= 100
     assert run.ends == [("preempted", "requeue")], run.story
     run.cli("cancel", run.dir.run_id)

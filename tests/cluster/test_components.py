@@ -104,7 +104,7 @@ def test_where_it_fails_the_attempt_has_failed(scenario: Scenario, nodes: list[s
     )
     assert scenario.wait_until_over() == 0, scenario.story
     assert scenario.ends == [("failed", "restart"), ("completed", "end")], scenario.story
-    assert scenario.lines("end")[0]["detail"] == "component data ended with code 1: no more data", scenario.story
+    assert scenario.lines("end")[0]["detail"] == "component data exited with code 1: no more data", scenario.story
 
 
 @pytest.mark.chaos

@@ -62,7 +62,7 @@ def test_a_save_that_cannot_end_in_time_is_not_begun(scenario: Scenario, partiti
     assert scenario.ends == [("preempted", "requeue"), ("completed", "end")], scenario.story
     said = scenario.dir.rank_log(1, 0).read_text()
     found = re.search(
-        r"stopping at step (\d+) \(preempted\): a save takes about \d+ s, .*Steps 11 to (\d+) are lost",
+        r"stopping at step (\d+) \(preempted\): no time to save, which takes about \d+ s\. Steps 11 to (\d+) are lost",
         said,
     )
     assert found, scenario.story

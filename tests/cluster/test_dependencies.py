@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from hpcaccel.core.run_dir import RunDir, read_lines
+from hpcaccel.core.durable_files import read_lines
+from hpcaccel.core.run_dir import RunDir
 
 from .dev_cluster import Cluster
 from .scenario import Scenario

@@ -160,7 +160,7 @@ def test_programs_of_two_slurms_are_refused(tmp_path: Path) -> None:
     path = f"{other.parent}:{os.environ['PATH']}"
     answer = program("up", "--root", f"{tmp_path}/root", check=False, PATH=path)
     assert answer.returncode == 2
-    assert f"of different Slurms: {other}, " in answer.stderr
+    assert f"from different installations: {other}, " in answer.stderr
 
 
 def test_words_of_sacctmgr_are_shown_while_it_is_waited_for(new_root: Path, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_cluster_without_its_controller_is_told_and_comes_back(new_root: Path)
     own = Cluster.at(new_root)
     program("fail", "--root", str(new_root), "slurmctld")
     status = program("status", "--root", str(new_root))
-    assert "slurmctld is not running (failed on purpose)" in status.stdout
+    assert "slurmctld is not running (stopped by `fail`)" in status.stdout
     program("restore", "--root", str(new_root), "slurmctld")
     assert own.run("srun", "hostname").stdout.split() == own.nodes
 
@@ -248,7 +248,7 @@ def test_a_directory_with_other_files_is_never_taken_for_a_root(new_root: Path) 
     thesis.write_text("x")
     answer = program("up", "--root", str(new_root), check=False)
     assert answer.returncode == 2
-    assert "holds other files" in answer.stderr
+    assert "contains other files" in answer.stderr
     program("down", "--root", str(new_root))
     assert [path.name for path in new_root.iterdir()] == ["thesis.tex"]
 

@@ -39,7 +39,9 @@ def ended(scenario: Scenario, state: str = "COMPLETED") -> dict[str, str]:
 def test_it_is_refused_where_the_cluster_does_not_have_it(cluster: Cluster, scenario: Scenario) -> None:
     if cluster.release >= FIRST_RELEASE:
         pytest.skip("this cluster has it")
-    with pytest.raises(RuntimeError, match=r"resilience\.requeue: expedite is not to be had here: Slurm has it from"):
+    with pytest.raises(
+        RuntimeError, match=r"resilience\.requeue 'expedite' is not supported on this cluster: it needs Slurm"
+    ):
         scenario.plain(resilience=EXPEDITE)
 
 

@@ -26,7 +26,7 @@ Exact = Callable[..., None]
 def waiting(cluster: Cluster, lease: Lease, tmp_path: Path) -> Scenario:
     """A run with a dozen checkpoints, whose job waits in the queue."""
     run = Scenario(cluster, tmp_path, nodes=lease(2))
-    run.train("--pause", "0.15", checkpoint={"every_steps": 2, "keep": None})
+    run.train("--pause", "0.5", checkpoint={"every_steps": 2, "keep": None})
     wait_until(
         lambda: len(checkpoint_files.committed(run.dir.checkpoints)) >= 10, "10 checkpoints", timeout_seconds=120
     )
@@ -73,7 +73,7 @@ def test_none_is_good(waiting: Scenario) -> None:
     assert waiting.wait_until_over() == 1, waiting.story
     status = waiting.status()
     assert status["state"] == "failed"
-    assert "no good checkpoint is left" in status["detail"], waiting.story
+    assert "no intact checkpoint is left" in status["detail"], waiting.story
     assert len(waiting.losses) == steps, "nothing was trained"
 
 

@@ -113,7 +113,9 @@ def test_a_full_disk_is_told_and_a_larger_one_goes_on(scenario: Scenario, assert
         good = checkpoint_files.newest(scenario.dir.checkpoints)
         assert good is not None
         waits = scenario.dir.supervisor_log(2)
-        wait_until(lambda: waits.exists() and "Waiting for 10 minutes" in waits.read_text(), "the ranks wait for room")
+        wait_until(
+            lambda: waits.exists() and "Waiting for up to 10 minutes" in waits.read_text(), "the ranks wait for room"
+        )
         enlarge("100m")
         assert scenario.wait_until_over() == 0, scenario.story
         assert scenario.ends == [("failed", "restart"), ("completed", "end")], scenario.story
@@ -130,7 +132,7 @@ def test_checkpoints_that_may_not_be_written_for_a_while(scenario: Scenario, ass
         first = scenario.lines("end")[0]
         assert (first["error_class"], first["nodes_blamed"]) == ("unwritable", []), scenario.story
         waits = scenario.dir.supervisor_log(2)
-        wait_until(lambda: waits.exists() and "Waiting for 10 minutes" in waits.read_text(), "the ranks wait")
+        wait_until(lambda: waits.exists() and "Waiting for up to 10 minutes" in waits.read_text(), "the ranks wait")
     finally:
         subprocess.run(["chattr", "-i", str(scenario.dir.checkpoints)], check=True)
     assert scenario.wait_until_over() == 0, scenario.story
@@ -147,7 +149,7 @@ def test_a_run_directory_that_is_moved_away(cluster: Cluster, scenario: Scenario
     assert cluster.wait_for(scenario.job_id, ["FAILED"])["ExitCode"] == "2:0"
     assert not scenario.dir.path.exists()
     assert (
-        f"the run directory is not there any more (was it moved or deleted?): {scenario.dir.path}"
+        f"the run directory no longer exists (was it moved or deleted?): {scenario.dir.path}"
         in (moved / "slurm.log").read_text()
     )
     moved.rename(scenario.dir.path)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.core.run_dir import read_lines
+from hpcaccel.core.durable_files import read_lines
 
 from .dev_cluster import Cluster
 from .scenario import Scenario
@@ -43,7 +43,7 @@ def test_a_slow_rank_is_named_and_one_that_is_stopped_ends_the_attempt_and_the_r
     assert run.ends == [("failed", "restart"), ("completed", "end")], run.story
     end = run.lines("end")[0]
     assert end["error_class"] == "hang"
-    assert f"rank 1 on {run.nodes[1]} has given no sign of life" in end["detail"]
+    assert f"rank 1 on {run.nodes[1]} has sent no heartbeat" in end["detail"]
     assert end["checkpoint_step"] >= 200
     found = json.loads(run.dir.hang(1).read_text())
     assert (found["culprit_rank"], found["node"]) == (1, run.nodes[1])

@@ -13,54 +13,19 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.core.durable_files import read_json, read_lines, write_json
 from hpcaccel.core.process_identity import process_start
-from hpcaccel.core.run_dir import SweepDir, read_json, read_lines, write_json
+from hpcaccel.core.sweep_dir import SweepDir
 
 from .dev_cluster import Cluster, wait_until
 
 Lease = Callable[[int], list[str]]
 ROOT = Path(__file__).parents[2]
 
-COUNTS = """
-import json, os, signal, sys, time
-run, attempt = os.environ["HPCACCEL_RUN_DIR"], os.environ["HPCACCEL_ATTEMPT"]
-asked = []
-for number in (signal.SIGUSR2, signal.SIGTERM):
-    signal.signal(number, lambda *_: asked.append(True))
-signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGUSR2})
-try:
-    step = int(open(f"{run}/state").read())
-except FileNotFoundError:
-    step = 0
-print("starting", step, os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
-last = step + 5 if step else 10**6
-while step < last and not asked:
-    step += 1
-    open(f"{run}/alive", "w").write(str(step))
-    time.sleep(0.1)
-open(f"{run}/state.new", "w").write(str(step))
-os.replace(f"{run}/state.new", f"{run}/state")
-word = {"version": 1, "reason": "stop" if asked else "completed", "step": step, "resume": bool(asked)}
-open(f"{run}/attempts/{attempt}/outcome.json", "w").write(json.dumps(word))
-sys.exit(85 if asked else 0)
-"""
+COUNTS = (Path(__file__).parent / "programs" / "counts.py").read_text()
 """Counts until it is asked to stop; what has been stopped once counts five more."""
 
-CHOOSER = """
-import json, sys
-folder, worker = sys.argv[1:]
-hello = json.loads(sys.stdin.readline())
-for slot in range(hello["slots"]):
-    print(json.dumps({"run": int(worker) * hello["slots"] + slot, "slot": slot}), flush=True)
-ended = 0
-for line in sys.stdin:
-    event = json.loads(line)
-    if event["event"] == "ended" and event["decision"] == "end":
-        ended += 1
-        if ended == hello["slots"]:
-            print(json.dumps({"end": True, "why": "all have ended"}), flush=True)
-            break
-"""
+CHOOSER = (Path(__file__).parent / "programs" / "trial_source.py").read_text()
 
 
 class Workers:
@@ -220,7 +185,9 @@ def test_nothing_goes_on_without_its_parent(cluster: Cluster, lease: Lease, tmp_
         sweep.submit(0, node=node, partition="gpu")
     (sweep.dir.trial(0).path / "state").write_text("1")
     if victim == "trial":
-        sweep.wait(lambda: not sweep.dir.trial(0).lease.exists() or "without a last word" in _log(sweep), "it is told")
+        sweep.wait(
+            lambda: not sweep.dir.trial(0).lease.exists() or "without reporting a result" in _log(sweep), "it is told"
+        )
         cluster.run("scancel", job)
         return
     sweep.wait(lambda: sweep.worker_ends(0), "the worker has ended")

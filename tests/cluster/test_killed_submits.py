@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.core.run_dir import RunDir, read_lines
+from hpcaccel.core.durable_files import read_lines
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.submission import all_runs
 
 from .dev_cluster import Cluster, wait_until

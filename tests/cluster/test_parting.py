@@ -19,11 +19,11 @@ WAYS = {
     "break": ("hang", LEFT),
     "return": ("hang", LEFT),
     "exception": ("exception", "ValueError: as told"),
-    "os_exit": ("gloo_timeout", "ended or stood still without a word"),
-    "stopped": ("hang", "has given no sign of life"),
+    "os_exit": ("gloo_timeout", "exited or hung without an exception"),
+    "stopped": ("hang", "has sent no heartbeat"),
     "skip": ("hang", ""),  # it skips until its data is used up
     "evaluation": ("hang", "is not in the collective that they wait in"),
-    "shapes": ("exception", "needs the same on all ranks"),
+    "shapes": ("exception", "needs matching arguments on all ranks"),
 }
 IN_MAKE_TEST = [("exit", 3, "ddp")]
 ROWS = [(how, rank, strategy) for how in WAYS for rank in (0, 3) for strategy in ("ddp", "fsdp")]

@@ -41,7 +41,7 @@ def test_a_profile_of_a_real_cluster(cluster: Cluster, tmp_path: Path) -> None:
     assert [one["name"] for one in facts["qos"]] == ["normal"]
     checked = hpcaccel("check", "dev")
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert "profile dev agrees with what is known of its cluster" in checked.stdout
+    assert "profile dev agrees with the facts about its cluster" in checked.stdout
 
 
 def test_the_same_cluster_behind_ssh(cluster: Cluster, tmp_path: Path) -> None:

@@ -79,8 +79,8 @@ def test_one_squeue_for_many_and_outages_are_notes(own: Cluster, tmp_path: Path)
         run.env["HPCACCEL_QUEUE_SECONDS"] = "1"
         listed = run.cli("list")
         assert listed.stdout.count("pending") == RUNS
-        assert "note: Slurm does not answer" in listed.stderr
-        assert "what it said" in listed.stderr
+        assert "note: Slurm does not respond" in listed.stderr
+        assert "the states shown are from" in listed.stderr
         asked = set(counted.taken())
         assert asked == {"squeue"}
         assert all(one.poll() is None for one in waits)
@@ -111,7 +111,7 @@ def test_without_slurmdbd_a_job_is_what_squeue_and_scontrol_say(own: Cluster, tm
         own.run("scancel", run.job_id)
         run.dir.record.write_text(json.dumps({**record, "job_ids": ["99999"]}))
         assert run.status()["state"] == "pending"
-        assert "although it was there a moment ago" in run.status()["detail"]
+        assert "although it did a moment ago" in run.status()["detail"]
         old = run.dir.record.stat().st_mtime - 3600
         os.utime(run.dir.record, (old, old))
         assert run.status()["state"] == "lost"

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hpcaccel.core.run_dir import RunDir, read_lines
+from hpcaccel.core.durable_files import read_lines
+from hpcaccel.core.run_dir import RunDir
 from tests.remote.login_node import LoginNode, wait_for, why_no_sshd
 
 from .dev_cluster import Cluster, wait_until

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.core.run_dir import RunDir, read_lines
+from hpcaccel.core.durable_files import read_lines
+from hpcaccel.core.run_dir import RunDir
 from tests.remote.login_node import LoginNode, why_no_sshd
 
 from .dev_cluster import Cluster

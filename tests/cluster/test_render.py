@@ -122,7 +122,7 @@ def test_a_failing_setup_line_ends_the_job_by_its_name(
     name = f"environment.setup: {line}"
     assert record(run)["argv"] == [f"{run.path}/node.pyz", "setup-failed", str(run.path), "2", name]
     wait_until(lambda: slurm.queue([job_id]) == {}, "the end of the job")
-    assert f"{name} ended with exit code 2" in run.slurm_log.read_text()
+    assert f"{name} failed with exit code 2" in run.slurm_log.read_text()
     assert slurm.queue([job_id], include_ended=True)[job_id].state is JobState.FAILED
 
 

@@ -28,8 +28,8 @@ def test_a_full_run_directory_is_no_nodes_fault(cluster: Cluster, place: Path, t
     run = Scenario(cluster, tmp_path)
     run.plain("--once", resilience={"preflight": "quick"}, grid=("--runs-dir", str(place)))
     log = run.dir.supervisor_log(1)
-    wait_until(lambda: log.exists() and "Waiting for 10 minutes" in log.read_text(), "it waits for room")
-    assert "it needs 16,777,216 bytes, " in log.read_text()
+    wait_until(lambda: log.exists() and "Waiting for up to 10 minutes" in log.read_text(), "it waits for room")
+    assert "the run needs 16,777,216 bytes there, " in log.read_text()
     subprocess.run(["mount", "-o", "remount,size=64m", str(place)], check=True)
     assert run.wait_until_over() == 0, run.story
     assert run.ends == [("completed", "end")], run.story

@@ -11,7 +11,7 @@ import pytest
 
 from hpcaccel.errors import ClusterError, RunFailed
 from hpcaccel.submission import Run, RunArray, all_runs, find_run
-from hpcaccel.submission.submit import submit
+from hpcaccel.submission.submit.api import submit
 
 from .dev_cluster import Cluster, wait_until
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.core.run_dir import read_lines
-from hpcaccel.submission.submit import submit
+from hpcaccel.core.durable_files import read_lines
+from hpcaccel.submission.submit.api import submit
 from hpcaccel.sweeps.sweep_handle import sweep as start
 from hpcaccel.view.run_overview import overview
 
@@ -16,21 +16,7 @@ from .dev_cluster import Cluster, wait_until
 
 Lease = Callable[[int], list[str]]
 
-COUNTS = """\
-import json, os, signal, sys, time
-state = os.path.join(os.environ["HPCACCEL_RUN_DIR"], "state")
-asked = []
-signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
-pace = 1.0 if os.environ["HPCACCEL_ATTEMPT"] == "1" and float(sys.argv[2]) < 3 else 0.02
-step = int(open(state).read()) if os.path.exists(state) else 0
-with open(os.environ["HPCACCEL_METRICS"], "a") as file:
-    while step < 40 and not asked:
-        step += 1
-        print(json.dumps({"step": step, "loss": float(sys.argv[2]) / step}), file=file, flush=True)
-        time.sleep(pace)
-open(state, "w").write(str(step))
-sys.exit(143 if asked else 0)
-"""
+COUNTS = (Path(__file__).parent / "programs" / "counts_to_forty.py").read_text()
 """Counts to forty, from where it was told to stop; the first two trials are slow until then."""
 
 SPEC = """\

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.core.run_dir import read_lines
-from hpcaccel.submission.run_state import read_record
+from hpcaccel.core.durable_files import read_lines
+from hpcaccel.submission.jobs.run_state import read_record
 from hpcaccel.sweeps.journal_reader import read_study
 from hpcaccel.sweeps.sweep_handle import sweep as start
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from hpcaccel.errors import SpecError
-from hpcaccel.slurm.fake import FakeSlurm
 from hpcaccel.spec import JobSpec
-from hpcaccel.submission.images import look_at_image
-from hpcaccel.submission.prepare import prepare
+from hpcaccel.submission.entrypoint.images import look_at_image
+from hpcaccel.submission.submit.prepare import prepare
+from tests.slurm.fake_slurm import FakeSlurm
 
 SKOPEO = """#!/bin/bash
 [[ "$1 $2" == "inspect --no-tags" ]] || exit 2
@@ -43,7 +43,7 @@ def test_a_file_must_be_there_and_be_an_image(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="cannot be started by pyxis"):
         look_at_image(spec(f"{tmp_path}/torch.sif", "pyxis"), tmp_path)
     (tmp_path / "torch.tar").touch()
-    with pytest.raises(SpecError, match="is no image that can be started"):
+    with pytest.raises(SpecError, match="is not a supported image file"):
         look_at_image(spec(f"{tmp_path}/torch.tar"), tmp_path)
 
 
@@ -52,7 +52,7 @@ def test_the_registry_is_asked(tmp_path: Path) -> None:
     there = look_at_image(spec("there/is:1"), tmp_path)
     assert there is not None
     assert there.advice == ()
-    with pytest.raises(SpecError, match=r"docker://gone/is:1: the registry does not give it: .*manifest unknown"):
+    with pytest.raises(SpecError, match=r"gone/is:1' is not available from the registry: .*manifest unknown"):
         look_at_image(spec("gone/is:1"), tmp_path)
     silent = look_at_image(spec("silent/is:1"), tmp_path)
     assert silent is not None
@@ -63,7 +63,7 @@ def test_without_a_tool_the_user_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", str(tmp_path))
     image = look_at_image(spec("there/is:1"), tmp_path)
     assert image is not None
-    assert "there is no skopeo here" in image.advice[0]
+    assert "skopeo, which queries the registry, is not on PATH" in image.advice[0]
     (tmp_path / ".images").mkdir()
     (tmp_path / ".images" / f"there_is_1-{image.key}.sif").touch()
     again = look_at_image(spec("there/is:1"), tmp_path)
@@ -81,7 +81,7 @@ def test_a_submission_without_its_image_leaves_nothing(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     (tmp_path / "job.yaml").write_text(f"name: a\nentrypoint: {{command: ['true']}}\ncontainer: {{image: {image}}}\n")
     slurm: Any = FakeSlurm()
-    with pytest.raises(SpecError, match=r"container.image .*(the registry does not give it|does not exist)"):
+    with pytest.raises(SpecError, match=r"container.image .*(is not available from the registry|does not exist)"):
         prepare("job.yaml", cluster="slurm", runs_dir=tmp_path / "runs", slurm=slurm)
     assert not slurm.submissions
     assert not (tmp_path / "runs").exists()
@@ -96,5 +96,5 @@ def test_a_mount_that_pyxis_would_give_to_a_shell_is_refused(tmp_path: Path, mon
         "container: {image: torch.sqsh, runtime: pyxis, mounts: ['/data$(touch x):/data']}\n"
     )
     slurm: Any = FakeSlurm()
-    with pytest.raises(SpecError, match=r"cannot be mounted by pyxis, .*: it holds \$"):
+    with pytest.raises(SpecError, match=r"pyxis cannot mount .* the path contains \$"):
         prepare("job.yaml", cluster="slurm", runs_dir=tmp_path / "runs", slurm=slurm)

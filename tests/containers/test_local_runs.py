@@ -8,29 +8,9 @@ from typing import Any
 import pytest
 
 from hpcaccel.submission import Run
-from hpcaccel.submission.submit import submit
+from hpcaccel.submission.submit.api import submit
 
-PROGRAM = """\
-import os, sys
-assert not os.path.exists("/work"), "the root is the host's"
-import torch
-from torch import nn
-import hpcaccel
-from hpcaccel import Accelerator
-
-accelerator = Accelerator(cpu=True)
-model, optimizer = nn.Linear(2, 1), None
-model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-accelerator.resume()
-for step in range(3):
-    loss = model(torch.ones(4, 2)).mean()
-    accelerator.backward(loss)
-    optimizer.step()
-    optimizer.zero_grad()
-accelerator.save_state()
-print("rank", accelerator.process_index, "of", accelerator.num_processes, os.getcwd(), os.environ["GREETING"])
-print("hpcaccel", hpcaccel.__file__, "python", sys.executable)
-"""
+PROGRAM = (Path(__file__).parent / "programs" / "train.py").read_text()
 
 
 @pytest.fixture

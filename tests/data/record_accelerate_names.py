@@ -48,7 +48,7 @@ def parameters(function: Any) -> list[str]:
     if list(inspect.signature(function).parameters) == ["args", "kwargs"] and inner:
         return parameters(inner[0])
     found = inspect.signature(inspect.unwrap(function)).parameters.values()
-    marks = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    marks: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     return [marks.get(item.kind, "") + item.name for item in found if item.name not in ("self", "cls")]
 
 

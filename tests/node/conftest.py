@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.core.records import StopRequest, to_dict
-from hpcaccel.core.run_dir import RunDir, new_run_id, read_lines, write_json
+from hpcaccel.core.durable_files import read_lines, write_json
+from hpcaccel.core.records import to_dict
+from hpcaccel.core.run_dir import RunDir, new_run_id
+from hpcaccel.core.stop_requests import StopRequest
 
 ROOT = Path(__file__).parents[2]
 

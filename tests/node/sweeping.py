@@ -15,9 +15,12 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.core.durable_files import read_lines, write_json
 from hpcaccel.core.process_identity import process_start
-from hpcaccel.core.records import StopRequest, to_dict
-from hpcaccel.core.run_dir import RunDir, SweepDir, new_run_id, read_lines, write_json
+from hpcaccel.core.records import to_dict
+from hpcaccel.core.run_dir import RunDir, new_run_id
+from hpcaccel.core.stop_requests import StopRequest
+from hpcaccel.core.sweep_dir import SweepDir
 
 from .conftest import RESILIENCE, ROOT
 
@@ -62,23 +65,7 @@ for number in NUMBERS:
 say(end=True, why="that was all")
 """
 
-STOPS_AND_GOES_ON = """
-import json, os, signal, sys, time
-attempt, run = int(os.environ["HPCACCEL_ATTEMPT"]), os.environ["HPCACCEL_RUN_DIR"]
-folder = f"{run}/attempts/{attempt}"
-asked = []
-signal.signal(signal.SIGUSR2, lambda *_: asked.append("USR2"))
-signal.signal(signal.SIGTERM, lambda *_: asked.append("TERM"))
-signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGUSR2})
-print("ready", os.getpid(), flush=True)
-if attempt == 1:
-    end = time.monotonic() + 60
-    while not asked and time.monotonic() < end:
-        time.sleep(0.01)
-    value = {"version": 1, "reason": "stop", "step": 7, "checkpoint": None, "resume": True}
-    open(folder + "/outcome.json", "w").write(json.dumps(value))
-    sys.exit(85)
-"""
+STOPS_AND_GOES_ON = (Path(__file__).parent / "programs" / "stops_once.py").read_text()
 """A program whose first attempt runs until it is asked to stop, and whose second one ends well."""
 
 

@@ -6,9 +6,10 @@ import time
 
 import pytest
 
-from hpcaccel.node.allocation import TAKEN_DOWN, SlurmAllocation
-from hpcaccel.slurm.fake import FakeSlurm
+from hpcaccel.node.allocation import TAKEN_DOWN
+from hpcaccel.node.allocation.slurm_allocation import SlurmAllocation
 from hpcaccel.slurm.states import JobInfo, JobState
+from tests.slurm.fake_slurm import FakeSlurm
 
 
 @pytest.fixture
@@ -33,15 +34,15 @@ def test_a_preemption_of_an_earlier_start_is_over(
     slurm: FakeSlurm, allocation: SlurmAllocation, preempt_time: float | None, preempted: bool
 ) -> None:
     slurm.move("45", JobState.RUNNING, preempt_time=preempt_time)
-    assert allocation.situation().preempted is preempted
+    assert allocation.status().preempted is preempted
 
 
 def test_a_job_at_its_time_limit_is_requeued_while_slurm_takes_it_down(
     slurm: FakeSlurm, allocation: SlurmAllocation
 ) -> None:
     slurm.move("45", JobState.COMPLETING, reason="TimeLimit")
-    situation = allocation.situation()
-    assert (situation.taken_for, situation.requeueable, situation.running) == ("time_limit", True, False)
+    status = allocation.status()
+    assert (status.termination_reason, status.requeueable, status.running) == ("time_limit", True, False)
     allocation.requeue()
     assert slurm.requeued == ["45"]
 
@@ -49,6 +50,6 @@ def test_a_job_at_its_time_limit_is_requeued_while_slurm_takes_it_down(
 @pytest.mark.parametrize("end_time", [1030.0, 1060.0])
 def test_a_cancelled_job_is_not(slurm: FakeSlurm, allocation: SlurmAllocation, end_time: float) -> None:
     slurm.move("45", JobState.COMPLETING, end_time=end_time)  # past its limit too, where the site has OverTimeLimit
-    assert not allocation.situation().requeueable
+    assert not allocation.status().requeueable
     assert allocation.requeue() == TAKEN_DOWN
     assert not slurm.requeued

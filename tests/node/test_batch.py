@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.core.durable_files import append_line, read_json, read_lines
+from hpcaccel.core.launch_spec import read_launch
 from hpcaccel.core.process_identity import process_start, started_at
 from hpcaccel.core.records import AttemptStart, to_dict
-from hpcaccel.core.run_dir import RunDir, append_line, read_json, read_lines
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.node import batch, lease
 from hpcaccel.node.allocation import TAKEN_DOWN, LocalAllocation
-from hpcaccel.node.launch_spec import read_launch
-from hpcaccel.node.sweep import sweep_worker
-from hpcaccel.node.sweep.usage import WorkerAccount
-from hpcaccel.sweeps.budget import Account
+from hpcaccel.node.sweep.usage import WorkerAccount, record_killed
+from hpcaccel.sweeps.budget import ComputeAccount
 
 from .conftest import ROOT, LocalRun, outcome
 from .sweeping import CONTINUES, STOPS_AND_GOES_ON, Sweep, pid_in
@@ -76,11 +76,11 @@ def test_a_killed_supervisor_is_started_again_when_its_ranks_are_gone(local_run:
     assert run.wait() == 0, run.log
     assert run.ends == [("lost", "restart"), ("completed", "end")]
     assert run.lines("end")[0]["detail"] == (
-        "its supervisor was killed before it could write its end: signal 9; started again here"
+        "the supervisor was killed before it could record the end: signal 9; restarted in the same job"
     )
     assert run.dir.rank_log(2, 0).read_text() == "gone\n"
     assert {line["job_id"] for line in run.lines("start")} == {"local-00000001"}
-    assert "the supervisor was killed by signal 9; starting another one" in run.log
+    assert "the supervisor was killed by signal 9; restarting it" in run.log
     assert not run.dir.lease.exists()
 
 
@@ -123,7 +123,7 @@ def test_where_supervisors_die_at_once_nothing_is_written_to_a_run_that_another_
     append_line(run.dir.ledger, to_dict(AttemptStart(attempt=1, time=1.0, job_id="local-00000009")))
     lease.acquire(run.dir, job_id="local-00000009", restart_count=0)  # by this process, which lives
     assert run.run() == 2
-    assert "is being written by job local-00000009" in run.log
+    assert "is in use by job local-00000009" in run.log
     assert not run.ends
     assert run.dir.lease.exists()
 
@@ -136,8 +136,8 @@ def test_an_attempt_whose_supervisors_are_given_up_is_not_started_again_here(loc
     assert run.run() == 1
     assert run.ends == [("lost", "requeue"), ("failed", "end")]
     assert run.lines("end")[0]["detail"] == (
-        "its supervisor was killed before it could write its end: 3 supervisors in a row ended within 60 s of "
-        "their start; the last one was killed by signal 9"
+        "the supervisor was killed before it could record the end: the supervisor ended 3 times in a row "
+        "within 60 s of its start; the last time it was killed by signal 9"
     )
 
 
@@ -150,7 +150,7 @@ def test_a_supervisor_that_dies_at_once_is_given_up_and_the_run_ends_after_a_req
     last = run.lines("end")[-1]
     assert last["error_class"] == "supervisor"
     assert "2 failures without a new checkpoint" in last["detail"]
-    said = "3 supervisors in a row ended within 60 s of their start; the last one was killed by signal 9"
+    said = "the supervisor ended 3 times in a row within 60 s of its start; the last time it was killed by signal 9"
     assert said in run.lines("end")[0]["detail"]
     assert said in last["detail"]
 
@@ -168,7 +168,7 @@ def test_a_signal_during_the_pause_before_another_start_ends_the_pause(local_run
         "main()\n"
     )
     run.start()
-    eventually(lambda: "starting another one in 300 s" in run.log, "the pause")
+    eventually(lambda: "restarting it in 300 s" in run.log, "the pause")
     assert run.process is not None
     run.process.send_signal(signal.SIGTERM)
     assert run.wait(60) == 130
@@ -176,7 +176,7 @@ def test_a_signal_during_the_pause_before_another_start_ends_the_pause(local_run
 
 
 def test_a_supervisor_that_cannot_be_started_counts_as_one_that_died_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def no_memory(*_: object, **__: object) -> None:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
@@ -184,15 +184,17 @@ def test_a_supervisor_that_cannot_be_started_counts_as_one_that_died_at_once(
     monkeypatch.setattr(batch, "PAUSES_SECONDS", (0.0, 0.0))
     monkeypatch.setenv(batch.MARK, "")
     why: list[str] = []
-    step = batch.Batch(["python", "node.pyz", "supervise"], script=tmp_path, give_up=lambda one: why.append(one) or 1)
-    monkeypatch.setattr(batch.subprocess, "Popen", no_memory)
+    step = batch.BatchStep(
+        ["python", "node.pyz", "supervise"], script=tmp_path, give_up=lambda one: why.append(one) or 1
+    )
+    monkeypatch.setattr("hpcaccel.node.batch.subprocess.Popen", no_memory)
     assert step.run() == 1
     assert why == [
-        "3 supervisors in a row ended within 60 s of their start; the last one could not be started: "
+        "the supervisor ended 3 times in a row within 60 s of its start; the last time it could not be started: "
         "Cannot allocate memory"
     ]
-    said = "the supervisor could not be started: Cannot allocate memory; starting another one"
-    assert capfd.readouterr().out.count(said) == 2
+    said = "the supervisor could not be started: Cannot allocate memory; restarting it"
+    assert caplog.text.count(said) == 2
 
 
 def test_a_cancel_while_the_supervisor_asks_for_another_start_ends_the_job(local_run: Make) -> None:
@@ -263,10 +265,10 @@ def test_a_killed_host_is_started_again_and_goes_on_with_its_trial(sweep: Sweep)
     assert process_start(rank) is None
     assert sweep.ends(0) == [("lost", "requeue"), ("completed", "end")]
     assert sweep.worker_ends == [("completed", "end")]
-    assert "was killed by signal 9; this is another one" in sweep.worker.host_log.read_text()
+    assert "previous process of this worker was killed by signal 9" in sweep.worker.host_log.read_text()
     starts = [line for line in sweep.account if line["event"] == "start"]
     assert [(line["job_id"], line["restart_count"]) for line in starts] == [("local-00000001_0", 0)] * 2
-    account = Account(sweep.dir).read()
+    account = ComputeAccount(sweep.dir).read()
     lasted = sweep.account[-1]["time"] - starts[0]["allocated_at"]
     assert account.gpu_seconds() == pytest.approx(lasted, rel=0.01)  # one stay, counted once
 
@@ -292,7 +294,7 @@ def test_a_worker_that_is_cancelled_when_its_hosts_were_killed(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch, problem: str, reason: str
 ) -> None:
     monkeypatch.setattr(LocalAllocation, "requeue", lambda _: problem)
-    assert sweep_worker.record_killed(sweep.worker, "5 hosts in a row ended") == 1
+    assert record_killed(sweep.worker, "5 workers in a row ended") == 1
     assert sweep.worker_ends == [("failed", "requeue"), (reason, "end")]
 
 

@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.core.records import EXIT_CONTINUED, AttemptEnd, AttemptStart, RunRecord, StopRequest, to_dict
-from hpcaccel.core.run_dir import RunDir, append_line, read_json, write_json
-from hpcaccel.node import supervisor
-from hpcaccel.node.allocation import TAKEN_DOWN, SlurmAllocation
-from hpcaccel.node.allocation import chained as chain
-from hpcaccel.node.allocation.chained import ChainedAllocation
-from hpcaccel.node.launch_spec import Resilience
+from hpcaccel.core.durable_files import append_line, read_json, write_json
+from hpcaccel.core.launch_spec import RestartPolicy
+from hpcaccel.core.records import EXIT_CONTINUED, AttemptEnd, AttemptStart, RunRecord, to_dict
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.stop_requests import StopRequest
+from hpcaccel.node import chain, supervisor
+from hpcaccel.node.allocation import TAKEN_DOWN
+from hpcaccel.node.allocation.slurm_allocation import SlurmAllocation
+from hpcaccel.node.chain import ChainedAllocation
 from hpcaccel.node.ledger import Ledger
-from hpcaccel.slurm.fake import FakeSlurm
 from hpcaccel.slurm.states import JobInfo, JobState
+from tests.slurm.fake_slurm import FakeSlurm
 
 from .conftest import RESILIENCE
 
@@ -72,11 +74,11 @@ class Chain:
             append_line(self.dir.ledger, to_dict(line))
 
     def job(self, **limits: Any) -> ChainedAllocation:
-        return ChainedAllocation(self.dir, Resilience(**{**LIMITS, **limits}), self.slurm)
+        return ChainedAllocation(self.dir, RestartPolicy(**{**LIMITS, **limits}), self.slurm)
 
     @property
     def ends(self) -> list[tuple[str, str]]:
-        return [(line.reason, line.decision) for line in Ledger.read(self.dir).ends]
+        return [(line.reason, line.decision) for line in Ledger.of(self.dir).ends]
 
     @property
     def now(self) -> dict[str, Any]:
@@ -203,29 +205,29 @@ def test_jobs_that_break_before_their_ranks_start_count_as_failures(run: Chain) 
     job = run.job()
     assert job.begin()
     assert run.ends == [("failed", "requeue"), ("failed", "requeue")]
-    assert Ledger.read(run.dir).cap(job.jobs, Resilience(**LIMITS)) == "2 failures without a new checkpoint"
-    assert Ledger.read(run.dir).cap(["101"], Resilience(**LIMITS)) is None
+    assert Ledger.of(run.dir).cap(job.jobs, RestartPolicy(**LIMITS)) == "2 failures without a new checkpoint"
+    assert Ledger.of(run.dir).cap(["101"], RestartPolicy(**LIMITS)) is None
 
 
 # -- those that follow ----------------------------------------------------------------------------------------------
 
 
-def test_where_sbatch_is_forbidden_on_nodes_it_says_what_to_do(run: Chain, capfd: pytest.CaptureFixture[str]) -> None:
+def test_where_sbatch_is_forbidden_on_nodes_it_says_what_to_do(run: Chain, caplog: pytest.LogCaptureFixture) -> None:
     run.before(JobState.PREEMPTED, "preempted", "requeue")
     run.slurm.refuse = "Access/permission denied"
     job = run.job()
     assert job.begin()
-    assert "resilience.chain_ahead: 5 has submit hand in all" in capfd.readouterr().out
+    assert "set resilience.chain_ahead: 5, so that `hpcaccel submit` submits all jobs" in caplog.text
     assert job.requeue() == ""  # one waits
     run.slurm.move("102", JobState.CANCELLED)
-    assert "are not in the queue any more" in job.requeue()
+    assert "are no longer in the queue" in job.requeue()
 
 
 def test_the_last_job_says_so(run: Chain) -> None:
     run.record(job_ids=["100"], links=["100", "101"])
     job = run.job(chain=2)
     assert job.begin()
-    assert job.requeue() == "this was the last job of its chain (resilience.chain: 2)"
+    assert job.requeue() == "this was the last job of the chain (resilience.chain: 2)"
 
 
 def test_the_last_job_hands_in_no_other_when_its_supervisors_were_killed(
@@ -270,7 +272,7 @@ def down(**changes: Any) -> Callable[[Chain], None]:
 
 
 @pytest.mark.parametrize(
-    ("take_down", "accounted", "taken_for"),
+    ("take_down", "accounted", "termination_reason"),
     [
         (down(preempt_time=500.0, end_time=500.0), None, "preempted"),
         (down(end_time=500.0), None, None),
@@ -285,28 +287,28 @@ def test_why_a_job_is_taken_down(
     monkeypatch: pytest.MonkeyPatch,
     take_down: Callable[[Chain], None],
     accounted: JobState | None,
-    taken_for: str | None,
+    termination_reason: str | None,
 ) -> None:
     take_down(run)
     monkeypatch.setattr(SlurmAllocation, "_accounted_state", lambda _: accounted)
-    chained, alone = run.job().situation(), SlurmAllocation(run.slurm).situation()
-    assert (chained.taken_for, chained.comes_back) == (taken_for, taken_for is not None)
-    assert (alone.taken_for, alone.comes_back) == (taken_for, False)
-    if taken_for is None:
+    chained, alone = run.job().status(), SlurmAllocation(run.slurm).status()
+    assert (chained.termination_reason, chained.will_requeue) == (termination_reason, termination_reason is not None)
+    assert (alone.termination_reason, alone.will_requeue) == (termination_reason, False)
+    if termination_reason is None:
         assert run.job().requeue() == TAKEN_DOWN
 
 
 def test_in_doubt_only_a_chain_goes_on(run: Chain) -> None:
     down(preempt_time=490.0, end_time=500.0)(run)  # and the accounting still says COMPLETING
-    assert run.job().situation().taken_for == "preempted"
-    assert SlurmAllocation(run.slurm).situation().taken_for is None
+    assert run.job().status().termination_reason == "preempted"
+    assert SlurmAllocation(run.slurm).status().termination_reason is None
 
 
 def test_a_job_whose_node_failed(run: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
     down(end_time=500.0)(run)
     monkeypatch.setattr(run.slurm, "failed_nodes", lambda nodes: ["n1"])
-    situation = run.job().situation()
-    assert (situation.taken_for, situation.comes_back, situation.failed_nodes) == ("lost", True, ("n1",))
+    status = run.job().status()
+    assert (status.termination_reason, status.will_requeue, status.failed_nodes) == ("lost", True, ("n1",))
 
 
 def test_a_queue_that_lists_nothing_takes_no_follower_away(run: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,4 +320,4 @@ def test_a_queue_that_lists_nothing_takes_no_follower_away(run: Chain, monkeypat
     assert job.requeue() == ""
     for follower in ("102", "103"):
         run.slurm.move(follower, JobState.CANCELLED)
-    assert "are not in the queue any more" in job.requeue()
+    assert "are no longer in the queue" in job.requeue()

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.core.run_dir import RunDir, write_json
-from hpcaccel.node import disk_space
-from hpcaccel.node.failures.causes import CAUSES
+from hpcaccel.core.durable_files import write_json
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.node.failures import CAUSES, disk_space
 from hpcaccel.node.failures.classify import Failure, classify
 from hpcaccel.slurm.states import JobState
 
@@ -72,9 +72,9 @@ def test_every_row_has_a_record() -> None:
         ({0: TRACEBACK + "    raise NotGood(1)\nNotGood"}, 1, "exception", "rank 0: NotGood"),
         ({0: "all is well"}, 137, "killed", "Killed"),
         ({0: "all is well"}, 161, "killed", "Signal 33"),
-        ({0: "usage: x\nx: error: no"}, 2, "user_mistake", "the program ended with code 2: x: error: no"),
+        ({0: "usage: x\nx: error: no"}, 2, "user_mistake", "the program exited with code 2: x: error: no"),
         ({0: TRACEBACK + "KeyError: 'lr'"}, 3, "exception", "rank 0: KeyError: 'lr'"),
-        ({}, 7, "exit", "the program ended with code 7"),
+        ({}, 7, "exit", "the program exited with code 7"),
     ],
 )
 def test_without_slurms_words(run: RunDir, logs: dict[int, str], exit_code: int, kind: str, sentence: str) -> None:
@@ -121,7 +121,7 @@ def test_a_programs_own_line_is_no_containers(
 def test_checkpoints_that_may_not_be_written_are_the_runs_own(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, error: str, unwritable: bool, kind: str
 ) -> None:
-    found = disk_space.Shortage("unwritable", "cannot write") if unwritable else None
+    found = disk_space.DiskShortage("unwritable", "cannot write") if unwritable else None
     monkeypatch.setattr(disk_space, "shortage", lambda *_, **__: found)
     run.rank_log(1, 0).write_text(f"{TRACEBACK}OSError: {error.format(run=run.path)}\n")
     failure = disk_space.explained_by_room(run, classify(run, attempt=1, exit_code=1))

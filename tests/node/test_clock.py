@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-from hpcaccel.core.records import Timing, to_dict
-from hpcaccel.core.run_dir import RunDir, write_json
-from hpcaccel.node.allocation import Situation
-from hpcaccel.node.launch_spec import read_launch
-from hpcaccel.node.stop_sequence import ASK_SCHEDULER_SECONDS, ASK_SELDOM_SECONDS, Inquiry, Stopping
+from hpcaccel.core.durable_files import write_json
+from hpcaccel.core.launch_spec import read_launch
+from hpcaccel.core.rank_records import Timing
+from hpcaccel.core.records import to_dict
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.node.allocation import JobStatus
+from hpcaccel.node.allocation.scheduler_view import QUERY_SECONDS, SELDOM_SECONDS, SchedulerView
+from hpcaccel.node.stop_sequence import StopSequence
 
 from .conftest import LocalRun
 
@@ -24,6 +28,7 @@ class Queue:
     restart_count = 0
     nodes = ("n1",)
     kill_wait_seconds = 30.0
+    status_is_free = False
     preempted = False
 
     def __init__(self, seconds_left: float) -> None:
@@ -32,8 +37,11 @@ class Queue:
     def seconds_left(self, seconds: float) -> None:
         self.end_time = time.time() + seconds
 
-    def situation(self, *, patient: bool = True) -> Situation:
-        return Situation(running=True, preempted=self.preempted, end_time=self.end_time)
+    def status(self, *, patient: bool = True) -> JobStatus:
+        return JobStatus(running=True, preempted=self.preempted, end_time=self.end_time)
+
+    def terminated(self) -> None:
+        pass
 
     def requeue(self) -> str:
         raise AssertionError("nobody asked for this")
@@ -47,7 +55,7 @@ class Asked:
     def poll(self) -> int | None:
         return None
 
-    def ask(self) -> None:
+    def request_stop(self) -> None:
         self.asked = True
 
     def kill(self) -> None:
@@ -58,19 +66,21 @@ class One(NamedTuple):
     """An attempt that is under way."""
 
     run: RunDir
-    inquiry: Inquiry
-    stopping: Stopping
-    said: list[str]
+    scheduler: SchedulerView
+    stopping: Any
+    caplog: pytest.LogCaptureFixture
 
 
 @pytest.fixture
-def attempt(local_run: Callable[..., LocalRun]) -> Callable[..., One]:
+def attempt(local_run: Callable[..., LocalRun], caplog: pytest.LogCaptureFixture) -> Callable[..., One]:
+    caplog.set_level("INFO", "hpcaccel")
+
     def make(queue: Queue, **resilience: int) -> One:
         run = local_run("", launch={"backend": "slurm"}, **resilience).dir
         run.attempt(1).mkdir()
-        inquiry, said = Inquiry(queue), []  # type: ignore[arg-type, var-annotated]
-        inquiry.ask()
-        return One(run, inquiry, Stopping(run, read_launch(run), inquiry, attempt=1, say=said.append), said)
+        scheduler = SchedulerView(queue)  # type: ignore[arg-type]
+        scheduler.query()
+        return One(run, scheduler, StopSequence(run, read_launch(run), scheduler, attempt=1), caplog)
 
     return make
 
@@ -78,7 +88,7 @@ def attempt(local_run: Callable[..., LocalRun]) -> Callable[..., One]:
 def test_the_end_of_the_time_stops_the_ranks(attempt: Callable[[Queue], One]) -> None:
     ranks = Asked()
     one = attempt(Queue(20))
-    one.stopping.watch_clock(ranks)
+    one.stopping.check_time(ranks)
     assert ranks.asked
     assert one.stopping.request is not None
     assert one.stopping.request.reason == "time_limit"
@@ -88,7 +98,7 @@ def test_a_limit_that_was_extended_meanwhile_counts(attempt: Callable[[Queue], O
     queue, ranks = Queue(20), Asked()
     one = attempt(queue)
     queue.seconds_left(3600)
-    one.stopping.watch_clock(ranks)
+    one.stopping.check_time(ranks)
     assert not ranks.asked
 
 
@@ -101,7 +111,7 @@ def test_what_a_warning_means(attempt: Callable[[Queue], One], granted: float, l
     queue, ranks = Queue(granted), Asked()
     one = attempt(queue)
     queue.seconds_left(left)
-    one.stopping.hear_warning(ranks)
+    one.stopping.handle_signal(ranks, signal.SIGUSR2)
     assert ranks.asked is (reason is not None)
     assert (one.stopping.request.reason if one.stopping.request else None) == reason
 
@@ -115,15 +125,15 @@ def test_slow_saves_are_asked_for_early_and_said_in_the_log(attempt: Callable[[Q
     queue, ranks = Queue(1000), Asked()
     one = attempt(queue)
     measured(one, step_seconds=2.0, slowest_step_seconds=40.0, slowest_save_seconds=200.0)
-    one.stopping.watch_clock(ranks)
+    one.stopping.check_time(ranks)
     assert not ranks.asked
-    log = " ".join(one.said)
+    log = " ".join(one.caplog.messages)
     assert "two steps and a save may take 267 s" in log
-    assert "kills 30 s after a preemption without grace" in log
-    one.inquiry.began -= 700  # so much of the limit is over: 300 s are left, of 1000
+    assert "Slurm kills the ranks after 30 s (KillWait)" in log
+    one.scheduler.began -= 700  # so much of the limit is over: 300 s are left, of 1000
     queue.seconds_left(281)
-    one.inquiry.ask()
-    one.stopping.watch_clock(ranks)
+    one.scheduler.query()
+    one.stopping.check_time(ranks)
     assert ranks.asked
     assert one.stopping.request is not None
     assert one.stopping.request.reason == "time_limit"
@@ -134,13 +144,13 @@ def test_a_limit_that_was_shortened_is_noticed(attempt: Callable[[Queue], One]) 
     queue, ranks = Queue(3600), Asked()
     one = attempt(queue)
     queue.seconds_left(50)
-    one.stopping.watch_clock(ranks)
+    one.stopping.check_time(ranks)
     assert not ranks.asked, "asked a moment ago"
-    one.inquiry.asked -= ASK_SCHEDULER_SECONDS
-    one.stopping.watch_clock(ranks)
+    one.scheduler.queried_at -= QUERY_SECONDS
+    one.stopping.check_time(ranks)
     assert not ranks.asked, "an end that is an hour away is asked for seldom"
-    one.inquiry.asked -= ASK_SELDOM_SECONDS - ASK_SCHEDULER_SECONDS
-    one.stopping.watch_clock(ranks)
+    one.scheduler.queried_at -= SELDOM_SECONDS - QUERY_SECONDS
+    one.stopping.check_time(ranks)
     assert ranks.asked
 
 
@@ -152,47 +162,47 @@ def test_ranks_that_were_signalled_alone_learn_how_long_the_grace_is(
     measured(one, step_seconds=1.0, slowest_step_seconds=1.0, slowest_save_seconds=100.0)
     queue.preempted = True
     queue.seconds_left(40)
-    one.stopping.hear_users(ranks)
+    one.stopping.handle_requests(ranks)
     assert one.stopping.request is None
     one.run.signalled(1).touch()
-    one.stopping.hear_users(ranks)
+    one.stopping.handle_requests(ranks)
     assert one.stopping.request is not None
     assert (one.stopping.request.reason, one.stopping.request.then) == ("preempted", "requeue")
     assert one.stopping.request.deadline == pytest.approx(queue.end_time - 10, abs=1)
-    assert "a save has taken up to 100 s, and 30 s are left" in " ".join(one.said)
+    assert "a save took up to 100 s, and 30 s are left" in " ".join(one.caplog.messages)
 
 
 def test_a_preemption_without_grace_leaves_kill_wait(attempt: Callable[[Queue], One]) -> None:
     queue, ranks = Queue(3600), Asked()
     one = attempt(queue)
-    queue.situation = lambda **_: Situation(running=False, comes_back=True)  # type: ignore[method-assign]
-    one.stopping.hear_end(ranks)
+    queue.status = lambda **_: JobStatus(running=False, will_requeue=True)  # type: ignore[method-assign]
+    one.stopping.handle_signal(ranks, signal.SIGTERM)
     assert one.stopping.request is not None
     assert one.stopping.request.reason == "preempted"
     assert one.stopping.request.deadline == pytest.approx(time.time() + 30, abs=1)
 
 
 @pytest.mark.parametrize(
-    ("situation", "seconds"),
+    ("status", "seconds"),
     [
-        (Situation(running=False), 25),  # cancelled: nobody else would write the end
-        (Situation(running=False, taken_for="preempted"), 25),
-        (Situation(running=False, taken_for="time_limit", requeueable=True), 22.5),
+        (JobStatus(running=False), 25),  # cancelled: nobody else would write the end
+        (JobStatus(running=False, termination_reason="preempted"), 25),
+        (JobStatus(running=False, termination_reason="time_limit", requeueable=True), 22.5),
         # as a sweep's worker's trial sees it
-        (Situation(running=False, taken_for="time_limit", requeueable=True, comes_back=True), 22.5),
-        (Situation(running=False, comes_back=True), 30),
+        (JobStatus(running=False, termination_reason="time_limit", requeueable=True, will_requeue=True), 22.5),
+        (JobStatus(running=False, will_requeue=True), 30),
     ],
 )
 @pytest.mark.parametrize("asked_before", [True, False])
 def test_the_end_is_written_before_the_scheduler_kills_the_batch_step(
-    attempt: Callable[..., One], situation: Situation, seconds: float, asked_before: bool
+    attempt: Callable[..., One], status: JobStatus, seconds: float, asked_before: bool
 ) -> None:
     queue, ranks = Queue(3600), Asked()
     one = attempt(queue, stop_timeout_seconds=300)
     if asked_before:  # as `hpcaccel cancel` does, a moment before its scancel
-        one.stopping._ask(ranks, "cancelled", then="cancel")
-    queue.situation = lambda **_: situation  # type: ignore[method-assign]
-    one.stopping.hear_end(ranks)
+        one.stopping._stop(ranks, "cancelled", then="cancel")
+    queue.status = lambda **_: status  # type: ignore[method-assign]
+    one.stopping.handle_signal(ranks, signal.SIGTERM)
     assert one.stopping.request is not None
     if not asked_before:
         assert one.stopping.request.deadline == pytest.approx(time.time() + seconds, abs=1)

@@ -6,9 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from hpcaccel.core.launch_spec import LaunchContainer
 from hpcaccel.errors import RankEnvironmentError
-from hpcaccel.node.environment.container_command import Container, cached_image, choose_runtime, into_container
-from hpcaccel.node.environment.container_import import enroot_uri, import_image, plain_uri
+from hpcaccel.node.environment.containers import (
+    cached_image,
+    choose_runtime,
+    enroot_uri,
+    import_image,
+    into_container,
+    plain_uri,
+)
 
 PYXIS = {"--container-image", "--container-mounts", "--container-workdir", "--container-env"}
 """Those of its options that we use: github.com/NVIDIA/pyxis, args.c, the table spank_opts. Mounts are SRC:DST[:FLAGS]
@@ -21,7 +28,7 @@ RANK = ["python3", "/runs/r/node.pyz", "rank", "/runs/r"]
 SECRET = "hunter2-planted"
 
 
-def container(image: str = "docker://nvcr.io/nvidia/pytorch:25.09-py3", **changes: object) -> Container:
+def container(image: str = "docker://nvcr.io/nvidia/pytorch:25.09-py3", **changes: object) -> LaunchContainer:
     values = {
         "runtime": "auto",
         "mounts": ["/runs/r:/runs/r", "/data sets:/data:ro"],
@@ -32,7 +39,7 @@ def container(image: str = "docker://nvcr.io/nvidia/pytorch:25.09-py3", **change
         "key": "0123abcd",
         **changes,
     }
-    return Container(image=image, **values)  # type: ignore[arg-type]
+    return LaunchContainer(image=image, **values)  # type: ignore[arg-type]
 
 
 ENV = {
@@ -158,7 +165,9 @@ def test_an_image_is_imported_once(apptainer: Path, tmp_path: Path) -> None:
 
 def test_an_image_that_nobody_has(apptainer: Path, tmp_path: Path) -> None:
     one = container("docker://absent:1", images=str(tmp_path / "runs/.images"))
-    with pytest.raises(RankEnvironmentError, match=r"docker://absent:1 could not be imported: .*apptainer ended with"):
+    with pytest.raises(
+        RankEnvironmentError, match=r"cannot import container.image 'docker://absent:1': .*apptainer exited with"
+    ):
         import_image(one, "apptainer")
     assert not list((tmp_path / "runs/.images").glob("*.sif"))
 
@@ -183,6 +192,6 @@ def test_a_name_that_pyxis_would_give_to_a_shell(apptainer: Path, sign: str) -> 
     (apptainer.parent / "srun").chmod(0o755)
     assert choose_runtime(container(), local=False) == "pyxis"
     strange = container(mounts=[f"/it{sign}s:/its"])
-    with pytest.raises(RankEnvironmentError, match=r"cannot be mounted by pyxis, .*: it holds "):
+    with pytest.raises(RankEnvironmentError, match=r"pyxis cannot mount .* the path contains "):
         choose_runtime(strange, local=False)
     assert choose_runtime(strange, local=True) == "apptainer"

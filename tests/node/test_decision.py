@@ -6,23 +6,24 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.core.records import Outcome, StopRequest
-from hpcaccel.node.allocation import Situation
-from hpcaccel.node.decision import Seen, judge
-from hpcaccel.node.failures.causes import cause
+from hpcaccel.core.rank_records import Outcome
+from hpcaccel.core.stop_requests import StopRequest
+from hpcaccel.node.allocation import JobStatus
+from hpcaccel.node.decision import Evidence, decide
+from hpcaccel.node.failures import cause
 from hpcaccel.node.failures.classify import Failure
 
-RUNNING = Situation(running=True)
-IN_GRACE = Situation(running=True, preempted=True)
-NO_GRACE = Situation(running=False, comes_back=True)
-NODE_FAILURE = Situation(running=False, comes_back=True, failed_nodes=("n2",))
-CANCELLED_IN_GRACE = Situation(running=False, preempted=True)
-TAKEN_DOWN = Situation(running=False)
-PREEMPTED_FOR_GOOD = Situation(running=False, taken_for="preempted")
-OUT_OF_TIME = Situation(running=False, taken_for="time_limit")
-OUT_OF_TIME_AND_REQUEUEABLE = Situation(running=False, taken_for="time_limit", requeueable=True)
-OUT_OF_TIME_IN_A_CHAIN = Situation(running=False, comes_back=True, taken_for="time_limit")
-UNKNOWN = Situation(running=False, known=False)
+RUNNING = JobStatus(running=True)
+IN_GRACE = JobStatus(running=True, preempted=True)
+NO_GRACE = JobStatus(running=False, will_requeue=True)
+NODE_FAILURE = JobStatus(running=False, will_requeue=True, failed_nodes=("n2",))
+CANCELLED_IN_GRACE = JobStatus(running=False, preempted=True)
+TAKEN_DOWN = JobStatus(running=False)
+PREEMPTED_FOR_GOOD = JobStatus(running=False, termination_reason="preempted")
+OUT_OF_TIME = JobStatus(running=False, termination_reason="time_limit")
+OUT_OF_TIME_AND_REQUEUEABLE = JobStatus(running=False, termination_reason="time_limit", requeueable=True)
+OUT_OF_TIME_IN_A_CHAIN = JobStatus(running=False, will_requeue=True, termination_reason="time_limit")
+UNKNOWN = JobStatus(running=False, known=False)
 
 DONE = Outcome(reason="completed", step=10)
 SAVED = Outcome(reason="stop", step=7, checkpoint="step_00000007", resume=True)
@@ -36,17 +37,17 @@ def failed(name: str, *nodes: str) -> Failure:
     return Failure(cause=cause(name), detail="words", nodes=list(nodes))
 
 
-def seen(**changes: Any) -> Seen:
+def seen(**changes: Any) -> Evidence:
     defaults: dict[str, Any] = {
         "exit_code": 0,
         "outcome": None,
         "stop": None,
-        "situation": RUNNING,
-        "cancel_asked": False,
+        "status": RUNNING,
+        "cancel_requested": False,
         "can_requeue": True,
         "restarts_left": 1,
     }
-    return Seen(**{**defaults, **changes})
+    return Evidence(**{**defaults, **changes})
 
 
 @pytest.mark.parametrize(
@@ -54,47 +55,47 @@ def seen(**changes: Any) -> Seen:
     [
         (seen(), "completed", "end", False),
         (seen(outcome=DONE), "completed", "end", False),
-        (seen(outcome=DONE, exit_code=143, situation=TAKEN_DOWN), "completed", "end", False),
+        (seen(outcome=DONE, exit_code=143, status=TAKEN_DOWN), "completed", "end", False),
         (seen(outcome=DONE, exit_code=1), "failed", "restart", False),
-        (seen(outcome=SAVED, exit_code=137, situation=IN_GRACE), "preempted", "requeue", False),
-        (seen(outcome=SAVED, exit_code=143, situation=NO_GRACE), "preempted", "requeue", True),
-        (seen(exit_code=143, situation=NO_GRACE), "preempted", "requeue", True),
-        (seen(outcome=SAVED, stop=stop("pause"), situation=NO_GRACE), "preempted", "pause", True),
-        (seen(outcome=SAVED, stop=stop("pause"), situation=IN_GRACE), "preempted", "pause", False),
-        (seen(exit_code=1, situation=NODE_FAILURE), "lost", "requeue", True),
-        (seen(exit_code=0, situation=NODE_FAILURE), "lost", "requeue", True),  # srun has lost its nodes
+        (seen(outcome=SAVED, exit_code=137, status=IN_GRACE), "preempted", "requeue", False),
+        (seen(outcome=SAVED, exit_code=143, status=NO_GRACE), "preempted", "requeue", True),
+        (seen(exit_code=143, status=NO_GRACE), "preempted", "requeue", True),
+        (seen(outcome=SAVED, stop=stop("pause"), status=NO_GRACE), "preempted", "pause", True),
+        (seen(outcome=SAVED, stop=stop("pause"), status=IN_GRACE), "preempted", "pause", False),
+        (seen(exit_code=1, status=NODE_FAILURE), "lost", "requeue", True),
+        (seen(exit_code=0, status=NODE_FAILURE), "lost", "requeue", True),  # srun has lost its nodes
         (seen(exit_code=1, failure=failed("launch")), "failed", "requeue", False),
         (seen(exit_code=1, failure=failed("launch"), can_requeue=False), "failed", "restart", False),
-        (seen(exit_code=0, situation=NO_GRACE), "preempted", "requeue", True),
+        (seen(exit_code=0, status=NO_GRACE), "preempted", "requeue", True),
         # A program without an outcome may have saved and left with 0 because Slurm told it to go.
-        (seen(exit_code=0, situation=IN_GRACE), "preempted", "requeue", False),
-        (seen(exit_code=0, situation=IN_GRACE, can_requeue=False), "preempted", "pause", False),
-        (seen(exit_code=0, situation=IN_GRACE, stop=stop("requeue", "preempted")), "preempted", "requeue", False),
-        (seen(exit_code=0, situation=IN_GRACE, stop=stop("finish")), "completed", "end", False),
-        (seen(exit_code=0, situation=IN_GRACE, cancel_asked=True), "cancelled", "end", False),
-        (seen(exit_code=0, situation=IN_GRACE, results=True), "completed", "end", False),
-        (seen(exit_code=0, situation=IN_GRACE, outcome=DONE), "completed", "end", False),
-        (seen(exit_code=0, situation=PREEMPTED_FOR_GOOD), "preempted", "pause", False),
-        (seen(exit_code=0, situation=OUT_OF_TIME), "time_limit", "pause", False),
-        (seen(exit_code=0, situation=OUT_OF_TIME_AND_REQUEUEABLE), "time_limit", "requeue", False),
-        (seen(outcome=SAVED, situation=OUT_OF_TIME_AND_REQUEUEABLE), "time_limit", "requeue", False),
-        (seen(situation=OUT_OF_TIME_AND_REQUEUEABLE, stop=stop("pause")), "time_limit", "pause", False),
-        (seen(situation=OUT_OF_TIME_AND_REQUEUEABLE, can_requeue=False), "time_limit", "pause", False),
-        (seen(situation=OUT_OF_TIME_AND_REQUEUEABLE, cancel_asked=True), "cancelled", "end", False),
-        (seen(exit_code=0, situation=OUT_OF_TIME_IN_A_CHAIN), "time_limit", "requeue", True),
-        (seen(exit_code=0, situation=TAKEN_DOWN), "cancelled", "end", False),
-        (seen(exit_code=0, situation=TAKEN_DOWN, results=True), "completed", "end", False),
-        (seen(exit_code=0, situation=UNKNOWN), "completed", "end", False),
-        (seen(outcome=SAVED, stop=stop("requeue", "preempted"), situation=NODE_FAILURE), "lost", "requeue", True),
-        (seen(outcome=SAVED, exit_code=143, situation=TAKEN_DOWN), "cancelled", "end", False),
-        (seen(outcome=SAVED, situation=IN_GRACE, cancel_asked=True), "cancelled", "end", False),
-        (seen(outcome=SAVED, situation=CANCELLED_IN_GRACE), "cancelled", "end", False),
+        (seen(exit_code=0, status=IN_GRACE), "preempted", "requeue", False),
+        (seen(exit_code=0, status=IN_GRACE, can_requeue=False), "preempted", "pause", False),
+        (seen(exit_code=0, status=IN_GRACE, stop=stop("requeue", "preempted")), "preempted", "requeue", False),
+        (seen(exit_code=0, status=IN_GRACE, stop=stop("finish")), "completed", "end", False),
+        (seen(exit_code=0, status=IN_GRACE, cancel_requested=True), "cancelled", "end", False),
+        (seen(exit_code=0, status=IN_GRACE, results=True), "completed", "end", False),
+        (seen(exit_code=0, status=IN_GRACE, outcome=DONE), "completed", "end", False),
+        (seen(exit_code=0, status=PREEMPTED_FOR_GOOD), "preempted", "pause", False),
+        (seen(exit_code=0, status=OUT_OF_TIME), "time_limit", "pause", False),
+        (seen(exit_code=0, status=OUT_OF_TIME_AND_REQUEUEABLE), "time_limit", "requeue", False),
+        (seen(outcome=SAVED, status=OUT_OF_TIME_AND_REQUEUEABLE), "time_limit", "requeue", False),
+        (seen(status=OUT_OF_TIME_AND_REQUEUEABLE, stop=stop("pause")), "time_limit", "pause", False),
+        (seen(status=OUT_OF_TIME_AND_REQUEUEABLE, can_requeue=False), "time_limit", "pause", False),
+        (seen(status=OUT_OF_TIME_AND_REQUEUEABLE, cancel_requested=True), "cancelled", "end", False),
+        (seen(exit_code=0, status=OUT_OF_TIME_IN_A_CHAIN), "time_limit", "requeue", True),
+        (seen(exit_code=0, status=TAKEN_DOWN), "cancelled", "end", False),
+        (seen(exit_code=0, status=TAKEN_DOWN, results=True), "completed", "end", False),
+        (seen(exit_code=0, status=UNKNOWN), "completed", "end", False),
+        (seen(outcome=SAVED, stop=stop("requeue", "preempted"), status=NODE_FAILURE), "lost", "requeue", True),
+        (seen(outcome=SAVED, exit_code=143, status=TAKEN_DOWN), "cancelled", "end", False),
+        (seen(outcome=SAVED, status=IN_GRACE, cancel_requested=True), "cancelled", "end", False),
+        (seen(outcome=SAVED, status=CANCELLED_IN_GRACE), "cancelled", "end", False),
         (seen(outcome=SAVED, stop=stop("requeue", "time_limit")), "time_limit", "requeue", False),
         (seen(outcome=SAVED, stop=stop("requeue")), "stop", "requeue", False),
         (seen(outcome=SAVED, stop=stop("pause")), "stop", "pause", False),
         (seen(outcome=SAVED, stop=stop("requeue"), can_requeue=False), "stop", "pause", False),
         (seen(outcome=SAVED, exit_code=85), "stop", "requeue", False),
-        (seen(outcome=SAVED, stop=stop("requeue"), situation=UNKNOWN), "stop", "requeue", False),
+        (seen(outcome=SAVED, stop=stop("requeue"), status=UNKNOWN), "stop", "requeue", False),
         (seen(stop=stop("requeue"), exit_code=143), "stop", "requeue", False),
         (seen(stop=stop("requeue"), exit_code=0), "stop", "requeue", False),
         (seen(stop=stop("finish"), exit_code=0), "completed", "end", False),
@@ -103,17 +104,17 @@ def seen(**changes: Any) -> Seen:
         (seen(stop=stop("finish", "pruned"), exit_code=0), "pruned", "end", False),
         (seen(stop=stop("finish", "pruned"), exit_code=143), "pruned", "end", False),
         (seen(stop=stop("finish", "pruned"), exit_code=1, failure=failed("exception")), "pruned", "end", False),
-        (seen(stop=stop("finish", "pruned"), outcome=SAVED, situation=NO_GRACE), "pruned", "end", False),
-        (seen(stop=stop("finish", "pruned"), exit_code=137, cancel_asked=True), "pruned", "end", False),
+        (seen(stop=stop("finish", "pruned"), outcome=SAVED, status=NO_GRACE), "pruned", "end", False),
+        (seen(stop=stop("finish", "pruned"), exit_code=137, cancel_requested=True), "pruned", "end", False),
         (seen(exit_code=1), "failed", "restart", False),
         (seen(exit_code=1, restarts_left=0), "failed", "requeue", False),
         (seen(exit_code=1, restarts_left=0, can_requeue=False), "failed", "end", False),
         (seen(exit_code=2, failure=failed("user_mistake")), "failed", "end", False),
-        (seen(exit_code=1, situation=UNKNOWN), "failed", "restart", False),
+        (seen(exit_code=1, status=UNKNOWN), "failed", "restart", False),
     ],
 )
-def test_judge(what: Seen, reason: str, decision: str, by_scheduler: bool) -> None:
-    verdict = judge(what)
+def test_judge(what: Evidence, reason: str, decision: str, by_scheduler: bool) -> None:
+    verdict = decide(what)
     assert (verdict.reason, verdict.decision, verdict.by_scheduler) == (reason, decision, by_scheduler)
 
 
@@ -133,23 +134,23 @@ BROKEN = failed("gpu_error", "n2")
         (seen(exit_code=1, failure=failed("network"), can_requeue=False), "restart", ()),
         (seen(exit_code=1, failure=failed("hang", "n2"), excludable=("n2",)), "restart", ()),
         (seen(exit_code=1, failure=failed("import_error")), "end", ()),
-        (seen(exit_code=1, situation=NODE_FAILURE, excludable=("n2",)), "requeue", ("n2",)),
-        (seen(exit_code=1, situation=IN_GRACE, failure=BROKEN, excludable=("n2",)), "requeue", ()),
+        (seen(exit_code=1, status=NODE_FAILURE, excludable=("n2",)), "requeue", ("n2",)),
+        (seen(exit_code=1, status=IN_GRACE, failure=BROKEN, excludable=("n2",)), "requeue", ()),
     ],
 )  # fmt: skip
-def test_what_follows_a_cause(what: Seen, decision: str, exclude: tuple[str, ...]) -> None:
-    verdict = judge(what)
+def test_what_follows_a_cause(what: Evidence, decision: str, exclude: tuple[str, ...]) -> None:
+    verdict = decide(what)
     assert (verdict.decision, verdict.exclude) == (decision, exclude)
 
 
 def test_the_ledger_names_the_cause_and_its_nodes() -> None:
-    verdict = judge(seen(exit_code=1, failure=BROKEN, excludable=("n2",)))
+    verdict = decide(seen(exit_code=1, failure=BROKEN, excludable=("n2",)))
     assert (verdict.error_class, verdict.detail, verdict.nodes_blamed) == ("gpu_error", "words", ("n2",))
     assert verdict.advice == cause("gpu_error").advice
 
 
 def test_without_a_checkpoint_of_ours_what_the_program_saved_counts() -> None:
-    ours = judge(seen(exit_code=143, situation=NO_GRACE))
-    assert ours.detail.endswith("the last checkpoint counts")
-    own = judge(seen(exit_code=143, situation=NO_GRACE, has_checkpoint=False))
-    assert own.detail.endswith("the ranks left without a word; what the program itself saved counts")
+    ours = decide(seen(exit_code=143, status=NO_GRACE))
+    assert ours.detail.endswith("the last checkpoint remains")
+    own = decide(seen(exit_code=143, status=NO_GRACE, has_checkpoint=False))
+    assert own.detail.endswith("the ranks exited without reporting a result; the program's own last save remains")

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.core.run_dir import RunDir, make_folder
-from hpcaccel.node.disk_space import LEAST_BYTES, bytes_to_save, explained_by_room, shortage
-from hpcaccel.node.failures.causes import cause
+from hpcaccel.core.durable_files import make_folder
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.node.failures import cause
 from hpcaccel.node.failures.classify import Failure
+from hpcaccel.node.failures.disk_space import LEAST_BYTES, bytes_to_save, explained_by_room, shortage
 
 from .conftest import ROOT, LocalRun, outcome
 from .sweeping import IN_TURN, Sweep
@@ -38,7 +39,7 @@ os.rmdir(path)
 def patient(run: LocalRun, seconds: float) -> LocalRun:
     """With other than ten minutes of patience."""
     text = run.dir.node_program.read_text()
-    patched = f"from hpcaccel.node import retry_io\nretry_io.PATIENCE_SECONDS = {seconds}\nmain()\n"
+    patched = f"from hpcaccel.node.failures import disk_space\ndisk_space.PATIENCE_SECONDS = {seconds}\nmain()\n"
     run.dir.node_program.write_text(text.replace("main()\n", patched))
     return run
 
@@ -72,8 +73,8 @@ def test_a_full_file_system_ends_the_run_with_the_bytes_that_are_missing(local_r
     assert run.ends == [("failed", "end")]
     end = run.lines("end")[0]
     assert (end["error_class"], end["nodes_blamed"], end["nodes_excluded"]) == ("disk_full", [], [])
-    assert f"it needs {LEAST_BYTES:,} bytes, " in end["detail"]
-    assert " are free; for " in end["detail"]
+    assert f"the run needs {LEAST_BYTES:,} bytes there, " in end["detail"]
+    assert " are free; no change within " in end["detail"]
     assert not run.dir.rank_log(1, 0).exists()
     assert not run.dir.excluded_nodes.exists()
 
@@ -82,7 +83,7 @@ def test_a_run_begins_as_soon_as_somebody_has_made_room(local_run: Make, mounted
     place = mounted("size=3m")
     run = local_run("print('ran')", within=place, preflight="quick")
     run.start()
-    says(run, "Waiting for 10 minutes")
+    says(run, "Waiting for up to 10 minutes")
     subprocess.run(["mount", "-o", "remount,size=64m", str(place)], check=True)
     assert run.wait() == 0
     assert run.ends == [("completed", "end")]
@@ -91,7 +92,7 @@ def test_a_run_begins_as_soon_as_somebody_has_made_room(local_run: Make, mounted
 def test_who_waits_for_room_can_be_stopped(local_run: Make, mounted: Mounted) -> None:
     run = local_run("print('ran')", within=mounted("size=3m"), preflight="quick")
     run.start()
-    says(run, "Waiting for 10 minutes")
+    says(run, "Waiting for up to 10 minutes")
     run.ask("pause")
     assert run.wait() == 85
     assert run.ends == [("stop", "pause")]
@@ -107,7 +108,7 @@ def test_checkpoints_that_become_unwritable_have_a_class_of_their_own(
     run.wait_for("ready")
     with immutable(run.dir.checkpoints) as lift:
         go.touch()
-        says(run, "Waiting for 10 minutes")
+        says(run, "Waiting for up to 10 minutes")
         first = run.lines("end")[0]
         assert (first["error_class"], first["decision"], first["nodes_blamed"]) == ("unwritable", "restart", [])
         assert "Operation not permitted" in first["detail"]
@@ -122,12 +123,12 @@ def test_a_trial_without_room_has_not_failed(tmp_path: Path, mounted: Mounted) -
     )  # fmt: skip
     sweep.trial(0)
     text = sweep.dir.node_program.read_text()
-    patched = "from hpcaccel.node import retry_io\nretry_io.PATIENCE_SECONDS = 2\nmain()\n"
+    patched = "from hpcaccel.node.failures import disk_space\ndisk_space.PATIENCE_SECONDS = 2\nmain()\n"
     sweep.dir.node_program.write_text(text.replace("main()\n", patched))
     assert sweep.run() == 0
     told = sweep.heard[-1]
     assert (told["reason"], told["error_class"]) == ("failed", "disk")
-    assert "disk_full: the file system of " in told["detail"]
+    assert "disk_full: not enough space on the file system of " in told["detail"]
     assert sweep.ends(0) == [("stop", "requeue")]
 
 
@@ -166,9 +167,9 @@ if os.environ["HPCACCEL_ATTEMPT"] == "1":
     run.dir.checkpoints.rmdir()
     run.dir.checkpoints.symlink_to(place)
     run.start()
-    says(run, "Waiting for 1 minutes")
+    says(run, "Waiting for up to 1 minutes")
     assert run.lines("end")[0]["error_class"] == "disk_full"
-    assert "the program ended with code 1; cannot write to" in run.lines("end")[0]["detail"]
+    assert "the program exited with code 1; cannot write to" in run.lines("end")[0]["detail"]
     (place / "ballast").unlink()
     assert run.wait() == 0
     assert run.ends == [("failed", "restart"), ("completed", "end")]
@@ -180,7 +181,7 @@ def test_a_run_directory_that_is_moved_away_is_not_made_anew(
     go = tmp_path / "go"
     monkeypatch.setenv("GO", str(go))
     program = SAVES.replace("os.mkdir(path)", "from pathlib import Path\n"
-                            "from hpcaccel.core.run_dir import make_folder\n"
+                            "from hpcaccel.core.durable_files import make_folder\n"
                             "make_folder(Path(path))").replace("os.rmdir(path)", "")  # fmt: skip
     run = local_run(program)
     run.start()
@@ -190,17 +191,17 @@ def test_a_run_directory_that_is_moved_away_is_not_made_anew(
     go.touch()
     assert run.wait() == 2
     log = (moved / "slurm.log").read_text()
-    assert f"the run directory is not there any more (was it moved or deleted?): {run.dir.path}" in log
-    assert f"Move it back, then: hpcaccel resume {run.dir.run_id}" in log
+    assert f"the run directory no longer exists (was it moved or deleted?): {run.dir.path}" in log
+    assert f"Move it back, then run: hpcaccel resume {run.dir.run_id}" in log
     assert "Traceback" not in log
-    assert "the run directory is not there any more" in (moved / "attempts/1/0.log").read_text()
+    assert "the run directory no longer exists" in (moved / "attempts/1/0.log").read_text()
     assert not run.dir.path.exists()
 
 
 def test_a_worker_of_a_sweep_that_has_gone_makes_no_folder(tmp_path: Path) -> None:
-    from hpcaccel.core.run_dir import SweepDir
+    from hpcaccel.core.sweep_dir import SweepDir
 
-    with pytest.raises(FileNotFoundError, match="the run directory is not there any more"):
+    with pytest.raises(FileNotFoundError, match="the run directory no longer exists"):
         SweepDir(tmp_path / "gone").worker(0).prepare()
     assert not (tmp_path / "gone").exists()
     make_folder(tmp_path / "other" / "place")  # no run's: made as always
@@ -214,14 +215,16 @@ def test_what_a_save_needs_is_what_it_says_or_the_last_one_took(tmp_path: Path) 
     assert bytes_to_save(run, said) == 50_000_000
     found = shortage(run, needed=1 << 60)
     assert found is not None
-    assert (found.cause, "it needs 1,152,921,504,606,846,976 bytes" in found.text) == ("disk_full", True)
+    assert (found.cause, "the run needs 1,152,921,504,606,846,976 bytes" in found.text) == ("disk_full", True)
     found = shortage(run, to_save=1 << 60)
     assert found is not None
     assert str(run.checkpoints) in found.text
     assert shortage(run) is None
 
 
-@pytest.mark.parametrize(("free", "said"), [(1000, "; {run} needs 16,777,216 bytes, 1,000 are free"), (1 << 40, "")])
+@pytest.mark.parametrize(
+    ("free", "said"), [(1000, "; the run needs 16,777,216 bytes in {run}, 1,000 are free"), (1 << 40, "")]
+)
 def test_the_figures_are_those_of_a_run_directory_that_lacks_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, said: str
 ) -> None:

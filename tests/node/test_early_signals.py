@@ -1,4 +1,4 @@
-"""Signals that the batch script heard before it became the supervisor."""
+"""Signals that came before the batch script became the supervisor."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 
 PROGRAM = """
 import os, signal
-from hpcaccel.node import supervisor
-signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.WATCHED)
-supervisor.take_over_signals()
+from hpcaccel.node import batch
+signal.pthread_sigmask(signal.SIG_BLOCK, batch.WATCHED)
+batch.take_over_signals()
 print(sorted(number.name for number in signal.sigpending()))
 print(signal.getsignal(signal.SIGUSR2).name)
 print(os.environ.get("HPCACCEL_EARLY_SIGNALS"))

@@ -8,19 +8,20 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.core.durable_files import write_json
+from hpcaccel.core.launch_spec import LaunchSpec, RestartPolicy
 from hpcaccel.core.records import AttemptEnd, AttemptStart
-from hpcaccel.core.run_dir import RunDir, write_json
-from hpcaccel.node.allocation import SlurmAllocation
-from hpcaccel.node.allocation.chained import ChainedAllocation
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.node.allocation.slurm_allocation import SlurmAllocation
+from hpcaccel.node.chain import ChainedAllocation
 from hpcaccel.node.failures.exclusion import Exclusions, Placement
-from hpcaccel.node.launch_spec import Launch, Resilience
 from hpcaccel.node.ledger import Ledger
 from hpcaccel.slurm import JobState
-from hpcaccel.slurm.fake import FakeSlurm
 from hpcaccel.slurm.states import JobInfo, PartitionInfo
+from tests.slurm.fake_slurm import FakeSlurm
 
 
-def limits(**changes: Any) -> Resilience:
+def limits(**changes: Any) -> RestartPolicy:
     defaults: dict[str, Any] = {
         "requeue": True,
         "warning_seconds": 120,
@@ -30,7 +31,7 @@ def limits(**changes: Any) -> Resilience:
         "restart_in_place": 2,
         "max_excluded": 2,
     }
-    return Resilience(**{**defaults, **changes})
+    return RestartPolicy(**{**defaults, **changes})
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_a_job_on_an_excluded_node_tries_once_more(run: RunDir) -> None:
 
 def test_a_nodes_fault_does_not_count_towards_the_caps(run: RunDir) -> None:
     def cap(**changes: Any) -> str | None:
-        ledger = Ledger.read(run)
+        ledger = Ledger.of(run)
         ledger.starts = [AttemptStart(attempt=n, time=0, job_id="45") for n in (1, 2)]
         ledger.ends = [
             AttemptEnd(attempt=n, time=0, reason="failed", decision="requeue", **changes) for n in (1, 2)
@@ -130,10 +131,10 @@ def test_without_evidence_slurm_is_not_asked(slurm: FakeSlurm, allocation: Slurm
 
 
 def test_a_slurm_that_excludes_nothing_is_no_reason_to_stop(
-    allocation: SlurmAllocation, capsys: pytest.CaptureFixture[str]
+    allocation: SlurmAllocation, caplog: pytest.LogCaptureFixture
 ) -> None:
     allocation.avoid(["n1"], instead_of=["n1"], now=True)  # the job still runs
-    assert "job 45 cannot be kept away from n1" in capsys.readouterr().out
+    assert "cannot exclude n1 from job 45" in caplog.text
 
 
 def test_in_a_chain_the_jobs_that_wait_are_told(
@@ -161,10 +162,9 @@ class Nodes:
 
 
 def placement(run: RunDir, *, nodes: int, setup: list[str] | None = None, **changes: Any) -> Placement:
-    launch = Launch(
-        callable=False, program=[], python=None, pythonpath=[], workdir="/", local=False, nodes=nodes,
-        ranks_per_node=1, cooperative=True, srun=[], share_gpus=False, setup_per_node=setup or [],
-        time_limit_seconds=None, resilience=limits(**changes),
+    launch = LaunchSpec(
+        kind="program", program=[], workdir="/", backend="slurm", nodes=nodes, ranks_per_node=1, stop="cooperative",
+        setup_per_node=setup or [], resilience=limits(**changes),
     )  # fmt: skip
     return Placement(run, launch, Nodes())  # type: ignore[arg-type]
 

@@ -21,7 +21,7 @@ def test_only_the_batch_step_hides_its_code(
     with pytest.raises(SystemExit) as ended:
         main([words, "supervise", str(tmp_path)])
     assert ended.value.code == code
-    assert ("exit code 1, told to Slurm as 0" in capsys.readouterr().out) is (code == 0)
+    assert ("exit code 1, reported to Slurm as 0" in capsys.readouterr().out) is (code == 0)
 
 
 def test_a_crash_of_the_batch_step_is_no_other_code(

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.node import retry_io
+from hpcaccel.node.allocation import Slot
+from hpcaccel.node.failures import disk_space
 from hpcaccel.node.sweep import trial_supervisor
-from hpcaccel.node.sweep.slots import Slot
 
 from .conftest import LocalRun, outcome
 
@@ -91,9 +91,9 @@ def test_a_trials_supervisor_says_whose_fault_it_is_where_even_its_log_cannot_be
         raise OSError(number, os.strerror(number))
 
     def wait_and_fail(*_: object) -> int:
-        return retry_io.patiently(fail, run=RunDir(tmp_path), say=lambda _: None)
+        return disk_space.retry_until_writable(fail, run=RunDir(tmp_path))
 
-    monkeypatch.setattr(retry_io, "PATIENCE_SECONDS", -1.0)
+    monkeypatch.setattr(disk_space, "PATIENCE_SECONDS", -1.0)
     monkeypatch.setattr(trial_supervisor, "_supervise", wait_and_fail if waited else fail)
     monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: None)
     ours, theirs = os.pipe()

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from hpcaccel.errors import SlurmCommandError
-from hpcaccel.node.allocation import SlurmAllocation
-from hpcaccel.node.allocation.grace_requeue import requeued_at_its_end
-from hpcaccel.slurm.fake import FakeSlurm
+from hpcaccel.node.allocation.slurm_allocation import SlurmAllocation, requeued_at_its_end
 from hpcaccel.slurm.states import JobInfo, JobState, PartitionInfo
+from tests.slurm.fake_slurm import FakeSlurm
 
 PRIO = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
 QOS = {"PreemptType": "preempt/qos", "PreemptMode": "GANG,REQUEUE"}

@@ -7,8 +7,8 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+from hpcaccel.core.launch_spec import read_launch
 from hpcaccel.core.process_identity import process_start
-from hpcaccel.node.launch_spec import read_launch
 from hpcaccel.node.launchers.het_components import component_nodes
 
 from .conftest import LocalRun
@@ -89,7 +89,7 @@ def test_where_it_fails_the_attempt_has_failed(local_run: Make, tmp_path: Any) -
     assert run.run() == 0
     assert run.ends == [("failed", "restart"), ("completed", "end")]
     first = run.lines("end")[0]
-    assert (first["error_class"], first["detail"]) == ("component", "component data ended with code 3: no more data")
+    assert (first["error_class"], first["detail"]) == ("component", "component data exited with code 3: no more data")
 
 
 def test_one_that_has_done_its_part_may_end(local_run: Make, tmp_path: Any) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcaccel.core.durable_files import read_json, write_json
 from hpcaccel.core.process_identity import process_start
-from hpcaccel.core.run_dir import RunDir, read_json, write_json
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RunBusy
 from hpcaccel.node import lease
 from hpcaccel.slurm.commands import Slurm
@@ -34,7 +35,7 @@ def test_a_job_that_is_none_of_the_runs_is_refused_while_its_own_waits(
 ) -> None:
     queue_is(monkeypatch, "2")
     write_json(run.record, {"job_ids": ["1", "2"]})
-    with pytest.raises(RunBusy, match="goes on in job 2, and job 7 is none of its own"):
+    with pytest.raises(RunBusy, match="continues in job 2, and job 7 does not belong to it"):
         lease.acquire(run, job_id="7", restart_count=0)
     assert not run.lease.exists()
     lease.acquire(run, job_id="2", restart_count=0)
@@ -76,7 +77,7 @@ def test_a_queue_that_does_not_list_the_holder_is_no_word_on_it(
     assert value is not None
     write_json(run.lease, {**value, "host": "elsewhere"})
     if refused:
-        with pytest.raises(RunBusy, match="is being written by job 2 on elsewhere"):
+        with pytest.raises(RunBusy, match="is in use by job 2 on elsewhere"):
             lease.acquire(run, job_id="7", restart_count=0)
     else:
         lease.acquire(run, job_id="7", restart_count=0)

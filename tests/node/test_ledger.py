@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.core.launch_spec import RestartPolicy
 from hpcaccel.core.records import AttemptEnd, AttemptStart
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.node.launch_spec import Resilience
 from hpcaccel.node.ledger import Ledger
 
 from .conftest import RESILIENCE
@@ -31,11 +31,11 @@ LIMITS: dict[str, Any] = dict(RESILIENCE)
 def test_failures_without_a_new_checkpoint(tmp_path: Path, classes: tuple[str, ...], words: str | None) -> None:
     run = RunDir(tmp_path / "run")
     run.create()
-    ledger = Ledger.read(run)
+    ledger = Ledger.of(run)
     for attempt, name in enumerate(classes, 1):
         ledger.start(AttemptStart(attempt=attempt, time=0.0, job_id="1"))
         ledger.end(AttemptEnd(attempt=attempt, time=1.0, reason="failed", decision="restart", error_class=name))
-    cap = ledger.cap(["1"], Resilience(**LIMITS))
+    cap = ledger.cap(["1"], RestartPolicy(**LIMITS))
     assert cap is None if words is None else cap is not None and words in cap
 
 
@@ -43,12 +43,12 @@ def ended(tmp_path: Path, reason: str, *lines: dict[str, Any], **limits: Any) ->
     """What the caps say after attempts that all ended for one reason."""
     run = RunDir(tmp_path / "run")
     run.create()
-    ledger = Ledger.read(run)
+    ledger = Ledger.of(run)
     for attempt, facts in enumerate(lines, 1):
         ledger.start(AttemptStart(attempt=attempt, time=0.0, job_id="1"))
         end: dict[str, Any] = {"attempt": attempt, "time": 1.0, "reason": reason, "decision": "requeue", **facts}
         ledger.end(AttemptEnd(**end))
-    return ledger.cap(["1"], Resilience(**{**LIMITS, "max_failures": 99, **limits}))
+    return ledger.cap(["1"], RestartPolicy(**{**LIMITS, "max_failures": 99, **limits}))
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_the_end_that_a_job_wrote(
 ) -> None:
     run = RunDir(tmp_path / "run")
     run.create()
-    ledger = Ledger.read(run)
+    ledger = Ledger.of(run)
     if start is not None:
-        ledger.start(AttemptStart(attempt=1, time=0.0, **start))
+        ledger.start(AttemptStart(attempt=1, time=0.0, **start))  # type: ignore[arg-type]
     ledger.end(AttemptEnd(attempt=1, time=1.0, reason="stop", decision="pause", **end))  # type: ignore[arg-type]
-    assert (Ledger.read(run).ended_by("1") is not None) is mine
+    assert (Ledger.of(run).ended_by("1") is not None) is mine
 
 
 GOES_ON = [
@@ -98,7 +98,9 @@ GETS_NOWHERE = [
 ]
 
 
-@pytest.mark.parametrize(("reason", "word"), [("failed", "failures"), ("time_limit", "time limits")])
+@pytest.mark.parametrize(
+    ("reason", "word"), [("failed", "failures"), ("time_limit", "attempts ended by the time limit")]
+)
 @pytest.mark.parametrize(
     ("lines", "stuck"), [*((lines, False) for lines in GOES_ON), *((lines, True) for lines in GETS_NOWHERE)]
 )

@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.core.launch_spec import LaunchSpec, RestartPolicy
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.node.failures import preflight_checks
-from hpcaccel.node.failures.preflight import Preflight, _reception, preflight
-from hpcaccel.node.failures.preflight_checks import TOKEN, WHERE, check_node, check_shared
-from hpcaccel.node.failures.preflight_ranks import PROGRAM, judge_together
-from hpcaccel.node.launch_spec import Launch, Resilience
+from hpcaccel.node.failures.preflight import Preflight, check_program, judge_together, preflight
+from hpcaccel.node.failures.preflight_checks import TOKEN, WHERE, answer_on_a_port, check_node, check_shared
 
 from .conftest import LocalRun
 
@@ -62,17 +61,17 @@ def test_a_healthy_node_has_nothing_to_say(node: Any) -> None:
 @pytest.mark.parametrize(
     ("gpus", "rows", "finding"),
     [
-        (HEALTHY[:1], ROWS, "1 of 2 GPUs are there"),
+        (HEALTHY[:1], ROWS, "nvidia-smi lists only 1 of 2 GPUs"),
         (
             [HEALTHY[0], "1, 00000000:5E:00.0, 3, No"],
             ROWS,
-            "GPU 1 (00000000:5E:00.0): 3 uncorrectable ECC errors since its driver was loaded",
+            "GPU 1 (00000000:5E:00.0): 3 uncorrectable ECC errors since the driver was loaded",
         ),
-        ([HEALTHY[0], "1, 00000000:5E:00.0, 0, Yes"], ROWS, "a page waits for its retirement"),
+        ([HEALTHY[0], "1, 00000000:5E:00.0, 0, Yes"], ROWS, "a memory page is pending retirement"),
         ([HEALTHY[0], "1, 00000000:5E:00.0, [GPU requires reset], [N/A]"], ROWS, "GPU requires reset"),
         ([HEALTHY[0], "1, 00000000:5E:00.0, [GPU is lost], [GPU is lost]"], ROWS, "GPU is lost"),
         (HEALTHY, [ROWS[0], "00000000:5E:00.0, 0, 1"], "could not be remapped"),
-        (HEALTHY, [ROWS[0], "00000000:5E:00.0, Yes, No"], "waits to be remapped"),
+        (HEALTHY, [ROWS[0], "00000000:5E:00.0, Yes, No"], "a memory row is pending remapping"),
     ],
 )
 def test_a_broken_gpu_is_named(node: Any, gpus: list[str], rows: list[str], finding: str) -> None:
@@ -86,7 +85,7 @@ def test_gpus_of_other_jobs_are_none_of_ours(node: Any) -> None:
 
 def test_an_nvidia_smi_that_fails_is_a_finding(node: Any) -> None:
     (found,) = node(["Unable to determine the device handle for GPU0000:5E:00.0: Unknown Error"], code=15)
-    assert "ended with code 15" in found
+    assert "exited with code 15" in found
     assert "Unknown Error" in found
 
 
@@ -96,7 +95,7 @@ def test_an_old_driver_is_none(node: Any) -> None:
 
 def test_an_nvidia_smi_that_hangs_is_a_finding(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight_checks, "SMI_SECONDS", 0.2)
-    assert node(HEALTHY, sleep=5) == ["nvidia-smi does not answer within 0.2 s"]
+    assert node(HEALTHY, sleep=5) == ["nvidia-smi did not respond within 0.2 s"]
 
 
 def test_only_new_xids_of_the_hardware_on_our_gpus_count(node: Any) -> None:
@@ -120,36 +119,34 @@ def test_without_nvidia_smi_gpus_are_not_looked_at(tmp_path: Path) -> None:
 def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
     env = {"TMPDIR": str(tmp_path / "gone")}
     (found,) = check_node(tmp_path, env, local=True)
-    assert (
-        found == f"the directory for temporary files {tmp_path / 'gone'} cannot be written: No such file or directory"
-    )
+    assert found == f"cannot write to the temporary directory {tmp_path / 'gone'}: No such file or directory"
     (found,) = check_shared(Path("/proc"), {"TMPDIR": str(tmp_path)})
-    assert found.startswith("the run directory /proc cannot be written")
+    assert found.startswith("cannot write to the run directory /proc")
 
 
 def test_a_disk_without_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight_checks, "LEAST_BYTES", 1 << 62)
     (found,) = check_node(tmp_path, {"TMPDIR": "/dev/shm"}, local=True)
-    assert found.startswith("the directory for temporary files /dev/shm has ")
-    assert found.endswith(" MB left")
+    assert found.startswith("the temporary directory /dev/shm has only ")
+    assert found.endswith(" MB free")
     # On the run directory's own file system it says nothing of the node.
     assert list(check_node(tmp_path, {"TMPDIR": str(tmp_path)}, local=True)) == []
     (found,) = check_shared(tmp_path, {"TMPDIR": str(tmp_path)})
-    assert found.endswith(" MB left")
+    assert found.endswith(" MB free")
 
 
 def test_the_way_to_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = {"TMPDIR": str(tmp_path)}
     monkeypatch.setenv("SLURMD_NODENAME", "localhost")
-    with _reception(["localhost", "n2"]) as variables:
+    with answer_on_a_port(["localhost", "n2"]) as variables:
         assert list(check_node(tmp_path, {**here, **variables})) == []
         (found,) = check_node(tmp_path, {**here, **variables, TOKEN: "guessed"})
-        assert "somebody else answers" in found
+        assert "another program is listening" in found
     (found,) = check_node(tmp_path, {**here, **variables})
-    assert "rank 0's node localhost cannot be reached: Connection refused" in found
+    assert "cannot connect to rank 0's node localhost: Connection refused" in found
     (found,) = check_node(tmp_path, {**here, TOKEN: "", WHERE: "no-such-node.invalid:80"})
-    assert found == "the name of rank 0's node, no-such-node.invalid, has no address here"
-    with _reception(["elsewhere", "n2"]) as variables:
+    assert found == "the host name of rank 0's node, 'no-such-node.invalid', cannot be resolved here"
+    with answer_on_a_port(["elsewhere", "n2"]) as variables:
         assert variables == {}
 
 
@@ -161,24 +158,35 @@ def test_the_way_to_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             ["x"],
             "n2: x",
         ),
-        ("""echo '{"node": "n1", "findings": []}'""", ["no answer to the checks"], "n2: no answer to the checks"),
-        ("echo 'srun: error: Unable to create step' >&2; exit 1", None, "no node was looked at: srun: error: Unable"),
+        (
+            """echo '{"node": "n1", "findings": []}'""",
+            ["the checks returned no result"],
+            "n2: the checks returned no result",
+        ),
+        (
+            "echo 'srun: error: Unable to create step' >&2; exit 1",
+            None,
+            "the checks did not run on any node: srun: error: Unable",
+        ),
     ],
 )
 def test_all_nodes_are_asked_through_srun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, findings: list[str] | None, said: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    line: str,
+    findings: list[str] | None,
+    said: str,
 ) -> None:
     _program(tmp_path / "srun", f"echo $* > {tmp_path}/words; {line}")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     run = RunDir(tmp_path / "run")
     run.attempt(1).mkdir(parents=True)
-    heard: list[str] = []
+    caplog.set_level("INFO", "hpcaccel")
     quick = replace(launch().resilience, preflight="quick")
-    checked = preflight(
-        run, launch(resilience=quick), attempt=1, nodes=["n1", "n2"], avoid=["n0"], say=heard.append
-    )  # fmt: skip
+    checked = preflight(run, launch(resilience=quick), attempt=1, nodes=["n1", "n2"], avoid=["n0"])
     assert checked.findings == ({"n1": [], "n2": findings} if findings is not None else {})
-    assert said in heard[0]
+    assert said in caplog.messages[0]
     words = (tmp_path / "words").read_text()
     assert "--nodes=2 --ntasks=2" in words
     assert "--exclude=n0" in words
@@ -217,8 +225,8 @@ def test_what_all_nodes_share_does_not_hide_what_one_has() -> None:
     assert (failure.nodes, failure.detail) == (["n1"], "n1: GPU is lost")
 
 
-def launch(**changes: Any) -> Launch:
-    resilience = Resilience(
+def launch(**changes: Any) -> LaunchSpec:
+    resilience = RestartPolicy(
         requeue=True,
         warning_seconds=1,
         stop_timeout_seconds=1,
@@ -227,11 +235,10 @@ def launch(**changes: Any) -> Launch:
         restart_in_place=0,
     )
     values: dict[str, Any] = {
-        "callable": False, "program": [], "python": sys.executable, "pythonpath": [], "workdir": "/", "local": False,
-        "nodes": 2, "ranks_per_node": 2, "cooperative": True, "srun": [], "share_gpus": False, "setup_per_node": [],
-        "time_limit_seconds": None, "resilience": resilience,
+        "kind": "program", "program": [], "python": sys.executable, "workdir": "/", "backend": "slurm", "nodes": 2,
+        "ranks_per_node": 2, "stop": "cooperative", "resilience": resilience,
     }  # fmt: skip
-    return Launch(**{**values, **changes})
+    return LaunchSpec(**{**values, **changes})
 
 
 def words(*which: tuple[int, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -246,11 +253,11 @@ CAME = [(rank, {"came": True}) for rank in range(4)]
     [
         ([*CAME, *((rank, {"done": True}) for rank in range(4))], [], ""),
         ([(rank, {"skipped": "no torch"}) for rank in range(4)], [], ""),
-        ([*CAME[:3], (3, {"alone": "RuntimeError: cuda:1 computes wrongly"})], ["n2"], ""),
+        ([*CAME[:3], (3, {"alone": "RuntimeError: cuda:1 returned a wrong matrix product"})], ["n2"], ""),
         (CAME[:2], ["n2"], ""),
         ([*CAME, (0, {"together": "DistBackendError: NCCL error"})], [], "DistBackendError: NCCL error"),
-        (CAME, [], "no all-reduce between all ranks within 30 s"),
-        ([], [], "no all-reduce between all ranks within 30 s"),
+        (CAME, [], "the all-reduce over all ranks did not finish within 30 s"),
+        ([], [], "the all-reduce over all ranks did not finish within 30 s"),
     ],
 )
 def test_together(said: list[tuple[int, dict[str, Any]]], blamed: list[str], together: str) -> None:
@@ -264,7 +271,7 @@ def test_the_program_of_the_ranks_computes_together() -> None:
         port = probe.getsockname()[1]
     env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": "0"}
     ranks = [
-        subprocess.Popen([sys.executable, "-c", PROGRAM], env={**env, "RANK": str(rank)}, stdout=-1, text=True)
+        subprocess.Popen([sys.executable, *check_program()], env={**env, "RANK": str(rank)}, stdout=-1, text=True)
         for rank in range(2)
     ]
     said = [json.loads(line) for rank in ranks for line in rank.communicate(timeout=300)[0].splitlines()]

@@ -14,9 +14,10 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hpcaccel.core.run_dir import RunDir, write_json
+from hpcaccel.core.durable_files import write_json
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.spec import load_spec
-from hpcaccel.submission.entry import find_entry, launch_section
+from hpcaccel.submission.entrypoint.entry import find_entry, launch_spec
 
 ROOT = Path(__file__).parents[2]
 PIECES = [
@@ -61,8 +62,8 @@ def arrives(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str]], l
         (folder / "job.yaml").write_text(yaml.safe_dump(document))
         spec = load_spec(folder / "job.yaml")
         entry = find_entry(spec, base=folder, workdir=folder)
-        launch = launch_section(spec, entry=entry, plan=None, code=run.code, workdir=folder, backend="local")
-        write_json(run.spec, {"spec": spec.model_dump(mode="json"), "launch": launch}, sync=False)
+        launch = launch_spec(spec, entry=entry, plan=None, code=run.code, workdir=folder, backend="local")
+        write_json(run.spec, {"spec": spec.model_dump(mode="json"), "launch": launch.to_dict()}, sync=False)
         rank = subprocess.run(
             [sys.executable, "-m", "hpcaccel.node", "rank", str(run.path)],
             env={**os.environ, "PYTHONPATH": str(ROOT), "RANK": "0", "HPCACCEL_ATTEMPT": "1"},

@@ -8,32 +8,33 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.node.allocation import Situation
-from hpcaccel.node.sweep.reclaimed_allocation import Recall, Stop
+from hpcaccel.node.allocation import JobStatus
+from hpcaccel.node.sweep.reclaimed_allocation import ReclaimedAllocation, Stop
 
-TIME_LIMIT = Situation(running=False, taken_for="time_limit")
-REQUEUEABLE = Situation(running=False, taken_for="time_limit", requeueable=True)
+TIME_LIMIT = JobStatus(running=False, termination_reason="time_limit")
+REQUEUEABLE = JobStatus(running=False, termination_reason="time_limit", requeueable=True)
 
 
 @pytest.mark.parametrize(
-    ("situation", "reason", "then", "by_scheduler"),
+    ("status", "reason", "then", "by_scheduler"),
     [
-        (Situation(running=True), "stop", "requeue", False),
-        (Situation(running=True, preempted=True), "preempted", "requeue", False),
-        (Situation(running=False, comes_back=True), "preempted", "requeue", True),
-        (Situation(running=False, comes_back=True, failed_nodes=("n1",)), "lost", "requeue", True),
+        (JobStatus(running=True), "stop", "requeue", False),
+        (JobStatus(running=True, preempted=True), "preempted", "requeue", False),
+        (JobStatus(running=False, will_requeue=True), "preempted", "requeue", True),
+        (JobStatus(running=False, will_requeue=True, failed_nodes=("n1",)), "lost", "requeue", True),
         (REQUEUEABLE, "time_limit", "requeue", False),
         (TIME_LIMIT, "time_limit", "end", False),
-        (Situation(running=False, taken_for="preempted"), "preempted", "end", False),
-        (Situation(running=False), "cancelled", "end", False),
-        (Situation(running=False, known=False), "stop", "requeue", False),
+        (JobStatus(running=False, termination_reason="preempted"), "preempted", "end", False),
+        (JobStatus(running=False), "cancelled", "end", False),
+        (JobStatus(running=False, known=False), "stop", "requeue", False),
     ],
 )
-def test_what_follows_from_sigterm(situation: Situation, reason: str, then: str, by_scheduler: bool) -> None:
-    inquiry: Any = SimpleNamespace(allocation=None, ask=lambda: situation)
+def test_what_follows_from_sigterm(status: JobStatus, reason: str, then: str, by_scheduler: bool) -> None:
+    allocation = SimpleNamespace(terminated=lambda: None)
+    scheduler: Any = SimpleNamespace(allocation=allocation, query=lambda: status, began=0.0, end_time=None)
+    scheduler.was_extended = False
     launch: Any = SimpleNamespace(local=False, resilience=SimpleNamespace(warning_seconds=120))
-    inquiry.began, inquiry.end_time = 0.0, None
-    heard = Recall(inquiry, launch, say=lambda _: None).heard(signal.SIGTERM, idle=True)
+    heard = ReclaimedAllocation(scheduler, launch).check(signal.SIGTERM, idle=True)
     assert heard is not None
     stop, number = heard
     assert isinstance(stop, Stop)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.core.run_dir import RunDir, read_json, write_json
-from hpcaccel.node import disk_space
+from hpcaccel.core.durable_files import read_json, write_json
+from hpcaccel.core.launch_spec import read_launch
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.node.allocation import LocalAllocation
-from hpcaccel.node.launch_spec import read_launch
-from hpcaccel.node.launchers.het_components import Components
+from hpcaccel.node.attempt import Attempt
+from hpcaccel.node.failures import disk_space
 from hpcaccel.node.supervisor import Supervisor
 
 from .conftest import LocalRun
@@ -51,7 +52,9 @@ def test_a_secret_that_is_cut_where_more_is_said(
 ) -> None:
     """The run directory has no room either, which is said behind the piece of an exception's text."""
     monkeypatch.setenv("TOKEN", SECRET)
-    monkeypatch.setattr(disk_space, "shortage", lambda *_, **__: disk_space.Shortage("disk_full", "the disk is full"))
+    monkeypatch.setattr(
+        disk_space, "shortage", lambda *_, **__: disk_space.DiskShortage("disk_full", "the disk is full")
+    )
     monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))  # type: ignore[attr-defined]
     run = local_run("")
     with_secret(run.dir)
@@ -59,10 +62,8 @@ def test_a_secret_that_is_cut_where_more_is_said(
     text = f"Traceback (most recent call last):\nOSError: [Errno 28] {'x' * length} {SECRET} No space left on device\n"
     run.dir.rank_log(1, 0).write_text(text)
     launch = read_launch(run.dir)
-    supervisor = Supervisor(run.dir, launch, LocalAllocation(run.dir, launch))
-    supervisor.attempt = 1
-    supervisor._components = Components(run.dir, launch, attempt=1, env={})
-    detail = supervisor._why(1).detail
+    attempt = Attempt(Supervisor(run.dir, launch, LocalAllocation(run.dir, launch)).job)
+    detail = attempt.find_cause(1).detail
     assert detail.endswith(" are free")
     assert SECRET[:5] not in detail
 

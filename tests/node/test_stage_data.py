@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.core.launch_spec import LaunchStage
 from hpcaccel.errors import RankEnvironmentError
-from hpcaccel.node.environment.stage_copy import NoRoom, bring
-from hpcaccel.node.environment.stage_data import problem_in
-from hpcaccel.node.environment.stage_path import Stage, stage_directory
+from hpcaccel.node.environment.staging import NoRoom, bring, problem_in, stage_directory
 
 from .conftest import LocalRun
 
@@ -96,7 +95,7 @@ def test_an_interrupted_copy_goes_on_if_the_source_is_the_same(data: Path, disk:
 def test_a_disk_that_is_too_small(data: Path, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(disk)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=500))
-    with pytest.raises(NoRoom, match=r"stage: .*/data needs .* GB more on .* has 0.00 GB free. Stage less, name"):
+    with pytest.raises(NoRoom, match=r"stage: .*/data needs .* GB more on .* has 0.00 GB free. Stage less, set"):
         bring(data, disk)
     assert not (disk / "data/a").exists()
 
@@ -104,13 +103,17 @@ def test_a_disk_that_is_too_small(data: Path, disk: Path, monkeypatch: pytest.Mo
 def test_where_it_lies() -> None:
     job = {"SLURM_JOB_ID": "46"}
     own = f"hpcaccel-stage-{os.getuid()}-46"
-    assert stage_directory(Stage(sources=["/d"]), {**job, "TMPDIR": "/t", "SLURM_TMPDIR": "/s"}) == Path("/s", own)
-    assert stage_directory(Stage(sources=["/d"]), {**job, "TMPDIR": "/t"}) == Path("/t", own)
-    assert stage_directory(Stage(sources=["/d"], directory="/x/$USER"), {**job, "USER": "ann"}) == Path("/x/ann", own)
-    kept = Stage(sources=["/d"], keep=True)
+    assert stage_directory(LaunchStage(sources=["/d"]), {**job, "TMPDIR": "/t", "SLURM_TMPDIR": "/s"}) == Path(
+        "/s", own
+    )
+    assert stage_directory(LaunchStage(sources=["/d"]), {**job, "TMPDIR": "/t"}) == Path("/t", own)
+    assert stage_directory(LaunchStage(sources=["/d"], directory="/x/$USER"), {**job, "USER": "ann"}) == Path(
+        "/x/ann", own
+    )
+    kept = LaunchStage(sources=["/d"], keep=True)
     assert stage_directory(kept, {"SLURM_JOB_ID": "1"}) == stage_directory(kept, {"SLURM_JOB_ID": "2"})
     with pytest.raises(RankEnvironmentError, match=r"\$SCRATCH is not set in this job"):
-        stage_directory(Stage(sources=["/d"], directory="$SCRATCH"), job)
+        stage_directory(LaunchStage(sources=["/d"], directory="$SCRATCH"), job)
 
 
 def test_nodes_with_the_same_problem_are_named_together() -> None:

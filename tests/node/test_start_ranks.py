@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.node.launch_spec import read_launch
-from hpcaccel.node.launchers.start_ranks import _output
+from hpcaccel.core.launch_spec import read_launch
+from hpcaccel.node.launchers import _output
 
 from .conftest import LocalRun
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from hpcaccel.checkpoint_files import MANIFEST, checkpoint_name
+from hpcaccel.core.durable_files import write_json
 from hpcaccel.core.process_identity import process_start
 from hpcaccel.core.records import RunRecord, to_dict
-from hpcaccel.core.run_dir import write_json
-from hpcaccel.node.failures.causes import cause
+from hpcaccel.node.failures import cause
 
 from .conftest import LocalRun, outcome
 
@@ -95,7 +95,7 @@ def test_a_job_that_is_started_after_the_end_ends_with_its_code(local_run: Make,
     run = local_run(program, restart_in_place=0, max_failures=1)
     assert [run.run(), run.run()] == [code, code]
     assert len(run.ends) == 1
-    assert f"this job already ended; nothing to do (exit code {code})" in run.log
+    assert f"has already ended: exiting with code {code}" in run.log
 
 
 def test_a_job_that_is_started_after_a_pause_ends_as_paused(local_run: Make) -> None:
@@ -157,7 +157,7 @@ def test_a_run_whose_dependency_can_never_be_ends_before_its_ranks_start(local_r
     assert run.run() == 130
     (end,) = run.lines("end")
     assert (end["reason"], end["decision"], end["error_class"]) == ("cancelled", "end", "dependency")
-    assert end["detail"] == f"afternotok: run {other.dir.run_id} has ended well"
+    assert end["detail"] == f"afternotok: run {other.dir.run_id} succeeded"
     assert end["advice"] == cause("dependency").advice
 
 
@@ -199,7 +199,7 @@ def test_two_time_limits_without_a_new_checkpoint_end_the_run(local_run: Make) -
     run = local_run(program, launch={"time_limit_seconds": 2}, warning_seconds=1)
     assert run.run() == 1
     assert run.ends == [("time_limit", "requeue"), ("time_limit", "end")]
-    assert "2 time limits without a new checkpoint" in run.lines("end")[-1]["detail"]
+    assert "2 attempts ended by the time limit without a new checkpoint" in run.lines("end")[-1]["detail"]
 
 
 def test_failures_with_progress_by_the_programs_own_figures(local_run: Make) -> None:
@@ -290,7 +290,7 @@ def test_a_second_supervisor_is_refused(local_run: Make) -> None:
     first = run.process
     run.start(job_id="local-00000002")
     assert run.wait() == 2
-    assert "is being written by job local-00000001" in run.log
+    assert "is in use by job local-00000001" in run.log
     run.process = first
     run.ask("pause")
     assert run.wait() == 85
@@ -323,7 +323,7 @@ def test_setup_that_fails_on_a_node_is_named(local_run: Make) -> None:
     assert run.run() == 1
     end = run.lines("end")[0]
     assert (end["reason"], end["error_class"], end["exit_code"]) == ("failed", "setup", 7)
-    assert "environment.setup_per_node: exit 7 failed with code 7" in end["detail"]
+    assert "environment.setup_per_node: exit 7 failed with exit code 7" in end["detail"]
 
 
 def test_a_callable_starts_submitits_process(local_run: Make) -> None:

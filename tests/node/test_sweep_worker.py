@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.core.run_dir import read_json
-from hpcaccel.node.sweep.slots import Slot
+from hpcaccel.core.durable_files import read_json
+from hpcaccel.node.allocation import Slot
 
 from .sweeping import CONTINUES, IN_TURN, STOPS_AND_GOES_ON, Sweep, is_gone, pid_in
 
@@ -170,7 +170,7 @@ def test_a_chooser_that_only_crashes_ends_the_worker_with_its_words(sweep: Make)
     assert one.run() == 1
     assert one.worker_ends == [("failed", "end")]
     assert "died (code 1): no such sampler; see" in one.account[-1]["detail"]
-    assert "3 times without a trial's end in between" in one.account[-1]["detail"]
+    assert "3 times without a trial ending in between" in one.account[-1]["detail"]
     assert one.worker.host_log.read_text().count("hpcaccel: no such sampler") == 3
     assert one.ends(0) == [("stop", "requeue")]
 
@@ -211,7 +211,7 @@ def test_a_trial_that_is_asked_to_leave_before_its_ranks_start(sweep: Make) -> N
     done = subprocess.run(command, input=order.encode(), pass_fds=[report_to], check=False)
     os.close(report_to)
     with os.fdopen(report) as word:
-        assert json.load(word)["detail"] == "before the ranks started"
+        assert json.load(word)["detail"] == "requested before the ranks started"
     assert done.returncode == 85
     assert one.ends(0) == [("stop", "requeue")]
     assert not trial.attempt(1).exists()
@@ -226,7 +226,7 @@ def test_a_setup_that_fails_is_the_workers_end(sweep: Make) -> None:
     )
     assert one.run() == 1
     assert one.worker_ends == [("failed", "end")]
-    assert "module load x failed with code 7" in one.account[-1]["detail"]
+    assert "module load x failed with exit code 7" in one.account[-1]["detail"]
 
 
 def test_places_share_gpus_and_cores() -> None:

@@ -174,6 +174,11 @@ class LoginNode:
         said: str = self.log.read_text()
         return said.count("Starting session")
 
+    def _has_session(self, pid: int) -> bool:
+        """Whether a program was started here over a connection of this process; other clients may connect meanwhile."""
+        started = [line for line in self.log.read_text().splitlines() if "Starting session" in line]
+        return any(f" port {port} " in line for port in _connected_ports(pid, self.port) for line in started)
+
     def jobs(self) -> list[list[str]]:
         """The queue that stands in for Slurm's: number, script, state, and the secret that sbatch saw."""
         lines = (Path(self.env["STAND_IN_QUEUE"]) / "jobs").read_text().splitlines()
@@ -242,15 +247,15 @@ class LoginNode:
 
     def hpcaccel_cut(self, *args: str, code: int | None = 0, **more: str) -> subprocess.CompletedProcess[str]:
         """The same, with the connection cut once, while the login shell there gets ready."""
-        hold, before = self.home / "hold", self.sessions()
+        hold = self.home / "hold"
         hold.touch()
         process = self.start_command(*args, **more)
-        wait_for(lambda: self.sessions() > before or process.poll() is not None, "a session")
+        wait_for(lambda: self._has_session(process.pid) or process.poll() is not None, "a session")
         cut = self.cut()
         hold.unlink()
         ended = self._ended(process, args, code)
         assert cut, f"{args}: there was no connection to cut"
-        assert "trying again" in ended.stderr
+        assert "; retrying" in ended.stderr
         return ended
 
     @staticmethod
@@ -275,6 +280,20 @@ def _children(pid: int, named: str | None = None) -> list[int]:
         return [one for one in found if named is None or named in Path(f"/proc/{one}/comm").read_text()]
     except (FileNotFoundError, ProcessLookupError):
         return []
+
+
+def _connected_ports(pid: int, server_port: int) -> list[int]:
+    """Local ports of a process's IPv4 connections to a port of this machine."""
+    try:
+        opened = {os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()}
+    except (FileNotFoundError, PermissionError):
+        return []
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [
+        int(row[1].partition(":")[2], 16)
+        for row in rows
+        if int(row[2].partition(":")[2], 16) == server_port and f"socket:[{row[9]}]" in opened
+    ]
 
 
 class Cutting:

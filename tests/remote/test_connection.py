@@ -19,7 +19,7 @@ from hpcaccel.spec import load_profile
 from hpcaccel.submission.remote import RemoteCluster
 from hpcaccel.submission.remote import login as login_module
 from hpcaccel.submission.remote.connection import ChannelSession
-from hpcaccel.submission.remote.program_session import ConnectionLost
+from hpcaccel.submission.remote.protocol import ConnectionLost
 
 from .login_node import LoginNode, free_port, make_key
 
@@ -36,7 +36,7 @@ def message(name: str = "alps") -> str:
     return str(caught.value)
 
 
-def test_runs_a_program_with_its_words_its_input_and_its_streams(client: LoginNode) -> None:
+def test_run_passes_arguments_stdin_and_both_streams(client: LoginNode) -> None:
     with cluster() as there:
         answer = there.run(
             ["bash", "-c", 'echo "$1" "$HOME"; cat; echo complaint >&2; exit 3', "-", "it's $a"], "in put"
@@ -51,7 +51,7 @@ def test_runs_a_program_with_its_words_its_input_and_its_streams(client: LoginNo
         assert client.connections() == before, "one connection for all"
 
 
-def test_what_a_program_complains_of_is_heard_while_it_runs(client: LoginNode) -> None:
+def test_stderr_is_passed_on_while_the_program_runs(client: LoginNode) -> None:
     heard = b""
     go_on = client.home / "go-on"
 
@@ -66,7 +66,7 @@ def test_what_a_program_complains_of_is_heard_while_it_runs(client: LoginNode) -
     assert (answer.code, answer.stderr, heard) == (0, "one\ntwo\n", b"one\ntwo\n")
 
 
-def test_stands_in_for_subprocess_where_slurm_is_asked(client: LoginNode) -> None:
+def test_runner_replaces_subprocess_for_slurm_commands(client: LoginNode) -> None:
     from hpcaccel.slurm.commands import Slurm
 
     with cluster() as there:
@@ -92,12 +92,12 @@ def test_a_changed_host_key_is_refused_loudly(client: LoginNode) -> None:
     assert "ssh-keygen -R" in told
 
 
-def test_a_wrong_key_and_a_wrong_user_are_refused_logins(client: LoginNode) -> None:
+def test_a_wrong_key_and_a_wrong_user_are_rejected(client: LoginNode) -> None:
     client.write_profile(host="nobody-of-this-name@alps", name="other")
-    assert "refuses the login of 'nobody-of-this-name'" in message("other")
+    assert "rejected the login as 'nobody-of-this-name'" in message("other")
     (client.root / "etc" / "authorized_keys").write_text("")
     told = message()
-    assert "refuses the login" in told
+    assert "rejected the login as" in told
     assert "id_ed25519" in told
     assert "ssh-copy-id" in told
 
@@ -115,7 +115,7 @@ def hello(told: str = "alps") -> str:
     return str(caught.value)
 
 
-def test_what_is_wrong_with_the_hpcaccel_there(client: LoginNode) -> None:
+def test_problems_of_the_remote_installation_are_reported(client: LoginNode) -> None:
     client.install("#!/bin/sh\necho \"Error: No such command 'answer'.\" >&2; exit 2\n")
     assert "too old" in hello()
     client.install("#!/bin/sh\necho hpcaccel-answers 1 0.0.9\n")
@@ -123,9 +123,9 @@ def test_what_is_wrong_with_the_hpcaccel_there(client: LoginNode) -> None:
     client.install("#!/bin/sh\necho hpcaccel-answers 99 9.0.0\n")
     assert "too new" in hello()
     client.install("#!/no/such/python3.11\n")
-    assert "the Python of hpcaccel on alps is missing" in hello()
+    assert "the Python interpreter of hpcaccel on alps is missing" in hello()
     client.install().unlink()
-    assert "there is no hpcaccel on alps" in hello()
+    assert "hpcaccel was not found on alps" in hello()
     assert "cluster install alps" in hello()
 
 
@@ -138,7 +138,7 @@ def test_a_jump_host_is_passed_and_its_key_is_checked_too(client: LoginNode) -> 
         assert there.run(["true"]).code == 0
         assert len(client.connections()) == 2
     client.known_hosts.write_text("")
-    assert "the host key" in message("inner")
+    assert "unknown host key of" in message("inner")
 
 
 class OneTimeCodes(paramiko.ServerInterface):
@@ -201,7 +201,7 @@ def asking_host(client: LoginNode) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("asking_host")
-def test_a_one_time_code_is_asked_for_after_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_for_a_one_time_code_after_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     answers = iter(["000000", "123456"])
 
@@ -216,26 +216,29 @@ def test_a_one_time_code_is_asked_for_after_the_key(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("asking_host")
-def test_without_a_terminal_it_says_what_would_help(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_the_error_gives_alternatives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(login_module, "has_terminal", lambda: False)
     assert "ControlMaster" in message("asking")
 
 
 @pytest.mark.usefixtures("client")
-def test_tries_come_to_an_end_unless_connections_hold_for_long() -> None:
+def test_retries_are_limited_unless_connections_last() -> None:
     clock = [0.0]
     breaks = [100.0] * 9 + [1.0] * 5
 
     def follow() -> None:
         clock[0] += breaks.pop(0)
-        raise ConnectionLost("the connection to alps broke")
+        raise ConnectionLost("the connection to alps was lost")
 
-    with cluster(now=lambda: clock[0], note=lambda text: None) as there, pytest.raises(ConnectionLost, match="lost"):
+    with (
+        cluster(now=lambda: clock[0], note=lambda text: None) as there,
+        pytest.raises(ConnectionLost, match="nothing is submitted twice"),
+    ):
         there.again(follow)
     assert breaks == [1.0], "four tries more behind the last that held, and then it is given up"
 
 
-def test_git_is_all_that_this_side_has(client: LoginNode) -> None:
+def test_the_client_has_no_slurm(client: LoginNode) -> None:
     assert shutil.which("sbatch") is None
     assert Path.home() == client.client
 
@@ -243,11 +246,11 @@ def test_git_is_all_that_this_side_has(client: LoginNode) -> None:
 @pytest.mark.parametrize(
     "error", [EOFError(), OSError("Socket is closed"), paramiko.SSHException("timeout"), ConnectionResetError()]
 )
-def test_whatever_a_broken_connection_raises_while_we_send_is_a_lost_connection(error: Exception) -> None:
+def test_errors_while_sending_become_connection_lost(error: Exception) -> None:
     class Broken:
         def sendall(self, data: bytes) -> None:
             raise error
 
     session = ChannelSession(Broken(), "alps")  # type: ignore[arg-type]
-    with pytest.raises(ConnectionLost, match="the connection to alps broke"):
+    with pytest.raises(ConnectionLost, match="the connection to alps was lost"):
         session.write(b"code")

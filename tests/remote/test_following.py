@@ -12,13 +12,14 @@ from typing import IO, Any
 
 import pytest
 
-from hpcaccel.core.run_dir import RunDir, append_line
+from hpcaccel.core.durable_files import append_line
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import ClusterError
 from hpcaccel.spec import load_profile
 from hpcaccel.submission.remote import RemoteCluster, pulling
 from hpcaccel.submission.remote.connection import FabricConnection
 from hpcaccel.submission.remote.protocol import FrameReader, FrameWriter
-from hpcaccel.submission.remote.remote_cluster import Conversation
+from hpcaccel.submission.remote.remote_cluster import RemoteRequest
 
 from .login_node import Cutting, LoginNode, wait_for
 
@@ -33,7 +34,7 @@ def begin(run: RunDir) -> Path:
     return run.rank_log(1, 0)
 
 
-def test_logs_go_on_where_they_were(node: LoginNode) -> None:
+def test_logs_continue_after_a_reconnect(node: LoginNode) -> None:
     run = submitted(node)
     log = begin(run)
     log.write_text("one\n")
@@ -53,7 +54,7 @@ def test_logs_go_on_where_they_were(node: LoginNode) -> None:
     assert node.programs() == [], "nothing of it is left there"
 
 
-def test_a_watched_status_comes_again_and_ends_with_its_run(node: LoginNode) -> None:
+def test_a_watched_status_reconnects_and_ends_with_its_run(node: LoginNode) -> None:
     run = submitted(node)
     process = node.start_command("status", "toy", "--watch")
     assert process.stdout is not None
@@ -93,7 +94,7 @@ def run_with_results(client: LoginNode) -> RunDir:
     return run
 
 
-def test_a_pull_that_is_cut_goes_on(client: LoginNode, run_with_results: RunDir) -> None:
+def test_an_interrupted_pull_continues(client: LoginNode, run_with_results: RunDir) -> None:
     run, there = run_with_results, cluster(client, reads=2_500_000)
     pulled = pulling.pull(there, run.run_id, None, runs_dir=client.client / "here", checkpoint="best")
     assert pulled.checkpoint == "step_00000010"
@@ -110,7 +111,7 @@ def test_a_pull_that_is_cut_goes_on(client: LoginNode, run_with_results: RunDir)
     there.connection.close()
 
 
-def test_half_a_file_is_not_fetched_twice_and_a_damaged_half_is_fetched_anew(
+def test_partial_files_are_continued_and_damaged_ones_fetched_again(
     client: LoginNode, run_with_results: RunDir
 ) -> None:
     run, there = run_with_results, cluster(client)
@@ -148,7 +149,7 @@ class _TakenOver:
         stream = io.BytesIO()
         for frame, payload, values in next(self._answers):
             FrameWriter(stream).send(frame, payload, **values)
-        return talk(Conversation(None, FrameReader(io.BytesIO(stream.getvalue()).read)))  # type: ignore[arg-type]
+        return talk(RemoteRequest(None, FrameReader(io.BytesIO(stream.getvalue()).read)))  # type: ignore[arg-type]
 
 
 END = ("exit", b"", {"code": 0})
@@ -157,19 +158,19 @@ OFFERED = ("file", b"", {"name": "record.json", "size": 2, "mtime_ns": 1, "link"
 
 @pytest.mark.parametrize("name", ["..", "/tmp", "a/../../b", "", "."])
 @pytest.mark.parametrize("key", ["name", "run_id"])
-def test_a_login_node_does_not_choose_the_folder(tmp_path: Path, key: str, name: str) -> None:
+def test_invalid_run_names_from_the_login_node_are_refused(tmp_path: Path, key: str, name: str) -> None:
     about = {"name": "toy", "run_id": "20261121-100000-abcd", "checkpoint": None, key: name}
     there: Any = _TakenOver([("run", b"", about), OFFERED, END])
-    with pytest.raises(ClusterError, match="no folder's name"):
+    with pytest.raises(ClusterError, match="not a valid directory name"):
         pulling.pull(there, "toy", None, runs_dir=tmp_path / "runs")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("frame", ["data", "end"])
-def test_a_login_node_sends_only_files_that_it_was_asked_for(tmp_path: Path, frame: str) -> None:
+def test_files_that_were_not_requested_are_refused(tmp_path: Path, frame: str) -> None:
     about = {"name": "toy", "run_id": "20261121-100000-abcd", "checkpoint": None}
     planted = (frame, b"planted", {"name": "../planted", "crc": 0, "size": 7})
     there: Any = _TakenOver([("run", b"", about), OFFERED, END], [planted, END])
-    with pytest.raises(ClusterError, match="not asked for"):
+    with pytest.raises(ClusterError, match="which was not requested"):
         pulling.pull(there, "toy", tmp_path / "here", runs_dir=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["here"]

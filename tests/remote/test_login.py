@@ -107,7 +107,7 @@ def asking(tmp_path: Path) -> Iterator[LoginNode]:
     node.stop()
 
 
-def test_a_one_time_code_is_asked_for_on_the_terminal(asking: LoginNode) -> None:
+def test_prompts_for_a_one_time_code_on_the_terminal(asking: LoginNode) -> None:
     child, terminal = pty.fork()
     if child == 0:
         os.chdir(asking.client)

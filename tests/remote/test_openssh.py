@@ -10,7 +10,7 @@ import pytest
 from hpcaccel.errors import ClusterError
 from hpcaccel.spec import load_profile
 from hpcaccel.submission.remote import RemoteCluster, openssh
-from hpcaccel.submission.remote.program_session import ConnectionLost
+from hpcaccel.submission.remote.protocol import ConnectionLost
 
 from .login_node import LoginNode
 
@@ -25,14 +25,14 @@ def there(client: LoginNode, monkeypatch: pytest.MonkeyPatch) -> RemoteCluster:
     return RemoteCluster(profile, connection=openssh.OpenSshConnection("alps", cluster="alps"))
 
 
-def test_speaks_as_the_other_way(client: LoginNode, there: RemoteCluster) -> None:
+def test_runs_commands_like_the_fabric_connection(client: LoginNode, there: RemoteCluster) -> None:
     answer = there.run(["bash", "-c", "cat; exit 3"], "in put")
     assert (answer.code, answer.stdout.splitlines()[-1]) == (3, "in put")
     code = there.converse({"do": "command", "args": ["--version"]}, lambda conversation: conversation.expect("out"))
     assert code[1].startswith(b"hpcaccel ")
 
 
-def test_a_cut_connection_and_a_refused_one_are_told_apart(client: LoginNode, there: RemoteCluster) -> None:
+def test_distinguishes_lost_from_refused_connections(client: LoginNode, there: RemoteCluster) -> None:
     session = there.connection.start("sleep 60")
     while not client.connections():
         pass
@@ -46,7 +46,7 @@ def test_a_cut_connection_and_a_refused_one_are_told_apart(client: LoginNode, th
         there.run(["true"])
 
 
-def test_it_is_taken_where_the_configuration_shares_connections(client: LoginNode, there: RemoteCluster) -> None:
+def test_is_used_if_the_configuration_shares_connections(client: LoginNode, there: RemoteCluster) -> None:
     assert not openssh.shares_connections("alps")
     client.write_config("ControlMaster auto", f"ControlPath {client.client}/.ssh/%C")
     assert openssh.shares_connections("alps")

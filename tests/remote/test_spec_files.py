@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.core.run_dir import read_json
+from hpcaccel.core.durable_files import read_json
 
 from .login_node import LoginNode
 
@@ -45,7 +45,7 @@ def clock(text: str) -> float:
     return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
 
 
-def test_before_the_queue_slurm_is_asked_there(node: LoginNode) -> None:
+def test_checks_before_submission_query_slurm_on_the_cluster(node: LoginNode) -> None:
     project(node)
     words = ["--partition", "gpu,nope", "--nodes", "1,2", "--json", "--cluster", "alps"]
     found = json.loads(node.hpcaccel("plan", "project/jobs.yaml", *words, SCRATCH="/scratch/here").stdout)
@@ -80,7 +80,7 @@ def test_several_jobs_of_one_file_are_submitted_once(node: LoginNode) -> None:
     for pid in node.programs():
         os.kill(pid, signal.SIGKILL)
     again = node.hpcaccel("submit", "project/jobs.yaml", "--cluster", "alps", "--json", SCRATCH="/scratch/here")
-    assert "already submitted; the reply had been lost" in again.stderr
+    assert "already submitted, but the reply was lost" in again.stderr
     jobs = json.loads(again.stdout)["jobs"]
     assert [job["name"] for job in jobs] == ["prepare", "train"]
     assert len(node.jobs()) == 2
@@ -105,5 +105,5 @@ def test_checkpoints_and_drawings_are_asked_for_there(node: LoginNode) -> None:
     run = next((node.runs / "toy").iterdir())
     assert f"no checkpoints in {run}/checkpoints" in node.hpcaccel("checkpoint", "list", "toy").stderr
     refused = node.hpcaccel("sweep", "plot", "toy", "-o", "toy.html", code=2)
-    assert f"{run.name} (toy) is no sweep" in refused.stderr
+    assert f"{run.name} (toy) is a run, not a sweep" in refused.stderr
     assert not (node.client / "toy.html").exists()

@@ -12,10 +12,10 @@ import pytest
 from hpcaccel.cli.remote import forward
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.spec import load_profile
+from hpcaccel.submission.jobs.run_state import read_record
 from hpcaccel.submission.remote import RemoteCluster, remote_index
 from hpcaccel.submission.remote.connection import FabricConnection
-from hpcaccel.submission.remote.remote_cluster import Conversation
-from hpcaccel.submission.run_state import read_record
+from hpcaccel.submission.remote.remote_cluster import RemoteRequest
 
 from .login_node import Cutting, LoginNode, wait_for
 
@@ -70,7 +70,7 @@ def test_a_connection_that_is_cut_changes_nothing_twice(node: LoginNode, run: Ru
     assert not list((remote_index.state_folder() / "remote-commands").glob("*.json")), "all were answered"
 
 
-def test_a_resume_that_was_killed_on_both_sides_is_taken_up_when_it_is_repeated(node: LoginNode, run: RunDir) -> None:
+def test_a_resume_killed_on_both_sides_continues_when_repeated(node: LoginNode, run: RunDir) -> None:
     delay(node, 0.5)
     assert "WANDB_API_KEY" in node.hpcaccel("resume", "toy", code=2).stderr, "it is not set here"
     at_work = Path(node.env["STAND_IN_QUEUE"], "at-work")
@@ -80,26 +80,26 @@ def test_a_resume_that_was_killed_on_both_sides_is_taken_up_when_it_is_repeated(
     process.kill()
     process.communicate()
     node.kill_programs()
-    assert "goes on as job 2" in node.hpcaccel("resume", "toy").stdout
+    assert "continues as job 2" in node.hpcaccel("resume", "toy").stdout
     assert jobs(run) == ["1", "2"] == [job[0] for job in node.jobs()]
-    assert "goes on by itself" in node.hpcaccel("resume", "toy", code=2).stderr
+    assert "has not ended" in node.hpcaccel("resume", "toy", code=2).stderr
 
 
 def ask_and_be_killed(node: LoginNode, monkeypatch: pytest.MonkeyPatch, *args: str) -> None:
-    to_the_end = Conversation.to_the_end
+    to_the_end = RemoteRequest.to_the_end
 
-    def killed(conversation: Conversation, **hear: Any) -> Any:
+    def killed(conversation: RemoteRequest, **hear: Any) -> Any:
         to_the_end(conversation, **hear)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Conversation, "to_the_end", killed)
+        patch.setattr(RemoteRequest, "to_the_end", killed)
         with pytest.raises(KeyboardInterrupt):
             ask(node, *args)
 
 
 @pytest.mark.usefixtures("here")
-def test_a_requeue_whose_reply_could_not_be_kept_is_asked_for_once(
+def test_a_requeue_whose_reply_could_not_be_stored_is_requested_once(
     node: LoginNode, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``answer`` was killed once the request was there; the run has honoured that, and has come back."""
@@ -118,15 +118,15 @@ def test_a_requeue_whose_reply_could_not_be_kept_is_asked_for_once(
 
 
 @pytest.mark.usefixtures("here")
-def test_an_answer_that_did_not_arrive_is_told_to_who_asks_again(
+def test_a_repeated_command_gets_the_lost_reply(
     node: LoginNode, run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ask_and_be_killed(node, monkeypatch, "resume", "toy")
     assert jobs(run) == ["1", "2"]
     ask(node, "resume", "toy")
     told = capfd.readouterr()
-    assert "goes on as job 2" in told.out
-    assert "this is that answer" in told.err
+    assert "continues as job 2" in told.out
+    assert "this is that output" in told.err
     assert len(node.jobs()) == 2
     ask(node, "stop", "toy")
     ask(node, "resume", "toy")
@@ -138,16 +138,16 @@ def test_a_login_node_gets_no_variable_that_the_run_was_not_submitted_with(node:
     spec = json.loads(run.spec.read_text())
     spec["spec"]["environment"]["secrets"] += ["AWS_SECRET_ACCESS_KEY"]
     run.spec.write_text(json.dumps(spec))
-    both = {"WANDB_API_KEY": SECRET, "AWS_SECRET_ACCESS_KEY": "planted-aws-secret"}
+    both: dict[str, Any] = {"WANDB_API_KEY": SECRET, "AWS_SECRET_ACCESS_KEY": "planted-aws-secret"}
     refused = node.hpcaccel("resume", "toy", code=2, **both).stderr
-    assert "alps asks for variables of this machine (AWS_SECRET_ACCESS_KEY)" in refused
+    assert "alps requests variables of this machine (AWS_SECRET_ACCESS_KEY)" in refused
     assert "--secret NAME" in refused
     assert (jobs(run), len(node.jobs())) == (["1"], 1), "nothing was done"
     node.hpcaccel("resume", "toy", "--secret", "AWS_SECRET_ACCESS_KEY", **both)
     assert [job[3] for job in node.jobs()] == [SECRET, SECRET]
 
 
-def test_a_run_of_another_machine_gets_what_the_user_names(node: LoginNode, run: RunDir) -> None:
+def test_a_run_of_another_machine_gets_the_secrets_that_the_user_lists(node: LoginNode, run: RunDir) -> None:
     memory_file = node.client / ".local/state/hpcaccel/remote-runs.jsonl"
     line = json.loads(memory_file.read_text())
     assert line.pop("secrets") == ["WANDB_API_KEY"], "names, and no value"
@@ -155,7 +155,7 @@ def test_a_run_of_another_machine_gets_what_the_user_names(node: LoginNode, run:
         memory_file.write_text(remembered)
         refused = node.hpcaccel("resume", "alps:toy", code=2, WANDB_API_KEY=SECRET).stderr
         assert "(WANDB_API_KEY)" in refused
-    assert "is not set here" in node.hpcaccel("resume", "alps:toy", "--secret=WANDB_API_KEY", code=2).stderr
+    assert "is not set on this machine" in node.hpcaccel("resume", "alps:toy", "--secret=WANDB_API_KEY", code=2).stderr
     assert jobs(run) == ["1"]
     node.hpcaccel("resume", "alps:toy", "--secret=WANDB_API_KEY", WANDB_API_KEY=SECRET)
     assert [job[3] for job in node.jobs()] == [SECRET, SECRET]

@@ -15,16 +15,16 @@ import pytest
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.spec import load_profile
 from hpcaccel.submission.remote import RemoteCluster, remote_index
-from hpcaccel.submission.remote.bundle import Handed, hand_over, pack
+from hpcaccel.submission.remote.bundle import BundleReceipt, hand_over, pack
 from hpcaccel.submission.remote.connection import FabricConnection
-from hpcaccel.submission.remote.remote_cluster import Conversation
+from hpcaccel.submission.remote.remote_cluster import RemoteRequest
 
 from .login_node import Cutting, LoginNode
 
 SECRET = "planted-c0ffee-secret"
 
 
-def submit(node: LoginNode, **cuts: int) -> tuple[Handed, Cutting]:
+def submit(node: LoginNode, **cuts: int) -> tuple[BundleReceipt, Cutting]:
     profile = load_profile("alps")
     assert profile is not None
     cutting = Cutting(node, FabricConnection("alps", cluster="alps"), **cuts)
@@ -65,7 +65,7 @@ def test_the_whole_way_from_a_client_without_slurm(node: LoginNode) -> None:
     assert "nothing to cancel" in refused.stderr
 
 
-def test_the_program_of_a_component_goes_along(client: LoginNode) -> None:
+def test_the_program_of_a_component_is_sent_too(client: LoginNode) -> None:
     lines = ["components: {data: {entrypoint: {script: serve.py}, slurm: {partition: cpu}}}"]
     client.project(lines=lines, files={"serve.py": b"pass"})
     handed, _ = submit(client)
@@ -78,7 +78,7 @@ def test_the_program_of_a_component_goes_along(client: LoginNode) -> None:
 
 
 @pytest.mark.parametrize(("direction", "count"), [("reads", 1), ("writes", 1), ("reads", 260)])
-def test_a_connection_that_is_cut_costs_nothing(client: LoginNode, direction: str, count: int) -> None:
+def test_a_broken_connection_loses_nothing(client: LoginNode, direction: str, count: int) -> None:
     client.project()
     handed, cutting = submit(client, **{direction: count})
     assert handed.code == 0
@@ -89,20 +89,20 @@ def test_a_connection_that_is_cut_costs_nothing(client: LoginNode, direction: st
     assert remote_index.remote_of("toy") is not None
 
 
-def test_code_goes_once_and_goes_on_where_it_was(
+def test_code_is_sent_once_and_an_interrupted_transfer_continues(
     client: LoginNode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     client.project(files={"weights.bin": os.urandom(8 << 20)})
     sent: list[int] = []
-    send = Conversation.send
+    send = RemoteRequest.send
 
-    def counted(conversation: Conversation, data: bytes) -> None:
+    def counted(conversation: RemoteRequest, data: bytes) -> None:
         sent.append(len(data))
         send(conversation, data)
 
-    monkeypatch.setattr(Conversation, "send", counted)
+    monkeypatch.setattr(RemoteRequest, "send", counted)
     handed, cutting = submit(client, writes=6 << 20)
     assert (handed.code, cutting.cuts) == (0, 1)
     assert 8 << 20 < sum(sent) < 12 << 20, "what had arrived was not sent again"
@@ -113,7 +113,7 @@ def test_code_goes_once_and_goes_on_where_it_was(
     assert len(client.jobs()) == 2, "two submissions"
 
 
-def test_a_submission_that_was_killed_is_taken_up_when_it_is_repeated(node: LoginNode) -> None:
+def test_a_killed_submission_continues_when_repeated(node: LoginNode) -> None:
     node.project()
     (Path(node.env["STAND_IN_QUEUE"]) / "delay").write_text("0.5")
     process = node.start_command("submit", "project/job.yaml", "--cluster", "alps")
@@ -124,19 +124,19 @@ def test_a_submission_that_was_killed_is_taken_up_when_it_is_repeated(node: Logi
     process.communicate()
     node.kill_programs()  # ... and the other, while sbatch is at work
     again = node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps")
-    assert "already submitted; the reply had been lost" in again.stderr
+    assert "already submitted, but the reply was lost" in again.stderr
     assert len(node.jobs()) == 1
     assert "pending" in node.hpcaccel("status", "toy").stdout
     node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps")
     assert len(node.jobs()) == 2, "a new one, now that the first has been told of"
 
 
-def test_a_slurm_that_does_not_answer_may_have_taken_the_job(node: LoginNode) -> None:
+def test_slurm_may_have_accepted_a_job_without_a_response(node: LoginNode) -> None:
     node.project()
     silent = Path(node.env["STAND_IN_QUEUE"]) / "silent"
     silent.touch()
     failed = node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps", code=1)
-    assert "the same command once more takes that job up" in failed.stderr
+    assert "Running the same command again continues with that job" in failed.stderr
     silent.unlink()
     again = json.loads(node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps", "--json").stdout)
     assert [again["run_id"]] == runs(node)
@@ -145,7 +145,7 @@ def test_a_slurm_that_does_not_answer_may_have_taken_the_job(node: LoginNode) ->
     assert len(node.jobs()) == 2
 
 
-def test_a_run_that_slurm_may_have_taken_is_found_from_here(node: LoginNode) -> None:
+def test_a_run_that_slurm_may_have_accepted_is_found_from_here(node: LoginNode) -> None:
     node.project()
     (Path(node.env["STAND_IN_QUEUE"]) / "silent").touch()
     node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps", code=1)
@@ -168,7 +168,7 @@ def test_killed_at_any_moment(node: LoginNode, moment: float, victim: str) -> No
     assert len(runs(node)) == 1
 
 
-def test_who_is_killed_before_the_answer_is_shown_finds_the_run_again(client: LoginNode) -> None:
+def test_a_client_killed_before_showing_the_reply_finds_the_run_again(client: LoginNode) -> None:
     client.project()
     profile = load_profile("alps")
     assert profile is not None
@@ -185,7 +185,7 @@ def test_who_is_killed_before_the_answer_is_shown_finds_the_run_again(client: Lo
     assert len(client.jobs()) == 1
 
 
-def test_a_refused_submission_leaves_nothing_and_says_why(node: LoginNode) -> None:
+def test_a_refused_submission_leaves_nothing_and_reports_the_reason(node: LoginNode) -> None:
     node.project(lines=["resilience: {chain: 0}"])
     here = node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps", code=2)
     assert "job.yaml:4" in here.stderr, "found before anything is sent"
@@ -196,7 +196,7 @@ def test_a_refused_submission_leaves_nothing_and_says_why(node: LoginNode) -> No
     assert not list((node.client / ".local/state/hpcaccel/remote-submissions").glob("*.json"))
 
 
-def test_a_full_disk_there_is_said_plainly(client: LoginNode, mounted: Any) -> None:
+def test_a_full_disk_on_the_cluster_is_reported(client: LoginNode, mounted: Any) -> None:
     place = mounted("size=256k")
     client.project(files={"weights.bin": os.urandom(8 << 20)})
     profile = load_profile("alps")
@@ -209,7 +209,7 @@ def test_a_full_disk_there_is_said_plainly(client: LoginNode, mounted: Any) -> N
     assert list(place.rglob("*")) == [place / "runs", place / "runs" / ".code"], "nothing half is left"
 
 
-def test_a_full_home_there_is_said_plainly(client: LoginNode, mounted: Any) -> None:
+def test_a_full_home_on_the_cluster_is_reported(client: LoginNode, mounted: Any) -> None:
     place = mounted("size=64k")
     client.project()
     with (client.home / ".profile").open("a") as profile:

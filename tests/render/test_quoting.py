@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import SpecError
 from hpcaccel.render import render
-from hpcaccel.render.quoting import checked, comment, directive, pattern
+from hpcaccel.render.context import checked, comment, directive, pattern
 from hpcaccel.spec import ClusterProfile
 
 from .conftest import Shell, make_spec
@@ -146,7 +146,7 @@ def sbatch_options(text: str) -> dict[str, str]:
 @pytest.mark.parametrize("text", ["a\nb", "a\rb", "a\0b", "\ud800"])
 def test_what_no_script_can_hold_is_refused(text: str) -> None:
     for quote in (checked, directive, pattern):
-        with pytest.raises(SpecError, match="batch script cannot"):
+        with pytest.raises(SpecError, match="not allowed in a batch script"):
             quote(text)
 
 

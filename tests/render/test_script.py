@@ -112,7 +112,7 @@ def test_a_failing_setup_line_is_named_and_starts_no_rank(shell: Shell, line: st
     run = str(shell.folder / "run")
     assert started.argv == [f"{run}/node.pyz", "setup-failed", run, str(code), f"environment.setup: {line}"]
     assert started.code == 1
-    assert f"environment.setup: {line} ended with exit code {code}" in started.output
+    assert f"environment.setup: {line} failed with exit code {code}" in started.output
     assert not (shell.folder / "too-far").exists()
 
 
@@ -150,7 +150,7 @@ def test_a_cluster_without_modules(shell: Shell) -> None:
     assert started.argv[1:] == ["setup-failed", str(shell.folder / "run"), "127", "environment.modules"]
     local = start(shell, options={"backend": "local"}, environment={"modules": ["gcc/12"]})
     assert local.argv[1:3] == ["batch", "supervise"]
-    assert "going on without environment.modules: gcc/12" in local.output
+    assert "continuing without environment.modules: gcc/12" in local.output
 
 
 def test_conda_is_activated_through_its_hook(shell: Shell) -> None:
@@ -165,7 +165,7 @@ def test_conda_is_activated_through_its_hook(shell: Shell) -> None:
 def test_no_conda(shell: Shell) -> None:
     started = start(shell, {"PATH": str(shell.bin) + ":/usr/bin:/bin"}, environment={"conda": "base"})
     assert started.argv[3:] == ["127", "environment.conda: base"]
-    assert "no conda on PATH" in started.output
+    assert "conda is not on PATH" in started.output
 
 
 def test_a_venv_is_activated(shell: Shell) -> None:
@@ -239,7 +239,7 @@ def test_a_variable_that_bash_knows_arrives_or_is_refused(shell: Shell, name: st
     if name == "PATH":
         value = f"{shell.bin}:/usr/bin:/bin:/with blank"
     if name in REFUSED:
-        with pytest.raises(SpecError, match=f"bash sets {name} itself"):
+        with pytest.raises(SpecError, match=f"environment.env.{name}: bash sets this variable itself"):
             start(shell, environment={"env": {name: value}})
     else:
         assert start(shell, environment={"env": {name: value}}).env[name] == value
@@ -273,7 +273,7 @@ def test_an_expedited_job_says_so_and_knows_no_exit_code_but_0(shell: Shell) -> 
     assert start(shell, **EXPEDITE).env["HPCACCEL_EXPEDITE"] == "1"
     failed = start(shell, environment={"setup": ["false"]}, **EXPEDITE)
     assert failed.code == 0
-    assert "ended with exit code 1: no rank is started" in failed.output
+    assert "failed with exit code 1: no rank is started" in failed.output
     missing = shell.run(text.replace(str(shell.python), "/nowhere/python"))
     assert missing.code == 0
     assert "/nowhere/python" in missing.output

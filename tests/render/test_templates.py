@@ -98,7 +98,7 @@ def test_a_file_beside_it_can_be_included(shell: Shell) -> None:
         ("a\n{% if %}\n", r"sbatch\.j2:2: "),
         ('{% extends "nothing.j2" %}', r"nothing\.j2"),
         ("{{ spec.slurm }}", "cannot be written into a batch script"),
-        ("{{ 'a\\nb' }}", "holds a line break"),
+        ("{{ 'a\\nb' }}", "contains a line break"),
         ("{{ none }}", "None cannot be written"),
         ("{{ spec.workdir }}", "None cannot be written"),
     ],
@@ -109,7 +109,7 @@ def test_what_is_wrong_with_a_template_is_told(shell: Shell, source: str, words:
 
 
 def test_a_folder_of_templates_that_is_not_there(shell: Shell) -> None:
-    with pytest.raises(SpecError, match="no file or folder"):
+    with pytest.raises(SpecError, match="does not exist"):
         render(
             make_spec(),
             run_dir=RunDir(shell.folder),

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.core.run_dir import RunDir, read_json, read_lines, write_json
+from hpcaccel.core.durable_files import read_json, read_lines, write_json
+from hpcaccel.core.launch_spec import LaunchSpec
+from hpcaccel.core.run_dir import RunDir
 
 from .forked import Forked, templates
 
@@ -40,7 +42,10 @@ def make_run(path: Path, *, runtime: dict[str, Any] | None = None, checkpoint: d
         "runtime": {"seed": 7, **(runtime or {})},
         "checkpoint": {"every_steps": None, "every_minutes": None, "keep": 2, "resume": "auto", **(checkpoint or {})},
     }
-    write_json(run.spec, {"version": 1, "spec": spec, "launch": {"stop": "cooperative"}})
+    launch = LaunchSpec(
+        kind="program", program=[], workdir=str(path), backend="local", nodes=1, ranks_per_node=1, stop="cooperative"
+    )
+    write_json(run.spec, {"version": 1, "spec": spec, "launch": launch.to_dict()})
     return run
 
 

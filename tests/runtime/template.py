@@ -40,8 +40,9 @@ def serve(requests: socket.socket) -> dict[str, Any] | None:
     signal.set_wakeup_fd(wakeup)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a signal that is ignored wakes nobody up
     reports: dict[int, int] = {}  # where somebody waits for the end of which child
+    sources: list[Any] = [requests, children]
     while True:
-        ready, _, _ = select.select([requests, children], [], [])
+        ready, _, _ = select.select(sources, [], [])
         if children in ready:
             os.read(children, 4096)
             _report_ends(reports)

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from hpcaccel.errors import CheckpointError, RuntimeMisuse
-from hpcaccel.runtime.checkpointing.save_participants import Attendance, Call, Quorum
-from hpcaccel.runtime.distributed.process_group import Group
+from hpcaccel.runtime.checkpointing.save_participants import CollectiveCall, ParticipantTable, SaveParticipants
+from hpcaccel.runtime.distributed.process_group import RankGroup
 from hpcaccel.runtime.distributed.rank_env import RankEnvironment
 from tests.runtime.ranks import make_run, run_ranks
 
@@ -28,7 +28,7 @@ def test_two_ranks_that_hold_the_same_save_together_alone_late_numbered_and_with
     assert "was not called by rank 1" in told["warning"]
     assert "is_main_process" in told["warning"]
     assert told["after"] is None
-    assert "no random state of rank 1" in ended.outputs[0]
+    assert "rank 1 did not take part in the save" in ended.outputs[0]
 
 
 class Meeting:
@@ -36,9 +36,9 @@ class Meeting:
 
     def __init__(self) -> None:
         self._store = dist.HashStore()  # type: ignore[attr-defined]
-        self.ranks = [Quorum(self._group(rank)) for rank in range(2)]
+        self.ranks = [SaveParticipants(self._group(rank)) for rank in range(2)]
 
-    def _group(self, rank: int) -> Group:
+    def _group(self, rank: int) -> RankGroup:
         env = RankEnvironment(
             rank=rank,
             world_size=2,
@@ -48,15 +48,19 @@ class Meeting:
             master_port=0,
             source="torchrun",
         )
-        return Group(env, torch.device("cpu"), None, store=self._store)
+        return RankGroup(env, torch.device("cpu"), None, store=self._store)
 
-    def attend(self, rank: int, call: Call, *, needs_all: bool = False, seconds: float = 5.0) -> Attendance:
+    def attend(
+        self, rank: int, call: CollectiveCall, *, needs_all: bool = False, seconds: float = 5.0
+    ) -> ParticipantTable:
         return self.ranks[rank].attend(call, needs_all=needs_all, patience=seconds, limit=seconds)
 
-    def both(self, first: Call, second: Call, **options: bool) -> list[Attendance | Exception]:
-        found: dict[int, Attendance | Exception] = {}
+    def both(
+        self, first: CollectiveCall, second: CollectiveCall, **options: bool
+    ) -> list[ParticipantTable | Exception]:
+        found: dict[int, ParticipantTable | Exception] = {}
 
-        def come(rank: int, call: Call) -> None:
+        def come(rank: int, call: CollectiveCall) -> None:
             try:
                 found[rank] = self.attend(rank, call, **options)
             except Exception as error:
@@ -70,46 +74,46 @@ class Meeting:
         return [found[rank] for rank in range(2)]
 
 
-def call(where: str = "", *, step: int = 1, line: int = 10) -> Call:
-    return Call("save_state()", where, step, [f"train.py:{line}"])
+def call(where: str = "", *, step: int = 1, line: int = 10) -> CollectiveCall:
+    return CollectiveCall("save_state()", where, step, [f"train.py:{line}"])
 
 
 def test_those_who_come_in_time_take_part() -> None:
     meeting = Meeting()
     for number in (1, 2):
-        assert meeting.both(call(step=number), call(step=number)) == [Attendance(number, [], "")] * 2
+        assert meeting.both(call(step=number), call(step=number)) == [ParticipantTable(number, [], "")] * 2
 
 
 def test_a_directory_that_each_rank_names_after_the_time_is_rank_0s() -> None:
-    assert Meeting().both(call("at-12:01"), call("at-12:02")) == [Attendance(1, [], "at-12:01")] * 2
+    assert Meeting().both(call("at-12:01"), call("at-12:02")) == [ParticipantTable(1, [], "at-12:01")] * 2
 
 
 def test_who_comes_too_late_hears_of_it_once_and_takes_part_the_next_time() -> None:
     meeting = Meeting()
-    assert meeting.attend(0, call(), seconds=0) == Attendance(1, [1], "")
+    assert meeting.attend(0, call(), seconds=0) == ParticipantTable(1, [1], "")
     meeting.ranks[0].report(1, done="step_1")
-    assert meeting.attend(1, call()) == Attendance(1, [1], "")
+    assert meeting.attend(1, call()) == ParticipantTable(1, [1], "")
     assert meeting.ranks[1].result(1, limit=1) == "step_1"
-    assert meeting.both(call(), call()) == [Attendance(2, [], "")] * 2
+    assert meeting.both(call(), call()) == [ParticipantTable(2, [], "")] * 2
 
 
 def test_who_never_came_before_is_not_late_at_another_line() -> None:
     meeting = Meeting()
     for step in (1, 2):
         assert meeting.attend(0, call(step=step), seconds=0).missing == [1]
-    assert meeting.both(call(step=3, line=20), call(step=3, line=20)) == [Attendance(3, [], "")] * 2
+    assert meeting.both(call(step=3, line=20), call(step=3, line=20)) == [ParticipantTable(3, [], "")] * 2
 
 
 def test_ranks_at_two_calls_that_need_all_are_told_at_once() -> None:
     meeting = Meeting()
 
     def wait() -> None:
-        with pytest.raises(RuntimeMisuse, match="rank 0 has not come"):
+        with pytest.raises(RuntimeMisuse, match="rank 0 did not reach this call"):
             meeting.attend(1, call("b", line=20), seconds=1)
 
     waits = threading.Thread(target=wait)
     waits.start()
-    with pytest.raises(RuntimeMisuse, match=r"train\.py:10: rank 1 has not come .*; rank 1 waits .* at train\.py:20"):
+    with pytest.raises(RuntimeMisuse, match=r"py:10: rank 1 did not reach .*; rank 1 is waiting .* at train\.py:20"):
         meeting.attend(0, call("a"), needs_all=True, seconds=60)
     waits.join()
 
@@ -121,12 +125,12 @@ def test_what_fails_on_rank_0_fails_for_who_came_too_late() -> None:
     assert meeting.attend(1, call()).meeting == 1
     with pytest.raises(CheckpointError, match=r"disk full \(on rank 0\)"):
         meeting.ranks[1].result(1, limit=1)
-    with pytest.raises(CheckpointError, match="has not said"):
+    with pytest.raises(CheckpointError, match="did not report"):
         meeting.ranks[1].result(2, limit=0)
 
 
 def test_nobody_waits_for_rank_0_for_ever() -> None:
     meeting = Meeting()
-    with pytest.raises(RuntimeMisuse, match="rank 0 has not come in 0 s"):
+    with pytest.raises(RuntimeMisuse, match="rank 0 did not reach this call within 0 s"):
         meeting.attend(1, call(), seconds=0)
     assert meeting.attend(0, call(), seconds=0).missing == [1]

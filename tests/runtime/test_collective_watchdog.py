@@ -1,4 +1,4 @@
-"""Who waits for whom, told apart without any processes: the store is a dict, the collective a thing that never ends."""
+"""The collective watchdog without processes: the store is a dict, the collective an object that never completes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from hpcaccel.errors import RankFailed, RuntimeMisuse  # noqa: E402
-from hpcaccel.runtime.distributed.collectives.collective_watchdog import CALLS, TICKS, Rollcall  # noqa: E402
+from hpcaccel.runtime.distributed.collectives.collective_watchdog import CALLS, TICKS, CollectiveWatchdog  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -42,7 +42,7 @@ class Store:
 
 
 class Broken:
-    """A store whose host has gone."""
+    """A store whose host is gone."""
 
     def __getattr__(self, name: str) -> Any:
         def fail(*_: Any) -> None:
@@ -52,18 +52,18 @@ class Broken:
 
 
 class Never:
-    """A collective to which somebody does not come; it ends after so many looks."""
+    """A collective with a missing rank; it completes after so many polls."""
 
-    def __init__(self, looks: int = 10**9) -> None:
-        self.looks = looks
+    def __init__(self, polls: int = 10**9) -> None:
+        self.polls = polls
 
     def wait(self, timeout: Any = None) -> None:
-        self.looks -= 1
-        if self.looks > 0:
+        self.polls -= 1
+        if self.polls > 0:
             raise RuntimeError("Operation timed out!")
 
     def is_completed(self) -> bool:
-        return self.looks <= 0
+        return self.polls <= 0
 
 
 class Lost:
@@ -79,118 +79,120 @@ class Lost:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCACCEL_PATIENCE_SECONDS", "0")
-    monkeypatch.setattr("hpcaccel.runtime.distributed.collectives.collective_watchdog.LAST_WORD_SECONDS", 0.05)
+    monkeypatch.setattr("hpcaccel.runtime.distributed.collectives.collective_watchdog.FAILURE_REASON_SECONDS", 0.05)
 
 
-def make(rank: int = 0, size: int = 2, store: Any = None, timeout: float = 60) -> Rollcall:
-    return Rollcall(rank=rank, world_size=size, store=store or Store(), timeout_seconds=timeout)
+def make(rank: int = 0, size: int = 2, store: Any = None, timeout: float = 60) -> CollectiveWatchdog:
+    return CollectiveWatchdog(rank=rank, world_size=size, store=store or Store(), timeout_seconds=timeout)
 
 
-def says(store: Store, rank: int, *, calls: int = 0, ticks: int = 0, **more: Any) -> None:
-    store.set(f"said/{rank}", json.dumps({"entered": {CALLS: calls, TICKS: ticks}, **more}))
+def publishes(store: Store, rank: int, *, calls: int = 0, ticks: int = 0, **more: Any) -> None:
+    store.set(f"status/{rank}", json.dumps({"entered": {CALLS: calls, TICKS: ticks}, **more}))
 
 
-def wait(rollcall: Rollcall, work: Any, channel: str = CALLS) -> None:
-    rollcall.wait(work, "gather", channel=channel, number=rollcall.enter(channel))
+def wait(watchdog: CollectiveWatchdog, work: Any, channel: str = CALLS) -> None:
+    watchdog.wait(work, "gather", channel=channel, number=watchdog.enter(channel))
 
 
-def test_who_comes_in_time_reads_and_writes_nothing() -> None:
+def test_a_collective_that_completes_in_time_uses_no_store() -> None:
     store = Store()
-    wait(make(store=store), Never(looks=0))
+    wait(make(store=store), Never(polls=0))
     assert store.values == {}
 
 
-def test_a_rank_that_is_late_is_waited_for_and_what_was_said_is_taken_back() -> None:
+def test_a_late_rank_is_waited_for_and_the_published_wait_is_withdrawn() -> None:
     store = Store()
-    says(store, 1, calls=0)  # it has not come, and waits for nothing
-    wait(make(store=store), Never(looks=4))
-    assert json.loads(store.values["said/0"]) == {"entered": {CALLS: 1}}
+    publishes(store, 1, calls=0)  # it has not come, and waits for nothing
+    wait(make(store=store), Never(polls=4))
+    assert json.loads(store.values["status/0"]) == {"entered": {CALLS: 1}}
 
 
 def test_two_ranks_that_wait_for_each_other() -> None:
     store = Store()
-    says(store, 1, ticks=5, channel=TICKS, number=5, what="a step", site="train.py:9")
+    publishes(store, 1, ticks=5, channel=TICKS, number=5, what="a step", site="train.py:9")
     with pytest.raises(RuntimeMisuse, match=r"test_collective_watchdog\.py:\d+ for rank 1, .* a step at train\.py:9"):
         wait(make(store=store), Never())
 
 
-def test_a_rank_that_waits_for_somebody_else_may_still_come() -> None:
+def test_a_rank_that_waits_for_a_third_rank_is_no_deadlock() -> None:
     store = Store()
     # It waits for the tick that this rank has issued long ago: a third rank is late.
-    says(store, 1, ticks=1, channel=TICKS, number=1, what="a step", site="train.py:9")
-    rollcall = make(store=store, size=3)
-    rollcall.enter(TICKS)
-    wait(rollcall, Never(looks=4))
+    publishes(store, 1, ticks=1, channel=TICKS, number=1, what="a step", site="train.py:9")
+    watchdog = make(store=store, size=3)
+    watchdog.enter(TICKS)
+    wait(watchdog, Never(polls=4))
 
 
-def test_a_rank_that_has_been_there_already_is_not_the_one_that_is_missing() -> None:
+def test_a_rank_that_has_made_the_call_is_not_missing() -> None:
     store = Store()
-    says(store, 1, calls=1, gone="has reached the end of the program")
-    wait(make(store=store, size=3), Never(looks=4))
+    publishes(store, 1, calls=1, departure="has reached the end of the program")
+    wait(make(store=store, size=3), Never(polls=4))
 
 
-def test_a_rank_that_has_gone() -> None:
+def test_a_rank_at_the_end_of_the_program_makes_no_more_calls() -> None:
     store = Store()
-    make(rank=1, store=store).say_gone("has reached the end of the program")
-    with pytest.raises(RuntimeMisuse, match="rank 1, which has reached the end of the program without coming"):
+    make(rank=1, store=store).publish_departure("has reached the end of the program")
+    with pytest.raises(
+        RuntimeMisuse, match="rank 1, which has reached the end of the program without making this call"
+    ):
         wait(make(store=store), Never())
 
 
 def test_the_end_of_the_program_is_waited_for_without_a_collective() -> None:
     store = Store()
     first, second = make(store=store), make(rank=1, store=store)
-    assert first.meet_at_end(0.05) == "1 of 2 ranks have come to the end of the program in 0 s"
-    assert second.meet_at_end(60) is None
-    first.say_failed("at train.py:3: ValueError: x")
-    assert second.meet_at_end(60) == "a rank has failed"
-    assert "the ranks' store has gone" in str(make(store=Broken()).meet_at_end(60))
+    assert first.end_barrier.wait(0.05) == "only 1 of 2 ranks reached the end of the program within 0 s"
+    assert second.end_barrier.wait(60) is None
+    first.publish_failure("at train.py:3: ValueError: x")
+    assert second.end_barrier.wait(60) == "a rank has failed"
+    assert "the connection to the ranks' store was lost" in str(make(store=Broken()).end_barrier.wait(60))
 
 
-def test_who_has_come_to_the_end_is_told_with_the_line_where_it_left() -> None:
+def test_ranks_at_the_end_are_listed_with_the_line_where_they_left_their_loop() -> None:
     store = Store()
-    rollcall, other = make(store=store), make(rank=1, store=store)
+    watchdog, other = make(store=store), make(rank=1, store=store)
     other.left_at = "train.py:20"
-    other.say_at_end()
-    assert rollcall.who_has_gone() == ["rank 1 has reached the end of the program (it left its loop at train.py:20)"]
-    other.say_failed("at train.py:3: ValueError: x")
-    assert rollcall.who_has_gone() == []
+    other.publish_end()
+    assert watchdog.ranks_at_end() == ["rank 1 has reached the end of the program (it left its loop at train.py:20)"]
+    other.publish_failure("at train.py:3: ValueError: x")
+    assert watchdog.ranks_at_end() == []
 
 
 def test_a_rank_that_has_failed() -> None:
     store = Store()
-    make(rank=1, store=store).say_gone("has failed at train.py:3: ValueError: x")
+    make(rank=1, store=store).publish_departure("has failed at train.py:3: ValueError: x")
     with pytest.raises(RankFailed, match=r"rank 1, which has failed at train\.py:3: ValueError: x"):
         wait(make(store=store), Never())
 
 
-def test_who_gives_up_leaves_word_and_cannot_go_on() -> None:
+def test_an_abort_ends_the_other_ranks_calls_and_all_later_ones() -> None:
     store = Store()
     first = make(store=store, timeout=0.01)
-    with pytest.raises(RuntimeMisuse, match=r"for rank 1 of 2, which is the limit"):
+    with pytest.raises(RuntimeMisuse, match=r"for rank 1 of 2 and reached the time limit"):
         wait(first, Never())
-    with pytest.raises(RuntimeMisuse, match="an earlier call has failed"):
+    with pytest.raises(RuntimeMisuse, match="an earlier collective call failed"):
         first.enter()
-    with pytest.raises(RuntimeMisuse, match=r"rank 1 waits in gather at .*rank 0 has waited 0 s in gather"):
+    with pytest.raises(RuntimeMisuse, match=r"rank 1 is waiting in gather at .*rank 0 has waited 0 s in gather"):
         wait(make(rank=1, store=store), Never(), TICKS)
 
 
-def test_a_lost_connection_is_explained_by_what_the_others_said() -> None:
+def test_a_lost_connection_is_explained_by_the_other_ranks_status() -> None:
     store = Store()
-    says(store, 1, gone="has failed at train.py:3: ValueError: x")
+    publishes(store, 1, departure="has failed at train.py:3: ValueError: x")
     with pytest.raises(RankFailed, match=r"ValueError: x \(Connection closed by peer \[10\.0\.0\.1\]:5\)"):
         wait(make(store=store), Lost())
-    with pytest.raises(RankFailed, match="another rank has gone"):
+    with pytest.raises(RankFailed, match="the connection to another rank was lost"):
         wait(make(store=Store()), Lost())
 
 
-def test_a_store_that_has_gone_does_not_hide_the_timeout() -> None:
-    with pytest.raises(RuntimeMisuse, match="which is the limit"):
+def test_a_store_that_is_gone_does_not_hide_the_timeout() -> None:
+    with pytest.raises(RuntimeMisuse, match="and reached the time limit"):
         wait(make(store=Broken(), timeout=0.01), Never())
 
 
-def test_after_a_while_it_says_for_whom_it_waits(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_long_wait_prints_the_missing_ranks(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr("hpcaccel.runtime.distributed.collectives.collective_watchdog.WARNING_SECONDS", 0.0)
-    wait(make(size=4), Never(looks=5))
+    wait(make(size=4), Never(polls=5))
     said = capsys.readouterr().err
     assert said.count("hpcaccel: rank 0 has waited") == 1
-    assert "for ranks 1-3 of 4. The limit is 60 s" in said
+    assert "for ranks 1-3 of 4. The time limit is 60 s" in said

@@ -13,9 +13,9 @@ from hpcaccel import Accelerator
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.enums import DynamoBackend
 from hpcaccel.runtime.handlers import TorchDynamoPlugin
-from hpcaccel.runtime.parallel.activation import recompute
 from hpcaccel.runtime.parallel.compiling import is_compiled, options_of
-from hpcaccel.runtime.parallel.unwrapping import unwrap
+from hpcaccel.runtime.parallel.ddp import unwrap
+from hpcaccel.runtime.parallel.forward_wrappers import recompute
 
 pytestmark = pytest.mark.torch
 
@@ -61,7 +61,7 @@ def test_prepare_compiles_and_unwrapping_gives_the_users_own_module(made: list[A
     assert is_compiled(prepared)
     assert prepared(x).dtype == torch.float32
     assert accelerator.prepare(prepared) is prepared
-    with pytest.raises(RuntimeMisuse, match="prepared before"):
+    with pytest.raises(RuntimeMisuse, match="has already been prepared"):
         accelerator.prepare(model)
     assert accelerator.unwrap_model(prepared) is model
     again = accelerator.unwrap_model(prepared, keep_torch_compile=True)
@@ -124,7 +124,7 @@ def test_what_torch_is_told(wish: Any, expected: dict[str, Any] | None) -> None:
 
 def test_the_spec_may_ask_for_it_and_unknown_backends_are_named() -> None:
     assert options_of(None, setting=True) == {"regional": False}
-    with pytest.raises(RuntimeMisuse, match=r"dynamo_backend='inductr' is not known .* inductor"):
+    with pytest.raises(RuntimeMisuse, match=r"unknown dynamo_backend 'inductr' .* inductor"):
         options_of("inductr")
 
 

@@ -12,15 +12,14 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.data.batch_shards import BatchSamplerShard, SeedableRandomSampler
+from hpcaccel.runtime.compat.standalone import prepare_data_loader
+from hpcaccel.runtime.data.batch_samplers import BatchSamplerShard, SeedableRandomSampler, skip_first_batches
 from hpcaccel.runtime.data.loader import PreparedLoader
-from hpcaccel.runtime.data.placement import to_device
-from hpcaccel.runtime.data.skipping import skip_first_batches
-from hpcaccel.runtime.data.standalone_loader import prepare_data_loader
-from hpcaccel.runtime.distributed.process_group import Group
+from hpcaccel.runtime.data.loaders_in_use import LoadersInUse
+from hpcaccel.runtime.distributed.collectives.nested_ops import to_device
+from hpcaccel.runtime.distributed.process_group import RankGroup
 from hpcaccel.runtime.distributed.rank_env import RankEnvironment
 from hpcaccel.runtime.distributed.world import World
-from hpcaccel.runtime.training.accumulation import LoadersInUse
 from tests.runtime.ranks import run_ranks
 
 pytestmark = pytest.mark.torch
@@ -48,7 +47,7 @@ class Hooks:
         pass
 
 
-def group(rank: int = 0, size: int = 1) -> Group:
+def group(rank: int = 0, size: int = 1) -> RankGroup:
     env = RankEnvironment(
         rank=rank,
         world_size=size,
@@ -58,7 +57,7 @@ def group(rank: int = 0, size: int = 1) -> Group:
         master_port=0,
         source="torchrun",
     )
-    return Group(env, torch.device("cpu"), None)
+    return RankGroup(env, torch.device("cpu"), None)
 
 
 def prepared(
@@ -416,7 +415,7 @@ def test_another_order_than_the_checkpoints_is_noticed() -> None:
     next(batches)
     resumed = prepared(shuffled(24))
     resumed.load_state_dict(stopped.state_dict())
-    with pytest.warns(UserWarning, match="another order for epoch 1"):
+    with pytest.warns(UserWarning, match="order for epoch 1 differs"):
         next(iter(resumed))
 
 
@@ -453,5 +452,5 @@ def test_evaluating_on_rank_0_alone_ends_and_is_warned_of_once() -> None:
     ended = run_ranks("alone.py", size=2)
     assert ended.codes == [0, 0], "\n".join(ended.outputs)
     assert ended.outputs[0].count("saw 4") == 3
-    assert ended.outputs[0].count("on some ranks only, which saw no more than their own part, 1/2") == 1
+    assert ended.outputs[0].count("on some ranks only, and each of them got only its own part, 1/2") == 1
     assert "on some ranks only" not in ended.outputs[1]

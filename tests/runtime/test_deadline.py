@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 from hpcaccel.core.attempt_steps import read_steps
-from hpcaccel.core.records import StopRequest, Timing, from_dict, to_dict
-from hpcaccel.core.run_dir import RunDir, read_json, write_json
-from hpcaccel.runtime.settings import Place
-from hpcaccel.runtime.training.attempt_timing import Clock, StepTimes
-from hpcaccel.runtime.training.stop_request import fits, read_request
+from hpcaccel.core.durable_files import read_json, write_json
+from hpcaccel.core.rank_records import Timing
+from hpcaccel.core.records import from_dict, to_dict
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.stop_requests import StopRequest
+from hpcaccel.runtime.rank_logger import configure_training_log
+from hpcaccel.runtime.settings import OutputLocation
+from hpcaccel.runtime.training.attempt_timing import AttemptClock, StepTimes
+from hpcaccel.runtime.training.process_exit import is_in_time, read_request
 from tests.runtime.ranks import Ranks, make_run, outcome
 
 
@@ -28,11 +32,11 @@ def test_median_and_largest_of_very_many_steps() -> None:
 
 def test_what_is_written_is_what_happened(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    clock = Clock(run, 1, begun=time.time() - 2, formed=time.time() - 1)
+    clock = AttemptClock(run, 1, begun=time.time() - 2, formed=time.time() - 1)
     clock.prepared()
     clock.loaded(5)
     for step in (6, 7, 8):
-        clock.tick(step)
+        clock.step_is_over(step)
         time.sleep(0.02)
     with clock.saving():
         time.sleep(0.05)
@@ -47,26 +51,26 @@ def test_what_is_written_is_what_happened(tmp_path: Path) -> None:
     assert (times.resumed_step, times.last_step, times.saves) == (5, 8, 1)
     assert 0.02 <= (times.step_seconds or 0) < 0.05 <= (times.slowest_save_seconds or 0) < 0.1 <= times.stall_seconds
     assert times.stall_after_last_step == times.stall_seconds
-    later = Clock(run, 2, begun=time.time(), formed=time.time())
+    later = AttemptClock(run, 2, begun=time.time(), formed=time.time())
     assert later.expected_save_seconds == times.slowest_save_seconds, "known from the attempt before"
 
 
 def test_a_step_is_written_down_as_soon_as_it_is_done(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    clock = Clock(run, 1, begun=time.time(), formed=time.time())
+    clock = AttemptClock(run, 1, begun=time.time(), formed=time.time())
     clock.loaded(180)
     for step in range(181, 200):
-        clock.tick(step - 1)
+        clock.step_is_over(step - 1)
         clock.count(step)
     assert (read_steps(run, 1).from_step, read_steps(run, 1).last_step) == (180, 199), "and nobody has ended the clock"
 
 
 def test_what_is_loaded_after_the_first_step_is_not_where_the_attempt_began(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    clock = Clock(run, 1, begun=time.time(), formed=time.time())
+    clock = AttemptClock(run, 1, begun=time.time(), formed=time.time())
     for step in range(1, 101):
         clock.count(step)
-        clock.tick(step)
+        clock.step_is_over(step)
     clock.loaded(60)  # the best model, for a last evaluation
     clock.end()
     assert (read_steps(run, 1).from_step, read_steps(run, 1).last_step) == (0, 100)
@@ -75,13 +79,14 @@ def test_what_is_loaded_after_the_first_step_is_not_where_the_attempt_began(tmp_
 def test_a_file_that_cannot_be_written_costs_the_report_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    configure_training_log(0)  # as the session does
     run = make_run(tmp_path / "run")
     run.attempts.rmdir()
     run.attempts.write_text("")
-    clock = Clock(run, 1, begun=time.time(), formed=time.time())
+    clock = AttemptClock(run, 1, begun=time.time(), formed=time.time())
     clock.count(1)
-    clock.tick(1)
-    assert "the report lacks it" in capsys.readouterr().out
+    clock.step_is_over(1)
+    assert "report will have no newer step times" in capsys.readouterr().out
 
 
 def test_a_save_fits_or_not() -> None:
@@ -89,16 +94,16 @@ def test_a_save_fits_or_not() -> None:
         return StopRequest(reason="preempted", then="requeue", time=time.time(), deadline=deadline)
 
     now = time.time()
-    assert fits(request(None), 1000.0)
-    assert fits(request(now + 5), None)
-    assert fits(request(now + 5), 3.0)
-    assert not fits(request(now + 5), 7.0)
+    assert is_in_time(request(None), 1000.0)
+    assert is_in_time(request(now + 5), None)
+    assert is_in_time(request(now + 5), 3.0)
+    assert not is_in_time(request(now + 5), 7.0)
 
 
-def supervised(run: RunDir) -> Place:
+def supervised(run: RunDir) -> OutputLocation:
     run.lease.write_text("{}")
     run.attempt(1).mkdir()
-    return Place(run=run, attempt=1)
+    return OutputLocation(run=run, attempt=1)
 
 
 def test_ranks_with_slow_saves_ask_what_a_signal_means(tmp_path: Path) -> None:
@@ -138,7 +143,7 @@ def test_two_ranks_leave_together_without_a_save_that_cannot_end_in_time(tmp_pat
         if attempt == 1:
             assert left["checkpoint"] == "step_00000040"
             assert left["step"] > 40
-            assert f"Steps 41 to {left['step']} are lost, and done again from step_00000040" in ended.outputs[0]
+            assert f"Steps 41 to {left['step']} are lost and will be repeated from step_00000040" in ended.outputs[0]
         else:
             assert left["checkpoint"] == f"step_{left['step']:08d}"
             assert "resumed at step 40" in ended.outputs[0]

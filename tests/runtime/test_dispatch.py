@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.data.global_batches import Told, shared_out
+from hpcaccel.runtime.data.global_batches import RankBatch, shared_out
 from hpcaccel.runtime.data.sharding import Sharing
 from tests.runtime.ranks import run_ranks
 
@@ -86,7 +86,7 @@ def test_generators_are_brought_to_rank_0s_state_on_request(found: dict[str, Any
     assert found["synced"][0] == found["synced"][1]
 
 
-def parts(raw: list[Any], size: int = 2, **options: Any) -> list[list[Told | None]]:
+def parts(raw: list[Any], size: int = 2, **options: Any) -> list[list[RankBatch | None]]:
     return [given for given, _ in shared_out(raw, Sharing(rank=0, size=size, **{"batch_size": 2} | options))]
 
 

@@ -11,35 +11,36 @@ from pathlib import Path
 import pytest
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.compat import environ, introspection, machine_info
+from hpcaccel.runtime import launch_env
+from hpcaccel.runtime.compat import availability, introspection
 
 pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize("word", ["y", "Yes", "t", "TRUE", "on", "1"])
 def test_yes(word: str) -> None:
-    assert environ.str_to_bool(word) == 1
-    assert environ.str_to_bool(word, to_bool=True) is True
+    assert launch_env.str_to_bool(word) == 1
+    assert launch_env.str_to_bool(word, to_bool=True) is True
 
 
 @pytest.mark.parametrize("word", ["n", "No", "f", "FALSE", "off", "0"])
 def test_no(word: str) -> None:
-    assert environ.str_to_bool(word) == 0
-    assert environ.str_to_bool(word, to_bool=True) is False
+    assert launch_env.str_to_bool(word) == 0
+    assert launch_env.str_to_bool(word, to_bool=True) is False
 
 
 def test_neither() -> None:
-    with pytest.raises(RuntimeMisuse, match="'maybe' is neither yes"):
-        environ.str_to_bool("maybe")
+    with pytest.raises(RuntimeMisuse, match="'maybe' is not a boolean"):
+        launch_env.str_to_bool("maybe")
 
 
 def test_variables_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THERE", "before")
-    with environ.patch_environment(there="now", new=3):
+    with launch_env.patch_environment(there="now", new=3):
         assert (os.environ["THERE"], os.environ["NEW"]) == ("now", "3")
     assert os.environ["THERE"] == "before"
     assert "NEW" not in os.environ
-    with environ.clear_environment():
+    with launch_env.clear_environment():
         assert dict(os.environ) == {}
         os.environ["NEW"] = "x"
     assert os.environ["THERE"] == "before"
@@ -50,16 +51,16 @@ def test_reading_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBER", "4")
     monkeypatch.setenv("FLAG", "yes")
     monkeypatch.delenv("MISSING", raising=False)
-    assert environ.get_int_from_env(["MISSING", "NUMBER"], 1) == 4
-    assert environ.get_int_from_env(["MISSING"], 1) == 1
-    assert environ.parse_flag_from_env("FLAG") is True
-    assert environ.parse_flag_from_env("MISSING") is False
-    assert environ.parse_choice_from_env("MISSING", "no") == "no"
+    assert launch_env.get_int_from_env(["MISSING", "NUMBER"], 1) == 4
+    assert launch_env.get_int_from_env(["MISSING"], 1) == 1
+    assert launch_env.parse_flag_from_env("FLAG") is True
+    assert launch_env.parse_flag_from_env("MISSING") is False
+    assert launch_env.parse_choice_from_env("MISSING", "no") == "no"
 
 
 def test_lines_of_an_environment_file(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert environ.convert_dict_to_env_variables({"A": "1", "B": "x y", "C": ""}) == ["A=1\n"]
+        assert launch_env.convert_dict_to_env_variables({"A": "1", "B": "x y", "C": ""}) == ["A=1\n"]
     assert [record.args for record in caplog.records] == [("B", "x y"), ("C", "")]
 
 
@@ -68,7 +69,7 @@ def test_looking_into_objects() -> None:
     assert introspection.merge_dicts({"a": {"b": 1}, "c": 2}, {"a": {"d": 3}}) == {"a": {"b": 1, "d": 3}, "c": 2}
     assert introspection.get_pretty_name(Path) == "Path"
     assert introspection.get_pretty_name(Path("x")) in ("PosixPath", "Path")
-    assert introspection.are_libraries_initialized("torch", "nonsense") == ["torch"]
+    assert availability.are_libraries_initialized("torch", "nonsense") == ["torch"]
 
 
 def test_ports() -> None:
@@ -76,8 +77,8 @@ def test_ports() -> None:
         taken.bind(("localhost", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert machine_info.is_port_in_use(port)
-    assert not machine_info.is_port_in_use(port)
+        assert availability.is_port_in_use(port)
+    assert not availability.is_port_in_use(port)
 
 
 @pytest.mark.parametrize(("release", "warns"), [("5.4.0-42-generic", True), ("4.18.0", True), ("5.15.0", False)])
@@ -86,5 +87,5 @@ def test_old_kernels(
 ) -> None:
     monkeypatch.setattr(platform, "release", lambda: release)
     with caplog.at_level(logging.WARNING):
-        machine_info.check_os_kernel()
+        availability.check_os_kernel()
     assert (release in caplog.text) == warns

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from hpcaccel.runtime.data.generators import capture, put_back, seed_generators
 from hpcaccel.runtime.data.loader import PreparedLoader
+from hpcaccel.runtime.rng.generators import capture, put_back, seed_generators
 from tests.runtime.loader_kinds import KINDS, Kind
 from tests.runtime.ranks import make_run, metrics, run_ranks
 from tests.runtime.test_data import Hooks, prepared

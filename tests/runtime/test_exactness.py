@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from hpcaccel.runtime.checkpointing.saver import Prepared
+from hpcaccel.runtime.checkpointing.prepared_objects import PreparedObjects
 from hpcaccel.runtime.data.loader import PreparedLoader
+from hpcaccel.runtime.data.loaders_in_use import LoadersInUse
 from hpcaccel.runtime.settings import Settings
-from hpcaccel.runtime.training.accumulation import LoadersInUse
 from hpcaccel.runtime.training.exactness import Exactness
 from tests.runtime.loader_kinds import KINDS
 from tests.runtime.test_data import Hooks, prepared
@@ -34,7 +34,7 @@ class Training:
     ) -> None:
         self.hooks = Hooks()
         self.in_use = LoadersInUse()
-        self.prepared = Prepared(models=list(models))
+        self.prepared = PreparedObjects(models=list(models))
         self.exactness = Exactness(
             settings=Settings(deterministic=deterministic),
             prepared=self.prepared,
@@ -82,7 +82,7 @@ def test_nor_against_any_kind_of_loader(name: str) -> None:
     if "torchdata" in name:
         pytest.importorskip("torchdata")
     kind = KINDS[name]
-    expected = ["nobody knows how a OwnLoader reads its data"] if kind.own_class == "another" else []
+    expected = ["it is unknown how OwnLoader reads its data"] if kind.own_class == "another" else []
     assert set(map(tuple, one_epoch(Training(kind.make(), **kind.options)))) == {tuple(expected)}
 
 
@@ -95,7 +95,7 @@ def test_without_determinism_that_is_all_that_is_said() -> None:
 def test_batches_that_come_from_elsewhere() -> None:
     training = Training()
     training.step()
-    assert training.doubts() == ["no prepared DataLoader gives the training its batches"]
+    assert training.doubts() == ["no DataLoader was prepared"]
     training = Training(plain())
     training.step()
     assert training.doubts() == ["step 1 took no batch from a prepared DataLoader"]
@@ -129,7 +129,7 @@ def test_a_batch_that_is_carried_along() -> None:
     for _ in range(3):
         _, following = following, next(batches)
         training.step()
-    text = "the steps of an epoch took different numbers of batches (2, then 1): one may have been carried"
+    text = "the steps of an epoch used different numbers of batches (2, then 1): a batch may"
     assert training.doubts()[0].startswith(text)
 
 
@@ -139,7 +139,7 @@ def test_a_batch_that_is_left_out_cannot_be_told_from_it() -> None:
     next(batches)
     for _ in batches:
         training.step()
-    assert training.doubts()[-1].endswith("or left out")
+    assert training.doubts()[-1].endswith("a batch that is kept is not saved")
 
 
 def test_accumulation_ends_an_epoch_with_fewer_batches() -> None:
@@ -152,15 +152,15 @@ def test_accumulation_ends_an_epoch_with_fewer_batches() -> None:
 
 def test_saves_in_the_middle_of_a_step() -> None:
     training = Training(plain())
-    assert "no step has been done yet" in training.doubts()[0]
+    assert "saved before the first step" in training.doubts()[0]
     batches = iter(training.loaders[0])
     next(batches)
     training.step()
     assert training.doubts() == []
     next(batches)
-    assert training.doubts() == ["saved between a batch and the step that uses it, which a resume leaves out"]
+    assert training.doubts() == ["saved after a batch was read and before its step: a resume skips this batch"]
     training.exactness.backward()
-    assert "gradients are in no checkpoint" in training.doubts()[0]
+    assert "gradients are not saved" in training.doubts()[0]
     training.step()
     assert training.doubts() == []
     training.exactness.in_backward = True
@@ -172,7 +172,7 @@ def test_a_batch_of_an_evaluation_is_no_batch_of_a_step() -> None:
     for _ in training.loaders[0]:
         training.step()
         for _ in training.loaders[1]:
-            assert "between a batch and the step" in training.doubts()[0]
+            assert "after a batch was read and before its step" in training.doubts()[0]
         assert training.doubts() == []
 
 
@@ -198,7 +198,7 @@ def test_a_loader_that_was_not_prepared() -> None:
     training = Training(plain())
     other = iter(plain())
     next(other)
-    assert one_epoch(training)[0] == ["a DataLoader that was not prepared is in the middle of its data"]
+    assert one_epoch(training)[0] == ["a DataLoader that was not prepared is partly read"]
     list(other)
     for _ in plain():
         break
@@ -209,8 +209,8 @@ def test_a_loader_that_reads_otherwise_than_the_one_that_was_saved() -> None:
     saved = Training(plain()).loaders[0].state_dict()
     for loader, expected in (
         (plain(), ()),
-        (plain(num_workers=2), ("a DataLoader's workers: False then, True now",)),
-        (plain(14), ("a DataLoader's samples: 12 then, 14 now",)),
+        (plain(num_workers=2), ("DataLoader workers: False at the save, True now",)),
+        (plain(14), ("DataLoader samples: 12 at the save, 14 now",)),
     ):
         resumed = Training(loader).loaders[0]
         resumed.load_state_dict(saved)

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 import torch
 
+from hpcaccel.core.durable_files import read_json, read_lines
 from hpcaccel.core.process_identity import node_name
-from hpcaccel.core.run_dir import RunDir, read_json, read_lines
-from hpcaccel.runtime.health.position import position_of
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.runtime.distributed.collectives.collective_watchdog import CollectiveWatchdog
 from hpcaccel.runtime.health.stragglers import SAMPLE_STEPS, OwnTime, StragglerWatch, slow_ranks
+from hpcaccel.runtime.health.thread_stacks import thread_position
 
 from .ranks import ROOT, Ranks, make_run
 
@@ -65,20 +67,7 @@ def test_ranks_tell_how_far_they_are_and_where_and_which_one_is_slow(tmp_path: P
 
 # -- stacks ------------------------------------------------------------------------------------------------------------
 
-IN_C_CODE = """
-import ctypes, os, sys
-from pathlib import Path
-from hpcaccel.runtime.health.stack_dump import SIGNAL, Stacks
-Stacks(Path(sys.argv[1]), 0).register()
-if os.fork() == 0:
-    os.kill(os.getpid(), SIGNAL)
-    os._exit(0)
-assert os.wait()[1] == 0
-def keeps_pythons_lock():
-    print("now", flush=True)
-    ctypes.PyDLL(None).sleep(60)
-keeps_pythons_lock()
-"""
+IN_C_CODE = (Path(__file__).parent / "programs" / "keeps_gil.py").read_text()
 
 
 def test_c_code_that_keeps_the_lock_is_seen_too_and_forked_workers_are_left_alone(tmp_path: Path) -> None:
@@ -98,10 +87,22 @@ def test_c_code_that_keeps_the_lock_is_seen_too_and_forked_workers_are_left_alon
 
 
 def test_where_a_thread_is() -> None:
-    here, again = position_of(sys._getframe()), position_of(sys._getframe())
+    here, again = thread_position(sys._getframe()), thread_position(sys._getframe())
     assert here.site.startswith("tests/runtime/test_health.py:")
     assert here.fingerprint != again.fingerprint
     assert not here.waits
+
+
+def test_a_thread_in_a_collective_of_the_script_waits() -> None:
+    seen = []
+
+    class Work:
+        def wait(self, timeout: object = None) -> None:
+            seen.append(thread_position(sys._getframe()))
+
+    watchdog = CollectiveWatchdog(rank=0, world_size=1, store=None, timeout_seconds=1)
+    watchdog.wait(Work(), "gather", number=1)
+    assert [place.waits for place in seen] == [True]
 
 
 # -- slow ranks --------------------------------------------------------------------------------------------------------
@@ -131,14 +132,14 @@ def test_slow_ranks_are_told_of_when_they_last_and_when_they_have_gone(
     watch, own = StragglerWatch(run, 1), OwnTime(torch.device("cpu"), until_batch=False)
     own.step_seconds = 0.001
     for number, times in enumerate([[100, 300], [100, 100], [100, 300], [100, 310], [100, 320], [100, 100]]):
-        own.hear(number, times)
-        watch.look(own)
-        watch.look(own)
+        own.record_all(number, times)
+        watch.check(own)
+        watch.check(own)
     lines = [line for line, _ in read_lines(run.stragglers(1))]
     assert [(line["step"], [slow["ratio"] for slow in line["slow"]]) for line in lines] == [(3, [3.1]), (5, [])]
     said = capsys.readouterr().out
     assert "step 3: rank 1 on an unknown node takes 3.1 times as long" in said
-    assert "step 5: no rank is slower than the others any more" in said
+    assert "step 5: no rank is slow any more" in said
 
 
 @pytest.mark.parametrize(("until_batch", "microseconds"), [(True, 2000), (False, 52_000)])
@@ -195,5 +196,5 @@ def test_a_step_that_is_over_only_at_the_next_backward_pass_is_not_measured() ->
     for _ in range(3):
         own.backward_begins()
         own.step_is_over()
-        own.forget()
+        own.discard()
     assert own.take() == 0

@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from hpcaccel.runtime.data import iterable
+from hpcaccel.runtime.data.batch_samplers import skip_first_batches
 from hpcaccel.runtime.data.loader import PreparedLoader
-from hpcaccel.runtime.data.skipping import skip_first_batches
 from tests.runtime.test_data import prepared
 
 pytestmark = pytest.mark.torch
@@ -93,7 +93,7 @@ def test_a_stream_is_read_forward_with_a_warning_that_says_why(workers: int) -> 
     next(batches)
     resumed = make(1, data=Stream(32), num_workers=workers)
     resumed.load_state_dict(stopped.state_dict())
-    with pytest.warns(UserWarning, match=r"8 samples are read and thrown away.*state_dict\(\)"):
+    with pytest.warns(UserWarning, match=r"8 samples are read and discarded.*state_dict\(\)"):
         assert values(resumed) == whole[2:]
     assert resumed.dataset.epochs == [0]  # type: ignore[attr-defined]
 
@@ -206,6 +206,21 @@ def test_reading_forward_shows_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(iterable, "QUIET_SECONDS", 0.0)
-    show = iterable.Progress("reading forward", shown=True)
+    show = iterable.SkipProgress("reading forward", shown=True)
     list(iterable.forward(range(10), 4, show))
     assert "reading forward: 1 of 4 (25%)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_receivers_are_kept_waiting_every_two_seconds_also_where_lines_are_rare(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shown: bool
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(iterable.time, "monotonic", lambda: now)
+    called: list[float] = []
+    progress = iterable.SkipProgress("skipping", shown=shown, meanwhile=lambda: called.append(now))
+    for second in range(1, 61):
+        now = float(second)
+        progress(second, 100)
+    assert called == [float(second) for second in range(2, 61, 2)]
+    assert len(capsys.readouterr().err.splitlines()) == (2 if shown else 0)

@@ -11,12 +11,12 @@ from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.accelerator import Accelerator
-from hpcaccel.runtime.distributed.process_states import AcceleratorState
 from hpcaccel.runtime.enums import DistributedType
 from hpcaccel.runtime.handlers import FullyShardedDataParallelPlugin
-from hpcaccel.runtime.launch_env import asked_for, fsdp_plugin
+from hpcaccel.runtime.launch_env import fsdp_plugin, settings_from_env
 from hpcaccel.runtime.parallel.fsdp_choices import choose
 from hpcaccel.runtime.settings import Settings
+from hpcaccel.runtime.states.accelerator_state import AcceleratorState
 
 from .ranks import make_run
 
@@ -45,20 +45,20 @@ def fresh() -> Iterator[None]:
     ],
 )
 def test_settings(environ: dict[str, str], expected: dict[str, Any]) -> None:
-    assert asked_for(environ) == expected
+    assert settings_from_env(environ) == expected
 
 
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
         ({"HPCACCEL_STRATEGY": "zero3"}, r"HPCACCEL_STRATEGY='zero3'.*ddp, fsdp"),
-        ({"ACCELERATE_USE_FSDP": "maybe"}, r"ACCELERATE_USE_FSDP='maybe'.*neither yes"),
+        ({"ACCELERATE_USE_FSDP": "maybe"}, r"ACCELERATE_USE_FSDP='maybe'.*is not a boolean"),
         ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "two"}, "whole number"),
     ],
 )
 def test_values_that_cannot_be(environ: dict[str, str], message: str) -> None:
     with pytest.raises(RuntimeMisuse, match=message):
-        asked_for(environ)
+        settings_from_env(environ)
 
 
 def test_the_family_of_fsdp(monkeypatch: pytest.MonkeyPatch) -> None:

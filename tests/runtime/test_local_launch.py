@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.distributed import local_launch
-from hpcaccel.runtime.distributed.local_launch import notebook_launcher
+from hpcaccel.runtime import local_launch
+from hpcaccel.runtime.local_launch import notebook_launcher
 
 from .ranks import Ended, run_ranks
 
@@ -55,10 +55,13 @@ def test_a_single_rank_is_the_process_itself(found: dict[str, Any]) -> None:
 
 
 def test_wrong_use(found: dict[str, Any]) -> None:
-    assert found["precision"] == ["RuntimeMisuse", "mixed_precision='fp17' is not known (one of: no, fp8, fp16, bf16)"]
-    assert found["node rank"][1] == "node_rank=1 must be from 0 to num_nodes - 1 = 0"
+    assert found["precision"] == [
+        "RuntimeMisuse",
+        "mixed_precision='fp17' is not a valid value (allowed: no, fp8, fp16, bf16)",
+    ]
+    assert found["node rank"][1] == "node_rank=1 must be between 0 and num_nodes - 1 = 0"
     assert found["none"][1] == "num_processes=0 must be at least 1"
-    assert "make them inside of the function only" in found["too late"][1]
+    assert "create them only inside the function" in found["too late"][1]
 
 
 def test_the_environment_is_left_as_it_was(found: dict[str, Any]) -> None:
@@ -68,7 +71,7 @@ def test_the_environment_is_left_as_it_was(found: dict[str, Any]) -> None:
 def test_a_gpu_that_was_used_before_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     monkeypatch.setattr(local_launch, "_refuse_group", lambda what: None)
-    with pytest.raises(RuntimeMisuse, match=r"has used a GPU already.*Restart the notebook's kernel"):
+    with pytest.raises(RuntimeMisuse, match=r"has already used a GPU.*Restart the notebook's kernel"):
         notebook_launcher(print, num_processes=2)
 
 

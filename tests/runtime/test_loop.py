@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hpcaccel.runtime.accelerator import Accelerator
-from hpcaccel.runtime.distributed.process_states import AcceleratorState
-from hpcaccel.runtime.training.activity import Activity
+from hpcaccel.runtime.states.accelerator_state import AcceleratorState
+from hpcaccel.runtime.training.loop_context import RankStatus
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:nothing will be saved")]
 
@@ -45,8 +45,8 @@ class Training:
                 break
 
     @property
-    def activity(self) -> Activity:
-        return self.accelerator._session.loop.activity
+    def status(self) -> RankStatus:
+        return self.accelerator._session.loop.context.status
 
 
 def epochs_to_their_end(training: Training) -> None:
@@ -78,7 +78,7 @@ def steps_of_its_own(training: Training) -> None:
 def test_a_break_is_forgotten_when_the_training_has_gone_on(train: Callable[[Training], None]) -> None:
     training = Training()
     train(training)
-    assert training.activity.left_at is None
+    assert training.status.left_at is None
 
 
 def test_a_loop_that_was_left_is_known_until_the_end() -> None:
@@ -87,16 +87,16 @@ def test_a_loop_that_was_left_is_known_until_the_end() -> None:
     for _ in training.accelerator.prepare(DataLoader(TensorDataset(torch.ones(2, 1)))):  # an evaluation
         pass
     training.accelerator.checkpoint()
-    assert (training.activity.left_at or "").startswith("tests/runtime/test_loop.py:")
+    assert (training.status.left_at or "").startswith("tests/runtime/test_loop.py:")
 
 
 def test_a_loop_of_the_scripts_own_after_ours_is_a_training_again() -> None:
     training = Training()
     for _ in training.accelerator.steps(3):
         training.step()
-    assert training.activity.phase == "finishing"
+    assert training.status.phase == "finishing"
     training.accelerator.checkpoint()
-    assert training.activity.phase == "finishing"
+    assert training.status.phase == "finishing"
     training.step()
     training.accelerator.checkpoint()
-    assert (training.activity.phase, training.accelerator._session.loop.first_step) == ("training", 4)
+    assert (training.status.phase, training.status.first_step) == ("training", 4)

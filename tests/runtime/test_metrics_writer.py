@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcaccel.core.run_dir import read_lines
+from hpcaccel.core.durable_files import read_lines
 from hpcaccel.runtime.training.metrics_writer import MetricsWriter, plain
 
 pytestmark = pytest.mark.torch
@@ -48,7 +48,7 @@ def test_values_become_plain(path: Path) -> None:
 
 def test_what_is_no_number_is_left_to_trackers_and_said_once(path: Path) -> None:
     writer = MetricsWriter(path, attempt=1)
-    said = r"'weights' is a Tensor, and metrics.jsonl holds numbers and texts only"
+    said = r"'weights' has type Tensor and is not written, because metrics.jsonl stores only numbers and strings"
     with pytest.warns(UserWarning, match=said):
         writer.write({"weights": torch.ones(4), "image": np.ones((2, 2)), "x": 1}, step=1, epoch=0)
     writer.write({"weights": torch.ones(4), "x": 1}, step=2, epoch=0)

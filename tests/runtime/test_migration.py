@@ -5,8 +5,11 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -224,7 +227,7 @@ def test_what_scripts_take_from_the_accelerators_module() -> None:
     assert gather is of_utils
     assert GradientAccumulationPlugin(num_steps=2).num_steps == 2
     assert DataLoaderConfiguration().even_batches
-    with pytest.raises(ImportError, match="DeepSpeed is not here"):
+    with pytest.raises(ImportError, match="DeepSpeed is not supported"):
         exec("from hpcaccel.accelerator import DeepSpeedPlugin", {})
 
 
@@ -234,3 +237,27 @@ def test_what_is_here_in_name_says_why_when_it_is_used(name: str) -> None:
     assert getattr(import_module("hpcaccel.utils"), name) is made
     with pytest.raises(RuntimeMisuse, match="DeepSpeed"):
         made()
+
+
+PAGES_WITHOUT_A_FILE = {
+    "commands": "config env estimate launch merge test to_fsdp2 tpu utils",
+    "utils": "ao bnb deepspeed fsdp_utils launch megatron_lm offload torch_xla transformer_engine",
+}
+
+
+@pytest.mark.parametrize(
+    "page", [f"hpcaccel.{part}.{name}" for part, names in PAGES_WITHOUT_A_FILE.items() for name in names.split()]
+)
+def test_pages_without_a_file_are_imported_in_every_way(page: str) -> None:
+    package, _, name = page.rpartition(".")
+    code = f"""
+        import {page}
+        from {package} import {name} as found
+        assert found is {page} and found.__name__ == {page!r}
+        try:
+            from {page} import DeepSpeedPlugin
+        except ImportError as error:
+            print(error)
+    """
+    ended = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith("hpcaccel has no DeepSpeedPlugin. ")

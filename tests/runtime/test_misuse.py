@@ -40,9 +40,9 @@ def test_ranks_that_do_not_come_are_named_at_the_timeout() -> None:
     ended = run_ranks("misuse.py", ["gather_on_main", "3"], size=4)
     found = said(ended)
     assert found["error"] == "RuntimeMisuse"
-    where = f"misuse.py:{line_of('gather_on_main', 'accelerator.gather')} for ranks 1-3 of 4, which is the limit"
+    where = f"misuse.py:{line_of('gather_on_main', 'accelerator.gather')} for ranks 1-3 of 4 and reached the time limit"
     assert where in found["said"]
-    assert "is one of them inside an `if is_main_process`" in found["said"]
+    assert "Is one of the calls inside `if is_main_process:`" in found["said"]
     assert ended.codes[0] == 1
 
 
@@ -72,8 +72,8 @@ def _place(case: str, text: str) -> str:
 
 def test_ranks_that_wait_for_each_other_in_the_loop_and_in_a_call_find_out() -> None:
     ended = run_ranks("misuse.py", ["gather_and_loop", LONG], size=2)
-    call = f"waits in gather at {_place('gather_and_loop', 'accelerator.gather')}"
-    step = f"waits in a step of the training loop at {_place('gather_and_loop', 'accelerator.checkpoint')}"
+    call = f"is waiting in gather at {_place('gather_and_loop', 'accelerator.gather')}"
+    step = f"is waiting in a step of the training loop at {_place('gather_and_loop', 'accelerator.checkpoint')}"
     for rank in (0, 1):
         text = said(ended, rank)["said"]
         assert call in text
@@ -104,7 +104,7 @@ def test_a_rank_out_of_memory_does_not_wait_for_ever_for_those_that_wait_for_its
     ended = run_ranks("misuse.py", ["too_large_for_one", LONG], size=2, run=run)
     text = said(ended, 1)["said"]
     assert "rank 1 has waited 3 s in find_executable_batch_size at" in text
-    assert "for rank 0 of 2, which is the limit" in text
+    assert "for rank 0 of 2 and reached the time limit" in text
     assert ended.codes == [1, 1]
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.checkpointing import model_functions
-from hpcaccel.runtime.compat import bars, model_introspection, model_size
+from hpcaccel.runtime import rank_logger
+from hpcaccel.runtime.compat import introspection, standalone
 from hpcaccel.runtime.distributed.world import World
 
 pytestmark = pytest.mark.torch
@@ -43,94 +43,94 @@ class Tied(nn.Module):
     ],
 )
 def test_sizes_as_people_write_them(text: Any, expected: int) -> None:
-    assert model_size.convert_file_size_to_int(text) == expected
+    assert introspection.convert_file_size_to_int(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "GB", "5XB", "five GB", "-1GB"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(RuntimeMisuse, match="is not a size"):
-        model_size.convert_file_size_to_int(text)
+        introspection.convert_file_size_to_int(text)
 
 
 def test_sizes_for_people() -> None:
-    assert [model_size.convert_bytes(size) for size in (10, 2048, 3 * 2**30)] == ["10 bytes", "2.0 KB", "3.0 GB"]
+    assert [introspection.convert_bytes(size) for size in (10, 2048, 3 * 2**30)] == ["10 bytes", "2.0 KB", "3.0 GB"]
 
 
 def test_sizes_of_modules() -> None:
     model = Tied()
-    sizes = model_size.compute_module_sizes(model)
+    sizes = introspection.compute_module_sizes(model)
     assert sizes["embed.weight"] == 80
     assert sizes["body.0"] == 4 * 4 * 4 + 4 * 4
     assert sizes["body.1"] == 2 * 16 + 2 * 16 + 8
     assert sizes["mask"] == 3 / 8
     assert sizes[""] == 80 + sizes["body"] + 3 / 8  # the tie counts once
-    half = model_size.compute_module_sizes(model, dtype=torch.float16)
+    half = introspection.compute_module_sizes(model, dtype=torch.float16)
     assert half["embed"] == 40
     assert half["body.1.num_batches_tracked"] == 8
-    assert model_size.compute_module_sizes(model, special_dtypes={"embed.weight": torch.int8})["embed"] == 20
-    assert set(model_size.compute_module_sizes(model, buffers_only=True)) >= {"", "mask", "body.1.running_mean"}
-    total, (largest, names) = model_size.calculate_maximum_sizes(model)
+    assert introspection.compute_module_sizes(model, special_dtypes={"embed.weight": torch.int8})["embed"] == 20
+    assert set(introspection.compute_module_sizes(model, buffers_only=True)) >= {"", "mask", "body.1.running_mean"}
+    total, (largest, names) = introspection.calculate_maximum_sizes(model)
     assert (total, largest, names) == (sizes[""], 80, ["embed", "body.0"])
 
 
 def test_tensors_of_a_module() -> None:
     model = Tied()
-    assert [name for name, _ in model_size.named_module_tensors(model)] == ["mask"]
-    names = [name for name, _ in model_size.named_module_tensors(model, recurse=True, remove_non_persistent=True)]
+    assert [name for name, _ in introspection.named_module_tensors(model)] == ["mask"]
+    names = [name for name, _ in introspection.named_module_tensors(model, recurse=True, remove_non_persistent=True)]
     assert "mask" not in names
     assert "body.1.running_mean" in names
-    assert [name for name, _ in model_size.named_module_tensors(model.head, include_buffers=False)] == ["weight"]
+    assert [name for name, _ in introspection.named_module_tensors(model.head, include_buffers=False)] == ["weight"]
     one, other = model.embed.weight, model.head.weight.detach()[1:]
-    assert model_size.id_tensor_storage(one) == model_size.id_tensor_storage(other)
+    assert introspection.id_tensor_storage(one) == introspection.id_tensor_storage(other)
 
 
 def test_ties() -> None:
     model = Tied()
-    assert model_introspection.find_tied_parameters(model) == [["embed.weight", "head.weight"]]
-    assert model_introspection.find_tied_parameters(nn.Linear(1, 1)) == []
+    assert introspection.find_tied_parameters(model) == [["embed.weight", "head.weight"]]
+    assert introspection.find_tied_parameters(nn.Linear(1, 1)) == []
     model.head.weight = nn.Parameter(torch.empty(5, 4, device="meta"))
-    model_introspection.retie_parameters(model, [["head.weight", "embed.weight"]])
+    introspection.retie_parameters(model, [["head.weight", "embed.weight"]])
     assert model.head.weight is model.embed.weight
     assert model.embed.weight.device.type == "cpu"
 
 
 def test_children_come_before_their_parents() -> None:
     model = Tied()
-    order = [name for name, _ in model_introspection.get_module_children_bottom_up(model, return_fqns=True)]
+    order = [name for name, _ in introspection.get_module_children_bottom_up(model, return_fqns=True)]
     assert order == ["embed", "body.0", "body.1", "body", "head", ""]
-    assert model_introspection.get_module_children_bottom_up(model)[-1] is model
+    assert introspection.get_module_children_bottom_up(model)[-1] is model
 
 
 def test_wrappers_of_others() -> None:
     model = nn.Sequential(nn.Linear(1, 1))
-    assert not model_introspection.is_compiled_module(model)
-    assert not model_introspection.has_compiled_regions(model)
-    assert not model_introspection.model_has_dtensor(model)
-    assert not model_introspection.is_peft_model(model)
+    assert not introspection.is_compiled_module(model)
+    assert not introspection.has_compiled_regions(model)
+    assert not introspection.model_has_dtensor(model)
+    assert not introspection.is_peft_model(model)
     compiled: Any = torch.compile(model, backend="eager")
-    assert model_introspection.is_compiled_module(compiled)
-    assert model_introspection.has_compiled_regions(nn.Sequential(compiled))
-    assert model_functions.extract_model_from_parallel(compiled) is model
-    assert model_functions.extract_model_from_parallel(nn.DataParallel(model)) is model
+    assert introspection.is_compiled_module(compiled)
+    assert introspection.has_compiled_regions(nn.Sequential(compiled))
+    assert standalone.extract_model_from_parallel(compiled) is model
+    assert standalone.extract_model_from_parallel(nn.DataParallel(model)) is model
 
 
 def test_compiled_regions() -> None:
     blocks = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2)) for _ in range(3)))
     x = torch.ones(1, 2)
     expected = blocks(x)
-    assert model_functions.compile_regions(blocks, backend="eager") is blocks
+    assert standalone.compile_regions(blocks, backend="eager") is blocks
     assert torch.equal(blocks(x), expected)
     single = nn.Linear(2, 2)
-    assert model_introspection.is_compiled_module(model_functions.compile_regions(single, backend="eager"))
+    assert introspection.is_compiled_module(standalone.compile_regions(single, backend="eager"))
 
 
 def test_files(tmp_path: Path) -> None:
-    model_functions.save({"a": torch.ones(2)}, tmp_path / "a.pt")
-    assert model_functions.load(tmp_path / "a.pt")["a"].tolist() == [1, 1]
+    standalone.save({"a": torch.ones(2)}, tmp_path / "a.pt")
+    assert standalone.load(tmp_path / "a.pt")["a"].tolist() == [1, 1]
     torch.save(ZeroDivisionError(), tmp_path / "b.pt")
     with pytest.raises(Exception, match=r"[Ww]eights"):
-        model_functions.load(tmp_path / "b.pt")
-    assert isinstance(model_functions.load(tmp_path / "b.pt", weights_only=False), ZeroDivisionError)
+        standalone.load(tmp_path / "b.pt")
+    assert isinstance(standalone.load(tmp_path / "b.pt", weights_only=False), ZeroDivisionError)
 
 
 def test_the_progress_bar_is_shown_by_one_process_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,14 +147,14 @@ def test_the_progress_bar_is_shown_by_one_process_a_node(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "tqdm.auto", fake)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    bars.tqdm([1])
+    rank_logger.tqdm([1])
     for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
-    bars.tqdm([2])
-    bars.tqdm([3], main_process_only=False)
-    bars.tqdm([4], main_process_only=False, disable=True)
+    rank_logger.tqdm([2])
+    rank_logger.tqdm([3], main_process_only=False)
+    rank_logger.tqdm([4], main_process_only=False, disable=True)
     assert shown == [([1], False), ([2], True), ([3], False), ([4], True)]
     with pytest.raises(RuntimeMisuse, match="main_process_only=True"):
-        bars.tqdm(True, [5])
+        rank_logger.tqdm(True, [5])

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcaccel.runtime.data import numpy_state
-from hpcaccel.runtime.data.numpy_state import read_numpy, write_numpy
+from hpcaccel.runtime.rng import generators
+from hpcaccel.runtime.rng.generators import read_numpy, write_numpy
 
 pytestmark = pytest.mark.torch
 _random: Any = np.random
@@ -32,7 +32,7 @@ def draws() -> list[Any]:
 def test_a_state_comes_back(draw: Any, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also that of a generator that holds a normal number back; and where its memory is laid out in another way."""
     if not known:
-        monkeypatch.setattr(numpy_state, "_is_laid_out_so", lambda: False)
+        monkeypatch.setattr(generators, "_memory_layout_is_known", lambda: False)
     np.random.seed(5)
     draw()
     expected = draws()

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hpcaccel.runtime.training.out_of_memory import (  # noqa: E402
+from hpcaccel.runtime.compat.out_of_memory import (  # noqa: E402
     find_executable_batch_size,
     release_memory,
     should_reduce_batch_size,
@@ -60,7 +60,7 @@ def test_the_batch_size_is_not_the_callers_to_give() -> None:
     @find_executable_batch_size
     def train(batch_size: int, model: str) -> None: ...
 
-    with pytest.raises(TypeError, match=r"find_executable_batch_size passes first.*Call train\(model='m'\)"):
+    with pytest.raises(TypeError, match=r"passes the batch size itself.*Call train\(model='m'\)"):
         train(128, "m")
 
 

@@ -22,9 +22,16 @@ def test_sharded_models_learn_through_objects_of_any_class(finder: str) -> None:
         assert difference < 1e-12, name
         assert way > 1e-4, name
     for words in found["refused"]:
-        assert " returned function, in which no tensor is found that leads back to it. Return the tensors" in words
-    assert found["refused"][0].startswith("the backward pass has not found the sharded model's parameters. Block")
-    assert found["refused"][1].startswith("2 sharded parameters (first.weight, first.bias) have gradients that are not")
+        assert (
+            " returned an object of type function, in which no tensor with a grad_fn was found. Return the tensors"
+            in words
+        )
+    assert found["refused"][0].startswith(
+        "FSDP2 could not restore the sharded model's parameters in the backward pass. Block"
+    )
+    assert found["refused"][1].startswith(
+        "2 sharded parameters (first.weight, first.bias) have gradients that were not"
+    )
 
 
 def test_each_tensor_is_found_once() -> None:
@@ -56,9 +63,11 @@ def test_of_an_output_that_is_cut_the_error_says_so() -> None:
     models._modules += [large, small]
     tensor = small(torch.ones(1))
     _add_hooks(large, (), SimpleNamespace(loss=tensor, all=[[] for _ in range(LARGEST)]))
-    assert "returned SimpleNamespace, which leads to more than 10,000 objects, of which" in (models.cause() or "")
+    assert "an object of type SimpleNamespace, in which only the first 10,000 objects were searched" in (
+        models.cause() or ""
+    )
     _add_hooks(small, (), lambda: tensor)
-    assert "Sharded returned function, in which no tensor is found" in (models.cause() or "")
+    assert "Sharded returned an object of type function, in which no tensor with" in (models.cause() or "")
     _add_hooks(small, (), tensor)
     _add_hooks(large, (), SimpleNamespace(loss=tensor))
     assert models.cause() is None

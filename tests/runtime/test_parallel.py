@@ -11,7 +11,7 @@ from torch import nn
 
 from hpcaccel import Accelerator, init_empty_weights
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.distributed.device_mesh import Layout, arrange
+from hpcaccel.runtime.distributed.device_mesh import MeshLayout, arrange
 from hpcaccel.runtime.handlers import FullyShardedDataParallelPlugin, ParallelismConfig, TorchTensorParallelPlugin
 from hpcaccel.runtime.parallel.fsdp_choices import choose, dtype_of, ignored_parameters
 from hpcaccel.runtime.parallel.wrapping import blocks, owned_alone
@@ -34,26 +34,26 @@ def handlers(**given: object) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("settings", "given", "expected"),
     [
-        (Settings(), {}, Layout(8, 1, 1)),
-        (Settings(strategy="fsdp"), {}, Layout(1, 8, 1)),
-        (Settings(strategy="fsdp", fsdp_shard_size=4), {}, Layout(2, 4, 1)),
-        (Settings(strategy="fsdp"), {"parallelism": ParallelismConfig(dp_replicate_size=4)}, Layout(4, 2, 1)),
+        (Settings(), {}, MeshLayout(8, 1, 1)),
+        (Settings(strategy="fsdp"), {}, MeshLayout(1, 8, 1)),
+        (Settings(strategy="fsdp", fsdp_shard_size=4), {}, MeshLayout(2, 4, 1)),
+        (Settings(strategy="fsdp"), {"parallelism": ParallelismConfig(dp_replicate_size=4)}, MeshLayout(4, 2, 1)),
         (
             Settings(strategy="fsdp"),
             {"parallelism": ParallelismConfig(dp_replicate_size=2, dp_shard_size=2, tp_size=2)},
-            Layout(2, 2, 2),
+            MeshLayout(2, 2, 2),
         ),
-        (Settings(tensor_parallel_size=2), {}, Layout(4, 1, 2)),
-        (Settings(), {"tensor_parallel": TorchTensorParallelPlugin(tp_size=8)}, Layout(1, 1, 8)),
+        (Settings(tensor_parallel_size=2), {}, MeshLayout(4, 1, 2)),
+        (Settings(), {"tensor_parallel": TorchTensorParallelPlugin(tp_size=8)}, MeshLayout(1, 1, 8)),
         (
             Settings(strategy="fsdp"),
             {"fsdp": FullyShardedDataParallelPlugin(sharding_strategy="HYBRID_SHARD")},
-            Layout(4, 2, 1),
+            MeshLayout(4, 2, 1),
         ),
     ],
 )
 def test_eight_ranks_on_nodes_of_two_are_arranged(
-    settings: Settings, given: dict[str, object], expected: Layout
+    settings: Settings, given: dict[str, object], expected: MeshLayout
 ) -> None:
     assert arrange(8, 2, settings, handlers(**given)) == expected
 
@@ -72,7 +72,7 @@ def test_eight_ranks_on_nodes_of_two_are_arranged(
         (
             Settings(tensor_parallel_size=2),
             {"tensor_parallel": TorchTensorParallelPlugin(tp_size=4)},
-            "TorchTensorParallelPlugin says 4, runtime.tensor_parallel_size says 2",
+            "TorchTensorParallelPlugin=4, runtime.tensor_parallel_size=2",
         ),
     ],
 )
@@ -130,11 +130,11 @@ def test_settings_and_the_plugin_over_them() -> None:
 
 
 def test_plugin_values_that_cannot_be_honoured() -> None:
-    with pytest.raises(RuntimeMisuse, match=r'NO_SHARD.*strategy="ddp"'):
+    with pytest.raises(RuntimeMisuse, match='use strategy="ddp" instead of NO_SHARD'):
         choose(Settings(), FullyShardedDataParallelPlugin(sharding_strategy="NO_SHARD"))
-    with pytest.raises(RuntimeMisuse, match=r"fsdp\.param_dtype='fp12' is not known"):
+    with pytest.raises(RuntimeMisuse, match=r"fsdp\.param_dtype: unknown dtype 'fp12'"):
         dtype_of("fp12", "fsdp.param_dtype")
-    with pytest.warns(UserWarning, match=r"backward_prefetch, use_orig_params\) has no effect"):
+    with pytest.warns(UserWarning, match=r"ignoring backward_prefetch, use_orig_params\."):
         choose(Settings(), FullyShardedDataParallelPlugin(backward_prefetch="BACKWARD_PRE", use_orig_params=False))
 
 
@@ -170,7 +170,7 @@ def test_a_lone_rank_gets_its_model_back_and_twins_are_refused(accelerator: Acce
     assert accelerator.prepare(model) is model
     prepared = accelerator.prepare(optimizer)
     assert accelerator.prepare(model, prepared) == (model, prepared)
-    with pytest.raises(RuntimeMisuse, match=r"this SGD has been prepared before"):
+    with pytest.raises(RuntimeMisuse, match=r"this SGD has already been prepared"):
         accelerator.prepare(optimizer)
     assert accelerator.prepare_model(model, evaluation_mode=True) is model
     assert accelerator.unwrap_model(nn.Linear(1, 1)).in_features == 1
@@ -181,7 +181,7 @@ def test_a_lone_rank_gets_its_model_back_and_twins_are_refused(accelerator: Acce
 def test_models_without_values_and_spread_ones(accelerator: Accelerator) -> None:
     with init_empty_weights():
         empty = Tower()
-    with pytest.raises(RuntimeMisuse, match="built on the meta device and has no values"):
+    with pytest.raises(RuntimeMisuse, match="created on the meta device, and its parameters are uninitialised"):
         accelerator.prepare(empty)
     spread = Tower()
     spread.hf_device_map = {"blocks": "cpu", "out": "disk"}  # type: ignore[assignment]

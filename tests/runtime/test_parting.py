@@ -53,7 +53,7 @@ def test_a_rank_that_leaves_early_is_named_while_the_others_wait(
         in found.why
     )
     assert "at step 10" in found.why
-    assert "the others have waited for" in found.why
+    assert "have been waiting for" in found.why
 
 
 def watch(beats: Heartbeats, ranks: Ranks) -> Hang | None:

@@ -65,5 +65,5 @@ def test_a_sampler_shuffles_a_plain_loader_anew_each_epoch() -> None:
 
 
 def test_a_size_that_cannot_be_is_refused() -> None:
-    with pytest.raises(RuntimeMisuse, match=r"-1 samples"):
+    with pytest.raises(RuntimeMisuse, match=r"between 0 and 2\^62, not -1"):
         PermutationSampler(-1)

@@ -15,10 +15,10 @@ from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.handlers import AORecipeKwargs, AutocastKwargs, GradScalerKwargs, TERecipeKwargs
-from hpcaccel.runtime.parallel import fp8
-from hpcaccel.runtime.parallel.activation import Recomputed, recompute
-from hpcaccel.runtime.parallel.forwards import take_off
-from hpcaccel.runtime.parallel.precision import make_scaler, to_fp32, unwrap_forward, wrap_forward
+from hpcaccel.runtime.parallel import precision
+from hpcaccel.runtime.parallel.forward_wrappers import RecomputedForward, recompute, take_off
+from hpcaccel.runtime.parallel.precision import to_fp32, unwrap_forward, wrap_forward
+from hpcaccel.runtime.training.scaling import make_scaler
 from tests.runtime.ranks import run_ranks
 
 pytestmark = pytest.mark.torch
@@ -89,7 +89,7 @@ def test_what_lies_around_a_forward_is_taken_off_one_by_one() -> None:
     model = Net()
     recompute([model])
     wrap_forward(model, CPU, "bf16")
-    take_off(model, Recomputed)
+    take_off(model, RecomputedForward)
     assert model(torch.ones(1, 2)).dtype == torch.float32
     unwrap_forward(model)
     assert "forward" not in model.__dict__
@@ -132,15 +132,15 @@ def test_a_scaler_is_made_for_fp16_only_and_a_cpu_warns_once() -> None:
 
 
 def test_fp8_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RuntimeMisuse, match=r"fp8 needs a GPU of compute capability 8\.9 .* trains on cpu"):
-        fp8.check(CPU)
-    with pytest.raises(RuntimeMisuse, match="fp8 with TERecipeKwargs: only torchao"):
-        fp8.check(CPU, TERecipeKwargs())
+    with pytest.raises(RuntimeMisuse, match=r"fp8 needs a GPU with compute capability 8\.9 .* trains on cpu"):
+        precision.refuse_fp8(CPU)
+    with pytest.raises(RuntimeMisuse, match="fp8 with TERecipeKwargs is not supported, only fp8 with torchao"):
+        precision.refuse_fp8(CPU, TERecipeKwargs())
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A100")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     with pytest.raises(RuntimeMisuse, match=r"A100 has 8\.0"):
-        fp8.check(torch.device("cuda"), AORecipeKwargs())
+        precision.refuse_fp8(torch.device("cuda"), AORecipeKwargs())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(fp8, "find_spec", lambda name: None)
+    monkeypatch.setattr(precision, "find_spec", lambda name: None)
     with pytest.raises(RuntimeMisuse, match="pip install torchao"):
-        fp8.check(torch.device("cuda"), AORecipeKwargs())
+        precision.refuse_fp8(torch.device("cuda"), AORecipeKwargs())

@@ -75,6 +75,7 @@ def test_a_wrapper_that_comes_around_the_step_later_is_called(weight: nn.Paramet
     inner = halving(optimizer.optimizer)
     optimizer.step()
     inner.step()  # torch would warn if it had not seen the step
+    assert optimizer.param_groups[0]["lr"] == 0.5
 
 
 KINDS: dict[str, Any] = {
@@ -155,31 +156,31 @@ def test_a_scheduler_of_the_scripts_own(weight: nn.Parameter) -> None:
 
 
 def prepared(optimizer: PreparedOptimizer, scheduler: Any, **settings: Any) -> tuple[PreparedScheduler, list[str]]:
-    said: list[str] = []
+    logged: list[str] = []
     session = SimpleNamespace(
         group=SimpleNamespace(world_size=4),
-        faces=[optimizer],
-        loop=SimpleNamespace(activity=SimpleNamespace(say_once=said.append)),
+        optimizers=[optimizer],
+        loop=SimpleNamespace(context=SimpleNamespace(log_once=logged.append)),
     )
     setup = SimpleNamespace(session=session, settings=Settings(**settings), accumulation=optimizer._accumulation)
-    return prepare_scheduler(setup, scheduler), said  # type: ignore[arg-type]
+    return prepare_scheduler(setup, scheduler), logged  # type: ignore[arg-type]
 
 
 def steps_of(weight: nn.Parameter, **settings: Any) -> tuple[int, list[str]]:
     optimizer = optimizer_of(weight, Accumulation(2))
-    schedule, said = prepared(optimizer, halving(optimizer.optimizer), **settings)
+    schedule, logged = prepared(optimizer, halving(optimizer.optimizer), **settings)
     for _ in range(2):
         with MicroBatch(optimizer._accumulation, ()):
             optimizer.step()
             schedule.step()
-    return schedule.last_epoch, said
+    return schedule.last_epoch, logged
 
 
 def test_once_a_process_as_users_of_accelerate_expect_and_the_log_says_so(weight: nn.Parameter) -> None:
-    steps, said = steps_of(weight)
+    steps, logged = steps_of(weight)
     assert steps == 4
-    assert "steps 4 times" in said[0]
-    assert "step_scheduler_per_process=False" in said[0]
+    assert "steps 4 times" in logged[0]
+    assert "step_scheduler_per_process=False" in logged[0]
 
 
 def test_once_when_batches_are_split_or_the_script_says_so(weight: nn.Parameter) -> None:

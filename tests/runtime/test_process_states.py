@@ -15,8 +15,10 @@ import torch
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.accelerator import Accelerator
-from hpcaccel.runtime.distributed.process_states import AcceleratorState, GradientState, PartialState
 from hpcaccel.runtime.enums import DistributedType
+from hpcaccel.runtime.states.accelerator_state import AcceleratorState
+from hpcaccel.runtime.states.gradient_state import GradientState
+from hpcaccel.runtime.states.partial_state import PartialState
 
 from .ranks import PROGRAMS, ROOT, run_ranks
 
@@ -104,7 +106,7 @@ def test_after_the_end(found: dict[str, Any]) -> None:
     assert found["ended"] == [["word\n", "word\n", True, False]]  # rank 0's, for there is no group to gather with
     assert found["ended_of"] == [0, ranks(found)]
     assert ("waited" in found) == (ranks(found) > 1)
-    assert "Make a new Accelerator()" in found.get("waited", "Make a new Accelerator()")
+    assert "Create a new Accelerator()" in found.get("waited", "Create a new Accelerator()")
 
 
 def test_a_group_that_the_script_has_formed(found: dict[str, Any]) -> None:
@@ -138,10 +140,10 @@ def fresh() -> Iterator[None]:
 
 
 def test_there_is_no_accelerator_state_before_an_accelerator(fresh: None) -> None:
-    with pytest.raises(RuntimeMisuse, match="make an Accelerator first"):
+    with pytest.raises(RuntimeMisuse, match="create an Accelerator first"):
         AcceleratorState()
     PartialState()
-    with pytest.raises(RuntimeMisuse, match="make an Accelerator first"):
+    with pytest.raises(RuntimeMisuse, match="create an Accelerator first"):
         AcceleratorState()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hpcaccel.errors import RankEnvironmentError
-from hpcaccel.runtime.distributed.device import choose_device
+from hpcaccel.runtime.distributed.device_mesh import choose_device
 from hpcaccel.runtime.distributed.rank_env import detect
 
 TORCHRUN = {
@@ -190,17 +190,22 @@ def test_candidates_for_the_port_are_few_and_differ() -> None:
     ("environ", "message"),
     [
         pytest.param(
-            {**TASK, "RANK": "0", "WORLD_SIZE": "4"}, r"RANK=0, but this is task 3 of 4.*set for all tasks alike",
+            {**TASK, "RANK": "0", "WORLD_SIZE": "4"},
+            r"RANK=0, but this is task 3 of 4.*set to the same value for all tasks",
             id="the same RANK for all tasks",
         ),
         pytest.param({**TASK, "WORLD_SIZE": "8"}, "WORLD_SIZE=8, but this Slurm step has 4 tasks", id="other size"),
         pytest.param({"WORLD_SIZE": "4"}, "WORLD_SIZE=4, but RANK is not set", id="only the size"),
-        pytest.param({"PMIX_RANK": "2"}, "PMIX_RANK=2, but none of .* is set: of how many ranks", id="PMIx, no size"),
+        pytest.param(
+            {"PMIX_RANK": "2"},
+            "PMIX_RANK=2, but none of .* is set, so the number of ranks is unknown",
+            id="PMIx, no size",
+        ),
         pytest.param({**HYDRA, "PMI_RANK": "2"}, "PMI_RANK=2 must be less than PMI_SIZE=2", id="MPI, rank too high"),
-        pytest.param({"PMI_RANK": "1", "PMI_SIZE": "2"}, "does not say which of its node's ranks", id="no local rank"),
-        pytest.param({**OMPI, "MASTER_ADDR": ""}, "MASTER_ADDR is not set. Set it to the name", id="MPI, no address"),
+        pytest.param({"PMI_RANK": "1", "PMI_SIZE": "2"}, "does not set a local rank", id="no local rank"),
+        pytest.param({**OMPI, "MASTER_ADDR": ""}, "MASTER_ADDR is not set. Set it to the host", id="MPI, no address"),
         pytest.param({**TASK, "SLURM_STEP_NODELIST": "n[1-"}, "brackets do not match", id="node list torn"),
-        pytest.param({**TASK, "SLURM_STEP_TASKS_PER_NODE": "4(y2)"}, "cannot be read.*4\\(y2\\)", id="layout torn"),
+        pytest.param({**TASK, "SLURM_STEP_TASKS_PER_NODE": "4(y2)"}, "cannot be parsed.*4\\(y2\\)", id="layout torn"),
         pytest.param({**MPIRUNS_STEP, "RANK": "0", "WORLD_SIZE": "1"}, "every task would train alone", id="lonely"),
     ],
 )  # fmt: skip
@@ -260,7 +265,7 @@ def test_gpu(gpus: Any, count: int, environ: dict[str, str], index: int) -> None
         pytest.param(0, {**ONE_TASK, "CUDA_VISIBLE_DEVICES": "0,1"}, "sees 2 GPUs", id="visible devices"),
         pytest.param(0, {**ONE_TASK, "SLURM_GPUS_ON_NODE": "8"}, "sees 8 GPUs", id="the node's"),
         pytest.param(2, {**TASK, "SLURM_GPUS_PER_TASK": "a100:2"}, "sees 2 GPUs", id="--gpus-per-task=2"),
-        pytest.param(1, TASK, "local rank 1 has no GPU: this node shows 1 to 2 ranks", id="too few"),
+        pytest.param(1, TASK, "local rank 1 has no GPU: this node has 1 for 2 ranks", id="too few"),
         pytest.param(1, {**TORCHRUN, "LOCAL_RANK": "3"}, "local rank 3 has no GPU", id="torchrun, too few"),
     ],
 )  # fmt: skip
@@ -290,13 +295,13 @@ def test_a_supervisor_may_start_one_rank_inside_a_larger_step() -> None:
     ("change", "message"),
     [
         ({"RANK": "4"}, "RANK=4 must be less than WORLD_SIZE=4"),
-        ({"RANK": "x"}, "RANK='x' must be a whole number"),
-        ({"RANK": "-1"}, "RANK='-1' must be a whole number of at least 0"),
-        ({"WORLD_SIZE": "0"}, "WORLD_SIZE='0' must be a whole number of at least 1"),
+        ({"RANK": "x"}, "RANK='x' must be an integer"),
+        ({"RANK": "-1"}, "RANK='-1' must be an integer >= 0"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE='0' must be an integer >= 1"),
         ({"RANK": ""}, "RANK is not set"),
-        ({"MASTER_ADDR": ""}, "WORLD_SIZE=4 but MASTER_ADDR is not set"),
-        ({"MASTER_PORT": ""}, "WORLD_SIZE=4 but MASTER_PORT is not set"),
-        ({"LOCAL_RANK": ""}, "WORLD_SIZE=4 but LOCAL_RANK is not set"),
+        ({"MASTER_ADDR": ""}, "WORLD_SIZE=4, but MASTER_ADDR is not set"),
+        ({"MASTER_PORT": ""}, "WORLD_SIZE=4, but MASTER_PORT is not set"),
+        ({"LOCAL_RANK": ""}, "WORLD_SIZE=4, but LOCAL_RANK is not set"),
     ],
 )
 def test_incomplete_or_wrong_variables(change: dict[str, str], message: str) -> None:
@@ -309,7 +314,7 @@ def test_incomplete_or_wrong_variables(change: dict[str, str], message: str) -> 
     [
         ({"SLURM_LOCALID": ""}, "SLURM_LOCALID is not set"),
         ({"SLURM_PROCID": "11"}, "SLURM_PROCID=11 must be less than SLURM_NTASKS=11"),
-        ({"SLURM_NODEID": "3"}, "SLURM_NODEID=3, but the step's layout .* has 3 nodes"),
+        ({"SLURM_NODEID": "3"}, "SLURM_NODEID=3, but the step's task layout .* has 3 nodes"),
     ],
 )
 def test_a_wrong_step(change: dict[str, str], message: str) -> None:

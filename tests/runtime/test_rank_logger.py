@@ -12,6 +12,7 @@ import pytest
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.logging import MultiProcessAdapter, get_logger
+from hpcaccel.runtime.rank_logger import TRAINING_LOG, configure_training_log
 from tests.runtime.ranks import run_ranks
 
 
@@ -92,7 +93,7 @@ def test_levels_come_from_the_call_then_from_the_environment(monkeypatch: pytest
 
 
 def test_a_level_that_is_none() -> None:
-    with pytest.raises(RuntimeMisuse, match="log level 'LOUD' is not known"):
+    with pytest.raises(RuntimeMisuse, match="unknown log level 'LOUD'"):
         get_logger("t.loud", log_level="LOUD")
 
 
@@ -139,3 +140,94 @@ def test_two_ranks() -> None:
     when = [[float(one.rpartition(" @")[2]) for one in lines if "turn" in one] for lines in spoken]
     in_turn = [moment for pair in zip(*when, strict=True) for moment in pair]
     assert in_turn == sorted(in_turn)
+
+
+# -- the log of the training -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def training_log() -> Iterator[logging.Logger]:
+    """The logger of the training as in a new process."""
+    package, logger = logging.getLogger("hpcaccel"), logging.getLogger(TRAINING_LOG)
+    before = [(one, one.level, one.propagate, one.handlers[:], one.filters[:]) for one in (package, logger)]
+    for one in (package, logger):
+        one.level, one.propagate = logging.NOTSET, True
+        one.handlers.clear()
+        one.filters.clear()
+    logger.setLevel(logging.NOTSET)  # which also forgets what is enabled
+    yield logger
+    for one, level, propagate, handlers, filters in before:
+        one.propagate, one.handlers[:], one.filters[:] = propagate, handlers, filters
+        one.setLevel(level)
+
+
+def test_lines_of_the_training_begin_with_the_package_and_errors_go_to_standard_error(
+    training_log: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_training_log(0)
+    configure_training_log(0)  # of the next training in the same process
+    training_log.info("resumed at step %d", 7)
+    training_log.error("another rank aborted first")
+    assert capsys.readouterr() == ("hpcaccel: resumed at step 7\n", "hpcaccel: another rank aborted first\n")
+
+
+def test_other_ranks_write_errors_only(training_log: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    configure_training_log(3)
+    training_log.info("resumed at step 7")
+    training_log.warning("resumed at step 7")
+    training_log.error("another rank aborted first")
+    assert capsys.readouterr() == ("", "hpcaccel: another rank aborted first\n")
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"), [("warning", ""), ("10", "hpcaccel: shown\n"), ("INFO", "hpcaccel: shown\n")]
+)
+def test_the_level_of_the_training_is_that_of_the_variable(
+    training_log: logging.Logger,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    level: str,
+    shown: str,
+) -> None:
+    monkeypatch.setenv("HPCACCEL_LOG_LEVEL", level)
+    configure_training_log(0)
+    training_log.info("shown")
+    assert capsys.readouterr().out == shown
+
+
+def test_an_unknown_level_is_ignored_with_a_warning(
+    training_log: logging.Logger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HPCACCEL_LOG_LEVEL", "LOUD")
+    configure_training_log(0)
+    training_log.info("shown")
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("hpcaccel: HPCACCEL_LOG_LEVEL is ignored: unknown log level 'LOUD'")
+    assert second == "hpcaccel: shown"
+
+
+@pytest.mark.parametrize("name", ["hpcaccel", TRAINING_LOG])
+def test_a_programs_own_handler_takes_the_place_of_ours(
+    training_log: logging.Logger, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger(name).addHandler(handler)
+    configure_training_log(0)
+    training_log.info("resumed at step 7")
+    assert capsys.readouterr().out == ""
+    assert [(record.getMessage(), record.rank) for record in records] == [  # type: ignore[attr-defined]
+        ("resumed at step 7", 0)
+    ]
+
+
+def test_a_programs_own_level_counts_at_any_time(
+    training_log: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_training_log(0)
+    logging.getLogger("hpcaccel").setLevel(logging.WARNING)
+    training_log.info("hidden")
+    configure_training_log(0)
+    training_log.info("hidden")
+    assert capsys.readouterr().out == ""

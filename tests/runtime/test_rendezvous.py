@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from hpcaccel.runtime.distributed import network_interfaces, port_discovery, rank_env, rendezvous
+from hpcaccel.runtime.distributed import port_discovery, rank_env, rendezvous
 
 from .ranks import PROGRAMS, ROOT, free_port, start
 
@@ -87,8 +87,8 @@ def foreign_store(port: int) -> Iterator[None]:
 
 
 @contextmanager
-def foreign_lobby(port: int) -> Iterator[None]:
-    other = port_discovery.Lobby.open("another job's", [port], 1)
+def foreign_discovery(port: int) -> Iterator[None]:
+    other = port_discovery.PortDiscovery.open("another job's", [port], 1)
     assert other is not None
     yield
     other.close()
@@ -96,11 +96,11 @@ def foreign_lobby(port: int) -> Iterator[None]:
 
 def test_two_jobs_at_once_whose_ports_are_the_same_and_taken_by_all_kinds_of_services() -> None:
     # A difference of PORTS between two job ids, times anything: the same candidates in the same order.
-    first, second = 4_711, 4_711 + rank_env.PORTS
+    first, second = 4_711, 4_711 + port_discovery.PORTS
     ports = ports_of(first)
     assert ports == ports_of(second)
     with ExitStack() as stack:
-        for number, service in enumerate((silent_listener, http_server, foreign_store, foreign_lobby)):
+        for number, service in enumerate((silent_listener, http_server, foreign_store, foreign_discovery)):
             stack.enter_context(service(ports[number]))
         # Rank 0 of one job comes much later than the others of both.
         meetings = [Meeting(step(first, 2, LATE="3")), Meeting(step(second, 2))]
@@ -116,10 +116,10 @@ def test_a_rank_that_never_comes_is_named() -> None:
         without_first = Meeting(step(98, 2)[1:], timeout=4)
         main, other = without_last.results()
         (lonely,) = without_first.results()
-    assert "rank 2 of 3 did not come within" in main["error"]
-    assert "rank 1 of 3 waited 4 s for the others" in other["error"]
-    assert "rank 1 of 2 has found no rank 0 on localhost for" in lonely["error"]
-    assert f"nobody listens (port {ports_of(98)[0]}, " in lonely["error"]
+    assert "rank 2 of 3 did not reach localhost within" in main["error"]
+    assert "rank 1 of 3 could not meet the other ranks at" in other["error"]
+    assert "rank 1 of 2 has not found rank 0 on localhost after" in lonely["error"]
+    assert f"connection refused (port {ports_of(98)[0]}, " in lonely["error"]
 
 
 def test_a_port_that_was_given_counts_and_says_when_it_is_taken() -> None:
@@ -129,7 +129,7 @@ def test_a_port_that_was_given_counts_and_says_when_it_is_taken() -> None:
         bad = Meeting(step(96, 2, MASTER_PORT=str(taken))[:1], timeout=4)
         (refused,) = bad.results()
     assert [found["sum"] for found in good.results()] == [11.0, 11.0]
-    assert f"rank 0 of 2 could not join the others at localhost:{taken}" in refused["error"]
+    assert f"rank 0 of 2 could not join the other ranks at localhost:{taken}" in refused["error"]
     assert "is the port free" in refused["error"]
 
 
@@ -141,36 +141,36 @@ def test_init_method(tmp_path: Path) -> None:
     assert all("pigeon" in found["error"] for found in nowhere.results())
 
 
-def test_a_lobby_answers_by_name_and_to_many_at_once() -> None:
+def test_port_discovery_responds_by_name_and_to_many_at_once() -> None:
     port = free_port()
-    opened = port_discovery.Lobby.open("mine", [port], 4321)
+    opened = port_discovery.PortDiscovery.open("mine", [port], 4321)
     assert opened is not None
     with socket.create_connection(("127.0.0.1", port)):  # one that says nothing
-        assert port_discovery.ask("mine", "localhost", port)[1] == 4321
-        assert port_discovery.ask("yours", "127.0.0.1", port) == port_discovery.OTHER
+        assert port_discovery.query("mine", "localhost", port)[1] == 4321
+        assert port_discovery.query("yours", "127.0.0.1", port) == port_discovery.OTHER_SERVICE
     opened.close()
-    assert port_discovery.ask("mine", "127.0.0.1", port) == port_discovery.NOTHING
-    assert port_discovery.ask("mine", "no-such-host.invalid", port) == port_discovery.UNKNOWN_NAME
+    assert port_discovery.query("mine", "127.0.0.1", port) == port_discovery.REFUSED
+    assert port_discovery.query("mine", "no-such-host.invalid", port) == port_discovery.UNKNOWN_HOST
 
 
-def test_a_lobby_takes_the_first_port_that_is_free() -> None:
+def test_port_discovery_takes_the_first_free_port() -> None:
     taken, free = free_port(), free_port()
     with silent_listener(taken):
-        opened = port_discovery.Lobby.open("mine", [taken, free], 4321)
+        opened = port_discovery.PortDiscovery.open("mine", [taken, free], 4321)
         assert opened is not None
-        assert port_discovery.ask("mine", "127.0.0.1", free)[1] == 4321
-        assert port_discovery.Lobby.open("other", [taken, free], 4321) is None
+        assert port_discovery.query("mine", "127.0.0.1", free)[1] == 4321
+        assert port_discovery.PortDiscovery.open("other", [taken, free], 4321) is None
         opened.close()
 
 
 def test_interfaces() -> None:
-    assert network_interfaces.of_address("127.0.0.1") == "lo"
-    assert network_interfaces.of_address("127.0.1.7") == "lo"
-    assert network_interfaces.of_address("192.0.2.1") is None  # an address that documents use and nobody has
-    assert network_interfaces.name_is_loopback("localhost")
-    assert network_interfaces.name_is_loopback("no-such-host.invalid")
-    assert network_interfaces.own_address_towards("127.0.0.1") == "127.0.0.1"
-    assert network_interfaces.own_address_towards("no-such-host.invalid") is None
+    assert rendezvous.interface_of("127.0.0.1") == "lo"
+    assert rendezvous.interface_of("127.0.1.7") == "lo"
+    assert rendezvous.interface_of("192.0.2.1") is None  # an address that documents use and nobody has
+    assert rendezvous.name_is_loopback("localhost")
+    assert rendezvous.name_is_loopback("no-such-host.invalid")
+    assert rendezvous.own_address_towards("127.0.0.1") == "127.0.0.1"
+    assert rendezvous.own_address_towards("no-such-host.invalid") is None
 
 
 PLACE = rank_env.RankEnvironment(
@@ -188,16 +188,16 @@ PLACE = rank_env.RankEnvironment(
         pytest.param(2, {"local_world_size": 4}, None, None, id="all on one node"),
     ],
 )
-def test_gloo_is_told_the_interface_where_a_nodes_name_is_a_loopback_address(
+def test_gloo_gets_an_interface_where_a_nodes_name_is_a_loopback_address(
     monkeypatch: pytest.MonkeyPatch, rank: int, change: dict[str, Any], given: str | None, chosen: str | None
 ) -> None:
     ways = {"n1": "127.0.1.1" if rank == 0 else "10.0.0.2", "10.0.0.2": "10.0.0.1"}
-    monkeypatch.setattr(network_interfaces, "name_is_loopback", lambda host: True)
-    monkeypatch.setattr(network_interfaces, "own_address_towards", ways.get)
-    monkeypatch.setattr(network_interfaces, "of_address", {"10.0.0.1": "eth0", "10.0.0.2": "eth1"}.get)
+    monkeypatch.setattr(rendezvous, "name_is_loopback", lambda host: True)
+    monkeypatch.setattr(rendezvous, "own_address_towards", ways.get)
+    monkeypatch.setattr(rendezvous, "interface_of", {"10.0.0.1": "eth0", "10.0.0.2": "eth1"}.get)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", given or "")
     store = dist.HashStore()  # type: ignore[attr-defined]
-    choice = rendezvous._Interface(replace(PLACE, rank=rank, **change), store)
+    choice = rendezvous.GlooInterface(replace(PLACE, rank=rank, **change), store)
     store.set("reached from", "10.0.0.2")
-    choice.make()
+    choice.select()
     assert os.environ["GLOO_SOCKET_IFNAME"] == (chosen or "")

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from hpcaccel import checkpoint_files
-from hpcaccel.core.records import StopRequest, to_dict
-from hpcaccel.core.run_dir import RunDir, read_json, write_json
+from hpcaccel.core.durable_files import read_json, write_json
+from hpcaccel.core.records import to_dict
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.stop_requests import StopRequest
 from tests.runtime.ranks import Ranks, make_run, metrics, outcome, run_ranks
 
 
@@ -122,7 +124,7 @@ def test_a_training_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None
     assert first.codes == [85, 85]
     second = run_ranks("train.py", size=1, run=run, attempt=2)
     assert second.codes == [0], second.outputs[0]
-    assert "state-exact (world_size: 2 then, 1 now)" in second.outputs[0]
+    assert "state-exact (world_size: 2 at the save, 1 now)" in second.outputs[0]
     # 13 raw batches an epoch: 10 steps of two ranks are one epoch and 6 batches of the second.
     assert second.result()["step"] == 10 + 7 + 13
 

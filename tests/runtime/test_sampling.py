@@ -26,9 +26,9 @@ from torch.utils.data import (
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.data.permutation import PermutationSampler
-from hpcaccel.runtime.data.sample_order import Samples, draw
+from hpcaccel.runtime.data.sample_order import SampleOrder, draw
 from hpcaccel.runtime.data.sampling import Order
-from hpcaccel.runtime.data.sharding import BatchesPart, Part, SamplesPart, Sharing, WalkedPart
+from hpcaccel.runtime.data.sharding import BatchesPart, RankPart, SamplesPart, Sharing, WalkedPart
 
 pytestmark = pytest.mark.torch
 
@@ -38,18 +38,18 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "data/sharding/golden.json").re
 def nothing() -> None: ...
 
 
-def ready(samples: int, sharing: Sharing, start: int = 0) -> Part:
-    return SamplesPart(Samples(range(samples)), sharing, start, nothing)
+def ready(samples: int, sharing: Sharing, start: int = 0) -> RankPart:
+    return SamplesPart(SampleOrder(range(samples)), sharing, start, nothing)
 
 
-def walked(samples: int, sharing: Sharing, start: int = 0) -> Part:
+def walked(samples: int, sharing: Sharing, start: int = 0) -> RankPart:
     assert sharing.batch_size is not None
     raw = BatchSampler(SequentialSampler(range(samples)), sharing.batch_size, sharing.drop_last)
     return WalkedPart(raw, sharing, start // sharing.batch_size)
 
 
 @pytest.mark.parametrize("make", [ready, walked])
-def test_ranks_get_what_the_peer_gives_them(make: Callable[..., Part]) -> None:
+def test_ranks_get_what_the_peer_gives_them(make: Callable[..., RankPart]) -> None:
     assert len(GOLDEN["sized"]) > 600
     for case, expected in GOLDEN["sized"].items():
         samples, batch_size, size, split, even, drop_last = map(int, case.split("/"))
@@ -63,7 +63,7 @@ def test_ranks_get_what_the_peer_gives_them(make: Callable[..., Part]) -> None:
 
 
 @pytest.mark.parametrize("make", [BatchesPart, WalkedPart])
-def test_batches_of_no_fixed_size_are_shared_out_as_the_peer_does(make: Callable[..., Part]) -> None:
+def test_batches_of_no_fixed_size_are_shared_out_as_the_peer_does(make: Callable[..., RankPart]) -> None:
     for case, expected in GOLDEN["unsized"].items():
         size, even, drop_last = map(int, case.split("/"))
         found = [
@@ -81,7 +81,7 @@ sizes = st.integers(1, 6)
 @settings(deadline=None)
 @given(samples=st.integers(1, 60), batch_size=sizes, size=sizes, even=st.booleans(), split=st.booleans())
 def test_each_sample_is_valid_once(
-    make: Callable[..., Part], samples: int, batch_size: int, size: int, even: bool, split: bool
+    make: Callable[..., RankPart], samples: int, batch_size: int, size: int, even: bool, split: bool
 ) -> None:
     batch_size = batch_size * size if split else batch_size
     seen = []
@@ -97,14 +97,14 @@ def test_each_sample_is_valid_once(
 @settings(deadline=None)
 @given(samples=st.integers(1, 60), batch_size=sizes, size=sizes, done=st.integers(0, 8), even=st.booleans())
 def test_a_part_from_the_middle_is_the_rest_of_the_whole_part(
-    make: Callable[..., Part], samples: int, batch_size: int, size: int, done: int, even: bool
+    make: Callable[..., RankPart], samples: int, batch_size: int, size: int, done: int, even: bool
 ) -> None:
     for rank in range(size):
         sharing = Sharing(rank=rank, size=size, batch_size=batch_size, even=even)
         assert list(make(samples, sharing, done * size * batch_size)) == list(make(samples, sharing))[done:]
 
 
-@pytest.mark.parametrize(("batch_size", "what"), [(None, "no batch_size"), (5, "batches of 5")])
+@pytest.mark.parametrize(("batch_size", "what"), [(None, "no batch_size"), (5, "batch_size=5")])
 def test_batches_that_cannot_be_split_are_refused(batch_size: int | None, what: str) -> None:
     with pytest.raises(RuntimeMisuse, match=f"{what}.*multiple of 2"):
         Sharing(rank=0, size=2, batch_size=batch_size, split=True)
@@ -114,7 +114,7 @@ def data(samples: int = 20) -> TensorDataset:
     return TensorDataset(torch.arange(samples))
 
 
-def drawn(samples: Samples, batch: int = 3) -> list[int]:
+def drawn(samples: SampleOrder, batch: int = 3) -> list[int]:
     whole, rest = divmod(len(samples), batch)
     found = [item for run in samples.runs(0, step=batch, width=batch, count=whole) for item in run]
     return found + samples.slice(whole * batch, whole * batch + rest)

@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 import hpcaccel
-from hpcaccel.core.records import StopRequest, to_dict
-from hpcaccel.core.run_dir import RunDir, read_lines, write_json
+from hpcaccel.core.durable_files import read_lines, write_json
+from hpcaccel.core.records import to_dict
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.stop_requests import StopRequest
 from hpcaccel.errors import RuntimeMisuse
 
 from .ranks import ROOT, make_run
@@ -75,7 +77,9 @@ def test_lines_are_those_of_an_accelerator(run: RunDir) -> None:
 
 
 def test_a_value_without_a_name() -> None:
-    with pytest.raises(RuntimeMisuse, match=r"takes names and numbers, \{\"loss\": 0.5\}, and not 0.25"):
+    with pytest.raises(
+        RuntimeMisuse, match=r"log\(0.25\): expected a dict of names and values, such as \{\"loss\": 0.5\}"
+    ):
         hpcaccel.log(0.25)  # type: ignore[arg-type]
 
 
@@ -105,7 +109,10 @@ def test_what_is_no_number_is_said_once(run: RunDir) -> None:
         print(*[one.message for one in said], said[0].filename)
     """
     said = do(code, run=run)
-    assert "log(): 'weights' is a ndarray, and metrics.jsonl holds numbers and texts only" in said
+    assert (
+        "log(): 'weights' has type ndarray and is not written, because metrics.jsonl stores only numbers and strings"
+        in said
+    )
     assert said.count("weights") == 1
     assert said.endswith(" <string>\n")
     assert [values for _, _, values in logged(run.metrics)] == [{"x": 1}] * 3
@@ -165,7 +172,7 @@ def test_should_stop_hears_of_ends_for_good(run: RunDir, reason: str, then: str,
     code = """
         import sys
         from hpcaccel.runtime import script_api
-        script_api.LOOK_SECONDS = 0.01
+        script_api.POLL_SECONDS = 0.01
         print(hpcaccel.should_stop(), flush=True)
         sys.stdin.readline()
         import time

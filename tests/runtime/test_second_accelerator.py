@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.accelerator import Accelerator
-from hpcaccel.runtime.distributed.process_states import AcceleratorState, GradientState
 from hpcaccel.runtime.handlers import (
     AutocastKwargs,
     DataLoaderConfiguration,
@@ -21,6 +20,8 @@ from hpcaccel.runtime.handlers import (
     GradientAccumulationPlugin,
     ParallelismConfig,
 )
+from hpcaccel.runtime.states.accelerator_state import AcceleratorState
+from hpcaccel.runtime.states.gradient_state import GradientState
 
 pytestmark = pytest.mark.torch
 
@@ -76,11 +77,11 @@ def test_a_second_one_may_be_told_something_else() -> None:
 @pytest.mark.parametrize(
     ("told", "message"),
     [
-        ({"mixed_precision": "bf16"}, r"mixed_precision='bf16'.*mixed_precision='no' already"),
-        ({"strategy": "fsdp"}, r"strategy='fsdp'.*strategy='ddp' already"),
+        ({"mixed_precision": "bf16"}, r"mixed_precision='bf16'.*already has .*mixed_precision='no'"),
+        ({"strategy": "fsdp"}, r"strategy='fsdp'.*already has .*strategy='ddp'"),
         (
             {"parallelism_config": ParallelismConfig(tp_size=2)},
-            r"tp_size=2.*the first Accelerator of this process none",
+            r"tp_size=2.*the first Accelerator of this process got none",
         ),
     ],
 )
@@ -97,7 +98,7 @@ def test_each_prepares_the_same_loader_in_its_own_way() -> None:
     orders = [torch.cat(list(accelerator.prepare(raw))).tolist() for accelerator in (first, second)]
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(32))
     assert orders[0] != orders[1]
-    with pytest.raises(RuntimeMisuse, match="has been prepared before"):
+    with pytest.raises(RuntimeMisuse, match="has already been prepared"):
         first.prepare(raw)
 
 

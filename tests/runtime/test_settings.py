@@ -8,7 +8,7 @@ import pytest
 
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.settings import Place, Settings, load, locate
+from hpcaccel.runtime.settings import OutputLocation, Settings, load, locate
 from tests.runtime.ranks import make_run
 
 
@@ -18,27 +18,27 @@ def test_the_script_wins_over_the_spec_and_the_spec_over_the_defaults(tmp_path: 
         runtime={"strategy": "fsdp", "mixed_precision": "bf16", "fsdp": {"wrap": ["Block"]}, "seed": 3},
         checkpoint={"every_steps": 50, "resume": "never"},
     )
-    found = load(Place(run, 1), mixed_precision="no", strategy=None)
+    found = load(OutputLocation(run, 1), mixed_precision="no", strategy=None)
     assert found == Settings(
         strategy="fsdp", mixed_precision="no", seed=3, fsdp_wrap=("Block",), every_steps=50, resume="never"
     )
 
 
 def test_without_a_run_the_defaults_count() -> None:
-    assert load(Place(), gradient_accumulation_steps=4) == Settings(gradient_accumulation_steps=4)
+    assert load(OutputLocation(), gradient_accumulation_steps=4) == Settings(gradient_accumulation_steps=4)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"strategy": "fsdp1"}, r"strategy='fsdp1' is not known \(one of: ddp, fsdp\)"),
-        ({"mixed_precision": "int8"}, r"mixed_precision='int8' is not known \(one of: no, fp16, bf16, fp8\)"),
+        ({"strategy": "fsdp1"}, r"strategy='fsdp1' is not a valid value \(allowed: ddp, fsdp\)"),
+        ({"mixed_precision": "int8"}, r"mixed_precision='int8' is not a valid value \(allowed: no, fp16, bf16, fp8\)"),
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0 must be at least 1"),
     ],
 )
 def test_values_that_are_not_allowed(given: dict[str, object], message: str) -> None:
     with pytest.raises(RuntimeMisuse, match=message):
-        load(Place(), **given)
+        load(OutputLocation(), **given)
 
 
 def test_the_run_directory_comes_before_a_project_directory(tmp_path: Path) -> None:

@@ -109,8 +109,8 @@ def test_datasets(dataset: Any) -> None:
         (iter([1]), "cannot split list_iterator"),
         ({1, 2}, "cannot split set"),
         (7, "cannot split int 7"),
-        ({"a": [1, 2], "b": [1]}, r"values of one length.*\{'a': 2, 'b': 1\}"),
-        ({}, "at least one"),
+        ({"a": [1, 2], "b": [1]}, r"all values of a dict must have the same length.*\{'a': 2, 'b': 1\}"),
+        ({}, "cannot split an empty dict"),
         ({"a": "text"}, "cannot split str"),
     ],
 )

@@ -50,4 +50,4 @@ def test_a_second_training_does_not_go_on_from_the_first_ones_checkpoints(verb: 
         return
     assert ended.codes == [1]
     assert "RuntimeMisuse: " in ended.outputs[0], ended.outputs[0]
-    assert "holds the checkpoints of a training that this program has ended" in ended.outputs[0]
+    assert "this process has already completed a training with checkpoints in" in ended.outputs[0]

@@ -13,14 +13,14 @@ import pytest
 
 from hpcaccel.core.attempt_steps import read_counter
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.runtime.training import step_counter
-from hpcaccel.runtime.training.step_counter import StepCounter
+from hpcaccel.runtime.training import attempt_timing
+from hpcaccel.runtime.training.attempt_timing import StepCounter
 from tests.runtime.ranks import make_run
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from hpcaccel.runtime.training.step_counter import StepCounter
+from hpcaccel.runtime.training.attempt_timing import StepCounter
 counter = StepCounter(Path(sys.argv[1]))
 for step in range(1, 2001):
     counter.write(step)
@@ -51,7 +51,7 @@ def written(run: RunDir, steps: int) -> int | None:
 
 
 def test_on_a_local_disk_only_the_first_step_is_a_system_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_counter, "_file_system", lambda device: "ext4")
+    monkeypatch.setattr(attempt_timing, "_file_system", lambda device: "ext4")
     calls = Writes(monkeypatch)
     assert written(make_run(tmp_path / "run"), 1000) == 1000
     assert calls.count == 1
@@ -62,7 +62,7 @@ def test_on_other_file_systems_each_step_is_written(
     kind: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There an error would end a process that has mapped the file."""
-    monkeypatch.setattr(step_counter, "_file_system", lambda device: kind)
+    monkeypatch.setattr(attempt_timing, "_file_system", lambda device: kind)
     calls = Writes(monkeypatch)
     assert written(make_run(tmp_path / "run"), 100) == 100
     assert calls.count == 100
@@ -72,14 +72,14 @@ def test_a_file_that_cannot_be_mapped_is_written(tmp_path: Path, monkeypatch: py
     def refused(*_: object) -> None:
         raise OSError(19, "No such device")
 
-    monkeypatch.setattr(step_counter, "_file_system", lambda device: "overlay")
+    monkeypatch.setattr(attempt_timing, "_file_system", lambda device: "overlay")
     monkeypatch.setattr(mmap, "mmap", refused)
     assert written(make_run(tmp_path / "run"), 100) == 100
 
 
 def test_the_file_system_is_found_by_its_device() -> None:
-    assert step_counter._file_system(os.stat("/dev/shm").st_dev) == "tmpfs"
-    assert step_counter._file_system(os.makedev(4095, 7)) is None
+    assert attempt_timing._file_system(os.stat("/dev/shm").st_dev) == "tmpfs"
+    assert attempt_timing._file_system(os.makedev(4095, 7)) is None
 
 
 def test_a_process_that_is_killed_has_written_its_last_step(tmp_path: Path) -> None:

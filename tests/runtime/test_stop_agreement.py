@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.runtime.training.stop_agreement import StopAgreement, StopFlag, Verdict, signals_held
+from hpcaccel.runtime.stop_flag import StopFlag, signals_held
+from hpcaccel.runtime.training.stop_agreement import StopAgreement, StopDecision
 from tests.runtime.ranks import make_run, outcome, run_ranks
 
 
@@ -25,7 +26,7 @@ import os, signal
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
 os.kill(os.getpid(), signal.SIGTERM)
 os.kill(os.getpid(), signal.SIGUSR2)
-from hpcaccel.runtime.training.stop_agreement import StopFlag
+from hpcaccel.runtime.stop_flag import StopFlag
 flag = StopFlag()
 count = 0
 def count_it(number, frame, inner=flag._raise):
@@ -71,7 +72,7 @@ def test_a_lone_rank_agrees_with_itself() -> None:
     assert agreement.read() is None
     agreement.issue(stop=True, save=False)
     assert agreement.pending
-    assert agreement.read() == Verdict(stop=True, save=False, active=True)
+    assert agreement.read() == StopDecision(stop=True, save=False, active=True)
     assert agreement.read() is None
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from hpcaccel.runtime.training.stop_agreement import SIGNALS
+from hpcaccel.runtime.child_signals import SIGNALS
 from tests.checkpoint.world import run_ranks
 from tests.runtime.ranks import Ranks, make_run, outcome
 
@@ -217,7 +217,7 @@ def test_all_ranks_leave_together_and_the_end_is_the_same(tmp_path: Path) -> Non
     assert len(digest) == 1
     expected = {name: [85, 85, *digest] if name == "a load" else [85, *digest] for name in results}
     assert results == expected
-    said = "a stop was asked for during an evaluation: it comes at the next training step"
+    said = "a stop was requested during an evaluation: the training stops at the next training step"
     assert said in log
 
 

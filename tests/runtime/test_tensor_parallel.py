@@ -27,7 +27,7 @@ def test_a_shared_model_is_the_plain_one(size: int, tmp_path: Path) -> None:
 
 def test_a_plan_is_needed_and_may_be_the_models_own() -> None:
     model = nn.Linear(2, 2)
-    with pytest.raises(RuntimeMisuse, match="which modules of Linear are shared, and how"):
+    with pytest.raises(RuntimeMisuse, match="lists the modules of Linear to shard"):
         find_plan(model, None)
     model._tp_plan = {"a": "colwise"}  # type: ignore[assignment]
     assert [type(style).__name__ for style in find_plan(model, None).values()] == ["ColwiseParallel"]

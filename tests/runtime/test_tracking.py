@@ -10,8 +10,8 @@ import pytest
 
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.distributed.process_states import AcceleratorState
 from hpcaccel.runtime.enums import LoggerType
+from hpcaccel.runtime.states.accelerator_state import AcceleratorState
 from hpcaccel.runtime.tracking import catalog
 from hpcaccel.runtime.tracking.hub import Tracking
 from hpcaccel.runtime.training.metrics_writer import MetricsWriter
@@ -87,7 +87,7 @@ def hub(*, is_main: bool = True, run_id: str | None = None) -> tuple[Tracking, l
 
 def test_a_tracker_without_its_package_is_left_out_and_a_warning_says_how_to_get_it() -> None:
     HERE.add("tensorboardX")
-    said = r"log_with='wandb': the package wandb is not installed, so .* left out\. pip install wandb brings it"
+    said = r"log_with='wandb': the package wandb is not installed, so .* skipped\. Install it with: pip install wandb"
     with pytest.warns(UserWarning, match=said):
         assert filter_trackers(["wandb", "tensorboard", LoggerType.TENSORBOARD], "logs") == [LoggerType.TENSORBOARD]
 
@@ -110,15 +110,15 @@ def test_a_directory_that_a_tracker_left_behind_is_no_package(tmp_path: Path, mo
 
 def test_a_name_that_nobody_knows_lists_those_that_are() -> None:
     with pytest.raises(
-        RuntimeMisuse, match=r"log_with='wandbb' is no tracker. Known are: all, aim, .*tensorboard, wandb"
+        RuntimeMisuse, match=r"log_with='wandbb' is not a tracker. Use one of: all, aim, .*tensorboard, wandb"
     ):
         filter_trackers("wandbb", "logs")
-    with pytest.raises(RuntimeMisuse, match=r"log_with=3 is no tracker"):
+    with pytest.raises(RuntimeMisuse, match=r"log_with=3 is not a tracker"):
         filter_trackers([3])
 
 
 def test_a_tracker_that_writes_files_needs_a_directory() -> None:
-    with pytest.raises(RuntimeMisuse, match=r"log_with='tensorboard' writes into a directory.*project_dir"):
+    with pytest.raises(RuntimeMisuse, match=r"log_with='tensorboard' needs a logging directory.*project_dir"):
         filter_trackers("tensorboard")
 
 
@@ -127,13 +127,13 @@ def test_all_is_whatever_works_here() -> None:
     own = Recorder()
     assert get_available_trackers() == [LoggerType.TENSORBOARD, LoggerType.WANDB]
     assert filter_trackers(["all", own], "logs") == [own, LoggerType.TENSORBOARD, LoggerType.WANDB]
-    with pytest.warns(UserWarning, match="log_with='tensorboard' writes into a directory.*left out of 'all'"):
+    with pytest.warns(UserWarning, match="log_with='all' skips 'tensorboard', which needs a logging directory"):
         assert filter_trackers(LoggerType.ALL) == [LoggerType.WANDB]
 
 
 def test_a_class_of_the_scripts_own_can_be_known_by_name() -> None:
     register_tracker_class(Directory)
-    with pytest.warns(UserWarning, match="'directory' was Directory and is Directory now"):
+    with pytest.warns(UserWarning, match="'directory' is now Directory, instead of Directory"):
         register_tracker_class(Directory)
     tracking, trackers, _ = hub()
     tracking.want("directory", "logs")
@@ -240,9 +240,9 @@ def test_a_tracker_that_was_left_out_takes_everything_too() -> None:
 def test_too_early_and_mistyped_words_are_noticed() -> None:
     tracking, _, _ = hub()
     tracking.want(Recorder(), None)
-    with pytest.warns(UserWarning, match=r"get_tracker\('recorder'\) before init_trackers"):
+    with pytest.warns(UserWarning, match=r"get_tracker\('recorder'\) was called before init_trackers"):
         tracking.get("recorder", unwrap=False)
-    with pytest.warns(UserWarning, match=r"init_kwargs\['wanbd'\] is for no tracker"):
+    with pytest.warns(UserWarning, match=r"init_kwargs\['wanbd'\] is ignored: no such tracker \(available: .*wandb"):
         tracking.start("project", None, {"wanbd": {"tags": []}, "wandb": {}})
     tracking.finish()
 

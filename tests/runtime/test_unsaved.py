@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from hpcaccel.runtime.training.script_generators import generators_in
+from hpcaccel.runtime.rng.script_generators import generators_in
 from tests.runtime.loader_kinds import collate
 from tests.runtime.test_exactness import Training, one_epoch, plain
 
@@ -44,7 +44,7 @@ def test_generators_of_the_scripts_own(make: Callable[[], Any]) -> None:
             augments.random()
 
     training = Training(plain())
-    assert one_epoch(training, draw)[-1] == ["drawn from a generator that is in no checkpoint: augments"]
+    assert one_epoch(training, draw)[-1] == ["generators that are not saved in checkpoints have been used: augments"]
     registered = Training(plain())
     registered.prepared.registered.append(SimpleNamespace(it=augments))  # type: ignore[arg-type]
     assert one_epoch(registered, draw)[-1] == []
@@ -64,7 +64,7 @@ class Augmented(Dataset[Any]):
 
 def test_generators_of_a_dataset() -> None:
     own = Training(DataLoader(Augmented(), batch_size=2, collate_fn=collate))
-    assert one_epoch(own)[-1] == ["drawn from a generator that is in no checkpoint: dataset.transform.rng"]
+    assert one_epoch(own)[-1] == ["generators that are not saved in checkpoints have been used: dataset.transform.rng"]
     copied = Training(DataLoader(Augmented(), batch_size=2, num_workers=1))
     copied.exactness.stepped(1, 0)
     assert any("workers draw from copies" in text and "dataset.transform.rng" in text for text in copied.doubts())
@@ -74,7 +74,9 @@ def test_generators_of_a_map_style_dataset_with_a_state_that_nobody_saves() -> N
     dataset: Any = Augmented()
     dataset.state_dict = dataset.load_state_dict = dict
     training = Training(DataLoader(dataset, batch_size=2, collate_fn=collate))
-    assert one_epoch(training)[-1] == ["drawn from a generator that is in no checkpoint: dataset.transform.rng"]
+    assert one_epoch(training)[-1] == [
+        "generators that are not saved in checkpoints have been used: dataset.transform.rng"
+    ]
 
 
 class Augment:
@@ -89,7 +91,7 @@ class Augment:
 
 
 def drawn(text: str) -> list[str]:
-    return [f"drawn from a generator that is in no checkpoint: {text}"]
+    return [f"generators that are not saved in checkpoints have been used: {text}"]
 
 
 def test_generators_in_objects_of_the_script() -> None:
@@ -154,7 +156,7 @@ class Noisy(nn.Module):
 
 
 def changed(name: str) -> list[str]:
-    return [f"buffers that are in no checkpoint (persistent=False) have changed: {name}"]
+    return [f"buffers that are not saved (persistent=False) have changed: {name}"]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +185,7 @@ def test_a_generator_that_each_epoch_makes_anew() -> None:
         rng.random()
 
     assert one_epoch(training, begin)[-1] == [
-        "a generator that was made after the training had begun is in no checkpoint: rng"
+        "generators created after the training began are not saved in checkpoints: rng"
     ]
 
 
@@ -195,7 +197,7 @@ def test_what_was_first_seen_after_a_step() -> None:
     training = Training(plain(), begins=False)
     said = one_epoch(training)
     assert said == [
-        ["nothing is known of the generators and buffers of the script's own before its first step"],
+        ["changes of the script's generators and unsaved buffers before its first step are unknown"],
         *[[]] * 5,
     ]
     assert rng is not None

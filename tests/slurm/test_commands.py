@@ -12,7 +12,7 @@ import pytest
 from hpcaccel.core import progress_notes
 from hpcaccel.errors import ClusterError, SlurmCommandError, SlurmUnreachable
 from hpcaccel.slurm import JobState, Slurm
-from hpcaccel.slurm.command_env import submission_environment
+from hpcaccel.slurm.programs import submission_environment
 
 RECORDED = Path(__file__).parents[1] / "data" / "slurm"
 
@@ -133,7 +133,7 @@ def test_no_slurm_at_all(script: Path) -> None:
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         raise FileNotFoundError(command[0])
 
-    with pytest.raises(ClusterError, match="no sbatch on this machine"):
+    with pytest.raises(ClusterError, match="sbatch was not found on this machine"):
         Slurm(run).sbatch(script)
 
 
@@ -141,7 +141,7 @@ def test_no_answer_in_time() -> None:
     def run(command: list[str], *, timeout: float, **_: Any) -> subprocess.CompletedProcess[str]:
         raise subprocess.TimeoutExpired(command, timeout)
 
-    with pytest.raises(SlurmCommandError, match="no answer within 3 s"):
+    with pytest.raises(SlurmCommandError, match="no response within 3 s"):
         Slurm(run, timeout_seconds=3).job("1")
 
 
@@ -238,7 +238,7 @@ def test_signals_go_to_a_step() -> None:
 @pytest.mark.parametrize("job_id", ["", "--help", "1;rm", "1 2", "46_[0-3]", "n1"])
 def test_only_job_ids_reach_a_command(job_id: str) -> None:
     terminal = Terminal()
-    with pytest.raises(ValueError, match="job id"):
+    with pytest.raises(ValueError, match="job ID"):
         Slurm(terminal).cancel(job_id)
     assert terminal.commands == []
 
@@ -285,7 +285,7 @@ def test_nodes_are_excluded_for_a_waiting_job() -> None:
     assert terminal.commands == [["scontrol", "update", "JobId=46_3", "ExcNodeList=n[1-2]"]]
     with pytest.raises(SlurmCommandError, match="no longer pending"):
         Slurm(terminal).exclude("45", [])
-    with pytest.raises(ValueError, match="no node's name"):
+    with pytest.raises(ValueError, match="is not a node name"):
         Slurm(terminal).exclude("45", ["n1 Requeue=0"])
 
 
@@ -302,12 +302,12 @@ def test_a_command_without_an_answer_is_told_of(monkeypatch: pytest.MonkeyPatch)
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(progress_notes, "SILENT_SECONDS", 0.01)
-    token = progress_notes.ON_SILENCE.set(tell)
+    token = progress_notes.SHOW_NOTE.set(tell)
     try:
         Slurm(slowly, timeout_seconds=60).cancel("46")
     finally:
-        progress_notes.ON_SILENCE.reset(token)
-    assert sentences[0].startswith("scancel has had no answer from Slurm for 0.01 s; waiting for at most 60 s.")
+        progress_notes.SHOW_NOTE.reset(token)
+    assert sentences[0].startswith("scancel has not responded for 0.01 s; waiting for up to 60 s.")
 
 
 def test_jobs_are_found_by_their_script_through_other_symbolic_links(script: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcaccel.slurm.expedited_requeue import why_not_expedited
+from hpcaccel.slurm.site_parsing import why_not_expedited
 from hpcaccel.slurm.states import JobState, parse_state
 
 ENABLED = {"SlurmctldParameters": "idle_on_node_suspend,enable_expedited_requeue"}
@@ -15,10 +15,10 @@ ENABLED = {"SlurmctldParameters": "idle_on_node_suspend,enable_expedited_requeue
     [
         ({"SLURM_VERSION": "26.11.0-0rc1", **ENABLED}, ""),
         ({"SLURM_VERSION": "25.11.0", **ENABLED}, ""),
-        ({"SLURM_VERSION": "25.05.8", **ENABLED}, "from 25.11 on, and this cluster runs 25.05.8"),
-        ({"SLURM_VERSION": "22.05.8"}, "from 25.11 on, and this cluster runs 22.05.8"),
-        ({"SLURM_VERSION": "26.11.0", "SlurmctldParameters": ""}, "does not have enable_expedited_requeue"),
-        ({}, "a release that it does not name"),
+        ({"SLURM_VERSION": "25.05.8", **ENABLED}, "needs Slurm 25.11 or newer, and this cluster runs 25.05.8"),
+        ({"SLURM_VERSION": "22.05.8"}, "needs Slurm 25.11 or newer, and this cluster runs 22.05.8"),
+        ({"SLURM_VERSION": "26.11.0", "SlurmctldParameters": ""}, "lacks enable_expedited_requeue"),
+        ({}, "an unknown release"),
     ],
 )
 def test_where_it_is_to_be_had(settings: dict[str, str], reason: str) -> None:

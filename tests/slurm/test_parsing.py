@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.slurm import parsing
+from hpcaccel.slurm import parsing, site_parsing
 from hpcaccel.slurm.states import JobState, parse_time
 
 RECORDED = Path(__file__).parents[1] / "data" / "slurm"
@@ -162,7 +162,7 @@ def test_partitions_are_merged_over_their_kinds_of_node() -> None:
         "gpu*|up|2|4|10000|1-00:00:00|n/a|REQUEUE|1|gpu:v100:2,nvme:1\n"
         "cpu|down|1|64|512000|infinite|1:00:00|OFF|1|(null)\n"
     )
-    gpu, cpu = parsing.partitions(text)
+    gpu, cpu = site_parsing.partitions(text)
     assert (gpu.name, gpu.default, gpu.available, gpu.nodes) == ("gpu", True, True, 6)
     assert (gpu.cpus_per_node, gpu.memory_mb_per_node, gpu.gpus_per_node) == (4, 10000, 2)
     assert (gpu.gpu_types, gpu.time_limit_seconds, gpu.preempt_mode) == (("a100", "v100"), 86400, "REQUEUE")
@@ -171,14 +171,14 @@ def test_partitions_are_merged_over_their_kinds_of_node() -> None:
 
 
 def test_associations() -> None:
-    first, second = parsing.associations("phys|phys||normal|normal,long\nphys|chem|gpu||debug\n|||| \n")
+    first, second = site_parsing.associations("phys|phys||normal|normal,long\nphys|chem|gpu||debug\n|||| \n")
     assert (first.account, first.default, first.qos, first.default_qos) == ("phys", True, ("normal", "long"), "normal")
     assert (second.account, second.default, second.partition, second.default_qos) == ("chem", False, "gpu", None)
 
 
 @pytest.mark.parametrize("version", ["22.05", "26.11"])
 def test_configuration(version: str) -> None:
-    values = parsing.config_values(recorded(version, "scontrol-show-config.txt"))
+    values = site_parsing.config_values(recorded(version, "scontrol-show-config.txt"))
     assert values["KillWait"] == "10 sec"
     assert values["MaxArraySize"] == "1001"
     assert values["HealthCheckProgram"] == ""

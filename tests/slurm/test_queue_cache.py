@@ -12,10 +12,10 @@ import pytest
 
 from hpcaccel.errors import UserError
 from hpcaccel.slurm import JobState, Slurm
-from hpcaccel.slurm.fake import FakeSlurm
-from hpcaccel.slurm.queue_cache import Known, Queue
-from hpcaccel.slurm.queue_cache_path import Place, cluster_key, note_change, shared_place
+from hpcaccel.slurm.queue_cache import CachedJob, Queue
+from hpcaccel.slurm.queue_cache_files import QueueCacheFiles, cluster_key, note_change, shared_files
 from hpcaccel.slurm.states import JobInfo
+from tests.slurm.fake_slurm import FakeSlurm
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +35,8 @@ def slurm() -> Any:
 
 
 @pytest.fixture
-def place() -> Place:
-    found = shared_place()
+def files() -> QueueCacheFiles:
+    found = shared_files()
     assert found is not None
     return found
 
@@ -55,31 +55,31 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in ("queue_cache", "queue_lookup", "queue_cache_path"):
+    for module in ("queue_cache", "queue_cache_contents", "queue_cache_files"):
         monkeypatch.setattr(f"hpcaccel.slurm.{module}.time.time", clock.time)
     return clock
 
 
-def one(queue: Queue, job_id: str, **options: Any) -> Known:
+def one(queue: Queue, job_id: str, **options: Any) -> CachedJob:
     return queue.look([job_id], **options).jobs[job_id]
 
 
 # -- few questions ----------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_serves_until_it_is_too_old(slurm: Any, place: Place, clock: Clock) -> None:
+def test_an_answer_serves_until_it_is_too_old(slurm: Any, files: QueueCacheFiles, clock: Clock) -> None:
     for _ in range(3):
-        assert one(Queue(slurm, seconds=60, place=place), "1").state is JobState.RUNNING
-        assert one(Queue(slurm, seconds=60, place=place), "46_3").state is JobState.RUNNING
+        assert one(Queue(slurm, seconds=60, files=files), "1").state is JobState.RUNNING
+        assert one(Queue(slurm, seconds=60, files=files), "46_3").state is JobState.RUNNING
     assert slurm.calls == ["queue"]
     slurm.move("1", JobState.PENDING)
     clock.now += 61
-    assert one(Queue(slurm, seconds=60, place=place), "1").state is JobState.PENDING
-    assert Queue(slurm, seconds=60, place=place).questions() == {"squeue": 2}
+    assert one(Queue(slurm, seconds=60, files=files), "1").state is JobState.PENDING
+    assert Queue(slurm, seconds=60, files=files).questions() == {"squeue": 2}
 
 
-def test_after_a_change_the_next_question_is_a_new_one(slurm: Any, place: Place, clock: Clock) -> None:
-    queue = Queue(slurm, seconds=60, place=place)
+def test_after_a_change_the_next_question_is_a_new_one(slurm: Any, files: QueueCacheFiles, clock: Clock) -> None:
+    queue = Queue(slurm, seconds=60, files=files)
     queue.look(["1"])
     note_change()
     queue.look(["1"], after=0.0)
@@ -96,10 +96,10 @@ def test_a_command_that_changes_the_queue_says_so(tmp_path: Path, monkeypatch: p
         (programs / name).write_text(f"#!/bin/sh\n{says}\n")
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    place = shared_place()
-    assert place is not None
+    files = shared_files()
+    assert files is not None
     Slurm().queue()
-    assert place.changed() == 0.0
+    assert files.changed() == 0.0
     (tmp_path / "job.sbatch").write_text("#!/bin/sh\n")
     changes: list[Callable[[], object]] = [
         lambda: Slurm().sbatch(tmp_path / "job.sbatch"),
@@ -108,16 +108,16 @@ def test_a_command_that_changes_the_queue_says_so(tmp_path: Path, monkeypatch: p
     for change in changes:
         before = time.time()
         change()
-        assert place.changed() > before
+        assert files.changed() > before
 
 
-def test_a_job_that_is_newer_than_the_answer_is_asked_for(slurm: Any, place: Place, clock: Clock) -> None:
-    queue = Queue(slurm, seconds=60, place=place)
+def test_a_job_that_is_newer_than_the_answer_is_asked_for(slurm: Any, files: QueueCacheFiles, clock: Clock) -> None:
+    queue = Queue(slurm, seconds=60, files=files)
     queue.look(["1"])
     slurm.jobs["3"] = JobInfo(job_id="3", state=JobState.PENDING)
     new = {"3": clock.time()}
     waiting = one(queue, "3", submitted=new, after=0.0)
-    assert (waiting.state, waiting.words) == (JobState.UNKNOWN, "Slurm has not been asked since it was submitted")
+    assert (waiting.state, waiting.words) == (JobState.UNKNOWN, "Slurm has not been queried since it was submitted")
     assert one(queue, "3", submitted=new).state is JobState.PENDING
     assert slurm.calls == ["queue", "queue"]
 
@@ -125,15 +125,15 @@ def test_a_job_that_is_newer_than_the_answer_is_asked_for(slurm: Any, place: Pla
 def test_the_users_own_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("soon", "-1", "nan", "1e9"):
         monkeypatch.setenv("HPCACCEL_QUEUE_SECONDS", text)
-        with pytest.raises(UserError, match=f"HPCACCEL_QUEUE_SECONDS='{text}' is no number of seconds"):
+        with pytest.raises(UserError, match=f"HPCACCEL_QUEUE_SECONDS='{text}' is not a number of seconds"):
             Queue()
 
 
 # -- what is not gone -------------------------------------------------------------------------------------------------
 
 
-def test_an_empty_answer_makes_nothing_gone(slurm: Any, place: Place, clock: Clock) -> None:
-    queue = Queue(slurm, seconds=60, place=place)
+def test_an_empty_answer_makes_nothing_gone(slurm: Any, files: QueueCacheFiles, clock: Clock) -> None:
+    queue = Queue(slurm, seconds=60, files=files)
     queue.look(["1"])
     jobs, slurm.accounted = dict(slurm.jobs), False
     slurm.settings["MinJobAge"] = "300 sec"
@@ -141,18 +141,18 @@ def test_an_empty_answer_makes_nothing_gone(slurm: Any, place: Place, clock: Clo
     clock.now += 61
     known = one(queue, "1")
     assert (known.state, known.gone) == (JobState.UNKNOWN, False)
-    assert "although it was there a moment ago; last seen RUNNING at " in known.words
+    assert "although it did a moment ago; last seen RUNNING at " in known.words
     slurm.jobs.update(jobs)
     clock.now += 61
     assert one(queue, "1").state is JobState.RUNNING
 
 
 def test_without_accounting_a_job_is_gone_once_slurm_may_have_forgotten_it(
-    slurm: Any, place: Place, clock: Clock
+    slurm: Any, files: QueueCacheFiles, clock: Clock
 ) -> None:
     slurm.accounted = False
     slurm.settings["MinJobAge"] = "300 sec"
-    queue = Queue(slurm, seconds=60, place=place)
+    queue = Queue(slurm, seconds=60, files=files)
     queue.look(["1"])
     slurm.forget("1")
     clock.now += 301
@@ -163,24 +163,26 @@ def test_without_accounting_a_job_is_gone_once_slurm_may_have_forgotten_it(
     assert slurm.calls == ["queue"]  # what is gone is not asked about again
 
 
-def test_an_end_in_the_accounting_is_an_end(slurm: Any, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_in_the_accounting_is_an_end(
+    slurm: Any, files: QueueCacheFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slurm.move("1", JobState.NODE_FAIL)
     monkeypatch.setattr(slurm, "queue", lambda *_, **__: {})
-    known = one(Queue(slurm, seconds=60, place=place), "1")
+    known = one(Queue(slurm, seconds=60, files=files), "1")
     assert (known.state, known.gone) == (JobState.NODE_FAIL, False)
     assert slurm.calls == ["accounting"]
 
 
 def test_an_accounting_that_believes_in_a_job_that_is_over(
-    slurm: Any, place: Place, monkeypatch: pytest.MonkeyPatch
+    slurm: Any, files: QueueCacheFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slurm, "queue", lambda *_, **__: {})
     monkeypatch.setattr(slurm, "job", lambda _: None)
-    assert one(Queue(slurm, seconds=60, place=place), "1").gone
+    assert one(Queue(slurm, seconds=60, files=files), "1").gone
 
 
 def test_an_accounting_that_does_not_answer_is_left_alone_and_the_controller_asked(
-    slurm: Any, place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    slurm: Any, files: QueueCacheFiles, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
 
@@ -190,16 +192,18 @@ def test_an_accounting_that_does_not_answer_is_left_alone_and_the_controller_ask
 
     monkeypatch.setattr(slurm, "queue", lambda *_, **__: {})
     monkeypatch.setattr(slurm, "accounting", accounting)
-    queue = Queue(slurm, seconds=60, place=place)
+    queue = Queue(slurm, seconds=60, files=files)
     assert one(queue, "1").state is JobState.RUNNING
     assert one(queue, "2").state is JobState.RUNNING
     assert asked == [["1"]]
 
 
-def test_many_jobs_that_are_not_listed_are_asked_for_by_and_by(slurm: Any, place: Place, clock: Clock) -> None:
+def test_many_jobs_that_are_not_listed_are_asked_for_by_and_by(
+    slurm: Any, files: QueueCacheFiles, clock: Clock
+) -> None:
     slurm.accounted = False
     ids = [str(number) for number in range(100, 125)]
-    queue = Queue(slurm, seconds=60, place=place)
+    queue = Queue(slurm, seconds=60, files=files)
     gone = []
     for _ in range(4):
         slurm.calls.clear()
@@ -210,10 +214,12 @@ def test_many_jobs_that_are_not_listed_are_asked_for_by_and_by(slurm: Any, place
     assert gone == [10, 20, 25, 25]
 
 
-def test_what_was_found_before_a_job_was_submitted_is_of_another_job(slurm: Any, place: Place, clock: Clock) -> None:
+def test_what_was_found_before_a_job_was_submitted_is_of_another_job(
+    slurm: Any, files: QueueCacheFiles, clock: Clock
+) -> None:
     slurm.accounted = False
     slurm.settings["MinJobAge"] = "300 sec"
-    queue = Queue(slurm, seconds=60, place=place)
+    queue = Queue(slurm, seconds=60, files=files)
     assert one(queue, "7").gone
     clock.now += 61
     assert not one(queue, "7", submitted={"7": clock.time()}, after=0.0).gone
@@ -222,8 +228,8 @@ def test_what_was_found_before_a_job_was_submitted_is_of_another_job(slurm: Any,
 # -- a Slurm that does not answer -------------------------------------------------------------------------------------
 
 
-def test_an_outage_is_a_note_beside_the_last_answer(slurm: Any, place: Place, clock: Clock) -> None:
-    queue = Queue(slurm, seconds=60, place=place)
+def test_an_outage_is_a_note_beside_the_last_answer(slurm: Any, files: QueueCacheFiles, clock: Clock) -> None:
+    queue = Queue(slurm, seconds=60, files=files)
     before = queue.look(["1", "9"])
     slurm.calls.clear()
     slurm.unreachable = "Unable to contact slurm controller (connect failure)"
@@ -231,7 +237,7 @@ def test_an_outage_is_a_note_beside_the_last_answer(slurm: Any, place: Place, cl
     for _ in range(3):
         during = queue.look(["1", "8"])
     assert (during.asked, during.jobs["1"].state) == (before.asked, JobState.RUNNING)
-    assert "Slurm does not answer" in during.note
+    assert "Slurm does not respond" in during.note
     assert "connect failure" in during.note
     assert (during.jobs["8"].state, during.jobs["8"].gone) == (JobState.UNKNOWN, False)
     assert queue.questions()["squeue"] == 2
@@ -241,46 +247,46 @@ def test_an_outage_is_a_note_beside_the_last_answer(slurm: Any, place: Place, cl
 
 
 def test_who_waits_for_a_slow_answer_is_shown_the_old_one(
-    slurm: Any, place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    slurm: Any, files: QueueCacheFiles, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import fcntl
 
     monkeypatch.setattr("hpcaccel.slurm.queue_cache.PATIENCE_SECONDS", 0.3)
-    Queue(slurm, seconds=60, place=place).look(["1"])
+    Queue(slurm, seconds=60, files=files).look(["1"])
     clock.now += 61
-    with place.lock.open("w") as held:
+    with files.lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        answer = Queue(slurm, seconds=60, place=place).look(["1"])
+        answer = Queue(slurm, seconds=60, files=files).look(["1"])
         assert (answer.jobs["1"].state, answer.note) == (
             JobState.RUNNING,
-            "Slurm has been asked and has not answered yet",
+            "a Slurm query is still running",
         )
         held.write("1.0")  # it was taken long ago: its holder was stopped by Ctrl-Z
         held.flush()
-        assert Queue(slurm, seconds=60, place=place).look(["1"]).note == ""
+        assert Queue(slurm, seconds=60, files=files).look(["1"]).note == ""
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', '{"version": 99}', '{"version":1,"jobs":{"1":3}}'])
-def test_a_damaged_file_costs_one_question(slurm: Any, place: Place, text: str) -> None:
-    place.answer.write_text(text)
-    assert one(Queue(slurm, seconds=60, place=place), "1").state is JobState.RUNNING
+def test_a_damaged_file_costs_one_question(slurm: Any, files: QueueCacheFiles, text: str) -> None:
+    files.answer.write_text(text)
+    assert one(Queue(slurm, seconds=60, files=files), "1").state is JobState.RUNNING
 
 
 # -- where it lies ----------------------------------------------------------------------------------------------------
 
 
-def test_it_is_private(slurm: Any, place: Place) -> None:
-    Queue(slurm, seconds=60, place=place).look(["1"])
+def test_it_is_private(slurm: Any, files: QueueCacheFiles) -> None:
+    Queue(slurm, seconds=60, files=files).look(["1"])
     note_change()
-    assert place.folder.stat().st_mode & 0o777 == 0o700
-    assert {path.stat().st_mode & 0o777 for path in place.folder.iterdir()} == {0o600}
+    assert files.folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in files.folder.iterdir()} == {0o600}
 
 
 def test_where_nothing_can_be_written_a_process_asks_alone(
     slurm: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "state").write_text("a file")
-    assert shared_place() is None
+    assert shared_files() is None
     note_change()
     queue = Queue(slurm, seconds=60)
     assert one(queue, "1").state is JobState.RUNNING

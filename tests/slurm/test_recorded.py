@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hpcaccel.slurm import JobState, Slurm, parsing, site_parsing
-from hpcaccel.slurm.start_estimates import WAITING_FORMAT, parse_estimate, parse_waiting
+from hpcaccel.slurm.parsing import WAITING_FORMAT, parse_estimate, parse_waiting
 
 RECORDED = Path(__file__).parents[1] / "data" / "slurm"
 SQUEUE = "%i|%F|%K|%j|%P|%T|%r|%M|%l|%D|%N|%S|%Q|%k"
@@ -170,7 +170,7 @@ def test_nodes_are_what_their_json_says(version: str) -> None:
     assert {row[0]: site_parsing.gres(row[3])[0] for row in rows} == {
         name: site_parsing.gres(text)[0] for name, text in nodes.items()
     }
-    assert parsing.failed_nodes("".join(f"{row[0]}|{row[2]}\n" for row in rows)) == []
+    assert site_parsing.failed_nodes("".join(f"{row[0]}|{row[2]}\n" for row in rows)) == []
 
 
 @pytest.mark.parametrize("version", OURS)

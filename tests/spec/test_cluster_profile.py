@@ -54,7 +54,7 @@ def test_the_default_profile(tmp_path: Path) -> None:
     assert profile is not None
     assert profile.name == "alps"
     add(tmp_path, "second", "default: true\n")
-    with pytest.raises(SpecError, match=r"has default: true \(alps, second\): leave one"):
+    with pytest.raises(SpecError, match=r"has default: true \(alps, second\): keep it in one of them"):
         load_profile()
 
 
@@ -64,7 +64,7 @@ def test_an_unknown_profile(tmp_path: Path, name: str) -> None:
     with pytest.raises(SpecError) as caught:
         load_profile(name)
     (problem,) = caught.value.problems
-    assert problem.startswith(f"no cluster profile {name!r} (has: alps, local; in {tmp_path}/config/hpcaccel/clusters)")
+    assert problem.startswith(f"no cluster profile {name!r} (has: alps, local) in {tmp_path}/config/hpcaccel/clusters")
     assert name == "" or problem.endswith("Did you mean 'alps'?")
 
 
@@ -77,10 +77,10 @@ def test_all_that_is_wrong_with_a_profile(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load_profile("alps")
     assert caught.value.problems == [
-        f"{path}:1: name 'alsp' is not that of the file (alps)",
-        f"{path}:2: backend 'slrum' is not allowed (has: slurm, local). Did you mean 'slurm'?",
+        f"{path}:1: name 'alsp' must be equal to the file name ('alps')",
+        f"{path}:2: backend 'slrum' is not valid (allowed: slurm, local). Did you mean 'slurm'?",
         f"{path}:4: slurm.signal is set by resilience.warning_seconds",
-        f"{path}:6: slurm.mem_per_cpu cannot stand beside mem: set one of mem, mem_per_cpu, mem_per_gpu",
+        f"{path}:6: slurm.mem_per_cpu conflicts with mem: set only one of mem, mem_per_cpu, mem_per_gpu",
         f"{path}:7: runs_dir '$HOME/x': $HOME is not expanded here. Write ${{env:HOME}}/x",
     ]
 
@@ -110,8 +110,6 @@ def test_what_the_profile_makes_wrong_names_the_profile(tmp_path: Path) -> None:
     spec = load_spec("job.yaml", profile=load_profile("alps"))
     assert spec.environment.env == {"TOKEN": "x", "B": "own"}
     (tmp_path / "job.yaml").write_text("name: a\nentrypoint: {module: m}\nenvironment: {secrets: [TOKEN]}\n")
-    with pytest.raises(
-        SpecError, match=r"^job\.yaml:3: environment\.secrets\.0 'TOKEN' stands in environment\.env too"
-    ):
+    with pytest.raises(SpecError, match=r"^job\.yaml:3: environment\.secrets\.0 'TOKEN' is also in environment\.env"):
         load_spec("job.yaml", profile=load_profile("alps"))
     assert path.exists()

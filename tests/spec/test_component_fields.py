@@ -9,7 +9,7 @@ import pytest
 
 from hpcaccel.errors import SpecError
 from hpcaccel.spec import from_json, load_spec, spec_from_values, to_json, to_yaml
-from hpcaccel.spec.sweep_file import load_sweep
+from hpcaccel.spec.sweep.sweep_file import load_sweep
 
 SLURM = {"partition": "gpu", "account": "ml", "nodes": 2, "gpus_per_node": 4, "time": 60}
 
@@ -58,18 +58,21 @@ def test_its_program_is_looked_for_beside_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        (with_data(slurm={"time": 5}), "components.data.slurm.time is the whole job's: set slurm.time"),
-        (with_data(slurm={"extra": {"comment": "x"}}), "slurm.extra.comment is the whole job's: set slurm.comment"),
-        (with_data(slurm={"nodes": "1-2"}), "slurm.nodes 1-2 is not one number"),
+        (with_data(slurm={"time": 5}), "components.data.slurm.time applies to the whole job: set slurm.time"),
+        (
+            with_data(slurm={"extra": {"comment": "x"}}),
+            "slurm.extra.comment applies to the whole job: set slurm.comment",
+        ),
+        (with_data(slurm={"nodes": "1-2"}), "slurm.nodes 1-2 is not a single number"),
         (
             with_data(entrypoint={"function": "f"}),
             "components.data.entrypoint must have one of script, module, command",
         ),
         (with_data(entrypoint={}), "components.data.entrypoint must have one of script, module, command"),
         (with_data(resilience={}), "components.data.resilience is not a known key"),
-        ({**with_data(), "components": {"Data": {}}}, "components.Data 'Data' is no component's name"),
-        ({**with_data(), "components": {"all": {}}}, "components.all 'all' is no component's name"),
-        ({**with_data(), "resilience": {"chain": 3}}, "resilience.chain cannot stand beside components"),
+        ({**with_data(), "components": {"Data": {}}}, "components.Data 'Data' is not a valid component name"),
+        ({**with_data(), "components": {"all": {}}}, "components.all 'all' is not a valid component name"),
+        ({**with_data(), "resilience": {"chain": 3}}, "resilience.chain cannot be combined with components"),
     ],
 )
 def test_refused(values: dict[str, Any], words: str) -> None:
@@ -83,5 +86,5 @@ def test_no_sweep_has_components(tmp_path: Path) -> None:
         "name: x\nentrypoint: {command: [train]}\ncomponents: {data: {entrypoint: {command: [serve]}}}\n"
         "sweep: {metric: loss, mode: min, max_trials: 2, parameters: {args.lr: {float: [0.1, 1]}}}\n"
     )
-    with pytest.raises(SpecError, match=r"sweep.yaml:3: components cannot stand beside sweep: its workers"):
+    with pytest.raises(SpecError, match=r"sweep.yaml:3: components cannot be combined with sweep: its workers"):
         load_sweep(path)

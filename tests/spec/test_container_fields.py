@@ -1,4 +1,4 @@
-"""The sections ``container`` and ``stage``, and what cannot stand beside them."""
+"""The sections ``container`` and ``stage``, and what conflicts with them."""
 
 from __future__ import annotations
 
@@ -36,17 +36,29 @@ def test_paths_are_the_files_and_names_are_the_registrys() -> None:
     ("sections", "words"),
     [
         ({"container": {"image": "two words"}}, "container.image 'two words' is neither a path"),
-        ({"container": {"image": "a.sif", "mounts": ["/a:b"]}}, "the place in the container must be an absolute path"),
-        ({"container": {"image": "a.sif", "mounts": ["/a,b:/c"]}}, "holds a comma"),
+        ({"container": {"image": "a.sif", "mounts": ["/a:b"]}}, "the path in the container must be absolute"),
+        ({"container": {"image": "a.sif", "mounts": ["/a,b:/c"]}}, "contains a comma"),
         ({"container": {"image": "a.sif", "workdir": "here"}}, "container.workdir 'here' must be an absolute path"),
-        ({"container": {"image": "a.sif"}, "environment": {"venv": "/v"}}, "environment.venv is outside of the cont"),
-        ({"container": {"image": "a.sif"}, "srun": {"extra": ["--container-name=x"]}}, "is set by the section cont"),
-        ({"container": {"image": "a.sif", "runtime": "docker"}}, r"is not allowed \(has: auto, pyxis"),
-        ({"stage": {"sources": ["/a/x", "/b/x"]}}, "would both be called 'x' in the stage directory"),
-        ({"stage": {"sources": ["/a"], "directory": "tmp"}}, "must be an absolute path, or begin with a variable"),
-        ({"slurm": {"het": [{}]}}, "slurm.het is written as components, beside slurm"),
-        ({"slurm": {"extra": {"hetjob": True}}}, "slurm.extra.hetjob is written as components"),
-        ({"launcher": "mpirun"}, r"launcher 'mpirun' is not allowed \(has: srun, torchrun\)"),
+        (
+            {"container": {"image": "a.sif"}, "environment": {"venv": "/v"}},
+            "environment.venv cannot be combined with container",
+        ),
+        (
+            {"container": {"image": "a.sif"}, "srun": {"extra": ["--container-name=x"]}},
+            "is not allowed: use the section container",
+        ),
+        ({"container": {"image": "a.sif", "runtime": "docker"}}, r"is not valid \(allowed: auto, pyxis"),
+        ({"stage": {"sources": ["/a/x", "/b/x"]}}, "would both be named 'x' in the stage directory"),
+        ({"stage": {"sources": ["/a"], "directory": "tmp"}}, "must be an absolute path or start with a variable"),
+        (
+            {"slurm": {"het": [{}]}},
+            "slurm.het is not supported: to make the job heterogeneous, add the section components",
+        ),
+        (
+            {"slurm": {"extra": {"hetjob": True}}},
+            "slurm.extra.hetjob is not supported: to make the job heterogeneous, add the section components",
+        ),
+        ({"launcher": "mpirun"}, r"launcher 'mpirun' is not valid \(allowed: srun, torchrun\)"),
     ],
 )
 def test_refused(sections: dict[str, Any], words: str) -> None:

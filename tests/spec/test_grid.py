@@ -19,8 +19,8 @@ def test_a_grid_is_every_combination(load) -> None:
     ("axes", "problem"),
     [
         (["lr"], "command line: --grid lr: write key=a,b,c, such as args.lr=1e-3,3e-4"),
-        (["seed=1,,2"], "command line: --grid seed=1,,2: a value is empty (write '' for an empty text)"),
-        (["seed=1", "runtime.seed=2"], "command line: --grid runtime.seed=2: seed is an axis already"),
+        (["seed=1,,2"], "command line: --grid seed=1,,2: a value is empty (write '' for an empty string)"),
+        (["seed=1", "runtime.seed=2"], "command line: --grid runtime.seed=2: seed is already an axis"),
         (["sede=1"], "command line: --grid sede=1: sede is not a known key. Did you mean 'runtime.seed'?"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 
 from hpcaccel.errors import SpecError
 from hpcaccel.spec import load_spec, spec_from_values
-from hpcaccel.spec.expand import Elsewhere, expanded_for
+from hpcaccel.spec.loading.expand import Elsewhere, expanded_for
 
 
 def write(path: Path, text: str) -> Path:
@@ -34,19 +34,19 @@ def test_a_missing_file_names_the_closest(tmp_path: Path) -> None:
 
 def test_a_directory_tells_what_it_holds(tmp_path: Path) -> None:
     write(tmp_path / "jobs/train.yaml", "x: 1")
-    assert failure("jobs") == ["jobs is a directory, not a YAML file (it holds train.yaml)"]
+    assert failure("jobs") == ["jobs is a directory, not a YAML file (it contains train.yaml)"]
 
 
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"", "f.yaml: the file is empty. `hpcaccel init` writes one to start from"),
-        (b"# only a comment\n", "f.yaml: the file is empty. `hpcaccel init` writes one to start from"),
-        (b"- a\n- b\n", "f.yaml: the file must hold a mapping (name: …, entrypoint: …), not a list"),
-        (b"hello\n", "f.yaml: the file must hold a mapping (name: …, entrypoint: …), not a single value"),
+        (b"", "f.yaml: the file is empty. Create a spec file with `hpcaccel init`"),
+        (b"# only a comment\n", "f.yaml: the file is empty. Create a spec file with `hpcaccel init`"),
+        (b"- a\n- b\n", "f.yaml: the file must contain a mapping (name: …, entrypoint: …), not a list"),
+        (b"hello\n", "f.yaml: the file must contain a mapping (name: …, entrypoint: …), not a single value"),
         (b"a: b\nc: \xff\n", "f.yaml:2: not UTF-8 text (byte 0xff)"),
         (b"a: b\nc: [d\n", "f.yaml:3: not valid YAML: while parsing a flow sequence, expected ',' or ']', but got '<stream end>'"),
-        (b"\x7fELF\x00\x01", "f.yaml:1: the character U+007F may not stand in YAML"),
+        (b"\x7fELF\x00\x01", "f.yaml:1: the character U+007F is not allowed in YAML"),
     ],
 )  # fmt: skip
 def test_files_that_are_no_spec(tmp_path: Path, content: bytes, problem: str) -> None:
@@ -94,41 +94,41 @@ sweep: {trials: 3}
     own = "modules, conda, venv, python, setup, setup_per_node, env, secrets"
     assert problems(text, "nodes=abc", whole=True) == [
         "job.yaml:2: entrypoint.script '$SCRATCH/x.py': $SCRATCH is not expanded here. Write ${env:SCRATCH}/x.py",
-        "job.yaml:3: entrypoint.args.m is a mapping: flags have no levels. Write m.<name>: …, or set args_style: equals or key=value",
-        f"job.yaml:4: nodes is not a known key (has: {top}). Did you mean 'slurm.nodes'?",
-        f"job.yaml:6: slurm.partitoin is not a known key (has: {slurm}). Did you mean 'partition'?",
+        "job.yaml:3: entrypoint.args.m is a mapping, which args_style: flags does not support. Write m.<name>: …, or set args_style: equals or key=value",
+        f"job.yaml:4: nodes is not a known key (allowed: {top}). Did you mean 'slurm.nodes'?",
+        f"job.yaml:6: slurm.partitoin is not a known key (allowed: {slurm}). Did you mean 'partition'?",
         "job.yaml:7: slurm.time 'tomorrow' is not a time (allowed: minutes, minutes:seconds, hours:minutes:seconds, "
         "days-hours, days-hours:minutes, days-hours:minutes:seconds, UNLIMITED)",
-        "job.yaml:9: slurm.mem_per_cpu cannot stand beside mem: set one of mem, mem_per_cpu, mem_per_gpu",
-        "job.yaml:10: runtime.strategy 'dpd' is not allowed (has: ddp, fsdp). Did you mean 'ddp'?",
-        "job.yaml:10: runtime.mixed_precision false is not allowed (has: no, fp16, bf16, fp8)",
-        "job.yaml:12: environment.env.S asks for ${env:NOPE}, but NOPE is not set in your environment",
-        "job.yaml:12: environment.env.1x '1x' is not the name of an environment variable (letters, digits and _, no digit first)",
-        "job.yaml:12: environment.env.X null must be text (write '' for an empty one)",
+        "job.yaml:9: slurm.mem_per_cpu conflicts with mem: set only one of mem, mem_per_cpu, mem_per_gpu",
+        "job.yaml:10: runtime.strategy 'dpd' is not valid (allowed: ddp, fsdp). Did you mean 'ddp'?",
+        "job.yaml:10: runtime.mixed_precision false is not valid (allowed: no, fp16, bf16, fp8)",
+        "job.yaml:12: environment.env.S uses ${env:NOPE}, but NOPE is not set in your environment",
+        "job.yaml:12: environment.env.1x '1x' is not a valid environment variable name: use letters, digits and '_', not starting with a digit",
+        "job.yaml:12: environment.env.X null must be a string (write '' for an empty string)",
         "job.yaml:12: environment.env.RANK is set by hpcaccel itself",
-        "job.yaml:13: environment.secrets.1 'A' stands twice",
-        "job.yaml:13: environment.secrets.2 'S' stands in environment.env too: a secret's value is not written",
+        "job.yaml:13: environment.secrets.1 'A' is listed twice",
+        "job.yaml:13: environment.secrets.2 'S' is also in environment.env, which stores its value: set only one",
         "job.yaml:14: environment.modules 'cuda' must be a list",
-        f"job.yaml:15: environment.time is not a known key (has: {own}). Did you mean 'slurm.time'?",
+        f"job.yaml:15: environment.time is not a known key (allowed: {own}). Did you mean 'slurm.time'?",
         "job.yaml:16: checkpoint.keep 0 must be a whole number of at least 1",
-        "job.yaml:17: name 'g pt' is not a name (letters, digits, '.', '_' and '-', a letter or digit first, at most 64): "
-        "it names a folder",
-        "job.yaml:18: sweep is for `hpcaccel sweep start`, which runs many trials of this file: use that, or remove it here",
+        "job.yaml:17: name 'g pt' is not a valid name: use at most 64 letters, digits, '.', '_' and '-', starting "
+        "with a letter or digit. It becomes a directory name",
+        "job.yaml:18: sweep is for `hpcaccel sweep start`, which runs many trials of this file: use that command, or remove the section",
         "command line: nodes=abc: slurm.nodes 'abc' is not a number of nodes (allowed: 4, 2-4, or a list of sizes such as 1,2,4-8:2)",
     ]  # fmt: skip
 
 
 def test_what_is_missing_says_what_it_is(problems) -> None:
     assert problems("slurm: {}", whole=True) == [
-        "job.yaml:1: name is missing. A short name: of the Slurm job and of the folder that holds the runs.",
-        "job.yaml:1: entrypoint is missing. What the ranks run.",
+        "job.yaml:1: name is missing. A short name, used for the Slurm job and for the directory of its runs.",
+        "job.yaml:1: entrypoint is missing. The program that the ranks run.",
     ]
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "-x", "", "a b", "ü", "x" * 65, "[a]"])
 def test_a_name_is_a_safe_folder(problems, name: str) -> None:
     (problem,) = problems(f"name: {name!r}\nentrypoint: {{script: train.py}}", whole=True)
-    assert problem.startswith(f"job.yaml:1: name {name!r} is not a name (letters, digits")
+    assert problem.startswith(f"job.yaml:1: name {name!r} is not a valid name: use at most 64 letters")
 
 
 def test_a_number_may_be_a_name(load) -> None:
@@ -142,12 +142,12 @@ def test_sections_with_nothing_behind_them_are_defaults(load) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ('environment: {setup: ["a\\nb"]}', "environment.setup.0 'a\\nb' holds a line break: a value must be one line"),
-        ('environment: {env: {A: "x\\0"}}', "environment.env.A 'x\\x00' holds a NUL character, which no program can be given"),
-        ('environment: {env: {A: "\\ud800"}}', "environment.env.A '\\ud800' is not text: it holds bytes that are not UTF-8, or half of a surrogate pair"),
+        ('environment: {setup: ["a\\nb"]}', "environment.setup.0 'a\\nb' contains a line break: a value must be on one line"),
+        ('environment: {env: {A: "x\\0"}}', "environment.env.A 'x\\x00' contains a NUL character, which cannot be passed to a program"),
+        ('environment: {env: {A: "\\ud800"}}', "environment.env.A '\\ud800' is not valid text: it contains bytes that are not UTF-8, or half of a surrogate pair"),
         ("environment: {env: {HPCACCEL_USE_CPUS: x}}", "environment.env.HPCACCEL_USE_CPUS is set by hpcaccel itself"),
         ("environment: {env: {HPCACCEL_RUN_DIR: x}}", "environment.env.HPCACCEL_RUN_DIR is set by hpcaccel itself"),
-        ("environment: {venv: v, python: p}", "environment.python cannot stand beside venv: set one of venv, python"),
+        ("environment: {venv: v, python: p}", "environment.python conflicts with venv: set only one of venv, python"),
         ("code: {copy: maybe}", "code.copy 'maybe' must be true or false"),
         ("runtime: {seed: 5000000000}", "runtime.seed 5000000000 must be a whole number of at least 0 and at most 4294967295"),
         ("checkpoint: {every_minutes: 0}", "checkpoint.every_minutes 0 must be a number above 0"),
@@ -156,7 +156,7 @@ def test_sections_with_nothing_behind_them_are_defaults(load) -> None:
         ("resilience: {requeue: 1}", "resilience.requeue 1 must be true, false or expedite"),
         ("workdir: $WORK/x", "workdir '$WORK/x': $WORK is not expanded here. Write ${env:WORK}/x"),
         ("workdir: ${WORK}/x", "workdir '${WORK}/x': $WORK is not expanded here. Write ${env:WORK}/x"),
-        ("workdir: ${env:1x}", "workdir '${env:1x}' is not understood: write ${env:NAME} with the name of a variable"),
+        ("workdir: ${env:1x}", "workdir '${env:1x}' is not valid: write ${env:NAME} with the name of an environment variable"),
     ],
 )  # fmt: skip
 def test_values_that_are_refused(problems, text: str, problem: str) -> None:
@@ -238,7 +238,7 @@ def test_a_spec_for_another_machine_names_what_is_there(tmp_path: Path, monkeypa
         assert failure(file, "entrypoint.script=null", "entrypoint.command=[./tool]")[0].endswith("is not a file")
         for setting in ("container.image=./x.sif", "container.mounts=[data:/data]", "entrypoint.command=[../tool]"):
             (problem,) = failure(file, "entrypoint.script=null", setting, "entrypoint.args=null")[:1]
-            assert "is relative to this file, and alps is another machine" in problem
+            assert "is relative to this file, but the job runs on alps" in problem
         assert "HERE is not set on alps" in failure(file, "args.x=${env:HERE}")[0]
 
 
@@ -323,9 +323,9 @@ def test_errors_in_a_base_name_the_base(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("base", "problem"),
     [
-        ("extends: job.yaml", "job.yaml:1: extends 'base.yaml': base.yaml:1: extends 'job.yaml' comes back to where it started: job.yaml → base.yaml → job.yaml"),
+        ("extends: job.yaml", "job.yaml:1: extends 'base.yaml': base.yaml:1: extends 'job.yaml' forms a cycle: job.yaml → base.yaml → job.yaml"),
         ("extends: gone.yaml", "job.yaml:1: extends 'base.yaml': base.yaml:1: extends 'gone.yaml': gone.yaml: no such file. Did you mean 'job.yaml'?"),
-        ("", "job.yaml:1: extends 'base.yaml': base.yaml: the file is empty. `hpcaccel init` writes one to start from"),
+        ("", "job.yaml:1: extends 'base.yaml': base.yaml: the file is empty. Create a spec file with `hpcaccel init`"),
         ("extends: [a, b]", "base.yaml:1: extends must be the path of one file, such as base.yaml"),
     ],
 )  # fmt: skip
@@ -342,7 +342,7 @@ def test_conflicts_inside_one_file_stay_conflicts(tmp_path: Path) -> None:
         "extends: base.yaml\nname: a\nentrypoint: {script: train.py}\nslurm: {mem: 1G, mem_per_cpu: 1G}\n",
     )
     assert failure("job.yaml") == [
-        "job.yaml:4: slurm.mem_per_cpu cannot stand beside mem: set one of mem, mem_per_cpu, mem_per_gpu"
+        "job.yaml:4: slurm.mem_per_cpu conflicts with mem: set only one of mem, mem_per_cpu, mem_per_gpu"
     ]
 
 
@@ -366,6 +366,6 @@ def test_a_function_is_named_from_python_only() -> None:
     assert spec_from_values({"name": "a", "entrypoint": {"function": "train"}}).entrypoint.kind == "function"
 
 
-@pytest.mark.parametrize("name", ["HPCACCEL_USE_CPU", "HPCACCEL_ALONE", "HPCACCEL_GPUS_PER_TASK"])
+@pytest.mark.parametrize("name", ["HPCACCEL_USE_CPU", "HPCACCEL_ALONE", "HPCACCEL_GPUS_PER_TASK", "HPCACCEL_LOG_LEVEL"])
 def test_variables_that_are_documented_for_users_may_be_set(load, name: str) -> None:
     assert load(f"environment: {{env: {{{name}: '1'}}}}").environment.env == {name: "1"}

@@ -40,7 +40,7 @@ def test_an_override_rules_out_what_cannot_stand_beside_it(load, problems) -> No
     assert (slurm.mem, slurm.mem_per_cpu, slurm.gpus_per_node, slurm.gres) == (None, "2G", None, "gpu:4")
     assert load(text, "gres=nvme:1").slurm.gpus_per_node == "2"
     assert problems(text, "mem=1G", "mem_per_cpu=1G") == [
-        "command line: mem_per_cpu=1G: slurm.mem_per_cpu cannot stand beside mem: set one of mem, mem_per_cpu, mem_per_gpu"
+        "command line: mem_per_cpu=1G: slurm.mem_per_cpu conflicts with mem: set only one of mem, mem_per_cpu, mem_per_gpu"
     ]
 
 
@@ -61,21 +61,21 @@ def test_the_last_of_two_wins(load) -> None:
         ("extra.foo=1", "extra.foo is ambiguous: write slurm.extra.foo or srun.extra.foo"),
         ("nodse=4", "nodse is not a known key. Did you mean 'slurm.nodes'?"),
         ("slrum.nodes=4", "slrum.nodes is not a known key. Did you mean 'slurm.nodes'?"),
-        ("checkpoint.kepe=4", "checkpoint.kepe is not a known key (has: every_steps, every_minutes, background, when_busy, keep, keep_every_steps, resume). Did you mean 'keep'?"),
+        ("checkpoint.kepe=4", "checkpoint.kepe is not a known key (allowed: every_steps, every_minutes, background, when_busy, keep, keep_every_steps, resume). Did you mean 'keep'?"),
         ("slurm.signal=USR1", "slurm.signal is set by resilience.warning_seconds"),
         ("signal=USR1", "signal is set by resilience.warning_seconds"),
-        ("extends=x.yaml", "extends is read from files only"),
+        ("extends=x.yaml", "extends is allowed only at the top level of a spec file"),
         ("checkpoint=4", "checkpoint is a section: set one of its keys (every_steps, every_minutes, background, when_busy, keep, keep_every_steps, resume)"),
         ("entrypoint.function=f", None),
-        ("nodes", "an override is written key=value, such as nodes=4"),
-        ("=4", "an override is written key=value, such as nodes=4"),
-        ("modules.0=x", "environment.modules is a list here: give all of it, environment.modules=[a, b]"),
-        ("args.x=[1", "not valid YAML: while parsing a flow sequence, expected ',' or ']', but got '<stream end>'. Text that begins with a bracket or a quote is read as YAML: put all of it in quotes"),
-        ("args.x='a' b", "not valid YAML: expected '<document start>', but found '<scalar>'. Text that begins with a bracket or a quote is read as YAML: put all of it in quotes"),
+        ("nodes", "an override must have the form key=value, such as nodes=4"),
+        ("=4", "an override must have the form key=value, such as nodes=4"),
+        ("modules.0=x", "environment.modules is a list here: set the whole list, environment.modules=[a, b]"),
+        ("args.x=[1", "not valid YAML: while parsing a flow sequence, expected ',' or ']', but got '<stream end>'. A value that starts with a bracket or a quote is parsed as YAML: quote all of it to pass a string"),
+        ("args.x='a' b", "not valid YAML: expected '<document start>', but found '<scalar>'. A value that starts with a bracket or a quote is parsed as YAML: quote all of it to pass a string"),
         ("wrap=5", None),
-        ("fsdp.warp=5", "runtime.fsdp.warp is not a known key (has: wrap, reshard_after_forward, shard_size, param_dtype, reduce_dtype, output_dtype, cpu_offload). Did you mean 'wrap'?"),
+        ("fsdp.warp=5", "runtime.fsdp.warp is not a known key (allowed: wrap, reshard_after_forward, shard_size, param_dtype, reduce_dtype, output_dtype, cpu_offload). Did you mean 'wrap'?"),
         ("keep=none", "checkpoint.keep 'none' must be a whole number of at least 1"),
-        ("env.A=\udcff", "environment.env.A '\\udcff' is not text: it holds bytes that are not UTF-8, or half of a surrogate pair"),
+        ("env.A=\udcff", "environment.env.A '\\udcff' is not valid text: it contains bytes that are not UTF-8, or half of a surrogate pair"),
     ],
 )  # fmt: skip
 def test_problems_name_the_override(problems, override: str, problem: str | None) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hpcaccel.spec import quantities as q
+from hpcaccel.spec.job import quantities as q
 
 
 @pytest.mark.parametrize(

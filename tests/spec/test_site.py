@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from hpcaccel.errors import SpecError
-from hpcaccel.spec.site import NodeType, Partition, SiteConfig, SiteFacts, facts_path, load_facts, store_facts
+from hpcaccel.spec.cluster.cluster_facts import (
+    NodeType,
+    Partition,
+    SiteConfig,
+    SiteFacts,
+    facts_path,
+    load_facts,
+    store_facts,
+)
 
 FACTS = SiteFacts(
     name="alps",
@@ -26,7 +34,7 @@ def test_facts_come_back_as_they_were() -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
     text = path.read_text()
-    assert text.startswith("# Made on 2026-11-")
+    assert text.startswith("# Created on 2026-11-")
     assert "`hpcaccel cluster probe alps`" in text.splitlines()[0]
     assert load_facts("other") is None
 
@@ -50,7 +58,7 @@ def test_kinds_of_nodes_of_partitions() -> None:
         ("version: 1\nname: alps\nprobed_at: 1\nslurm_version: 23.02\nwhat: ever\n", "what is not a known key"),
         ("{", "facts.yaml"),
         ("", "the file is empty"),
-        ("- a\n", "must hold a mapping"),
+        ("- a\n", "must contain a mapping"),
         ("\x00\x01", "facts.yaml"),
     ],
 )
@@ -71,5 +79,5 @@ def test_a_folder_in_place_of_the_file() -> None:
 
 @pytest.mark.parametrize("name", ["../x", "", "a/b"])
 def test_names_that_would_lead_elsewhere(name: str) -> None:
-    with pytest.raises(SpecError, match="can be no profile's name"):
+    with pytest.raises(SpecError, match="is not a valid profile name"):
         facts_path(name)

@@ -78,27 +78,30 @@ def test_quantities_as_numbers(load) -> None:
         ("{requeue: true}", "slurm.requeue is set by resilience.requeue"),
         (
             "{output: x.log}",
-            "slurm.output is not to be set: every rank's log is kept in the run directory (`hpcaccel logs`)",
+            "slurm.output cannot be set: rank logs are written to the run directory (see `hpcaccel logs`)",
         ),
-        ("{array: 1-4}", "slurm.array is made by `hpcaccel submit --grid`"),
-        ("{ntasks: 4}", "slurm.ntasks is nodes × ntasks_per_node: set slurm.nodes and slurm.ntasks_per_node"),
+        ("{array: 1-4}", "slurm.array cannot be set: use `hpcaccel submit --grid`"),
+        (
+            "{ntasks: 4}",
+            "slurm.ntasks is computed as nodes × ntasks_per_node: set slurm.nodes and slurm.ntasks_per_node",
+        ),
         ("{extra: {signal: USR1}}", "slurm.extra.signal is set by resilience.warning_seconds"),
         ("{extra: {no-requeue: true}}", "slurm.extra.no-requeue is set by resilience.requeue: false"),
         ("{extra: {sig: USR1}}", "slurm.extra.sig is short for signal, which is set by resilience.warning_seconds"),
         ("{extra: {cpus-per-task: 4}}", "slurm.extra.cpus-per-task is set by slurm.cpus_per_task"),
         (
             "{extra: {--foo: 1}}",
-            "slurm.extra has the key '--foo': write the long name of an option of sbatch's, without dashes in front",
+            "slurm.extra has the key '--foo': write the long name of an sbatch option without leading dashes",
         ),
-        ("{extra: {foo: [1]}}", "slurm.extra foo: must be text or a number, or true for an option without a value"),
-        ("{extra: [foo]}", "slurm.extra must be a mapping of sbatch's option names: {switches: 1@10:00}"),
+        ("{extra: {foo: [1]}}", "slurm.extra foo: must be a string or a number, or true for an option without a value"),
+        ("{extra: [foo]}", "slurm.extra must be a mapping of sbatch option names to values: {bb: capacity=1TB}"),
         (
             "{mem: 4G, mem_per_gpu: 4G}",
-            "slurm.mem_per_gpu cannot stand beside mem: set one of mem, mem_per_cpu, mem_per_gpu",
+            "slurm.mem_per_gpu conflicts with mem: set only one of mem, mem_per_cpu, mem_per_gpu",
         ),
         (
             "{gpus_per_node: 2, gres: 'gpu:2'}",
-            "slurm.gres cannot ask for GPUs beside gpus_per_node: set one of gpus_per_node, gpus_per_task, gres",
+            "slurm.gres conflicts with gpus_per_node: request GPUs with only one of gpus_per_node, gpus_per_task, gres",
         ),
         (
             "{gpus_per_node: a100}",
@@ -116,8 +119,8 @@ def test_quantities_as_numbers(load) -> None:
         ("{cpus_per_task: many}", "slurm.cpus_per_task 'many' must be a whole number of at least 1"),
         ("{cpus_per_task: true}", "slurm.cpus_per_task true must be a whole number of at least 1"),
         ("{account: ''}", "slurm.account '' must not be empty"),
-        ("{account: [a, b]}", "slurm.account must be text"),
-        ('{comment: "a\\nb"}', "slurm.comment 'a\\nb' holds a line break: a value must be one line"),
+        ("{account: [a, b]}", "slurm.account must be a string"),
+        ('{comment: "a\\nb"}', "slurm.comment 'a\\nb' contains a line break: a value must be on one line"),
         ("{exclusive: never}", "slurm.exclusive 'never' must be true, false, user, mcs or topo"),
         ("5", "slurm 5 must be a mapping"),
     ],
@@ -138,7 +141,7 @@ def test_srun_flags_are_passed_as_they_are(load, problems) -> None:
         "local",
     ]
     assert problems("srun: {extra: [none, --export=ALL, --unbuf, -n4]}") == [
-        "job.yaml:3: srun.extra.0 must begin with a flag of srun's, such as --cpu-bind=none, not 'none'",
+        "job.yaml:3: srun.extra.0 must start with an srun flag, such as --cpu-bind=none, not 'none'",
         "job.yaml:3: srun.extra.1 '--export=ALL' sets --export, which hpcaccel sets itself",
         "job.yaml:3: srun.extra.2 '--unbuf' sets --unbuffered, which hpcaccel sets itself",
         "job.yaml:3: srun.extra.3 '-n4' sets --ntasks, which hpcaccel sets itself",

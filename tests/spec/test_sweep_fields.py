@@ -13,11 +13,9 @@ import yaml
 
 from hpcaccel.errors import SpecError
 from hpcaccel.spec import JobSpec, SweepSpec, load_spec, load_sweep, resolve, sweep_from_values, sweep_schema
-from hpcaccel.spec.canonical import sweep_to_yaml
-from hpcaccel.spec.grid import grid
-from hpcaccel.spec.points import count, points
-from hpcaccel.spec.sweep_notes import notes
-from hpcaccel.spec.trial_spec import own_point, seed_of
+from hpcaccel.spec.loading.canonical import sweep_to_yaml
+from hpcaccel.spec.loading.overrides import grid
+from hpcaccel.spec.sweep.points import count, notes, own_point, points, seed_of
 
 HEAD = "name: gpt\nentrypoint: {script: train.py, args: {lr: 3.0e-3, depth: 4}}\n"
 LR = "parameters: {args.lr: {float: [1.0e-4, 1.0e-1], log: true}}"
@@ -99,7 +97,8 @@ def test_values_of_python() -> None:
 
 def test_overrides_reach_both_halves() -> None:
     spec = load(LR, "max_trials=3", "sweep.pruner={median: {startup_trials: 2}}", "nodes=2", "args.lr=1")
-    assert (spec.sweep.max_trials, spec.job.slurm.nodes, spec.job.entrypoint.args["lr"]) == (3, "2", 1)
+    args: Any = spec.job.entrypoint.args
+    assert (spec.sweep.max_trials, spec.job.slurm.nodes, args["lr"]) == (3, "2", 1)
     assert spec.sweep.pruner.median is not None
     assert spec.sweep.pruner.median.startup_trials == 2
 
@@ -125,7 +124,7 @@ def test_what_is_written_down_loads_as_the_same(sweep: str) -> None:
 
 
 def test_commands_that_know_no_sweeps_do_not_build_its_models() -> None:
-    code = "import sys, hpcaccel.spec; print('hpcaccel.spec.sweep_fields' in sys.modules)"
+    code = "import sys, hpcaccel.spec; print('hpcaccel.spec.sweep.sweep_fields' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
@@ -223,76 +222,74 @@ def test_a_file_without_a_sweep() -> None:
     Path("job.yaml").write_text(HEAD)
     with pytest.raises(SpecError) as caught:
         load_sweep("job.yaml")
-    assert caught.value.problems == [
-        "job.yaml:1: sweep is missing. What is searched: metric, parameters, and for how long."
-    ]
+    assert caught.value.problems == ["job.yaml:1: sweep is missing. The sweep: metric, parameters and limits."]
 
 
-GRID = "`hpcaccel submit --grid` does that, with one job for each value"
+GRID = "use `hpcaccel submit --grid`, which submits one job for each value"
 
 
 @pytest.mark.parametrize(
     ("sweep", "problem"),
     [
         ("parameters: {args.lr: {float: [1, 2]}, ags.depth: {choice: [1, 2]}}", "4: sweep.parameters.ags.depth is not a known key. Did you mean 'args.depth'?"),
-        ("parameters: {checkpoint.kepe: {int: [1, 2]}}", "4: sweep.parameters.checkpoint.kepe is not a known key (has: every_steps, every_minutes, background, when_busy, keep, keep_every_steps, resume). Did you mean 'keep'?"),
+        ("parameters: {checkpoint.kepe: {int: [1, 2]}}", "4: sweep.parameters.checkpoint.kepe is not a known key (allowed: every_steps, every_minutes, background, when_busy, keep, keep_every_steps, resume). Did you mean 'keep'?"),
         ("parameters: {runtime.fsdp.warp: {choice: [a, b]}}", None),
-        ("parameters: {slurm.nodes: {choice: [1, 2]}}", f"4: sweep.parameters.slurm.nodes is the allocation, which a worker keeps from trial to trial: {GRID}"),
-        ("parameters: {nodes: {choice: [1, 2]}}", f"4: sweep.parameters.nodes is the allocation, which a worker keeps from trial to trial: {GRID}"),
-        ("parameters: {environment.env.X: {choice: [1, 2]}}", f"4: sweep.parameters.environment.env.X is made once in a worker, before its trials: give the program an argument (args.…), or {GRID}"),
-        ("parameters: {script: {choice: [a.py, b.py]}}", f"4: sweep.parameters.script is the program of the whole sweep: search its arguments (args.…), or {GRID}"),
-        ("parameters: {name: {choice: [a, b]}}", "4: sweep.parameters.name names the folder of the whole sweep"),
-        ("parameters: {requeue: {choice: [true, false]}}", "4: sweep.parameters.requeue says how the worker comes back, the same for all its trials"),
-        ("parameters: {args.lr: {choice: [1, 2]}, entrypoint.args.lr: {choice: [1, 2]}}", "4: sweep.parameters.entrypoint.args.lr is part of args.lr, or the same: name one of them"),
-        ("parameters: {}", "4: sweep.parameters must name what is searched, such as args.lr: {float: [1.0e-4, 1.0e-1], log: true}: the space is empty"),
+        ("parameters: {slurm.nodes: {choice: [1, 2]}}", f"4: sweep.parameters.slurm.nodes cannot be searched, because a worker keeps its allocation from trial to trial: {GRID}"),
+        ("parameters: {nodes: {choice: [1, 2]}}", f"4: sweep.parameters.nodes cannot be searched, because a worker keeps its allocation from trial to trial: {GRID}"),
+        ("parameters: {environment.env.X: {choice: [1, 2]}}", f"4: sweep.parameters.environment.env.X cannot be searched, because a worker sets it up once, before its trials: search an argument of the program (args.…), or {GRID}"),
+        ("parameters: {script: {choice: [a.py, b.py]}}", f"4: sweep.parameters.script cannot be searched, because all trials run the same program: search its arguments (args.…), or {GRID}"),
+        ("parameters: {name: {choice: [a, b]}}", "4: sweep.parameters.name cannot be searched, because it is the directory name of the whole sweep"),
+        ("parameters: {requeue: {choice: [true, false]}}", "4: sweep.parameters.requeue cannot be searched, because it controls how a worker is requeued, which is the same for all its trials"),
+        ("parameters: {args.lr: {choice: [1, 2]}, entrypoint.args.lr: {choice: [1, 2]}}", "4: sweep.parameters.entrypoint.args.lr overlaps with args.lr: remove one of them"),
+        ("parameters: {}", "4: sweep.parameters is empty: add at least one parameter, such as args.lr: {float: [1.0e-4, 1.0e-1], log: true}"),
         (parameter("{float: [1, 0.1]}"), "4: sweep.parameters.args.lr.float [1.0, 0.1]: the first must be below the second"),
-        (parameter("{float: [0, 1], log: true}"), "4: sweep.parameters.args.lr.float [0.0, 1.0] with log: the lowest must be above 0"),
+        (parameter("{float: [0, 1], log: true}"), "4: sweep.parameters.args.lr.float [0.0, 1.0] with log: true: the lowest value must be above 0"),
         (parameter("{float: [1.0e-4]}"), "4: sweep.parameters.args.lr.float must be two numbers, the lowest and the highest: [1.0e-4, 1.0e-1]"),
         (parameter("{int: [1, 8.5]}"), "4: sweep.parameters.args.lr.int must be two whole numbers, the lowest and the highest: [1, 8]"),
-        (parameter("{int: [1, 8], step: 2}"), "4: sweep.parameters.args.lr.step 2 does not end at 8: the last value is 7"),
-        (parameter("{int: [1, 8], step: 0.5}"), "4: sweep.parameters.args.lr.step 0.5 must be a whole number, as the values are"),
+        (parameter("{int: [1, 8], step: 2}"), "4: sweep.parameters.args.lr.step 2 does not divide the range: the last value is 7, not 8"),
+        (parameter("{int: [1, 8], step: 0.5}"), "4: sweep.parameters.args.lr.step 0.5 must be a whole number, because the range is int"),
         (parameter("{float: [0, 1], step: 0}"), "4: sweep.parameters.args.lr.step 0 must be a number above 0"),
-        (parameter("{int: [1, 9], step: 2, log: true}"), "4: sweep.parameters.args.lr.step cannot stand beside log: set one of them"),
-        (parameter("{choice: [1, 2, 1.0]}"), "4: sweep.parameters.args.lr.choice holds 1.0 twice"),
+        (parameter("{int: [1, 9], step: 2, log: true}"), "4: sweep.parameters.args.lr.step conflicts with log: set only one of them"),
+        (parameter("{choice: [1, 2, 1.0]}"), "4: sweep.parameters.args.lr.choice contains 1.0 twice"),
         (parameter("{choice: []}"), "4: sweep.parameters.args.lr.choice must be a list of values: [2, 4, 8]"),
         (parameter("{choice: [1, 2], log: true}"), "4: sweep.parameters.args.lr.log is for ranges, not for choices"),
         (parameter("{choice: [1, 2], int: [1, 2]}"), None),
         (parameter("{}"), "4: sweep.parameters.args.lr must have one of float, int, choice: {float: [1.0e-4, 1.0e-1], log: true}"),
         (parameter("{loguniform: [1, 2]}"), None),
-        (parameter("{flaot: [1, 2], int: [1, 2]}"), "4: sweep.parameters.args.lr.flaot is not a known key (has: float, int, choice, log, step, when). Did you mean 'float'?"),
-        ("parameters: {runtime.mixed_precision: {choice: [no, bf61]}}", "4: sweep.parameters.runtime.mixed_precision.choice.1 is refused: runtime.mixed_precision 'bf61' is not allowed (has: no, fp16, bf16, fp8). Did you mean 'bf16'?"),
-        ("parameters: {keep: {int: [0, 4]}}", "4: sweep.parameters.keep.int 0 is refused: checkpoint.keep 0 must be a whole number of at least 1"),
-        ("parameters: {keep: {choice: [1, '1']}}", "4: sweep.parameters.keep.choice.1 1 stands twice: it is the same as one before"),
-        (f"method: grid\n{LR}", "5: sweep.parameters.args.lr has no end of values for a grid: give step, or choice"),
-        (f"method: baysian\n{LR}", "4: sweep.method 'baysian' is not allowed (has: grid, random, tpe, gp, cmaes, qmc)"),
-        (f"method: cmaes\n{LR}", "4: sweep.method cmaes needs two or more parameters that are numbers: use tpe, or grid"),
+        (parameter("{flaot: [1, 2], int: [1, 2]}"), "4: sweep.parameters.args.lr.flaot is not a known key (allowed: float, int, choice, log, step, when). Did you mean 'float'?"),
+        ("parameters: {runtime.mixed_precision: {choice: [no, bf61]}}", "4: sweep.parameters.runtime.mixed_precision.choice.1 is not valid: runtime.mixed_precision 'bf61' is not valid (allowed: no, fp16, bf16, fp8). Did you mean 'bf16'?"),
+        ("parameters: {keep: {int: [0, 4]}}", "4: sweep.parameters.keep.int 0 is not valid: checkpoint.keep 0 must be a whole number of at least 1"),
+        ("parameters: {keep: {choice: [1, '1']}}", "4: sweep.parameters.keep.choice.1 1 is listed twice: it is the same as an earlier choice"),
+        (f"method: grid\n{LR}", "5: sweep.parameters.args.lr is continuous, and a grid needs a finite list of values: add step, or use choice"),
+        (f"method: baysian\n{LR}", "4: sweep.method 'baysian' is not valid (allowed: grid, random, tpe, gp, cmaes, qmc)"),
+        (f"method: cmaes\n{LR}", "4: sweep.method cmaes needs at least two numeric parameters: use tpe or grid"),
         (f"n_trials: 5\n{LR}", None),
         (f"max_trails: 5\n{LR}\nmax_gpu_hours: 1", None),
-        (f"{LR}\nmax_trials: null", "3: sweep has no end: set max_trials or max_gpu_hours"),
-        (f"{LR}\nmax_trials: 3\nrepeat: 4", "5: sweep.max_trials 3 is less than repeat (4): no point would be complete"),
-        ("parameters: {runtime.seed: {choice: [1, 2]}}\nrepeat: 2", "5: sweep.repeat sets runtime.seed itself, which is one of the parameters: use one of the two"),
-        (f"{LR}\nmetric: [loss, loss]\nmode: [min, min]", "5: sweep.metric names 'loss' twice"),
-        (f"{LR}\nmetric: [loss, seconds]", "3: sweep.mode must be a list of 2, one for each metric (loss, seconds)"),
-        (f"{LR}\nmetric: loss\nmode: [min, max]", "6: sweep.mode must be one of min and max, one for each metric (loss)"),
-        (f"{LR}\nmode: minimise", "5: sweep.mode 'minimise' is not allowed (has: min, max). Did you mean 'min'?"),
-        (f"{LR}\nmetric: [a, b]\nmode: [min, max]\npruner: asha", "7: sweep.pruner cannot stand beside several metrics: no one of them says which trial is worse"),
-        (f"method: cmaes\n{LR}\nmetric: [a, b]\nmode: [min, max]", "4: sweep.method cmaes knows one metric only: use tpe, gp, qmc, random or grid"),
-        (f"{LR}\npruner: ahsa", "5: sweep.pruner 'ahsa' is not allowed (has: asha, hyperband, median, none). Did you mean 'asha'?"),
+        (f"{LR}\nmax_trials: null", "3: sweep has no limit: set max_trials or max_gpu_hours"),
+        (f"{LR}\nmax_trials: 3\nrepeat: 4", "5: sweep.max_trials 3 is less than repeat (4), the number of trials of each point"),
+        ("parameters: {runtime.seed: {choice: [1, 2]}}\nrepeat: 2", "5: sweep.repeat sets runtime.seed, which is also one of the parameters: remove one of the two"),
+        (f"{LR}\nmetric: [loss, loss]\nmode: [min, min]", "5: sweep.metric contains 'loss' twice"),
+        (f"{LR}\nmetric: [loss, seconds]", "3: sweep.mode must be a list of 2 values, one for each metric (loss, seconds)"),
+        (f"{LR}\nmetric: loss\nmode: [min, max]", "6: sweep.mode must be one value, min or max, for the single metric loss"),
+        (f"{LR}\nmode: minimise", "5: sweep.mode 'minimise' is not valid (allowed: min, max). Did you mean 'min'?"),
+        (f"{LR}\nmetric: [a, b]\nmode: [min, max]\npruner: asha", "7: sweep.pruner cannot be combined with several metrics: a pruner compares trials by a single metric"),
+        (f"method: cmaes\n{LR}\nmetric: [a, b]\nmode: [min, max]", "4: sweep.method cmaes supports only one metric: use tpe, gp, qmc, random or grid"),
+        (f"{LR}\npruner: ahsa", "5: sweep.pruner 'ahsa' is not valid (allowed: asha, hyperband, median, none). Did you mean 'asha'?"),
         (f"{LR}\npruner: {{asha: {{grace_period: 3}}}}", "5: sweep.pruner.asha.grace_period is called min_steps here"),
-        (f"{LR}\npruner: {{asha: {{min_stesp: 3}}}}", "5: sweep.pruner.asha.min_stesp is not a known key (has: min_steps, max_steps, reduction_factor). Did you mean 'min_steps'?"),
+        (f"{LR}\npruner: {{asha: {{min_stesp: 3}}}}", "5: sweep.pruner.asha.min_stesp is not a known key (allowed: min_steps, max_steps, reduction_factor). Did you mean 'min_steps'?"),
         (f"{LR}\npruner: {{asha: {{reduction_factor: 1}}}}", "5: sweep.pruner.asha.reduction_factor 1 must be a whole number of at least 2"),
         (f"{LR}\npruner: {{asha: {{min_steps: 9, max_steps: 9}}}}", "5: sweep.pruner.asha.min_steps 9 must be below max_steps (9)"),
-        (f"{LR}\npruner: hyperband", "5: sweep.pruner.hyperband.max_steps is missing. The steps of a whole trial, as the program logs them. The number of brackets follows from it."),
+        (f"{LR}\npruner: hyperband", "5: sweep.pruner.hyperband.max_steps is missing. Steps of a complete trial, as the program logs them. It determines the number of brackets."),
         (f"{LR}\npruner: {{asha: {{}}, median: {{}}}}", None),
         ("parameters: {args.a: {choice: [1, 2], when: {args.b: x}}}", "4: sweep.parameters.args.a.when.args.b is not one of the parameters (has: args.a). Did you mean 'args.a'?"),
-        ("parameters: {args.a: {choice: [1, 2], when: {args.b: x}}, args.b: {choice: [y, z]}}", "4: sweep.parameters.args.a.when.args.b x is not a value of args.b (has: y, z)"),
-        ("parameters: {args.a: {choice: [1, 2], when: {args.b: 0.5}}, args.b: {float: [0, 1]}}", "4: sweep.parameters.args.a.when.args.b has no end of values: conditions are for choices, whole numbers and steps"),
-        ("parameters: {args.a: {choice: [1, 2], when: {args.b: 1}}, args.b: {choice: [1, 2], when: {args.a: 1}}}", "4: sweep.parameters.args.a.when leads back to where it began: args.a → args.b → args.a"),
-        ("method: gp\nparameters: {args.a: {choice: [1, 2], when: {args.b: 1}}, args.b: {choice: [1, 2]}}", "5: sweep.parameters.args.a.when conditions are not for method gp: use tpe, random, qmc or grid"),
-        (f"{LR}\nenqueue: [{{args.lr: 5}}]", "5: sweep.enqueue.0.args.lr 5 lies outside the space (float from 1e-4 to 0.1)"),
+        ("parameters: {args.a: {choice: [1, 2], when: {args.b: x}}, args.b: {choice: [y, z]}}", "4: sweep.parameters.args.a.when.args.b x is not a value of args.b (allowed: y, z)"),
+        ("parameters: {args.a: {choice: [1, 2], when: {args.b: 0.5}}, args.b: {float: [0, 1]}}", "4: sweep.parameters.args.a.when.args.b is continuous: a condition needs a parameter with choices, whole numbers or a step"),
+        ("parameters: {args.a: {choice: [1, 2], when: {args.b: 1}}, args.b: {choice: [1, 2], when: {args.a: 1}}}", "4: sweep.parameters.args.a.when forms a cycle: args.a → args.b → args.a"),
+        ("method: gp\nparameters: {args.a: {choice: [1, 2], when: {args.b: 1}}, args.b: {choice: [1, 2]}}", "5: sweep.parameters.args.a.when is not supported by method gp: use tpe, random, qmc or grid"),
+        (f"{LR}\nenqueue: [{{args.lr: 5}}]", "5: sweep.enqueue.0.args.lr 5 is outside the search space (float from 1e-4 to 0.1)"),
         (f"{LR}\nenqueue: [{{args.rl: 0.01}}]", "5: sweep.enqueue.0.args.rl is not one of the parameters (has: args.lr). Did you mean 'args.lr'?"),
-        ("parameters: {args.d: {choice: [2, 4]}}\nenqueue: [{args.d: 2}, {args.d: 3}]", "5: sweep.enqueue.1.args.d 3 lies outside the space (has: 2, 4)"),
-        ("parameters: {args.a: {choice: [1, 2], when: {args.b: 1}}, args.b: {choice: [1, 2]}}\nenqueue: [{args.a: 1, args.b: 2}]", "5: sweep.enqueue.0.args.a does not apply there: it needs args.b 1"),
+        ("parameters: {args.d: {choice: [2, 4]}}\nenqueue: [{args.d: 2}, {args.d: 3}]", "5: sweep.enqueue.1.args.d 3 is outside the search space (allowed: 2, 4)"),
+        ("parameters: {args.a: {choice: [1, 2], when: {args.b: 1}}, args.b: {choice: [1, 2]}}\nenqueue: [{args.a: 1, args.b: 2}]", "5: sweep.enqueue.0.args.a does not apply at this point: it needs args.b 1"),
     ],
 )  # fmt: skip
 def test_sweeps_that_are_refused(problems: Callable[..., Sequence[str]], sweep: str, problem: str | None) -> None:
@@ -314,19 +311,19 @@ def test_arguments_that_are_a_list_have_no_names(problems: Callable[..., Sequenc
     (line,) = problems(LR, head="name: g\nentrypoint: {script: train.py, args: [--lr, 3]}\n")
     assert (
         line
-        == "sweep.yaml:4: sweep.parameters.args.lr entrypoint.args is a list here: give all of it, entrypoint.args=[a, b]"
+        == "sweep.yaml:4: sweep.parameters.args.lr entrypoint.args is a list here: set the whole list, entrypoint.args=[a, b]"
     )
 
 
 @pytest.mark.parametrize(
     ("sweep", "note"),
     [
-        ("method: grid\nparameters: {args.a: {int: [1, 50]}}", "the grid has 50 trials, and max_trials lets 10 of them run, in order"),
-        (f"{LR}\nrepeat: 3", "max_trials 10 is no multiple of repeat 3: 9 trials will run"),
-        (f"{LR}\nworkers: 11", "for 10 trials at most, 10 of 11 workers will be started"),
-        ("method: grid\nparameters: {args.a: {int: [1, 6]}}\nworkers: 8\npack: 2", "for 6 trials at most, 3 of 8 workers will be started"),
+        ("method: grid\nparameters: {args.a: {int: [1, 50]}}", "the grid has 50 trials, but max_trials allows only the first 10"),
+        (f"{LR}\nrepeat: 3", "max_trials 10 is not a multiple of repeat 3: 9 trials will run"),
+        (f"{LR}\nworkers: 11", "at most 10 trials will run: only 10 of 11 workers will be started"),
+        ("method: grid\nparameters: {args.a: {int: [1, 6]}}\nworkers: 8\npack: 2", "at most 6 trials will run: only 3 of 8 workers will be started"),
         (f"{LR}\nworkers: 5\npack: 2", None),  # each of the five has something to do
-        ("parameters: {args.a: {choice: [1]}}", "the parameters hold one point only: there is nothing to search"),
+        ("parameters: {args.a: {choice: [1]}}", "the search space contains only one point: there is nothing to search"),
         (LR, None),
     ],
 )  # fmt: skip

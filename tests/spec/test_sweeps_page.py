@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpcaccel.spec import load_sweep
-from hpcaccel.spec.sweep_fields import METHODS
-from hpcaccel.spec.sweep_notes import notes
+from hpcaccel.spec.sweep.points import notes
+from hpcaccel.spec.sweep.sweep_fields import METHODS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
 FILES = [text for text in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if "\nsweep:" in text]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcaccel.errors import SpecError
-from hpcaccel.spec.workflow import read_jobs
+from hpcaccel.spec.loading.workflow import read_jobs
 
 JOBS = """\
 slurm: {partition: gpu, time: 60}
@@ -51,12 +51,16 @@ def test_a_file_of_one_job_is_none_of_these(file: Path) -> None:
         (
             "prepare: {",
             "prepare: {after: [train], ",
-            "jobs.yaml:2: jobs wait for each other in a circle",
+            "jobs.yaml:2: jobs depend on each other in a cycle",
         ),
         ("nodes: 4", "nodez: 4", r"jobs.yaml:5: slurm.nodez is not a known key.*Did you mean 'nodes'"),
-        ("slurm: {partition", "name: x\nslurm: {partition", "jobs.yaml:1: name is not shared by the jobs of a file"),
-        ("[prepare,", "['after:prepare',", r"jobs.yaml:6: after.0 .*'after' is not allowed \(has: afterok"),
-        ("[prepare,", "[train,", "jobs wait for each other in a circle: train → train"),
+        (
+            "slurm: {partition",
+            "name: x\nslurm: {partition",
+            "jobs.yaml:1: name cannot be set for all jobs of a file: each job is named by its key in jobs",
+        ),
+        ("[prepare,", "['after:prepare',", r"jobs.yaml:6: after.0 .*'after' must be one of afterok"),
+        ("[prepare,", "[train,", "jobs depend on each other in a cycle: train → train"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(file: Path, old: str, new: str, words: str) -> None:

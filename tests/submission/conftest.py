@@ -10,11 +10,11 @@ import pytest
 
 from hpcaccel.core import progress_notes
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.slurm.fake import FakeSlurm
-from hpcaccel.submission import local
-from hpcaccel.submission.prepare import prepare
-from hpcaccel.submission.run_handle import Run, RunArray
-from hpcaccel.submission.submit import submit, submit_prepared
+from hpcaccel.submission.jobs import local
+from hpcaccel.submission.runs.run_handle import Run, RunArray
+from hpcaccel.submission.submit.api import submit, submit_prepared
+from hpcaccel.submission.submit.prepare import prepare
+from tests.slurm.fake_slurm import FakeSlurm
 
 ROOT = Path(__file__).parents[2]
 
@@ -108,9 +108,9 @@ def project(tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -
 def told() -> Iterator[list[str]]:
     """What a program would tell people on the way."""
     found: list[str] = []
-    token = progress_notes.ON_SILENCE.set(found.append)
+    token = progress_notes.SHOW_NOTE.set(found.append)
     yield found
-    progress_notes.ON_SILENCE.reset(token)
+    progress_notes.SHOW_NOTE.reset(token)
 
 
 def eventually(question: Callable[[], object], *, patience_seconds: float = 60.0) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.slurm.fake import FakeSlurm
+from tests.slurm.fake_slurm import FakeSlurm
 
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "shutil.rmtree", "subprocess.Popen"}
 NOT_REACHED = 77

@@ -9,21 +9,20 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.core.durable_files import append_line
 from hpcaccel.core.records import AttemptEnd, to_dict
-from hpcaccel.core.run_dir import append_line
 from hpcaccel.errors import ClusterError, SpecError, UserError
-from hpcaccel.slurm.start_estimates import StartEstimate, WaitingJob, parse_estimate, parse_waiting
+from hpcaccel.slurm.parsing import StartEstimate, WaitingJob, parse_estimate, parse_waiting
 from hpcaccel.slurm.states import JobInfo, JobState
 from hpcaccel.spec import load_spec
-from hpcaccel.spec.site import SiteFacts
-from hpcaccel.submission.changes import changes_since_last
-from hpcaccel.submission.debugging import debug_job
-from hpcaccel.submission.explaining import explain_run
-from hpcaccel.submission.prepare import prepare
-from hpcaccel.submission.queue_plan import plan_choices, plan_jobs
-from hpcaccel.submission.run_handle import Run
-from hpcaccel.submission.salloc import Around, allocation_around, overrides_inside, prepared_inside
-from hpcaccel.submission.status import status
+from hpcaccel.spec.cluster.cluster_facts import SiteFacts
+from hpcaccel.submission.clusters.plan import debug_job, plan_choices, plan_jobs
+from hpcaccel.submission.runs.explain import explain_run
+from hpcaccel.submission.runs.run_handle import Run
+from hpcaccel.submission.runs.status import status
+from hpcaccel.submission.submit.comparison import changes_since_last
+from hpcaccel.submission.submit.prepare import prepare
+from hpcaccel.submission.submit.salloc import SallocAllocation, allocation_around, overrides_inside, prepared_inside
 
 
 def test_the_answers_of_slurm_are_read() -> None:
@@ -79,7 +78,7 @@ def test_a_plan_does_not_ask_what_the_facts_forbid(project: Any) -> None:
 
 
 def test_too_many_questions_are_refused(project: Any) -> None:
-    with pytest.raises(UserError, match="too many questions"):
+    with pytest.raises(UserError, match="42 combinations are too many"):
         plan_choices(project.path / "job.yaml", partitions=list("abcdefg"), nodes=list("123456"), slurm=project.slurm)
     with pytest.raises(SpecError, match="--nodes 'many'"):
         plan_choices(project.path / "job.yaml", partitions=[], nodes=["many"], slurm=project.slurm)
@@ -121,11 +120,9 @@ def test_a_debugging_job_is_small_and_goes_where_the_site_wants_it(project: Any)
     spec, note = debugged(project, partitions=partitions)
     assert (spec.name, spec.slurm.nodes, spec.slurm.time) == ("demo-debug", "1", "00:10:00")
     assert (spec.slurm.partition, spec.resilience.requeue) == ("gpu-debug", False)
-    assert note == (
-        "debugging: one node, at most 00:10:00, partition gpu-debug; it does not come back through the queue"
-    )
+    assert note == "debugging: one node, at most 00:10:00, in partition 'gpu-debug', not requeued"
     _, note = debugged(project, "slurm.time=30", "slurm.nodes=2", partitions=partitions)
-    assert note.startswith("debugging: 2 nodes, at most 00:30:00, partition gpu-debug")
+    assert note.startswith("debugging: 2 nodes, at most 00:30:00, in partition 'gpu-debug'")
 
 
 def test_a_debugging_job_takes_the_qos_where_there_is_no_partition(project: Any) -> None:
@@ -135,7 +132,7 @@ def test_a_debugging_job_takes_the_qos_where_there_is_no_partition(project: Any)
     assert (spec.slurm.partition, spec.slurm.qos, spec.slurm.time) == (None, "debug", "00:15:00")
     spec, note = debugged(project)
     assert spec.slurm.qos is None
-    assert "the cluster's facts name no partition or QOS for debugging" in note
+    assert "the cluster's facts list no partition or QOS for debugging that you can use" in note
 
 
 # -- changes --------------------------------------------------------------------------------------------------------
@@ -165,7 +162,7 @@ def test_without_a_copy_of_the_code_only_settings_are_compared(project: Any) -> 
     project.queue("code.copy=false")
     found = changes_since_last(prepare("job.yaml", cluster="slurm", slurm=project.slurm))
     assert found is not None
-    assert "kept no copy" in found.code
+    assert "the last run has no copy of its code" in found.code
     assert [one.key for one in found.settings] == ["code.copy"]
 
 
@@ -197,19 +194,19 @@ def test_a_run_that_waits_is_explained(project: Any) -> None:
 def test_the_controllers_word_is_newer_than_what_is_shared(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = project.queue()
     shared = status(run.dir, project.slurm)
-    monkeypatch.setattr("hpcaccel.submission.explaining.status", lambda *_: replace(shared, reason="Resources"))
+    monkeypatch.setattr("hpcaccel.submission.runs.explain.status", lambda *_: replace(shared, reason="Resources"))
     project.slurm.move(run.job_id, JobState.PENDING, reason="JobHeldUser")
     (why,) = explain_run(run.dir, project.slurm).why
     assert (why.reason, why.advice) == ("JobHeldUser", f"release it: scontrol release {run.job_id}")
     project.slurm.move(run.job_id, JobState.RUNNING, reason="")
     found = explain_run(run.dir, project.slurm)
-    assert (found.state, found.why, found.detail) == ("starting", (), "it has just got its nodes")
+    assert (found.state, found.why, found.detail) == ("starting", (), "its nodes have just been allocated")
 
 
 def test_a_dependency_that_can_never_be_is_said_plainly(project: Any) -> None:
     run = project.queue()
     project.slurm.move(run.job_id, JobState.PENDING, reason="DependencyNeverSatisfied")
-    assert "it will not start by itself" in status(run.dir, project.slurm).detail
+    assert "it will not start on its own" in status(run.dir, project.slurm).detail
     (why,) = explain_run(run.dir, project.slurm).why
     assert (why.waits, "can never satisfy" in why.words) == (False, True)
     append_line(run.dir.ledger, ending(error_class="dependency", detail="afterok: run x failed", advice="Resume x."))
@@ -226,7 +223,7 @@ def test_a_job_that_waits_though_its_run_has_ended_is_told(project: Any, state: 
     found = explain_run(run.dir, project.slurm)
     assert found.state == "failed"
     assert found.detail == f"rank 0: KeyError: 'lr'; job {run.job_id} is still in the queue (held, JobHeldUser)"
-    assert found.advice.startswith(f"take it out of the queue: hpcaccel cancel {run.run_id}; go on")
+    assert found.advice.startswith(f"remove it from the queue: hpcaccel cancel {run.run_id}; resume it")
 
 
 def ending(**more: Any) -> dict[str, Any]:
@@ -246,7 +243,7 @@ INSIDE = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_P
 
 
 def test_the_allocation_around_a_shell() -> None:
-    assert allocation_around(INSIDE) == Around(job_id="9", nodes=("n1", "n2"), cpus_per_node=(16, 16))
+    assert allocation_around(INSIDE) == SallocAllocation(job_id="9", nodes=("n1", "n2"), cpus_per_node=(16, 16))
     with pytest.raises(UserError, match="salloc"):
         allocation_around({})
     with pytest.raises(UserError, match="one rank of a job"):
@@ -262,11 +259,11 @@ HETEROGENEOUS = {
 
 def test_a_heterogeneous_allocation(project: Any) -> None:
     around = allocation_around(HETEROGENEOUS)
-    assert around == Around(job_id="9", nodes=("n1", "n2"), cpus_per_node=(16, 16), components=2)
+    assert around == SallocAllocation(job_id="9", nodes=("n1", "n2"), cpus_per_node=(16, 16), components=2)
     beside = "components={data: {entrypoint: {command: [serve]}}}"
     prepared = prepare("job.yaml", cluster="slurm", overrides=["slurm.nodes=2", beside], slurm=project.slurm)
     assert prepared_inside(prepared, around, project.slurm).backend.start(prepared.run, Path("x")) == "9"
-    with pytest.raises(UserError, match=r"components \(data\), and job 9 has 0 besides the ranks' nodes"):
+    with pytest.raises(UserError, match=r"components \(data\), which need .* Job 9 has 0 such groups"):
         prepared_inside(prepared, allocation_around(INSIDE), project.slurm)
 
 
@@ -277,12 +274,12 @@ def test_an_allocation_decides_nodes_and_time(project: Any) -> None:
     settings = overrides_inside(around, project.slurm, 10_000.0 - 610)
     assert {"slurm.nodes=2", "slurm.time=10", "slurm.partition=gpu", "resilience.requeue=false"} <= set(settings)
     project.slurm.jobs["9"] = replace(job, state=JobState.COMPLETED)
-    with pytest.raises(ClusterError, match="does not run any more"):
+    with pytest.raises(ClusterError, match="the job of this shell, 9, is no longer running"):
         overrides_inside(around, project.slurm, 0.0)
 
 
 def test_inside_an_allocation_nothing_is_submitted(project: Any) -> None:
-    from hpcaccel.submission.submit import submit_prepared
+    from hpcaccel.submission.submit.api import submit_prepared
 
     around = allocation_around(INSIDE)
     prepared = prepare("job.yaml", cluster="slurm", overrides=["slurm.nodes=2"], slurm=project.slurm)
@@ -291,12 +288,12 @@ def test_inside_an_allocation_nothing_is_submitted(project: Any) -> None:
     assert run.job_id == "9"
     assert project.slurm.submissions == []
     wide = prepare("job.yaml", cluster="slurm", overrides=["slurm.cpus_per_task=9"], slurm=project.slurm)
-    with pytest.raises(UserError, match="18 CPUs, and job 9 has 16"):
+    with pytest.raises(UserError, match=r"18 CPUs \(2 x 9\), but job 9 has only 16"):
         prepared_inside(wide, around, project.slurm)
 
 
-def test_facts_hold_a_submission_back(project: Any, home: Path) -> None:
-    from hpcaccel.spec.site import store_facts
+def test_stored_facts_refuse_a_submission(project: Any, home: Path) -> None:
+    from hpcaccel.spec.cluster.cluster_facts import store_facts
 
     folder = home / "config" / "hpcaccel" / "clusters"
     folder.mkdir(parents=True)

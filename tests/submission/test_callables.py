@@ -15,7 +15,7 @@ import pytest
 
 from hpcaccel.errors import HpcaccelError, RunFailed, UserError
 from hpcaccel.submission import Run, RunArray
-from hpcaccel.submission.submit import submit
+from hpcaccel.submission.submit.api import submit
 from tests.submission.conftest import Project
 
 SPEC: dict[str, Any] = {
@@ -25,29 +25,7 @@ SPEC: dict[str, Any] = {
     "code": {"copy": False},
 }
 
-MODULE = """\
-import os, signal, sys
-
-def add(a, b):
-    return a + b + 100 * int(os.environ["RANK"])
-
-def fail():
-    raise ValueError("unlucky")
-
-def leave(code):
-    sys.exit(code)
-
-def lock():
-    import threading
-    return [threading.Lock()]
-
-def surroundings():
-    return {
-        "term": signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
-        "loaded": sorted({"pydantic", "jinja2", "typer"} & set(sys.modules)),
-        "file": __file__,
-    }
-"""
+MODULE = (Path(__file__).parent / "programs" / "functions.py").read_text()
 
 
 @pytest.fixture
@@ -86,8 +64,13 @@ ALONE: dict[str, Any] = {**SPEC, "slurm": {"ntasks_per_node": 1}}
 @pytest.mark.parametrize(
     ("name", "args", "sentence"),
     [
-        ("leave", (3,), "is failed: the function called sys.exit(3); return a value, or raise an exception"),
-        ("lock", (), "is failed: the function returned list, which cannot be pickled (cannot pickle '_thread.lock' "),
+        ("leave", (3,), "is failed: the function called sys.exit(3). Return a value, or raise an exception"),
+        (
+            "lock",
+            (),
+            "is failed: the function returned an object of type list, which cannot be pickled: cannot pickle "
+            "'_thread.lock' ",
+        ),
     ],
 )
 def test_an_end_without_a_result_is_told_in_one_sentence(
@@ -112,7 +95,7 @@ def test_map_is_one_array_with_a_task_for_each_item(work: Any) -> None:
     assert len(array) == 2
     assert array.results(timeout=200) == [11, 22]
     assert array.name == "call"
-    with pytest.raises(UserError, match="has no items"):
+    with pytest.raises(UserError, match="got no items"):
         hpcaccel.map(work.add, [], spec=ALONE, cluster="local")
 
 
@@ -184,7 +167,7 @@ def test_the_pickles_of_scripts_are_opened_by_nobody(project: Project) -> None:
     assert isinstance(run, Run)
     stub: Any = run.job.task(0).submission().function
     assert Path(stub.run_directory) == run.path
-    with pytest.raises(HpcaccelError, match="not this pickle"):
+    with pytest.raises(HpcaccelError, match="is a placeholder"):
         stub()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from hpcaccel.core.durable_files import append_line
 from hpcaccel.core.records import AttemptEnd, AttemptStart, to_dict
-from hpcaccel.core.run_dir import append_line
 from hpcaccel.errors import ClusterError, SpecError
 from hpcaccel.slurm.states import JobState
 from hpcaccel.submission import Run, find_run
@@ -65,13 +65,13 @@ def test_one_that_is_refused_takes_the_others_back(project: Project, monkeypatch
 
 
 def test_an_array_of_chains_is_refused(project: Project) -> None:
-    with pytest.raises(SpecError, match=r"resilience\.chain 5 is for single jobs"):
+    with pytest.raises(SpecError, match=r"resilience\.chain 5 works in single jobs only"):
         project.queue(*CHAIN, grid=["args.lr=1,2"])
     assert project.slurm.submissions == []
 
 
 def test_a_chain_needs_a_run_that_may_come_back(project: Project) -> None:
-    with pytest.raises(SpecError, match="requeue: false forbids"):
+    with pytest.raises(SpecError, match=r"resilience\.chain conflicts with requeue: false"):
         project.queue("resilience.chain=5")
 
 

@@ -13,7 +13,7 @@ import pytest
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint_files import manifest
 from hpcaccel.checkpoint_files.pins import is_pinned, pin
-from hpcaccel.core.run_dir import read_json
+from hpcaccel.core.durable_files import read_json
 from hpcaccel.errors import (
     CheckpointError,
     ClusterError,
@@ -25,8 +25,8 @@ from hpcaccel.errors import (
     UserError,
 )
 from hpcaccel.submission import Run
-from hpcaccel.submission.checkpoints import find_checkpoint, find_origin, find_place
-from hpcaccel.submission.prepare import prepare
+from hpcaccel.submission.runs.checkpoints import find_checkpoint, find_origin, find_place
+from hpcaccel.submission.submit.prepare import prepare
 from tests.submission.conftest import Project
 
 
@@ -95,18 +95,18 @@ def test_the_newest_good_one_is_meant_and_a_named_one_must_be_good(run: Run) -> 
         find_origin(there / "step_00000300")
     for step in (100, 200):
         damage(there / checkpoint_files.checkpoint_name(step))
-    with pytest.raises(CheckpointError, match=r"no good checkpoint in .*, only damaged ones: .*step_00000300"):
+    with pytest.raises(CheckpointError, match=r"no intact checkpoint in .*, only damaged ones: .*step_00000300"):
         find_checkpoint("first")
 
 
 def test_what_is_not_there_is_said(run: Run, project: Project) -> None:
     for word, error, message in [
         ("first@150", CheckpointError, r"no checkpoint of step 150 in .* \(steps: 100, 200, 300\)"),
-        ("first@half", UserError, "behind the @ stands a step, such as first@1200, not 'half'"),
-        ("third", RunNotFound, "A path would do as well"),
+        ("first@half", UserError, "the part after @ must be a step, as in first@1200, not 'half'"),
+        ("third", RunNotFound, "There is no path 'third' either"),
         ("./third", CheckpointError, "does not exist"),
         (str(project.path), CheckpointError, "there is no checkpoint in"),
-        (f"{run.dir.checkpoints}/step_00000100@100", CheckpointError, "is one checkpoint"),
+        (f"{run.dir.checkpoints}/step_00000100@100", CheckpointError, "is a single checkpoint: remove @100 from"),
     ]:
         with pytest.raises(error, match=message):
             find_checkpoint(word)
@@ -158,19 +158,19 @@ def test_a_run_that_never_had_a_job_pins_nothing_once_it_is_submitted_anew(
         with pytest.raises(SlurmCommandError):
             project.queue(from_run="first@200")
     assert is_pinned(path)
-    monkeypatch.setattr("hpcaccel.submission.idempotent_resume.SETTLING_SECONDS", -1.0)
+    monkeypatch.setattr("hpcaccel.submission.jobs.recovery.SETTLING_SECONDS", -1.0)
     branch = project.queue(from_run="first@200")
     assert json.loads((path / checkpoint_files.PINNED).read_text())["why"] == f"run {branch.run_id} branches from it"
 
 
 def test_two_words_on_where_to_begin_are_one_too_many(run: Run, project: Project) -> None:
-    with pytest.raises(SpecError, match=r"checkpoint\.resume is 'never', and --from says .*@300"):
+    with pytest.raises(SpecError, match=r"checkpoint\.resume is 'never', and --from is .*@300"):
         project.queue("checkpoint.resume=never", from_run="first")
 
 
 def test_somebody_elses_checkpoint_may_vanish(run: Run, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     prepared = prepare("job.yaml", cluster="slurm", slurm=project.slurm, from_run="first")
-    assert any("that run may delete it before this one starts" in sentence for sentence in prepared.advice)
+    assert any("that run may delete it before the new run starts" in sentence for sentence in prepared.advice)
     project.queue(from_run="first")
     assert not is_pinned(run.dir.checkpoints / "step_00000300")

@@ -14,13 +14,13 @@ import pytest
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint_files import manifest as sealed
 from hpcaccel.checkpoint_files.pins import pin
+from hpcaccel.core.durable_files import append_line
 from hpcaccel.core.records import AttemptEnd, to_dict
-from hpcaccel.core.run_dir import append_line
 from hpcaccel.errors import RunDirectoryError
 from hpcaccel.slurm.states import JobState
-from hpcaccel.submission import cleaning, run_index
-from hpcaccel.submission.cleaning import Origins, delete, plan_cleaning
-from hpcaccel.submission.run_state import write_record
+from hpcaccel.submission.jobs.run_state import write_record
+from hpcaccel.submission.runs import clean, deletable, run_index
+from hpcaccel.submission.runs.clean import Origins, delete, plan_cleaning
 
 
 @pytest.fixture(autouse=True)
@@ -74,8 +74,8 @@ def test_a_run_that_is_done_is_read_once(project: Any, monkeypatch: pytest.Monke
     run = done(project)
     first = plan(project, run, whole_runs=True)
     assert [(item.path, item.bytes > 1000) for item in first.items] == [(run.path, True)]
-    monkeypatch.setattr(cleaning, "read_facts", lambda run: pytest.fail("read"))
-    monkeypatch.setattr(cleaning, "statuses", lambda runs, slurm=None: [] if not runs else pytest.fail("asked"))
+    monkeypatch.setattr(clean, "read_facts", lambda run: pytest.fail("read"))
+    monkeypatch.setattr(clean, "statuses", lambda runs, slurm=None: [] if not runs else pytest.fail("asked"))
     assert plan(project, run, whole_runs=True) == first
 
 
@@ -160,7 +160,7 @@ def test_a_run_that_has_come_back_keeps_what_it_has(project: Any) -> None:
     project.slurm.move(run.job_id, JobState.CANCELLED)
     (item,) = plan(project, run).items
     project.slurm.move(run.job_id, JobState.RUNNING)
-    with pytest.raises(RunDirectoryError, match="stays"):
+    with pytest.raises(RunDirectoryError, match="was not deleted"):
         delete(item, slurm=project.slurm)
     assert item.path.exists()
 
@@ -172,7 +172,7 @@ def test_what_was_pinned_since_it_was_told_stays(project: Any) -> None:
         end(run, "completed")
     first, second = plan(project, *runs, whole_runs=True).items
     pin(first.path / "checkpoints" / checkpoint_files.checkpoint_name(10), why="a test")
-    with pytest.raises(RunDirectoryError, match="step_00000010 has been pinned meanwhile"):
+    with pytest.raises(RunDirectoryError, match="step_00000010 has since been pinned"):
         delete(first, slurm=project.slurm)
     delete(second, slurm=project.slurm)
     assert [item.path.exists() for item in (first, second)] == [True, False]
@@ -191,7 +191,7 @@ def test_a_pin_in_the_very_moment_of_the_deletion_counts(project: Any, monkeypat
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", pinned_just_before)
-    with pytest.raises(RunDirectoryError, match="at this moment"):
+    with pytest.raises(RunDirectoryError, match="was pinned or its run was resumed in the meantime"):
         delete(item, slurm=project.slurm)
     assert (path / checkpoint_files.PINNED).exists()
 
@@ -204,7 +204,7 @@ def test_what_another_run_is_to_begin_from_stays(project: Any) -> None:
     (whole,) = plan(project, run, whole_runs=True).items
     other = project.queue(f"checkpoint.resume={old}")
     for one in (item, whole):
-        with pytest.raises(RunDirectoryError, match=f"run {other.run_id} is to begin from it"):
+        with pytest.raises(RunDirectoryError, match=f"run {other.run_id} will start from it"):
             delete(one, slurm=project.slurm)
     assert plan(project, run, whole_runs=True).items == ()
     end(other, "completed")
@@ -219,14 +219,14 @@ def test_all_runs_are_read_once_for_many_deletions_and_anew_after_a_while(
         checkpoint(run, step)
     end(run, "completed")
     first, second, third = plan(project, run).items
-    clock, readings, read = [100.0], list[float](), cleaning._origins
+    clock, readings, read = [100.0], list[float](), deletable.origins
 
     def reading() -> dict[Path, str]:
         readings.append(clock[0])
         clock[0] += 3.0
         return read()
 
-    monkeypatch.setattr(cleaning, "_origins", reading)
+    monkeypatch.setattr(deletable, "origins", reading)
     origins = Origins(now=lambda: clock[0])
     delete(first, slurm=project.slurm, origins=origins)
     other = project.queue(f"checkpoint.resume={third.path}")
@@ -234,7 +234,7 @@ def test_all_runs_are_read_once_for_many_deletions_and_anew_after_a_while(
     delete(second, slurm=project.slurm, origins=origins)
     assert readings == [100.0], "no more than half of the time goes into it"
     clock[0] += 1.0
-    with pytest.raises(RunDirectoryError, match=f"run {other.run_id} is to begin from it"):
+    with pytest.raises(RunDirectoryError, match=f"run {other.run_id} will start from it"):
         delete(third, slurm=project.slurm, origins=origins)
     assert readings == [100.0, 106.0]
 
@@ -246,7 +246,7 @@ def test_the_newest_good_checkpoint_stays_where_a_newer_one_has_gone(project: An
     end(run, "failed")
     (item,) = plan(project, run).items
     (newest / checkpoint_files.MANIFEST).unlink()
-    with pytest.raises(RunDirectoryError, match="has changed meanwhile"):
+    with pytest.raises(RunDirectoryError, match="has changed since the plan was made"):
         delete(item, slurm=project.slurm)
 
 
@@ -262,4 +262,4 @@ def test_a_directory_that_cannot_be_read_does_not_end_the_look(tmp_path: Path, m
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", closed)
-    assert cleaning._size(tmp_path) == 4
+    assert clean._size(tmp_path) == 4

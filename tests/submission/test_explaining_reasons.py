@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcaccel.submission.explaining_reasons import SOURCE, in_words, meaning
+from hpcaccel.submission.runs.scheduler_state import SOURCE, in_words, meaning
 
 REASONS = """
 None Prolog Priority Dependency Resources PartitionNodeLimit PartitionTimeLimit PartitionDown PartitionInactive
@@ -46,12 +46,12 @@ ReservationDeleted ReservationInvalid Constraints
 """All names of the table in Slurm's src/common/job_state_reason.c."""
 
 ONE_OF_MANY = """
-AssocGrpCpuLimit | the account has reached its limit of CPUs, all its jobs together | waits
-AssocGrpCPUMinutesLimit | the account has reached its limit of minutes of CPUs, all its jobs together | does not
-QOSMaxGRESPerUser | the limit of the QOS on GPUs or other generic resources for one user is reached | waits
-QOSMaxWallDurationPerJobLimit | it asks for more time than the QOS allows for one job | does not
-MaxSubmitJobsPerAccount | the limit of the QOS on jobs in the queue for one account is reached | waits
-QOSMinGRES | it asks for less GPUs or other generic resources than the QOS demands of a job | does not
+AssocGrpCpuLimit | the jobs of the account together have reached its limit for CPUs | waits
+AssocGrpCPUMinutesLimit | the jobs of the account together have reached its limit for CPU minutes | does not
+QOSMaxGRESPerUser | the QOS limit for GPUs or other generic resources per user is reached | waits
+QOSMaxWallDurationPerJobLimit | the job's request exceeds the QOS limit for run time per job | does not
+MaxSubmitJobsPerAccount | the QOS limit for jobs in the queue per account is reached | waits
+QOSMinGRES | the job's request is below the QOS minimum for GPUs or other generic resources | does not
 """
 
 
@@ -82,8 +82,8 @@ def test_a_reason_of_a_later_slurm_names_the_source() -> None:
 
 
 def test_a_reason_in_one_line() -> None:
-    assert in_words("Priority") == "Priority: jobs of a higher priority are before it"
+    assert in_words("Priority") == "Priority: jobs with a higher priority are ahead of it"
     down = "ReqNodeNotAvail, UnavailableNodes:n[1-2]"
-    assert in_words(down).startswith("ReqNodeNotAvail: nodes that it needs are down")
-    assert in_words("JobHeldUser").endswith("; it will not start by itself (release it: scontrol release JOB)")
+    assert in_words(down).startswith("ReqNodeNotAvail: nodes that the job needs are down")
+    assert in_words("JobHeldUser").endswith("; it will not start on its own (release it: scontrol release JOB)")
     assert [in_words(reason) for reason in ("", "None", "SomethingNew")] == ["", "None", "SomethingNew"]

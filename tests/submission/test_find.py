@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.core import run_dir
+from hpcaccel.core import user_state
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RunNotFound
-from hpcaccel.submission import Run, RunArray, all_runs, find, find_run, run_index
-from hpcaccel.submission.find import known_runs
-from hpcaccel.submission.run_state import read_record, write_record
+from hpcaccel.submission import Run, RunArray, all_runs, find_run
+from hpcaccel.submission.jobs.run_state import read_record, write_record
+from hpcaccel.submission.runs import find, run_index
+from hpcaccel.submission.runs.find import known_runs
 from tests.submission.conftest import Project
 
 
@@ -27,7 +28,7 @@ def readable_ids(monkeypatch: pytest.MonkeyPatch) -> None:
         number = next(numbers)
         return f"20260101-0000{number // 2:02}-a{number % 2}00"
 
-    monkeypatch.setattr("hpcaccel.submission.prepare.new_run_id", new_run_id)
+    monkeypatch.setattr("hpcaccel.submission.submit.request.new_run_id", new_run_id)
 
 
 def test_by_every_name_it_has(project: Project) -> None:
@@ -63,7 +64,7 @@ def test_without_an_index(project: Project, home: Path) -> None:
 
 def test_a_beginning_of_several(project: Project) -> None:
     runs = [project.queue(), project.queue()]
-    with pytest.raises(RunNotFound, match="beginning of 2 run ids") as refusal:
+    with pytest.raises(RunNotFound, match="matches 2 run IDs") as refusal:
         find_run(runs[0].run_id[:-3])
     for run in runs:
         assert run.run_id in str(refusal.value)
@@ -73,7 +74,7 @@ def test_nothing_like_it(project: Project) -> None:
     with pytest.raises(RunNotFound, match="there are no runs yet"):
         find_run("demo")
     project.queue()
-    with pytest.raises(RunNotFound, match=r"Near it:\n  2026.*demo"):
+    with pytest.raises(RunNotFound, match=r"Similar runs:\n  2026.*demo"):
         find_run("dmeo")
 
 
@@ -153,7 +154,7 @@ def test_what_has_just_changed_is_not_remembered(project: Project) -> None:
     """A second change within one tick of the file system's clock could not be told from the first."""
     project.queue()
     known_runs()
-    assert list(run_dir.state_home().rglob("names.jsonl")) == []
+    assert list(user_state.state_home().rglob("names.jsonl")) == []
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[1]\n", b'{"path": 3}\n', b"\xff\xfe\n", b'{"version": "0.0/1"}\n'])
@@ -163,7 +164,7 @@ def test_a_torn_or_strange_memory_only_costs_reading(
     monkeypatch.setattr(run_index, "SETTLING_SECONDS", -1.0)
     project.queue()
     first = known_runs()
-    (file,) = run_dir.state_home().rglob("names.jsonl")
+    (file,) = user_state.state_home().rglob("names.jsonl")
     whole = file.read_bytes()
     file.write_bytes(damage + whole[: len(whole) // 2])
     assert known_runs() == first
@@ -179,7 +180,7 @@ def test_the_memory_does_not_grow_without_end(project: Project, monkeypatch: pyt
         write_record(run.dir, replace(run.record, name=f"n{number}"))
         assert sorted(one.name for one in known_runs()) == ["demo", f"n{number}"]
     shutil.rmtree(other.path)
-    (file,) = run_dir.state_home().rglob("names.jsonl")
+    (file,) = user_state.state_home().rglob("names.jsonl")
     assert len(file.read_bytes().splitlines()) <= 2 * 2 + 3
 
 

@@ -9,19 +9,21 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpcaccel.core import progress_notes
+from hpcaccel.core.durable_files import append_line
 from hpcaccel.core.records import AttemptEnd, to_dict
-from hpcaccel.core.run_dir import append_line
 from hpcaccel.errors import RunBusy, SlurmCommandError, UserError
 from hpcaccel.slurm.states import JobState
-from hpcaccel.submission import Run, RunArray, idempotent_resume, locks, recording
-from hpcaccel.submission import secret_values as resume_secrets
-from hpcaccel.submission.run_handle import open_run
+from hpcaccel.submission import Run, RunArray
+from hpcaccel.submission.entrypoint import entry
+from hpcaccel.submission.jobs import critical_section, job_submission, recovery, run_state
+from hpcaccel.submission.runs.run_handle import open_run
 from tests.submission.conftest import Project
 
 Killed = Callable[..., None]
@@ -41,9 +43,9 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Killed:
 
     def resume(run: Run | RunArray, *, recorded: bool) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(idempotent_resume.Turn, "done", lambda turn: None)
+            patch.setattr(job_submission.JobSubmission, "clear_intent", lambda turn: None)
             if not recorded:
-                patch.setattr(recording, "write_record", lambda *args, **more: None)
+                patch.setattr(run_state, "write_record", lambda *args, **more: None)
             run.resume()
 
     return resume
@@ -64,8 +66,8 @@ def test_it_is_found_by_another_path_of_the_run_too(project: Project, run: Run, 
     killed(run, recorded=False)
     (project.path / "link").symlink_to(project.runs)
     other = open_run(project.path / "link" / run.path.relative_to(project.runs), slurm=project.slurm)
-    with idempotent_resume.Turn(run.dir), pytest.raises(idempotent_resume.Underway):
-        idempotent_resume.Turn(other.dir, wait=False).__enter__()
+    with job_submission.JobSubmission(run.dir), pytest.raises(job_submission.SubmitUnderway):
+        job_submission.JobSubmission(other.dir, wait=False).__enter__()
     assert other.status().state == "pending"
     assert run.record.job_ids == ["100", "101"]
 
@@ -94,8 +96,8 @@ def test_a_job_that_has_ended_meanwhile_is_followed_by_another(project: Project,
 
 def test_one_that_was_killed_before_sbatch_is_made_anew(project: Project, run: Run) -> None:
     os.utime(run.dir.script, (1.0, 1.0))
-    long_ago = idempotent_resume.Turn(run.dir, slurm=project.slurm, now=lambda: 1.0)
-    long_ago.begin()
+    long_ago = job_submission.JobSubmission(run.dir, slurm=project.slurm, now=lambda: 1.0)
+    long_ago.write_intent()
     run.resume()
     assert run.record.job_ids == ["100", "101"]
     assert not run.dir.resuming.exists()
@@ -103,14 +105,14 @@ def test_one_that_was_killed_before_sbatch_is_made_anew(project: Project, run: R
 
 def test_the_controller_has_its_time_after_a_long_copy_too(project: Project, run: Run) -> None:
     """The note is older than what was copied before sbatch."""
-    idempotent_resume.Turn(run.dir, slurm=project.slurm, now=lambda: 1000.0).begin()
+    job_submission.JobSubmission(run.dir, slurm=project.slurm, now=lambda: 1000.0).write_intent()
     os.utime(run.dir.script, (1090.0, 1090.0))
     for at, is_underway in ((1100.0, True), (1106.0, False)):
-        with idempotent_resume.Turn(run.dir, slurm=project.slurm, wait=False, now=lambda at=at: at) as turn:
+        with job_submission.JobSubmission(run.dir, slurm=project.slurm, wait=False, now=partial(float, at)) as turn:
             earlier = turn.interrupted()
             assert earlier is not None
-            with pytest.raises(idempotent_resume.Underway) if is_underway else nullcontext():
-                assert turn.handed_in(earlier) == []
+            with pytest.raises(job_submission.SubmitUnderway) if is_underway else nullcontext():
+                assert recovery.arrived_jobs(turn, earlier) == []
 
 
 def test_without_locks_it_is_taken_up_all_the_same(
@@ -121,25 +123,26 @@ def test_without_locks_it_is_taken_up_all_the_same(
 
     told = []
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    monkeypatch.setattr(progress_notes, "_TOLD", set())
-    token = progress_notes.ON_SILENCE.set(told.append)
+    monkeypatch.setattr(progress_notes, "_SHOWN", set())
+    token = progress_notes.SHOW_NOTE.set(told.append)
     try:
         killed(run, recorded=False)
         run.resume()
         assert project.queue().job_id == "102"
     finally:
-        progress_notes.ON_SILENCE.reset(token)
+        progress_notes.SHOW_NOTE.reset(token)
     assert run.record.job_ids == ["100", "101"]
     assert len(told) == 1
-    assert "cannot be used (Function not implemented)" in told[0]
+    assert "cannot be used (its file system does not support locks)" in told[0]
 
 
 def test_a_state_directory_that_cannot_be_used_costs_one_note(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(project.path / "job.yaml"))
-    monkeypatch.setattr(progress_notes, "_TOLD", set())
-    with pytest.warns(UserWarning, match=r"cannot be used \(Not a directory\): this command goes on") as told:
+    monkeypatch.setattr(progress_notes, "_SHOWN", set())
+    message = r"cannot be used \(Not a directory\): the command continues without it"
+    with pytest.warns(UserWarning, match=message) as told:
         run = project.queue()
     assert len(told) == 1
     assert run.status().state == "pending"
@@ -147,19 +150,21 @@ def test_a_state_directory_that_cannot_be_used_costs_one_note(
 
 def test_who_waits_for_a_lock_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = threading.Event()
-    token = progress_notes.ON_SILENCE.set(lambda sentence: told.set())
+    token = progress_notes.SHOW_NOTE.set(lambda sentence: told.set())
     monkeypatch.setattr(progress_notes, "SILENT_SECONDS", 0.05)
-    mine = locks.take(tmp_path / "lock", what="is first")
+    mine = critical_section.take(tmp_path / "lock", what="is first")
     other = threading.Thread(
-        target=contextvars.copy_context().run, args=(locks.take, tmp_path / "lock"), kwargs={"what": "is first"}
+        target=contextvars.copy_context().run,
+        args=(critical_section.take, tmp_path / "lock"),
+        kwargs={"what": "is first"},
     )
     other.start()
     try:
         assert told.wait(20)
     finally:
-        locks.give_back(tmp_path / "lock", mine)
+        critical_section.give_back(tmp_path / "lock", mine)
         other.join()
-        progress_notes.ON_SILENCE.reset(token)
+        progress_notes.SHOW_NOTE.reset(token)
 
 
 def test_a_controller_that_did_not_answer_may_have_taken_the_job(
@@ -203,7 +208,7 @@ def test_secrets_are_needed_once_more(project: Project, monkeypatch: pytest.Monk
     monkeypatch.delenv("TOKEN")
     with pytest.raises(UserError, match="TOKEN"):
         run.resume()
-    with resume_secrets.secrets_from(lambda names: dict.fromkeys(names, "from afar")):
+    with entry.secrets_from(lambda names: dict.fromkeys(names, "from afar")):
         run.resume()
     assert [one.env["TOKEN"] for one in project.slurm.submissions] == ["planted", "from afar"]
     monkeypatch.delenv("TOKEN")

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.core.run_dir import RunDir, write_json
+from hpcaccel.core.durable_files import write_json
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.runtime.settings import load, locate
-from hpcaccel.submission.code_copy import plan_code
-from hpcaccel.submission.entry import Entry
-from hpcaccel.submission.imports import used_by
+from hpcaccel.submission.code.code_copy import plan_code
+from hpcaccel.submission.entrypoint.entry import Entry
+from hpcaccel.submission.entrypoint.script_lint import used_by
 from tests.submission.conftest import Project
 
 HEARS = [
@@ -41,7 +42,7 @@ DEAF = [
 def hears(folder: Path, script: str, *, name: str = "train.py", copy: bool = True) -> bool:
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(script)
-    return used_by(Entry(folder / name, folder), plan_code(folder) if copy else None).hears_a_stop
+    return used_by(Entry(folder / name, folder), plan_code(folder) if copy else None).notices_stops
 
 
 @pytest.mark.parametrize(("script", "expected"), [*((s, True) for s in HEARS), *((s, False) for s in DEAF)])
@@ -134,5 +135,8 @@ def test_an_accelerator_that_was_overlooked_hears_sigterm_all_the_same(
     run = RunDir(tmp_path / "run")
     run.create()
     spec = {"runtime": {"stop": None}, "entrypoint": {"script": "train.py"}}
-    write_json(run.spec, {"version": 1, "spec": spec, "launch": launch})
+    common = {
+        "kind": "program", "program": [], "workdir": "/", "backend": "local", "nodes": 1, "ranks_per_node": 1,
+    }  # fmt: skip
+    write_json(run.spec, {"version": 1, "spec": spec, "launch": {**common, **launch}})
     assert load(locate(None, {"HPCACCEL_RUN_DIR": str(run.path), "RANK": "0"})).stop == stop

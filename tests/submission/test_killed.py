@@ -6,23 +6,24 @@ import errno
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpcaccel.core import progress_notes
+from hpcaccel.core.durable_files import append_line, write_json
 from hpcaccel.core.records import AttemptEnd, Lease, to_dict
-from hpcaccel.core.run_dir import append_line, write_json
 from hpcaccel.errors import ClusterError, RunDirectoryError, SlurmCommandError, SlurmUnreachable
 from hpcaccel.slurm.states import JobState
-from hpcaccel.spec.workflow import read_jobs
+from hpcaccel.spec.loading.workflow import read_jobs
 from hpcaccel.submission import Run, RunArray, all_runs, find_run
-from hpcaccel.submission.cleaning import delete, plan_cleaning
-from hpcaccel.submission.idempotent_resume import Turn
-from hpcaccel.submission.local import local_process
-from hpcaccel.submission.status import statuses
-from hpcaccel.submission.workflow import submit_jobs
+from hpcaccel.submission.jobs.job_submission import JobSubmission
+from hpcaccel.submission.jobs.local import local_process
+from hpcaccel.submission.runs.clean import delete, plan_cleaning
+from hpcaccel.submission.runs.status import statuses
+from hpcaccel.submission.submit.api import submit_jobs
 from hpcaccel.sweeps.start_sweep import prepare_sweep, start_sweep
 from tests.submission.conftest import Project, eventually
 from tests.submission.killing import SharedSlurm, killed_at
@@ -88,7 +89,7 @@ def living(slurm: Any) -> list[str]:
 
 def settle(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue that shows no job has none: it is not asked again and again."""
-    monkeypatch.setattr("hpcaccel.submission.idempotent_resume.SETTLING_SECONDS", -1.0)
+    monkeypatch.setattr("hpcaccel.submission.jobs.recovery.SETTLING_SECONDS", -1.0)
 
 
 def check(kind: Kind, moment: int, number: int) -> bool:
@@ -163,7 +164,7 @@ def test_killed_behind_sbatch(project: Project, monkeypatch: pytest.MonkeyPatch,
 
 def _killed_while_it_copies(project: Project, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("hpcaccel.submission.build.copy_code", lambda *_: os.kill(os.getpid(), number))
+        patch.setattr("hpcaccel.submission.submit.build.copy_code", lambda *_: os.kill(os.getpid(), number))
         assert killed_at(10**9, Kind(project, "run").submit, number=number)
 
 
@@ -194,8 +195,8 @@ def test_a_dropped_connection_undoes_what_was_made(
     assert not project.runs.exists()
 
 
-def test_a_submit_that_goes_on_is_no_left_over(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+def test_a_running_submit_is_not_a_leftover(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[object, str]] = []
 
     def look(*_: object) -> None:
         (run,) = all_runs(slurm=project.slurm)
@@ -203,9 +204,9 @@ def test_a_submit_that_goes_on_is_no_left_over(project: Project, monkeypatch: py
         plan = plan_cleaning([run], older_than_seconds=-1.0, whole_runs=True, slurm=project.slurm)
         seen.append(([*plan.items], plan.kept[0][1]))
 
-    monkeypatch.setattr("hpcaccel.submission.submit.hand_in", lambda *_, **__: look())
+    monkeypatch.setattr("hpcaccel.submission.jobs.job_submission.JobSubmission.submit", lambda *_, **__: look())
     project.queue()
-    assert seen == [("pending", "it is being handed in"), ([], "it is pending")]
+    assert seen == [("pending", "it is being submitted"), ([], "it is pending")]
 
 
 def test_a_run_without_a_job_is_not_lost_and_can_be_handed_in(
@@ -218,7 +219,7 @@ def test_a_run_without_a_job_is_not_lost_and_can_be_handed_in(
     (run,) = all_runs(slurm=project.slurm)
     now = run.status()
     assert now.state == "failed"
-    assert now.detail.startswith("its submit was cut off before a job was handed in: nothing runs")
+    assert now.detail.startswith("the submission was interrupted before a job was created: nothing is running")
     run.resume()
     assert run.status().state == "pending"
 
@@ -235,7 +236,7 @@ def test_of_many_jobs_the_whole_is_what_can_be_handed_in(
     now = run.status()
     assert now.state == "failed"
     for one in (now, *now.tasks):
-        assert one.detail.endswith(f"nothing runs. Hand it in with `hpcaccel {command} {run.run_id}`")
+        assert one.detail.endswith(f"nothing is running. Submit it with `hpcaccel {command} {run.run_id}`")
 
 
 def test_tasks_that_are_not_handed_in_again_are_as_they_were(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,16 +245,16 @@ def test_tasks_that_are_not_handed_in_again_are_as_they_were(project: Project, m
     for task, reason in zip(array, ("completed", "failed"), strict=True):
         end = AttemptEnd(attempt=1, time=2.0, reason=reason, decision="end")  # type: ignore[arg-type]
         append_line(task.dir.ledger, to_dict(end))
-    with Turn(array.dir, slurm=project.slurm) as turn:
-        turn.begin(indices=[1])
+    with JobSubmission(array.dir, slurm=project.slurm) as turn:
+        turn.write_intent(indices=[1])
         now = array.status()
         assert [task.state for task in now.tasks] == ["completed", "pending"]
         assert [task.status().state for task in array] == ["completed", "pending"]
 
 
-def test_a_silent_slurm_is_asked_once_for_all_runs(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unresponsive_slurm_is_queried_once_for_all_runs(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "two", "three"):
-        _killed_behind_sbatch(project, monkeypatch, lambda name=name: project.queue(f"name={name}"))
+        _killed_behind_sbatch(project, monkeypatch, partial(project.queue, f"name={name}"))
     asked = []
 
     def silent(_: object, script: Path) -> list[str]:
@@ -263,18 +264,18 @@ def test_a_silent_slurm_is_asked_once_for_all_runs(project: Project, monkeypatch
     monkeypatch.setattr(SharedSlurm, "jobs_of_script", silent)
     found = statuses([run.dir for run in all_runs()], project.slurm)
     assert len(asked) == 1
-    assert ["cannot be told: squeue" in one.detail for one in found] == [True] * 3
+    assert ["it is unknown whether it has a job: squeue" in one.detail for one in found] == [True] * 3
 
 
 def test_a_disk_that_is_full_does_not_hide_other_runs(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     _killed_behind_sbatch(project, monkeypatch, Kind(project, "run").submit)
-    monkeypatch.setattr("hpcaccel.submission.recovery.record_job", _not_permitted)
+    monkeypatch.setattr("hpcaccel.submission.jobs.recovery.record_job", _not_permitted)
     (now,) = statuses([run.dir for run in all_runs()], project.slurm)
     assert (now.state, now.job_id) == ("pending", "")
-    assert "its job cannot be written down: " in now.detail
+    assert "its job cannot be recorded: " in now.detail
 
 
-def test_a_queue_that_does_not_answer_leaves_it_open(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unresponsive_queue_leaves_the_submission_open(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     settle(monkeypatch)
     _killed_behind_sbatch(project, monkeypatch, Kind(project, "run").submit)
     slurm = project.slurm.seen()
@@ -283,7 +284,7 @@ def test_a_queue_that_does_not_answer_leaves_it_open(project: Project, monkeypat
     slurm.save()
     now = run.status()
     assert (now.state, now.job_id) == ("pending", "")
-    assert "cannot be told" in now.detail
+    assert "it is unknown whether it has a job" in now.detail
     plan = plan_cleaning([run], older_than_seconds=-1.0, whole_runs=True, slurm=slurm)
     assert plan.items == ()
     slurm.unreachable = ""
@@ -312,19 +313,19 @@ def test_a_repeated_command_that_is_given_up_while_it_waits_can_be_repeated(
 
 
 @pytest.mark.parametrize("name", ["run", "sweep", "workflow"])
-def test_a_call_that_takes_an_earlier_run_up_says_so(
+def test_a_call_that_returns_an_earlier_run_shows_a_note(
     project: Project, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     settle(monkeypatch)
     kind = Kind(project, name)
     _killed_behind_sbatch(project, monkeypatch, kind.submit)
-    token = progress_notes.ON_SILENCE.set(None)
-    with pytest.warns(UserWarning, match="was already submitted by the same command, .* Submit again for a new run"):
+    token = progress_notes.SHOW_NOTE.set(None)
+    with pytest.warns(UserWarning, match="was already submitted by the same command, .* repeat the command"):
         kind.submit()
-    progress_notes.ON_SILENCE.reset(token)
+    progress_notes.SHOW_NOTE.reset(token)
 
 
-def test_a_controller_that_may_have_taken_the_job(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controller_that_may_have_accepted_the_job(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     settle(monkeypatch)
     sbatch = SharedSlurm.sbatch
 
@@ -334,7 +335,7 @@ def test_a_controller_that_may_have_taken_the_job(project: Project, monkeypatch:
 
     with monkeypatch.context() as patch:
         patch.setattr(SharedSlurm, "sbatch", timed_out)
-        with pytest.raises(SlurmCommandError, match=r"Whether Slurm has taken the job is not known, and .* is kept"):
+        with pytest.raises(SlurmCommandError, match=r"unknown whether Slurm accepted the job, so .* is kept"):
             project.queue()
     taken = project.queue()
     assert taken.job_id == "100"
@@ -368,7 +369,7 @@ def test_a_run_that_a_forgotten_job_has_begun_is_not_removed(
     monkeypatch.setattr(SharedSlurm, "workers_of_script", lambda *_: {})
     (script,) = {one.script for one in project.slurm.seen().submissions}
     (script.parent / log).write_text("module: command not found")
-    with pytest.raises(ClusterError, match=f"has left the queue before its first attempt: look into .*{log}"):
+    with pytest.raises(ClusterError, match=f"left the queue before its first attempt. See .*{log}"):
         kind.submit()
     assert script.exists()
 
@@ -421,7 +422,7 @@ def test_killed_when_the_process_is_there(project: Project, monkeypatch: pytest.
     project.hold()
     die = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
     with monkeypatch.context() as patch:
-        patch.setattr("hpcaccel.submission.local.write_json", die)
+        patch.setattr("hpcaccel.submission.jobs.local.write_json", die)
         assert killed_at(10**9, project.start)
     (run,) = all_runs()
     assert run.status().state == "failed"
@@ -435,7 +436,7 @@ def test_killed_when_it_has_begun_on_this_machine(project: Project, monkeypatch:
     project.hold()
     die = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
     with monkeypatch.context() as patch:
-        patch.setattr("hpcaccel.submission.submit.record_job", die)
+        patch.setattr("hpcaccel.submission.jobs.job_submission.record_job", die)
         assert killed_at(10**9, project.start)
     (run,) = all_runs()
     assert run.status().state in ("starting", "running")
@@ -456,6 +457,5 @@ def _killed_locally(project: Project, moment: int) -> bool:
     again = project.start()
     assert alive in ([], [again.path]) or moment > 10
     project.release()
-    for run in all_runs():
-        eventually(lambda run=run: run.status().ended)
+    eventually(lambda: all(run.status().ended for run in all_runs()))
     return True

@@ -12,35 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.submission.loader_shield import write_loader_shield
+from hpcaccel.submission.code.package import write_loader_shield
 
-PROGRAM = """\
-import os, signal, sys, time
-import torch
-from torch.utils.data import DataLoader, Dataset
-
-asked = []
-signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
-
-
-class Slow(Dataset):
-    def __len__(self):
-        return 100_000
-
-    def __getitem__(self, index):
-        time.sleep(0.01)
-        return torch.tensor(index)
-
-
-loader = DataLoader(Slow(), batch_size=2, num_workers=2, persistent_workers=True)
-batches = iter(loader)
-after = 0
-print("ready", *(worker.pid for worker in batches._workers), flush=True)
-while after < 20:  # many more than the workers have ready
-    next(batches)
-    after += bool(asked)
-print("saved", flush=True)
-"""
+PROGRAM = (Path(__file__).parent / "programs" / "slow_loader.py").read_text()
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from hpcaccel.core.run_dir import read_lines
+from hpcaccel.core.durable_files import read_lines
 from hpcaccel.errors import UserError
 from hpcaccel.submission import Run, RunArray, find_run
-from hpcaccel.submission.local import local_process
+from hpcaccel.submission.jobs.local import local_process
 from tests.submission.conftest import Project
 
 Eventually = Callable[[Callable[[], object]], None]
@@ -151,7 +151,7 @@ def test_one_failed_task_goes_on_alone(project: Project) -> None:
 def test_waiting_no_longer_than_asked(project: Project) -> None:
     project.hold()
     run = local(project)
-    with pytest.raises(TimeoutError, match="it goes on"):
+    with pytest.raises(TimeoutError, match="it continues"):
         run.wait(0.1)
     assert not run.status().ended
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.submission.package import build_node_program, write_node_program
+from hpcaccel.submission.code.package import build_node_program, write_node_program
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_it_runs_from_an_empty_directory_without_any_package(program: Path, tmp_
     command = [sys.executable, "-S", "-I", str(program), "supervise", str(tmp_path / "no-run")]
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "is not a run directory that was submitted" in done.stderr
+    assert "is not the directory of a submitted run" in done.stderr
 
 
 def test_it_holds_the_base_and_the_batch_step_only(program: Path) -> None:

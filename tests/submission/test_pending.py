@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.submission.idempotent import Once, asked_for
-from hpcaccel.submission.pending import Pending, pending
+from hpcaccel.submission.submit.comparison import PendingKey, command_key, pending_key
+from hpcaccel.submission.submit.idempotent import Once
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +18,8 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "hpcaccel"
 
 
-def cut_off(stack: ExitStack) -> Pending:
-    return stack.enter_context(pending("commands", {"of": 1}, kept_seconds=3600.0))
+def cut_off(stack: ExitStack) -> PendingKey:
+    return stack.enter_context(pending_key("commands", {"of": 1}, kept_seconds=3600.0))
 
 
 def test_one_that_was_cut_off_is_repeated_before_a_new_one_begins() -> None:
@@ -47,7 +47,7 @@ def test_what_nobody_repeats_is_forgotten(state: Path) -> None:
             (state / folder / name).write_text("{}")
     for path in state.glob("*/*"):
         os.utime(path, (1.0, 1.0))
-    with asked_for({"of": 2}) as asked, Once(asked.key):
+    with command_key({"of": 2}) as asked, Once(asked.key):
         pass
     with ExitStack() as stack:
         assert not cut_off(stack).is_repeated

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.slurm.fake import FakeSlurm
 from hpcaccel.slurm.states import PartitionInfo
 from hpcaccel.spec import load_spec, spec_from_values
-from hpcaccel.submission.code_copy import plan_code
-from hpcaccel.submission.entry import Entry
-from hpcaccel.submission.prepare import prepare
-from hpcaccel.submission.script_lint import advice, advice_on_cluster
-from hpcaccel.submission.submit import advice_afterwards, submit_prepared
+from hpcaccel.submission.code.code_copy import plan_code
+from hpcaccel.submission.entrypoint.entry import Entry
+from hpcaccel.submission.entrypoint.script_lint import advice, advice_on_cluster
+from hpcaccel.submission.submit.api import advice_afterwards, submit_prepared
+from hpcaccel.submission.submit.prepare import prepare
+from tests.slurm.fake_slurm import FakeSlurm
 from tests.submission.conftest import Project
 
 FOUR_LINES = "from hpcaccel import Accelerator\naccelerator = Accelerator()\nm = accelerator.prepare(m)\n"
@@ -42,23 +42,23 @@ def test_another_file_of_the_code_may_do_it(tmp_path: Path) -> None:
 
 
 def test_a_script_without_hpcaccel_is_told_how_it_is_stopped(tmp_path: Path) -> None:
-    assert "it gets SIGTERM when it is to stop" in told(tmp_path, "import torch\n")
-    assert "leave runtime.stop out" in told(tmp_path, "import torch\n", stop="cooperative")
+    assert "to stop the ranks, hpcaccel sends SIGTERM" in told(tmp_path, "import torch\n")
+    assert "Set runtime.stop to signals" in told(tmp_path, "import torch\n", stop="cooperative")
     assert told(tmp_path, "import torch\n", stop="signals") == ""
 
 
 def test_logging_through_hpcaccel_is_no_way_to_notice_a_stop(tmp_path: Path) -> None:
-    assert "it gets SIGTERM" in told(tmp_path, "import hpcaccel\nhpcaccel.log({'loss': 1.0})\n")
-    assert "it gets SIGTERM" in told(tmp_path, "from hpcaccel import log\nlog({'loss': 1.0})\n")
+    assert "sends SIGTERM" in told(tmp_path, "import hpcaccel\nhpcaccel.log({'loss': 1.0})\n")
+    assert "sends SIGTERM" in told(tmp_path, "from hpcaccel import log\nlog({'loss': 1.0})\n")
 
 
 def test_another_file_of_the_folder_is_another_program(tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text(FOUR_LINES)
-    assert "it gets SIGTERM" in told(tmp_path, "import torch\n")
+    assert "sends SIGTERM" in told(tmp_path, "import torch\n")
 
 
 def test_a_script_that_is_no_python_is_left_to_the_ranks(tmp_path: Path) -> None:
-    assert "nor what it imports from its folder uses hpcaccel" in told(tmp_path, "this is not python\n")
+    assert "nor the files it imports from its folder use hpcaccel" in told(tmp_path, "this is not python\n")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_partition_that_preempts_by_cancelling(
     if partition is not None:
         values["slurm"] = {"partition": partition}
     spec = spec_from_values(values, base=tmp_path)
-    assert any("partition cheap preempts" in sentence for sentence in advice_on_cluster(spec, slurm)) is told
+    assert any("partition 'cheap' preempts" in sentence for sentence in advice_on_cluster(spec, slurm)) is told
     slurm.unreachable = "no answer"
     assert advice_on_cluster(spec, slurm) == ()
 
@@ -105,10 +105,10 @@ def test_a_site_that_takes_the_requeue_away(project: Project, grid: list[str] | 
 def test_a_core_only_install_has_no_torch_for_a_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
-    stop = {"stop": "signals"}
+    stop: dict[str, Any] = {"stop": "signals"}
     assert "needs torch" not in told(tmp_path, script, **stop)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "train.py needs torch, and the ranks would start in" in told(tmp_path, script, **stop)
+    assert "train.py needs torch, but the ranks would use hpcaccel's own Python" in told(tmp_path, script, **stop)
     assert "torch" not in told(tmp_path, "import numpy\n", **stop)
     spec = spec_from_values({"name": "x", "entrypoint": {"script": "train.py"}, "environment": {"venv": "/elsewhere"}})
     assert not any("needs torch" in one for one in advice(spec, Entry(tmp_path / "train.py", tmp_path), None))
@@ -116,5 +116,8 @@ def test_a_core_only_install_has_no_torch_for_a_script(
 
 def test_more_ranks_than_this_machine_can_start_are_told_of(project: Project) -> None:
     told = prepare("job.yaml", cluster="local", overrides=["ntasks_per_node=100000"]).advice
-    assert any("100,000 ranks are to start on this machine, which has" in sentence for sentence in told)
-    assert not any("ranks are to start" in one for one in prepare("job.yaml", cluster="local").advice)
+    assert any(
+        "100,000 ranks, each a separate process, would start on this machine, which has" in sentence
+        for sentence in told
+    )
+    assert not any("would start on this machine" in one for one in prepare("job.yaml", cluster="local").advice)

@@ -9,10 +9,10 @@ import pytest
 
 from hpcaccel.errors import SpecError
 from hpcaccel.spec import spec_from_values
-from hpcaccel.spec.cluster_profile import ClusterProfile
-from hpcaccel.spec.site import SiteFacts, store_facts
-from hpcaccel.submission.site.checks import advice_or_refusal, check_site
-from hpcaccel.submission.site.last_run import History
+from hpcaccel.spec.cluster.cluster_facts import SiteFacts, store_facts
+from hpcaccel.spec.cluster.cluster_profile import ClusterProfile
+from hpcaccel.submission.clusters.checkpoint_checks import History
+from hpcaccel.submission.clusters.checks import advice_or_refusal, check_site
 
 DAY = 86400
 NOW = 1_800_000_000.0
@@ -97,10 +97,13 @@ def test_what_the_cluster_can_do_is_left_in_peace(slurm: dict[str, Any]) -> None
         ({"partition": "cpu"}, ["error: components.data.slurm.partition 'cpu' is not on cluster 'alps'"]),
         (
             {"partition": "spot", "nodes": 2, "gpus_per_node": 9},
-            ["error: components.data.slurm.gpus_per_node 9 asks for 9 GPUs"],
+            ["error: components.data.slurm.gpus_per_node 9 requests 9 GPUs"],
         ),
         ({"account": "none"}, ["error: components.data.slurm.account 'none'"]),
-        ({"nodes": 9}, ["set components.data.slurm.nodes to 8", "components and the ranks need 17 nodes of partition"]),
+        (
+            {"nodes": 9},
+            ["set components.data.slurm.nodes to 8", "components and the ranks together need 17 nodes of partition"],
+        ),
         ({"nodes": 8}, []),
         ({"partition": "debug", "qos": "debug"}, ["error: slurm.time 01:00:00 is longer than partition 'debug'"]),
     ],
@@ -124,8 +127,8 @@ def test_accounts_do_not_matter_where_slurm_does_not_enforce_them() -> None:
     assert said(
         {**GOOD, "account": "nobody's", "qos": "none", "nodes": 7, "gpus_per_node": 4, "mem": None}, site=lax
     ) == [
-        "error: slurm.nodes 7 is more than there are nodes in partition 'gpu' with what is asked for (4 GPUs, 32 CPUs; "
-        "there are 6): set slurm.nodes to 6 [facts of alps, 3 days old]"
+        "error: slurm.nodes 7 is more than the number of nodes in partition 'gpu' that have 4 GPUs, 32 CPUs "
+        "(6): set slurm.nodes to 6 [facts of alps, 3 days old]"
     ]
 
 
@@ -137,9 +140,9 @@ def test_accounts_do_not_matter_where_slurm_does_not_enforce_them() -> None:
             "slurm.partition 'gpuu' is not on cluster 'alps' (has: gpu, debug, spot, cancelling, vip, old). "
             "Did you mean 'gpu'?",
         ),
-        ({"account": "mll"}, "slurm.account 'mll' is none of yours (has: ml). Did you mean 'ml'?"),
+        ({"account": "mll"}, "slurm.account 'mll' is not one of your accounts (yours: ml). Did you mean 'ml'?"),
         ({"qos": "debg"}, "slurm.qos 'debg' is not on cluster 'alps' (has: normal, debug). Did you mean 'debug'?"),
-        ({"partition": "vip"}, "slurm.account 'ml' is not let into partition 'vip' (has: chiefs)"),
+        ({"partition": "vip"}, "slurm.account 'ml' is not allowed in partition 'vip' (allowed: chiefs)"),
         (
             {"time": "2-00:00:00"},
             "slurm.time 2-00:00:00 is longer than partition 'gpu' allows (at most 1-00:00:00): set "
@@ -148,36 +151,38 @@ def test_accounts_do_not_matter_where_slurm_does_not_enforce_them() -> None:
         ({"nodes": 9}, "slurm.nodes 9 is more than partition 'gpu' allows (at most 8): set slurm.nodes to 8"),
         (
             {"gpus_per_node": "a100:8"},
-            "slurm.gpus_per_node a100:8 asks for 8 a100 GPUs of a node, and no node of partition 'gpu' has "
+            "slurm.gpus_per_node a100:8 requests 8 a100 GPUs per node, but no node in partition 'gpu' has "
             "more than 4 GPUs",
         ),
         (
             {"gpus_per_node": "h100:4"},
-            "slurm.gpus_per_node h100:4 asks for 4 h100 GPUs of a node, and partition 'gpu' has no such GPUs"
+            "slurm.gpus_per_node h100:4 requests 4 h100 GPUs per node, but partition 'gpu' has no such GPUs"
             " (has: a100, v100)",
         ),
         (
             {"cpus_per_task": 32},
-            "slurm.cpus_per_task 32 asks for 128 CPUs of a node, and no node of partition 'gpu' has more "
-            "than 64 CPUs: ask for at most 64 CPUs",
+            "slurm.cpus_per_task 32 requests 128 CPUs per node, but no node in partition 'gpu' has more "
+            "than 64 CPUs: request at most 64 CPUs",
         ),
         (
             {"mem": "800G"},
-            "slurm.mem 800G asks for 800G of memory of a node, and no node of partition 'gpu' has more than 500G",
+            "slurm.mem 800G requests 800G of memory per node, but no node in partition 'gpu' has more than 500G",
         ),
         (
             {"gpus_per_node": "v100:2", "cpus_per_task": 30},
-            "slurm.gpus_per_node 2 v100 GPUs, 60 CPUs, 400G of memory: no node of partition 'gpu' has all of"
-            " it together",
+            "slurm.gpus_per_node v100:2: no node in partition 'gpu' has all of 2 v100 GPUs, 60 CPUs, 400G of memory (",
         ),
         (
             {"constraint": "a100&opa"},
-            "slurm.constraint 'a100&opa': no node of partition 'gpu' has 'opa' (has: a100, ib, v100)",
+            "slurm.constraint 'a100&opa': no node in partition 'gpu' has feature 'opa' (has: a100, ib, v100)",
         ),
-        ({"constraint": "v100&ib"}, "slurm.constraint 'v100&ib': no node of partition 'gpu' has all of v100, ib"),
+        (
+            {"constraint": "v100&ib"},
+            "slurm.constraint 'v100&ib': no node in partition 'gpu' has all of the features v100, ib",
+        ),
         (
             {"nodes": 7},
-            "slurm.nodes 7 with 4 GPUs each is 28 GPUs, more than QOS 'normal' allows (at most 24): set "
+            "slurm.nodes 7 with 4 GPUs each is 28 GPUs, more than QOS 'normal' allows per job (at most 24): set "
             "slurm.nodes to 6",
         ),
     ],
@@ -233,49 +238,50 @@ def limited(**limits: Any) -> SiteFacts:
             {"partition": {"min_nodes": 2}},
             {"nodes": 2},
             {"nodes": 1},
-            "slurm.nodes 1 is less than partition 'gpu' takes (at least 2): set slurm.nodes to 2",
+            "slurm.nodes 1 is less than the minimum of partition 'gpu' (2): set slurm.nodes to 2",
         ),
         (
             {"account": {"max_tres": {"gres/gpu": "4"}}},
             {"nodes": 1},
             {"nodes": 2},
-            "slurm.nodes 2 with 4 GPUs each is 8 GPUs, more than account 'ml' allows (at most 4): set slurm.nodes to 1",
+            "slurm.nodes 2 with 4 GPUs each is 8 GPUs, more than account 'ml' allows per job (at most 4): set "
+            "slurm.nodes to 1",
         ),
         (
             {"qos": {"max_tres": {"cpu": "32"}}},
             {"nodes": 1},
             {"nodes": 2},
-            "slurm.nodes 2 with 32 CPUs each is 64 CPUs, more than QOS 'normal' allows (at most 32)",
+            "slurm.nodes 2 with 32 CPUs each is 64 CPUs, more than QOS 'normal' allows per job (at most 32)",
         ),
         (
             {"partition": {"max_cpus_per_node": 32}},
             {"cpus_per_task": 8},
             {"cpus_per_task": 9},
-            "slurm.cpus_per_task 9 asks for 36 CPUs of a node, and no node of partition 'gpu' has more than 32 CPUs",
+            "slurm.cpus_per_task 9 requests 36 CPUs per node, but no node in partition 'gpu' has more than 32 CPUs",
         ),
         (
             {"partition": {"max_mem_per_node_mb": 400 * 1024}},
             {"mem": "400G"},
             {"mem": "401G"},
-            "slurm.mem 401G asks for 401G of memory of a node, and no node of partition 'gpu' has more than 400G",
+            "slurm.mem 401G requests 401G of memory per node, but no node in partition 'gpu' has more than 400G",
         ),
         (
             {"partition": {"deny_accounts": ["ML"]}, "account": {"default": False}},
             {},
             {"account": "ml"},
-            "slurm.account 'ml' is kept out of partition 'gpu'",
+            "slurm.account 'ml' is denied in partition 'gpu': use another account",
         ),
         (
             {"partition": {"allow_qos": ["normal"]}, "account": {"qos": ["normal", "of-gpu"]}},
             {"qos": "normal"},
             {"qos": "of-gpu"},
-            "slurm.qos 'of-gpu' is not let into partition 'gpu' (has: normal)",
+            "slurm.qos 'of-gpu' is not allowed in partition 'gpu' (allowed: normal)",
         ),
         (
             {"account": {"partition": "gpu", "qos": ["normal"]}},
             {"account": "ml", "qos": "normal"},
             {"account": "ml", "qos": "of-gpu"},
-            "slurm.qos 'of-gpu' does not belong to account 'ml' (has: normal)",
+            "slurm.qos 'of-gpu' is not allowed for account 'ml' (allowed: normal)",
         ),
     ],
 )
@@ -291,10 +297,11 @@ def test_limits_of_partition_qos_and_account(
 def test_partitions_that_are_not_for_everybody() -> None:
     rooted = [{**PARTITIONS[0], "root_only": True}]
     (line,) = said(GOOD, site=facts(partitions=rooted))
-    assert line.startswith("error: slurm.partition 'gpu' is for root only")
+    assert line.startswith("error: slurm.partition 'gpu' is restricted to root: use another partition")
     grouped = facts(partitions=[{**PARTITIONS[0], "allow_groups": ["bio"]}], groups=["ada", "ml"])
     (line,) = said(GOOD, site=grouped)
-    assert line.startswith("error: slurm.partition 'gpu' is for the groups bio, and you are in none of them")
+    expected = "error: slurm.partition 'gpu' is restricted to the groups bio, and you are not a member of any"
+    assert line.startswith(expected)
     assert said(GOOD, site=grouped.model_copy(update={"groups": ["bio"]})) == []
 
 
@@ -312,20 +319,25 @@ def test_one_of_several_partitions_is_enough() -> None:
 
 def test_a_partition_that_was_down_is_a_warning() -> None:
     (line,) = said({"partition": "old"})
-    assert line.startswith("warning: slurm.partition 'old' was DRAIN when it was looked at: it takes no new jobs")
+    assert line.startswith(
+        "warning: slurm.partition 'old' was DRAIN when the cluster was probed: it accepts no new jobs"
+    )
 
 
 def test_arrays() -> None:
     assert said(GOOD, tasks=1001) == []
     (line,) = said(GOOD, tasks=1002)
-    assert "the array of 1002 tasks is larger than cluster 'alps' takes: at most 1001 (MaxArraySize)" in line
+    assert "the array of 1002 tasks is larger than cluster 'alps' allows (at most 1001, MaxArraySize)" in line
 
 
 def test_more_tasks_than_one_may_have_in_the_queue() -> None:
     site = limited(qos={"max_submit": 10})
     assert said(GOOD, tasks=10, site=site) == []
     (line,) = said(GOOD, tasks=11, site=site)
-    assert line.startswith("warning: the array of 11 tasks is more than QOS 'normal' lets you have in the queue")
+    expected = (
+        "warning: the array of 11 tasks has more jobs than QOS 'normal' allows in the queue at a time (at most 10)"
+    )
+    assert line.startswith(expected)
 
 
 SLOW = History(run_id="r", checkpoint_bytes=20 * 10**9, checkpoint_files=40, save_seconds=41, step_seconds=1.5)
@@ -334,8 +346,9 @@ SLOW = History(run_id="r", checkpoint_bytes=20 * 10**9, checkpoint_files=40, sav
 def test_a_save_that_a_preemption_does_not_wait_for() -> None:
     (line,) = said({**GOOD, "partition": "spot"}, history=SLOW, checkpoint={"keep": 1})
     assert line.startswith(
-        "warning: checkpoint.every_steps 500, about 12 minutes: a preemption in partition 'spot' leaves little time "
-        "(grace 0 s, KillWait 30 s; your last save took 41 s): steps since the last save will be lost"
+        "warning: checkpoint.every_steps 500, about 12 minutes: preemption in partition 'spot' leaves too little "
+        "time to finish a step and save (GraceTime 0 s, KillWait 30 s; the slowest save of the last run took 41 s), "
+        "so the steps since the last checkpoint would be lost"
     )
     quick = History(run_id="r", save_seconds=4)
     assert said({**GOOD, "partition": "spot"}, history=quick) == []
@@ -349,7 +362,7 @@ def test_nothing_brings_back_what_is_cancelled() -> None:
     # JobRequeue=0 is a default that our --requeue overrules
     assert said({**GOOD, "partition": "spot"}) == []
     (line,) = said({**GOOD, "partition": "spot"}, resilience={"requeue": False})
-    assert line.startswith("warning: resilience.requeue false: a preemption in partition 'spot' (PreemptMode=REQUEUE)")
+    assert line.startswith("warning: resilience.requeue false: preemption in partition 'spot' (PreemptMode=REQUEUE)")
     assert said({**GOOD, "partition": "spot", "time": 15}, resilience={"requeue": False}) == []
     assert said({**GOOD, "partition": "vip", "account": "chiefs"}, site=OPEN, resilience={"requeue": False}) == []
 
@@ -369,7 +382,7 @@ def test_a_qos_that_others_preempt() -> None:
     qos = [{"name": "normal", "preempt_mode": "cancel", "grace_seconds": 60}, {"name": "high", "preempts": ["normal"]}]
     (line,) = said({**GOOD, "partition": "spot"}, site=facts(config=by_qos, qos=qos))
     assert "preempts by cancelling (PreemptMode=CANCEL)" in line
-    assert "once its grace time is over" in line
+    assert "a job that is still running after its grace time is not requeued" in line
     alone = [{"name": "normal", "preempt_mode": "cancel"}, {"name": "high"}]
     assert said({**GOOD, "partition": "spot"}, site=facts(config=by_qos, qos=alone)) == []
 
@@ -387,8 +400,8 @@ def test_a_partition_that_nobody_is_above_is_not_preempted() -> None:
 def test_checkpoints_against_the_quota() -> None:
     large = History(run_id="r", checkpoint_bytes=20 * 10**9, checkpoint_files=40)
     (line,) = said(GOOD, history=large, checkpoint={"keep": 3})
-    assert "warning: checkpoint.keep 3 and one that is being written are 80.0 GB" in line
-    assert "60.0 GB of 100.0 GB were left below /scratch/me: set checkpoint.keep to 2" in line
+    assert "warning: checkpoint.keep 3 needs 80.0 GB, including the next checkpoint" in line
+    assert "/scratch/me has space for 60.0 GB (limit: 100.0 GB): set checkpoint.keep to 2" in line
     (line,) = said(GOOD, history=large, checkpoint={"keep": 9})
     assert line.startswith("error: checkpoint.keep 9")
     assert said(GOOD, history=large, checkpoint={"keep": 2}) == []
@@ -399,12 +412,13 @@ def test_files_of_checkpoints_against_the_quota() -> None:
     quota = [{"path": "/scratch", "bytes_limit": 10**12, "inodes_limit": 2000, "inodes_used": 500}]
     assert said(GOOD, history=many, checkpoint={"keep": 2}, site=facts(quota=quota)) == []
     (line,) = said(GOOD, history=many, checkpoint={"keep": 3}, site=facts(quota=quota))
-    assert line.startswith("warning: checkpoint.keep 3 and one that is being written are 1600 files")
-    assert "1500 files of 2000 files were left below /scratch: set checkpoint.keep to 2" in line
+    assert line.startswith("warning: checkpoint.keep 3 needs 1600 files, including the next checkpoint")
+    assert "/scratch has space for 1500 files (limit: 2000 files): set checkpoint.keep to 2" in line
     (line,) = said(GOOD, history=many, checkpoint={"keep": 6}, site=facts(quota=quota))
     assert line.startswith("error: checkpoint.keep 6")
     (line,) = said(GOOD, history=many, checkpoint={"keep": None}, site=facts(quota=quota))
-    assert line.startswith("warning: checkpoint.keep null keeps all files of checkpoints")
+    assert line.startswith("warning: checkpoint.keep null keeps all checkpoints, but there is space for only 3 more")
+    assert "uses 400 files" in line
 
 
 def test_the_line_of_the_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.core.records import AttemptEnd, AttemptStart, Decision, Reason, StopRequest, to_dict
-from hpcaccel.core.run_dir import append_line, write_json
+from hpcaccel.core.durable_files import append_line, write_json
+from hpcaccel.core.records import AttemptEnd, AttemptStart, Decision, Reason, to_dict
+from hpcaccel.core.stop_requests import StopRequest
 from hpcaccel.slurm.queue_cache import Queue
-from hpcaccel.slurm.queue_cache_path import shared_place
+from hpcaccel.slurm.queue_cache_files import shared_files
 from hpcaccel.slurm.states import JobState
 from hpcaccel.submission import Run, RunArray, statuses
-from hpcaccel.submission.status import RunStatus
+from hpcaccel.submission.runs.status import RunStatus
 from tests.submission.conftest import Project
 
 
@@ -158,7 +159,7 @@ def test_a_controller_that_is_down_makes_nothing_look_lost(
     project.slurm.unreachable = "Unable to contact slurm controller (connect failure)"
     now = run.status()
     assert (now.state, now.ended) == (state, False)
-    assert "Slurm does not answer" in now.detail
+    assert "Slurm does not respond" in now.detail
 
 
 def test_a_job_that_slurm_should_still_remember_is_not_gone(project: Project, run: Run) -> None:
@@ -167,11 +168,11 @@ def test_a_job_that_slurm_should_still_remember_is_not_gone(project: Project, ru
     project.slurm.forget(run.job_id)
     now = run.status()
     assert (now.state, now.ended) == ("running", False)
-    assert "does not know it, although it was there a moment ago" in now.detail
+    assert "no longer lists it, although it did a moment ago" in now.detail
 
 
 def test_the_ledger_tells_of_later_things_than_an_answer_that_is_not_new(project: Project, run: Run) -> None:
-    asking = Queue(project.slurm, seconds=60.0, place=shared_place())
+    asking = Queue(project.slurm, seconds=60.0, files=shared_files())
     statuses([run.dir], queue=asking)
     line = AttemptStart(attempt=1, time=time.time(), job_id=run.job_id)
     append_line(run.dir.ledger, to_dict(line))
@@ -185,24 +186,22 @@ def test_the_ledger_tells_of_later_things_than_an_answer_that_is_not_new(project
 
 
 def test_an_outage_shows_what_slurm_said_before_and_when(project: Project, run: Run) -> None:
-    asking = Queue(project.slurm, seconds=0.0, place=shared_place())
+    asking = Queue(project.slurm, seconds=0.0, files=shared_files())
     project.slurm.move(run.job_id, JobState.PENDING, reason="Priority")
     (before,) = statuses([run.dir], queue=asking)
     assert (before.note, before.asked is not None) == ("", True)
     project.slurm.unreachable = "Unable to contact slurm controller (connect failure)"
     (now,) = statuses([run.dir], queue=asking)
     assert (now.state, now.reason, now.asked) == ("pending", "Priority", before.asked)
-    assert "Slurm does not answer" in now.note
-    assert now.detail.startswith("Priority: jobs of a higher priority are before it (as of ")
+    assert "Slurm does not respond" in now.note
+    assert now.detail.startswith("Priority: jobs with a higher priority are ahead of it (as of ")
 
 
 def test_why_a_job_waits(project: Project, run: Run) -> None:
     move(project, run, JobState.PENDING, reason="QOSMaxJobsPerUserLimit")
-    assert run.status().detail == (
-        "QOSMaxJobsPerUserLimit: the limit of the QOS on jobs that run for one user is reached"
-    )
+    assert run.status().detail == ("QOSMaxJobsPerUserLimit: the QOS limit for running jobs per user is reached")
     move(project, run, JobState.PENDING, reason="Priority")
-    assert run.status().detail == "Priority: jobs of a higher priority are before it"
+    assert run.status().detail == "Priority: jobs with a higher priority are ahead of it"
 
 
 def test_the_end_that_came_while_slurm_was_asked(project: Project, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +238,7 @@ def test_many_runs_cost_one_question(project: Project) -> None:
 LOOKER = """\
 import sys
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.submission.status import status
+from hpcaccel.submission.runs.status import status
 print("ready", flush=True)
 sys.stdin.readline()
 now = status(RunDir(sys.argv[1]))

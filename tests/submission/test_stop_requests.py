@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from hpcaccel.core.durable_files import append_line
 from hpcaccel.core.records import AttemptEnd, AttemptStart, to_dict
-from hpcaccel.core.run_dir import append_line
+from hpcaccel.core.stop_requests import mark_honoured, open_requests
 from hpcaccel.errors import ClusterError, RunBusy, SlurmCommandError, UserError
 from hpcaccel.slurm.states import JobState
-from hpcaccel.submission import Run, RunArray, stop_requests
-from hpcaccel.submission.run_state import honoured_name, open_requests
-from hpcaccel.submission.stop_requests import Then, asked_as
+from hpcaccel.submission import Run, RunArray
+from hpcaccel.submission.runs import control
+from hpcaccel.submission.runs.control import Then, asked_as
 from tests.submission.conftest import Project
 
 
@@ -63,7 +64,7 @@ def test_a_waiting_job_is_paused_by_leaving_the_queue(project: Project, run: Run
     assert (run.status().state, run.job_id, wishes(run)) == ("pending", "101", [])
 
 
-@pytest.mark.parametrize(("then", "words"), [("requeue", "waits in the queue already"), ("finish", "no training loop")])
+@pytest.mark.parametrize(("then", "words"), [("requeue", "it is already queued"), ("finish", "loop is not running")])
 def test_what_a_waiting_job_cannot_do(run: Run, then: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         run.stop(then)  # type: ignore[arg-type]
@@ -72,7 +73,7 @@ def test_what_a_waiting_job_cannot_do(run: Run, then: str, words: str) -> None:
 
 def test_a_program_that_signals_stop_cannot_finish(project: Project, run: Run) -> None:
     begin(project, run)
-    with pytest.raises(UserError, match="know no finish"):
+    with pytest.raises(UserError, match="do not support 'finish'"):
         run.stop("finish")
     assert wishes(run) == []
 
@@ -113,7 +114,7 @@ def test_a_job_that_slurm_holds_after_the_end_is_taken_out(project: Project, run
     with pytest.raises(UserError, match="nothing to cancel"):
         run.cancel()  # it runs: Slurm is about to learn of the end
     project.slurm.move(run.job_id, JobState.REQUEUE_HOLD, reason="job_requeued_in_held_state")
-    with pytest.warns(UserWarning, match=f"was failed already; job {run.job_id} is still in the queue .held"):
+    with pytest.warns(UserWarning, match=f"already ended .failed., but job {run.job_id} is still in the queue .held"):
         run.cancel()
     assert project.slurm.cancelled == [run.job_id]
     with pytest.raises(UserError, match="nothing to cancel"):
@@ -166,7 +167,7 @@ def test_one_task_is_cancelled_alone(project: Project, array: RunArray) -> None:
 
 def honour(run: Run) -> None:
     for name, _ in open_requests(run.dir):
-        (run.dir.control / name).rename(run.dir.control / honoured_name(name))
+        mark_honoured(run.dir, name)
 
 
 @pytest.mark.parametrize("then", ["requeue", "pause"])
@@ -207,7 +208,7 @@ def test_a_pause_that_was_killed_before_it_left_the_queue_leaves_it(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, asked_as("abcd"):
-        patch.setattr(stop_requests, "cancel_waiting", killed)
+        patch.setattr(control, "cancel_waiting", killed)
         with pytest.raises(KeyboardInterrupt):
             run.stop()
     with asked_as("abcd"):
@@ -288,7 +289,7 @@ def test_one_task_goes_on_alone(project: Project, array: RunArray) -> None:
 def test_a_request_that_slurm_does_not_hear_of_stands(project: Project, what: str) -> None:
     run = project.queue()
     project.slurm.unreachable = "Unable to contact slurm controller (connect failure)"
-    with pytest.raises(SlurmCommandError, match=rf"The request to {what} {run.run_id} stands all the same"):
+    with pytest.raises(SlurmCommandError, match=rf"The request to {what} {run.run_id} is saved in the run directory"):
         getattr(run, what)()
     assert [request.reason for _, request in open_requests(run.dir)] == [{"stop": "stop", "cancel": "cancelled"}[what]]
 
@@ -304,6 +305,6 @@ def test_a_resume_that_slurm_may_have_taken_leaves_the_stop_behind(
         raise SlurmCommandError(["sbatch"], 1, "Socket timed out on send/recv operation")
 
     monkeypatch.setattr(project.slurm, "sbatch", timed_out)
-    with pytest.raises(SlurmCommandError, match="Whether Slurm has taken the job is not known"):
+    with pytest.raises(SlurmCommandError, match="unknown whether Slurm accepted the job"):
         run.resume()
     assert open_requests(run.dir) == []

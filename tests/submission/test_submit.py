@@ -14,15 +14,18 @@ import jinja2
 import pytest
 
 from hpcaccel.core import progress_notes
-from hpcaccel.core.run_dir import RunDir, index_lines, read_json
+from hpcaccel.core.durable_files import read_json
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.user_state import index_lines
 from hpcaccel.errors import ClusterError, RunDirectoryError, SlurmCommandError, SpecError, UserError
 from hpcaccel.render import templates
-from hpcaccel.slurm.fake import FakeSlurm
-from hpcaccel.spec import JobSpec, files, from_json, load_spec, spec_hash
+from hpcaccel.spec import JobSpec, from_json, load_spec, spec_hash
+from hpcaccel.spec.loading import layers
 from hpcaccel.submission import Run, all_runs
 from hpcaccel.submission.calls import ItemCall
-from hpcaccel.submission.prepare import prepare
-from hpcaccel.submission.submit import submit, submit_prepared
+from hpcaccel.submission.submit.api import submit, submit_prepared
+from hpcaccel.submission.submit.prepare import prepare
+from tests.slurm.fake_slurm import FakeSlurm
 from tests.submission.conftest import ROOT, Project
 
 
@@ -197,7 +200,7 @@ def test_a_controller_that_cannot_be_reached_leaves_nothing(project: Project) ->
     assert not project.runs.exists()
 
 
-def test_a_controller_that_may_have_taken_the_job_leaves_the_run_directory(project: Project) -> None:
+def test_a_controller_that_may_have_accepted_the_job_leaves_the_run_directory(project: Project) -> None:
     project.slurm.unreachable = "Unable to contact slurm controller (receive failure)"
     with pytest.raises(SlurmCommandError):
         project.queue()
@@ -208,7 +211,7 @@ def test_an_interrupted_submission_leaves_nothing(project: Project, monkeypatch:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hpcaccel.submission.build.copy_code", interrupt)
+    monkeypatch.setattr("hpcaccel.submission.submit.build.copy_code", interrupt)
     with pytest.raises(KeyboardInterrupt):
         project.queue()
     assert not project.runs.exists()
@@ -239,11 +242,11 @@ def test_ctrl_c_while_slurm_takes_the_job_takes_it_back(
     assert not project.runs.exists()
 
 
-def test_a_job_that_cannot_be_written_down_is_taken_back(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_cannot_be_recorded_is_cancelled(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hpcaccel.submission.recording.write_record", full)
+    monkeypatch.setattr("hpcaccel.submission.jobs.run_state.write_record", full)
     with pytest.raises(RunDirectoryError, match="No space left on device"):
         project.queue()
     assert project.slurm.cancelled == ["100"]
@@ -270,7 +273,7 @@ def test_a_folder_of_runs_that_cannot_be_made(project: Project) -> None:
 
 
 def test_a_folder_of_runs_whose_name_means_something_to_submitit(project: Project) -> None:
-    with pytest.raises(RunDirectoryError, match="holds %a"):
+    with pytest.raises(RunDirectoryError, match="contains %a"):
         project.queue(runs_dir="50%a")
 
 
@@ -298,7 +301,7 @@ def test_parents_that_were_made_before_the_disk_was_full_go_too(
 
 def test_a_run_of_the_same_id_is_not_touched(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     first = submitted(project)
-    monkeypatch.setattr("hpcaccel.submission.prepare.new_run_id", lambda: "20260101-000000-abcd")
+    monkeypatch.setattr("hpcaccel.submission.submit.request.new_run_id", lambda: "20260101-000000-abcd")
     prepared = [prepare("job.yaml", cluster="slurm", slurm=project.slurm) for _ in range(2)]
     second = submit_prepared(prepared[0])
     with pytest.raises(RunDirectoryError):
@@ -324,7 +327,7 @@ def test_a_secret_is_never_written_down(project: Project, monkeypatch: pytest.Mo
 
 
 def test_arguments_without_a_function(project: Project) -> None:
-    with pytest.raises(UserError, match="belong to a Python function"):
+    with pytest.raises(UserError, match="only for Python functions"):
         submit("job.yaml", 1, cluster="local")
 
 
@@ -369,20 +372,22 @@ def test_a_grid_that_slurm_would_refuse_is_refused_before_anything_is_made(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeSlurm, "config", lambda _: {"MaxArraySize": "1001"})
-    monkeypatch.setattr("hpcaccel.submission.prepare.combinations", lambda _: pytest.fail("they were made"))
+    monkeypatch.setattr("hpcaccel.submission.submit.request.combinations", lambda _: pytest.fail("they were made"))
     values = ",".join(map(str, range(20_000)))
     with pytest.raises(
-        SpecError, match=r"--grid makes 20,000 tasks; this cluster's arrays have at most 1,001 \(MaxArraySize\)"
+        SpecError,
+        match=r"--grid creates 20,000 tasks, but an array on this cluster can have at most 1,001 tasks "
+        r"\(MaxArraySize\)",
     ):
         project.queue(grid=[f"args.lr={values}"])
     assert project.slurm.submissions == []
 
 
-def test_a_map_that_slurm_would_refuse_is_told_of_its_items(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_map_of_too_many_items_is_refused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeSlurm, "config", lambda _: {"MaxArraySize": "1001"})
     axis = "args.item=" + ",".join(map(str, range(2000)))
     with pytest.raises(
-        SpecError, match=r"hpcaccel\.map\(\) makes 2,000 tasks, one for each item; this cluster's arrays"
+        SpecError, match=r"hpcaccel\.map\(\) creates 2,000 tasks, one per item, but an array on this cluster"
     ):
         prepare(ItemCall(print, [()]), spec="job.yaml", cluster="slurm", grid=[axis], slurm=project.slurm)
 
@@ -390,22 +395,39 @@ def test_a_map_that_slurm_would_refuse_is_told_of_its_items(project: Project, mo
 def test_the_file_and_the_template_of_a_grid_are_read_once(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     templates._environment.cache_clear()
     compiled, read = [], []
-    compile_, parse = jinja2.Environment.compile, files.parse_yaml
+    compile_, parse = jinja2.Environment.compile, layers.parse_yaml  # type: ignore[attr-defined]
     monkeypatch.setattr(
         jinja2.Environment, "compile", lambda *args, **more: (compiled.append(1), compile_(*args, **more))[1]
     )
-    monkeypatch.setattr(files, "parse_yaml", lambda *args: (read.append(1), parse(*args))[1])
+    monkeypatch.setattr(layers, "parse_yaml", lambda *args: (read.append(1), parse(*args))[1])
     project.queue(grid=["args.lr=1,2,3,4"])
     assert (len(compiled), len(read)) == (1, 1)
 
 
-def test_a_long_grid_is_told_of(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_grid_shows_its_progress(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(progress_notes, "SILENT_SECONDS", 0.0)
-    token = progress_notes.ON_SILENCE.set(told.append)
+    token = progress_notes.SHOW_NOTE.set(told.append)
     try:
         project.queue(grid=["args.lr=1,2,3"])
     finally:
-        progress_notes.ON_SILENCE.reset(token)
-    assert "1 of 3 combinations are checked" in told
-    assert "2 of 3 tasks are made" in told
+        progress_notes.SHOW_NOTE.reset(token)
+    assert "1 of 3 combinations checked" in told
+    assert "2 of 3 tasks created" in told
+
+
+def test_a_spec_file_is_read_once_for_a_whole_grid(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.write("base.yaml", "resilience: {requeue: false}\n")
+    spec = project.path / "job.yaml"
+    spec.write_text("extends: base.yaml\n" + spec.read_text())
+    read: list[str] = []
+    opened = Path.open
+
+    def counting_open(path: Path, *args: Any, **options: Any) -> Any:
+        read.append(path.name)
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", counting_open)
+    prepared = prepare("job.yaml", cluster="slurm", grid=["args.lr=1,2,3", "runtime.seed=4,5"], slurm=project.slurm)
+    assert len(prepared.tasks) == 6
+    assert [name for name in read if name.endswith(".yaml")] == ["job.yaml", "base.yaml"]

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from hpcaccel.core.durable_files import append_line
 from hpcaccel.core.records import AttemptEnd, AttemptStart, to_dict
-from hpcaccel.core.run_dir import append_line
 from hpcaccel.slurm.states import JobState
 from hpcaccel.submission import Run
 from tests.submission.conftest import Project
@@ -15,8 +15,8 @@ from tests.submission.conftest import Project
 
 @pytest.fixture
 def run(project: Project, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr("hpcaccel.submission.run_handle.LOOK_SECONDS", 0.01)
-    monkeypatch.setattr("hpcaccel.submission.run_handle.SURE_SECONDS", 0.3)
+    monkeypatch.setattr("hpcaccel.submission.runs.run_handle.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("hpcaccel.submission.runs.run_handle.SURE_SECONDS", 0.3)
     run = project.queue()
     assert isinstance(run, Run)
     append_line(run.dir.ledger, to_dict(AttemptStart(attempt=1, time=1.0, job_id=run.job_id)))
@@ -47,7 +47,7 @@ def test_what_stays_lost_is_lost(project: Project, run: Run) -> None:
 
 
 def test_an_outage_does_not_end_a_wait(project: Project, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcaccel.submission.run_handle.ASK_SECONDS", {"slurm": 0.05})
+    monkeypatch.setattr("hpcaccel.submission.runs.run_handle.ASK_SECONDS", {"slurm": 0.05})
     project.slurm.unreachable = "Unable to contact slurm controller"
     with pytest.raises(TimeoutError):
         run.wait(0.3)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.core.stop_requests import open_requests
 from hpcaccel.errors import ClusterError, SlurmCommandError, SlurmUnreachable
-from hpcaccel.spec.workflow import read_jobs
+from hpcaccel.spec.loading.workflow import read_jobs
 from hpcaccel.submission import Run, all_runs
-from hpcaccel.submission.run_state import open_requests
-from hpcaccel.submission.workflow import is_half_submitted, submit_jobs
+from hpcaccel.submission.submit.api import is_half_submitted, submit_jobs
 from tests.submission.conftest import Project
 
 JOBS = "jobs:\n" + "".join(
@@ -42,14 +42,14 @@ def at_the_third(project: Project, error: Exception, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(project.slurm, "sbatch", submit)
 
 
-def test_the_same_command_goes_on_when_the_controller_went_away(
+def test_the_same_command_continues_after_the_controller_was_unreachable(
     project: Project, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = SlurmUnreachable(["sbatch"], 1, "Unable to contact slurm controller")
     with monkeypatch.context() as patch:
         at_the_third(project, gone, patch, silent=True)
         with pytest.raises(
-            SlurmCommandError, match=r"2 of 3 jobs are submitted .* the same command once more"
+            SlurmCommandError, match=r"2 of 3 jobs have been submitted .* When Slurm responds again, repeat the command"
         ) as caught:
             submit_all(project)
     assert not isinstance(caught.value, SlurmUnreachable)
@@ -63,12 +63,10 @@ def test_the_same_command_goes_on_when_the_controller_went_away(
     assert [run.job_id for run in submit_all(project)] == ["103", "104", "105"], "given once more it is meant"
 
 
-def test_of_a_refusal_all_are_told_to_end_and_the_refusal_is_raised(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_cancels_all_submitted_jobs_and_is_raised(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         at_the_third(project, ClusterError("Slurm refused the job"), patch, silent=True)
-        with pytest.warns(UserWarning, match="may not be cancelled"), pytest.raises(ClusterError, match="refused"):
+        with pytest.warns(UserWarning, match="could not be cancelled"), pytest.raises(ClusterError, match="refused"):
             submit_all(project)
     project.slurm.unreachable = ""
     submitted = [run.dir for run in all_runs()]

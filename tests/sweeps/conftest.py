@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.slurm.fake import FakeSlurm
+from tests.slurm.fake_slurm import FakeSlurm
 from tests.sweeps.hosting import OPEN
 from tests.sweeps.sweeping import Place
 

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from hpcaccel import checkpoint_files
+from hpcaccel.core.durable_files import append_line, read_json, write_json
 from hpcaccel.core.process_identity import process_start
 from hpcaccel.core.records import AttemptEnd, AttemptStart, WorkerStart, to_dict
-from hpcaccel.core.run_dir import RunDir, SweepDir, append_line, read_json, write_json
-from hpcaccel.submission.build import all_or_nothing
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.sweep_dir import SweepDir
+from hpcaccel.submission.submit.build import all_or_nothing
 from hpcaccel.sweeps import start_sweep
+from hpcaccel.sweeps.journal_notes import OwnershipNotes
 from hpcaccel.sweeps.journal_reader import StudyRecord, TrialRecord
-from hpcaccel.sweeps.ownership import Notes
-from hpcaccel.sweeps.tuner import Worker
-from hpcaccel.sweeps.tuner_protocol import Host
+from hpcaccel.sweeps.tuner import Tuner
+from hpcaccel.sweeps.tuner_protocol import WorkerConnection
 
 SPEC = """\
 name: tune
@@ -55,7 +57,7 @@ def read(sweep: SweepDir) -> StudyRecord:
 
 
 def owner(sweep: SweepDir, trial: int) -> int | None:
-    return Notes(StudyRecord(sweep.journal)).read().owner(trial)
+    return OwnershipNotes(StudyRecord(sweep.journal)).read().owner(trial)
 
 
 def trials(sweep: SweepDir, state: str) -> list[TrialRecord]:
@@ -118,9 +120,9 @@ class FakeHost:
         os.close(sink)
 
     def _work(self, source: int, sink: int) -> None:
-        host = Host(source, sink)
+        host = WorkerConnection(source, sink)
         try:
-            Worker(self.sweep, self.index, host.welcome(), host).work()
+            Tuner(self.sweep, self.index, host.receive_hello(), host).work()
         except BaseException as error:  # for the test to look at
             self.error = error
         finally:

@@ -7,15 +7,14 @@ from typing import Any
 
 from optuna.storages import JournalStorage
 
-from hpcaccel.core.run_dir import SweepDir
-from hpcaccel.slurm.fake import FakeSlurm
-from hpcaccel.sweeps.arrays import WorkerArrays
-from hpcaccel.sweeps.definition import read_definition
+from hpcaccel.core.sweep_dir import SweepDir
+from hpcaccel.sweeps.definition import make_trial, read_definition
 from hpcaccel.sweeps.journal import Journal
 from hpcaccel.sweeps.start_sweep import PreparedSweep, prepare_sweep, start_sweep
-from hpcaccel.sweeps.study import Asked, SweepStudy
+from hpcaccel.sweeps.study import AskedTrial, SweepStudy
 from hpcaccel.sweeps.sweep_handle import Sweep
-from hpcaccel.sweeps.trial_dir import make_trial
+from hpcaccel.sweeps.worker_jobs import WorkerArrays
+from tests.slurm.fake_slurm import FakeSlurm
 
 SPEC = """\
 name: demo
@@ -65,7 +64,7 @@ class Trials:
 
     def begin(self) -> int:
         asked = self.study.ask()
-        assert isinstance(asked, Asked)
+        assert isinstance(asked, AskedTrial)
         job = asked.job(self.definition.spec)
         make_trial(self.sweep, asked.number, definition=self.definition, job=job, overrides=asked.point)
         return asked.number

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcaccel.core.durable_files import append_line
 from hpcaccel.core.records import WorkerEnd, WorkerSeen, WorkerStart, WorkerTaken, to_dict
-from hpcaccel.core.run_dir import SweepDir, append_line
-from hpcaccel.sweeps.budget import Account, Budget, in_hours, too_small, typical
+from hpcaccel.core.sweep_dir import SweepDir
+from hpcaccel.sweeps.budget import Budget, ComputeAccount, in_hours, too_small, typical
 
 
 @pytest.fixture
@@ -35,31 +36,31 @@ def end(at: float) -> WorkerEnd:
 def test_every_second_from_the_grant_to_the_end_counts_for_every_gpu(sweep: SweepDir) -> None:
     write(sweep, 0, start(1010, granted=1000), WorkerSeen(time=1060), end(1100), start(2000), end(2050))
     write(sweep, 1, start(1000, gpus=2), end(1010))
-    assert Account(sweep).read().gpu_seconds(now=9000) == 100 * 4 + 50 * 4 + 10 * 2
+    assert ComputeAccount(sweep).read().gpu_seconds(now=9000) == 100 * 4 + 50 * 4 + 10 * 2
 
 
 def test_a_killed_host_is_counted_until_its_last_sign_and_a_living_one_until_now(sweep: SweepDir) -> None:
     write(sweep, 0, start(1000, gpus=1), WorkerSeen(time=1060))
-    account = Account(sweep).read()
+    account = ComputeAccount(sweep).read()
     assert account.gpu_seconds(now=1100) == 100
     assert account.gpu_seconds(now=5000) == 60
 
 
 def test_what_slurm_is_taking_down_counts_no_more(sweep: SweepDir) -> None:
     write(sweep, 0, start(1000, gpus=1), WorkerTaken(time=1050), WorkerSeen(time=1058), end(1060), start(1100, gpus=1))
-    account = Account(sweep).read()
+    account = ComputeAccount(sweep).read()
     assert account.gpu_seconds(now=1130) == 50 + 30
     assert account.is_fresh(0, now=1130)
 
 
 def test_an_allocation_that_another_one_follows_is_over(sweep: SweepDir) -> None:
     write(sweep, 0, start(1000, gpus=1), WorkerSeen(time=1020), start(1100, gpus=1))
-    assert Account(sweep).read().gpu_seconds(now=1130) == 20 + 30
+    assert ComputeAccount(sweep).read().gpu_seconds(now=1130) == 20 + 30
 
 
 def test_only_what_is_new_is_read(sweep: SweepDir) -> None:
     write(sweep, 0, start(1000, gpus=1))
-    account = Account(sweep).read()
+    account = ComputeAccount(sweep).read()
     write(sweep, 0, end(1500))
     assert account.read().gpu_seconds(now=9000) == 500
     assert len(account.held[0]) == 1
@@ -67,7 +68,7 @@ def test_only_what_is_new_is_read(sweep: SweepDir) -> None:
 
 def test_without_gpus_each_rank_counts_as_one(sweep: SweepDir) -> None:
     write(sweep, 0, start(1000, gpus=0), end(1010))
-    assert Account(sweep, ranks=8).read().gpu_seconds() == 80
+    assert ComputeAccount(sweep, ranks=8).read().gpu_seconds() == 80
 
 
 def test_a_trial_starts_while_it_and_the_rest_of_those_that_run_fit() -> None:
@@ -76,12 +77,12 @@ def test_a_trial_starts_while_it_and_the_rest_of_those_that_run_fit() -> None:
     assert budget.against_a_trial(2400, usual=600, running=[500, 900]) == ""
     refusal = budget.against_a_trial(2401, usual=600, running=[0])
     assert "max_gpu_hours is 1" in refusal
-    assert "0.17 GPU-hours more" in refusal
+    assert "another 0.17 GPU-hours" in refusal
 
 
 def test_a_budget_that_is_used_up_says_so_and_none_is_never_used_up() -> None:
     assert Budget(max_gpu_hours=1).is_used_up(3600)
-    assert "used up" in Budget(max_gpu_hours=1).against_a_trial(3600, usual=0, running=[])
+    assert "have been used" in Budget(max_gpu_hours=1).against_a_trial(3600, usual=0, running=[])
     assert not Budget(max_gpu_hours=None).is_used_up(1e12)
     assert Budget(max_gpu_hours=None).against_a_trial(1e12, usual=1e12, running=[1e12]) == ""
 
@@ -93,9 +94,9 @@ def test_before_any_trial_has_ended_one_may_start() -> None:
 
 def test_a_budget_smaller_than_a_trial_says_how_long_one_takes() -> None:
     text = too_small(Budget(max_gpu_hours=0.5), sweep="20261120-1", trial=3, used=1800, step=100, total=400)
-    assert "max_gpu_hours is 0.5, less than one trial takes" in text
-    assert "trial 3 has used 0.5 GPU-hours for 100 of 400 steps, about 2 GPU-hours for all" in text
-    assert "was not done" in too_small(
+    assert "max_gpu_hours is 0.5, which is too little for one trial" in text
+    assert "trial 3 has used 0.5 GPU-hours for 100 of 400 steps, so it would need about 2 GPU-hours" in text
+    assert "has not finished" in too_small(
         Budget(max_gpu_hours=0.5), sweep="20261120-1", trial=3, used=1800, step=None, total=None
     )
 

@@ -9,9 +9,11 @@ import pytest
 
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint_files.pins import pin
+from hpcaccel.core.durable_files import append_line, write_json
 from hpcaccel.core.metrics_reader import Logged
-from hpcaccel.core.run_dir import RunDir, SweepDir, append_line, write_json
-from hpcaccel.sweeps.cleanup import Housekeeping, drop_checkpoints, fold
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.sweep_dir import SweepDir
+from hpcaccel.sweeps.trial_files import CheckpointCleanup, drop_checkpoints, fold
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def steps(run: RunDir) -> list[int]:
 def test_a_pruned_trial_keeps_no_checkpoint_and_no_half_one(sweep: SweepDir) -> None:
     run = trial(sweep, 0, 10, 20)
     (run.checkpoints / checkpoint_files.temporary_name(30, 1)).mkdir()
-    Housekeeping(sweep, keep=5).after_pruned(0)
+    CheckpointCleanup(sweep, keep=5).after_pruned(0)
     assert list(run.checkpoints.iterdir()) == []
 
 
@@ -52,16 +54,16 @@ def test_pinned_checkpoints_stay(sweep: SweepDir) -> None:
 
 def test_the_best_finished_trials_keep_theirs(sweep: SweepDir) -> None:
     runs = [trial(sweep, number, 10) for number in range(4)]
-    Housekeeping(sweep, keep=2).after_finished(3, best_first=[3, 0, 2, 1])
+    CheckpointCleanup(sweep, keep=2).after_finished(3, best_first=[3, 0, 2, 1])
     assert [steps(run) for run in runs] == [[10], [], [], [10]]
-    Housekeeping(sweep, keep=None).after_finished(3, best_first=[0, 3])
+    CheckpointCleanup(sweep, keep=None).after_finished(3, best_first=[0, 3])
     assert steps(runs[3]) == [10]
 
 
 def test_a_failed_trial_keeps_the_checkpoint_that_a_retry_goes_on_from(sweep: SweepDir) -> None:
     run = trial(sweep, 0, 10, 20)
     (run.attempt(1) / "stacks").mkdir(parents=True)
-    Housekeeping(sweep, keep=0).after_interrupted(0)
+    CheckpointCleanup(sweep, keep=0).after_interrupted(0)
     assert steps(run) == [20]
     assert (run.attempt(1) / "stacks").is_dir()
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.core.durable_files import append_line, read_json, write_json
 from hpcaccel.core.records import WorkerEnd, WorkerStart, to_dict
-from hpcaccel.core.run_dir import append_line, read_json, write_json
+from hpcaccel.core.stop_requests import open_requests
 from hpcaccel.errors import ClusterError, RunBusy, RunDirectoryError, SlurmCommandError, SpecError, UserError
 from hpcaccel.slurm.states import JobState
 from hpcaccel.spec import load_spec
-from hpcaccel.submission import idempotent_resume, recording
-from hpcaccel.submission.run_state import open_requests
+from hpcaccel.submission.jobs import job_submission, run_state
 from hpcaccel.sweeps.definition import read_definition
+from hpcaccel.sweeps.journal_notes import OwnershipNotes
 from hpcaccel.sweeps.journal_reader import StudyRecord
-from hpcaccel.sweeps.ownership import Notes
 from hpcaccel.sweeps.retry import continued
 from hpcaccel.sweeps.sweep_handle import Sweep
 from tests.sweeps.sweeping import SPEC, Place, Trials
@@ -88,8 +88,8 @@ def test_workers_of_a_resume_that_was_killed_are_taken_up(place: Place, monkeypa
     sweep, _ = place.start()
     sweep.stop()
     with monkeypatch.context() as patch:  # behind its sbatch
-        patch.setattr(idempotent_resume.Turn, "done", lambda turn: None)
-        patch.setattr(recording, "write_record", lambda *args, **more: None)
+        patch.setattr(job_submission.JobSubmission, "clear_intent", lambda turn: None)
+        patch.setattr(run_state, "write_record", lambda *args, **more: None)
         sweep.resume()
     assert sweep.record.job_ids == ["100"]
     assert sweep.resume().jobs == {index: f"101_{index}" for index in range(4)}
@@ -103,10 +103,10 @@ def test_workers_of_a_resume_that_was_killed_are_taken_up(place: Place, monkeypa
 def test_a_resume_hands_in_the_same_workers(place: Place) -> None:
     sweep, _ = place.start()
     begin(place, sweep, 0)
-    with pytest.raises(RunBusy, match=r"with 4 of its workers running or waiting.*sweep stop"):
+    with pytest.raises(RunBusy, match=r"with 4 of its workers running or queued.*sweep stop"):
         sweep.resume()
     sweep.stop()
-    with pytest.raises(RunBusy, match=r"is stopping, its trials save and leave: wait for that with `hpcaccel wait"):
+    with pytest.raises(RunBusy, match=r"is stopping, and its trials are being saved: wait.*`hpcaccel wait"):
         sweep.resume()
     end(place, sweep, 0, reason="stop", decision="pause")
     arrays = sweep.resume()
@@ -140,7 +140,7 @@ def test_a_resume_that_slurm_may_have_taken_stands(place: Place, monkeypatch: py
 
     with monkeypatch.context() as patch:
         patch.setattr(place.slurm, "sbatch", timed_out)
-        with pytest.raises(SlurmCommandError, match=r"Whether Slurm has taken the job is not known: .* another resume"):
+        with pytest.raises(SlurmCommandError, match=r"unknown whether Slurm accepted the job.* Another resume"):
             sweep.resume(changes=["sweep.max_trials=30"])
     assert open_requests(sweep.dir) == []
     assert sweep.spec.sweep.max_trials == 30
@@ -173,7 +173,7 @@ def test_a_resume_on_a_disk_that_cannot_be_written_says_so(place: Place, monkeyp
 
     monkeypatch.setattr(Path, "rename", read_only)
     with pytest.raises(
-        RunDirectoryError, match=r"cannot write to the sweep's directory .*: Read-only file system\. It is"
+        RunDirectoryError, match=r"cannot write to the sweep's directory .*: Read-only file system\. The sweep is"
     ):
         sweep.resume()
     assert len(place.slurm.submissions) == 1
@@ -185,7 +185,7 @@ def test_a_resume_forgives_a_sweep_that_has_stopped_itself(place: Place) -> None
     now = sweep.status()
     assert (now.state, now.detail) == ("failed", "the first 5 trials all failed")
     sweep.resume()
-    assert Notes(StudyRecord(sweep.dir.journal)).read().halted == ""
+    assert OwnershipNotes(StudyRecord(sweep.dir.journal)).read().halted == ""
 
 
 def test_what_may_change_on_resume(place: Place) -> None:
@@ -203,8 +203,8 @@ def test_what_may_change_on_resume(place: Place) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["args.epochs=5"], r"entrypoint\.args\.epochs was 2 and is 5.*What may change is sweep\.max_trials"),
-        (["sweep.method=tpe", "slurm.time=90"], r"slurm\.time was '01:00:00' and is '01:30:00'; sweep\.method was"),
+        (["args.epochs=5"], r"entrypoint\.args\.epochs was 2 and is now 5.*Only sweep\.max_trials"),
+        (["sweep.method=tpe", "slurm.time=90"], r"slurm\.time was '01:00:00' and is now '01:30:00'; sweep\.method was"),
         (["sweep.max_trails=5"], "max_trials"),
     ],
 )
@@ -230,7 +230,7 @@ def test_a_throttle_is_shared_by_all_arrays(place: Place) -> None:
     sweep, _ = place.start("sweep.workers=5")
     sweep.throttle(4)
     assert place.slurm.throttled == {"100": 3, "101": 1}
-    with pytest.raises(UserError, match="2 arrays"):
+    with pytest.raises(UserError, match="2 job arrays"):
         sweep.throttle(1)
 
 
@@ -250,7 +250,7 @@ def test_failed_trials_run_once_more_as_trials_of_their_own(place: Place) -> Non
     assert sweep.trials[2].params == sweep.trials[1].params
     (failure,) = sweep.status().failures
     assert (failure.error_class, failure.count, failure.detail) == ("oom", 1, "CUDA out of memory")
-    with pytest.raises(UserError, match="have been queued again before"):
+    with pytest.raises(UserError, match="have already been queued again"):
         sweep.retry_failed()
     job = continued(sweep.dir, sweep.spec.job, sweep.trials[2].user_attrs)
     assert job.checkpoint.resume == str(sweep.dir.trial(failed).checkpoints / "step_00000040")
@@ -268,7 +268,7 @@ def test_the_best_trials_go_on_with_more_to_do(place: Place) -> None:
     for value in (4.0, 1.0, 3.0, 2.0):
         trials.complete(value)
     checkpoint(sweep, 1, step=8)
-    with pytest.raises(UserError, match="no trial was ended early"):
+    with pytest.raises(UserError, match="no trial was pruned"):
         sweep.extend(2)
     with pytest.raises(SpecError, match=r"args\.lr is a parameter of the sweep"):
         sweep.extend(2, settings=["entrypoint.args.lr=1"])
@@ -292,7 +292,7 @@ def test_workers_that_live_take_what_is_queued(place: Place) -> None:
 
 def test_the_best_trial_is_a_spec_that_gives_the_same_training(place: Place) -> None:
     sweep, _ = place.start("sweep.repeat=2", "sweep.seed=7")
-    with pytest.raises(UserError, match="has finished yet"):
+    with pytest.raises(UserError, match="has no complete trial yet"):
         sweep.best()
     trials = Trials(sweep.dir)
     for value in (4.0, 4.5, 1.0, 2.0):
@@ -319,7 +319,7 @@ def test_with_several_metrics_somebody_has_to_choose(place: Place) -> None:
     with pytest.raises(UserError, match=r"trial 0: loss 1, seconds 9\n  trial 1: loss 2, seconds 2$"):
         sweep.best()
     assert sweep.best(metric="seconds").trial == 1
-    with pytest.raises(UserError, match=r"'time' is not one of the sweep's \(loss, seconds\)"):
+    with pytest.raises(UserError, match=r"'time' is not a metric of the sweep \(has: loss, seconds\)"):
         sweep.best(metric="time")
     assert [found.trial for found in sweep.status().front] == [0, 1]
 
@@ -327,5 +327,5 @@ def test_with_several_metrics_somebody_has_to_choose(place: Place) -> None:
 def test_a_directory_without_a_sweep_is_told(place: Place) -> None:
     sweep, _ = place.start()
     sweep.dir.sweep.unlink()
-    with pytest.raises(Exception, match="is no sweep's directory"):
+    with pytest.raises(Exception, match="is not the directory of a sweep"):
         read_definition(sweep.dir)

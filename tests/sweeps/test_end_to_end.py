@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.core.run_dir import SweepDir, read_json, read_lines
+from hpcaccel.core.durable_files import read_json, read_lines
+from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.sweeps import start_sweep
 from tests.sweeps.hosting import read, trials
 

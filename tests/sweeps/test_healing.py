@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hpcaccel import checkpoint_files
-from hpcaccel.core.run_dir import SweepDir, read_json, write_json
+from hpcaccel.core.durable_files import read_json, write_json
+from hpcaccel.core.sweep_dir import SweepDir
 from tests.sweeps.hosting import FakeHost, make_sweep, read, trials
 from tests.sweeps.test_tuner import eventually, spend
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("hosts_end")
 
 
 def test_a_trial_that_somebody_still_writes_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcaccel.sweeps.foreign_writers.BUSY_SECONDS", 1.5)
+    monkeypatch.setattr("hpcaccel.sweeps.next_trial.BUSY_SECONDS", 1.5)
     sweep = make_sweep(tmp_path, "sweep.max_trials=2")
     host = FakeHost(sweep)
     number = host.hear()["run"]
@@ -34,7 +35,7 @@ def test_a_trial_that_somebody_still_writes_is_looked_at_again(tmp_path: Path, m
 
 
 def test_a_worker_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcaccel.sweeps.foreign_writers.MOST_SECONDS", 0.0)
+    monkeypatch.setattr("hpcaccel.sweeps.next_trial.MOST_SECONDS", 0.0)
     sweep = make_sweep(tmp_path, "sweep.max_trials=1")
     host = FakeHost(sweep)
     host.play(None, reason="failed", error_class="busy", detail="it is being written by job 7")
@@ -87,7 +88,7 @@ def stopped_by_its_budget(sweep: SweepDir, *, gpu_hours: float) -> int:
 def test_a_chooser_killed_after_a_budget_stop_leaves_a_trial_that_can_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, larger: bool
 ) -> None:
-    monkeypatch.setattr("hpcaccel.sweeps.allowance.LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("hpcaccel.sweeps.budget.READ_SECONDS", 0.1)
     sweep = make_sweep(tmp_path, "sweep.max_gpu_hours=1", "sweep.max_trials=1")
     number = stopped_by_its_budget(sweep, gpu_hours=1)
     if larger:  # the trial's end is seen after a resume only
@@ -123,7 +124,8 @@ def test_a_trial_that_cannot_be_started_for_a_full_disk_has_not_failed(tmp_path:
     number = host.play(None, reason="failed", error_class="disk", detail="cannot write x: No space left on device")
     why = host.hear()["why"]
     said = (
-        "trial 0: cannot write x: No space left on device. Make room, or make it writable, then go on: hpcaccel sweep"
+        "trial 0: cannot write x: No space left on device. Free some space or make the directory writable, then run: "
+        "hpcaccel sweep"
     )
     assert f"{said} resume" in why
     assert [trial.number for trial in trials(sweep, "running")] == [number]

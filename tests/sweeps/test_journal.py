@@ -246,7 +246,7 @@ def test_who_has_read_what_does_not_count_is_told(path: Path) -> None:
     closer = Segments(path)
     closer._make_next(0, 0, "a test")
     os.chmod(path, 0o440)
-    with pytest.raises(HpcaccelError, match="Start it again"):
+    with pytest.raises(HpcaccelError, match="Restart the process"):
         list(journal.lines())
 
 
@@ -283,7 +283,7 @@ def test_random_kills_lose_nothing_that_was_acknowledged(path: Path) -> None:
     def start() -> None:
         outputs.append(path.parent / f"told-{len(outputs)}")
         with outputs[-1].open("wb") as file:
-            command = [sys.executable, "-S", "-c", APPENDER, path, str(len(outputs) - 1)]
+            command = [sys.executable, "-S", "-c", APPENDER, str(path), str(len(outputs) - 1)]
             processes.append(subprocess.Popen(command, stdout=file, env={**os.environ, "PYTHONPATH": os.getcwd()}))
 
     for _ in range(6):
@@ -336,7 +336,7 @@ def test_a_directory_that_may_not_be_written_is_named() -> None:
 
 def test_a_directory_that_is_gone_is_named(tmp_path: Path) -> None:
     assert list(JournalFile(tmp_path / "gone" / "journal.jsonl").lines()) == []
-    with pytest.raises(RunDirectoryError, match="directory is gone"):
+    with pytest.raises(RunDirectoryError, match="directory no longer exists"):
         JournalFile(tmp_path / "gone" / "journal.jsonl").append([{"say": 1}])
 
 

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from hpcaccel.core.durable_files import append_line, write_json
 from hpcaccel.core.process_identity import process_start
 from hpcaccel.core.records import WorkerStart, to_dict
-from hpcaccel.core.run_dir import SweepDir, append_line, write_json
-from hpcaccel.slurm.fake import FakeSlurm
+from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.slurm.states import JobInfo, JobState
 from hpcaccel.sweeps.journal_file import JournalFile
+from hpcaccel.sweeps.journal_notes import OwnershipNotes
 from hpcaccel.sweeps.journal_reader import StudyRecord
-from hpcaccel.sweeps.ownership import Notes, gone_for_good
+from hpcaccel.sweeps.worker_jobs import gone_for_good
+from tests.slurm.fake_slurm import FakeSlurm
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def claim(journal: JournalFile, trial: int, worker: int, epoch: int) -> None:
 
 def test_the_first_claim_of_an_epoch_counts(tmp_path: Path) -> None:
     journal = JournalFile(tmp_path / "journal.jsonl")
-    notes = Notes(StudyRecord(tmp_path / "journal.jsonl"))
+    notes = OwnershipNotes(StudyRecord(tmp_path / "journal.jsonl"))
     claim(journal, 7, 0, 1)
     claim(journal, 7, 1, 1)
     assert (notes.read().owner(7), notes.epoch(7)) == (0, 1)
@@ -49,7 +51,7 @@ def test_of_many_that_claim_at_once_all_see_the_same_one_win(tmp_path: Path) -> 
     path = tmp_path / "journal.jsonl"
 
     def take(worker: int) -> None:
-        notes = Notes(StudyRecord(path)).read()
+        notes = OwnershipNotes(StudyRecord(path)).read()
         claim(JournalFile(path), 0, worker, notes.epoch(0) + 1)
         won[worker] = notes.read().owner(0)
 
@@ -59,13 +61,13 @@ def test_of_many_that_claim_at_once_all_see_the_same_one_win(tmp_path: Path) -> 
         worker.start()
     for worker in workers:
         worker.join()
-    assert len(Notes(StudyRecord(path)).read().claims) == 1
+    assert len(OwnershipNotes(StudyRecord(path)).read().claims) == 1
     assert [worker for worker, owner in won.items() if owner == worker] != []
 
 
 def test_a_sweep_that_has_stopped_itself_goes_on_when_somebody_resumes_it(tmp_path: Path) -> None:
     journal = JournalFile(tmp_path / "journal.jsonl")
-    notes = Notes(StudyRecord(tmp_path / "journal.jsonl"))
+    notes = OwnershipNotes(StudyRecord(tmp_path / "journal.jsonl"))
     journal.append([{"hpcaccel": "halt", "why": "nothing works"}])
     assert notes.read().halted == "nothing works"
     journal.append([{"hpcaccel": "resume"}])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hpcaccel.spec import spec_from_values
-from hpcaccel.sweeps.packing import share
+from hpcaccel.sweeps.definition import share
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_the_best_of_a_rung_go_on() -> None:
     others = curves(1.0, 2.0, 3.0)
     assert verdict(asha, 0.5, others) == ""
     assert verdict(asha, 1.5, others) == ""
-    assert verdict(asha, 2.5, others) == "at step 1 it was number 3 of 4, of which the best 2 go on"
+    assert verdict(asha, 2.5, others) == "at step 1 it was ranked 3 of 4, and only the best 2 continue"
     assert verdict(rule({"asha": {"min_steps": 1, "reduction_factor": 2}}, "max"), 2.5, others) == ""
 
 
@@ -87,7 +87,7 @@ def test_what_comes_late_is_compared_at_the_rung_that_it_has_passed() -> None:
 def test_a_trial_that_is_no_number_ends_at_once(pruner: Any) -> None:
     decides = rule(pruner)
     step = next(decides.rungs(0))
-    assert verdict(decides, math.nan, [], step=step) == f"its metric is not a number at step {step}"
+    assert verdict(decides, math.nan, [], step=step) == f"its metric is NaN at step {step}"
 
 
 def test_others_that_are_no_number_are_the_worst() -> None:
@@ -119,7 +119,7 @@ def test_the_median_of_finished_trials_is_the_measure() -> None:
     median = rule({"median": {"startup_trials": 3}})
     finished = curves(1.0, 2.0, 3.0, complete=True)
     assert verdict(median, 2.0, finished) == ""
-    assert verdict(median, 2.5, finished) == "up to step 1 it came to 2.5, the median there is 2"
+    assert verdict(median, 2.5, finished) == "its best value up to step 1 is 2.5, worse than the median of 2"
     assert verdict(median, 2.5, curves(1.0, 2.0, 3.0)) == ""
     assert verdict(median, 2.5, finished[:2]) == ""
     earlier = Curve(number=0, values={1: 1.0, 2: 9.0})
@@ -130,5 +130,5 @@ def test_the_median_of_what_is_to_be_large() -> None:
     median = rule({"median": {"startup_trials": 3}}, "max")
     assert (
         verdict(median, 1.5, curves(1.0, 2.0, 3.0, complete=True))
-        == "up to step 1 it came to 1.5, the median there is 2"
+        == "its best value up to step 1 is 1.5, worse than the median of 2"
     )

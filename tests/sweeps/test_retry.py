@@ -8,16 +8,15 @@ import pytest
 
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint_files.pins import is_pinned, pin
+from hpcaccel.core.durable_files import append_line, write_json
 from hpcaccel.core.records import WorkerEnd, to_dict
-from hpcaccel.core.run_dir import append_line, write_json
 from hpcaccel.errors import UserError
-from hpcaccel.sweeps.cleanup import drop_checkpoints
-from hpcaccel.sweeps.deferred_cleanup import Chores
+from hpcaccel.sweeps.journal_notes import SETTINGS
 from hpcaccel.sweeps.results import ranking
 from hpcaccel.sweeps.retry import continued, extend, retry_failed
-from hpcaccel.sweeps.study import Asked
+from hpcaccel.sweeps.study import AskedTrial
 from hpcaccel.sweeps.sweep_handle import Sweep
-from hpcaccel.sweeps.trial_attrs import SETTINGS
+from hpcaccel.sweeps.trial_files import DeferredCleanup, drop_checkpoints
 from tests.sweeps.sweeping import Place, Trials
 from tests.sweeps.test_control_commands import over
 
@@ -32,15 +31,15 @@ def checkpoint(sweep: Sweep, number: int, *, step: int) -> Path:
 def tidy(sweep: Sweep, number: int, *, keep: int | None) -> None:
     """What a chooser does behind a trial."""
     sweep._study.read()
-    chores = Chores(sweep.dir, keep=keep, goal=sweep.goal, record=sweep._study.record)
+    chores = DeferredCleanup(sweep.dir, keep=keep, goal=sweep.goal, record=sweep._study.record)
     chores.add(number)
-    assert chores.do() == []
+    assert chores.run() == []
 
 
 def begin_again(trials: Trials) -> int:
     """Begin the trial that waits."""
     asked = trials.study.ask()
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, AskedTrial)
     return asked.number
 
 
@@ -102,13 +101,13 @@ def test_all_seeds_of_a_point_go_on_and_are_one_point_again(place: Place) -> Non
     seeds = []
     for value in (0.5, 0.7):
         asked = trials.study.ask()
-        assert isinstance(asked, Asked)
+        assert isinstance(asked, AskedTrial)
         seeds.append(asked.seed)
         trials.study.complete(asked.number, [value])
     assert seeds == [0, 1]
     leader = ranking(sweep.trials, sweep.goal)[0]
     assert (leader.values, leader.is_whole, leader.trial.number) == ((0.6,), True, 4)
-    with pytest.raises(UserError, match=r"have been given args\.epochs=20 before"):
+    with pytest.raises(UserError, match=r"have already been extended with args\.epochs=20"):
         extend(sweep.dir, 1, settings=["args.epochs=20"])
     assert [one.trial for one in extend(sweep.dir, 2, settings=["args.epochs=20"])] == [0, 1]
     assert [one.trial for one in extend(sweep.dir, 1, settings=["args.epochs=40"])] == [4, 5]
@@ -155,10 +154,10 @@ def test_under_a_larger_budget_what_it_has_ended_goes_on(place: Place) -> None:
     spent(sweep, 1.5)
     now = sweep.status()
     assert (now.state, now.exit_code) == ("failed", 1)
-    assert "no trial ran to its end, so nothing was found" in now.detail
+    assert "no trial has completed" in now.detail
     before = sweep.dir.journal.read_text()
     for steer in (sweep.resume, sweep.retry_failed, lambda: sweep.extend(1)):
-        with pytest.raises(UserError, match=r"max_gpu_hours.* are used up: nothing could start\. Nothing is lost"):
+        with pytest.raises(UserError, match=r"max_gpu_hours.* have been used: no more trials can start\. To continue"):
             steer()
     assert sweep.dir.journal.read_text() == before
     sweep.resume(changes=["sweep.max_gpu_hours=5"])

@@ -8,7 +8,7 @@ from typing import Any
 import optuna
 import pytest
 
-from hpcaccel.spec.points import applies, contains
+from hpcaccel.spec.sweep.points import applies, contains
 from hpcaccel.sweeps.space import Space
 from tests.sweeps.making import made
 

@@ -11,10 +11,9 @@ from optuna.trial import TrialState
 
 from hpcaccel.errors import UserError
 from hpcaccel.spec import SweepSpec
-from hpcaccel.sweeps import packages
 from hpcaccel.sweeps.journal import Journal
-from hpcaccel.sweeps.study import Asked, NoMore, SweepStudy
-from hpcaccel.sweeps.trial_attrs import is_surplus, point_number
+from hpcaccel.sweeps.journal_notes import is_surplus, point_number
+from hpcaccel.sweeps.study import AskedTrial, NoMore, SweepStudy
 from tests.sweeps.making import LR, SMALL, made
 
 MIXED: dict[str, Any] = {"args.lr": LR, "args.depth": {"int": [2, 8]}, "args.o": {"choice": ["a", "b"]}}
@@ -33,22 +32,22 @@ def loss(point: dict[str, Any]) -> float:
     return (math.log10(point["args.lr"]) + 2) ** 2 + abs(point.get("args.depth", 5) - 5)
 
 
-def drawn(one: SweepStudy) -> Asked:
+def drawn(one: SweepStudy) -> AskedTrial:
     asked = one.ask()
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, AskedTrial)
     return asked
 
 
-def run(one: SweepStudy) -> list[Asked]:
+def run(one: SweepStudy) -> list[AskedTrial]:
     """All its trials, one after another."""
     found = []
-    while isinstance(asked := one.ask(), Asked):
+    while isinstance(asked := one.ask(), AskedTrial):
         one.complete(asked.number, [loss(asked.point)] * len(one.spec.sweep.metrics))
         found.append(asked)
     return found
 
 
-def points(asked: list[Asked]) -> list[tuple[Any, ...]]:
+def points(asked: list[AskedTrial]) -> list[tuple[Any, ...]]:
     return [tuple(one.point.values()) for one in asked]
 
 
@@ -86,13 +85,14 @@ def test_the_specs_own_values_come_first_then_what_is_enqueued() -> None:
     assert second.point["args.lr"] != 0.02
     assert third.point == whole
     assert fourth.point not in (first.point, second.point, third.point)
-    assert first.job(spec).entrypoint.args["lr"] == 0.02
+    args: Any = first.job(spec).entrypoint.args
+    assert args["lr"] == 0.02
 
 
 def test_workers_draw_different_points_at_the_same_time(tmp_path: Path) -> None:
     spec = made(MIXED, method="tpe", max_trials=40)
     workers = [study(spec, JournalStorage(Journal(tmp_path / "journal.jsonl"))) for _ in range(4)]
-    found: list[Asked] = []
+    found: list[AskedTrial] = []
     for _ in range(10):
         flying = [drawn(worker) for worker in workers]
         for worker, asked in zip(workers, flying, strict=True):
@@ -109,7 +109,7 @@ def test_a_small_space_is_gone_through_once(method: str) -> None:
     found = run(one)
     assert len(found) == len(set(points(found))) == 6
     assert found[0].point["args.lr"] == 2
-    assert one.ask() == NoMore(why="the space is used up: all its 6 points have been tried")
+    assert one.ask() == NoMore(why="all 6 points of the search space have been tried")
 
 
 def test_the_grid_goes_on_in_its_order_behind_what_is_tried_first() -> None:
@@ -120,7 +120,7 @@ def test_the_grid_goes_on_in_its_order_behind_what_is_tried_first() -> None:
 def test_the_grid_stops_at_max_trials() -> None:
     one = study(made(SMALL, method="grid", max_trials=4))
     assert points(run(one)) == [(1, 2), (1, 3), (1, 4), (2, 2)]
-    assert one.ask() == NoMore(why="all 4 trials have begun")
+    assert one.ask() == NoMore(why="all trials that max_trials (4) allows have been started")
 
 
 def test_whoever_is_one_too_many_gives_the_trial_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_whoever_is_one_too_many_gives_the_trial_back(monkeypatch: pytest.Monkey
         drawn(first)
     monkeypatch.setattr(second, "_ends", lambda trials: "")
     assert drawn(first).number == 2
-    assert second.ask() == NoMore(why="all 3 trials have begun")
+    assert second.ask() == NoMore(why="all trials that max_trials (3) allows have been started")
     assert [is_surplus(trial.user_attrs) for trial in first.trials()] == [False, False, False, True]
     assert first.trials()[3].state == TrialState.FAIL
 
@@ -218,7 +218,7 @@ def test_a_bad_trial_ends_at_a_rung_and_only_rungs_are_written() -> None:
     assert one.trials()[0].intermediate_values == {2: 1.0, 4: 1.0}
     assert [trial.state.name for trial in one.trials()] == ["COMPLETE", "PRUNED", "PRUNED", "PRUNED"]
     assert one.trials()[3].value == 4.0
-    assert why == "at step 4 it was number 4 of 4, of which the best 2 go on"
+    assert why == "at step 4 it was ranked 4 of 4, and only the best 2 continue"
 
 
 def test_who_takes_a_trial_over_learns_what_was_decided() -> None:
@@ -243,7 +243,7 @@ def test_several_metrics() -> None:
 
 def test_pruned_trials_teach_the_sampler() -> None:
     one = study(made(MIXED, method="tpe", pruner={"asha": {"min_steps": 1}}, max_trials=30))
-    while isinstance(asked := one.ask(), Asked):
+    while isinstance(asked := one.ask(), AskedTrial):
         if one.report(asked.number, 1, loss(asked.point)):
             one.prune(asked.number)
         else:
@@ -259,7 +259,7 @@ def test_pruned_trials_teach_the_sampler() -> None:
 def test_another_mode_is_another_study() -> None:
     storage = InMemoryStorage()
     study(made(), storage)
-    with pytest.raises(UserError, match=r"this sweep was started with other metrics or modes \(min\) than max"):
+    with pytest.raises(UserError, match=r"this sweep was started with the modes \(min\), not \(max\)"):
         study(made(mode="max"), storage)
 
 
@@ -271,6 +271,6 @@ def test_another_mode_is_another_study() -> None:
     ],
 )
 def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch, method: str, message: str) -> None:
-    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=message):
         study(made(MIXED, method=method))

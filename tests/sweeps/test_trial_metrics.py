@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hpcaccel.core.run_dir import RunDir, append_line
-from hpcaccel.sweeps.trial_metrics import Follower
+from hpcaccel.core.durable_files import append_line
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.sweeps.running_trial import TrialMetrics
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def append(run: RunDir, text: str, *, attempt: int = 1) -> None:
 
 
 def test_only_what_was_asked_for_and_only_once(run: RunDir) -> None:
-    follower = Follower(run, ["loss"])
+    follower = TrialMetrics(run, ["loss"])
     assert follower.read() == []
     log(run, 1, loss=3.0, lr=0.1)
     log(run, 2, lr=0.1)
@@ -45,11 +47,11 @@ def test_a_step_that_was_done_again_is_told_once_with_its_newest_value(run: RunD
     for step in (1, 2, 3):
         log(run, step, loss=10.0 - step)
     log(run, 2, attempt=2, loss=7.5)
-    assert Follower(run, ["loss"]).read() == [(1, {"loss": 9.0}), (2, {"loss": 7.5}), (3, {"loss": 7.0})]
+    assert TrialMetrics(run, ["loss"]).read() == [(1, {"loss": 9.0}), (2, {"loss": 7.5}), (3, {"loss": 7.0})]
 
 
 def test_what_was_told_before_a_resume_is_not_told_again(run: RunDir) -> None:
-    follower = Follower(run, ["loss"])
+    follower = TrialMetrics(run, ["loss"])
     log(run, 1, loss=3.0)
     log(run, 2, loss=2.0)
     follower.read()
@@ -61,7 +63,7 @@ def test_what_was_told_before_a_resume_is_not_told_again(run: RunDir) -> None:
 
 
 def test_metrics_of_one_step_that_come_one_after_the_other(run: RunDir) -> None:
-    follower = Follower(run, ["loss", "acc"])
+    follower = TrialMetrics(run, ["loss", "acc"])
     log(run, 1, loss=3.0)
     assert follower.read() == [(1, {"loss": 3.0})]
     log(run, 1, acc=0.5)
@@ -71,7 +73,7 @@ def test_metrics_of_one_step_that_come_one_after_the_other(run: RunDir) -> None:
 
 
 def test_programs_in_any_language(run: RunDir) -> None:
-    follower = Follower(run, ["loss"])
+    follower = TrialMetrics(run, ["loss"])
     append(run, '{"loss": 0.5}\n{"loss": NaN}\n')
     (first, (step, values)) = follower.read()
     assert first == (1, {"loss": 0.5})
@@ -82,7 +84,7 @@ def test_programs_in_any_language(run: RunDir) -> None:
 
 
 def test_a_metric_that_never_comes(run: RunDir) -> None:
-    follower = Follower(run, ["loss"])
+    follower = TrialMetrics(run, ["loss"])
     assert follower.never_logged == "metric 'loss' was never logged; the trial logged: nothing"
     log(run, 1, train_loss=1.0, acc=0.1)
     follower.read()
@@ -90,8 +92,9 @@ def test_a_metric_that_never_comes(run: RunDir) -> None:
     log(run, 1, loss=1.0)
     follower.read()
     assert follower.never_logged == ""
-    log(run, 1, **{f"layer{i:02d}": 1.0 for i in range(20)})
-    several = Follower(run, ["a", "b"])
+    layers: dict[str, Any] = {f"layer{i:02d}": 1.0 for i in range(20)}
+    log(run, 1, **layers)
+    several = TrialMetrics(run, ["a", "b"])
     several.read()
     said = several.never_logged
     assert said.startswith("metrics 'a', 'b' were never logged; the trial logged: acc, layer00, ")
@@ -100,21 +103,21 @@ def test_a_metric_that_never_comes(run: RunDir) -> None:
 
 def test_a_metric_that_is_no_number(run: RunDir) -> None:
     append(run, '{"loss": "0.5", "acc": 1}\n')
-    follower = Follower(run, ["loss"])
+    follower = TrialMetrics(run, ["loss"])
     follower.read()
     said = "metric 'loss' was never logged as a number: the trial logged '0.5' for 'loss'"
     assert follower.never_logged == said
     append_line(run.metrics, {"step": 1, "attempt": 1, "time": 1.0, "values": {"loss": None, "acc": 1}})
-    through_us = Follower(RunDir(run.path), ["acc", "loss"])
+    through_us = TrialMetrics(RunDir(run.path), ["acc", "loss"])
     through_us.read()
     assert through_us.never_logged == said.replace("'0.5'", "None")
 
 
 def test_lines_that_were_of_no_use_are_named(run: RunDir) -> None:
     append(run, "loss=0.5\n")
-    follower = Follower(run, ["loss"])
+    follower = TrialMetrics(run, ["loss"])
     follower.read()
     assert follower.never_logged == (
-        "metric 'loss' was never logged; the trial logged: nothing. In $HPCACCEL_METRICS 1 line was passed over; it is "
+        "metric 'loss' was never logged; the trial logged: nothing. In $HPCACCEL_METRICS 1 line was skipped: "
         f"line 1 of {run.foreign_metrics(1)}: not JSON: 'loss=0.5'"
     )

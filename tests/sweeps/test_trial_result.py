@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from hpcaccel.sweeps.journal_reader import TrialRecord
-from hpcaccel.sweeps.trial_result import Verdict, hopeless, judge
+from hpcaccel.sweeps.trial_result import TrialOutcome, decide_trial, hopeless
 from hpcaccel.sweeps.tuner_protocol import Ended
 
 
-def verdict(reason: str, decision: str = "end", *, error_class: str | None = None, **seen: Any) -> Verdict:
+def verdict(reason: str, decision: str = "end", *, error_class: str | None = None, **seen: Any) -> TrialOutcome:
     ended = Ended(trial=0, reason=reason, decision=decision, error_class=error_class, detail="said so")
     usual: dict[str, Any] = {
-        "values": [1.0], "never_logged": "", "asked": "", "over_budget": False, "failures": 0, "interruptions": 0,
+        "values": [1.0], "never_logged": "", "stop_reason": "", "over_budget": False, "failures": 0, "interruptions": 0,
         "retries": 1, "stopping": False,
     }  # fmt: skip
-    return judge(ended, **{**usual, **seen})
+    return decide_trial(ended, **{**usual, **seen})
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def verdict(reason: str, decision: str = "end", *, error_class: str | None = Non
         (("completed", "end"), {"stopping": True}, "complete"),
         (("completed", "end"), {"values": None}, "failed"),
         (("completed", "end"), {"values": [1.0, float("nan")]}, "failed"),
-        (("pruned", "end"), {"asked": "it was the worst"}, "pruned"),
+        (("pruned", "end"), {"stop_reason": "it was the worst"}, "pruned"),
         (("failed", "end"), {"failures": 1}, "again"),
         (("failed", "end"), {"failures": 2}, "failed"),
         (("failed", "end"), {"failures": 2, "stopping": True}, "left"),
@@ -45,8 +45,8 @@ def test_what_becomes_of_a_trial(ended: tuple[str, str], seen: dict[str, Any], s
 
 
 def test_what_ended_for_the_budget_is_marked_so() -> None:
-    assert verdict("pruned", asked="used up", over_budget=True).error_class == "budget"
-    assert verdict("pruned", asked="too bad").error_class is None
+    assert verdict("pruned", stop_reason="used up", over_budget=True).error_class == "budget"
+    assert verdict("pruned", stop_reason="too bad").error_class is None
 
 
 def failed(*classes: str) -> list[TrialRecord]:

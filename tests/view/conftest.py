@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.core.records import AttemptEnd, AttemptStart, Progress, RunRecord, to_dict
-from hpcaccel.core.run_dir import RunDir, append_line, write_json
+from hpcaccel.core.durable_files import append_line, write_json
+from hpcaccel.core.rank_records import Progress
+from hpcaccel.core.records import AttemptEnd, AttemptStart, RunRecord, to_dict
+from hpcaccel.core.run_dir import RunDir
 
 
 class HandMade:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from hpcaccel.core.run_dir import append_line
-from hpcaccel.view.attempts import count, read_attempts
-from hpcaccel.view.metrics_follower import Metrics
+from hpcaccel.core.durable_files import append_line
+from hpcaccel.view.attempts import Metrics, count, read_attempts
 
 
 def steps_lost(attempts):

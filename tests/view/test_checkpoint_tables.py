@@ -26,7 +26,7 @@ def test_a_list_tells_of_each_how_it_is(tmp_path: Path) -> None:
         (2, True, True),
         (3, False, False),
     ]
-    assert found[0].to_json()["problem"].endswith("has 0 bytes, 100 were committed")
+    assert found[0].to_json()["problem"].endswith("has 0 bytes, but 100 were committed")
     stream = io.StringIO()
     print_checkpoints(found, stream=stream)
     states = [line.rstrip().rsplit("  ", 1)[1].strip() for line in stream.getvalue().splitlines()[1:]]

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcaccel.core.attempt_steps import AttemptSteps
-from hpcaccel.core.records import AttemptEnd, AttemptStart, Timing
-from hpcaccel.view.goodput import PARTS, Span, add_up, between, split
+from hpcaccel.core.rank_records import Timing
+from hpcaccel.core.records import AttemptEnd, AttemptStart
+from hpcaccel.view.goodput import PARTS, AttemptSpan, add_up, between, split
 
 REASONS = ["completed", "preempted", "time_limit", "stop", "cancelled", "failed", "lost"]
 DECISIONS = ["end", "requeue", "restart", "pause"]
@@ -32,7 +33,7 @@ def span(
     decision: str = "end",
     checkpoint_step: int | None = None,
     going_on: bool = False,
-) -> Span:
+) -> AttemptSpan:
     start = AttemptStart(attempt=1, time=100.0, job_id="1")
     end = AttemptEnd(
         attempt=1,
@@ -44,7 +45,7 @@ def span(
     steps = AttemptSteps()
     if times is not None:
         steps = AttemptSteps(from_step=times.resumed_step, last_step=times.last_step, last_time=times.last_step_time)
-    return Span(
+    return AttemptSpan(
         start=start,
         end=None if going_on else end,
         ended=ended,
@@ -122,7 +123,7 @@ marks = st.lists(st.floats(0, 50), min_size=6, max_size=6)
 
 
 @st.composite
-def spans(draw: st.DrawFn) -> Span:
+def spans(draw: st.DrawFn) -> AttemptSpan:
     """Marks in their order, of which any may be missing, some even behind the attempt's end (clocks differ)."""
     gaps, at = draw(marks), 100.0
     facts: dict[str, float | int | None] = {}
@@ -149,7 +150,7 @@ def spans(draw: st.DrawFn) -> Span:
 
 
 @given(spans(), st.none() | st.integers(0, 100))
-def test_every_second_of_an_attempt_is_in_exactly_one_part(one: Span, kept: int | None) -> None:
+def test_every_second_of_an_attempt_is_in_exactly_one_part(one: AttemptSpan, kept: int | None) -> None:
     work = split(one, kept=kept)
     assert set(work.seconds) <= set(PARTS)
     assert all(value >= 0 for value in work.seconds.values())

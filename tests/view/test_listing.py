@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.core.run_dir import append_line, state_home
-from hpcaccel.submission import run_index
-from hpcaccel.view import listing
-from hpcaccel.view.listing import listed
+from hpcaccel.core.durable_files import append_line
+from hpcaccel.core.user_state import state_home
+from hpcaccel.submission.runs import run_index
+from hpcaccel.view import run_overview
+from hpcaccel.view.run_overview import listed
 from tests.view.conftest import HandMade
 
 
@@ -39,7 +40,7 @@ def test_what_is_over_is_read_once(runs, monkeypatch):
     first = listed([made.run for made in runs])
     assert [(one.state, one.step, one.attempts) for one in first] == [("completed", 400, 1)] * 3
     assert first[0].to_json()["history"][0]["end"]["reason"] == "completed"
-    monkeypatch.setattr(listing, "overview", lambda run, now: pytest.fail("read"))
+    monkeypatch.setattr(run_overview, "overview", lambda run, now: pytest.fail("read"))
     again = listed([made.run for made in runs])
     assert [one.to_json() for one in again] == [one.to_json() for one in first]
     assert str(again[0].last_loss) == "nan"
@@ -51,7 +52,7 @@ def test_a_run_that_goes_on_is_read_each_time(runs, monkeypatch):
     listed([made.run for made in runs])
     asked = []
     monkeypatch.setattr(
-        listing, "overview", lambda run, now, real=listing.overview: asked.append(run) or real(run, now)
+        run_overview, "overview", lambda run, now, real=run_overview.overview: asked.append(run) or real(run, now)
     )
     assert listed([made.run for made in runs])[1].state != "completed"
     assert asked == [runs[1].run]

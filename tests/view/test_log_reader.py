@@ -6,7 +6,8 @@ import io
 
 import pytest
 
-from hpcaccel.core.run_dir import write_json
+from hpcaccel.core.durable_files import write_json
+from hpcaccel.core.launch_spec import LaunchComponent, LaunchSpec
 from hpcaccel.errors import UserError
 from hpcaccel.view.log_reader import Logs, copy_logs
 
@@ -89,14 +90,18 @@ def test_what_the_batch_script_printed(hand_made):
 
 
 def test_what_a_component_printed(two_attempts):
-    write_json(two_attempts.run.spec, {"launch": {"components": [{"name": "data"}]}})
+    launch = LaunchSpec(
+        kind="program", program=["train"], workdir="/", backend="slurm", nodes=1, ranks_per_node=1, stop="signals",
+        components=[LaunchComponent(name="data")],
+    )  # fmt: skip
+    write_json(two_attempts.run.spec, {"launch": launch.to_dict()})
     for process, text in enumerate([b"serving\n", b"me too\n"]):
         two_attempts.log(2, f"data-{process}", text)
     assert shown(Logs(two_attempts.run, rank="data")) == b"[data-0] serving\n[data-1] me too\n"
-    with pytest.raises(UserError, match="'date' is no rank: a number, 'all', 'supervisor', 'batch' or 'data'"):
+    with pytest.raises(UserError, match="'date' is not a rank: use a number, 'all', 'supervisor', 'batch' or 'data'"):
         Logs(two_attempts.run, rank="date")
 
 
 def test_a_rank_that_is_none_is_refused(hand_made):
-    with pytest.raises(UserError, match="'zero' is no rank"):
+    with pytest.raises(UserError, match="'zero' is not a rank"):
         Logs(hand_made.run, rank="zero")

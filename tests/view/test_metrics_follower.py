@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hpcaccel.view.metrics_follower import Metrics
+from hpcaccel.view.attempts import Metrics
 
 
 def test_only_new_lines_are_read(hand_made):

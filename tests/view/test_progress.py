@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from hpcaccel.core.records import StopRequest, to_dict
-from hpcaccel.core.run_dir import write_json
-from hpcaccel.submission.status import RunStatus
-from hpcaccel.view.events import facts
+from hpcaccel.core.durable_files import write_json
+from hpcaccel.core.records import to_dict
+from hpcaccel.core.stop_requests import StopRequest
+from hpcaccel.submission.runs.status import RunStatus
 from hpcaccel.view.progress import PlainDisplay, display, follow
-from hpcaccel.view.watch import Asking, Watcher
+from hpcaccel.view.watch import BackgroundQuery, Watcher, facts
 
 RUNNING = RunStatus(run_id="r", name="gpt", state="running")
 COMPLETED = replace(RUNNING, state="completed", reason="completed")
@@ -39,8 +39,8 @@ def watcher(hand_made, *answers, clock=None, queue_seconds=10.0):
         asked.append(answers[min(len(asked), len(answers) - 1)])
         return asked[-1]
 
-    made = Watcher(hand_made.run, Asking(status, seconds=queue_seconds, clock=clock or Clock()))
-    made.asked = asked
+    made = Watcher(hand_made.run, BackgroundQuery(status, seconds=queue_seconds, clock=clock or Clock()))
+    made.asked = asked  # type: ignore[attr-defined]
     return made
 
 
@@ -133,11 +133,11 @@ def test_plain_lines_tell_what_happens_and_now_and_then_the_step(hand_made, cloc
         "attempt 1 started: 2 ranks on n1",
         "step 1/400  loss 5.5",
         "step 2/400  loss 5.4  6m 38s left",
-        "somebody asked: hpcaccel stop --requeue",
-        "attempt 1 asked to stop: stopped at step 2, saved step_00000002; comes back through the queue",
+        "stop requested: hpcaccel stop --requeue",
+        "attempt 1 stopped on request: stopped at step 2, saved step_00000002; requeued",
         "requeued",
         "attempt 2 started: 2 ranks on n1",
-        "attempt 2 goes on from step 2",
+        "attempt 2 resumed from step 2",
         "step 3/400  loss 5.3",
         "attempt 2 completed",
         "completed",

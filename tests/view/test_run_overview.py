@@ -7,12 +7,11 @@ import json
 
 import pytest
 
-from hpcaccel.core.run_dir import append_line, write_json
-from hpcaccel.submission.status import RunStatus
+from hpcaccel.core.durable_files import append_line, write_json
+from hpcaccel.submission.runs.status import RunStatus
 from hpcaccel.view.attempts import read_attempts
 from hpcaccel.view.run_overview import overview
-from hpcaccel.view.run_tables import print_runs, print_status
-from hpcaccel.view.summary import summary
+from hpcaccel.view.run_tables import print_runs, print_status, summary
 from hpcaccel.view.time_report import report
 
 
@@ -57,7 +56,7 @@ def test_slow_ranks_are_shown_while_they_are_slow(came_back):
     now = overview(came_back.run, status_of(came_back, state="running"))
     text = io.StringIO()
     print_status(now, stream=text)
-    assert "slow ranks  rank 5 on n2 (2.1 x the others)" in text.getvalue()
+    assert "slow ranks  rank 5 on n2 (2.1 x as slow as the others)" in text.getvalue()
     assert now.to_json()["slow_ranks"] == [slow]
     append_line(came_back.run.stragglers(2), {"step": 300, "slow": []})
     assert overview(came_back.run, status_of(came_back)).slow_ranks == []
@@ -138,7 +137,7 @@ def test_the_status_of_one_run(came_back):
     text = out.getvalue()
 
     assert "[b]x[/b]\\x07" in text
-    assert "asked to stop at step 120; comes back through the queue" in text
+    assert "stopped on request at step 120; requeued" in text
     assert str(came_back.run.path) in text
 
 
@@ -150,7 +149,7 @@ def test_metrics_that_are_of_no_use_are_told(came_back):
     print_status(run, stream=out)
     said = " ".join(out.getvalue().split())
     where = came_back.run.foreign_metrics(2)
-    assert f"metrics 1 line was passed over; it is line 1 of {where}: not JSON: 'loss 0.5'" in said
+    assert f"metrics 1 line was skipped: line 1 of {where}: not JSON: 'loss 0.5'" in said
     assert run.step == 401
     assert json.loads(json.dumps(run.to_json(), allow_nan=False))["values"] == {"loss": 2.0, "acc": None}
 

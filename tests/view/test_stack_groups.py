@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.core.records import Beat, to_dict
-from hpcaccel.core.run_dir import RunDir, write_json
-from hpcaccel.view.stack_groups import ask, group, newest_dump, wait_for_answers
+import hpcaccel
+from hpcaccel.core.durable_files import write_json
+from hpcaccel.core.rank_records import Beat
+from hpcaccel.core.records import to_dict
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.view.stack_groups import group, newest_dump, request_dump, wait_for_dump
 
 from .conftest import HandMade
 
@@ -47,6 +50,15 @@ def test_ranks_at_the_same_place_come_together_the_odd_one_first(tmp_path: Path)
     assert (rest.ranks, rest.nodes, rest.waits) == ((0, 1, 2, 4), ("n0", "n1", "n2"), True)
 
 
+def test_ranks_in_a_collective_of_the_script_wait(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    folder = Path(hpcaccel.__file__).parent / "runtime/distributed/collectives"
+    assert (folder / "exchange.py").is_file()
+    ranks(run, dump([f'File "{folder}/exchange.py", line 100 in call', WAITS[1]]))
+    (found,) = group(newest_dump(run, 1))
+    assert found.waits
+
+
 def test_of_two_ranks_the_one_that_does_not_wait_comes_first(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     ranks(run, dump(WAITS), dump(READS))
@@ -77,11 +89,11 @@ def test_a_rank_that_never_wrote_is_left_out(tmp_path: Path) -> None:
 def test_ranks_that_do_not_answer_are_named(hand_made: HandMade, monkeypatch: Any) -> None:
     monkeypatch.setattr("hpcaccel.view.stack_groups.ANSWER_SECONDS", 0.5)
     run = hand_made.run
-    assert ask(run, 1) == {}
+    assert request_dump(run, 1) == {}
     assert list(run.control.iterdir()) == []  # nobody is asked where nobody lives
     ranks(run, dump(WAITS), "")
-    before = ask(run, 1)
+    before = request_dump(run, 1)
     assert [path.name.partition("-")[0] for path in run.control.iterdir()] == ["stacks"]
     with (run.stacks(1) / "0.txt").open("a") as file:
         file.write(dump(READS))
-    assert wait_for_answers(run, 1, before) == [1]
+    assert wait_for_dump(run, 1, before) == [1]

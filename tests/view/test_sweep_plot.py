@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.core.run_dir import append_line
+from hpcaccel.core.durable_files import append_line
 from hpcaccel.errors import UserError
-from hpcaccel.sweeps.curves import MOST_POINTS, Rung, curve, rungs
+from hpcaccel.sweeps.analysis import MOST_POINTS, Rung, curve, rungs
 from hpcaccel.sweeps.sweep_handle import Sweep
 from hpcaccel.view import sweep_plot
 from hpcaccel.view.sweep_figures import PANELS
@@ -48,7 +48,7 @@ def test_a_page_of_two_metrics_conditions_and_failures(place: Place) -> None:
         ElementTree.fromstring(drawing)
     names = [part.partition('"')[0] for part in page.split(' id="')[1:]]
     assert len(names) == len(set(names))
-    assert "none is better in both" in page
+    assert "Pareto front" in page
     assert "failed (1)" in page
     assert "args.wide" in page
 
@@ -100,18 +100,18 @@ def test_of_a_large_sweep_some_trials_have_lines(place: Place, monkeypatch: pyte
     assert len(data.lines) == 6
     assert {9, 10, 11} <= data.lines
     assert len(data.points) == 0
-    assert "6 of all trials have no line" in write_plot(sweep, Path("sweep.html")).read_text()
+    assert "6 trials are not drawn as lines" in write_plot(sweep, Path("sweep.html")).read_text()
 
 
 def test_a_picture(place: Place) -> None:
     sweep, trials = swept(place)
-    with pytest.raises(UserError, match="has a value yet: there is nothing to draw"):
+    with pytest.raises(UserError, match="has a value yet: there is nothing to plot"):
         write_plot(sweep, Path("sweep.png"))
     trials.complete(1.0)
     assert write_plot(sweep, Path("sweep.png")).read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(UserError, match=r"'sweep\.gif': sweep plot writes \.html, \.png"):
+    with pytest.raises(UserError, match=r"'sweep\.gif' does not have a supported suffix \(allowed: \.html, \.png"):
         write_plot(sweep, Path("sweep.gif"))
-    with pytest.raises(UserError, match="there is no folder"):
+    with pytest.raises(UserError, match="does not exist"):
         write_plot(sweep, Path("nowhere/sweep.png"))
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from hpcaccel.submission.status import RunStatus
+from hpcaccel.submission.runs.status import RunStatus
 from hpcaccel.view.progress import display
 from hpcaccel.view.run_overview import Overview, overview
 from hpcaccel.view.run_tables import print_runs, print_status
@@ -115,7 +116,7 @@ def test_columns_give_way_in_their_order(terminal):
         Column(title="WORDS", wraps=10),
         Column(title="SECOND", shortens=1, leaves=2, short_title="2ND"),
     )
-    row = ["n" * 30, "f" * 30, "some words of a sentence", ("s" * 40, "s" * 4)]
+    row: list[Any] = ["n" * 30, "f" * 30, "some words of a sentence", ("s" * 40, "s" * 4)]
     assert print_table(columns, [row], console=console_for(terminal)) == ["FIRST"]
     lines = terminal.lines()
     assert lines[0].split() == ["NAME", "WORDS", "2ND"]

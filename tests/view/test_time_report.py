@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 import yaml
 
-from hpcaccel.core.records import Timing, to_dict
-from hpcaccel.core.run_dir import RunDir, read_lines, write_json
-from hpcaccel.submission.status import RunStatus
+from hpcaccel.core.durable_files import read_lines, write_json
+from hpcaccel.core.rank_records import Timing
+from hpcaccel.core.records import to_dict
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.submission.runs.status import RunStatus
 from hpcaccel.view.report_table import interval_lines, print_report
-from hpcaccel.view.time_report import Interval, Report, report
+from hpcaccel.view.time_report import Interval, TimeReport, report
 
 from .conftest import HandMade
 
@@ -148,19 +150,19 @@ def test_every_part_is_within_two_percent_of_what_was_injected(disturbed: Distur
 
 def test_what_people_see(disturbed: Disturbed) -> None:
     text = disturbed.cli("report", disturbed.dir.run_id)
-    for word in ("effective training time (ETTR)", "goodput", "steps: 70", "paused", "how often to save: every"):
+    for word in ("effective training time (ETTR)", "goodput", "steps: 70", "paused", "checkpoint interval: every"):
         assert word in text, text
     for line in text.splitlines():
         if line.startswith("ended"):
             assert line.split() == ["ended", "failed", "stop", "completed"]
     status = disturbed.cli("status", disturbed.dir.run_id)
-    assert "% of that with nodes" in status, status
+    assert "% of the time with nodes" in status, status
 
 
 # -- runs that are made by hand ---------------------------------------------------------------------------------------
 
 
-def gather(made: HandMade, *, state: str = "running", now: float = 1400.0) -> Report:
+def gather(made: HandMade, *, state: str = "running", now: float = 1400.0) -> TimeReport:
     status = RunStatus(run_id="r", name="gpt", state=state, attempts=1)  # type: ignore[arg-type]
     told = report(made.run, status, now=now)
     assert told.total_seconds == pytest.approx(sum(told.seconds.values()))
@@ -184,7 +186,7 @@ def test_a_run_in_its_first_attempt(hand_made: HandMade) -> None:
     assert told.seconds["training"] == 11 * 20 + 100, "the step that it is in counts as long as it goes on"
     assert told.seconds["first_step"] == 30
     assert told.ettr == told.goodput == pytest.approx(320 / 400)
-    assert "goes on" not in str(told.attempts[0].reason)
+    assert "running" not in str(told.attempts[0].reason)
 
 
 def test_a_run_that_came_back_waits_in_the_queue(hand_made: HandMade) -> None:
@@ -214,7 +216,7 @@ def test_tasks_of_an_array_are_added_up(hand_made: HandMade, tmp_path: Path) -> 
 def test_the_terminal_shows_any_of_them(hand_made: HandMade, capsys: pytest.CaptureFixture[str]) -> None:
     hand_made.start(1)
     told = gather(hand_made)
-    both = Report(
+    both = TimeReport(
         run_id="r", name="gpt\x1b[2J", state="running", seconds=told.seconds, steps=0, steps_lost=0, tasks=[told, told]
     )
     print_report(both)
@@ -235,13 +237,13 @@ def interval(**facts: Any) -> Interval:
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"suggested_seconds": None, "seconds_between_interruptions": None}, "nothing has interrupted this run so far"),
+        ({"suggested_seconds": None, "seconds_between_interruptions": None}, "this run was never interrupted"),
         ({"present_seconds": 12.0}, "far too often, every 24 steps"),
         ({"present_seconds": 1200.0}, "far too rarely, every 2400 steps"),
-        ({"present_seconds": None}, "it saves at the end only"),
-        ({}, "every 240 steps (2m 00s) would cost least, 3.3 % of the time"),
+        ({"present_seconds": None}, "this run saves only at the end"),
+        ({}, "every 240 steps (2m 00s) costs least, 3.3 % of the time"),
     ],
 )
 def test_how_often_to_save(facts: dict[str, Any], words: str) -> None:
     assert words in "\n".join(interval_lines(interval(**facts)))
-    assert interval(**facts).far_off is ("far too" in words or "end only" in words)
+    assert interval(**facts).far_off is ("far too" in words or "only at the end" in words)

@@ -1,4 +1,4 @@
-"""One conversion: the request comes as JSON on stdin; lines of JSON on stdout tell how far it is, the last its end."""
+"""Run one conversion: read a JSON request from stdin, then write progress and the result to stdout as JSON lines."""
 
 from __future__ import annotations
 
@@ -8,35 +8,37 @@ import sys
 import time
 from typing import Any
 
-from hpcaccel.checkpoint.formats.convert import Request, convert
+from hpcaccel.checkpoint.formats import ConvertRequest, convert
 from hpcaccel.errors import UserError
 
-TELL_SECONDS = 0.2
-_THE_MACHINE_SAYS_NO = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
+PROGRESS_SECONDS = 0.2
+"""Shortest interval between progress lines."""
+_ENVIRONMENT_ERRORS = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
+"""Errors that the user can fix, reported without a traceback."""
 
 
-def _say(value: dict[str, Any]) -> None:
+def _print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value), flush=True)
 
 
 def main() -> int:
-    said = 0.0
+    printed = 0.0
 
-    def tell(done: int, total: int) -> None:
-        nonlocal said
-        if time.monotonic() - said > TELL_SECONDS:
-            said = time.monotonic()
-            _say({"done": done, "total": total})
+    def on_progress(done: int, total: int) -> None:
+        nonlocal printed
+        if time.monotonic() - printed > PROGRESS_SECONDS:
+            printed = time.monotonic()
+            _print_json({"done": done, "total": total})
 
     try:
-        _say(convert(Request(**json.load(sys.stdin)), tell))
+        _print_json(convert(ConvertRequest(**json.load(sys.stdin)), on_progress))
     except UserError as error:
-        _say({"problem": str(error)})
+        _print_json({"problem": str(error)})
         return error.exit_code
     except OSError as error:
-        if error.errno not in _THE_MACHINE_SAYS_NO:
+        if error.errno not in _ENVIRONMENT_ERRORS:
             raise
-        _say({"problem": f"{error.filename or 'writing'}: {error.strerror}"})
+        _print_json({"problem": f"{error.filename or 'writing'}: {error.strerror}"})
         return UserError.exit_code
     return 0
 

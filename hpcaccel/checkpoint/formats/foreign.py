@@ -1,4 +1,7 @@
-"""What other programs have saved, as source. No code in their files is run: torch's restricted loader reads pickles."""
+"""Checkpoints of other programs as sources of a conversion.
+
+Pickles are read by torch's restricted loader (``weights_only``), which runs no code from the file.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +16,33 @@ from typing import Any
 import torch
 
 from hpcaccel.checkpoint.dcp_storage import raw_bytes
-from hpcaccel.checkpoint.formats.weights import Source, Weight, model_in, plain_names
+from hpcaccel.checkpoint.formats.weights import Weight, WeightSource, model_in, plain_names
 from hpcaccel.checkpoint.tree import dtype_of
 from hpcaccel.checkpoint_files.dcp_reader import Dcp, DcpTensor
-from hpcaccel.checkpoint_files.safetensors_reader import SafeTensor, read_head
 from hpcaccel.checkpoint_files.torch_archive import archive_problem, is_archive
 from hpcaccel.checkpoint_files.verify import weight_files
-from hpcaccel.checkpoint_files.weight_files import SAFE, TORCH
+from hpcaccel.checkpoint_files.weight_files import SAFE, TORCH, SafeTensor, read_head
 from hpcaccel.errors import CheckpointError, Damaged
 
 __all__ = ["open_dcp", "open_files"]
 
 
-def open_files(path: Path, part: str | None) -> Source:
-    """A file of weights, or a directory with a model's.
+def open_files(path: Path, part: str | None) -> WeightSource:
+    """Open a weight file, or the weight files of a directory, which must have at least one.
+
+    Args:
+        part: see ``weights.model_in``.
 
     Raises:
-        CheckpointError: nothing of that kind, several kinds, or something that cannot be read.
+        CheckpointError: the directory has several files that are not the shards of one model, a file cannot be read, or
+            it is not clear which entry is the model.
+        Damaged: a file is damaged, or a shard is missing.
     """
     files = weight_files(path)
     _refuse_gaps(path, files)
     if path.is_dir() and len(files) > 1 and not any(form.owns(files[0].name) for form in (SAFE, TORCH)):
         raise CheckpointError(
-            f"{path} holds several files of weights: {', '.join(item.name for item in files)}. Name one"
+            f"{path} contains several weight files: {', '.join(item.name for item in files)}. Give the path of one"
         )
     if files[0].suffix == ".safetensors":
         return _open_safetensors(files)
@@ -49,13 +56,13 @@ def _refuse_gaps(path: Path, files: list[Path]) -> None:
             continue
         wanted = set(json.loads(index.read_bytes())["weight_map"].values())
         if lost := sorted(wanted - {item.name for item in files}):
-            raise Damaged(f"{index} names {', '.join(map(str, lost))}, which is not there")
+            raise Damaged(f"{index} refers to missing files: {', '.join(map(str, lost))}")
 
 
 # -- safetensors
 
 
-def _open_safetensors(files: list[Path]) -> Source:
+def _open_safetensors(files: list[Path]) -> WeightSource:
     found: dict[str, tuple[Path, SafeTensor]] = {}
     ties: dict[str, list[str]] = {}
     for file in files:
@@ -75,14 +82,14 @@ def _open_safetensors(files: list[Path]) -> Source:
         )
         for name, (file, tensor) in found.items()
     ]
-    return Source("safetensors", weights)
+    return WeightSource("safetensors", weights)
 
 
 def _read_safetensor(file: Path, stored: SafeTensor, name: str) -> torch.Tensor:
     target = torch.empty(stored.shape, dtype=dtype_of(stored.dtype))
     data = raw_bytes(target)
     if len(data) != stored.length:
-        raise Damaged(f"{file}: {name} has {stored.length} bytes, {len(data)} belong to its shape")
+        raise Damaged(f"{file}: {name} has {stored.length} bytes, but its shape needs {len(data)}")
     with file.open("rb") as opened:
         opened.seek(stored.offset)
         if opened.readinto(data) != len(data):
@@ -93,7 +100,7 @@ def _read_safetensor(file: Path, stored: SafeTensor, name: str) -> torch.Tensor:
 # -- torch.save
 
 
-def _open_torch(files: list[Path], part: str | None) -> Source:
+def _open_torch(files: list[Path], part: str | None) -> WeightSource:
     values: dict[str, Any] = {}
     for file in files:
         values |= model_in(_load(file), part, file)
@@ -106,28 +113,30 @@ def _load(file: Path) -> Mapping[Any, Any]:
         raise Damaged(f"{file} is damaged: {problem}")
     found = _restricted(file, lambda: torch.load(file, map_location="cpu", weights_only=True, mmap=zipped))
     if not isinstance(found, Mapping):
-        raise CheckpointError(f"{file} holds a {type(found).__name__}; a model's weights are a dict of tensors by name")
+        raise CheckpointError(
+            f"{file} contains a {type(found).__name__}; model weights must be a dict of tensors by name"
+        )
     return found
 
 
 def _restricted(file: Path, load: Callable[[], Any]) -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of pickles in another protocol, which end below or are fine
+            warnings.simplefilter("ignore")  # about pickles of another protocol; real errors follow
             return load()
     except OSError:
         raise
-    except Exception as error:  # what is no file of torch's fails in any way whatsoever
+    except Exception as error:  # a file of another kind may raise any error
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"{file} cannot be read as tensors and plain values, and loading anything else would run code: {first}"
+            f"{file} cannot be read as tensors and plain values; loading other types would run code: {first}"
         ) from None
 
 
-def _from_values(kind: str, values: dict[str, Any]) -> Source:
-    """Tensors that are one in memory become one with ties; what is no tensor is left out."""
+def _from_values(kind: str, values: dict[str, Any]) -> WeightSource:
+    """Build a source from loaded tensors. Tensors with the same memory, shape, strides and dtype become one weight."""
     names = plain_names(values)
-    known: dict[Any, list[str]] = {}
+    names_by_memory: dict[Any, list[str]] = {}
     tensors: dict[Any, torch.Tensor] = {}
     extra = {}
     for key, value in values.items():
@@ -136,36 +145,39 @@ def _from_values(kind: str, values: dict[str, Any]) -> Source:
             continue
         if value.layout is not torch.strided or value.is_quantized:
             raise CheckpointError(
-                f"{key} is a {value.layout if not value.is_quantized else 'quantized'} tensor: not supported"
+                f"{key} is a {value.layout if not value.is_quantized else 'quantized'} tensor, which is not supported"
             )
         same = (value.data_ptr() or key, tuple(value.shape), value.stride(), value.dtype)
-        known.setdefault(same, []).append(names[key])
+        names_by_memory.setdefault(same, []).append(names[key])
         tensors[same] = value.detach()
     weights = [
         Weight(own[0], tensors[same].dtype, tuple(tensors[same].shape), tensors[same].contiguous, tuple(own[1:]))
-        for same, own in known.items()
+        for same, own in names_by_memory.items()
     ]
-    return Source(kind, weights, extra=extra)
+    return WeightSource(kind, weights, extra=extra)
 
 
 # -- DCP
 
 
-def open_dcp(path: Path, part: str | None) -> Source:
-    """A checkpoint of ``torch.distributed.checkpoint``.
+def open_dcp(path: Path, part: str | None) -> WeightSource:
+    """Open a checkpoint of ``torch.distributed.checkpoint``.
+
+    Args:
+        part: see ``weights.model_in``.
 
     Raises:
-        CheckpointError: it is damaged, or its model cannot be told from the rest.
+        CheckpointError: the checkpoint is damaged, or it is not clear which entry is the model.
     """
     found = Dcp.read(path)
     nested: dict[str, Any] = {}
     for key in (*found.tensors, *found.values):
         *way, last = found.nested.get(key, (key,))
         inner = nested
-        for word in way:
-            inner = inner.setdefault(word, {})
+        for part_key in way:
+            inner = inner.setdefault(part_key, {})
             if not isinstance(inner, dict):
-                raise Damaged(f"{path}: {key} would be inside of {word}, which is a value itself")
+                raise Damaged(f"{path}: {key} is nested in {part_key}, which is not a dict")
         inner[last] = found.tensors.get(key, key), key
     model = model_in(nested, part, path)
     names = plain_names(model)
@@ -175,8 +187,8 @@ def open_dcp(path: Path, part: str | None) -> Source:
             read = partial(_read_dcp, found, key)
             weights.append(Weight(names[name], dtype_of(tensor.dtype), tensor.shape, read))
         else:
-            notes.append(f"{names[name]} is no tensor and left out")
-    return Source("dcp", weights, notes)
+            notes.append(f"{names[name]} is not a tensor and was omitted")
+    return WeightSource("dcp", weights, notes)
 
 
 def _read_dcp(found: Dcp, key: str) -> torch.Tensor:
@@ -187,7 +199,10 @@ def _read_dcp(found: Dcp, key: str) -> torch.Tensor:
             continue
         chunk = _read_chunk(found, key, at)
         if tuple(chunk.shape) != shape or chunk.dtype != target.dtype:
-            raise Damaged(f"{found.path}: {key} at {list(at)} is {chunk.dtype} of shape {list(chunk.shape)}")
+            raise Damaged(
+                f"{found.path}: the chunk of {key} at {list(at)} has dtype {chunk.dtype} and shape "
+                f"{list(chunk.shape)}, but the metadata describe {target.dtype} and {list(shape)}"
+            )
         target[tuple(slice(begin, begin + size) for begin, size in zip(at, shape, strict=True))] = chunk
     return target
 
@@ -195,7 +210,7 @@ def _read_dcp(found: Dcp, key: str) -> torch.Tensor:
 def _read_chunk(found: Dcp, key: str, at: tuple[int, ...]) -> torch.Tensor:
     place = found.places.get((key, at))
     if place is None:
-        raise Damaged(f"{found.path}: the chunk of {key} at {list(at)} is nowhere")
+        raise Damaged(f"{found.path}: the chunk of {key} at {list(at)} is missing")
     if place.transforms:
         raise CheckpointError(f"{key} is stored with {', '.join(place.transforms)}, which is not supported")
     file = found.file(place)
@@ -206,5 +221,5 @@ def _read_chunk(found: Dcp, key: str, at: tuple[int, ...]) -> torch.Tensor:
         data = io.BytesIO(opened.read(place.length))
     value = _restricted(file, lambda: torch.load(data, map_location="cpu", weights_only=True))
     if not isinstance(value, torch.Tensor):
-        raise Damaged(f"{file}: {key} at byte {place.offset} is no tensor")
+        raise Damaged(f"{file}: {key} at byte {place.offset} is not a tensor")
     return value.detach()

@@ -1,4 +1,4 @@
-"""Checkpoints of hpcaccel as source and as target."""
+"""hpcaccel's checkpoints as source and as target of a conversion."""
 
 from __future__ import annotations
 
@@ -19,44 +19,46 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from hpcaccel import checkpoint_files
-from hpcaccel.checkpoint import manifest_writer
-from hpcaccel.checkpoint.crc import crc32
+from hpcaccel.checkpoint import commit, manifest_writer
+from hpcaccel.checkpoint.commit import WrittenFile
 from hpcaccel.checkpoint.dcp_storage import ALIGNMENT_BYTES, rank_file, raw_bytes
-from hpcaccel.checkpoint.formats.weights import Source, Weight
-from hpcaccel.checkpoint.manifest_writer import FileRecord, Index, Piece
+from hpcaccel.checkpoint.formats.weights import Weight, WeightSource
+from hpcaccel.checkpoint.manifest_writer import Index, Piece
+from hpcaccel.checkpoint.shard_files import crc32
 from hpcaccel.checkpoint.tree import dtype_of, unpack
+from hpcaccel.checkpoint_files import manifest
 from hpcaccel.checkpoint_files.contents import SHARED_TREE, Contents
-from hpcaccel.core.run_dir import DIRECTORY_MODE, FILE_MODE, atomic_write, fsync_directory
+from hpcaccel.core.durable_files import DIRECTORY_MODE, FILE_MODE, fsync_directory
 from hpcaccel.errors import CheckpointError
 
-__all__ = ["open_ours", "read_tensor", "write_ours"]
+__all__ = ["open_ours", "read_tensor", "whole_state", "write_ours"]
 
 WEIGHTS_ONLY = "weights_only"
-"""In a tree: there is a model and nothing else, for it was imported."""
+"""Key in the shared tree of an imported checkpoint, which contains only a model."""
 
 
 # -- as source
 
 
-def open_ours(path: Path, number: int | None) -> Source:
-    """The weights of model ``number``; of the only one where that is None.
+def open_ours(path: Path, number: int | None) -> WeightSource:
+    """Open the weights of model ``number``, counted from 0. With None, the checkpoint must contain exactly one model.
 
     Raises:
-        CheckpointError: there is no such model, or a hook of the script's has saved it in its own way.
+        CheckpointError: there is no such model, or a hook of the script saved it in its own format.
     """
     contents = Contents(path)
     models = contents.tree["models"]
     if number is None and len(models) != 1:
-        raise CheckpointError(f"{path} holds {len(models)} models: say which one with --model, from 0 on")
+        raise CheckpointError(f"{path} contains {len(models)} models: select one with --model, counted from 0")
     number = number or 0
     if number >= len(models):
-        raise CheckpointError(f"{path} has no model {number} (it holds {len(models)}, counted from 0)")
+        raise CheckpointError(f"{path} has no model {number} (it contains {len(models)}, counted from 0)")
     if models[number] is None:
-        raise CheckpointError(f"{path}: model {number} was saved by a hook of the script's, in a format of its own")
+        raise CheckpointError(f"{path}: model {number} was saved by a hook of the script, in its own format")
     return _source(contents, models[number])
 
 
-def _source(contents: Contents, model: dict[str, Any]) -> Source:
+def _source(contents: Contents, model: dict[str, Any]) -> WeightSource:
     names: dict[str, list[str]] = {}
     extra = {}
     for name, node in model.items():
@@ -64,21 +66,21 @@ def _source(contents: Contents, model: dict[str, Any]) -> Source:
             names.setdefault(node["key"], []).append(name)
         else:
             extra[name] = unpack(node, lambda key: read_tensor(contents, key))
-    return Source("hpcaccel", [lazy(contents, key, *own) for key, own in names.items()], extra=extra)
+    return WeightSource("hpcaccel", [lazy(contents, key, *own) for key, own in names.items()], extra=extra)
 
 
 def lazy(contents: Contents, key: str, name: str, *ties: str) -> Weight:
     stored = contents.tensors.get(key)
     if stored is None:
-        raise CheckpointError(f"{contents.path}: the bytes of {key} are nowhere")
+        raise CheckpointError(f"{contents.path}: {key} is not in the index")
     return Weight(name, dtype_of(stored.dtype), stored.shape, lambda: read_tensor(contents, key), ties)
 
 
 def read_tensor(contents: Contents, key: str) -> torch.Tensor:
-    """A whole tensor, put together from its chunks.
+    """A whole tensor, assembled from its chunks.
 
     Raises:
-        Damaged: its bytes are not what was committed.
+        Damaged: its bytes differ from the committed ones.
     """
     stored = contents.tensors[key]
     target = torch.empty(stored.shape, dtype=dtype_of(stored.dtype))
@@ -95,17 +97,108 @@ def read_tensor(contents: Contents, key: str) -> torch.Tensor:
     return target
 
 
+# -- as source, the whole training
+
+
+def whole_state(contents: Contents) -> dict[str, Any]:
+    """The complete training state as nested dicts of plain values, in which each tensor is a ``Weight``.
+
+    Returns:
+        ``models`` and ``optimizers`` in the layout of their ``load_state_dict``, ``schedulers``, ``scaler``,
+        ``objects``, ``ranks`` with each rank's own state, and ``manifest``.
+    """
+    tree, plain = contents.tree, _Plain(contents)
+    return {
+        "models": [None if model is None else plain(model) for model in tree["models"]],
+        "optimizers": [_optimizer(optimizer, plain) for optimizer in tree["optimizers"]],
+        "schedulers": [plain(item) for item in tree["schedulers"]],
+        "scaler": plain(tree["scaler"]),
+        "objects": {name: plain(item) for name, item in tree["objects"].items()},
+        "ranks": {rank: plain(contents.of_rank(rank)) for rank in contents.ranks},
+        "manifest": {key: value for key, value in contents.manifest.items() if key not in ("files", "crc32")},
+    }
+
+
+def _optimizer(saved: dict[str, Any], plain: _Plain) -> dict[str, Any]:
+    """An optimizer's state dict in torch's layout: parameters by number, in the order of the groups."""
+    names = [name for members in saved["members"] for name in members]
+    numbers = {name: number for number, name in enumerate(names)}
+    state: dict[Any, Any] = {numbers[name]: plain(value) for name, value in saved["state"].items()}
+    state |= dict(plain(saved["other"]))
+    groups = [
+        {**plain(group), "params": [numbers[name] for name in members], "param_names": list(members)}
+        for group, members in zip(saved["groups"], saved["members"], strict=True)
+    ]
+    loose = {key: plain({"$": "tensor", "key": key}) for key in saved["loose"]}  # parameters that belong to no model
+    return {**plain(saved["extra"]), "state": state, "param_groups": groups, **({"loose": loose} if loose else {})}
+
+
+class _Plain:
+    """Converts trees to values of types that torch's restricted loader accepts."""
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+        self._weights: dict[str, Any] = {}
+
+    def __call__(self, tree: Any) -> Any:
+        if isinstance(tree, list):
+            return [self(item) for item in tree]
+        if not isinstance(tree, dict):
+            return tree
+        if "$" not in tree:
+            return {key: self(item) for key, item in tree.items()}
+        return self._typed(tree)
+
+    def _typed(self, node: dict[str, Any]) -> Any:
+        kind = node["$"]
+        if kind == "tensor":
+            key = node["key"]
+            return self._weights.setdefault(key, lazy(self._contents, key, key))
+        if kind in ("dict", "ordered_dict", "counter", "default_dict"):
+            return {self(key): self(item) for key, item in node["items"]}
+        if kind in ("set", "frozenset"):
+            return {self(item) for item in node["items"]}
+        if kind == "tuple":
+            return tuple(self(item) for item in node["items"])
+        if kind in ("deque", "size"):
+            return [self(item) for item in node["items"]]
+        value = unpack(node, lambda key: read_tensor(self._contents, key))
+        if kind == "numpy_scalar":
+            return _scalar(value)
+        return self._array(node, value) if kind == "array" else value
+
+    def _array(self, node: dict[str, Any], value: Any) -> Any:
+        """A NumPy array as a ``Weight`` if torch has its dtype, else as a flat list."""
+        try:
+            tensor = torch.from_numpy(value)
+        except TypeError:
+            return [_scalar(item) for item in value.reshape(-1)]
+        return Weight(node["key"], tensor.dtype, tuple(tensor.shape), tensor.contiguous)
+
+
+def _scalar(value: Any) -> Any:
+    plain = value.item()
+    return plain if isinstance(plain, bool | int | float | complex | str | bytes) else str(value)
+
+
 # -- as target
 
 
-def write_ours(target: Path, source: Source, *, origin: str, wrote: Callable[[int], None]) -> list[str]:
-    """Make a checkpoint of a model's weights, from which a training can begin; the names of its files.
+def write_ours(target: Path, source: WeightSource, *, origin: str, wrote: Callable[[int], None]) -> list[str]:
+    """Write a checkpoint that contains a model's weights, from which a training can start.
+
+    Args:
+        origin: kind and path of the source, for the manifest.
+        wrote: called with the size in bytes of each tensor after it is written.
+
+    Returns:
+        The names of the files written.
 
     Raises:
         CheckpointError: ``target`` exists.
     """
     if target.exists():
-        raise CheckpointError(f"{target} exists already; a checkpoint is never overwritten")
+        raise CheckpointError(f"{target} already exists; a checkpoint is never overwritten")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     temporary.mkdir(mode=DIRECTORY_MODE, parents=True)
     try:
@@ -118,7 +211,7 @@ def write_ours(target: Path, source: Source, *, origin: str, wrote: Callable[[in
     return files
 
 
-def _write_files(directory: Path, source: Source, origin: str, wrote: Callable[[int], None]) -> list[str]:
+def _write_files(directory: Path, source: WeightSource, origin: str, wrote: Callable[[int], None]) -> list[str]:
     nodes = {weight: {"$": "tensor", "key": f"models.0.{weight.name}", "device": "cpu"} for weight in source.weights}
     model = {name: node for weight, node in nodes.items() for name in (weight.name, *weight.ties)}
     empty: dict[str, Any] = {"optimizers": [], "schedulers": [], "scaler": None, "objects": {}}
@@ -133,10 +226,7 @@ def _write_files(directory: Path, source: Source, origin: str, wrote: Callable[[
         writer.add(SHARED_TREE, torch.frombuffer(bytearray(text), dtype=torch.uint8))
         file.flush()
         os.fsync(file.fileno())
-    index = writer.index().to_json()
-    atomic_write(directory / manifest_writer.INDEX, index)
-    content = manifest_writer.build(
-        files=[writer.record(), FileRecord(manifest_writer.INDEX, len(index), crc32(index))],
+    facts = manifest_writer.describe(
         step=0,
         epoch=0,
         reason="imported",
@@ -146,16 +236,16 @@ def _write_files(directory: Path, source: Source, origin: str, wrote: Callable[[
         imported_from=origin,
         holds=["weights"],
     )
-    atomic_write(directory / checkpoint_files.MANIFEST, manifest_writer.seal(content))
-    return [name, manifest_writer.INDEX, checkpoint_files.MANIFEST]
+    commit.write_manifest(directory, index=writer.index().to_json(), files=[writer.written()], facts=facts)
+    return [name, manifest.INDEX, checkpoint_files.MANIFEST]
 
 
 class _Writer:
-    """Tensors one behind the other in one file."""
+    """Writes tensors one after the other into a file."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self._file, self._name = file, name
-        self._offset = self._crc = 0
+        self._offset = 0
         self._metadata: dict[str, Any] = {}
         self._pieces: dict[MetadataIndex, Piece] = {}
 
@@ -170,11 +260,11 @@ class _Writer:
         self._pieces[MetadataIndex(key, at)] = piece
         chunk = ChunkStorageMetadata(offsets=at, sizes=tensor.shape)
         self._metadata[key] = TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), tensor.shape, [chunk])
-        self._crc = crc32(padding, crc32(data, self._crc))
         self._offset += stored
 
     def index(self) -> Index:
         return Index(Metadata(self._metadata), self._pieces)
 
-    def record(self) -> FileRecord:
-        return FileRecord(self._name, self._offset, self._crc)
+    def written(self) -> WrittenFile:
+        pieces = list(self._pieces.values())
+        return WrittenFile.of(self._name, [piece.crc32 for piece in pieces], [piece.stored for piece in pieces])

@@ -1,4 +1,4 @@
-"""A model's tensors by name, none of them read yet; and where in a foreign checkpoint they are."""
+"""A model's tensors by name, read lazily, and the search for a model in another program's checkpoint."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ import torch
 
 from hpcaccel.errors import CheckpointError
 
-__all__ = ["Source", "Weight", "cast", "model_in", "plain_names"]
+__all__ = ["Weight", "WeightSource", "cast", "model_in", "plain_names"]
 
 _USUAL = ("model", "module", "state_dict", "model_state_dict")
-"""What people call the model in a dict that they save."""
+"""Usual keys of the model in a saved dict."""
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+"""Parts of a name from torch.compile, FSDP and activation checkpointing."""
 _SHOWN = 12
+"""Maximum number of keys in an error message."""
 
 
 @dataclass(eq=False, frozen=True)
 class Weight:
-    """A tensor that is read when it is needed, contiguous and on the CPU. ``ties`` are its other names."""
+    """A tensor that is read on demand. ``read`` returns it contiguous and on the CPU; ``ties`` are its other names."""
 
     name: str
     dtype: torch.dtype
@@ -37,8 +39,8 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Source:
-    """What there is to convert. ``extra`` holds entries that are no tensors, ``notes`` say what is left out."""
+class WeightSource:
+    """A model to convert. ``extra`` holds its non-tensor entries; ``notes`` list what is left out."""
 
     kind: str
     weights: list[Weight]
@@ -47,7 +49,7 @@ class Source:
 
 
 def cast(weights: Iterable[Weight], dtype: torch.dtype) -> list[Weight]:
-    """Floating-point ones in another dtype, the others as they are."""
+    """Cast floating-point weights to ``dtype``; other weights are unchanged."""
 
     def read(weight: Weight) -> torch.Tensor:
         return weight.read().to(dtype)
@@ -61,13 +63,15 @@ def cast(weights: Iterable[Weight], dtype: torch.dtype) -> list[Weight]:
 
 
 def model_in(saved: Mapping[Any, Any], part: str | None, where: object) -> dict[str, Any]:
-    """The model in nested dicts that somebody has saved, as one flat dict.
+    """The model in saved nested dicts, as a flat dict with dotted names.
 
     Args:
-        part: keys on the way to it, with dots between them; None: find it.
+        part: keys that lead to the model, separated by dots. None: ``saved`` itself if it is flat, else the entry at
+            ``model``, ``module``, ``state_dict`` or ``model_state_dict``.
+        where: the file or directory, for error messages.
 
     Raises:
-        CheckpointError: it is not there, or cannot be told from the rest.
+        CheckpointError: there is no entry at ``part``; or, with None, none or several of these keys.
     """
     if part is not None:
         return _flat(_at(saved, part, where))
@@ -77,23 +81,23 @@ def model_in(saved: Mapping[Any, Any], part: str | None, where: object) -> dict[
     if len(usual) == 1:
         return _flat(saved[usual[0]])
     keys = ", ".join(map(str, list(saved)[:_SHOWN]))
-    raise CheckpointError(f"{where} holds more than a model: {keys}. Say which of these it is with --part")
+    raise CheckpointError(f"{where} contains more than a model: {keys}. Select the model's key with --part")
 
 
 def _at(saved: Mapping[Any, Any], part: str, where: object) -> Mapping[Any, Any]:
-    """Keys may hold dots themselves: the longest that fits is taken. Items of lists have their numbers."""
+    """The entry at ``part``. Keys may contain dots: the longest matching key is used. A list has indices as keys."""
     if part == "":
         return saved
-    words = part.split(".")
-    for count in range(len(words), 0, -1):
-        key = ".".join(words[:count])
+    keys = part.split(".")
+    for count in range(len(keys), 0, -1):
+        key = ".".join(keys[:count])
         inner = saved.get(key)
         if isinstance(inner, list):
             inner = {str(number): item for number, item in enumerate(inner)}
         if isinstance(inner, Mapping):
-            return _at(inner, ".".join(words[count:]), where)
-    keys = ", ".join(map(str, list(saved)[:_SHOWN]))
-    raise CheckpointError(f"--part {part!r} is not in {where} (there: {keys})")
+            return _at(inner, ".".join(keys[count:]), where)
+    available = ", ".join(map(str, list(saved)[:_SHOWN]))
+    raise CheckpointError(f"--part {part!r} is not in {where} (has: {available})")
 
 
 def _flat(saved: Mapping[Any, Any]) -> dict[str, Any]:
@@ -107,7 +111,7 @@ def _flat(saved: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def plain_names(names: Iterable[str]) -> dict[str, str]:
-    """Each name without what DDP, FSDP, torch.compile and activation checkpointing have put into it."""
+    """Map each name to the name without the prefixes of DDP, FSDP, torch.compile and activation checkpointing."""
     bare = {name: _WRAPPERS.sub("", name) for name in names}
     if bare and all(name.startswith("module.") for name in bare.values()):
         bare = {name: short.removeprefix("module.") for name, short in bare.items()}

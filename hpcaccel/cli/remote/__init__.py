@@ -1,1 +1,1 @@
-"""Commands on a cluster behind SSH: which cluster is meant, what travels there, and the program that answers there."""
+"""Commands for clusters behind SSH: the target cluster, forwarding, and the server on the login node."""

@@ -1,40 +1,52 @@
-"""Commands about runs on a cluster behind SSH: the same command runs on its login node.
+"""Forwarding: commands about runs on a cluster behind SSH are executed on its login node.
 
-A run is behind SSH when this machine has submitted it there, when it is written as ``CLUSTER:RUN``, or when it is not
-known here and the default profile has a ``host``.
+A run is behind SSH if this machine has submitted it to such a cluster, if it is written as ``CLUSTER:RUN``, or if it is
+unknown on this machine and the default profile has a ``host``.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import os
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from hpcaccel.cli.output import note, print_bytes, terminal_columns
-from hpcaccel.cli.remote.dispatch import meant_cluster
-from hpcaccel.cli.remote.forwarded_secrets import given, may_have, refuse_here
+from hpcaccel.cli.output import EXIT_INTERRUPTED, note, print_bytes, terminal_columns
+from hpcaccel.cli.remote.target_cluster import cluster_of_arguments
 from hpcaccel.errors import UserError
 
 if TYPE_CHECKING:
-    from hpcaccel.submission.remote.remote_cluster import Conversation, RemoteCluster, Said
+    from hpcaccel.submission.remote.remote_cluster import Payloads, RemoteCluster, RemoteRequest
 
-__all__ = ["COMMAND_LINE", "Effect", "copy_frames", "forwarded", "there_or_here"]
+__all__ = ["COMMAND_LINE", "Effect", "Secret", "copy_frames", "follow_there", "forwarded", "there_or_here"]
 
 Effect = Literal["changes", "reads", "follows"]
-"""Of a command: it changes something, so that it is carried out once, however often the connection breaks; it only
-reads, and may be sent again; it reads for as long as the run goes on."""
+"""Effect of a command. ``changes``: it runs exactly once, even if the connection breaks. ``reads``: it only reads, and
+may be sent again. ``follows``: it reads until the run has ended."""
 WATCH = {"--watch", "-w"}
-"""With them ``status`` follows."""
-SEEN_TO_HERE = ("--cluster", "--secret")
-"""Options whose values mean something on this side only."""
+"""Options that make ``status`` follow the run."""
+LOCAL_OPTIONS = ("--cluster", "--secret")
+"""Options that apply to this machine only."""
 COMMAND_LINE: ContextVar[Sequence[str]] = ContextVar("COMMAND_LINE")
-"""What stands behind ``hpcaccel`` in the call that is carried out; set by the program."""
-EXIT_INTERRUPTED = 130
+"""Arguments of this call of ``hpcaccel``; set by the program."""
+
+Secret = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--secret",
+        metavar="NAME",
+        help="Environment variable to pass to the cluster behind SSH, for a run submitted elsewhere; repeatable.",
+        show_default=False,
+    ),
+]
+_SECRET = "secret"
+_MAX_SHOWN = 10
 
 C = TypeVar("C", bound=Callable[..., None])
 
@@ -42,27 +54,26 @@ C = TypeVar("C", bound=Callable[..., None])
 def forwarded(
     words: Sequence[str], command: C, *, effect: Effect = "changes", not_there: Mapping[str, str] | None = None
 ) -> C:
-    """``command``, which goes to the cluster of its run (or of ``--cluster``) where that is behind SSH, with every
-    option as it was given.
+    """Wrap ``command``: if its run or ``--cluster`` is behind SSH, the login node executes it with the same options.
 
     Args:
         words: the command's name, as in ``["sweep", "status"]``.
-        effect: of the command on the cluster.
-        not_there: arguments that have no meaning there, each with a sentence that says what to do instead.
+        effect: effect of the command on the cluster.
+        not_there: parameters that do not apply on the cluster, each with advice for the user.
     """
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        found = meant_cluster(values)
+        found = cluster_of_arguments(values)
         if found is None:
-            refuse_here(values)
+            refuse_secret_here(values)
             command(**values)
             return
         cluster, names = found
         for name, sentence in (not_there or {}).items():
             if values.get(name) is not None:
-                raise UserError(f"on {cluster.name}, behind SSH: {sentence}")
-        secrets = may_have(cluster.name, names.values(), values)
+                raise UserError(f"{cluster.name} is behind SSH: {sentence}")
+        secrets = secrets_for(cluster.name, names.values(), values)
         with cluster:
             args = [names.get(word, word) for word in COMMAND_LINE.get()]
             there = [*words, *_for_there(args[len(words) :])]
@@ -79,7 +90,7 @@ def there_or_here(
     effect: Effect = "changes",
     not_there: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command of ``group``, whose ``app`` it is added to, that goes to the login node as :func:`forwarded` says."""
+    """Decorator that adds a command to ``app``, the command group ``group``, and wraps it with :func:`forwarded`."""
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
         app.command(name)(forwarded([group, name], command, effect=effect, not_there=not_there))
@@ -92,9 +103,9 @@ def _for_there(args: Sequence[str]) -> list[str]:
     kept: list[str] = []
     words = iter(args)
     for word in words:
-        if word in SEEN_TO_HERE:
+        if word in LOCAL_OPTIONS:
             next(words, None)
-        elif word.partition("=")[0] not in SEEN_TO_HERE:
+        elif word.partition("=")[0] not in LOCAL_OPTIONS:
             kept.append(word)
     return kept
 
@@ -102,50 +113,49 @@ def _for_there(args: Sequence[str]) -> list[str]:
 def _forward(
     cluster: RemoteCluster, args: Sequence[str], *, effect: Effect, secrets: frozenset[str] = frozenset()
 ) -> int:
-    """The exit code of a command on the cluster.
+    """Run a command on the cluster.
 
     Args:
-        secrets: names of this machine's variables that the other side may have.
+        secrets: names of this machine's variables that the cluster may get.
+
+    Returns:
+        The exit code.
     """
     request: dict[str, Any] = {"do": "command", "args": list(args), "terminal_columns": terminal_columns()}
     if effect == "follows" or (args[0] == "status" and WATCH & set(args[1:])):
-        try:
-            return int(cluster.again(lambda: cluster.converse({**request, "follows": True}, copy_frames)))
-        except KeyboardInterrupt:
-            note("\nthe run goes on")
-            return EXIT_INTERRUPTED
+        return follow_there(cluster, {**request, "follows": True}, copy_frames)
     if effect == "reads":
-        return _asked(cluster, request, frozenset())
+        return _run_once(cluster, request, frozenset())
     from hpcaccel.submission.remote.remote_index import pending_command
 
     with pending_command(cluster.name, args) as pending:
-        code = _asked(cluster, {**request, "id": pending.key, "repeated": pending.is_repeated}, secrets)
+        code = _run_once(cluster, {**request, "id": pending.key, "repeated": pending.is_repeated}, secrets)
         pending.done = True
     return code
 
 
-def _asked(cluster: RemoteCluster, request: dict[str, Any], secrets: frozenset[str]) -> int:
-    """The exit code of a command that ends by itself; what it says is printed when all of it is here."""
+def _run_once(cluster: RemoteCluster, request: dict[str, Any], secrets: frozenset[str]) -> int:
+    """Run a command that ends by itself, and print its output once it is complete. Returns the exit code."""
 
-    def talk(conversation: Conversation) -> tuple[dict[str, Any], Said]:
-        def hand_on(head: dict[str, Any], _: bytes) -> None:  # of a job that is handed in again
-            values = given(cluster.name, head["names"], secrets)
+    def talk(conversation: RemoteRequest) -> tuple[dict[str, Any], Payloads]:
+        def send_secrets(head: dict[str, Any], _: bytes) -> None:
+            values = secret_values(cluster.name, head["names"], secrets)
             conversation.send(json.dumps(values).encode() + b"\n")
 
-        return conversation.to_the_end(secrets=hand_on)
+        return conversation.to_the_end(secrets=send_secrets)
 
-    head, said = cluster.again(lambda: cluster.converse(request, talk))
+    head, output = cluster.again(lambda: cluster.converse(request, talk))
     if head.get("kept") and request.get("repeated"):
-        note("note: the same was asked for before, and the answer did not arrive: this is that answer")
-    print_bytes(out=said.get("out", b""), err=said.get("err", b""))
+        note("note: this command had already run, but its output was lost; this is that output")
+    print_bytes(out=output.get("out", b""), err=output.get("err", b""))
     return int(head["code"])
 
 
-def copy_frames(conversation: Conversation, printed: Callable[[dict[str, Any]], None] = lambda head: None) -> int:
-    """Print what comes, as it comes; the exit code.
+def copy_frames(conversation: RemoteRequest, printed: Callable[[dict[str, Any]], None] = lambda head: None) -> int:
+    """Print the output of a command as it arrives. Returns the exit code.
 
     Args:
-        printed: hears of each frame that has been printed.
+        printed: called with the head of each frame after it is printed.
     """
 
     def show(head: dict[str, Any], payload: bytes) -> None:
@@ -156,3 +166,73 @@ def copy_frames(conversation: Conversation, printed: Callable[[dict[str, Any]], 
 
     head, _ = conversation.to_the_end(out=show, err=show)
     return int(head["code"])
+
+
+def follow_there(cluster: RemoteCluster, request: dict[str, Any], talk: Callable[[RemoteRequest], int]) -> int:
+    """Run a command on the cluster that follows a run, until it ends or Ctrl-C is pressed. Returns its exit code."""
+    try:
+        return int(cluster.again(lambda: cluster.converse(request, talk)))
+    except KeyboardInterrupt:
+        note("\nthe run continues")
+        return EXIT_INTERRUPTED
+
+
+# -- secrets ----------------------------------------------------------------------------------------------------------
+
+
+def secrets_for(cluster: str, runs: Iterable[str], values: dict[str, Any]) -> frozenset[str]:
+    """Names of the variables that a command with the arguments ``values`` may pass to the cluster.
+
+    The login node may be under the control of an attacker, so its requests are not trusted. It only gets the variables
+    that the run's spec declared when it was submitted from this machine, and those that the user lists with --secret.
+
+    Args:
+        runs: the runs of the command, by their names on the cluster.
+
+    Raises:
+        UserError: ``--secret`` is not the name of a variable, or the variable is not set on this machine.
+    """
+    from hpcaccel.submission.remote.remote_index import secrets_of
+
+    if _SECRET not in values:
+        return frozenset()  # the command submits no job
+    named = values[_SECRET] or []
+    for name in named:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII):
+            raise UserError(
+                f"--secret {name!r} is not a variable name. Give only the name: the value comes from the environment"
+            )
+        if name not in os.environ:
+            raise UserError(f"--secret {name}: {name} is not set on this machine. Export it first")
+    return frozenset(named).union(*(secrets_of(cluster, run) for run in runs))
+
+
+def refuse_secret_here(values: dict[str, Any]) -> None:
+    """Raise UserError for ``--secret`` with a run on this machine, where it does not apply."""
+    if values.get(_SECRET):
+        raise UserError(
+            "--secret applies only to runs on a cluster behind SSH: a run on this machine gets the variables listed "
+            "under environment.secrets from this shell"
+        )
+
+
+def secret_values(cluster: str, requested: Sequence[Any], allowed: frozenset[str]) -> dict[str, str]:
+    """Values for the login node's request; variables that are not set on this machine are left out.
+
+    Raises:
+        UserError: a requested variable is not allowed. In that case no value is passed.
+    """
+    names = [str(name) for name in requested]
+    refused = [name for name in names if name not in allowed]
+    if not refused:
+        return {name: os.environ[name] for name in names if name in os.environ}
+    from hpcaccel.core.formatting import clean
+
+    words = ", ".join(clean(name)[:80] for name in refused[:_MAX_SHOWN]) + (" …" if len(refused) > _MAX_SHOWN else "")
+    raise UserError(
+        f"{cluster} requests variables of this machine ({words}) that the run did not list under environment.secrets "
+        "when it was submitted from here. No value was sent, and nothing was changed. If its jobs do need them "
+        "(the run was submitted from another machine, or with an older hpcaccel), allow each with --secret NAME (an "
+        "option of resume, sweep resume, retry-failed and extend). Otherwise report it to the site: its login node "
+        "may be compromised"
+    )

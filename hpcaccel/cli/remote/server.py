@@ -1,6 +1,7 @@
-"""``answer``: what another machine's hpcaccel starts on a login node, over SSH. It is asked on stdin.
+"""``answer``: the server that another machine's hpcaccel starts on a login node over SSH.
 
-Arguments, secrets and the spec come on stdin and are on no command line; commands run in this process.
+It reads one request from stdin, runs the command in this process and writes frames to stdout. Arguments, secrets and
+the spec are sent over stdin, so that they do not appear on a command line.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hpcaccel.cli.output import the_machines_no
+from hpcaccel.cli.output import os_error_message
 from hpcaccel.errors import HpcaccelError, UserError
 
 if TYPE_CHECKING:
@@ -27,11 +28,11 @@ __all__ = ["answer"]
 
 EXIT_BUG = 1
 _PROGRAM: ContextVar[Any] = ContextVar("_PROGRAM")
-"""The command line as a whole, of which ``answer`` is a command."""
+"""The root command of ``hpcaccel``, which runs the requested commands."""
 
 
 def answer(context: typer.Context) -> None:
-    """Answer another machine's hpcaccel."""
+    """Serve another machine's hpcaccel."""
     _PROGRAM.set(context.find_root().command)
     import json
 
@@ -39,12 +40,12 @@ def answer(context: typer.Context) -> None:
     from hpcaccel.submission.remote.protocol import FrameWriter, hello_line
 
     stream = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # nothing but frames may come on this stream
+    os.dup2(2, 1)  # stdout carries frames only
     stream.write(hello_line(hpcaccel.__version__))
     stream.flush()
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
-        raise typer.Exit(UserError.exit_code)  # the connection broke, or a person has typed this command
+        raise typer.Exit(UserError.exit_code)  # the connection broke, or a user has typed this command
     frames = FrameWriter(stream)
     request = json.loads(line)
     os.umask(0o027)
@@ -56,34 +57,34 @@ def answer(context: typer.Context) -> None:
         frames.send("err", f"error: {error}\n".encode())
         frames.send("exit", code=error.exit_code)
     except BrokenPipeError:
-        os._exit(EXIT_BUG)  # the other side has gone; what was to be done is done
+        os._exit(EXIT_BUG)  # the connection broke after the command had run
     except OSError as error:
-        if (why := the_machines_no(error)) is None:
+        if (why := os_error_message(error)) is None:
             raise
         frames.send("err", f"error: on the cluster: {why}\n".encode())
         frames.send("exit", code=UserError.exit_code)
 
 
-def _command(request: dict[str, Any], frames: FrameWriter | _Held | _WithFile) -> None:
-    """One of hpcaccel's own commands; with an ``id`` once only, and its answer is kept for who asks again."""
-    from hpcaccel.submission.remote.replies import kept
-    from hpcaccel.submission.secret_values import secrets_from
-    from hpcaccel.submission.stop_requests import asked_as
+def _command(request: dict[str, Any], frames: FrameWriter | _WithSubmitted | _WithFile) -> None:
+    """Run a command of hpcaccel. With an ``id`` it runs once, and its output is stored for repeated requests."""
+    from hpcaccel.submission.entrypoint.entry import secrets_from
+    from hpcaccel.submission.remote.requests import kept
+    from hpcaccel.submission.runs.control import asked_as
 
     if request.get("follows"):
-        _leave_with_the_other_side()
+        _exit_with_connection()
         with _streams(frames):
             code = _call(request)
         frames.send("exit", code=code)
         return
     with kept(request.get("id")) as reply:
         is_kept = reply.code is not None
-        if reply.code is None or (reply.code and request.get("repeated")):  # who says it again wants it done
+        if reply.code is None or (reply.code and request.get("repeated")):  # a failed command may be repeated
             is_kept = False
-            from hpcaccel.submission.remote.replies import Collector
+            from hpcaccel.submission.remote.requests import Collector
 
             collected = Collector()
-            secrets = secrets_from(lambda names: _asked_back(names, frames))
+            secrets = secrets_from(lambda names: _request_secrets(names, frames))
             with _streams(collected), secrets, asked_as(request.get("id")):
                 code = _call(request)
             reply.keep(code, collected.out, collected.err)
@@ -92,8 +93,8 @@ def _command(request: dict[str, Any], frames: FrameWriter | _Held | _WithFile) -
     frames.send("exit", code=reply.code, kept=is_kept)
 
 
-def _asked_back(names: Sequence[str], frames: FrameWriter | _Held | _WithFile) -> dict[str, str]:
-    """Values of secrets, from the machine that asked for this command."""
+def _request_secrets(names: Sequence[str], frames: FrameWriter | _WithSubmitted | _WithFile) -> dict[str, str]:
+    """Request the values of secrets from the client."""
     import json
 
     try:
@@ -102,36 +103,36 @@ def _asked_back(names: Sequence[str], frames: FrameWriter | _Held | _WithFile) -
     except BrokenPipeError:
         line = b""
     if not line.endswith(b"\n"):
-        os._exit(EXIT_BUG)  # the connection broke, and nothing has been done yet
+        os._exit(EXIT_BUG)  # the connection broke before the command did anything
     values: dict[str, str] = json.loads(line)
     return values
 
 
 def _submit(request: dict[str, Any], frames: FrameWriter) -> None:
-    """``submit`` or ``sweep start`` of a spec, with a profile and code that came along."""
-    from hpcaccel.submission.remote.receive_bundle import arrived, submitted
+    """Run ``submit`` or ``sweep start`` with the spec, the profile and the code of the request."""
+    from hpcaccel.submission.remote.requests import arrived, submitted
 
     with arrived(request) as args:
-        _command({**request, "args": args}, _Held(frames, lambda: submitted(request)))
+        _command({**request, "args": args}, _WithSubmitted(frames, lambda: submitted(request)))
 
 
 def _look(request: dict[str, Any], frames: FrameWriter) -> None:
-    """A command about a spec that is not submitted, with a profile that came along."""
-    from hpcaccel.submission.remote.receive_bundle import looked_at
+    """Run a command that does not submit, with the spec and the profile of the request."""
+    from hpcaccel.submission.remote.requests import looked_at
 
     with looked_at(request) as args:
         _command({**request, "args": args}, frames)
 
 
 def _file(request: dict[str, Any], frames: FrameWriter) -> None:
-    """A command that writes one file, whose content goes back instead."""
+    """Run a command that writes one file, and send the file."""
     with tempfile.TemporaryDirectory(prefix="hpcaccel-file-") as folder:
         file = Path(folder) / f"file{request['suffix']}"
         _command({**request, "args": [*request["args"], "--out", str(file)]}, _WithFile(frames, file))
 
 
 class _WithFile:
-    """Sends the file that was written before the last frame."""
+    """Frame writer that sends ``file``, if it exists, before the last frame."""
 
     def __init__(self, frames: FrameWriter, file: Path) -> None:
         self._frames = frames
@@ -144,13 +145,13 @@ class _WithFile:
 
 
 def _environment(request: dict[str, Any], frames: FrameWriter) -> None:
-    """What variables are here; of those that are not set None."""
+    """Send the values of environment variables; None for those that are not set."""
     frames.send("environment", values={name: os.environ.get(name) for name in request["names"]})
     frames.send("exit", code=0)
 
 
-class _Held:
-    """Adds what was submitted to the last frame."""
+class _WithSubmitted:
+    """Frame writer that adds the submitted runs, the result of ``find``, to the last frame."""
 
     def __init__(self, frames: FrameWriter, find: Any) -> None:
         self._frames = frames
@@ -162,20 +163,20 @@ class _Held:
 
 
 def _logs(request: dict[str, Any], frames: FrameWriter) -> None:
-    """``logs``, each piece with the place behind it."""
-    from hpcaccel.cli.logs import follow_from
+    """Run ``logs``; each chunk has the position after it."""
+    from hpcaccel.cli.ranks import stream_logs
 
     if request.get("follow"):
-        _leave_with_the_other_side()
-    nothing = follow_from(request, lambda piece, position: frames.send("out", piece, position=position))
-    if nothing:
-        frames.send("err", nothing.encode())
+        _exit_with_connection()
+    message = stream_logs(request, lambda piece, position: frames.send("out", piece, position=position))
+    if message:
+        frames.send("err", message.encode())
     frames.send("exit", code=0)
 
 
 def _receive(request: dict[str, Any], frames: FrameWriter) -> None:
-    from hpcaccel.submission.remote.receive_bundle import profile_that_came, runs_folder
-    from hpcaccel.submission.remote.store import receive
+    from hpcaccel.submission.remote.files import receive
+    from hpcaccel.submission.remote.requests import profile_that_came, runs_folder
 
     with profile_that_came(request) as name:
         receive(request, runs_folder(request, name), sys.stdin.buffer, frames)
@@ -183,7 +184,7 @@ def _receive(request: dict[str, Any], frames: FrameWriter) -> None:
 
 
 def _pull(request: dict[str, Any], frames: FrameWriter) -> None:
-    from hpcaccel.submission.remote.serving import serve
+    from hpcaccel.submission.remote.files import serve
 
     serve(request, frames)
     frames.send("exit", code=0)
@@ -202,7 +203,7 @@ _ACTIONS = {
 
 
 def _call(request: dict[str, Any]) -> int:
-    """The exit code of a command; its streams are this process's."""
+    """Run a command with the streams of this process, and return its exit code."""
     import traceback
 
     from hpcaccel.view.text_tables import COLUMNS_THERE
@@ -212,8 +213,8 @@ def _call(request: dict[str, Any]) -> int:
         os.environ[COLUMNS_THERE] = str(columns)
     try:
         _PROGRAM.get().main(args=request["args"], prog_name="hpcaccel")
-    except SystemExit as ending:
-        return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     except Exception:
         traceback.print_exc()
         return EXIT_BUG
@@ -222,7 +223,7 @@ def _call(request: dict[str, Any]) -> int:
 
 @contextmanager
 def _streams(frames: Any) -> Iterator[None]:
-    """What is written to stdout and stderr in the block goes into frames, as it comes."""
+    """Send everything written to stdout and stderr in the block as frames."""
     sys.stdout.flush()
     sys.stderr.flush()
     before = {number: os.dup(number) for number in (1, 2)}
@@ -254,8 +255,8 @@ def _pump(reading: int, frame: str, frames: Any) -> None:
                 os._exit(EXIT_BUG)
 
 
-def _leave_with_the_other_side() -> None:
-    """Who only looks ends when the connection does: stdin ends then."""
+def _exit_with_connection() -> None:
+    """End this process when the connection (stdin) is closed. For commands that only read."""
 
     def wait() -> None:
         while sys.stdin.buffer.read(1 << 12):

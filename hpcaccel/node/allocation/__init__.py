@@ -1,303 +1,146 @@
-"""What the supervisor asks of whatever gave it the nodes: Slurm, or the local backend."""
+"""The allocation: the nodes of a job, and the batch step's interface to the scheduler.
+
+``Allocation`` is the protocol. ``LocalAllocation`` is this machine; ``slurm_allocation`` and ``chain`` implement Slurm
+jobs.
+
+``Slot`` is the share of one trial when several trials run side by side. On Slurm each trial is a step with its own
+CPUs, memory and GPUs (``--exact``), so that Slurm itself isolates them. If there are fewer GPUs than trials, or the
+number of GPUs is not divisible by the number of trials, the steps overlap and each trial uses its own part of the GPUs
+or shares one. On the local backend each trial gets its part of ``CUDA_VISIBLE_DEVICES``.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from pathlib import Path
 from typing import Protocol
 
+from hpcaccel.core.launch_spec import LaunchSpec
 from hpcaccel.core.process_identity import started_at
 from hpcaccel.core.records import Reason
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.errors import ClusterError, HpcaccelError, SlurmCommandError
 from hpcaccel.node import batch
-from hpcaccel.node.allocation.grace_requeue import requeued_at_its_end
-from hpcaccel.node.launch_spec import Launch
-from hpcaccel.slurm import hostlist
-from hpcaccel.slurm.commands import Slurm
-from hpcaccel.slurm.states import JobInfo, JobState
+from hpcaccel.slurm.states import JobState
 
-__all__ = ["TAKEN_DOWN", "Allocation", "LocalAllocation", "Situation", "SlurmAllocation"]
+__all__ = ["SLOT", "TAKEN_DOWN", "Allocation", "JobStatus", "LocalAllocation", "Slot", "gpus_of"]
 
-TAKEN_DOWN = "the job is being taken down"
-SAME_MOMENT_SECONDS = 2
-_ENDS: dict[JobState | None, Reason | None] = {
-    JobState.PREEMPTED: "preempted", JobState.NODE_FAIL: "lost", JobState.CANCELLED: None,
-}  # fmt: skip
-KILL_WAIT_SECONDS = 30.0
-"""Slurm's default."""
-REQUEUE_DELAYS_SECONDS = (2, 5, 10, 20, 30, 60, 0)
+TAKEN_DOWN = "the job is being terminated"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Situation:
-    """How the job stands with its scheduler at this moment. Times are seconds since the epoch."""
+class JobStatus:
+    """The job's status at one moment. Times are seconds since the epoch."""
 
     running: bool
-    """False once the job is being taken down: by scancel, or by a preemption without grace."""
+    """False once the scheduler terminates the job, for instance after scancel or in a preemption without grace time."""
     preempted: bool = False
-    """Chosen for preemption, and in its grace time if it still runs."""
-    comes_back: bool = False
-    """Being taken down, and the scheduler starts it again by itself, or the next job of its chain."""
-    taken_for: Reason | None = None
-    """Why it is taken down, where that is nobody's wish: ``preempted``, ``time_limit``, or ``lost`` with its nodes."""
+    """Chosen for preemption; while ``running``, the job is in its grace time."""
+    will_requeue: bool = False
+    """The job is being terminated, and the scheduler will restart it or start the next job of its chain."""
+    termination_reason: Reason | None = None
+    """``preempted``, ``time_limit`` or ``lost`` (node failure); for a sweep's trial also ``cancelled``. None while the
+    job runs, after a user's cancel, or if Slurm itself requeues the job."""
     requeueable: bool = False
-    """Being taken down, and ``scontrol requeue`` may still bring it back: no wish of anybody's is undone by that."""
+    """The scheduler terminates the job by its own decision, and ``scontrol requeue`` may still succeed."""
     failed_nodes: tuple[str, ...] = ()
-    """Why it is taken down, where nodes of its own failed."""
+    """Nodes of the job whose failure caused the termination."""
     submit_time: float | None = None
     start_time: float | None = None
-    """When the job got its nodes, this time."""
+    """When the job got its nodes for the current start."""
     end_time: float | None = None
     known: bool = True
-    """False when the scheduler could not be asked."""
+    """False if the scheduler did not respond."""
 
 
 class Allocation(Protocol):
     job_id: str
     jobs: Sequence[str]
-    """Itself, and those of its chain that it shares its caps with."""
+    """This job and the other jobs of its chain: the run's caps apply to all of them together."""
     restart_count: int
     nodes: list[str]
+    chained: bool
+    """Whether the run continues in the next job of a chain instead of being requeued."""
+    status_is_free: bool
+    """Whether ``status`` runs no external command, so that it may be called every second."""
 
-    def situation(self, *, patient: bool = True) -> Situation:
-        """How it stands. ``patient``: ask again for a while where the scheduler does not answer."""
+    def begin(self) -> bool:
+        """Take over the run from the previous job. Returns False if this job has nothing left to do."""
+        ...
+
+    def end(self) -> None:
+        """Cancel the waiting jobs of the chain if the run is over. Called when the job ends."""
+        ...
+
+    def status(self, *, patient: bool = True) -> JobStatus:
+        """The job's status. ``patient``: retry for a few seconds if the scheduler does not respond."""
+        ...
+
+    def terminated(self) -> None:
+        """Record that SIGTERM has arrived or is pending."""
         ...
 
     @property
     def kill_wait_seconds(self) -> float | None:
-        """How long after the signals of a preemption without grace, or of a cancel, the processes are killed."""
+        """Seconds between SIGTERM and SIGKILL when the scheduler terminates the job. None: it sends no SIGKILL."""
         ...
 
     def dispensable(self, nodes: Sequence[str], *, needed: int) -> list[str]:
-        """Those of ``nodes`` without which the job, which needs so many nodes, could still start."""
+        """The part of ``nodes`` that can be excluded so that a job of ``needed`` nodes can still start."""
         ...
 
     def step_state(self, job_id: str, step_id: str) -> JobState | None:
-        """How the accounting says that a step of ranks ended, where it does."""
+        """The state of a step of ranks in Slurm's accounting, or None if it is not found."""
         ...
 
     def avoid(self, nodes: Sequence[str], *, instead_of: Sequence[str], now: bool = False) -> None:
-        """Keep the next start of the job away from these nodes, as soon as the scheduler takes such a wish.
+        """Exclude these nodes from the next start of the job, as soon as the scheduler accepts the change.
 
         Args:
-            instead_of: nodes of which earlier calls may have spoken.
-            now: the job is on its way back already.
+            instead_of: nodes that earlier calls may have excluded; those not in ``nodes`` are allowed again.
+            now: exclude the nodes at once, because the scheduler has already requeued the job.
         """
         ...
 
     def requeue(self) -> str:
-        """Bring the job back through the queue. Where that works it kills the caller: returning is a failure, told
-        in a sentence (empty where the scheduler requeues by itself)."""
-        ...
+        """Requeue the job. If the scheduler does so at once, it kills this process and the call does not return.
 
-
-class SlurmAllocation:
-    """A Slurm job, as seen from its batch step."""
-
-    GOES_ON_IN_DOUBT = False
-    """Whether it counts as taken by the cluster where Slurm does not say that, and it may have been cancelled."""
-
-    def __init__(self, slurm: Slurm | None = None) -> None:
-        env = os.environ
-        if "SLURM_JOB_ID" not in env:
-            raise HpcaccelError("this program is the batch step of a Slurm job: start it with `hpcaccel submit`")
-        array, task = env.get("SLURM_ARRAY_JOB_ID"), env.get("SLURM_ARRAY_TASK_ID")
-        # One task of an array has the array's own id: requeueing that would restart all tasks.
-        self.job_id = f"{array}_{task}" if array and task else env["SLURM_JOB_ID"]
-        self.jobs: Sequence[str] = (self.job_id,)
-        self.restart_count = int(env.get("SLURM_RESTART_COUNT", "0"))
-        self.nodes = hostlist.expand(env.get("SLURM_JOB_NODELIST", ""))
-        # What is said of a heterogeneous job's own number holds for all of its components; the ranks are the first.
-        self._part = "+0" if "SLURM_HET_SIZE" in env else ""
-        self._slurm = slurm or Slurm()
-        self._avoid: tuple[Sequence[str], Sequence[str]] = ((), ())
-
-    def situation(self, *, patient: bool = True) -> Situation:
-        for delay in (1, 2, 4, 0) if patient else (0,):
-            try:
-                job = self._slurm.job(self.job_id)
-            except SlurmCommandError:
-                time.sleep(delay)
-                continue
-            if job is None:
-                return Situation(running=False)
-            # While it takes a job down to requeue it, Slurm has already counted the new start; a cancelled job
-            # looks the same but for this (seen on 22.05, where PreemptTime is gone by then).
-            comes_back = job.restarts > self.restart_count
-            taken_for = None if job.state.is_running or comes_back else self._taken_for(job)
-            return Situation(
-                # Started again while this one still runs, on a node that Slurm believes dead: this one is over.
-                running=job.state.is_running and not comes_back,
-                preempted=_is_preempted(job),
-                comes_back=comes_back,
-                taken_for=taken_for,
-                # Slurm refuses a cancel from here on, and has named the limit as its own reason (tried on 22.05).
-                requeueable=taken_for == "time_limit" and job.reason == "TimeLimit",
-                failed_nodes=self._failed_nodes() if comes_back else (),
-                submit_time=job.submit_time,
-                start_time=job.start_time,
-                end_time=job.end_time,
-            )
-        return Situation(running=False, known=False)
-
-    def _taken_for(self, job: JobInfo) -> Reason | None:
-        """Why Slurm ends a job that it does not bring back; None for a cancel.
-
-        While a job that is preempted by CANCEL is taken down its PreemptTime stays, and moves to the moment of the kill
-        (22.05); of one that somebody cancels in its grace time it is older. The accounting knows, often a little later.
+        Returns:
+            Why the requeue failed; empty if the run continues once this job has ended.
         """
-        if job.start_time is not None and job.end_time is not None and job.time_limit_seconds is not None:  # noqa: SIM102
-            if job.end_time >= job.start_time + job.time_limit_seconds:
-                return "time_limit"
-        if job.preempt_time is None and not self._failed_nodes():
-            return None
-        for delay in (1, 1, 0):
-            state = self._accounted_state()
-            if state in _ENDS:
-                return _ENDS[state]
-            if job.preempt_time is not None and abs((job.end_time or 0) - job.preempt_time) <= SAME_MOMENT_SECONDS:
-                return "preempted"
-            time.sleep(delay)
-        doubt: Reason = "lost" if job.preempt_time is None else "preempted"
-        return doubt if self.GOES_ON_IN_DOUBT else None
-
-    def _accounted_state(self) -> JobState | None:
-        try:
-            entry = self._slurm.accounting([self.job_id]).get(self.job_id)
-        except (ClusterError, SlurmCommandError):
-            return None
-        return None if entry is None else entry.state
-
-    @cached_property
-    def kill_wait_seconds(self) -> float | None:
-        try:
-            return float(self._slurm.config()["KillWait"].split()[0])
-        except (ClusterError, SlurmCommandError, KeyError, ValueError):
-            return KILL_WAIT_SECONDS
-
-    def _failed_nodes(self) -> tuple[str, ...]:
-        # Of the job itself Slurm says the same as after a preemption.
-        try:
-            return tuple(self._slurm.failed_nodes(self.nodes))
-        except (ClusterError, SlurmCommandError):
-            return ()  # it is but the name of the reason
-
-    def dispensable(self, nodes: Sequence[str], *, needed: int) -> list[str]:
-        try:
-            job = self._slurm.job(self.job_id)
-            sizes = {partition.name: partition.nodes for partition in self._slurm.partitions()}
-        except (ClusterError, SlurmCommandError):
-            return []
-        if job is None:
-            return []
-        excluded = set(hostlist.expand(job.excluded_nodes))
-        most = sizes.get(job.partition, 0) - len(excluded) - needed
-        by_name = hostlist.expand(job.required_nodes)
-        return [node for node in nodes if node not in by_name and node not in excluded][: max(0, most)]
-
-    def step_state(self, job_id: str, step_id: str) -> JobState | None:
-        state = None
-        for delay in (1, 1, 0):
-            try:
-                state = self._slurm.step_state(job_id, step_id)
-            except (ClusterError, SlurmCommandError):
-                return None
-            if state is not None and state.is_ended:
-                return state
-            time.sleep(delay)
-        return state
-
-    def avoid(self, nodes: Sequence[str], *, instead_of: Sequence[str], now: bool = False) -> None:
-        self._avoid = (nodes, instead_of)
-        if now:
-            self._exclude(self.job_id)
-
-    def _exclude(self, job_id: str) -> None:
-        """Tell Slurm which nodes ``job_id``, which waits, is to keep away from, besides those that the user named."""
-        nodes, before = self._avoid
-        problem = ""
-        for delay in (0.5, 1, 2, 0) if nodes or before else ():
-            try:
-                job = self._slurm.job(job_id)
-                known = set(hostlist.expand(job.excluded_nodes)) if job is not None else set()
-                wanted = known.difference(before).union(nodes)
-                if wanted != known:
-                    self._slurm.exclude(f"{job_id}{self._part}", sorted(wanted))
-                return
-            except (ClusterError, SlurmCommandError) as error:
-                problem = str(error)
-                time.sleep(delay)
-        if problem:
-            print(f"hpcaccel: job {job_id} cannot be kept away from {', '.join(nodes)}: {problem}", flush=True)
-
-    def _comes_back_by_itself(self) -> bool:
-        try:
-            job = self._slurm.job(self.job_id)
-        except SlurmCommandError:
-            return False
-        return job is not None and requeued_at_its_end(self._slurm, job)
-
-    def requeue(self) -> str:
-        problem = "Slurm's controller does not answer"
-        for delay in REQUEUE_DELAYS_SECONDS:
-            situation = self.situation()
-            if situation.known and not situation.running and not situation.requeueable:
-                # `scontrol requeue` would answer 0 in this state and bring a cancelled job back.
-                return "" if situation.comes_back else TAKEN_DOWN
-            if situation.known and (situation.requeueable or signal.SIGTERM not in signal.sigpending()):
-                if situation.preempted and self._comes_back_by_itself():
-                    print("hpcaccel: Slurm brings this preempted job back when its batch script ends", flush=True)
-                    return ""
-                try:
-                    if not self._slurm.requeue(self.job_id):
-                        return ""
-                except ClusterError as error:
-                    refusal = f"{error}. With resilience.chain the run goes on in other jobs"
-                    if problem == refusal:  # it was not that the job was just being taken down
-                        return refusal
-                    problem = refusal
-                except SlurmCommandError as error:
-                    problem = str(error)
-                else:
-                    # Slurm excludes nodes for waiting jobs only. This one waits by now, and SIGTERM, which we block,
-                    # has come: SIGKILL follows after KillWait (30 s by default). Tried on 22.05, also with arrays.
-                    self._exclude(self.job_id)
-                    time.sleep(60)
-                    problem = "Slurm took the requeue but did not end this job within 60 seconds"
-            time.sleep(delay)
-        return problem
-
-
-def _is_preempted(job: JobInfo) -> bool:
-    """Whether Slurm has chosen this start of the job for preemption, not an earlier one."""
-    return job.preempt_time is not None and job.preempt_time >= (job.start_time or 0.0)
+        ...
 
 
 class LocalAllocation:
-    """This machine: no queue, a time limit that the supervisor keeps itself, a requeue that is a new start."""
+    """This machine: no queue; the supervisor enforces the time limit; a requeue runs the batch script again."""
 
     kill_wait_seconds = None
+    chained = False
+    status_is_free = True
 
-    def __init__(self, run: RunDir, launch: Launch) -> None:
+    def __init__(self, run: RunDir, launch: LaunchSpec) -> None:
         self.job_id = os.environ.get("HPCACCEL_LOCAL_JOB", f"local-{os.getpid():08x}")
         self.jobs: Sequence[str] = (self.job_id,)
         self.restart_count = int(os.environ.get("HPCACCEL_RESTART_COUNT", "0"))
         self.nodes = ["localhost"]
         self._script = run.script
-        # A supervisor that was killed and started again has no more time than the first one.
+        # The time limit counts from the start of the batch step: a restarted supervisor gets no extra time.
         pid, began = batch.began() or (os.getpid(), time.time())
         self._start_time = started_at(pid)
         self._end_time = None if launch.time_limit_seconds is None else began + launch.time_limit_seconds
         self._cancelled = False
 
-    def cancelled(self) -> None:
-        """SIGTERM to the supervisor is this backend's scancel."""
-        self._cancelled = True
+    def begin(self) -> bool:
+        return True
+
+    def end(self) -> None:
+        pass
+
+    def terminated(self) -> None:
+        self._cancelled = True  # SIGTERM to the supervisor is this backend's scancel
 
     def dispensable(self, nodes: Sequence[str], *, needed: int) -> list[str]:
         return []  # there is no other machine
@@ -308,8 +151,8 @@ class LocalAllocation:
     def avoid(self, nodes: Sequence[str], *, instead_of: Sequence[str], now: bool = False) -> None:
         pass
 
-    def situation(self, *, patient: bool = True) -> Situation:
-        return Situation(running=not self._cancelled, start_time=self._start_time, end_time=self._end_time)
+    def status(self, *, patient: bool = True) -> JobStatus:
+        return JobStatus(running=not self._cancelled, start_time=self._start_time, end_time=self._end_time)
 
     def requeue(self) -> str:
         if self._cancelled or signal.SIGTERM in signal.sigpending():
@@ -319,3 +162,84 @@ class LocalAllocation:
         environment = dict(os.environ, HPCACCEL_RESTART_COUNT=str(self.restart_count + 1))
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.execvpe("bash", ["bash", str(self._script)], environment)
+
+
+SLOT = "HPCACCEL_SLOT"
+"""Environment variable for ranks of overlapping steps: the slot (``number/of``) whose GPUs the rank uses."""
+_GPUS_HERE = Path("/proc/driver/nvidia/gpus")
+"""Folder with one entry per GPU of this machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """One of ``of`` equal shares of an allocation, for one trial."""
+
+    number: int
+    of: int
+
+    @classmethod
+    def parse(cls, text: str) -> Slot:
+        """Parse ``number/of``."""
+        number, of = text.split("/")
+        return cls(number=int(number), of=int(of))
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    def _overlaps(self, env: Mapping[str, str]) -> bool:
+        """Whether the node's GPUs cannot be divided evenly among the slots, so that their steps must overlap."""
+        return bool(int(env.get("SLURM_GPUS_ON_NODE") or 0) % self.of)
+
+    def visible(self, gpus: list[str]) -> list[str]:
+        """This slot's part of ``gpus``, or one shared GPU if there are fewer GPUs than slots."""
+        if not gpus:
+            return []
+        share = len(gpus) // self.of
+        if share:
+            return gpus[self.number * share : (self.number + 1) * share]
+        return [gpus[self.number % len(gpus)]]
+
+    def environment(self, env: Mapping[str, str], *, local: bool) -> dict[str, str]:
+        """The environment variables that differ in this slot, with their values."""
+        if self.of == 1:
+            return {}
+        changes: dict[str, str] = {}
+        if local and (count := gpus_of(env, ["localhost"], local=True)):
+            listed = env.get("CUDA_VISIBLE_DEVICES")
+            gpus = [one for one in listed.split(",") if one] if listed else [str(one) for one in range(count)]
+            changes["CUDA_VISIBLE_DEVICES"] = ",".join(self.visible(gpus))
+        if not local and self._overlaps(env):
+            changes[SLOT] = str(self)
+        threads = env.get("OMP_NUM_THREADS", "")
+        if threads.isdecimal() and threads == (env.get("SRUN_CPUS_PER_TASK") or env.get("SLURM_CPUS_PER_TASK")):
+            changes["OMP_NUM_THREADS"] = str(max(1, int(threads) // self.of))
+        return changes
+
+    def srun_options(self, env: Mapping[str, str], *, ranks_per_node: int) -> list[str]:
+        """srun options for a step with this slot's share of the allocation."""
+        if self.of == 1:
+            return []
+        cpus = int(env.get("SLURM_CPUS_ON_NODE") or self.of) // self.of // ranks_per_node
+        options = [f"--cpus-per-task={max(1, cpus)}"]
+        if (memory := env.get("SLURM_MEM_PER_NODE", "")).isdecimal() and int(memory):
+            options.append(f"--mem={max(1, int(memory) // self.of)}M")
+        if self._overlaps(env):
+            return ["--overlap", *options]
+        gpus = int(env.get("SLURM_GPUS_ON_NODE") or 0)
+        if gpus and "SLURM_GPUS_PER_TASK" in env:
+            options.append(f"--gpus-per-task={max(1, gpus // self.of // ranks_per_node)}")
+        elif gpus:
+            options.append(f"--gpus-per-node={gpus // self.of}")
+        return ["--exact", *options]
+
+
+def gpus_of(env: Mapping[str, str], nodes: Sequence[str], *, local: bool) -> int:
+    """Number of GPUs in the allocation, over all nodes."""
+    if local:
+        visible = env.get("CUDA_VISIBLE_DEVICES")
+        if visible is not None:
+            return len([one for one in visible.split(",") if one.strip() and one.strip() != "-1"])
+        return len(list(_GPUS_HERE.iterdir())) if _GPUS_HERE.is_dir() else 0
+    if env.get("SLURM_GPUS", "").isdecimal():
+        return int(env["SLURM_GPUS"])
+    return int(env.get("SLURM_GPUS_ON_NODE") or 0) * len(nodes)

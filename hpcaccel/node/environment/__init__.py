@@ -1,1 +1,1 @@
-"""What the nodes must have before the ranks start: containers and staged data."""
+"""The ranks' environment on the nodes: containers and staged data."""

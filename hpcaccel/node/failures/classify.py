@@ -1,6 +1,7 @@
-"""Why an attempt failed: the first cause in meaning among all traces that it left, and the nodes it speaks against.
+"""Classification of a failure: finds its cause among all traces of an attempt, and the nodes to blame.
 
-Not the first in time: the rank whose peer is gone often fails before the one that has gone says why.
+The cause is the trace whose row comes first in the table, not the earliest trace: a rank that has lost its peer often
+fails before the peer itself has logged an error.
 """
 
 from __future__ import annotations
@@ -11,20 +12,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcaccel.core.run_dir import RunDir, read_json
-from hpcaccel.node.failures.causes import CAUSES, Cause, cause
-from hpcaccel.node.failures.classify_logs import LONGEST, RankEnd, RankLog, rank_ends, read_rank_logs, read_slurm_lines
+from hpcaccel.core.durable_files import read_json
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.node.failures import CAUSES, Cause, cause
+from hpcaccel.node.failures.classify_logs import RankEnd, RankLog, rank_ends, read_rank_logs, read_slurm_lines
+from hpcaccel.node.rank import LONGEST
 from hpcaccel.slurm.states import JobState
 
 __all__ = ["Failure", "classify"]
 
 _DIFFERS = re.compile(r", and rank (\d+) differs:")
-"""In what the runtime says of ranks that do not do the same."""
+"""Part of the runtime's errors about ranks that make different calls. The group is the rank whose call differs."""
 _ENROOT_OR_SLURM = re.compile(r"^(?:\[(?:INFO|WARN|ERROR)\] |srun: |slurmstepd|\[\S*\d\d:\d\d:\d\d\S*\] error: |\s*$)")
+"""Lines that enroot or Slurm writes to a rank's log; empty lines match, too."""
 _ENROOT_ERROR = re.compile(
     r"^\[ERROR\] (?:Command not found|No such file or directory|File already exists|Invalid image)"
 )
-_SIGNALS = {
+_SIGNALS = {  # srun's text for a rank that was ended by this signal
     signal.SIGKILL: "Killed",
     signal.SIGSEGV: "Segmentation fault",
     signal.SIGBUS: "Bus error",
@@ -37,16 +41,18 @@ _SIGNALS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What went wrong, and what the table says about it."""
+    """The cause of a failure, with the text from which it was recognised."""
 
     cause: Cause
     detail: str
     nodes: list[str] = field(default_factory=list)
-    """Nodes that the evidence speaks against, where the cause is one of a node's own."""
+    """Nodes to blame, if the cause is a fault of nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Trace:
+    """A sign of a cause in a log or in a message of srun, and the rank and node where it appears."""
+
     cause: Cause
     text: str
     rank: int | None = None
@@ -67,34 +73,34 @@ def classify(
     step_state: JobState | None = None,
     in_container: bool = False,
 ) -> Failure:
-    """The cause of a failure.
+    """Find the cause of a failure.
 
     Args:
-        exit_code: of all ranks together; srun's own says little once it has ended the others.
-        nodes: of the attempt, in the order of the ranks.
-        step_state: how Slurm's accounting calls the end of the ranks' step, where somebody has asked.
-        in_container: the ranks have one.
+        exit_code: the common exit code of all ranks. It has little meaning once srun has killed ranks.
+        nodes: nodes of the attempt, in the order of the ranks.
+        step_state: state of the ranks' step in Slurm's accounting, if it was queried.
+        in_container: whether the ranks run in a container.
     """
     slurm_lines = read_slurm_lines(run, attempt)
     ends = [end for end in rank_ends(slurm_lines) if end.how != "Terminated"] or list(rank_ends(slurm_lines))
     where = dict(enumerate(node for node in nodes for _ in range(ranks_per_node)))
     where |= {end.rank: end.node for end in ends}
-    # A rank that has failed gives no sign of life either, as long as srun waits for the others.
+    # A failed rank sends no heartbeats while srun waits for the other ranks: this is not a hang.
     failed = {end.rank for end in ends if end.how.startswith("Exited")}
     traces = [*(trace for trace in _hang(run, attempt) if trace.rank not in failed), *_in_lines(slurm_lines)]
     killed = {end.rank for end in ends if end.how == "Killed"}
     logs = read_rank_logs(run, attempt)
     for log in logs:
-        # What has been killed has not ended by an exception, whatever it had printed before.
+        # A killed rank did not exit because of an exception, even if its log contains one.
         traces += [] if log.rank in killed else _in_errors(log, run)
         if in_container and all(_ENROOT_OR_SLURM.match(line) for line in log.lines):
             traces += _of_enroot(log.lines, rank=log.rank)
-        # The indented lines of a traceback are the program's own text.
+        # The indented lines of a traceback are source code of the program.
         traces += _in_lines([line for line in log.lines if not line.startswith("    ")], rank=log.rank)
     if in_container and not any(log.lines for log in logs):
-        traces += _of_enroot(slurm_lines)  # where srun does not write to the ranks' logs
+        traces += _of_enroot(slurm_lines)  # if srun does not write to the ranks' logs
     if step_state is JobState.OUT_OF_MEMORY:
-        traces.append(_Trace(cause=cause("host_out_of_memory"), text="Slurm ended the ranks: OUT_OF_MEMORY"))
+        traces.append(_Trace(cause=cause("host_out_of_memory"), text="Slurm killed the ranks: OUT_OF_MEMORY"))
     traces += _in_ends(ends or [_unseen_end(exit_code)], traces, logs)
     first = _named(min(traces, key=lambda trace: trace.order), logs)
     if first.node is None and first.rank is not None and not first.cause.elsewhere:
@@ -103,12 +109,13 @@ def classify(
 
 
 def _named(first: _Trace, logs: Sequence[RankLog]) -> _Trace:
-    """Where ranks have lost another one: that one, if it is the only kind of rank that has said nothing."""
+    """Replace a trace of a lost peer by one of the peer itself: a rank without an exception in its log, if such ranks
+    are a minority. Otherwise return ``first``."""
     mute = [log.rank for log in logs if not log.exceptions]
     if first.cause.name not in ("gloo_timeout", "nccl_timeout") or not 0 < 2 * len(mute) < len(logs):
         return first
-    also = f", as {len(mute) - 1} more ranks did" if len(mute) > 1 else ""
-    text = f"ended or stood still without a word{also}; rank {first.rank}: {first.text}"
+    also = f", like {len(mute) - 1} other {'ranks' if len(mute) > 2 else 'rank'}" if len(mute) > 1 else ""
+    text = f"exited or hung without an exception{also}; rank {first.rank}: {first.text}"
     return _Trace(cause=first.cause, text=text[:LONGEST], rank=mute[0])
 
 
@@ -116,7 +123,7 @@ def _hang(run: RunDir, attempt: int) -> Iterator[_Trace]:
     value: dict[str, Any] | None = read_json(run.attempt(attempt) / "hang.json")
     if value is not None:
         rank, node = value.get("culprit_rank"), value.get("node")
-        text = str(value.get("why") or "no rank took a step any more")
+        text = str(value.get("why") or "no rank made progress")
         yield _Trace(cause=cause("hang"), text=text[:LONGEST], rank=rank, node=node)
 
 
@@ -130,13 +137,14 @@ def _in_lines(lines: Sequence[str], *, rank: int | None = None) -> Iterator[_Tra
 
 
 def _of_enroot(lines: Sequence[str], *, rank: int | None = None) -> Iterator[_Trace]:
-    """enroot's errors, among lines none of which is the program's."""
+    """A trace for each error of enroot in ``lines``, which must not contain output of the program."""
     for line in filter(_ENROOT_ERROR.match, lines):
         yield _Trace(cause=cause("container"), text=line.strip()[:LONGEST], rank=rank)
 
 
 def _in_errors(log: RankLog, run: RunDir) -> Iterator[_Trace]:
-    """The row that fits the last exception or one of those behind it, and the exception's own text."""
+    """A trace for the log's last exception, if it has one. The cause is the first row that matches this exception or
+    one that it was raised from; else ``exception``."""
     folders = {str(run.path), str(run.path.resolve()), str(run.checkpoints.resolve())}
     for row in CAUSES:
         for text in log.exceptions[:1] if row.last_only else log.exceptions:
@@ -151,13 +159,13 @@ def _in_errors(log: RankLog, run: RunDir) -> Iterator[_Trace]:
 
 
 def _odd_rank(text: str, rank: int) -> int:
-    """The rank that an error is about: all ranks raise the same one where they find that one of them differs."""
+    """The rank that an error is about. If one rank's calls differ, all ranks raise the same error, which names it."""
     match = _DIFFERS.search(text)
     return int(match[1]) if match else rank
 
 
 def _unseen_end(exit_code: int) -> RankEnd:
-    """The end of a rank that nobody has described: what its exit code says, in srun's words."""
+    """A rank's end in srun's wording, derived from the exit code if srun has not reported it."""
     number = exit_code - 128
     if number <= 0:
         return RankEnd(node="", rank=-1, how=f"Exited with exit code {exit_code}")
@@ -166,45 +174,46 @@ def _unseen_end(exit_code: int) -> RankEnd:
 
 
 def _in_ends(ends: Sequence[RankEnd], others: Sequence[_Trace], logs: Sequence[RankLog]) -> Iterator[_Trace]:
-    speaks = {trace.rank for trace in others if trace.rank is not None}
+    explained = {trace.rank for trace in others if trace.rank is not None}
     for end in ends:
         row = next((row for row in CAUSES if row.in_end(end.how)), cause("exit"))
-        if row.name in ("exit", "crashed") and (end.rank in speaks or _only_follows(end, others)):
+        if row.name in ("exit", "crashed") and (end.rank in explained or _only_follows(end, others)):
             continue
         yield _Trace(
             cause=row,
-            text=_last_words(end, logs)[:LONGEST],
+            text=_end_text(end, logs)[:LONGEST],
             rank=end.rank if end.rank >= 0 else None,
             node=end.node or None,
         )
 
 
 def _only_follows(end: RankEnd, others: Sequence[_Trace]) -> bool:
-    """Whether this end says no more than what a log has said already."""
-    if end.how.startswith("Aborted"):  # so NCCL's watchdog ends a rank
+    """Whether this end is only a consequence of a failure that a log shows."""
+    if end.how.startswith("Aborted"):  # NCCL's watchdog ends a rank in this way
         return any(trace.cause.name == "nccl_timeout" for trace in others)
     return end.rank < 0 and bool(others) and end.how == "Exited with exit code 1"
 
 
-def _last_words(end: RankEnd, logs: Sequence[RankLog]) -> str:
-    """How a rank ended, with the last line of its log where it ended by itself; rank 0's where nobody knows which."""
+def _end_text(end: RankEnd, logs: Sequence[RankLog]) -> str:
+    """How a rank ended. If it exited by itself, with the last line of its log (rank 0's log if the rank is unknown)."""
     code = end.how.removeprefix("Exited with exit code ")
     if code == end.how:
         return end.how
-    said = next((log.lines for log in logs if log.rank == max(end.rank, 0)), [])
-    line = next((line.strip() for line in reversed(said) if line.strip() and "CANCELLED AT" not in line), "")
-    return f"the program ended with code {code}" + (f": {line}" if line else "")
+    output = next((log.lines for log in logs if log.rank == max(end.rank, 0)), [])
+    line = next((line.strip() for line in reversed(output) if line.strip() and "CANCELLED AT" not in line), "")
+    return f"the program exited with code {code}" + (f": {line}" if line else "")
 
 
 def _sentence(trace: _Trace, nodes: Sequence[str]) -> str:
     if trace.rank is None or trace.cause.name == "hang":
-        return trace.text  # whoever found a hang has said which rank
+        return trace.text  # the text about a hang names the rank already
     node = f" on {trace.node}" if trace.node and len(nodes) > 1 else ""
     return f"rank {trace.rank}{node}: {trace.text}"
 
 
 def _blamed(first: _Trace, traces: Sequence[_Trace], where: dict[int, str], nodes: Sequence[str]) -> list[str]:
-    """The nodes of all ranks that show this cause; none where all nodes do, since then it is not theirs."""
+    """The nodes of all ranks that show this cause. Empty if all of several nodes show it: then it is not the fault of
+    a node."""
     if first.cause.follows != "exclude" and first.cause.name != "hang":
         return []
     found = [

@@ -1,4 +1,4 @@
-"""What the logs of an attempt say by themselves: last exceptions, telling lines, and how srun saw the ranks end."""
+"""Reads the logs of an attempt: last exceptions, Slurm's messages, and the ranks' ends as reported by srun."""
 
 from __future__ import annotations
 
@@ -9,37 +9,33 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcaccel.core.run_dir import RunDir
+from hpcaccel.node.rank import LONGEST, read_tail
 from hpcaccel.slurm import hostlist
 
 __all__ = [
-    "LONGEST",
     "RankEnd",
     "RankLog",
     "rank_ends",
     "read_rank_logs",
     "read_slurm_lines",
-    "read_tail",
     "slurm_spoke",
 ]
 
-TAIL_BYTES = 64_000
 BLOCK_BYTES = 1 << 20
 LINE_BYTES = 4096
-"""A line of Slurm's is shorter."""
-LONGEST = 500
-"""Characters of a line that are kept for the ledger."""
+"""A block repeats this number of bytes within a long line. Slurm's lines are shorter."""
 
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\w*)(?:: (.*))?$")
 _ANY_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:: .*)?$")
-"""Of any name: where it stands below the last, indented line of a traceback."""
+"""An exception of any name; used only directly below the last, indented line of a traceback."""
 _CHAIN = re.compile(r"^(?:The above exception was the direct cause of|During handling of the above exception, another)")
 _SRUN_END = re.compile(r"^srun: error: (?P<node>[^\s:]+): tasks? (?P<tasks>[\d,\-\[\]]+): (?P<how>.+)$")
 _OF_SLURM = re.compile(
     rb"\*\*\* (?:STEP|JOB) .* CANCELLED AT |(?:^|(?<=\r))(?:srun: (?:error|Force)|slurmstepd)", re.MULTILINE
 )
-"""Lines of Slurm's own in the logs of a step that did not simply end."""
+"""Slurm's own lines in the logs of a step that it signalled or that lost ranks."""
 _WORDS_OF_SLURM = (b" CANCELLED AT ", b"srun: ", b"slurmstepd")
-"""One of them is in each such line. Looked for first, which is many times faster."""
+"""Each line that ``_OF_SLURM`` matches contains one of these. Searching for them first is many times faster."""
 _SRUN_KILLS = re.compile(r"^srun: .*(?:Terminating StepId|Force Terminated|Job step aborted)")
 
 
@@ -47,22 +43,23 @@ _SRUN_KILLS = re.compile(r"^srun: .*(?:Terminating StepId|Force Terminated|Job s
 class RankLog:
     rank: int
     exceptions: list[str]
-    """``Type: message``: the last one first, then those that it was raised from or while handling."""
+    """``Type: message``: the last exception first, then those chained to it (``__cause__``, ``__context__``)."""
     lines: list[str]
-    """The end of the log."""
+    """The last lines of the log."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankEnd:
-    """srun's words about a rank that ended badly by itself, before srun ended the others."""
+    """The end of a rank, as in srun's message about it."""
 
     node: str
     rank: int
     how: str
+    """srun's text: ``Killed``, ``Exited with exit code 2``."""
 
 
 def read_rank_logs(run: RunDir, attempt: int) -> list[RankLog]:
-    """In the order of ranks."""
+    """The ranks' logs of an attempt, in rank order."""
     return [_read(log) for log in _rank_logs(run, attempt)]
 
 
@@ -72,21 +69,13 @@ def _rank_logs(run: RunDir, attempt: int) -> list[Path]:
 
 
 def _read(log: Path) -> RankLog:
-    # torch puts the rank before each line of a traceback
+    # torch prefixes each line of a traceback with the rank
     lines = [re.sub(r"^\[rank\d+\]: ?", "", line)[:4000] for line in read_tail(log).splitlines()]
     return RankLog(rank=int(log.stem), exceptions=_exceptions(lines), lines=lines)
 
 
-def read_tail(path: Path) -> str:
-    """The end of a log."""
-    with path.open("rb") as file:
-        file.seek(0, 2)
-        file.seek(max(0, file.tell() - TAIL_BYTES))
-        return file.read().decode(errors="replace")
-
-
 def _exceptions(lines: list[str]) -> list[str]:
-    """The last traceback's exception, and those of the tracebacks above that lead to it."""
+    """The exception of the last traceback, then those of the tracebacks above that are chained to it."""
     if not any("Traceback (most recent call last)" in line for line in lines):
         return []
     found: list[str] = []
@@ -102,7 +91,8 @@ def _exceptions(lines: list[str]) -> list[str]:
 
 
 def _whole_message(first: str, below: Sequence[str]) -> str:
-    """A message that ends with a colon goes on in indented lines; one of ours ends with what to do, in a line more."""
+    """An exception's message, in one line. If its first line ends with a colon, it continues in indented lines, and in
+    one more line of advice if the exception is hpcaccel's own."""
     if not first.endswith(":"):
         return first
     more = list(itertools.takewhile(lambda line: line.startswith(("  ", "\t")) and 'File "' not in line, below))
@@ -113,7 +103,7 @@ def _whole_message(first: str, below: Sequence[str]) -> str:
 
 
 def read_slurm_lines(run: RunDir, attempt: int) -> list[str]:
-    """What the batch step has printed since this attempt began: srun's and slurmd's own words are among it."""
+    """The batch step's output since this attempt began, which includes the messages of srun and slurmd."""
     try:
         lines = read_tail(run.slurm_log).splitlines()
     except FileNotFoundError:
@@ -124,14 +114,14 @@ def read_slurm_lines(run: RunDir, attempt: int) -> list[str]:
 
 
 def slurm_spoke(run: RunDir, attempt: int) -> bool:
-    """Whether Slurm says anywhere in the logs of this attempt that it signalled or lost ranks."""
+    """Whether the logs of this attempt contain a message of Slurm about ranks that it signalled or lost."""
     if any(_OF_SLURM.search(block) for log in _rank_logs(run, attempt) for block in _with_slurms_words(log)):
         return True
     begin = re.compile(rb"^hpcaccel: \S+ attempt %d: " % attempt, re.MULTILINE)
     found = False
     for block in _blocks(run.slurm_log):
         starts = [match.end() for match in begin.finditer(block)]
-        if starts:  # what stands before is an earlier attempt's
+        if starts:  # the lines before belong to an earlier attempt
             found, block = False, block[starts[-1] :]
         found = found or _OF_SLURM.search(block) is not None
     return found
@@ -142,7 +132,7 @@ def _with_slurms_words(path: Path) -> Iterator[bytes]:
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    """A log in pieces of whole lines; of a line that does not end, each piece repeats the end of the one before."""
+    """Read a log in blocks of whole lines. Within a very long line, each block repeats the end of the previous one."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -153,7 +143,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
             head, newline, tail = (rest + data).rpartition(b"\n")
             if len(tail) > LINE_BYTES:
                 yield head + newline + tail
-                rest = b"\0" + tail[-LINE_BYTES:]  # so that no line seems to begin in its middle
+                rest = b"\0" + tail[-LINE_BYTES:]  # \0 keeps ^ from matching in the middle of a line
             else:
                 yield head + newline
                 rest = tail
@@ -161,7 +151,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 def rank_ends(lines: list[str]) -> Iterator[RankEnd]:
-    """Which ranks ended badly by themselves, in the order in which srun saw them."""
+    """The ranks that failed before srun killed the others, in the order in which srun reported them."""
     for line in lines:
         if _SRUN_KILLS.match(line):
             return

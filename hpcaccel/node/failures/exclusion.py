@@ -1,6 +1,7 @@
-"""Nodes that a run keeps away from: the evidence against each, for how long, and how many at a time.
+"""Excluded nodes of a run: the reason for each, its expiry, and the limit on their number.
 
-Slurm excludes nodes for waiting jobs only. How that works for a job that runs stands in ``SlurmAllocation.requeue``.
+Slurm can change a job's excluded nodes only while the job is pending. The comment in ``SlurmAllocation.requeue``
+explains how a running job excludes nodes from its next start.
 """
 
 from __future__ import annotations
@@ -11,32 +12,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcaccel.core.durable_files import read_json, write_json
+from hpcaccel.core.launch_spec import LaunchSpec, RestartPolicy
 from hpcaccel.core.records import ExcludedNode, from_dict, to_dict
-from hpcaccel.core.run_dir import RunDir, read_json, write_json
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.node.allocation import Allocation
-from hpcaccel.node.launch_spec import Launch, Resilience
 
 __all__ = ["Exclusions", "Placement"]
 
 TRIES = 1
-"""How often a job that starts on an excluded node goes back into the queue for it: Slurm may not let us exclude any."""
+"""How often a job is requeued because it started on an excluded node. Slurm may refuse to exclude a node."""
 
 
 @dataclass
 class Exclusions:
-    """All nodes that were ever excluded, as read from ``excluded_nodes.json``, and the only writer of new ones."""
+    """All nodes that were ever excluded, read from ``excluded_nodes.json``. Only this class writes that file."""
 
     run: RunDir
-    limits: Resilience
+    limits: RestartPolicy
     nodes: list[ExcludedNode]
 
     @classmethod
-    def read(cls, run: RunDir, limits: Resilience) -> Exclusions:
+    def read(cls, run: RunDir, limits: RestartPolicy) -> Exclusions:
         document: dict[str, Any] = read_json(run.excluded_nodes) or {}
         return cls(run, limits, [from_dict(ExcludedNode, value) for value in document.get("nodes", [])])
 
     def active(self) -> list[str]:
-        """The nodes to keep away from at this moment."""
+        """The nodes whose exclusion has not expired."""
         now = time.time()
         return sorted({one.node for one in self.nodes if one.expires > now})
 
@@ -44,7 +46,7 @@ class Exclusions:
         return sorted({one.node for one in self.nodes})
 
     def room_for(self, nodes: Sequence[str]) -> list[str]:
-        """As many of ``nodes`` as ``resilience.max_excluded`` allows."""
+        """The nodes of ``nodes`` that may be newly excluded within ``resilience.max_excluded``."""
         active = self.active()
         new = [node for node in nodes if node not in active]
         return new[: max(0, self.limits.max_excluded - len(active))]
@@ -59,7 +61,7 @@ class Exclusions:
         self._write()
 
     def worth_another_try(self, nodes: Sequence[str]) -> bool:
-        """Whether a job that has started on these excluded nodes should go back into the queue; counts the tries."""
+        """Whether to requeue a job that has started on these excluded nodes. If so, records this try."""
         found = [one for one in self.nodes if one.node in nodes and one.expires > time.time()]
         if any(one.tries >= TRIES for one in found):
             return False
@@ -73,41 +75,41 @@ class Exclusions:
 
 
 class Placement:
-    """On which nodes of an allocation the ranks go, and which ones the run could do without."""
+    """Chooses the nodes of an allocation for the ranks, and the nodes that the run may exclude."""
 
-    def __init__(self, run: RunDir, launch: Launch, allocation: Allocation) -> None:
+    def __init__(self, run: RunDir, launch: LaunchSpec, allocation: Allocation) -> None:
         self._launch = launch
         self._allocation = allocation
         self._exclusions = Exclusions.read(run, launch.resilience)
 
     @property
     def nodes(self) -> list[str]:
-        """Where the ranks go: the first nodes that are not excluded, or all if these are too few."""
+        """The nodes for the ranks: the first ones that are not excluded, or all nodes if these are too few."""
         good = self._good()
         return good[: self._launch.nodes] if len(good) >= self._launch.nodes else self._allocation.nodes
 
     @property
     def others(self) -> list[str]:
-        """Nodes of the allocation that srun would else choose."""
+        """Nodes of the allocation that srun must not choose."""
         return [node for node in self._allocation.nodes if node not in self.nodes]
 
     def misplaced(self) -> list[str]:
-        """Nodes that the ranks would go to though they are excluded."""
+        """Excluded nodes that the ranks would use, because too few other nodes are left."""
         active = self._exclusions.active()
         return [node for node in self.nodes if node in active]
 
     def worth_leaving(self, nodes: Sequence[str]) -> bool:
-        """Whether the job should go back into the queue for these nodes, which are excluded; counts the tries."""
+        """Whether to requeue the job because of these excluded nodes. If so, records this try."""
         if not self._launch.resilience.requeue:
             return False
         return bool(self._dispensable(nodes)) and self._exclusions.worth_another_try(nodes)
 
     def excludable(self, blamed: Sequence[str]) -> tuple[tuple[str, ...], bool]:
-        """Those of the nodes to blame that may be excluded; and whether the allocation has enough without them."""
+        """The blamed nodes that may be excluded, and whether the allocation has enough nodes without them."""
         blamed = self._exclusions.room_for(blamed)
         if not blamed:
             return (), False
-        # What environment.setup_per_node does was done on the first nodes only.
+        # environment.setup_per_node ran on the first nodes only, so the ranks cannot move to the others.
         if not self._launch.setup_per_node and len(self._good(but=blamed)) >= self._launch.nodes:
             return tuple(blamed), True
         return tuple(self._dispensable(blamed)), False
@@ -116,7 +118,7 @@ class Placement:
         self._exclusions.add(nodes, why=why, detail=detail, attempt=attempt)
 
     def tell_scheduler(self, *, now: bool = False) -> None:
-        """See ``Allocation.avoid``."""
+        """Pass the excluded nodes to the scheduler, see ``Allocation.avoid``."""
         self._allocation.avoid(self._exclusions.active(), instead_of=self._exclusions.ever(), now=now)
 
     def _good(self, *, but: Sequence[str] = ()) -> list[str]:
@@ -124,5 +126,5 @@ class Placement:
         return [node for node in self._allocation.nodes if node not in out]
 
     def _dispensable(self, nodes: Sequence[str]) -> list[str]:
-        beside = sum(one.nodes for one in self._launch.components)  # they may need nodes of the same partition
+        beside = sum(one.nodes for one in self._launch.components)  # components may need nodes of the same partition
         return self._allocation.dispensable(nodes, needed=self._launch.nodes + beside)

@@ -1,69 +1,78 @@
-"""Whether the ranks hang, which of them keeps the others waiting, and what is done: stacks, a word, an end.
+"""Hang detection: whether the ranks hang, which rank the others wait for, and the response (dump stacks, record, kill).
 
-A hang is nobody doing anything for a long time, or one rank that has stopped giving signs of life while the others
-wait. What comes before the training loop and behind it is not judged: there a program may do what it likes for hours.
+The ranks hang if none of them has made progress for a long time, or if one has sent no heartbeat while the others wait.
+Code before and after the training loop is not checked: it may take hours.
 """
 
 from __future__ import annotations
 
-import os
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from hpcaccel.core.durable_files import atomic_write, make_folder, write_json
 from hpcaccel.core.process_identity import node_name
 from hpcaccel.core.records import Hang, to_dict
-from hpcaccel.core.run_dir import RunDir, atomic_write, make_folder, write_json
-from hpcaccel.node.failures.heartbeats import Heartbeats, Sign
-from hpcaccel.node.retry_io import if_possible
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.stop_requests import mark_honoured, stacks_requests
+from hpcaccel.node.failures.disk_space import if_possible
+from hpcaccel.node.failures.heartbeats import Heartbeats, RankSign
 
 __all__ = ["HangWatch", "culprit", "find_hang", "limit_seconds"]
 
+log = logging.getLogger(__name__)
+
 LEAST_SECONDS = 600.0
 STEPS = 20
-"""A step that takes so many times the usual hangs."""
+"""The default limit is this multiple of the slowest rank's step duration, at least ``LEAST_SECONDS``."""
 PATIENT = 3
-"""So many times longer for the first step, which compiles, for loads and saves, for ranks that are seen at one place
-after another, and for a lone rank, for which nobody waits."""
+"""Factor on the limit where a rank may take longer: in the first step, which compiles; in loads and saves; while its
+stack changes; and if it is the only rank, so that no other rank waits."""
 SILENT_BEATS = 6
-"""A rank is silent that has left out so many beats."""
+"""A rank is silent after this number of missing heartbeats."""
 SILENT_SECONDS = 300.0
-"""A silent rank hangs when the others have waited for so long: C code that keeps Python's lock may take a while."""
+"""A silent rank hangs once the other ranks have waited for this time, or for the limit if that is shorter. C code that
+holds the GIL may take a while."""
 LOOK_SECONDS = 30.0
+"""Longest interval between two checks for hangs."""
 DUMP_SECONDS = 5.0
-"""How long ranks may take to write down where they are, before they are killed."""
+"""How long the ranks may take to dump their stacks before they are killed."""
 WAKE_SECONDS = 0.1
+"""How long stopped ranks may take to write their stacks after SIGCONT, before they are killed."""
 ASK_SECONDS = 3.0
-"""Between a request for stacks and the signal to those who do not answer by themselves: that, and two beats."""
+"""The ranks are signalled if some have not written requested stacks after this time plus two heartbeat intervals."""
 JUDGED = ("loading", "training", "evaluating", "saving")
+"""Phases in which a rank may be found to hang."""
 
 
-class Ranks(Protocol):
+class DumpableRanks(Protocol):
     def dump(self) -> None:
-        """Have every rank write where it is; one that has been stopped does so when it is woken."""
+        """Make every rank write its stacks. A stopped rank (SIGSTOP) does so once it is woken."""
         ...
 
     def wake(self) -> None:
-        """Have ranks that have been stopped go on."""
+        """Send SIGCONT to ranks that are stopped (SIGSTOP)."""
         ...
 
 
-def limit_seconds(setting: int | None, signs: Sequence[Sign]) -> float:
-    """How long nothing may happen: what the spec says, else by the slowest rank's steps. 0: for ever."""
+def limit_seconds(setting: int | None, signs: Sequence[RankSign]) -> float:
+    """How many seconds the ranks may make no progress: ``setting`` from the spec, else derived from the slowest rank's
+    step duration. 0: no limit."""
     if setting is not None:
         return float(setting)
     steps = [sign.beat.step_seconds for sign in signs if sign.beat.step_seconds is not None]
     return max(LEAST_SECONDS, STEPS * max(steps, default=0.0))
 
 
-def find_hang(signs: Sequence[Sign], setting: int | None, stopped: Callable[[Sign], bool]) -> Hang | None:
-    """The hang that these signs of all ranks show, or None.
+def find_hang(signs: Sequence[RankSign], setting: int | None, stopped: Callable[[RankSign], bool]) -> Hang | None:
+    """The hang that the heartbeats of all ranks show, or None.
 
     Args:
         setting: ``resilience.hang_timeout_seconds``.
-        stopped: whether a silent rank is known to be stopped (SIGSTOP).
+        stopped: returns whether a silent rank is known to be stopped (SIGSTOP).
     """
     limit = limit_seconds(setting, signs)
     if not signs or not limit:
@@ -77,64 +86,66 @@ def find_hang(signs: Sequence[Sign], setting: int | None, stopped: Callable[[Sig
             if stopped(sign) and waited > SILENT_BEATS * sign.beat.interval_seconds:
                 return _silent_hang(sign, silent, how="its process is stopped (SIGSTOP)")
         if _judged(others) and _came_along(silent, others) and waited > min(limit, SILENT_SECONDS):
-            return _silent_hang(silent[0], silent, how="stopped, or in C code that keeps Python's lock")
+            return _silent_hang(silent[0], silent, how="stopped, or in C code that holds the GIL")
     if there and _judged(there) and all(_nothing_for(sign, limit, alone=len(signs) == 1) for sign in there):
         if not left:
             return culprit(there)
-        # One that works by itself behind the others' end waits for nobody.
+        # A rank that is still working does not wait for the ranks that have left the loop.
         if all(sign.beat.waits or sign.beat.waits_in for sign in there):
             return _left_hang(left, there)
     return None
 
 
-def _apart(signs: Sequence[Sign]) -> tuple[list[Sign], list[Sign]]:
-    """The ranks that are at the end of the program, and those that are not."""
+def _apart(signs: Sequence[RankSign]) -> tuple[list[RankSign], list[RankSign]]:
+    """Split the ranks into those at the end of the program and the others."""
     left = [sign for sign in signs if sign.beat.phase == "leaving"]
     return left, [sign for sign in signs if sign.beat.phase != "leaving"]
 
 
-def _left_hang(left: Sequence[Sign], there: Sequence[Sign]) -> Hang:
+def _left_hang(left: Sequence[RankSign], there: Sequence[RankSign]) -> Hang:
     beat = left[0].beat
     how = f"left its loop at {beat.left} and " if beat.left else ""
-    also = f", as {len(left) - 1} more ranks have" if len(left) > 1 else ""
+    also = f", like {len(left) - 1} other {'ranks' if len(left) > 2 else 'rank'}" if len(left) > 1 else ""
     site = Counter(sign.beat.site for sign in there).most_common(1)[0][0]
     waited = min(sign.idle for sign in there)
     return Hang(
-        why=f"rank {beat.rank} on {beat.host} has {how}reached the end of the program at step {beat.step}{also}, and "
-        f"the others have waited for {waited:.0f} s at {site}",
+        why=f"rank {beat.rank} on {beat.host} has {how}reached the end of the program at step {beat.step}{also}; the "
+        f"remaining ranks have been waiting for {waited:.0f} s at {site}",
         culprit_rank=beat.rank,
         node=beat.host,
         time=time.time(),
     )
 
 
-def _judged(signs: Sequence[Sign]) -> bool:
+def _judged(signs: Sequence[RankSign]) -> bool:
     return all(sign.beat.phase in JUDGED for sign in signs)
 
 
-def _came_along(silent: Sequence[Sign], others: Sequence[Sign]) -> bool:
-    """Whether the silent ones are in the loop, too. One that said "starting" last is, if the others have done a step:
-    they do none without it."""
+def _came_along(silent: Sequence[RankSign], others: Sequence[RankSign]) -> bool:
+    """Whether the silent ranks have reached the training loop. A rank whose last known phase is "starting" has done so
+    if the other ranks have done a step, because they cannot do one without this rank."""
     stepped = all(sign.beat.step > sign.beat.first_step for sign in others)
     return all(sign.beat.phase in JUDGED or (sign.beat.phase == "starting" and stepped) for sign in silent)
 
 
-def _nothing_for(sign: Sign, limit: float, *, alone: bool) -> bool:
+def _nothing_for(sign: RankSign, limit: float, *, alone: bool) -> bool:
+    """Whether a rank has made no progress for ``limit`` seconds; see ``PATIENT`` for the cases with a longer limit."""
     beat = sign.beat
     patient = alone or beat.phase in ("loading", "saving") or beat.step <= beat.first_step + 1
     if sign.idle <= (PATIENT * limit if patient else limit):
         return False
-    # Somebody who is seen at other places does something, for a while.
+    # A rank whose stack changes is working; it gets a longer limit.
     return sign.still > limit or sign.idle > PATIENT * limit
 
 
-def _silent_hang(sign: Sign, silent: Sequence[Sign], *, how: str) -> Hang:
+def _silent_hang(sign: RankSign, silent: Sequence[RankSign], *, how: str) -> Hang:
     beat = sign.beat
     hosts = {other.beat.host for other in silent}
-    also = f"; {len(silent) - 1} more ranks are silent{_on_one(hosts)}" if len(silent) > 1 else ""
+    more = "1 more rank sends" if len(silent) == 2 else f"{len(silent) - 1} more ranks send"
+    also = f"; {more} no heartbeat either{_on_one(hosts)}" if len(silent) > 1 else ""
     return Hang(
-        why=f"rank {beat.rank} on {beat.host} has given no sign of life for {sign.silent:.0f} s ({how}; step "
-        f"{beat.step}, last seen at {beat.site}), and the others wait{also}",
+        why=f"rank {beat.rank} on {beat.host} has sent no heartbeat for {sign.silent:.0f} s ({how}; step "
+        f"{beat.step}, last seen at {beat.site}), and the other ranks are waiting{also}",
         culprit_rank=beat.rank,
         node=beat.host,
         time=time.time(),
@@ -145,66 +156,69 @@ def _on_one(hosts: set[str]) -> str:
     return f", all on {next(iter(hosts))}" if len(hosts) == 1 else ""
 
 
-def culprit(signs: Sequence[Sign]) -> Hang:
-    """Who keeps the others waiting: whoever does not wait, has come less far, or is somewhere else than all others."""
+def culprit(signs: Sequence[RankSign]) -> Hang:
+    """The hang, with the rank that the other ranks wait for if one stands out. The criteria in order: it is silent, has
+    done fewer steps, is not in the collective, has made fewer collective calls, or is at another line."""
     idle = min(sign.idle for sign in signs)
     found, reason = _odd_one(signs)
     if found is None:
-        site = Counter(sign.beat.site for sign in signs).most_common(1)[0][0]
-        why = f"nothing has happened for {idle:.0f} s, and no rank stands out: {len(signs)} at {site}"
+        site, count = Counter(sign.beat.site for sign in signs).most_common(1)[0]
+        why = f"no rank has made progress for {idle:.0f} s: {count} of {len(signs)} ranks are at {site}"
         return Hang(why=why, time=time.time())
     beat = found.beat
+    who, where = f"rank {beat.rank} on {beat.host}", f"(step {beat.step}, at {beat.site})"
+    why = f"no rank has made progress for {idle:.0f} s: the other ranks are waiting for {who}, which {reason} {where}"
     return Hang(
-        why=f"nothing has happened for {idle:.0f} s: the others wait for rank {beat.rank} on {beat.host}, which "
-        f"{reason} (step {beat.step}, at {beat.site})",
+        why=why if len(signs) > 1 else f"{who} has made no progress for {idle:.0f} s {where}",
         culprit_rank=beat.rank,
         node=beat.host,
         time=time.time(),
     )
 
 
-def _odd_one(signs: Sequence[Sign]) -> tuple[Sign | None, str]:
+def _odd_one(signs: Sequence[RankSign]) -> tuple[RankSign | None, str]:
     if len(signs) == 1:
-        return signs[0], "is alone"
+        return signs[0], ""
     silent = [sign for sign in signs if sign.silent > SILENT_BEATS * sign.beat.interval_seconds]
     if 0 < len(silent) < len(signs):
-        return silent[0], f"has given no sign of life for {silent[0].silent:.0f} s"
+        return silent[0], f"has sent no heartbeat for {silent[0].silent:.0f} s"
     if behind := _fewest(signs, [sign.beat.step for sign in signs]):
         return behind, "has done fewer steps"
     working = [sign for sign in signs if not (sign.beat.waits or sign.beat.waits_in)]
     if 0 < len(working) < len(signs):
-        return working[0], "is not in the collective that they wait in"
+        return working[0], "has not entered the collective"
     if behind := _fewest(signs, [sign.beat.calls for sign in signs]):
-        return behind, "has come to fewer calls"
+        return behind, "has made fewer collective calls"
     sites = Counter(sign.beat.site for sign in signs)
     odd, count = min(sites.items(), key=lambda item: item[1])
     if len(sites) > 1 and 2 * count < len(signs):
-        return next(sign for sign in signs if sign.beat.site == odd), "is in another line"
+        return next(sign for sign in signs if sign.beat.site == odd), "is at a different line"
     return None, ""
 
 
-def _fewest(signs: Sequence[Sign], numbers: Sequence[int]) -> Sign | None:
+def _fewest(signs: Sequence[RankSign], numbers: Sequence[int]) -> RankSign | None:
+    """The first rank with the smallest number, or None if all numbers are equal."""
     return signs[numbers.index(min(numbers))] if min(numbers) < max(numbers) else None
 
 
 class HangWatch:
-    """Looks at the ranks of one attempt now and then, and passes requests for stacks on to them."""
+    """Checks the ranks of one attempt for hangs at intervals, and passes requests for stacks on to them."""
 
-    def __init__(self, run: RunDir, attempt: int, *, setting: int | None, say: Callable[[str], None]) -> None:
-        self._run, self._attempt, self._setting, self._say = run, attempt, setting, say
+    def __init__(self, run: RunDir, attempt: int, *, setting: int | None) -> None:
+        self._run, self._attempt, self._setting = run, attempt, setting
         self._beats = Heartbeats(run, attempt)
         self._look_at = 0.0
         self._every = 1.0
         self._signal_at: float | None = None
         self._asked = 0
         self._kill_at: float | None = None
-        if_possible(lambda: make_folder(run.stacks(attempt), within=run.path), say=say)
+        if_possible(lambda: make_folder(run.stacks(attempt), within=run.path))
 
-    def look(self, ranks: Ranks, *, judging: bool) -> bool:
-        """Whether the ranks are to be killed now: they hang, and have had the time to write their stacks.
+    def look(self, ranks: DumpableRanks, *, judging: bool) -> bool:
+        """Check for a hang. Returns True if the ranks must be killed now, after they had time to write their stacks.
 
         Args:
-            judging: look for hangs; not where the ranks have been asked to leave, which has a limit of its own.
+            judging: whether to look for hangs; False after a request to stop, which has a time limit of its own.
         """
         try:
             self._pass_requests_on(ranks)
@@ -213,16 +227,16 @@ class HangWatch:
                 self._judge(ranks, now)
         except OSError as error:
             self._look_at = time.monotonic() + LOOK_SECONDS
-            self._say(f"the ranks' health is not known: {error}")
+            log.warning(f"cannot check the ranks: {error}")
         if self._kill_at is None or time.monotonic() < self._kill_at:
             return False
         self._kill_at = float("inf")
-        # A rank that has been stopped writes its stacks as soon as it is woken, and is not to come any further.
+        # A stopped rank writes its stacks as soon as it is woken, and must be killed before it runs on.
         ranks.wake()
         time.sleep(WAKE_SECONDS)
         return True
 
-    def _judge(self, ranks: Ranks, now: float) -> None:
+    def _judge(self, ranks: DumpableRanks, now: float) -> None:
         signs = self._beats.look(expected_seconds=self._every)
         self._every = self._pause(signs)
         self._look_at = now + self._every
@@ -230,30 +244,30 @@ class HangWatch:
         if hang is None:
             return
         self._kill_at = time.monotonic() + DUMP_SECONDS
-        self._say(f"the ranks hang: {hang.why}. Their stacks: {self._run.stacks(self._attempt)}")
+        log.warning(f"the ranks hang: {hang.why}. Stacks: {self._run.stacks(self._attempt)}")
         ranks.dump()
         write_json(self._run.hang(self._attempt), to_dict(hang))
 
-    def _pause(self, signs: Sequence[Sign]) -> float:
-        """Until the next look: each reads a file of every rank."""
+    def _pause(self, signs: Sequence[RankSign]) -> float:
+        """Seconds until the next check: 1 to 30, depending on the limit, because each check reads one file per rank."""
         wanted = limit_seconds(self._setting, signs) / 20
         beats = max((sign.beat.interval_seconds for sign in signs), default=LOOK_SECONDS)
         return max(1.0, min(wanted, beats, LOOK_SECONDS))
 
-    def _pass_requests_on(self, ranks: Ranks) -> None:
-        """Ranks answer by themselves, at a moment that suits them; those who cannot are signalled."""
+    def _pass_requests_on(self, ranks: DumpableRanks) -> None:
+        """Request the ranks' stacks through a file; after a while signal the ranks if some have not written theirs."""
         asked = stacks_requests(self._run)
         if asked:
             self._asked = max(self._asked + 1, time.time_ns())
             atomic_write(self._run.stacks(self._attempt) / "asked", str(self._asked), sync=False)
-            for path in asked:
-                path.rename(path.with_name(f"honoured-{path.name}"))
+            for name in asked:
+                mark_honoured(self._run, name)
             beats = [sign.beat.interval_seconds for sign in self._beats.look(expected_seconds=self._every)]
             self._signal_at = time.monotonic() + ASK_SECONDS + 2 * max(beats, default=0.0)
         if self._signal_at is not None and time.monotonic() > self._signal_at:
             self._signal_at = None
             if silent := self._unanswered():
-                self._say(f"asked for their stacks, {len(silent)} ranks do not answer: signalling")
+                log.warning(f"{len(silent)} of the ranks have not written the requested stacks: signalling all ranks")
                 ranks.dump()
 
     def _unanswered(self) -> list[int]:
@@ -272,17 +286,8 @@ def _written_since(path: Path, mark: Path) -> bool:
         return False
 
 
-def stacks_requests(run: RunDir) -> list[Path]:
-    """Requests of ``hpcaccel stacks`` that nobody honoured yet."""
-    try:
-        with os.scandir(run.control) as entries:
-            return [Path(entry.path) for entry in entries if entry.name.startswith("stacks-")]
-    except OSError:
-        return []  # said by whoever looks for other requests there
-
-
-def is_stopped(sign: Sign) -> bool:
-    """Whether a rank on this very node has been stopped by a signal; see proc(5). Of other nodes nothing is known."""
+def is_stopped(sign: RankSign) -> bool:
+    """Whether a rank on this node is stopped by a signal, see proc(5). False for ranks on other nodes."""
     if sign.beat.host != node_name():
         return False
     try:

@@ -1,7 +1,7 @@
-"""The ranks' signs of life, as the supervisor sees them: what has changed since it looked before.
+"""Reads the ranks' heartbeats for the supervisor, and measures the time since each one changed.
 
-Only changes count, by the supervisor's own clock, so that no two clocks are compared. A look that comes late, because
-this machine or its file system stood still, lets no more time pass than looks are apart.
+Times are measured with the supervisor's clock alone, so that clocks of different nodes are never compared. If a reading
+is delayed because this machine or its file system hung, it adds little more than the interval between readings.
 """
 
 from __future__ import annotations
@@ -10,31 +10,35 @@ import os
 import time
 from dataclasses import dataclass, replace
 
-from hpcaccel.core.records import Beat, from_dict
-from hpcaccel.core.run_dir import RunDir, read_json
+from hpcaccel.core.durable_files import read_json
+from hpcaccel.core.rank_records import Beat
+from hpcaccel.core.records import from_dict
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RunDirectoryError
 
-__all__ = ["Heartbeats", "Sign"]
+__all__ = ["Heartbeats", "RankSign"]
 
 LATE_SECONDS = 5.0
-"""A look may be so much later than it was to come before it counts as one that was held up."""
+"""If a reading is delayed, this much of the delay counts as time without a change."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sign:
-    """What a rank said last, and how long ago it has changed (seconds)."""
+class RankSign:
+    """A rank's last heartbeat, and the time since it changed (seconds)."""
 
     beat: Beat
     silent: float
-    """Since its last beat."""
+    """Time since the last heartbeat."""
     idle: float
-    """Since it did a step, got a batch, or did something together with the others."""
+    """Time since the rank did a step, got a batch, made a collective call, or changed its phase."""
     still: float
-    """Since its main thread was anywhere else."""
+    """Time since the stack of its main thread changed."""
 
 
 @dataclass(frozen=True)
 class _Seen:
+    """A rank's last heartbeat, its file's mtime (nanoseconds), and when its parts last changed (see ``RankSign``)."""
+
     beat: Beat
     mtime: int
     beat_at: float
@@ -43,7 +47,7 @@ class _Seen:
 
 
 class Heartbeats:
-    """All ranks of one attempt."""
+    """The heartbeats of all ranks of one attempt."""
 
     def __init__(self, run: RunDir, attempt: int) -> None:
         self._folder = run.heartbeats(attempt)
@@ -51,11 +55,11 @@ class Heartbeats:
         self._now = 0.0
         self._looked: float | None = None
 
-    def look(self, *, expected_seconds: float) -> list[Sign]:
-        """What there is, by rank.
+    def look(self, *, expected_seconds: float) -> list[RankSign]:
+        """Read all heartbeats. Returns one ``RankSign`` per rank, in rank order.
 
         Args:
-            expected_seconds: the time between two looks.
+            expected_seconds: the interval between readings.
         """
         now, files = time.monotonic(), self._files()
         if self._looked is not None and files is not None:
@@ -65,18 +69,18 @@ class Heartbeats:
             beat = self._read(rank)
             if beat is not None:
                 self._seen[rank] = self._note(self._seen.get(rank), beat, mtime)
-        if files is not None:  # a rank that has taken its sign back can give none, and is none the worse for it
+        if files is not None:  # a rank that has removed its heartbeat is no longer watched
             self._seen = {rank: seen for rank, seen in self._seen.items() if rank in files}
         return [self._sign(seen) for _, seen in sorted(self._seen.items())]
 
     def _files(self) -> dict[int, int] | None:
-        """Times of change (nanoseconds) by rank; None where nothing is known, so that no time passes."""
+        """Modification time (nanoseconds) by rank; None if the folder cannot be read, so that no time is counted."""
         try:
             with os.scandir(self._folder) as entries:
                 named = [entry for entry in entries if entry.name.endswith(".json") and not entry.name.startswith(".")]
                 return {int(entry.name.removesuffix(".json")): entry.stat().st_mtime_ns for entry in named}
         except OSError:
-            return None  # no rank has come so far, or the file system is away
+            return None  # no rank has started yet, or the file system is unreachable
 
     def _read(self, rank: int) -> Beat | None:
         try:
@@ -90,7 +94,7 @@ class Heartbeats:
         if before is None or before.beat.pid != beat.pid:
             return _Seen(beat, mtime, now, now, now)
         if before.mtime != mtime and before.beat.number == beat.number:
-            # It lives, and cannot write what it does: a full disk.
+            # The rank is alive but cannot write its state, for instance on a full disk.
             return replace(before, mtime=mtime, beat_at=now, work_at=now, stack_at=now)
         return _Seen(
             beat,
@@ -100,9 +104,9 @@ class Heartbeats:
             stack_at=now if before.beat.stack != beat.stack else before.stack_at,
         )
 
-    def _sign(self, seen: _Seen) -> Sign:
+    def _sign(self, seen: _Seen) -> RankSign:
         now = self._now
-        return Sign(beat=seen.beat, silent=now - seen.beat_at, idle=now - seen.work_at, still=now - seen.stack_at)
+        return RankSign(beat=seen.beat, silent=now - seen.beat_at, idle=now - seen.work_at, still=now - seen.stack_at)
 
 
 def _work(beat: Beat) -> tuple[object, ...]:

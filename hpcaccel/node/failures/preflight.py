@@ -1,57 +1,65 @@
-"""Checks before the ranks start: once on each node, side by side, through srun; and which nodes did not pass.
+"""Preflight: checks of all nodes before the ranks start, and the nodes that did not pass.
 
-A finding that all nodes share is not a node's own: then the ranks start all the same, and it stands in the log. Whether
-the run directory has room is looked at once, by the batch step (``disk_space``).
+The quick check runs once on each node, in parallel through srun (``preflight_checks``). In the full check all ranks
+then do one all-reduce, in the ranks' own environment. The full check's program (``preflight_program``) is passed to
+Python as text, since the batch step never imports torch and the ranks' Python may not have hpcaccel. If all of several
+nodes have findings, no node is to blame: the findings are logged, and the ranks start. The batch step itself checks the
+free space of the run directory (``disk_space``).
 """
 
 from __future__ import annotations
 
-import hmac
-import json
+import logging
 import os
-import secrets
-import socket
+import pkgutil
+import signal
 import subprocess
 import sys
-import threading
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
-from hpcaccel.core.run_dir import RunDir, write_json
-from hpcaccel.node.failures.causes import cause
+from hpcaccel.core.durable_files import write_json
+from hpcaccel.core.jsonl_pipe import objects_in
+from hpcaccel.core.launch_spec import LaunchSpec, read_launch
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.node.batch import default_signals
+from hpcaccel.node.failures import cause
 from hpcaccel.node.failures.classify import Failure
-from hpcaccel.node.failures.preflight_checks import TOKEN, WHERE, check_node, check_shared
-from hpcaccel.node.failures.preflight_ranks import told_to_leave, try_together
-from hpcaccel.node.launch_spec import Launch
-from hpcaccel.node.launchers.start_ranks import default_signals, share_gpus
-from hpcaccel.node.retry_io import if_possible
+from hpcaccel.node.failures.disk_space import if_possible
+from hpcaccel.node.failures.preflight_checks import answer_on_a_port, check_node, check_shared
+from hpcaccel.node.launchers import free_port, rank_command, share_gpus
+from hpcaccel.node.rank import python_of, rank_environment
 from hpcaccel.slurm import hostlist
 
-__all__ = ["Preflight", "preflight"]
+__all__ = ["Preflight", "become_check", "check_program", "judge_together", "preflight", "told_to_leave", "try_together"]
+
+log = logging.getLogger(__name__)
 
 Findings = dict[str, list[str]]
 QUICK_SECONDS = 60.0
-"""How long all nodes together may take; healthy ones need one or two seconds."""
+"""Time limit for the quick check of all nodes; healthy nodes need one or two seconds."""
 LEAVE_SECONDS = 10.0
+"""How long srun may take to exit after SIGTERM before it is killed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight:
     seconds: float
     findings: dict[str, list[str]] = field(default_factory=dict)
-    """What was found, by node."""
+    """Problems by node."""
     shared: dict[str, list[str]] = field(default_factory=dict)
-    """The same of file systems that all nodes see; a single node is never to blame for these."""
+    """Problems with shared file systems, by node. They count against nodes only if other nodes do not have them."""
     together: str = ""
-    """Why the ranks could not compute together, where no node is to blame."""
+    """Why the all-reduce failed, if no node is to blame."""
 
     def failure(self, nodes: Sequence[str]) -> Failure | None:
-        """Why the ranks must not start on these nodes, or None."""
+        """Why the ranks must not start on ``nodes``, or None."""
         bad = {node: words for node, words in self.findings.items() if words}
         amiss = {node: words for node, words in self.shared.items() if words}
-        if len(amiss) < len(nodes):  # others can write there
+        if len(amiss) < len(nodes):  # the others have no problem with this file system
             bad = {node: [*bad.get(node, []), *amiss.get(node, [])] for node in nodes if node in bad or node in amiss}
         if bad and (len(bad) < len(nodes) or len(nodes) == 1):
             detail = "; ".join(f"{node}: {', '.join(words)}" for node, words in bad.items())
@@ -62,56 +70,52 @@ class Preflight:
 
 
 def preflight(
-    run: RunDir, launch: Launch, *, attempt: int, nodes: Sequence[str], avoid: Sequence[str], say: Callable[[str], None]
+    run: RunDir, launch: LaunchSpec, *, attempt: int, nodes: Sequence[str], avoid: Sequence[str]
 ) -> Preflight:
-    """Check all nodes, write ``preflight.json``, say what was found.
+    """Check all nodes, log the findings, and write them to ``preflight.json``.
 
     Args:
-        nodes: those of the ranks; ``avoid``: the allocation's others.
+        nodes: the nodes of the ranks.
+        avoid: the other nodes of the allocation.
     """
     start = time.monotonic()
     mode = launch.resilience.preflight
     together = ""
     if mode == "off":
         return Preflight(seconds=0.0)
-    if launch.local:
-        findings = {nodes[0]: list(check_node(run.path, os.environ, local=True))}
+    if launch.local or list(nodes) == [os.environ.get("SLURMD_NODENAME")]:  # the batch step runs on the only node
+        findings = {nodes[0]: list(check_node(run.path, os.environ, local=launch.local))}
         shared = {nodes[0]: list(check_shared(run.path, os.environ))}
     else:
-        alone = list(nodes) == [os.environ.get("SLURMD_NODENAME")]  # the batch step is there already
-        if alone:
-            findings = {nodes[0]: list(check_node(run.path, os.environ))}
-            shared = {nodes[0]: list(check_shared(run.path, os.environ))}
-        else:
-            findings, shared = _ask_nodes(run, launch, nodes=nodes, avoid=avoid, say=say)
-        if mode == "full" and not any(findings.values()):
-            blamed, together = try_together(run, launch, attempt=attempt, nodes=nodes, avoid=avoid)
-            findings.update(blamed)
+        findings, shared = _check_nodes(run, launch, nodes=nodes, avoid=avoid)
+    if mode == "full" and not launch.local and not any(findings.values()):
+        blamed, together = try_together(run, launch, attempt=attempt, nodes=nodes, avoid=avoid)
+        findings.update(blamed)
     seconds = round(time.monotonic() - start, 3)
     result = Preflight(seconds=seconds, findings=findings, shared=shared, together=together)
     said = {node: [*words, *shared.get(node, [])] for node, words in findings.items()}
     for node, words in said.items():
         for word in words:
-            say(f"preflight: {node}: {word}")
+            log.info(f"preflight: {node}: {word}")
     document = {"version": 1, "mode": mode, "seconds": seconds, "nodes": said, "together": together}
-    if_possible(lambda: write_json(run.attempt(attempt) / "preflight.json", document, sync=False), say=say)
+    if_possible(lambda: write_json(run.attempt(attempt) / "preflight.json", document, sync=False))
     return result
 
 
-def _ask_nodes(
-    run: RunDir, launch: Launch, *, nodes: Sequence[str], avoid: Sequence[str], say: Callable[[str], None]
+def _check_nodes(
+    run: RunDir, launch: LaunchSpec, *, nodes: Sequence[str], avoid: Sequence[str]
 ) -> tuple[Findings, Findings]:
-    """Each node's own findings, and those of shared file systems."""
+    """Findings of the quick check by node, and findings about shared file systems by node."""
     command = ["srun", *one_task_a_node(nodes, avoid), *(["--overlap"] if launch.beside else []), "--chdir=/"]
     command += [sys.executable, str(run.node_program), "preflight", str(run.path)]
-    with _reception(nodes) as variables:
+    with answer_on_a_port(nodes) as variables:
         environment = {**os.environ, **variables}
         share_gpus(environment)
-        answers, words = _run(command, environment)
+        answers, words = _run_checks(command, environment)
     if not answers:
-        say(f"preflight: no node was looked at: {words[-500:] or 'no answer'}")
+        log.warning(f"preflight: the checks did not run on any node: {words[-500:] or 'srun printed nothing'}")
         return {}, {}
-    findings = {node: answers[node][0] if node in answers else ["no answer to the checks"] for node in nodes}
+    findings = {node: answers[node][0] if node in answers else ["the checks returned no result"] for node in nodes}
     return findings, {node: answers[node][1] for node in nodes if node in answers}
 
 
@@ -122,8 +126,8 @@ def one_task_a_node(nodes: Sequence[str], avoid: Sequence[str]) -> Iterator[str]
         yield f"--exclude={hostlist.compress(avoid)}"
 
 
-def _run(command: Sequence[str], env: Mapping[str, str]) -> tuple[dict[str, tuple[list[str], list[str]]], str]:
-    """What each node has answered when all have, or the time is over; and srun's own words."""
+def _run_checks(command: Sequence[str], env: Mapping[str, str]) -> tuple[dict[str, tuple[list[str], list[str]]], str]:
+    """Run ``command`` until it ends or times out. Returns each node's two lists of findings, and srun's messages."""
     with subprocess.Popen(
         command, env=dict(env), stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, preexec_fn=default_signals
     ) as srun:
@@ -140,48 +144,118 @@ def _run(command: Sequence[str], env: Mapping[str, str]) -> tuple[dict[str, tupl
                 elif time.monotonic() > end or told:
                     srun.terminate()
     if told:
-        return {}, "the job is being ended"
+        return {}, "the job is being terminated"
     return dict(_answers(output.decode(errors="replace"))), errors.decode(errors="replace").strip()
 
 
 def _answers(output: str) -> Iterator[tuple[str, tuple[list[str], list[str]]]]:
-    for line in output.splitlines():
-        try:
-            answer = json.loads(line)
-            own, shared = ([str(word) for word in answer.get(key, [])] for key in ("findings", "shared"))
-            yield str(answer["node"]), (own, shared)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            continue  # what a login script prints
+    for found in objects_in(output, keys={"node"}):
+        own, shared = ([str(text) for text in found.get(key, [])] for key in ("findings", "shared"))
+        yield str(found["node"]), (own, shared)
 
 
-@contextmanager
-def _reception(nodes: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Answer on a port of rank 0's node, as the ranks' own store will, to whoever knows the word.
-
-    Where the batch step is not on that node nothing is opened, and the variables are empty.
-    """
-    if os.environ.get("SLURMD_NODENAME", nodes[0]) != nodes[0] or len(nodes) == 1:
-        yield {}
-        return
-    token = secrets.token_hex(16)
-    with socket.create_server(("", 0), backlog=1024) as door:
-        threading.Thread(target=_receive, args=(door, token.encode()), daemon=True).start()
-        try:
-            yield {WHERE: f"{nodes[0]}:{door.getsockname()[1]}", TOKEN: token}
-        finally:
-            door.shutdown(socket.SHUT_RDWR)  # wakes the thread
+START_SECONDS = 120.0
+"""How long ranks may take to import torch, from a file system whose caches may be cold."""
+TOGETHER_SECONDS = 30.0
+"""Time limit for the all-reduce."""
 
 
-def _receive(door: socket.socket, token: bytes) -> None:
-    while True:
-        try:
-            guest, _ = door.accept()
-        except OSError:
-            return
-        with guest:
-            try:
-                guest.settimeout(1.0)
-                if hmac.compare_digest(guest.recv(64), token):
-                    guest.sendall(b"ok")
-            except OSError:
-                continue
+def try_together(
+    run: RunDir, launch: LaunchSpec, *, attempt: int, nodes: Sequence[str], avoid: Sequence[str]
+) -> tuple[dict[str, list[str]], str]:
+    """Run the full check. Returns findings by node, and why the all-reduce failed if no node stands out."""
+    environment = {
+        **os.environ,
+        "HPCACCEL_ATTEMPT": str(attempt),
+        "MASTER_ADDR": nodes[0],
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(launch.ranks),
+    }
+    if launch.share_gpus:
+        share_gpus(environment)
+    wrapped = rank_command(run, launch, environment, "preflight-rank")
+    command = [
+        "srun",
+        *(f"--nodes={launch.nodes}", f"--ntasks={launch.ranks}", f"--ntasks-per-node={launch.ranks_per_node}"),
+        *("--export=ALL", "--kill-on-bad-exit=0", "--unbuffered", "--input=none", f"--chdir={launch.workdir}"),
+        *([f"--exclude={hostlist.compress(avoid)}"] if avoid else []),
+        *launch.srun,
+        *wrapped.srun,
+        *wrapped.command,
+    ]
+    words = _run_ranks(command, wrapped.env, ranks=launch.ranks)
+    return ({}, "") if told_to_leave() else judge_together(words, launch, nodes)
+
+
+def told_to_leave() -> bool:
+    """Whether SIGTERM or SIGINT, which the batch step blocks, is pending: then missing results are no node's fault."""
+    return bool({signal.SIGTERM, signal.SIGINT} & signal.sigpending())
+
+
+def judge_together(
+    words: Sequence[dict[str, Any]], launch: LaunchSpec, nodes: Sequence[str]
+) -> tuple[dict[str, list[str]], str]:
+    """Evaluate the output of the full check's ranks. Returns findings by node and why the all-reduce failed, which is
+    empty if a node stands out. Findings are about ranks whose own computation failed, else about missing ranks."""
+    findings: dict[str, list[str]] = {}
+    for word in words:
+        if "alone" in word:
+            findings.setdefault(word["node"], []).append(f"rank {word['rank']}: {word['alone']}")
+    came = {word["rank"] for word in words}
+    if len(came) == launch.ranks and sum("done" in word or "skipped" in word for word in words) == launch.ranks:
+        return {}, ""
+    missing = [rank for rank in range(launch.ranks) if rank not in came]
+    if not findings and len(missing) < launch.ranks:
+        for rank in missing:
+            node = nodes[rank // launch.ranks_per_node]
+            findings.setdefault(node, []).append(f"rank {rank} did not start within {START_SECONDS:g} s")
+    said = next((str(word["together"]) for word in words if "together" in word), "")
+    nobody = said or f"the all-reduce over all ranks did not finish within {TOGETHER_SECONDS:g} s"
+    return (findings, "") if findings and len(findings) < len(nodes) else ({}, nobody)
+
+
+def become_check(run: RunDir) -> NoReturn:
+    """Replace this process, a rank of the full check's step, by the check's program."""
+    launch = read_launch(run)
+    environment = rank_environment(run, launch, dict(os.environ))
+    python = python_of(launch, environment)
+    os.execvpe(python, [python, *check_program()], environment)
+
+
+def check_program() -> list[str]:
+    """Python's arguments for the check: its source, which may be inside node.pyz, and the time limit."""
+    source = pkgutil.get_data("hpcaccel.node.failures", "preflight_program.py")
+    assert source is not None
+    return ["-c", source.decode(), f"{TOGETHER_SECONDS:g}"]
+
+
+def _run_ranks(command: Sequence[str], env: Mapping[str, str], *, ranks: int) -> list[dict[str, Any]]:
+    """Run the check's ranks until they are done or time out. Returns all their output lines."""
+    with tempfile.TemporaryFile() as output:
+        srun = subprocess.Popen(
+            command, env=dict(env), stdin=subprocess.DEVNULL, stdout=output, preexec_fn=default_signals
+        )
+        start = time.monotonic()
+        all_came: float | None = None
+        while srun.poll() is None:
+            now = time.monotonic()
+            if all_came is None and len({word["rank"] for word in _words(output)}) == ranks:
+                all_came = now
+            late = now - start > START_SECONDS if all_came is None else now - all_came > TOGETHER_SECONDS + 5
+            if late or told_to_leave():
+                _end(srun)
+            time.sleep(0.2)
+        return list(_words(output))
+
+
+def _end(srun: subprocess.Popen[bytes]) -> None:
+    srun.terminate()
+    try:
+        srun.wait(10)
+    except subprocess.TimeoutExpired:
+        srun.kill()
+
+
+def _words(output: Any) -> Iterator[dict[str, Any]]:
+    output.seek(0)
+    return objects_in(output.read(), keys={"rank", "node"})

@@ -1,61 +1,67 @@
-"""What one node says of itself before the ranks start there: GPUs, disk, and the way to rank 0. Standard library only.
+"""The preflight checks of one node: GPUs, disk, and the connection to rank 0's node. Standard library only.
 
-What cannot be looked at (no nvidia-smi, a kernel log that is closed to users) is no finding.
+A check that is not possible (no nvidia-smi, a kernel log that users cannot read) yields no finding.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from hpcaccel.node.retry_io import fsync
+from hpcaccel.node.failures.disk_space import fsync
 
-__all__ = ["TOKEN", "WHERE", "check_node", "check_shared", "print_findings"]
+__all__ = ["TOKEN", "WHERE", "answer_on_a_port", "check_node", "check_shared", "print_findings"]
 
 WHERE, TOKEN = "HPCACCEL_PREFLIGHT_WHERE", "HPCACCEL_PREFLIGHT_TOKEN"
-"""``host:port`` where the batch step answers, and the word that it answers to."""
+"""Environment variables: ``host:port`` where the batch step listens, and the token that a node sends there."""
 
 SMI_SECONDS = 20.0
-"""nvidia-smi needs a second or two per GPU where the driver is not kept loaded; a broken GPU lets it hang."""
+"""nvidia-smi needs a second or two per GPU if the driver is not kept loaded. A broken GPU makes it hang."""
 CONNECT_SECONDS = 5.0
 LEAST_BYTES = 16 << 20
+"""Free space that the temporary directory must have."""
 _NETWORK = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "fuse", "cifs", "smb", "panfs", "wekafs", "pvfs", "afs", "9p")
-"""Types of file systems that are on no single node."""
-_TEMPORARY = "the directory for temporary files"
+"""Types of network file systems (prefixes)."""
+_TEMPORARY = "the temporary directory"
 RECENT_SECONDS = 3600
-"""An Xid that is older may have been mended by a reset since, which the kernel's log does not tell."""
+"""Older Xids are ignored: a reset may have fixed their cause, and the kernel's log does not show resets."""
 
 _HARDWARE_XIDS = {48, 62, 64, 74, 79, 92, 94, 95, 119, 120, 140, 143}
-"""Of NVIDIA's list those that no program can cause."""
+"""The Xids of NVIDIA's list that no program can cause."""
 _XID = re.compile(
     r"^\[ *(?P<at>\d+\.\d+)\] NVRM: Xid \((?:PCI:)?(?P<bus>[0-9A-Fa-f:.]+)\): (?P<number>\d+), *(?P<text>.*)"
 )
 _BROKEN = re.compile(r"lost|requires reset|Unknown Error|ERR!", re.IGNORECASE)
+"""Texts in nvidia-smi's values that indicate a broken GPU."""
 _GPU_FIELDS = "index,pci.bus_id,ecc.errors.uncorrected.volatile.total,retired_pages.pending"
 _ROW_FIELDS = "gpu_bus_id,remapped_rows.pending,remapped_rows.failure"
 
 
 def print_findings(run_dir: Path) -> int:
-    """The node's name and its findings, as one JSON line."""
+    """Print the node's name and its findings as one JSON line. Returns exit code 0."""
     line = {
         "node": _node_name(),
         "findings": list(check_node(run_dir, os.environ)),
         "shared": list(check_shared(run_dir, os.environ)),
     }
-    os.write(1, json.dumps(line).encode() + b"\n")  # in one piece: srun puts the lines of all nodes together
+    os.write(1, json.dumps(line).encode() + b"\n")  # in one write: srun merges the output of all nodes
     return 0
 
 
 def check_node(run_dir: Path, env: Mapping[str, str], *, local: bool = False) -> Iterator[str]:
-    """One sentence for each thing that is wrong with this node."""
+    """Check this node. Yields one sentence for each problem."""
     if not local:
         yield from _gpus(env)
         yield from _way_to_rank_0(env)
@@ -64,7 +70,7 @@ def check_node(run_dir: Path, env: Mapping[str, str], *, local: bool = False) ->
 
 
 def check_shared(run_dir: Path, env: Mapping[str, str]) -> Iterator[str]:
-    """The same for file systems that all nodes see: where all nodes say it, it is no node's fault."""
+    """Check the shared file systems from this node. A problem that all nodes report is no node's fault."""
     yield from _writable(run_dir, "the run directory")
     if _is_shared(temporary := _temporary(env), run_dir):
         yield from _disk(temporary, _TEMPORARY)
@@ -84,7 +90,7 @@ def _gpus(env: Mapping[str, str]) -> Iterator[str]:
     try:
         yield from _asked_of_the_driver(int(asked), env)
     except subprocess.TimeoutExpired:
-        yield f"nvidia-smi does not answer within {SMI_SECONDS:g} s"
+        yield f"nvidia-smi did not respond within {SMI_SECONDS:g} s"
 
 
 def _asked_of_the_driver(asked: int, env: Mapping[str, str]) -> Iterator[str]:
@@ -96,12 +102,12 @@ def _asked_of_the_driver(asked: int, env: Mapping[str, str]) -> Iterator[str]:
         for query in queries:
             _give_up(query)
     if code and not _is_old_driver(words):
-        yield f"nvidia-smi ended with code {code}: {words.strip()[:300]}"
+        yield f"nvidia-smi exited with code {code}: {words.strip()[:300]}"
         return
     if not code:
         ours = _ours(gpus, asked, env)
         if len(ours) < asked:
-            yield f"{len(ours)} of {asked} GPUs are there"
+            yield f"nvidia-smi lists only {len(ours)} of {asked} GPUs"
         yield from _faults(ours)
         buses = {cells[1].lower() for cells in ours}
         yield from _row_faults(rows, buses)
@@ -114,7 +120,7 @@ def _start_smi(query: str) -> subprocess.Popen[str]:
 
 
 def _give_up(query: subprocess.Popen[str]) -> None:
-    """End it, if it has not ended. One that hangs in its driver cannot be killed, and is not waited for."""
+    """Kill ``query`` if it still runs. A process that hangs in the driver cannot be killed: wait at most one second."""
     query.kill()
     assert query.stdout is not None
     query.stdout.close()
@@ -134,7 +140,7 @@ def _is_old_driver(words: str) -> bool:
 
 
 def _ours(gpus: list[list[str]], asked: int, env: Mapping[str, str]) -> list[list[str]]:
-    """The job's own GPUs: all that are seen, or where the site hides none, those that Slurm has numbered."""
+    """The job's own GPUs: all visible ones, or those in CUDA_VISIBLE_DEVICES if the site does not hide the others."""
     found = [cells for cells in gpus if len(cells) == 4]
     numbers = env.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if len(found) <= asked or not all(number.isdigit() for number in numbers):
@@ -148,22 +154,22 @@ def _faults(gpus: list[list[str]]) -> Iterator[str]:
         if broken := next((cell for cell in (index, bus, uncorrected, pending) if _BROKEN.search(cell)), None):
             yield f"{name}: {broken.strip('[]')}"
         elif uncorrected.isdigit() and uncorrected != "0":
-            yield f"{name}: {uncorrected} uncorrectable ECC errors since its driver was loaded"
+            yield f"{name}: {uncorrected} uncorrectable ECC errors since the driver was loaded"
         elif pending.lower() == "yes":
-            yield f"{name}: a page waits for its retirement, that is for a reset of the GPU"
+            yield f"{name}: a memory page is pending retirement; the GPU needs a reset"
 
 
 def _row_faults(answer: tuple[int, list[list[str]], str], buses: set[str]) -> Iterator[str]:
-    """Of GPUs that replace rows of their memory (Ampere and newer)."""
+    """Problems of row remapping, by which GPUs since Ampere replace faulty rows of memory."""
     for bus, pending, failure in (cells for cells in answer[1] if len(cells) == 3 and not answer[0]):
         if bus.lower() in buses and failure.lower() in ("1", "yes"):
-            yield f"GPU {bus}: a row of its memory could not be remapped"
+            yield f"GPU {bus}: a memory row could not be remapped"
         elif bus.lower() in buses and pending.lower() in ("1", "yes"):
-            yield f"GPU {bus}: a row of its memory waits to be remapped, that is for a reset of the GPU"
+            yield f"GPU {bus}: a memory row is pending remapping; the GPU needs a reset"
 
 
 def _xids(buses: set[str]) -> Iterator[str]:
-    """The hardware's own Xids of the last hour, where the kernel's log can be read."""
+    """Hardware Xids of the last hour, if the kernel's log is readable."""
     if shutil.which("dmesg") is None:
         return
     log = subprocess.run(["dmesg"], capture_output=True, text=True, errors="replace", timeout=SMI_SECONDS, check=False)
@@ -172,7 +178,7 @@ def _xids(buses: set[str]) -> Iterator[str]:
         match = _XID.match(line)
         if match is None or int(match["number"]) not in _HARDWARE_XIDS or now - float(match["at"]) > RECENT_SECONDS:
             continue
-        # The kernel says 0000:3b:00, nvidia-smi 00000000:3B:00.0
+        # The kernel writes 0000:3b:00, nvidia-smi 00000000:3B:00.0
         if any(match["bus"].lower() in bus for bus in buses):
             yield f"GPU {match['bus']}: Xid {match['number']}, {match['text'].strip()[:200]}"
 
@@ -185,7 +191,7 @@ def _temporary(env: Mapping[str, str]) -> Path:
 
 
 def _is_shared(folder: Path, run_dir: Path) -> bool:
-    """Whether a folder lies on the file system of the run directory, or on another one of the network, see proc(5)."""
+    """Whether ``folder`` is on the run directory's file system or on another network file system, see proc(5)."""
     try:
         device = folder.stat().st_dev
         if device == run_dir.stat().st_dev:
@@ -205,7 +211,7 @@ def _writable(folder: Path, called: str) -> Iterator[str]:
             file.flush()
             fsync(file.fileno())
     except OSError as error:
-        yield f"{called} {folder} cannot be written: {error.strerror}"
+        yield f"cannot write to {called} {folder}: {error.strerror}"
 
 
 def _disk(folder: Path, called: str) -> Iterator[str]:
@@ -216,7 +222,7 @@ def _disk(folder: Path, called: str) -> Iterator[str]:
     except OSError:
         return
     if not findings and free < LEAST_BYTES:
-        yield f"{called} {folder} has {free >> 20} MB left"
+        yield f"{called} {folder} has only {free >> 20} MB free"
 
 
 def _way_to_rank_0(env: Mapping[str, str]) -> Iterator[str]:
@@ -228,8 +234,42 @@ def _way_to_rank_0(env: Mapping[str, str]) -> Iterator[str]:
             way.settimeout(CONNECT_SECONDS)
             way.sendall(env[TOKEN].encode())
             if way.recv(64) != b"ok":
-                yield f"somebody else answers at {host}:{port}"
+                yield f"another program is listening at {host}:{port}"
     except socket.gaierror:
-        yield f"the name of rank 0's node, {host}, has no address here"
+        yield f"the host name of rank 0's node, {host!r}, cannot be resolved here"
     except OSError as error:
-        yield f"rank 0's node {host} cannot be reached: {error.strerror or error}"
+        yield f"cannot connect to rank 0's node {host}: {error.strerror or error}"
+
+
+@contextmanager
+def answer_on_a_port(nodes: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Listen on a port of rank 0's node, as the ranks' store will, and reply to connections that send the token.
+
+    Yields the variables for the checks. They are empty, and no port is opened, if the batch step is not on rank 0's
+    node or there is only one node.
+    """
+    if os.environ.get("SLURMD_NODENAME", nodes[0]) != nodes[0] or len(nodes) == 1:
+        yield {}
+        return
+    token = secrets.token_hex(16)
+    with socket.create_server(("", 0), backlog=1024) as door:
+        threading.Thread(target=_receive, args=(door, token.encode()), daemon=True).start()
+        try:
+            yield {WHERE: f"{nodes[0]}:{door.getsockname()[1]}", TOKEN: token}
+        finally:
+            door.shutdown(socket.SHUT_RDWR)  # wakes the thread
+
+
+def _receive(door: socket.socket, token: bytes) -> None:
+    while True:
+        try:
+            guest, _ = door.accept()
+        except OSError:
+            return
+        with guest:
+            try:
+                guest.settimeout(1.0)
+                if hmac.compare_digest(guest.recv(64), token):
+                    guest.sendall(b"ok")
+            except OSError:
+                continue

@@ -1,7 +1,7 @@
-"""The programs beside the ranks: the further components of a heterogeneous job, each a step of its own.
+"""Components: programs that run beside the ranks, each as a step in its own component of a heterogeneous job.
 
-They begin before the ranks of an attempt and are ended after them, since ranks that save may still need them. So a
-component does not hear the SIGTERM with which Slurm begins a preemption: it gets SIGINT when the ranks have ended.
+They start before the ranks of an attempt and end after them, because the ranks may need them during a save. So a
+component blocks the SIGTERM with which Slurm begins a preemption, and gets SIGINT when the ranks have ended.
 """
 
 from __future__ import annotations
@@ -15,36 +15,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-from hpcaccel.core.run_dir import RunDir, write_json
+from hpcaccel.core.durable_files import write_json
+from hpcaccel.core.launch_spec import LaunchComponent, LaunchSpec, read_launch
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RankEnvironmentError
-from hpcaccel.node.failures.classify_logs import LONGEST, read_tail
-from hpcaccel.node.launch_spec import Component, Launch, read_launch
-from hpcaccel.node.launchers.start_ranks import (
-    STEP_WAIT_SECONDS,
-    dying_with_us,
-    rank_command,
-    send_to_groups,
-    shell_code,
-    signal_step,
-    start_here,
-)
-from hpcaccel.node.rank import become, enter, program, python_path
-from hpcaccel.node.rank_log import log_to
+from hpcaccel.node.batch import dying_with_us, shell_code
+from hpcaccel.node.launchers import STEP_WAIT_SECONDS, rank_command, signal_step
+from hpcaccel.node.launchers.local_ranks import send_to_groups, start_here
+from hpcaccel.node.rank import LONGEST, become, enter, log_to, program, python_path, read_tail
 from hpcaccel.slurm import hostlist
 
-__all__ = ["Components", "become_component", "component_nodes"]
+__all__ = ["ComponentProcesses", "become_component", "component_nodes"]
 
 END_SECONDS = 5.0
-"""How long a component may take to end once the ranks have; a preempted job has no more to give."""
+"""How long a component may take to end after the ranks; a preempted job has no more time."""
 _OF_THE_RANKS = re.compile(
     r"SRUN_CPUS_PER_TASK|CUDA_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES|MASTER_(?:ADDR|PORT)|WORLD_SIZE"
     r"|SLURM_(?:GPUS?|TRES|MEM|CPUS?|NTASKS|NPROCS|HINT|THREADS|CORES|SOCKETS|EXCLUSIVE|DISTRIBUTION|NETWORK)(?:_\w+)?"
 )
-"""Variables of the batch step that speak of the ranks' nodes; srun would take some of them for options."""
+"""Variables of the batch step that components do not get: they describe the ranks' nodes, and srun reads some of them
+as options."""
 
 
-def component_nodes(launch: Launch, env: Mapping[str, str], ranks: Sequence[str]) -> dict[str, str]:
-    """Where everything is, for every process: ``HPCACCEL_NODES`` and ``HPCACCEL_NODES_<NAME>``, with commas."""
+def component_nodes(launch: LaunchSpec, env: Mapping[str, str], ranks: Sequence[str]) -> dict[str, str]:
+    """The variables ``HPCACCEL_NODES`` and ``HPCACCEL_NODES_<NAME>``: the nodes of the ranks and of each component,
+    separated by commas."""
     if not launch.components:
         return {}
     found = {"HPCACCEL_NODES": ",".join(ranks)}
@@ -56,7 +51,7 @@ def component_nodes(launch: Launch, env: Mapping[str, str], ranks: Sequence[str]
 
 class _Processes(Protocol):
     def failed(self) -> int | None:
-        """The exit code of one that has ended with an error (128 + n for signal n)."""
+        """The exit code of a process that has failed (128 + n for signal n), or None."""
         ...
 
     def running(self) -> bool: ...
@@ -66,10 +61,10 @@ class _Processes(Protocol):
     def kill(self) -> None: ...
 
 
-class Components:
+class ComponentProcesses:
     """All components of one attempt."""
 
-    def __init__(self, run: RunDir, launch: Launch, *, attempt: int, env: Mapping[str, str]) -> None:
+    def __init__(self, run: RunDir, launch: LaunchSpec, *, attempt: int, env: Mapping[str, str]) -> None:
         kind = _LocalProcesses if launch.local else _Step
         base = {name: value for name, value in os.environ.items() if not _OF_THE_RANKS.fullmatch(name)} | dict(env)
         self._folder = run.attempt(attempt)
@@ -79,22 +74,22 @@ class Components:
             self._processes[one.name] = kind(run, launch, one, index=index, attempt=attempt, env=own)
 
     def failed(self) -> str | None:
-        """What is wrong with the first component that has ended with an error. One that ends well has done its part."""
+        """The first component that failed, with its exit code and last output, or None. Exit code 0 is no failure."""
         for name, processes in self._processes.items():
             if code := processes.failed():
-                return f"component {name} ended with code {code}{self._last_words(name)}"
+                return f"component {name} exited with code {code}{self._last_line(name)}"
         return None
 
-    def _last_words(self, name: str) -> str:
-        """Of that of its processes which has printed something last."""
+    def _last_line(self, name: str) -> str:
+        """The last line printed by any process of the component."""
         logs = sorted(self._folder.glob(f"{name}-*.log"), key=lambda path: path.stat().st_mtime)
-        logs = logs or list(self._folder.glob(f"{name}.srun.log"))  # none has begun
-        said = [line for path in logs for line in read_tail(path).splitlines() if line.strip()]
-        words = [line.strip()[:LONGEST] for line in said if "CANCELLED AT" not in line]
-        return f": {words[-1]}" if words else ""
+        logs = logs or list(self._folder.glob(f"{name}.srun.log"))  # no process has started
+        output = [line.strip() for path in logs for line in read_tail(path).splitlines() if line.strip()]
+        lines = [line[:LONGEST] for line in output if "CANCELLED AT" not in line]
+        return f": {lines[-1]}" if lines else ""
 
     def end(self) -> None:
-        """End those that are left, at once where they do not go by themselves."""
+        """Send SIGINT to the components that still run, and kill those that have not ended after 5 seconds."""
         left = [one for one in self._processes.values() if one.running()]
         for one in left:
             one.end()
@@ -109,7 +104,14 @@ class _Step:
     """One srun step over a component's nodes."""
 
     def __init__(
-        self, run: RunDir, launch: Launch, component: Component, *, index: int, attempt: int, env: Mapping[str, str]
+        self,
+        run: RunDir,
+        launch: LaunchSpec,
+        component: LaunchComponent,
+        *,
+        index: int,
+        attempt: int,
+        env: Mapping[str, str],
     ) -> None:
         folder = run.attempt(attempt)
         self._step_file = _step_file(run, attempt, component.name)
@@ -130,15 +132,16 @@ class _Step:
             *wrapped.srun,
             *wrapped.command,
         ]
-        # srun's own words would be taken for what it says of ranks. Each process opens a log of its own: %t is another
-        # number than the process's in a heterogeneous job (26.11: one too low).
-        with (folder / f"{component.name}.srun.log").open("ab") as words:
+        # This srun has a log of its own: in the batch step's log its messages would be taken for messages about ranks.
+        # Each process opens its log itself, because in a heterogeneous job %t is not the process's number (26.11: one
+        # too low).
+        with (folder / f"{component.name}.srun.log").open("ab") as output:
             self._srun = subprocess.Popen(
                 command,
                 env=wrapped.env,
                 stdin=subprocess.DEVNULL,
-                stdout=words,
-                stderr=words,
+                stdout=output,
+                stderr=output,
                 preexec_fn=dying_with_us(signal.SIGTERM),
                 start_new_session=True,
             )
@@ -151,19 +154,26 @@ class _Step:
         return self._srun.poll() is None
 
     def end(self) -> None:
-        if not signal_step(self._step_file, "INT", without="ending a component through srun"):
+        if not signal_step(self._step_file, "INT", without="terminating the component through srun"):
             self._srun.terminate()
 
     def kill(self) -> None:
         if self.running():
-            self._srun.terminate()  # it ends its step by SIGKILL
+            self._srun.terminate()  # srun then kills its step with SIGKILL
 
 
 class _LocalProcesses:
-    """The same on this machine."""
+    """A component's processes on this machine."""
 
     def __init__(
-        self, run: RunDir, launch: Launch, component: Component, *, index: int, attempt: int, env: Mapping[str, str]
+        self,
+        run: RunDir,
+        launch: LaunchSpec,
+        component: LaunchComponent,
+        *,
+        index: int,
+        attempt: int,
+        env: Mapping[str, str],
     ) -> None:
         self._processes = []
         for number in range(component.nodes * component.processes_per_node):
@@ -195,16 +205,18 @@ def become_component(run: RunDir) -> NoReturn:
     name = environment.get("HPCACCEL_COMPONENT", "")
     own = next((one for one in launch.components if one.name == name), None)
     if own is None:
-        raise RankEnvironmentError(f"HPCACCEL_COMPONENT={name!r}: a component's process is started by hpcaccel")
+        raise RankEnvironmentError(
+            f"HPCACCEL_COMPONENT={name!r} is not a component of this run: hpcaccel starts the components itself"
+        )
     process = environment.setdefault("HPCACCEL_COMPONENT_PROCESS", environment.get("SLURM_PROCID", "0"))
     if "SLURM_STEP_ID" in environment:
         log_to(run.attempt(int(environment["HPCACCEL_ATTEMPT"])) / f"{name}-{process}.log")
-    # Those that Slurm sends to all processes of a job. What a component starts inherits that, and is ended with it.
+    # Block the signals that Slurm sends to all processes of a job. Children of the component inherit the mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
     if process == "0" and "SLURM_STEP_ID" in environment:
         step = {"job_id": environment["HPCACCEL_COMPONENT_JOB"], "step_id": environment["SLURM_STEP_ID"]}
         write_json(_step_file(run, int(environment["HPCACCEL_ATTEMPT"]), name), step)
-    # An Accelerator in here is not one of the run's ranks.
+    # An Accelerator in a component must not act as one of the run's ranks.
     for variable in ("HPCACCEL_RUN_DIR", "HPCACCEL_ATTEMPT", "HPCACCEL_COMPONENT_JOB"):
         environment.pop(variable, None)
     if launch.pythonpath:

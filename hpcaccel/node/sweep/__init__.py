@@ -1,1 +1,1 @@
-"""A sweep's worker in its allocation: trials one after the other, each under a supervisor of its own."""
+"""A sweep's worker: runs trials in one allocation, each under its own supervisor."""

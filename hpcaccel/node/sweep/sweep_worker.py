@@ -1,208 +1,181 @@
-"""The host: the batch step of a sweep's worker, which runs trial after trial in one allocation.
+"""A sweep's worker: the process in one allocation that runs trial after trial.
 
-It starts the chooser, which says what comes next, and a supervisor for each trial in flight; it hears the scheduler for
-all of them, keeps the worker's account, and in the end requeues the worker's task of the array, once. Like a supervisor
-it is one thread that blocks the signals that matter and waits for them. Its children die with it.
+It starts the tuner, which chooses the next trial, and a supervisor for each running trial. It handles signals and stop
+requests for all trials, records for how long the allocation was held, and at the end requeues its array task.
+Like a supervisor it has one thread, and blocks the signals that it waits for. Its children are killed when it dies.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
 from typing import Any
 
-from hpcaccel.core.records import EXIT_CONTINUED, Decision, Reason, StopRequest, WorkerStart
-from hpcaccel.core.run_dir import SweepDir, WorkerDir, read_json, read_lines
+from hpcaccel.core.durable_files import read_json
+from hpcaccel.core.launch_spec import LaunchSpec, read_launch
+from hpcaccel.core.log import set_log_file, set_mask
+from hpcaccel.core.records import EXIT_CONTINUED, Decision, Reason, WorkerStart
 from hpcaccel.core.secret_masking import Mask
+from hpcaccel.core.stop_requests import StopRequest, mark_honoured, open_requests
+from hpcaccel.core.sweep_dir import SweepDir, WorkerDir
 from hpcaccel.node import lease
-from hpcaccel.node.allocation import TAKEN_DOWN, Allocation, LocalAllocation, SlurmAllocation
-from hpcaccel.node.batch import killed_by
-from hpcaccel.node.control_requests import honour, pending_requests
-from hpcaccel.node.launch_spec import Launch, read_launch
-from hpcaccel.node.launchers.provision import clean_stage
-from hpcaccel.node.retry_io import if_possible
-from hpcaccel.node.stop_sequence import Inquiry
-from hpcaccel.node.supervisor import WATCHED, take_over_signals
-from hpcaccel.node.sweep.reclaimed_allocation import Recall, Stop
-from hpcaccel.node.sweep.shared_job_status import KILL_WAIT, WORKER_JOB, write_answer
-from hpcaccel.node.sweep.slots import Slot
+from hpcaccel.node.allocation import TAKEN_DOWN, Allocation, Slot
+from hpcaccel.node.allocation.scheduler_view import KILL_WAIT, WORKER_JOB, SchedulerView, write_shared_status
+from hpcaccel.node.allocation.slurm_allocation import unchained_allocation
+from hpcaccel.node.batch import WATCHED, killed_by, take_over_signals
+from hpcaccel.node.failures.disk_space import if_possible
+from hpcaccel.node.preparation import clean_stage
+from hpcaccel.node.sweep.reclaimed_allocation import ReclaimedAllocation, Stop
 from hpcaccel.node.sweep.trial_process import Spare, Trial
 from hpcaccel.node.sweep.trial_supervisor import CHECKED, END_TIME
-from hpcaccel.node.sweep.tuner_process import SPOKEN, Chooser
+from hpcaccel.node.sweep.tuner_process import TUNER_SIGNAL, TunerProcess
 from hpcaccel.node.sweep.usage import WorkerAccount
 
-__all__ = ["Host", "record_killed", "record_setup_failure", "work"]
+__all__ = ["SweepWorker", "work"]
+
+log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
+"""Interval of the main loop while no signal arrives."""
 LEAVE_SECONDS, HURRY_SECONDS = 20.0, 4.0
-"""How long the chooser may take to write down what it has heard; where Slurm kills soon, less."""
-_NOT_AGAIN = "a worker that ends in this way twice in a row is not requeued"
+"""How long the tuner may take to record the last events: normally, and if Slurm is about to kill the job."""
 _EXIT_CODES: dict[Reason, int] = {"completed": 0, "cancelled": 130}
+"""Exit code by the reason of the stop. For other reasons the decision determines it."""
 _TAKEN = ("preempted", "time_limit", "lost", "cancelled")
-"""Reasons for which a trial is to be continued, that concern the whole allocation."""
+"""Reasons for a trial's end that concern the whole allocation."""
 
 
 def work(sweep: SweepDir, index: int) -> int:
-    """Be worker ``index`` of a sweep until nothing is left to do in this allocation; the batch step's exit code."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {*WATCHED, SPOKEN})
+    """Run worker ``index`` of a sweep until nothing is left to do in this allocation. Returns the exit code."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*WATCHED, TUNER_SIGNAL})
     take_over_signals()
     worker = sweep.worker(index)
     killed = killed_by()
     worker.prepare()
     launch = read_launch(worker)
-    allocation: Allocation = LocalAllocation(worker, launch) if launch.local else SlurmAllocation()
+    allocation = unchained_allocation(worker, launch)
     lease.acquire(worker, job_id=allocation.job_id, restart_count=allocation.restart_count, trusted=True)
     try:
-        return Host(worker, launch, allocation, killed=killed).run()
+        return SweepWorker(worker, launch, allocation, killed=killed).run()
     finally:
         lease.release(worker)
 
 
-def record_setup_failure(worker: WorkerDir, *, exit_code: int, name: str) -> int:
-    """Write down that this worker came to nothing, because a line of the set-up failed."""
-    worker.prepare()
-    launch = read_launch(worker)
-    allocation: Allocation = LocalAllocation(worker, launch) if launch.local else SlurmAllocation()
-    account = WorkerAccount(worker)
-    account.start(allocation, allocated_at=allocation.situation().start_time, local=launch.local)
-    detail = f"{name} failed with code {exit_code}; see {worker.slurm_log}"
-    account.end("failed", "end", detail)
-    print(f"hpcaccel: {detail}", flush=True)
-    return 1
+class SweepWorker:
+    """One worker in one allocation: its tuner and its running trials.
 
-
-def record_killed(worker: WorkerDir, why: str) -> int:
-    """Write down that no host stays alive here, and try again elsewhere, once; the batch step's exit code."""
-    killed_by()  # said here; the next start's first host follows no killed one
-    worker.prepare()
-    launch = read_launch(worker)
-    allocation: Allocation = LocalAllocation(worker, launch) if launch.local else SlurmAllocation()
-    ends = [line for line, _ in read_lines(worker.account) if line.get("event") == "end"]
-    again = launch.resilience.requeue and not (ends and ends[-1].get("detail", "").endswith(_NOT_AGAIN))
-    account = WorkerAccount(worker)
-    detail = f"{why}; {_NOT_AGAIN}"
-    account.end("failed", "requeue" if again else "end", detail)
-    print(f"hpcaccel: {detail}", flush=True)
-    if again and (problem := allocation.requeue()):
-        account.end("cancelled" if problem == TAKEN_DOWN else "failed", "end", f"not requeued: {problem}")
-    return 1
-
-
-class Host:
-    """
     Args:
-        killed: the signal that ended the host before this one in the same batch step, if there was one.
+        killed: the signal that killed the previous worker process of the same batch step; empty if there was none.
     """
 
-    def __init__(self, worker: WorkerDir, launch: Launch, allocation: Allocation, *, killed: str = "") -> None:
+    def __init__(self, worker: WorkerDir, launch: LaunchSpec, allocation: Allocation, *, killed: str = "") -> None:
         document = read_json(worker.spec) or {}
         self.worker = worker
         self.launch = launch
         self.allocation = allocation
-        self.inquiry = Inquiry(allocation)
+        self.scheduler = SchedulerView(allocation)
         self._shared = 0.0
-        """When the scheduler gave the answer that the trials' supervisors know."""
-        self.recall = Recall(self.inquiry, launch, say=self._say)
+        """Time of the query whose status was shared last with the trials' supervisors."""
+        self.reclaimed = ReclaimedAllocation(self.scheduler, launch)
         self.account = WorkerAccount(worker)
         self.pack = int(document["sweep"].get("pack") or 1)
         self.trials: dict[int, Trial] = {}
-        """Those in flight, by place."""
+        """Running trials by slot number."""
         self.spare = Spare(worker.node_program)
         self.stop: Stop | None = None
-        """Set once no trial may start any more."""
+        """Set as soon as no more trials may start."""
         self.checked = False
-        """Whether a trial has come to a good end here."""
+        """Whether a trial has ended well here, so that later trials need no preflight."""
         self.avoid: set[str] = set()
-        """Nodes that a trial's supervisor holds to be bad."""
+        """Nodes that a trial has excluded."""
         command = [*document["chooser"], str(worker.sweep.path), str(worker.index)]
-        self.chooser = Chooser(command, log=worker.host_log, hello=self._hello, say=self._say)
+        self.tuner = TunerProcess(command, log=worker.host_log, hello=self._greeting)
         self._start: WorkerStart | None = None
         self._killed = killed
-        self._mask = Mask.of(worker)
+        set_mask(Mask.of(worker))
+        set_log_file(worker.host_log)
 
-    # -- the whole ------------------------------------------------------------------------------------------------
+    # -- main loop ------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        self.inquiry.ask()
-        self._share_answer()
-        allocated_at = self.inquiry.allocated_at
+        self.scheduler.query()
+        self._share_status()
+        allocated_at = self.scheduler.allocated_at
         self._start = self.account.start(self.allocation, allocated_at=allocated_at, local=self.launch.local)
-        where = ", ".join(self._start.nodes)
         if self._killed:
-            self._say(f"the host of this worker was killed by signal {self._killed}; this is another one")
-        self._say(
-            f"worker {self.worker.index}, start {self._start.restart_count} of job {self._start.job_id} on {where}"
-        )
-        self._hear_users()
+            log.warning(f"the previous process of this worker was killed by signal {self._killed}")
+        job = f"start {self._start.restart_count} of job {self._start.job_id}"
+        log.info(f"worker {self.worker.index}, {job} on {', '.join(self._start.nodes)}")
+        self._handle_requests()
         while not self._is_done():
-            received = signal.sigtimedwait({*WATCHED, SPOKEN}, LOOK_SECONDS)
-            self._hear_scheduler(received.si_signo if received else None)
-            self._hear_users()
-            self._see_ends()
-            if self.inquiry.over_since is not None and not self.launch.local:
-                self.account.taken(self.inquiry.over_since)
-            self._share_answer()
-            self._hear_chooser()
+            received = signal.sigtimedwait({*WATCHED, TUNER_SIGNAL}, LOOK_SECONDS)
+            self._check_scheduler(received.si_signo if received else None)
+            self._handle_requests()
+            self._collect_ends()
+            if self.scheduler.over_since is not None and not self.launch.local:
+                self.account.taken(self.scheduler.over_since)
+            self._share_status()
+            self._handle_tuner()
             self.spare.keep(wanted=self.stop is None)
             self.account.sign()
         return self._leave()
 
     def _is_done(self) -> bool:
-        return not self.trials and (self.stop is not None or self.chooser.gone or self.chooser.end is not None)
+        return not self.trials and (self.stop is not None or self.tuner.gone or self.tuner.end is not None)
 
-    def _hello(self) -> list[dict[str, Any]]:
+    def _greeting(self) -> list[dict[str, Any]]:
         assert self._start is not None
         hello = {
             "event": "hello",
             "worker": self.worker.index,
             "job_id": self.allocation.job_id,
             "restart_count": self.allocation.restart_count,
-            "end_time": self.inquiry.end_time,
+            "end_time": self.scheduler.end_time,
             "slots": self.pack,
             "gpus": self._start.gpus,
             "running": {str(place): trial.number for place, trial in self.trials.items()},
         }
         return [hello] if self.stop is None else [hello, self._stopping(self.stop)]
 
-    def _share_answer(self) -> None:
-        """Let the supervisors of trials know what the scheduler said last, so that they need not ask."""
-        inquiry = self.inquiry
-        if self.launch.local or inquiry.answer is None or inquiry.asked == self._shared:
-            return
-        self._shared = inquiry.asked
-        answer = inquiry.answer
-        if_possible(lambda: write_answer(self.worker.job_answer, answer, asked=inquiry.asked), say=self._say)
+    def _share_status(self) -> None:
+        """Share the last status with the trials' supervisors, so that they need not query."""
+        status, at = self.scheduler.last_status, self.scheduler.queried_at
+        if not self.launch.local and status is not None and at != self._shared:
+            self._shared = at
+            if_possible(lambda: write_shared_status(self.worker.job_answer, status, queried_at=at))
 
-    # -- the chooser ----------------------------------------------------------------------------------------------
+    # -- tuner --------------------------------------------------------------------------------------------------
 
-    def _hear_chooser(self) -> None:
-        for message in self.chooser.hear():
+    def _handle_tuner(self) -> None:
+        for message in self.tuner.read():
             if "run" in message:
                 self._start_trial(int(message["run"]), int(message.get("slot", 0)))
             elif message.get("end"):
-                self._say(f"the chooser: nothing more to do here: {message.get('why', '')}")
-        if self.chooser.gone and self.trials and self.stop is None:
-            # Nobody follows them any more. They go on elsewhere.
-            self._stop(self._end_of_chooser(), request=_to_be_continued("stop"))
+                log.info(f"no more trials for this worker: {message.get('why', '')}")
+        if self.tuner.gone and self.trials and self.stop is None:  # other workers will continue the trials
+            self._stop(self._end_of_tuner(), request=_to_be_continued("stop"))
 
     def _start_trial(self, number: int, place: int) -> None:
         if self.stop is not None:
-            return  # it knows by now
+            return  # the tuner has been informed of the stop
         if any(trial.number == number for trial in self.trials.values()):
-            return  # said by a chooser that is new here
+            return  # sent again by a restarted tuner
         if place in self.trials or not 0 <= place < self.pack:
-            self.chooser.kill(f"trial {number} is to run in place {place}, which is taken or none of the {self.pack}")
+            self.tuner.kill(
+                f"the tuner sent trial {number} to slot {place}, which is in use or invalid (slots: {self.pack})"
+            )
             return
         run, slot = self.worker.sweep.trial(number), Slot(number=place, of=self.pack)
-        self.trials[place] = Trial(run, number, slot, self.spare, variables=self._variables(slot), say=self._say)
-        self._say(f"trial {number} starts in place {place}")
+        self.trials[place] = Trial(run, number, slot, self.spare, variables=self._variables(slot))
+        log.info(f"starting trial {number} in slot {place}")
         self.account.trial(number, "started", trials=self._numbers())
 
     def _variables(self, slot: Slot) -> dict[str, str]:
         variables = slot.environment(os.environ, local=self.launch.local)
-        if self.launch.local and self.inquiry.end_time is not None:
-            variables[END_TIME] = repr(self.inquiry.end_time)  # nobody else keeps it
+        if self.launch.local and self.scheduler.end_time is not None:
+            variables[END_TIME] = repr(self.scheduler.end_time)  # locally no scheduler enforces the limit
         if not self.launch.local:
             variables[WORKER_JOB] = str(self.worker.job_answer)
             variables[KILL_WAIT] = str(self.allocation.kill_wait_seconds or "")
@@ -210,96 +183,94 @@ class Host:
             variables[CHECKED] = "1"
         return variables
 
-    def _see_ends(self) -> None:
+    def _collect_ends(self) -> None:
         for place, trial in list(self.trials.items()):
             if (end := trial.poll()) is None:
                 continue
             del self.trials[place]
             self.account.trial(trial.number, "ended", trials=self._numbers())
-            self._say(
-                f"trial {trial.number} ended, {end['reason']}; then: {end['decision']} {end['detail'] or ''}".rstrip()
-            )
+            detail = f" ({end['detail']})" if end["detail"] else ""
+            log.info(f"trial {trial.number} ended: {end['reason']}{detail}; decision: {end['decision']}")
             bad = end.pop("nodes_excluded", [])
             self.checked |= end["reason"] in ("completed", "pruned")
-            self.chooser.tell(end)
+            self.tuner.send(end)
             if end["decision"] == "requeue":
-                self._look_behind(end, bad)
+                self._check_allocation(end, bad)
 
-    def _look_behind(self, end: dict[str, Any], bad: list[str]) -> None:
-        """Whether a trial that is to be continued says something about the allocation."""
+    def _check_allocation(self, end: dict[str, Any], bad: list[str]) -> None:
+        """Stop the worker if a trial's end shows that the allocation is being terminated or is unusable."""
         self.avoid.update(bad)
         if bad or end["error_class"] == "launch":
-            # Slurm cannot start ranks here, or should not: for the others that is no better.
+            # Slurm cannot start ranks on these nodes, or they are excluded: this affects the other trials too.
             self._stop(Stop(reason="failed", then="requeue", detail=end["detail"]), request=_to_be_continued("stop"))
         elif end["reason"] in _TAKEN and self.stop is None:
-            wish = self.recall.look()
+            wish = self.reclaimed.query()
             if wish is None and end["reason"] == "lost":
-                return  # its supervisor alone was killed
+                return  # only the trial's supervisor was killed
             stop, number = wish or (Stop(reason=end["reason"], then="requeue"), signal.SIGUSR2)
             self._stop(stop, number=number)
 
     def _numbers(self) -> list[int]:
         return [trial.number for trial in self.trials.values()]
 
-    # -- being stopped --------------------------------------------------------------------------------------------
+    # -- stopping -------------------------------------------------------------------------------------------------
 
-    def _hear_scheduler(self, number: int | None) -> None:
-        if (wish := self.recall.heard(number, idle=not self.trials)) is not None:
-            stop, signal_of_it = wish
-            self._stop(stop, number=signal_of_it)
+    def _check_scheduler(self, number: int | None) -> None:
+        if (wish := self.reclaimed.check(number, idle=not self.trials)) is not None:
+            self._stop(wish[0], number=wish[1])
 
-    def _hear_users(self) -> None:
-        """Requests to this worker, and to the whole sweep. The latter stay until it is resumed: a worker that waits in
-        the queue finds them too."""
-        for name, request in pending_requests(self.worker):
-            honour(self.worker, name)
-            self._obey(request)
-        for _, request in pending_requests(self.worker.sweep):
-            self._obey(request)
+    def _handle_requests(self) -> None:
+        """Handle requests to this worker and to the sweep. Those to the sweep are not marked as honoured: they apply
+        to pending workers, too, until the sweep is resumed."""
+        for name, request in open_requests(self.worker):
+            mark_honoured(self.worker, name)
+            self._stop_on_request(request)
+        for _, request in open_requests(self.worker.sweep):
+            self._stop_on_request(request)
 
-    def _obey(self, request: StopRequest) -> None:
+    def _stop_on_request(self, request: StopRequest) -> None:
         decisions: dict[str, Decision] = {"requeue": "requeue", "pause": "pause"}
-        stop = Stop(reason=request.reason, then=decisions.get(request.then, "end"), detail="by a user's wish")
-        self._stop(stop, request=None if request.then == "finish" else request)  # finish: what runs may run to its end
+        stop = Stop(reason=request.reason, then=decisions.get(request.then, "end"), detail="requested by a user")
+        self._stop(stop, request=None if request.then == "finish" else request)  # finish: running trials continue
 
     def _stop(self, stop: Stop, *, number: signal.Signals | None = None, request: StopRequest | None = None) -> None:
-        """Start nothing any more, and have the trials in flight leave.
+        """Start no more trials, and stop the running ones.
 
         Args:
-            number: a signal for their supervisors, which ask the scheduler what it means.
-            request: what they are asked, where it is not the scheduler's wish.
+            number: signal for the trials' supervisors, which query the scheduler for its meaning.
+            request: stop request for the trials, if the reason is not the scheduler.
         """
         if stop.outdoes(self.stop):
-            self._say(f"stopping: {stop.reason}, then: {stop.then} {stop.detail}".rstrip())
+            log.info(f"starting no more trials: {stop}")
             self.stop = stop
-            self.chooser.tell(self._stopping(stop))
+            self.tuner.send(self._stopping(stop))
         elif stop.by_scheduler and self.stop is not None and self.stop.then == "requeue":
-            self.stop = stop  # it was about to be requeued, and now that happens without us
+            self.stop = stop  # the scheduler requeues the worker, so that the worker must not
         for trial in self.trials.values():
             if number is not None:
                 trial.signal(number)
             if request is not None:
-                trial.ask(request)
+                trial.request_stop(request)
 
     @staticmethod
     def _stopping(stop: Stop) -> dict[str, Any]:
         return {"event": "stopping", "reason": stop.reason, "then": stop.then}
 
-    # -- the end --------------------------------------------------------------------------------------------------
+    # -- end ------------------------------------------------------------------------------------------------------
 
     def _leave(self) -> int:
         self.spare.close()
         ends = self.stop is not None and (self.stop.by_scheduler or self.stop.then == "end")
-        taken = ends or self.inquiry.over_since is not None  # to be requeued before Slurm's SIGKILL
-        self.chooser.dismiss(HURRY_SECONDS if taken else LEAVE_SECONDS)
-        self._hear_users()
-        stop = self.stop or self._end_of_chooser()
-        if self.inquiry.over_since is None and (problem := clean_stage(self.worker, self.launch)):
-            self._say(problem)
+        taken = ends or self.scheduler.over_since is not None  # the requeue must be over before Slurm's SIGKILL
+        self.tuner.dismiss(HURRY_SECONDS if taken else LEAVE_SECONDS)
+        self._handle_requests()
+        stop = self.stop or self._end_of_tuner()
+        if self.scheduler.over_since is None and (problem := clean_stage(self.worker, self.launch)):
+            log.warning(problem)
         if stop.then != "requeue":
             return self._end(stop, code=_EXIT_CODES.get(stop.reason, EXIT_CONTINUED if stop.then == "pause" else 1))
         if not self.launch.resilience.requeue:
-            detail = "resilience.requeue is off: another worker, or `hpcaccel sweep resume`, goes on"
+            detail = "resilience.requeue is off: another worker, or `hpcaccel sweep resume`, continues the trials"
             return self._end(Stop(reason=stop.reason, then="end", detail=detail), code=EXIT_CONTINUED)
         self._end(stop, code=EXIT_CONTINUED)
         if not stop.by_scheduler:
@@ -308,13 +279,13 @@ class Host:
 
     def _end(self, stop: Stop, *, code: int) -> int:
         self.account.end(stop.reason, stop.then, stop.detail)
-        self._say(f"worker {self.worker.index} ends, {stop.reason}; then: {stop.then} {stop.detail}".rstrip())
+        log.info(f"worker {self.worker.index} ends: {stop}")
         return code
 
-    def _end_of_chooser(self) -> Stop:
-        last = self.chooser.end
+    def _end_of_tuner(self) -> Stop:
+        last = self.tuner.end
         if last is None:
-            return Stop(reason="failed", then="end", detail=self.chooser.failed)
+            return Stop(reason="failed", then="end", detail=self.tuner.failed)
         then: Decision = "requeue" if last.get("then") == "requeue" else "end"
         return Stop(reason="completed", then=then, detail=str(last.get("why", "")))
 
@@ -322,21 +293,11 @@ class Host:
         if self.avoid:
             self.allocation.avoid(sorted(self.avoid), instead_of=())
         else:
-            # Nothing is left to do behind the requeue: Slurm's SIGTERM may end this process at once, a cancel's too.
+            # Nothing is left to do after the requeue, so SIGTERM may end this process at once, also in a cancel.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM} if not self.launch.local else ())
         if problem := self.allocation.requeue():
-            cancelled = problem == TAKEN_DOWN
-            reason: Reason = "cancelled" if cancelled else stop.reason
+            reason: Reason = "cancelled" if problem == TAKEN_DOWN else stop.reason
             self._end(Stop(reason=reason, then="end", detail=f"not requeued: {problem}"), code=EXIT_CONTINUED)
-
-    def _say(self, text: str) -> None:
-        line = self._mask(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}")
-        print(f"hpcaccel: {line}", flush=True)
-        try:
-            with self.worker.host_log.open("a", encoding="utf-8") as log:
-                log.write(line + "\n")
-        except OSError as error:
-            print(f"hpcaccel: cannot write {self.worker.host_log}: {error.strerror}", flush=True)
 
 
 def _to_be_continued(reason: Reason) -> StopRequest:

@@ -1,50 +1,57 @@
-"""A trial's supervisor as the host sees it: a child with a place of its own, whose last word comes through a pipe."""
+"""The worker's side of a running trial: its supervisor is a child process that reports the end through a pipe."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.core.records import StopRequest, to_dict
-from hpcaccel.core.run_dir import RunDir, read_json, write_json
+from hpcaccel.core.durable_files import read_json, write_json
+from hpcaccel.core.records import to_dict
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.stop_requests import StopRequest
 from hpcaccel.errors import SlurmCommandError
-from hpcaccel.node.launchers.start_ranks import dying_with_us
+from hpcaccel.node.allocation import Slot
+from hpcaccel.node.batch import WATCHED, dying_with_us
 from hpcaccel.node.ledger import Ledger
-from hpcaccel.node.supervisor import WATCHED
-from hpcaccel.node.sweep.slots import Slot
 from hpcaccel.node.sweep.trial_supervisor import HOSTS_REQUEST
 from hpcaccel.slurm.commands import Slurm
 
 __all__ = ["Spare", "Trial"]
 
+log = logging.getLogger(__name__)
+
 _LONGEST_WORD = 1 << 15
+"""Longest report of a supervisor, in bytes."""
 PAUSE_SECONDS = 2.0
+"""Delay between the start of a trial and the start of the next spare process."""
 
 
 @dataclass(frozen=True)
-class Supervisor:
-    """A process that waits to be told which trial it is to supervise."""
+class TrialProcess:
+    """A supervisor process that waits for its trial on standard input."""
 
     process: subprocess.Popen[bytes]
     report: int
-    """Where its last word comes from; a file descriptor."""
+    """File descriptor from which to read the supervisor's report."""
 
     def order(self, value: dict[str, Any]) -> None:
+        """Send the process its trial: the JSON object that ``wait_for_a_trial`` reads."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(value).encode() + b"\n")
         self.process.stdin.close()
 
 
 class Spare:
-    """A supervisor that has started already: the next trial need not wait until a Python has.
+    """A supervisor process started in advance, so that the next trial does not wait for Python's start.
 
     Args:
         program: ``node.pyz``.
@@ -52,19 +59,23 @@ class Spare:
 
     def __init__(self, program: Path) -> None:
         self._program = program
-        self._spare: Supervisor | None = None
+        self._spare: TrialProcess | None = None
         self._taken = 0.0
 
     def keep(self, *, wanted: bool) -> None:
-        """Have one ready, but not in the moment in which a trial starts and needs the processor itself."""
+        """Start a spare process if there is none, but not within 2 s of a trial's start, which needs the CPU.
+
+        Args:
+            wanted: whether further trials may start.
+        """
         if wanted and self._spare is None and time.monotonic() > self._taken + PAUSE_SECONDS:
             try:
                 self._spare = self._start()
             except OSError:
-                self._taken = time.monotonic()  # who wants one will be told why there is none
+                self._taken = time.monotonic()  # ``take`` raises the error once a trial needs the process
 
-    def take(self) -> Supervisor:
-        """Raises OSError where no process can be started."""
+    def take(self) -> TrialProcess:
+        """The spare process, or a new one if there is none. Raises OSError if no process can be started."""
         self._taken = time.monotonic()
         spare, self._spare = self._spare, None
         if spare is not None and spare.process.poll() is None:
@@ -76,7 +87,7 @@ class Spare:
             self._spare.process.kill()
             self._spare.process.wait()
 
-    def _start(self) -> Supervisor:
+    def _start(self) -> TrialProcess:
         report, report_to = os.pipe()
         os.set_blocking(report, False)
         try:
@@ -84,21 +95,22 @@ class Spare:
                 [sys.executable, str(self._program), "trial", str(report_to)],
                 stdin=subprocess.PIPE,
                 pass_fds=[report_to],
-                preexec_fn=dying_with_us(deaf_to=WATCHED),  # until it listens
+                preexec_fn=dying_with_us(blocked=WATCHED),  # pending until the supervisor waits for them
                 start_new_session=True,
             )
         finally:
             os.close(report_to)
-        return Supervisor(process, report)
+        return TrialProcess(process, report)
 
 
 class Trial:
-    """One that is in flight.
+    """A running trial, from the start of its supervisor to its report.
 
     Args:
-        spare: supervises it.
-        variables: of its environment, besides those of the host.
-        say: tells the host's log.
+        number: the trial's number in the sweep.
+        slot: the trial's share of the allocation.
+        spare: provides the supervisor process.
+        variables: environment variables, in addition to the worker's own.
     """
 
     def __init__(
@@ -109,49 +121,47 @@ class Trial:
         spare: Spare,
         *,
         variables: Mapping[str, str],
-        say: Callable[[str], None],
     ) -> None:
         self.run = run
         self.number = number
         self.slot = slot
-        self._say = say
         self._began = time.monotonic()
         self._told: set[signal.Signals] = set()
         self._asked = ""
-        self._supervisor: Supervisor | None = None
+        self._supervisor: TrialProcess | None = None
         self._problem = ""
         try:
-            (run.control / HOSTS_REQUEST).unlink(missing_ok=True)  # of a host that was killed
+            (run.control / HOSTS_REQUEST).unlink(missing_ok=True)  # left by a worker process that was killed
             self._supervisor = spare.take()
             self._supervisor.order({"run": str(run.path), "slot": str(slot), "env": dict(variables)})
         except OSError as error:
             self._problem = f"cannot start trial {number}: {error}"
 
-    # -- stopping it ----------------------------------------------------------------------------------------------
+    # -- stopping -------------------------------------------------------------------------------------------------
 
     def signal(self, number: signal.Signals) -> None:
-        """Hand on a signal of the scheduler's, once."""
+        """Forward a signal of the scheduler to the supervisor, at most once."""
         if self._supervisor is not None and number not in self._told:
             self._told.add(number)
             self._supervisor.process.send_signal(number)
 
-    def ask(self, request: StopRequest) -> None:
-        """Hand on what somebody wishes for all trials, once."""
+    def request_stop(self, request: StopRequest) -> None:
+        """Write a request to stop into the trial's ``control/``, unless the last one was for the same kind of stop."""
         if self._supervisor is None or self._asked == request.then:
             return
         self._asked = request.then
         try:
             write_json(self.run.control / HOSTS_REQUEST, to_dict(request))
         except OSError as error:
-            self._say(f"cannot ask trial {self.number} to stop: {error}; ending it from its last checkpoint")
+            log.warning(f"cannot request trial {self.number} to stop: {error}; killing it, its last checkpoint remains")
             self._supervisor.process.kill()
             return
-        self._supervisor.process.send_signal(signal.SIGCHLD)  # it looks into its folder when it wakes up
+        self._supervisor.process.send_signal(signal.SIGCHLD)  # wakes the supervisor, which then reads the request
 
-    # -- its end --------------------------------------------------------------------------------------------------
+    # -- end ------------------------------------------------------------------------------------------------------
 
     def poll(self) -> dict[str, Any] | None:
-        """None while it runs; then how it ended, as the chooser is told."""
+        """None while the trial runs, then its end as an event for the tuner."""
         if self._supervisor is not None and self._supervisor.process.poll() is None:
             return None
         word = self._last_word()
@@ -173,19 +183,19 @@ class Trial:
             return word
         self._end_ranks()
         code = self._supervisor.process.returncode
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        detail = f"the supervisor of trial {self.number} {how} without a last word; see {self.run.slurm_log}"
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        detail = f"the supervisor of trial {self.number} {how} without reporting a result; see {self.run.slurm_log}"
         if code < 0:
             return {"reason": "lost", "decision": "requeue", "error_class": None, "detail": detail}
         return {"reason": "failed", "decision": "end", "error_class": "supervisor", "detail": detail}
 
     def _end_ranks(self) -> None:
-        """srun ends its step when its supervisor dies; this is for a step that srun has lost."""
-        started = Ledger.read(self.run).unfinished()
+        """Kill the ranks of a supervisor that died. srun ends its step then: this is needed only if srun died, too."""
+        started = Ledger.of(self.run).unfinished()
         step = None if started is None else read_json(self.run.attempt(started.attempt) / "step.json")
         if step is None:
             return
         try:
             Slurm().signal_step(step["job_id"], step["step_id"], "KILL")
         except SlurmCommandError as error:
-            self._say(f"ranks of trial {self.number} may still run: {error}")
+            log.warning(f"the ranks of trial {self.number} may still be running: {error}")

@@ -1,14 +1,15 @@
-"""The supervisor of one trial of a sweep: a run's, in an allocation that belongs to the sweep's worker.
+"""The supervisor of one trial of a sweep: a run's supervisor in an allocation that belongs to the sweep's worker.
 
-It does for the trial what it does for a run: ranks, ledger, restarts, stops, hangs. But what follows is the worker's
-and the sweep's affair: this process requeues nothing, and whatever takes the allocation away leaves a trial that is to
-be continued, by this worker or another. Its last word goes to the host, through a pipe.
+It handles ranks, ledger, restarts, stops and hangs as for any run. It never requeues: the worker and the sweep decide
+what follows, and a trial whose allocation is taken away is continued by this worker or another one. It reports the end
+to the worker through a pipe.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import signal
 import sys
@@ -17,43 +18,51 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from hpcaccel.core.durable_files import read_json, write_json
+from hpcaccel.core.launch_spec import LaunchSpec, read_launch
 from hpcaccel.core.records import EXIT_CONTINUED, AttemptEnd
-from hpcaccel.core.run_dir import RunDir, read_json, read_lines, write_json
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.run_ledger import RunLedger
+from hpcaccel.core.stop_requests import mark_honoured, open_requests
 from hpcaccel.errors import HpcaccelError, RunBusy, RunDirectoryError, UserError
 from hpcaccel.node import lease
-from hpcaccel.node.allocation import Allocation, LocalAllocation, Situation, SlurmAllocation
-from hpcaccel.node.control_requests import honour, pending_requests
+from hpcaccel.node.allocation import Allocation, JobStatus, LocalAllocation, Slot
+from hpcaccel.node.allocation.scheduler_view import KILL_WAIT, WORKER_JOB, SchedulerView, read_shared_status
+from hpcaccel.node.allocation.slurm_allocation import SlurmAllocation
+from hpcaccel.node.attempt import Attempt
+from hpcaccel.node.batch import WATCHED
 from hpcaccel.node.decision import Verdict
 from hpcaccel.node.failures.classify import Failure
 from hpcaccel.node.failures.classify_logs import slurm_spoke
-from hpcaccel.node.launch_spec import Launch, read_launch
+from hpcaccel.node.failures.disk_space import UNWRITABLE_ERRNOS
 from hpcaccel.node.ledger import Ledger, read_outcome
-from hpcaccel.node.retry_io import THE_DISK_SAYS_NO, if_possible
-from hpcaccel.node.stop_sequence import Inquiry
-from hpcaccel.node.supervisor import WATCHED, Supervisor
-from hpcaccel.node.sweep.shared_job_status import KILL_WAIT, WORKER_JOB, read_answer
-from hpcaccel.node.sweep.slots import Slot
+from hpcaccel.node.supervisor import Supervisor
 
 __all__ = ["CHECKED", "END_TIME", "HOSTS_REQUEST", "run_trial", "wait_for_a_trial"]
 
+log = logging.getLogger(__name__)
+
 END_TIME = "HPCACCEL_WORKER_END"
-"""Variable: when the time of a local worker is over, in seconds since the epoch."""
+"""Environment variable: end of a local worker's time limit, in seconds since the epoch."""
 CHECKED = "HPCACCEL_NODES_CHECKED"
-"""Variable: a trial has come to a good end in this allocation, so that its nodes need not be looked at for the next."""
+"""Environment variable: set if a trial has succeeded in this allocation, so that no preflight is needed."""
 HOSTS_REQUEST = "worker.json"
-"""In a trial's ``control``: what its worker asks of it, for as long as this worker runs it."""
+"""File in a trial's ``control/``: the stop request of the worker that runs it."""
 _OVER = ("completed", "pruned")
+"""A trial whose last attempt ended for one of these reasons is not started again."""
 _TOLD = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2}
+"""Signals that stop a trial."""
 _LONGEST = 4000
+"""Longest ``detail`` in a report to the worker, in characters."""
 
 
 class _NoRoom(RunDirectoryError):
-    """Nothing can be written to the run directory, which is no trial's fault."""
+    """The run directory cannot be written. This is not the trial's fault, so the sweep stops."""
 
 
 def wait_for_a_trial(*, report_to: int) -> int:
-    """Be a trial's supervisor as soon as the host says on standard input which one's: a JSON object with ``run``, a
-    directory, ``slot`` and ``env``. The exit code is that of a run; 0 where the host says nothing."""
+    """Wait for a line on standard input, a JSON object with ``run`` (a directory), ``slot`` and ``env``, then supervise
+    that trial. Returns the exit code as for a run; 0 if standard input is closed first."""
     line = sys.stdin.readline()
     if not line:
         return 0
@@ -68,6 +77,7 @@ def wait_for_a_trial(*, report_to: int) -> int:
 
 
 def _print_to(path: Path) -> None:
+    """Redirect standard output and error to ``path``, and standard input to ``/dev/null``."""
     sys.stdout.flush()
     log, nothing = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640), os.open(os.devnull, os.O_RDONLY)
     for ours, theirs in ((nothing, 0), (log, 1), (log, 2)):
@@ -77,24 +87,23 @@ def _print_to(path: Path) -> None:
 
 
 def run_trial(run: RunDir, *, slot: Slot, report_to: int) -> int:
-    """Run a trial until its ranks have left for good, or for now; the exit code is that of a run.
+    """Run a trial until it has ended or must continue elsewhere. Returns the exit code as for a run.
 
     Args:
-        slot: its place in the allocation.
-        report_to: a file descriptor, which gets one JSON line: ``reason``, ``decision``, ``error_class``, ``detail``.
+        slot: the trial's share of the allocation.
+        report_to: file descriptor that gets one JSON line: ``reason``, ``decision``, ``error_class``, ``detail`` and
+            ``nodes_excluded``.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     try:
         code = _supervise(run, slot)
         end = _last_end(run)
-        assert end is not None, "a supervisor has left without a line in the ledger"
+        assert end is not None, "a supervisor exited without a line in the ledger"
         word = {name: getattr(end, name) for name in ("reason", "decision", "error_class", "detail", "nodes_excluded")}
     except (HpcaccelError, OSError) as error:
         said = str(error)
         code = _refuse(report_to, said, kind=_kind(error))
-        if_possible(
-            lambda: print(f"hpcaccel: {said}", flush=True), say=lambda _: None
-        )  # the log may lie on a full disk
+        log.error(said)
         return code
     word["detail"] = word["detail"][:_LONGEST]
     os.write(report_to, json.dumps(word).encode() + b"\n")
@@ -102,15 +111,16 @@ def run_trial(run: RunDir, *, slot: Slot, report_to: int) -> int:
 
 
 def _kind(error: Exception) -> str:
+    """The ``error_class`` to report for an error: ``busy``, ``disk`` or ``refused``."""
     if isinstance(error, RunBusy):
         return "busy"
     cause = error if isinstance(error, OSError) else error.__cause__
-    unwritable = isinstance(cause, OSError) and cause.errno in THE_DISK_SAYS_NO
+    unwritable = isinstance(cause, OSError) and cause.errno in UNWRITABLE_ERRNOS
     return "disk" if unwritable or isinstance(error, _NoRoom) else "refused"
 
 
 def _refuse(report_to: int, detail: str, *, kind: str = "refused") -> int:
-    """No rank can be started; nothing of that stands in the ledger."""
+    """Report that no rank can be started; this is not in the ledger. Returns the exit code."""
     word = {"reason": "failed", "decision": "end", "error_class": kind, "detail": detail[:_LONGEST]}
     os.write(report_to, json.dumps(word).encode() + b"\n")
     return UserError.exit_code
@@ -126,12 +136,16 @@ def _supervise(run: RunDir, slot: Slot) -> int:
     lease.acquire(run, job_id=allocation.job_id, restart_count=allocation.restart_count, trusted=True)
     try:
         _note_job(run, allocation.job_id)
-        return TrialSupervisor(run, launch, allocation, ledger=TrialLedger.read(run)).run_attempts()
+        path = os.environ.get(WORKER_JOB)
+        scheduler = SchedulerView(allocation, shared=lambda: read_shared_status(Path(path)) if path else None)
+        ledger = TrialLedger.of(run)
+        return TrialSupervisor(run, launch, allocation, ledger=ledger, scheduler=scheduler).run_attempts()
     finally:
         lease.release(run)
 
 
 def _note_job(run: RunDir, job_id: str) -> None:
+    """Record ``job_id`` as the last job of the run."""
     record: dict[str, Any] = read_json(run.record) or {}
     if job_id not in record.get("job_ids", [])[-1:]:
         jobs = [*(one for one in record.get("job_ids", []) if one != job_id), job_id]
@@ -143,111 +157,114 @@ def _offset(run: RunDir) -> int:
 
 
 def _last_end(run: RunDir) -> AttemptEnd | None:
-    ends = Ledger.read(run).ends
+    ends = Ledger.of(run).ends
     return ends[-1] if ends else None
 
 
 class TrialLedger(Ledger):
-    """A trial's: it may go on in any job of the sweep's."""
+    """The ledger of a trial, which may continue in any job of the sweep."""
 
-    def _ends_of(self, jobs: Collection[str]) -> list[AttemptEnd]:
-        # After an end, the sweep has decided that it is to be tried again: the counts begin anew.
+    def ends_of(self, jobs: Collection[str]) -> list[AttemptEnd]:
+        # If the sweep retries a trial that has ended, the counts for the caps start again from zero.
         last = max((at for at, line in enumerate(self.ends) if line.decision in ("end", "pause")), default=-1)
         return self.ends[last + 1 :]
 
 
-class TrialSupervisor(Supervisor):
-    """A run's, that decides nothing beyond the allocation."""
+class TrialAttempt(Attempt):
+    """An attempt of a trial, in an allocation that other trials have used before."""
 
-    def __init__(self, run: RunDir, launch: Launch, allocation: Allocation, *, ledger: Ledger) -> None:
-        super().__init__(run, launch, allocation, ledger=ledger)
-        if path := os.environ.get(WORKER_JOB):
-            self.inquiry = Inquiry(allocation, told=lambda: read_answer(Path(path)))
-
-    def _conclude(self, code: int) -> Verdict:
-        # A good end says enough by itself, and there are hundreds in a minute.
+    def conclude(self, code: int) -> Verdict:
+        # A good end needs no query of Slurm: short trials would cause hundreds of them a minute.
         if code == 0 and self._was_left_alone():
-            return self._decide(code, Situation(running=True), None)
-        return super()._conclude(code)
+            return self.decide(code, JobStatus(running=True), None)
+        return super().conclude(code)
 
     def _was_left_alone(self) -> bool:
-        """Whether the ranks got no signal of Slurm's: slurmstepd writes that into their log before they get it (22.05,
-        26.11), and srun says in the supervisor's when a node fails."""
-        self.stopping.hear_the_last()
-        if self.stopping.request is not None or self.stopping.cancel_asked or signal.sigpending() & _TOLD:
+        """Whether Slurm has sent the ranks no signal. slurmstepd writes a line to their log before it signals them
+        (22.05, 26.11), and srun writes one to the supervisor's log when a node fails."""
+        self.stopping.handle_late_cancel()
+        if self.stopping.request is not None or self.stopping.cancel_requested or signal.sigpending() & _TOLD:
             return False
-        outcome = read_outcome(self.run, self.attempt)
+        outcome = read_outcome(self.job.run, self.number)
         if outcome is not None:
             return not outcome.resume
-        return not slurm_spoke(self.run, self.attempt)
-
-    def _code_if_over(self) -> int | None:
-        # Told twice to run it: a chooser died before it had heard, or written down, that the trial had ended. Where
-        # more is asked of a trial than it has done, the lines before count no more.
-        lines = [line for line, _ in read_lines(self.run.ledger, offset=_offset(self.run))]
-        over = bool(lines) and lines[-1].get("event") == "end" and lines[-1].get("reason") in _OVER
-        return 0 if over else None
-
-    def _end_before_start(self) -> int | None:
-        for name, request in pending_requests(self.run):
-            if name == HOSTS_REQUEST and request.then == "requeue":
-                honour(self.run, name)
-                verdict = Verdict(reason=request.reason, decision="requeue", detail="before the ranks started")
-                self._write_end(verdict, started=time.time())
-                return EXIT_CONTINUED
-        return super()._end_before_start()
+        return not slurm_spoke(self.job.run, self.number)
 
     def _preflight(self) -> Verdict | None:
-        if CHECKED in os.environ and not self.restarts:
+        if CHECKED in os.environ and not self.job.restarts:
             return None
         return super()._preflight()
 
-    def _room(self) -> Failure | None:
-        """
+    def _wait_for_room(self) -> Failure | None:
+        """As for a run, but a lack of space stops the whole sweep.
+
         Raises:
-            _NoRoom: the sweep stops.
+            _NoRoom: the disk stayed full or unwritable.
         """
-        failure = super()._room()
+        failure = super()._wait_for_room()
         if failure is not None:
             why = f"{failure.cause.name}: {failure.detail}"
-            self._write_end(Verdict(reason="stop", decision="requeue", detail=why), started=time.time())
+            self.write_end(Verdict(reason="stop", decision="requeue", detail=why), started=time.time())
             raise _NoRoom(why)
         return None
 
+
+class TrialSupervisor(Supervisor):
+    """A run's supervisor that neither requeues nor cleans up the allocation."""
+
+    attempt_class = TrialAttempt
+
+    def _code_of_the_end(self) -> int | None:
+        # If a tuner dies before it records the trial's end, the next tuner starts the trial a second time. Lines before
+        # the offset do not count, because the sweep has extended the trial since.
+        run = self.job.run
+        last = RunLedger.read(run, offset=_offset(run)).last
+        return 0 if isinstance(last, AttemptEnd) and last.reason in _OVER else None
+
+    def _end_before_start(self) -> int | None:
+        for name, request in open_requests(self.job.run):
+            if name == HOSTS_REQUEST and request.then == "requeue":
+                mark_honoured(self.job.run, name)
+                self._end(
+                    Verdict(reason=request.reason, decision="requeue", detail="requested before the ranks started")
+                )
+                return EXIT_CONTINUED
+        return super()._end_before_start()
+
     def _clean(self) -> None:
-        pass  # the worker does, when its last trial is over
+        pass  # the worker removes staged data after its last trial
 
     def _leave_excluded_nodes(self) -> int | None:
-        return None  # the worker keeps away from nodes
+        return None  # the worker excludes nodes
 
     def _requeue(self, verdict: Verdict) -> int:
         return EXIT_CONTINUED
 
 
 class TrialAllocation(SlurmAllocation):
-    """The allocation of a sweep's worker, as one of its trials sees it."""
+    """The allocation of a sweep's worker, for one of its trials."""
 
     def __init__(self) -> None:
         super().__init__()
         if given := os.environ.get(KILL_WAIT):
             self.kill_wait_seconds = float(given)
 
-    def situation(self, *, patient: bool = True) -> Situation:
-        now = super().situation(patient=patient)
-        if now.running or now.comes_back or not now.known:
+    def status(self, *, patient: bool = True) -> JobStatus:
+        now = super().status(patient=patient)
+        if now.running or now.will_requeue or not now.known:
             return now
-        # Whatever becomes of this worker: others go on with the trial.
-        return dataclasses.replace(now, comes_back=True, taken_for=now.taken_for or "cancelled")
+        # Whatever happens to this worker, another one can continue the trial.
+        return dataclasses.replace(now, will_requeue=True, termination_reason=now.termination_reason or "cancelled")
 
 
 class LocalTrialAllocation(LocalAllocation):
-    """The same on this machine."""
+    """The allocation of a local worker, for one of its trials."""
 
-    def __init__(self, run: RunDir, launch: Launch) -> None:
+    def __init__(self, run: RunDir, launch: LaunchSpec) -> None:
         super().__init__(run, launch)
         given = os.environ.get(END_TIME)
         self._end_time = None if given is None else float(given)
 
-    def situation(self, *, patient: bool = True) -> Situation:
-        now = super().situation(patient=patient)
-        return now if now.running else dataclasses.replace(now, comes_back=True, taken_for="cancelled")
+    def status(self, *, patient: bool = True) -> JobStatus:
+        now = super().status(patient=patient)
+        return now if now.running else dataclasses.replace(now, will_requeue=True, termination_reason="cancelled")

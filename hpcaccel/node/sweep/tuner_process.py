@@ -1,12 +1,13 @@
-"""The chooser of a sweep's worker: the process that says which trial comes next. It may crash; the host may not.
+"""The tuner of a sweep's worker: a child process that chooses the next trial, and is restarted if it dies.
 
-Both sides speak JSON lines, on the chooser's standard input and output.
+Worker and tuner exchange JSON lines over the tuner's standard input and output.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -15,31 +16,36 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.node.launchers.start_ranks import dying_with_us
+from hpcaccel.core.jsonl_pipe import LineSplitter, json_line
+from hpcaccel.node.batch import dying_with_us
 
-__all__ = ["SPOKEN", "Chooser"]
+__all__ = ["TUNER_SIGNAL", "TunerProcess"]
 
-SPOKEN = signal.SIGURG
-"""Comes when the chooser has said something; to be blocked and waited for. It harms nobody who does not."""
-DEAF = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2}
-"""Slurm signals all processes of a batch step. What these mean the host tells the chooser in words."""
+log = logging.getLogger(__name__)
+
+TUNER_SIGNAL = signal.SIGURG
+"""Signal that the kernel sends when the tuner has written output. The worker blocks it and waits for it. By default it
+is ignored."""
+BLOCKED_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2}
+"""Blocked in the tuner, because Slurm signals all processes of a batch step. The worker sends stops as events."""
 CRASHES = 3
-"""A chooser that has died so many times, without a trial's end in between, is not started again."""
+"""After this number of crashes without a trial's end in between, the tuner is not restarted."""
 PAUSES_SECONDS = (0.0, 1.0, 3.0)
+"""Pause before a restart, by the number of crashes."""
 LEAVE_SECONDS = 20.0
+"""How long the tuner may take to exit once its standard input is closed."""
 PIECE_BYTES = 1 << 16
 OURS = "hpcaccel: "
-"""A line of a chooser's that names an error of ours begins so."""
+"""Prefix of error lines that the tuner itself writes to its log."""
 
 
-class Chooser:
-    """One chooser after another, for as long as they are wanted.
+class TunerProcess:
+    """The tuner's process, its event queue and its restarts.
 
     Args:
-        command: starts it.
-        log: gets what it prints to standard error.
-        hello: the first words to each, asked for when it starts.
-        say: tells the host's log.
+        command: starts the tuner.
+        log: file for its standard error.
+        hello: returns the first events for a tuner that has just been started.
     """
 
     def __init__(
@@ -48,72 +54,71 @@ class Chooser:
         *,
         log: Path,
         hello: Callable[[], list[dict[str, Any]]],
-        say: Callable[[str], None],
     ) -> None:
         self._command = list(command)
         self._log = log
         self._hello = hello
-        self._say = say
         self._process: subprocess.Popen[bytes] | None = None
-        self._torn = b""
-        self._untold: list[dict[str, Any]] = []
-        """What there was nobody to tell; and of the first of it, how many bytes are told."""
+        self._lines = LineSplitter()
+        self._unsent: list[dict[str, Any]] = []
+        """Events not yet sent completely."""
         self._written = 0
+        """Number of bytes of the first event that are already written."""
         self._crashes = 0
         self._again_at = 0.0
-        self._said_before = 0
-        """Where in the log the words of this one begin."""
+        self._log_offset = 0
+        """Offset in the log where this tuner's output begins."""
         self.end: dict[str, Any] | None = None
-        """Its last word, once it has nothing more to do here."""
+        """The tuner's final message; None while it may still choose trials."""
         self.failed = ""
-        """Why there is none any more, once it has crashed too often."""
+        """Why the tuner is not restarted; empty unless it could not start or crashed too often."""
 
     @property
     def gone(self) -> bool:
-        """Whether none runs, and none will."""
+        """Whether no tuner runs and none will be started."""
         return self._process is None and (self.end is not None or bool(self.failed))
 
-    # -- speaking -------------------------------------------------------------------------------------------------
+    # -- sending events -------------------------------------------------------------------------------------------
 
-    def tell(self, event: dict[str, Any]) -> None:
+    def send(self, event: dict[str, Any]) -> None:
         if event["event"] == "ended":
             self._crashes = 0
-        self._untold.append(event)
-        self._send()
+        self._unsent.append(event)
+        self._flush()
 
-    def _send(self) -> None:
+    def _flush(self) -> None:
         if self._process is None or self._process.stdin is None:
             return
-        while self._untold:
-            line = json.dumps(self._untold[0]).encode() + b"\n"
+        while self._unsent:
+            line = json_line(self._unsent[0])
             try:
                 self._written += os.write(self._process.stdin.fileno(), line[self._written :])
             except (BlockingIOError, BrokenPipeError):
-                return  # it will read later; or its end is seen soon
+                return  # the pipe is full until the tuner reads, or the tuner has ended, which ``read`` handles
             if self._written == len(line):
-                self._untold.pop(0)
+                self._unsent.pop(0)
                 self._written = 0
 
-    # -- hearing --------------------------------------------------------------------------------------------------
+    # -- reading messages -----------------------------------------------------------------------------------------
 
-    def hear(self) -> list[dict[str, Any]]:
-        """What it has said since the last call. Starts one where one is due, and sees one's end."""
+    def read(self) -> list[dict[str, Any]]:
+        """The tuner's messages since the last call. Also starts a tuner if one is due, and handles its exit."""
         if self._process is None:
             self._start_again()
             return []
-        self._send()
+        self._flush()
         code = self._process.poll()
         messages = self._read(self._process)
         for message in messages:
             if message.get("end"):
                 self.end = message
         if code is not None:
-            self._has_left(code)
+            self._handle_exit(code)
         return messages
 
     def _read(self, process: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
         assert process.stdout is not None
-        pieces = [self._torn]
+        pieces = []
         while True:
             try:
                 piece = os.read(process.stdout.fileno(), PIECE_BYTES)
@@ -122,98 +127,98 @@ class Chooser:
             if not piece:
                 break
             pieces.append(piece)
-        *lines, self._torn = b"".join(pieces).split(b"\n")
-        return [message for line in lines if (message := self._understood(line)) is not None]
+        lines = self._lines.feed(b"".join(pieces))
+        return [message for line in lines if (message := self._parse(line)) is not None]
 
-    def _understood(self, line: bytes) -> dict[str, Any] | None:
+    def _parse(self, line: bytes) -> dict[str, Any] | None:
         try:
             message = json.loads(line)
         except ValueError:
             message = None
         if not isinstance(message, dict):
-            self._say(f"the chooser has printed what is no message: {line[:200].decode(errors='replace')}")
+            log.warning(f"the tuner printed a line that is not a message: {line[:200].decode(errors='replace')}")
             return None
         return message
 
-    # -- beginning and end ----------------------------------------------------------------------------------------
+    # -- start and exit -------------------------------------------------------------------------------------------
 
     def _start_again(self) -> None:
         if self.gone or time.monotonic() < self._again_at:
             return
         try:
-            with self._log.open("ab") as log:
-                self._said_before = log.tell()
+            with self._log.open("ab") as file:
+                self._log_offset = file.tell()
                 self._process = subprocess.Popen(
                     self._command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    stderr=log,
+                    stderr=file,
                     bufsize=0,
-                    preexec_fn=dying_with_us(deaf_to=DEAF),
+                    preexec_fn=dying_with_us(blocked=BLOCKED_SIGNALS),
                     start_new_session=True,
                 )
         except OSError as error:
-            self.failed = f"the chooser cannot be started: {error}"
-            self._say(self.failed)
+            self.failed = f"cannot start the tuner: {error}"
+            log.warning(self.failed)
             return
         assert self._process.stdout is not None
         fd = self._process.stdout.fileno()
         os.set_blocking(fd, False)
         fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(fd, fcntl.F_SETSIG, SPOKEN)
+        fcntl.fcntl(fd, fcntl.F_SETSIG, TUNER_SIGNAL)
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
-        self._torn, self._written = b"", 0
-        self._untold = [*self._hello(), *self._untold]
-        self._send()
+        self._lines, self._written = LineSplitter(), 0
+        self._unsent = [*self._hello(), *self._unsent]
+        self._flush()
 
-    def _has_left(self, code: int) -> None:
+    def _handle_exit(self, code: int) -> None:
         self._close()
-        # Ends that nobody has read are told to the next one.
-        self._untold = [event for event in self._untold if event["event"] == "ended"]
+        # The next tuner gets the trials' ends that this one has not read.
+        self._unsent = [event for event in self._unsent if event["event"] == "ended"]
         if self.end is not None and code == 0:
             return
         self.end = None
         self._crashes += 1
-        how = f"signal {-code}" if code < 0 else f"code {code}" if code else "code 0, but without a last word"
-        what = f"the chooser has died ({how}){self._last_words()}; see {self._log}"
+        how = f"signal {-code}" if code < 0 else f"code {code}" if code else "code 0, but without a final message"
+        what = f"the tuner died ({how}){self._last_words()}; see {self._log}"
         if self._crashes >= CRASHES:
-            self.failed = f"{what}. {self._crashes} times without a trial's end in between: giving up"
-            self._say(self.failed)
+            self.failed = f"{what}. It died {self._crashes} times without a trial ending in between: not restarting it"
+            log.warning(self.failed)
             return
         self._again_at = time.monotonic() + PAUSES_SECONDS[self._crashes]
-        self._say(f"{what}; starting it again")
+        log.warning(f"{what}; restarting it")
 
     def _last_words(self) -> str:
-        """What it said was wrong, if it did: a full disk, for instance."""
+        """The last error line in the tuner's log, after a colon; empty if there is none."""
         try:
-            with self._log.open("rb") as log:
-                log.seek(max(self._said_before, log.seek(0, os.SEEK_END) - PIECE_BYTES))
-                lines = log.read(PIECE_BYTES).decode(errors="replace").splitlines()
+            with self._log.open("rb") as file:
+                file.seek(max(self._log_offset, file.seek(0, os.SEEK_END) - PIECE_BYTES))
+                lines = file.read(PIECE_BYTES).decode(errors="replace").splitlines()
         except OSError:
             return ""
         said = [line.removeprefix(OURS) for line in lines if line.startswith(OURS)]
         return f": {said[-1]}" if said else ""
 
     def kill(self, why: str) -> None:
-        """End one that makes no sense; it counts as a crash."""
+        """Kill a tuner that sends invalid messages. This counts as a crash."""
         if self._process is not None:
-            self._say(f"{why}: ending the chooser")
+            log.warning(f"{why}: killing the tuner")
             self._process.kill()
 
     def dismiss(self, patience_seconds: float = LEAVE_SECONDS) -> None:
-        """Nothing more is said: let it write down what it has heard, and see it leave."""
+        """Close the tuner's standard input, and wait until it has recorded the last events and exited; else kill it."""
         if self._process is None:
             return
-        self._send()
+        self._flush()
         process = self._process
         if process.stdin is not None:
             process.stdin.close()
         try:
             process.wait(patience_seconds)
         except subprocess.TimeoutExpired:
-            self._say(f"the chooser has not left within {patience_seconds:.0f} s: killing it")
+            log.warning(f"the tuner did not exit within {patience_seconds:.0f} s: killing it")
             process.kill()
             process.wait()
         self._close()

@@ -1,26 +1,34 @@
-"""``worker.jsonl``: for how long a worker has held its allocation, written so that a killed host costs little of it."""
+"""Records in ``worker.jsonl`` for how long a worker holds its allocation, at intervals in case the worker is killed."""
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
+from hpcaccel.core.durable_files import append_line, read_lines
+from hpcaccel.core.launch_spec import read_launch
 from hpcaccel.core.process_identity import process_start, started_at
 from hpcaccel.core.records import Decision, Reason, WorkerEnd, WorkerSeen, WorkerStart, WorkerTaken, to_dict
-from hpcaccel.core.run_dir import WorkerDir, append_line
+from hpcaccel.core.sweep_dir import WorkerDir
 from hpcaccel.node import batch
-from hpcaccel.node.allocation import Allocation
-from hpcaccel.node.sweep.slots import gpus_of
+from hpcaccel.node.allocation import TAKEN_DOWN, Allocation, gpus_of
+from hpcaccel.node.allocation.slurm_allocation import unchained_allocation
+from hpcaccel.node.batch import killed_by
 
-__all__ = ["WorkerAccount"]
+__all__ = ["WorkerAccount", "record_killed", "record_setup_failure"]
 
+log = logging.getLogger(__name__)
+
+_NOT_AGAIN = "a worker that ends in this way twice in a row is not requeued"
 SHARE = 0.01
-"""A sign comes after so much of the time that the allocation has been held: what a killed host leaves unsaid stays
-below, and the lines of the first hour are some hundred."""
+"""Interval between ``seen`` lines, as a fraction of the time for which the allocation has been held. A killed worker
+loses at most this fraction, and the first hour has a few hundred lines."""
 FEWEST_SECONDS, MOST_SECONDS = 1.0, 60.0
+"""Shortest and longest interval between ``seen`` lines."""
 
 
 class WorkerAccount:
@@ -42,7 +50,7 @@ class WorkerAccount:
             nodes=allocation.nodes,
             gpus=gpus_of(os.environ, allocation.nodes, local=local),
             cpus=_cpus_of(os.environ, allocation.nodes, local=local),
-            # A controller that does not answer: the batch step cannot have begun much later.
+            # If the controller does not respond, use the start of the batch step, which is not much later.
             allocated_at=allocated_at or started_at((batch.began() or (pid, now))[0]),
             host=socket.gethostname(),
             pid=pid,
@@ -54,18 +62,18 @@ class WorkerAccount:
         return line
 
     def trial(self, number: int, what: Literal["started", "ended"], *, trials: Collection[int]) -> None:
-        """One has started, or ended; ``trials`` are those in flight after that."""
+        """Record that trial ``number`` has started or ended; ``trials`` are those that run afterwards."""
         self._trials = trials
         self._write(WorkerSeen(time=time.time(), trial=number, what=what, trials=sorted(trials)))
 
     def sign(self) -> None:
-        """To be called often: writes a line when it is time for one."""
+        """Write a ``seen`` line if one is due. Call this often."""
         now = time.time()
         if now - self._seen >= min(MOST_SECONDS, max(FEWEST_SECONDS, SHARE * (now - self._began))):
             self._write(WorkerSeen(time=now, trials=sorted(self._trials)))
 
     def taken(self, moment: float) -> None:
-        """Slurm has begun to take the allocation down. To be said as often as one likes."""
+        """Record when Slurm began to terminate the allocation. Only the first call writes a line."""
         if not self._taken:
             self._taken = True
             self._append(WorkerTaken(time=moment), sync=False)
@@ -81,8 +89,39 @@ class WorkerAccount:
         try:
             append_line(self._path, to_dict(line), sync=sync)
         except OSError as error:
-            # A full disk: the trials may still come to a good end, which is worth more than the account.
-            print(f"hpcaccel: cannot write {self._path}: {error.strerror}", flush=True)
+            # For instance a full disk: the trials may still end well, which matters more than this record.
+            log.warning(f"cannot write {self._path}: {error.strerror}")
+
+
+def record_setup_failure(worker: WorkerDir, *, exit_code: int, name: str) -> int:
+    """Write the end of a worker that could not start because a line of the set-up failed. Returns exit code 1."""
+    worker.prepare()
+    launch = read_launch(worker)
+    allocation = unchained_allocation(worker, launch)
+    account = WorkerAccount(worker)
+    account.start(allocation, allocated_at=allocation.status().start_time, local=launch.local)
+    detail = f"{name} failed with exit code {exit_code}; see {worker.slurm_log}"
+    account.end("failed", "end", detail)
+    log.error(detail)
+    return 1
+
+
+def record_killed(worker: WorkerDir, why: str) -> int:
+    """Record that worker processes keep being killed here. Requeue, unless the worker's last end was the same. Returns
+    the batch step's exit code."""
+    killed_by()  # clears the variable: the next start's first worker process must not report this kill
+    worker.prepare()
+    launch = read_launch(worker)
+    allocation = unchained_allocation(worker, launch)
+    ends = [line for line, _ in read_lines(worker.account) if line.get("event") == "end"]
+    again = launch.resilience.requeue and not (ends and ends[-1].get("detail", "").endswith(_NOT_AGAIN))
+    account = WorkerAccount(worker)
+    detail = f"{why}; {_NOT_AGAIN}"
+    account.end("failed", "requeue" if again else "end", detail)
+    log.error(detail)
+    if again and (problem := allocation.requeue()):
+        account.end("cancelled" if problem == TAKEN_DOWN else "failed", "end", f"not requeued: {problem}")
+    return 1
 
 
 def _cpus_of(env: Mapping[str, str], nodes: Sequence[str], *, local: bool) -> int:

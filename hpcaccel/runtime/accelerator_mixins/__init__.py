@@ -1,1 +1,44 @@
-"""The methods of the Accelerator, one page for each idea. What they do lives in the modules they call."""
+"""The methods of the Accelerator, one mixin per group, and ``SessionMixin``, their base class.
+
+The methods delegate to the other packages of the runtime.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hpcaccel.runtime.accelerator_setup import Setup
+    from hpcaccel.runtime.training_session import TrainingSession
+
+__all__ = ["SessionMixin"]
+
+
+class SessionMixin:
+    """Access to the session that all Accelerators of a process share."""
+
+    _setup: Setup
+    """Settings of this Accelerator."""
+
+    @property
+    def _session(self) -> TrainingSession:
+        """The session that all Accelerators of this process share.
+
+        Raises:
+            AttributeError: ``AcceleratorState._reset_state()`` was called after the Accelerator was created.
+        """
+        session = self._setup.session
+        if session.was_reset:
+            raise AttributeError(
+                "`AcceleratorState` object has no attribute that this Accelerator needs. This happens if "
+                "`AcceleratorState._reset_state()` was called after the Accelerator was created. Create another "
+                "Accelerator()"
+            )
+        return session
+
+    def _begun(self) -> Setup:
+        """The setup of this Accelerator. If the training has ended, starts the next one; all ranks must call."""
+        session = self._session
+        if session.has_ended or not session.group.is_alive:
+            self._setup.begin_again()
+        return self._setup

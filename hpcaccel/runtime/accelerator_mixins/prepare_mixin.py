@@ -1,4 +1,4 @@
-"""The script's own objects in, ready for the group of ranks out."""
+"""Methods that prepare models, optimizers, loaders and schedulers for the group of ranks."""
 
 from __future__ import annotations
 
@@ -12,25 +12,29 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from hpcaccel.runtime.accelerator_mixins.session_mixin import Face
+from hpcaccel.runtime.accelerator_mixins import SessionMixin
 
 if TYPE_CHECKING:
     from hpcaccel.runtime.handlers import DataLoaderConfiguration
 
-__all__ = ["PrepareFace"]
+__all__ = ["PrepareMixin"]
 
 
-class PrepareFace(Face):
+class PrepareMixin(SessionMixin):
     def prepare(self, *objects: Any, device_placement: Sequence[bool] | None = None) -> Any:
-        """Models, optimizers, loaders and schedulers, in any order, ready for this group of ranks; the same order comes
-        back, a single object bare. What is none of these passes through, and so does what was prepared before.
+        """Prepare models, optimizers, loaders and schedulers for this group of ranks. Objects of other types, and
+        objects that are already prepared, are returned unchanged.
 
         Args:
-            device_placement: for each object whether it, or its batches, are moved to this rank's device.
+            objects: in any order.
+            device_placement: for each object: whether it (of a loader: its batches) is moved to this rank's device.
+
+        Returns:
+            The prepared objects in the same order; a single object without a tuple.
 
         Raises:
-            RuntimeMisuse: ``device_placement`` is of another length; an object was prepared before and what came back
-                then is not used; an optimizer has no parameter of a prepared model.
+            RuntimeMisuse: ``device_placement`` has another length; an object was prepared before, and the script
+                passes the original; an optimizer has no parameter of a prepared model.
         """
         from hpcaccel.runtime.preparation import prepare
 
@@ -40,14 +44,18 @@ class PrepareFace(Face):
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> Any:
-        """One model. ``evaluation_mode``: it is not trained, and needs no gradients from other ranks."""
-        from hpcaccel.runtime.parallel.model_preparation import prepare_model
+        """Prepare one model.
+
+        Args:
+            evaluation_mode: whether the model is only evaluated; its gradients are then not reduced.
+        """
+        from hpcaccel.runtime.model_preparation import prepare_model
 
         place = self.device_placement if device_placement is None else device_placement
         return prepare_model(self._begun(), model, place=place, evaluation_mode=evaluation_mode)
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Any:
-        """One optimizer, after its model. Where its state lies follows from its parameters."""
+        """Prepare one optimizer, after its model. Its state is on the device of its parameters."""
         return self.prepare(optimizer)
 
     def prepare_data_loader(
@@ -56,11 +64,11 @@ class PrepareFace(Face):
         device_placement: bool | None = None,
         slice_fn_for_dispatch: Callable[..., Any] | None = None,
     ) -> Any:
-        """One loader.
+        """Prepare one loader.
 
         Args:
-            slice_fn_for_dispatch: ``slice_fn(batch, slice, process_index=r, num_processes=P)`` divides what rank 0 has
-                read for all, where batches are no nested tensors.
+            slice_fn_for_dispatch: ``slice_fn(batch, slice, process_index=r, num_processes=P)`` returns a rank's part of
+                the batch that rank 0 has read, for batches that are not nested tensors.
         """
         prepared = self.prepare(data_loader, device_placement=None if device_placement is None else [device_placement])
         if slice_fn_for_dispatch is not None:
@@ -68,56 +76,58 @@ class PrepareFace(Face):
         return prepared
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
-        """One scheduler, after its optimizer."""
+        """Prepare one scheduler, after its optimizer."""
         return self.prepare(scheduler)
 
     def unwrap_model(
         self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = False
     ) -> nn.Module:
-        """The module as the script made it, without DDP and ``torch.compile``; a sharded one keeps its shards, and one
-        that was never prepared comes back as it is.
+        """The model without DDP and ``torch.compile``. A sharded model stays sharded; a model that was not prepared is
+        returned unchanged.
 
         Args:
-            keep_fp32_wrapper: it goes on computing in the precision that was prepared; False: its own forward again.
-            keep_torch_compile: put the compiled wrapper around it again.
+            keep_fp32_wrapper: keep the forward with the prepared precision; False: restore the model's forward.
+            keep_torch_compile: keep the compiled wrapper.
         """
-        from hpcaccel.runtime.parallel import unwrapping
+        from hpcaccel.runtime.parallel import ddp
 
-        return unwrapping.unwrap(model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile)
+        return ddp.unwrap(model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile)
 
     def skip_first_batches(self, dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
-        """A loader that leaves out the first batches of this rank in every iteration; map-style data is not read."""
-        from hpcaccel.runtime.data.skipping import skip_first_batches
+        """A loader that skips the first batches of this rank in every iteration, without reading map-style data."""
+        from hpcaccel.runtime.data.batch_samplers import skip_first_batches
 
         return skip_first_batches(dataloader, num_batches)
 
     def verify_device_map(self, model: nn.Module) -> bool:
-        """Whether a library has spread the model's layers over several devices of this process."""
-        from hpcaccel.runtime.parallel.model_preparation import is_dispatched
+        """Whether a library has distributed the model's layers over several devices of this process."""
+        from hpcaccel.runtime.model_preparation import is_dispatched
 
         return is_dispatched(model)
 
     def to_device(self, value: Any) -> Any:
-        """Nested tensors on this rank's device."""
-        from hpcaccel.runtime.distributed.collectives.ops import to_device
+        """Move nested tensors to this rank's device."""
+        from hpcaccel.runtime.distributed.collectives.nested_ops import to_device
 
         return to_device(value, self._session.group.device)
 
     def join_uneven_inputs(
         self, joinables: Sequence[Any], even_batches: bool | None = None
     ) -> AbstractContextManager[None]:
-        """Train on as many batches as each rank has: those that are through answer for the others' gradients.
+        """Context in which ranks may have unequal numbers of batches: ranks that run out of batches keep taking part in
+        gradient all-reduces (torch ``Join``).
 
         Args:
             joinables: prepared models under DDP.
-            even_batches: what prepared loaders do inside; None: as they are.
+            even_batches: setting of prepared loaders inside the context; None: unchanged.
         """
-        from hpcaccel.runtime.training.join import join_uneven_inputs
+        from hpcaccel.runtime.training.gradient_sync import join_uneven_inputs
 
         return join_uneven_inputs(self._setup, joinables, even_batches=even_batches)
 
     def free_memory(self, *objects: Any) -> tuple[None, ...]:
-        """Forget what was prepared; ``a, b = accelerator.free_memory(a, b)`` forgets the script's names for it too."""
+        """Drop all references to prepared objects and free memory. ``a, b = accelerator.free_memory(a, b)`` drops the
+        script's references, too."""
         self._session.forget()
         gc.collect()
         if self._session.group.device.type == "cuda":
@@ -128,7 +138,7 @@ class PrepareFace(Face):
 
     @property
     def dataloader_config(self) -> DataLoaderConfiguration:
-        """How loaders that are prepared from now on share out the data; may be set, or changed in place."""
+        """Configuration of loaders that are prepared from now on. Scripts may replace it, or change it in place."""
         return self._setup.dataloader_config
 
     @dataloader_config.setter

@@ -1,41 +1,43 @@
-"""Where this process stands among the ranks: what ``Standing`` says, and how the ranks are arranged."""
+"""Properties of this process among the ranks, the device mesh, and collectives."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.accelerator_mixins.session_mixin import Face
-from hpcaccel.runtime.distributed.process_info import Standing, distributed_type
+from hpcaccel.runtime.accelerator_mixins import SessionMixin
 from hpcaccel.runtime.enums import DistributedType
+from hpcaccel.runtime.states.process_info import ProcessInfo
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from hpcaccel.runtime.distributed.process_states import AcceleratorState
     from hpcaccel.runtime.distributed.world import World
+    from hpcaccel.runtime.states.accelerator_state import AcceleratorState
 
-__all__ = ["PlaceFace"]
+__all__ = ["ProcessMixin"]
 
 
-class PlaceFace(Face, Standing):
+class ProcessMixin(SessionMixin, ProcessInfo):
+    _triggered = False
+
     @property
     def _world(self) -> World:
         return self._setup.session.world
 
     @property
     def distributed_type(self) -> DistributedType:
-        """NO, MULTI_CPU or MULTI_GPU; FSDP where models are sharded."""
-        return distributed_type(self._world, self._setup.session)
+        """NO, MULTI_CPU or MULTI_GPU; FSDP if models are sharded."""
+        return self._setup.session.distributed_type
 
     @property
     def multi_device(self) -> bool:
-        """Whether there are several processes with a GPU each."""
+        """Whether there are several processes, each with a GPU."""
         return self.use_distributed and self.device.type == "cuda"
 
     @property
     def state(self) -> AcceleratorState:
-        from hpcaccel.runtime.distributed.process_states import AcceleratorState
+        from hpcaccel.runtime.states.accelerator_state import AcceleratorState
 
         return AcceleratorState(_session=self._setup.session)
 
@@ -49,43 +51,122 @@ class PlaceFace(Face, Standing):
 
     @property
     def parallelism_config(self) -> Any:
-        """What the constructor was told; None where it was told nothing."""
+        """The constructor's ``parallelism_config``; None if it was not given."""
         return self._session.handlers.parallelism
 
     @property
     def torch_device_mesh(self) -> DeviceMesh:
-        """How the ranks are arranged, with torch's names. All of them must ask for the first time together."""
+        """The mesh of ranks, with torch's dimension names. All ranks must read it together for the first time."""
         return self._session.mesh
 
     @property
     def data_parallel_rank(self) -> int:
-        """Which replica of the model this process belongs to."""
+        """Index of this process's replica of the model."""
         layout = self._session.layout
         return self.process_index // (layout.shard * layout.tensor)
 
     @property
     def data_parallel_shard_rank(self) -> int:
-        """Which shard of its replica this process holds."""
+        """Index of this process's shard in its replica."""
         layout = self._session.layout
         return self.process_index // layout.tensor % layout.shard
 
     @property
     def tensor_parallel_rank(self) -> int:
-        """Which part of each shared tensor this process holds."""
+        """Index of this process's part of each tensor-parallel tensor."""
         return self.process_index % self._session.layout.tensor
 
     @property
     def pipeline_parallel_rank(self) -> int:
-        """
+        """Not supported.
+
         Raises:
-            RuntimeMisuse: always; there is no pipeline parallelism here.
+            RuntimeMisuse: always.
         """
-        raise RuntimeMisuse('pipeline parallelism is not here: strategy="fsdp" and ParallelismConfig share a model out')
+        raise RuntimeMisuse(
+            'pipeline parallelism is not supported: strategy="fsdp" and ParallelismConfig distribute a model over ranks'
+        )
 
     @property
     def context_parallel_rank(self) -> int:
-        """
+        """Not supported.
+
         Raises:
-            RuntimeMisuse: always; sequences are not split over ranks here.
+            RuntimeMisuse: always.
         """
-        raise RuntimeMisuse("context parallelism is not here: use ParallelismConfig(dp_shard_size=..., tp_size=...)")
+        raise RuntimeMisuse(
+            "context parallelism is not supported: use ParallelismConfig(dp_shard_size=..., tp_size=...)"
+        )
+
+    # -- collectives --------------------------------------------------------------------------------------------------
+
+    def gather(self, tensor: Any) -> Any:
+        """Concatenate all ranks' tensors along dimension 0, in rank order, on every rank. Scalars become 1-d tensors.
+
+        Args:
+            tensor: tensors, in lists, tuples and dicts of any depth.
+
+        Raises:
+            RuntimeMisuse: a leaf is not a tensor; shapes or types differ among the ranks; some ranks do not call.
+        """
+        from hpcaccel.runtime.distributed.collectives.gathering import gather
+
+        return gather(tensor, self._group())
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """``gather``, without the samples that the loader in use has repeated to pad its last batch. Lists without
+        tensors are concatenated as objects; for other objects the result is a list with one per rank.
+
+        Args:
+            use_gather_object: gather tensors as objects, too, so that their shapes may differ.
+
+        Raises:
+            RuntimeMisuse: as in ``gather``.
+        """
+        from hpcaccel.runtime.distributed.collectives.padding import gather_for_metrics
+
+        source = self._session.in_use.current
+        return gather_for_metrics(input_data, self._group(), source, use_gather_object=use_gather_object)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Reduce all ranks' tensors, nested as in ``gather``, on every rank, and multiply by ``scale``.
+
+        Args:
+            reduction: ``sum``, ``mean``, ``max``, or ``none`` for this rank's tensors.
+
+        Raises:
+            RuntimeMisuse: as in ``gather``; ``reduction`` is unknown.
+        """
+        from hpcaccel.runtime.distributed.collectives.gathering import reduce
+
+        return reduce(tensor, self._group(), reduction=reduction, scale=scale)
+
+    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
+        """Pad tensors, nested as in ``gather``, with ``pad_index`` along ``dim`` to the longest length of any rank.
+
+        Raises:
+            RuntimeMisuse: as in ``gather``; lengths along other dimensions are not compared.
+        """
+        from hpcaccel.runtime.distributed.collectives.padding import pad_across_processes
+
+        return pad_across_processes(tensor, self._group(), dim=dim, pad_index=pad_index, pad_first=pad_first)
+
+    def set_trigger(self) -> None:
+        """Make the next ``check_trigger`` return True on all ranks."""
+        self._triggered = True
+
+    def check_trigger(self) -> bool:
+        """Whether any rank has called ``set_trigger`` since the last check. All ranks must call.
+
+        Raises:
+            RuntimeMisuse: some ranks do not call.
+        """
+        found = bool(self._group().max_of(int(self._triggered), "check_trigger"))
+        if found:
+            self._triggered = False
+        return found
+
+    def _group(self) -> Any:
+        group = self._session.group
+        group.refuse_if_left()
+        return group

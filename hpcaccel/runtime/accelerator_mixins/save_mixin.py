@@ -1,4 +1,4 @@
-"""Saving and loading."""
+"""Methods that save and load checkpoints and model files."""
 
 from __future__ import annotations
 
@@ -9,32 +9,39 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hpcaccel.runtime.accelerator_mixins.session_mixin import Face
+from hpcaccel.runtime.accelerator_mixins import SessionMixin
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from hpcaccel.runtime.handlers import ProjectConfiguration
-    from hpcaccel.runtime.training.counters import Resumed
+    from hpcaccel.runtime.training.resumption import ResumedCounters
 
-__all__ = ["SaveFace"]
+__all__ = ["SaveMixin"]
 
 PathLike = str | os.PathLike[str]
 
 
-class SaveFace(Face):
+class SaveMixin(SessionMixin):
     _project_config: ProjectConfiguration | None
 
-    def _begin_saving(self, project_config: Any, project_dir: Any) -> None:
-        """What the constructor was told."""
+    def _set_directories(self, project_config: Any, project_dir: Any) -> Any:
+        """Store the constructor's arguments about directories.
+
+        Returns:
+            The project directory, which either argument may set.
+        """
+        if project_config is not None and project_dir is None:
+            project_dir = project_config.project_dir
         self._project_config = project_config
         if project_config is not None and project_config.project_dir is None and project_dir is not None:
             project_config.set_directories(project_dir)
         self._project_dir = None if project_dir is None else str(project_dir)
+        return project_dir
 
     @property
     def project_configuration(self) -> ProjectConfiguration:
-        """Where checkpoints and logs go; its ``iteration`` may be set."""
+        """Directories of checkpoints and logs. Scripts may set its ``iteration``."""
         if self._project_config is None:
             from hpcaccel.runtime.handlers import ProjectConfiguration
 
@@ -47,22 +54,23 @@ class SaveFace(Face):
 
     @property
     def save_iteration(self) -> int:
-        """The number of the next checkpoint, where they are numbered."""
+        """Number of the next checkpoint, if checkpoints are numbered."""
         return 0 if self._project_config is None else self._project_config.iteration
 
     @property
     def should_save_model(self) -> bool:
-        """Whether this process writes files of its node, in scripts that do so themselves."""
+        """Whether this is the first process of its node. Scripts use it to write files once per node."""
         return self._session.group.env.local_rank == 0
 
-    # -- weights, in files that any program opens -------------------------------------------------------------------
+    # -- model files -------------------------------------------------------------------------------------------------
 
     def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
-        """``torch.save`` on the main process, or on each node's where the project configuration says so. The file
-        appears whole or not at all. Tensors of sharded models are gathered, for which all ranks must call.
+        """``torch.save`` on the main process, or on the first process of each node if the project configuration has
+        ``save_on_each_node``. The file is replaced atomically. If ``obj`` contains shards, they are gathered, and all
+        ranks must call.
 
         Raises:
-            RuntimeMisuse: some ranks did not call, and there are shards.
+            RuntimeMisuse: ``obj`` contains shards, and some ranks did not call.
         """
         from hpcaccel.runtime.checkpointing import export_model
 
@@ -77,12 +85,12 @@ class SaveFace(Face):
         max_shard_size: int | str = "10GB",
         safe_serialization: bool = True,
     ) -> None:
-        """Write the model's weights as Hugging Face's libraries read them. Of a sharded model, for which all ranks must
-        call, rank 0 gathers one file after the other.
+        """Write the model's weights in the layout of Hugging Face's libraries. For a sharded model all ranks must call;
+        rank 0 gathers one file after the other.
 
         Raises:
-            RuntimeMisuse: some ranks did not call, and the model is sharded; or it cannot be saved so.
-            CheckpointError: on all ranks, when a sharded model could not be written.
+            RuntimeMisuse: the model is sharded, and some ranks did not call; or the format cannot represent the model.
+            CheckpointError: on all ranks, if a sharded model could not be written.
         """
         from hpcaccel.runtime.checkpointing.model_weight_files import save_model
 
@@ -92,47 +100,54 @@ class SaveFace(Face):
         )
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Whole, plain tensors by the names that the script's own module gives them (``unwrap=False``: the wrapped
-        one). Of a sharded model, for which all ranks must call, rank 0 gets them, and the others an empty dict."""
+        """The full, unsharded state dict. For a sharded model all ranks must call; rank 0 gets the state dict, other
+        ranks an empty dict.
+
+        Args:
+            unwrap: use the names of the model without wrappers.
+        """
         from hpcaccel.runtime.checkpointing import export_model
 
         return export_model.get_state_dict(model, self._session.group, self._session.settings, unwrap=unwrap)
 
-    # -- the whole training -----------------------------------------------------------------------------------------
+    # -- checkpoints ------------------------------------------------------------------------------------------------
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Save and restore these too: anything with ``state_dict`` and ``load_state_dict``, the same on all ranks."""
+        """Include objects with ``state_dict`` and ``load_state_dict`` in checkpoints; the same on all ranks."""
         self._session.prepared.register(objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Call ``hook(models, weights, output_dir)`` on every rank before everything is saved. Models that it takes out
-        of either list are not saved by us; what it writes to ``output_dir`` is there when it loads."""
-        from hpcaccel.runtime.checkpointing import save_hooks
+        """Call ``hook(models, weights, output_dir)`` on every rank before each save. Models that the hook removes from
+        either list are not saved by hpcaccel; files that it writes to ``output_dir`` are part of the checkpoint."""
+        from hpcaccel.runtime.checkpointing.prepared_objects import add_hook
 
-        return save_hooks.register(self._session.prepared.save_hooks, hook)
+        return add_hook(self._session.prepared.save_hooks, hook)
 
     def register_load_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Call ``hook(models, input_dir)`` on every rank before everything is loaded. Models that it takes out of the
-        list are not loaded by us."""
-        from hpcaccel.runtime.checkpointing import save_hooks
+        """Call ``hook(models, input_dir)`` on every rank before each load. Models that the hook removes from the list
+        are not loaded by hpcaccel."""
+        from hpcaccel.runtime.checkpointing.prepared_objects import add_hook
 
-        return save_hooks.register(self._session.prepared.load_hooks, hook)
+        return add_hook(self._session.prepared.load_hooks, hook)
 
     def save_state(
         self, output_dir: PathLike | None = None, safe_serialization: bool = True, **save_model_func_kwargs: Any
     ) -> str:
-        """Save everything prepared and registered now; where to comes back. All ranks call.
+        """Save all prepared and registered objects now. All ranks call this.
 
         Args:
-            output_dir: a directory of the script's, in which nothing is ever deleted; default: the next of the numbered
-                ones, where the project configuration asks for numbers, else where the run's checkpoints are.
-            safe_serialization: of no effect: a checkpoint never holds pickles.
+            output_dir: a directory in which nothing is ever deleted; default: the next numbered directory if the
+                project configuration numbers checkpoints, else the run's checkpoint directory.
+            safe_serialization: ignored: checkpoints contain no pickles.
+
+        Returns:
+            The checkpoint's directory.
 
         Raises:
-            RuntimeMisuse: no place to save to; some ranks did not call, and the model is sharded.
-            CheckpointError: on all ranks, when it could not be saved on any.
+            RuntimeMisuse: there is no directory; the model is sharded, and some ranks did not call.
+            CheckpointError: on all ranks, if saving failed on any rank.
         """
-        from hpcaccel.runtime.checkpointing import save_state as saving
+        from hpcaccel.runtime import save_state as saving
 
         saving.refuse_unknown("save_state()", save_model_func_kwargs)
         directory = None if output_dir is None else Path(output_dir).expanduser().absolute()
@@ -143,17 +158,21 @@ class SaveFace(Face):
         input_dir: PathLike | None = None,
         load_kwargs: dict[str, Any] | None = None,
         **load_model_func_kwargs: Any,
-    ) -> Resumed:
-        """Restore a checkpoint, or the newest one in a directory; without a path the newest there is. All ranks call.
+    ) -> ResumedCounters:
+        """Restore a checkpoint. All ranks call this.
 
-        A loader that was in the middle of an epoch goes on there by itself; ``skip_first_batches`` over as many batches
-        then skips nothing more.
+        A loader that was in the middle of an epoch continues there; ``skip_first_batches`` with the same number of
+        batches then skips nothing further.
+
+        Args:
+            input_dir: a checkpoint, or a directory of checkpoints, of which the newest is used; default: the newest of
+                this training.
 
         Raises:
-            RuntimeMisuse: nothing to load; some ranks did not call.
-            CheckpointError: it is not there, is damaged, or belongs to something else.
+            RuntimeMisuse: there is nothing to load; some ranks did not call.
+            CheckpointError: the checkpoint is missing, damaged, or belongs to other objects.
         """
-        from hpcaccel.runtime.checkpointing import save_state as saving
+        from hpcaccel.runtime import save_state as saving
 
         saving.refuse_unknown("load_state()", {**(load_kwargs or {}), **load_model_func_kwargs})
         directory = None if input_dir is None else Path(input_dir).expanduser().absolute()

@@ -1,32 +1,32 @@
-"""Telling: numbers for the run's metrics and for trackers, and the end of the training."""
+"""Methods that log values to the run's metrics and trackers, and that end the training."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from hpcaccel.runtime.accelerator_mixins.session_mixin import Face
-from hpcaccel.runtime.training.log_values import tell
+from hpcaccel.runtime.accelerator_mixins import SessionMixin
+from hpcaccel.runtime.training.metrics_writer import log_values
 
-__all__ = ["TrackFace"]
+__all__ = ["TrackingMixin"]
 
 
-class TrackFace(Face):
+class TrackingMixin(SessionMixin):
     _project_config: Any
     project_dir: str | None
 
-    def _begin_tracking(self, log_with: Any) -> None:
-        """What the constructor was told."""
+    def _select_trackers(self, log_with: Any) -> None:
+        """Select the trackers of the constructor's ``log_with``."""
         if log_with is not None:
             self._hub().want(log_with, self.logging_dir)
 
     def _hub(self) -> Any:
-        """Made when it is first needed: a training without trackers imports none of this."""
+        """The trackers of the session, created at first use: a training without trackers does not import them."""
         session = self._session
         if session.tracking is None:
             from hpcaccel.runtime.tracking.hub import Tracking
 
-            run, metrics, is_main = session.place.run, session.loop.metrics, session.group.is_main
+            run, metrics, is_main = session.place.run, session.loop.context.metrics, session.group.is_main
             session.tracking = Tracking(
                 session.trackers, metrics, is_main=is_main, run_id=None if run is None else run.run_id
             )
@@ -34,18 +34,18 @@ class TrackFace(Face):
 
     @property
     def log_with(self) -> list[Any]:
-        """The trackers that were asked for and can work here: members of ``LoggerType``, names, objects."""
+        """The selected trackers that can be used: members of ``LoggerType``, names, objects."""
         return [] if self._session.tracking is None else list(self._session.tracking.wanted)
 
     @property
     def trackers(self) -> list[Any]:
-        """The trackers that ``init_trackers`` has started; none on ranks other than 0."""
+        """The trackers that ``init_trackers`` has started; empty on ranks other than 0."""
         return self._session.trackers
 
     @property
     def logging_dir(self) -> str | None:
-        """Where trackers that need a directory write: ``project_config``'s ``logging_dir``, ``project_dir``, or the
-        run directory's ``trackers``."""
+        """Directory of trackers that write files: ``logging_dir`` of ``project_config``, ``project_dir``, or
+        ``trackers`` in the run directory."""
         given: str | None = getattr(self._project_config, "logging_dir", None) or self.project_dir
         run = self._session.place.run
         return given if given is not None or run is None else str(run.trackers)
@@ -56,23 +56,25 @@ class TrackFace(Face):
         config: dict[str, Any] | None = None,
         init_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        """Start what ``log_with`` asked for, on rank 0. Nothing is contacted and no file made before.
+        """Start the trackers of ``log_with`` on rank 0. Before this call they neither connect nor write files.
 
-        A run that goes on after a requeue goes on in the trackers' runs as well, unless ``init_kwargs`` name others.
+        After a requeue the trackers continue their runs, unless ``init_kwargs`` select others.
 
         Args:
-            project_name: what the trackers call the project, the experiment or the directory.
-            config: hyperparameters for them to keep; what is not given is not told.
+            project_name: name of the trackers' project, experiment or directory.
+            config: hyperparameters to store.
             init_kwargs: keywords by tracker: ``{"wandb": {"tags": ["a"]}}``.
         """
         self._hub().start(project_name, config, init_kwargs or {})
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """The tracker of this name, or with ``unwrap`` its package's own object. On other ranks than 0, and where
-        nothing is tracked: an object of which every method can be called and does nothing.
+        """The tracker of this name. On ranks other than 0, and without trackers, an object whose methods do nothing.
+
+        Args:
+            unwrap: return the object of the tracker's package instead.
 
         Raises:
-            RuntimeMisuse: trackers have started, but none of this name.
+            RuntimeMisuse: trackers have started, and none has this name.
         """
         return self._hub().get(name, unwrap=unwrap)
 
@@ -85,24 +87,24 @@ class TrackFace(Face):
         """Write numbers to the run's metrics and to the trackers, on rank 0.
 
         Args:
-            values: numbers, texts, tensors of one element, dicts of these; for trackers also what they take besides.
-            step: default: the optimizer step, between accumulation boundaries the one that is under way. Values of
-                the same name and step: metrics and W&B keep the last, TensorBoard all.
+            values: numbers, texts, tensors of one element, dicts of these; other objects go to trackers only.
+            step: default: the number of completed optimizer steps, or the current step between accumulation boundaries.
+                If a name has several values at one step, metrics and W&B store the last one, TensorBoard all.
             log_kwargs: keywords by tracker: ``{"wandb": {"commit": False}}``.
         """
-        tell(self._session, values, step, log_kwargs or {}, self._setup.accumulation)
+        log_values(self._session, values, step, log_kwargs or {}, self._setup.accumulation)
 
     def end_training(self) -> None:
-        """The training is over: its outcome is written, the group of ranks left, the trackers are finished. Programs
-        that just end do so too."""
-        from hpcaccel.runtime.distributed.process_states import PartialState
+        """End the training: write its outcome, leave the process group, finish the trackers. This also happens at the
+        end of the program."""
         from hpcaccel.runtime.distributed.world import World
+        from hpcaccel.runtime.states.partial_state import PartialState
 
         session = self._setup.session
         try:
             session.end()
-        finally:  # after the group is left, where an upload that takes its time keeps nobody waiting
+        finally:  # after leaving the group, so that other ranks do not wait for a slow upload
             if session.tracking is not None:
                 session.tracking.finish()
-        if session.was_reset and World.existing() is not None:  # the group is that of whoever has come after
+        if session.was_reset and World.existing() is not None:  # the group belongs to a later Accelerator
             PartialState().destroy_process_group()

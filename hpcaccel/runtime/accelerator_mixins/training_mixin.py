@@ -1,8 +1,9 @@
-"""A training step: accumulate, backward, clip, in the chosen precision."""
+"""Methods of the training loop: accumulation, backward, clipping, precision; steps, resuming, saving and stopping."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -10,20 +11,21 @@ import torch
 from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.accelerator_mixins.session_mixin import Face
+from hpcaccel.runtime.accelerator_mixins import SessionMixin
 from hpcaccel.runtime.training import clipping, gradient_sync
 from hpcaccel.runtime.training.accumulation import MicroBatch
 
 if TYPE_CHECKING:
     from hpcaccel.runtime.handlers import AutocastKwargs, ProfileKwargs
+    from hpcaccel.runtime.training.resumption import ResumedCounters
 
-__all__ = ["TrainFace"]
+__all__ = ["TrainingMixin"]
 
 
-class TrainFace(Face):
+class TrainingMixin(SessionMixin):
     @property
     def sync_gradients(self) -> bool:
-        """Whether this micro-batch ends in an optimizer step. Set it for a script that accumulates by itself."""
+        """Whether this micro-batch ends in an optimizer step. Set it if the script accumulates gradients itself."""
         return self._setup.accumulation.is_boundary
 
     @sync_gradients.setter
@@ -32,7 +34,7 @@ class TrainFace(Face):
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """Micro-batches for one optimizer step."""
+        """Micro-batches per optimizer step."""
         return self._setup.accumulation.steps
 
     @gradient_accumulation_steps.setter
@@ -41,8 +43,8 @@ class TrainFace(Face):
 
     @property
     def gradient_state(self) -> Any:
-        """Where accumulation stands, as ``GradientState`` shows it."""
-        from hpcaccel.runtime.distributed.process_states import GradientState
+        """The state of accumulation, as a ``GradientState``."""
+        from hpcaccel.runtime.states.gradient_state import GradientState
 
         return GradientState(_accumulation=self._setup.accumulation)
 
@@ -52,12 +54,12 @@ class TrainFace(Face):
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
-        """torch's scaler under fp16, else None."""
+        """torch's gradient scaler under fp16, else None."""
         return self._session.scaler
 
     @property
     def fp8_backend(self) -> str:
-        """What computes in fp8: ``AO``, ``TE``, ``MSAMP``, or ``NO``."""
+        """The library that computes in fp8: ``AO``, ``TE``, ``MSAMP``, or ``NO``."""
         recipe = self._session.handlers.fp8
         if recipe is None:
             return os.environ.get("ACCELERATE_FP8_BACKEND", "NO").upper()
@@ -66,34 +68,34 @@ class TrainFace(Face):
     @property
     def optimizer_step_was_skipped(self) -> bool:
         """Whether an overflow under fp16 skipped the last step of any prepared optimizer."""
-        return any(face.step_was_skipped for face in self._session.faces)
+        return any(optimizer.step_was_skipped for optimizer in self._session.optimizers)
 
     def accumulate(self, *models: nn.Module) -> MicroBatch:
-        """Around each micro-batch: gradients are shared among the ranks only where an optimizer step follows."""
+        """Context of one micro-batch: gradients are reduced over the ranks only if an optimizer step follows."""
         return self._setup.micro_batch(models)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Keep gradients to this rank."""
+        """Context in which gradients are not reduced over the ranks."""
         return gradient_sync.no_sync(model)
 
     def trigger_sync_in_backward(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Share all gradients in the backward pass inside, those of forward passes inside ``no_sync`` too."""
+        """Context whose backward pass reduces all gradients, including those of forward passes inside ``no_sync``."""
         return gradient_sync.trigger_sync_in_backward(model)
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """``loss.backward(**kwargs)``, divided by the accumulation steps and scaled for fp16.
+        """``loss.backward(**kwargs)``, after dividing by the accumulation steps and scaling for fp16.
 
         Args:
-            loss: a scalar; of this rank's micro-batch alone, not divided by the number of micro-batches.
+            loss: scalar loss of this rank's micro-batch, not divided by the number of micro-batches.
         """
         session = self._session
         session.loop.backward_begins()
         accumulation = self._setup.accumulation
         steps = accumulation.steps
         if steps > 1:
-            if not accumulation.looked:
-                accumulation.looked = True
-                from hpcaccel.runtime.training.double_scaling_check import warn_if_divided
+            if not accumulation.checked_loss:
+                accumulation.checked_loss = True
+                from hpcaccel.runtime.training.accumulation import warn_if_divided
 
                 warn_if_divided(loss, steps)
             loss = loss / steps
@@ -102,15 +104,15 @@ class TrainFace(Face):
         try:
             loss.backward(**kwargs)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            # FSDP2 has freed the parameters, and has not found the way back to them.
+            # FSDP2 has freed the parameters and cannot restore them.
             if "setStorage" in str(error) and (cause := session.sharded.cause()) is not None:
                 raise RuntimeMisuse(
-                    f"the backward pass has not found the sharded model's parameters. {cause}"
+                    f"FSDP2 could not restore the sharded model's parameters in the backward pass. {cause}"
                 ) from error
             raise
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> torch.autocast:
-        """The precision of prepared models, for computations outside of them."""
+        """``torch.autocast`` with the precision of prepared models, for computations outside them."""
         from hpcaccel.runtime.parallel import precision
 
         session = self._session
@@ -118,32 +120,71 @@ class TrainFace(Face):
         return precision.autocast(session.group.device, session.settings.mixed_precision, handler)
 
     def clip_grad_norm_(self, parameters: clipping.Parameters, max_norm: float, norm_type: float = 2) -> torch.Tensor:
-        """Scale the gradients of ``parameters``, any of them, down to ``max_norm``; the norm over all ranks before.
+        """Scale the gradients of ``parameters`` down to ``max_norm``.
 
-        Between accumulation boundaries gradients stay as they are, and the norm is that of this rank so far.
+        Returns:
+            The norm before scaling, over all ranks. Between accumulation boundaries gradients are unchanged, and the
+            norm is that of this rank's gradients.
         """
         return clipping.clip_norm(self._setup, parameters, max_norm=max_norm, norm_type=norm_type)
 
     def clip_grad_value_(self, parameters: clipping.Parameters, clip_value: float) -> None:
-        """Cut gradients off at ``clip_value``."""
+        """Clamp gradients to ±``clip_value``."""
         clipping.clip_value(self._setup, parameters, limit=clip_value)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
-        """Under fp16 undo the scale in the gradients of one prepared optimizer, of several, or of all.
+        """Under fp16, divide the gradients of prepared optimizers by the scale.
+
+        Args:
+            optimizer: one prepared optimizer, a list of them, or None for all.
 
         Raises:
-            RuntimeMisuse: something that is no prepared optimizer.
+            RuntimeMisuse: an object is not a prepared optimizer.
         """
         clipping.unscale(self._setup, optimizer)
 
     def profile(self, profile_handler: ProfileKwargs | None = None) -> AbstractContextManager[torch.profiler.profile]:
-        """``torch.profiler`` around what is inside, set up by a ``ProfileKwargs``, given here or to the constructor.
+        """Context with ``torch.profiler``, configured by the ``ProfileKwargs`` given here or to the constructor.
 
         Raises:
-            RuntimeMisuse: an activity that torch does not know.
+            RuntimeMisuse: an activity is unknown.
         """
         from hpcaccel.runtime.handlers import ProfileKwargs
-        from hpcaccel.runtime.training.profiling import Profile
+        from hpcaccel.runtime.training.profiling import ProfileContext
 
         handler = profile_handler or self._setup.handlers.profile or ProfileKwargs()
-        return Profile(handler, self._session.group)
+        return ProfileContext(handler, self._session.group)
+
+    # -- the loop: steps, resuming, saving, stopping ------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Number of completed optimizer steps, including those before a resume."""
+        return self._session.loop.step
+
+    def resume(self) -> ResumedCounters:
+        """Load the newest checkpoint into all prepared objects.
+
+        Returns:
+            ``step``, ``epoch`` and ``path`` of the checkpoint; path is None if there is none.
+        """
+        return self._session.loop.resume()
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Iterate over the remaining epochs of ``count``. Calls ``resume`` if the script has not."""
+        return self._session.loop.epochs(count)
+
+    def steps(self, count: int) -> Iterator[int]:
+        """Iterate over the remaining steps of ``count``, without epochs. Calls ``resume`` if the script has not."""
+        return self._session.loop.steps(count)
+
+    def checkpoint(self) -> None:
+        """Save if a save is due. If the run must stop and continue later, save and raise SystemExit.
+
+        Call it once per step.
+        """
+        self._session.loop.checkpoint()
+
+    def should_stop(self) -> bool:
+        """Whether the training is to end for good; ``epochs``, ``steps`` and the training's loader then end, too."""
+        return self._session.loop.should_stop()

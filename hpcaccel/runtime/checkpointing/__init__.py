@@ -1,1 +1,1 @@
-"""Checkpoints as the loop and the script call for them, and model files that any program opens."""
+"""Checkpoints for the loop and the script, and model files for other programs."""

@@ -1,4 +1,4 @@
-"""Files that any program opens: whole, plain tensors, whatever the model is sharded over or wrapped in."""
+"""State dicts and files for other programs: full tensors of models that may be sharded or wrapped."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.distributed.process_group import Group
-from hpcaccel.runtime.parallel.dtensors import is_dtensor
+from hpcaccel.errors import CheckpointError, RuntimeMisuse
+from hpcaccel.runtime.distributed.device_mesh import is_dtensor
+from hpcaccel.runtime.distributed.process_group import RankGroup
 from hpcaccel.runtime.settings import Settings
 
 __all__ = [
@@ -22,8 +22,11 @@ __all__ = [
     "get_state_dict",
     "holds_shards",
     "meet_for_shards",
+    "named_state",
+    "open_safetensors",
     "save",
     "share_memory_with",
+    "whole",
     "write_safetensors",
 ]
 
@@ -32,7 +35,7 @@ __all__ = [
 
 
 def holds_shards(value: Any) -> bool:
-    """Whether a DTensor is anywhere in nested containers, or among the parameters of a module."""
+    """Whether nested containers, or the parameters of a module, contain a DTensor."""
     if isinstance(value, nn.Module):
         return any(is_dtensor(item) for item in value.parameters())
     if isinstance(value, Mapping):
@@ -42,11 +45,11 @@ def holds_shards(value: Any) -> bool:
     return is_dtensor(value)
 
 
-def meet_for_shards(group: Group, settings: Settings, kind: str) -> None:
-    """Make sure that all ranks have come to gather, before any of them waits for the others in a collective.
+def meet_for_shards(group: RankGroup, settings: Settings, kind: str) -> None:
+    """Wait until all ranks have called ``kind``, before any of them blocks in a collective.
 
     Raises:
-        RuntimeMisuse: some have not, within the control timeout.
+        RuntimeMisuse: some ranks have not called it within the control timeout.
     """
     from hpcaccel.runtime.checkpointing import save_participants
 
@@ -55,8 +58,10 @@ def meet_for_shards(group: Group, settings: Settings, kind: str) -> None:
 
 
 def whole(tensor: torch.Tensor, *, keep: bool) -> torch.Tensor | None:
-    """A DTensor gathered into the memory of the CPU; all its ranks call, and those that do not ``keep`` it get None.
-    Any other tensor comes back as it is."""
+    """The full tensor of a DTensor in CPU memory, or None without ``keep``. A collective call of the DTensor's ranks.
+
+    Other tensors are returned unchanged.
+    """
     if not is_dtensor(tensor):
         return tensor
     gathered: torch.Tensor = tensor.detach().full_tensor()  # type: ignore[attr-defined]
@@ -64,10 +69,10 @@ def whole(tensor: torch.Tensor, *, keep: bool) -> torch.Tensor | None:
 
 
 class Gatherer:
-    """Nested containers with every DTensor gathered, one after the other; what is not kept is None.
+    """Gathers every DTensor in nested containers, one after the other; without ``keep``, they become None.
 
-    All ranks gather tied tensors as often as they have names, for not every rank can tell that they are tied; where
-    they are kept, they are one tensor again.
+    Tied tensors are gathered once per name, because not every rank can detect that they are tied. The results are tied
+    again.
     """
 
     def __init__(self, *, keep: bool) -> None:
@@ -97,15 +102,15 @@ class Gatherer:
         return found if tied is None else tied
 
 
-def get_state_dict(model: nn.Module, group: Group, settings: Settings, *, unwrap: bool = True) -> dict[str, Any]:
-    """The model's whole state dict. Of a sharded model, for which all ranks must call, rank 0 gets it in the memory of
-    the CPU, and the others an empty one.
+def get_state_dict(model: nn.Module, group: RankGroup, settings: Settings, *, unwrap: bool = True) -> dict[str, Any]:
+    """The model's full state dict. If the model is sharded, all ranks must call this: rank 0 gets the state dict in CPU
+    memory, the other ranks get an empty dict.
 
     Args:
-        unwrap: names as the script's own module has them; False: as the wrapped one has them.
+        unwrap: use the names of the script's own module; False: the names of the wrapped module.
 
     Raises:
-        RuntimeMisuse: some ranks did not call, and the model is sharded.
+        RuntimeMisuse: the model is sharded, and some ranks did not call.
     """
     found = named_state(model) if unwrap else model.state_dict()
     if not holds_shards(found):
@@ -116,8 +121,8 @@ def get_state_dict(model: nn.Module, group: Group, settings: Settings, *, unwrap
 
 
 def named_state(model: nn.Module, *, keep_vars: bool = False) -> dict[str, Any]:
-    """A state dict under the names that the script's own module has."""
-    from hpcaccel.checkpoint.parameter_names import public_name
+    """A state dict with the names of the script's own module."""
+    from hpcaccel.checkpoint.training_state import public_name
 
     state = model.state_dict(keep_vars=keep_vars)
     names = {key: public_name(model, key) for key in state}
@@ -128,23 +133,23 @@ def named_state(model: nn.Module, *, keep_vars: bool = False) -> dict[str, Any]:
 
 
 def save(
-    value: Any, file: Any, group: Group, settings: Settings, *, safe: bool = False, on_each_node: bool = False
+    value: Any, file: Any, group: RankGroup, settings: Settings, *, safe: bool = False, on_each_node: bool = False
 ) -> None:
-    """Write ``value`` on the main process. All ranks may call; where it holds shards, all must.
+    """Write ``value`` on the main process. All ranks may call this; if ``value`` contains shards, all must.
 
     Args:
-        file: a path, whose file appears whole or not at all, or an object to write to.
-        safe: as safetensors; then ``value`` is a dict of tensors by name.
-        on_each_node: on the first process of every node.
+        file: a path (the file appears complete or not at all), or a file object.
+        safe: write a safetensors file; ``value`` must be a dict of tensors by name.
+        on_each_node: write on the first process of every node.
 
     Raises:
-        RuntimeMisuse: some ranks did not call, and there are shards; or it cannot be written in that form.
+        RuntimeMisuse: ``value`` contains shards, and some ranks did not call; or it does not fit the format.
     """
     writes = group.env.local_rank == 0 if on_each_node else group.is_main
     if holds_shards(value):
         if isinstance(value, nn.Module):
             raise RuntimeMisuse(
-                f"save({type(value).__name__}): the model is sharded. Save its state: "
+                f"save({type(value).__name__}): the model is sharded. Save its state dict: "
                 "accelerator.save(accelerator.unwrap_model(model).state_dict(), path)"
             )
         meet_for_shards(group, settings, "save()")
@@ -166,23 +171,25 @@ def save(
 
 
 def _safetensors_writer(value: Any) -> Callable[[Path], None]:
-    """
+    """A function that writes ``value`` to a path.
+
     Raises:
-        RuntimeMisuse: it is not a dict of tensors by name.
+        RuntimeMisuse: ``value`` is not a dict of tensors by name.
     """
     if not isinstance(value, Mapping):
-        raise RuntimeMisuse(f"safetensors files hold tensors by name, not a {type(value).__name__}")
+        raise RuntimeMisuse(f"a safetensors file stores a dict of named tensors, not a {type(value).__name__}")
     wrong = [str(key) for key, item in value.items() if not (isinstance(key, str) and isinstance(item, torch.Tensor))]
     if wrong:
         raise RuntimeMisuse(
-            f"safetensors files hold tensors by name; these entries are something else: {', '.join(wrong[:5])}. "
-            "Leave them out, or save without safe_serialization"
+            f"a safetensors file stores only tensors under string keys, unlike these entries: {', '.join(wrong[:5])}. "
+            "Remove them, or save without safe_serialization"
         )
     return lambda path: write_safetensors(clean_state_dict_for_safetensors(value), path)
 
 
 def write_safetensors(tensors: Mapping[str, torch.Tensor], path: Path, **metadata: str) -> None:
-    """
+    """Write a safetensors file.
+
     Raises:
         RuntimeMisuse: safetensors is not installed.
     """
@@ -196,10 +203,31 @@ def write_safetensors(tensors: Mapping[str, torch.Tensor], path: Path, **metadat
     save_file(dict(tensors), str(path), metadata={"format": "pt", **metadata})
 
 
+def open_safetensors(path: Path, device: str = "cpu") -> Any:
+    """Open a safetensors file.
+
+    Returns:
+        A context manager that yields the open file, from which tensors are read one by one onto ``device``.
+
+    Raises:
+        CheckpointError: ``path`` is not a safetensors file, or safetensors is not installed.
+    """
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ModuleNotFoundError as error:
+        raise CheckpointError(
+            f"reading {path} needs safetensors, which is not installed: pip install 'hpcaccel[train]'"
+        ) from error
+    try:
+        return safe_open(path, framework="pt", device=device)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside ``path``, which becomes ``path`` at the end, when all of it is on the disk."""
-    from hpcaccel.core.run_dir import fsync_directory
+    """Yield a temporary path beside ``path``; at the end the file is synced and renamed to ``path``."""
+    from hpcaccel.core.durable_files import fsync_directory
 
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -217,8 +245,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def clean_state_dict_for_safetensors(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """The same without what safetensors cannot hold: of tensors that are one in memory the first name stays, those that
-    overlap otherwise become copies, and all lie in one piece. The dict that was given stays as it is."""
+    """A copy of ``state_dict`` that safetensors can store: tied tensors only under their first name, overlapping
+    tensors copied, all tensors contiguous."""
     kept: dict[str, Any] = {}
     storages: dict[int, list[torch.Tensor]] = {}
     for name, tensor in state_dict.items():
@@ -234,7 +262,7 @@ def clean_state_dict_for_safetensors(state_dict: Mapping[str, Any]) -> dict[str,
 
 
 def share_memory_with(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are the same one under two names."""
+    """Whether two tensors are tied: the same memory, shape, strides and dtype."""
     return (
         one.data_ptr() == other.data_ptr()
         and one.shape == other.shape

@@ -1,4 +1,4 @@
-"""Weights from files into a model: what ``save_model`` and the Hugging Face libraries write. No code in them is run."""
+"""Loads weights from files of ``save_model`` and of the Hugging Face libraries, without running code in them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ import torch
 from torch import nn
 
 from hpcaccel.errors import CheckpointError, RuntimeMisuse
-from hpcaccel.runtime.checkpointing.export_model import holds_shards, named_state
+from hpcaccel.runtime.checkpointing.export_model import holds_shards, named_state, open_safetensors
 from hpcaccel.runtime.checkpointing.model_weight_files import SAFE, TORCH
-from hpcaccel.runtime.checkpointing.safetensors_import import open_safetensors
 
 __all__ = ["load_checkpoint_in_model", "load_state_dict"]
 
 
 def load_state_dict(checkpoint_file: str | os.PathLike[str], device_map: Any = None) -> dict[str, Any]:
-    """The tensors of one file, ``.safetensors`` or what ``torch.save`` has written; no code in it is run.
+    """The tensors of one file: a ``.safetensors`` file or a file of ``torch.save``.
 
     Args:
-        device_map: not here, but for ``{"": device}``, which says where everything goes.
+        device_map: None or ``{"": device}``, the device of all tensors.
 
     Raises:
-        CheckpointError: it is not there, or cannot be read as such a file.
-        RuntimeMisuse: another device map.
+        CheckpointError: the file does not exist, or cannot be read.
+        RuntimeMisuse: ``device_map`` has several devices.
     """
     path = Path(checkpoint_file)
     device = _only_device(device_map)
@@ -41,23 +40,23 @@ def load_state_dict(checkpoint_file: str | os.PathLike[str], device_map: Any = N
         found: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise CheckpointError(
-            f"{path} cannot be read as weights: {error}. Files that hold more than tensors and plain values are not "
-            "loaded, because loading them would run code"
+            f"cannot load weights from {path}: {error}. Files that contain anything but tensors and plain values are "
+            "not loaded, because loading them could run code"
         ) from error
     return found
 
 
 def _load_safetensors(path: Path, device: str) -> dict[str, Any]:
     with open_safetensors(path, device) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
 
 
 def _only_device(device_map: Any) -> str:
     devices = {str(device) for device in (device_map or {"": "cpu"}).values()}
     if len(devices) > 1:
         raise RuntimeMisuse(
-            f"device_map={device_map!r}: a model is not spread over several devices of one process here. Shard it "
-            'over the ranks: strategy="fsdp"'
+            f"device_map={device_map!r}: distributing a model over several devices of one process is not supported. "
+            'Shard it over the ranks with strategy="fsdp"'
         )
     return devices.pop()
 
@@ -71,26 +70,27 @@ def load_checkpoint_in_model(
     strict: bool = False,
     **others: Any,
 ) -> None:
-    """Load weights as ``save_model`` writes them into a plain or prepared model, in place. All ranks that hold a part
-    of it call.
+    """Load weights from files of ``save_model`` into a plain or prepared model, in place.
+
+    All ranks call it if the model is sharded.
 
     Args:
         checkpoint: a file, an ``.index.json``, or a directory with either.
-        strict: whether names that only one side has are an error.
-        others: of Accelerate's keywords those that say how files are read; they make no difference here.
+        strict: whether missing and unexpected names are an error.
+        others: Accelerate's keywords about reading files; they have no effect here.
 
     Raises:
-        CheckpointError: no such file, shapes that differ, or with ``strict`` names that do.
-        RuntimeMisuse: a device map of several devices, offloading, or a dtype.
+        CheckpointError: there is no such file, or shapes (with ``strict`` also names) differ.
+        RuntimeMisuse: several devices, an ``offload_folder``, a ``dtype`` or an unknown keyword are given.
     """
     _only_device(device_map)
     if offload_folder is not None or dtype is not None:
         raise RuntimeMisuse(
-            "load_checkpoint_in_model() loads into the model as it is: without offload_folder, and where it is to have "
-            "another dtype, call model.to(dtype) before"
+            "load_checkpoint_in_model() does not support offload_folder and dtype. To change the dtype, call "
+            "model.to(dtype) first"
         )
     if unknown := set(others) - _HARMLESS:
-        raise RuntimeMisuse(f"load_checkpoint_in_model() knows no {', '.join(sorted(unknown))}")
+        raise RuntimeMisuse(f"load_checkpoint_in_model(): unknown keyword argument {', '.join(sorted(unknown))}")
     path = Path(checkpoint)
     if any(True for _ in _pickled(path)):
         _load_pickled(model, path, strict=strict)
@@ -108,10 +108,11 @@ _HARMLESS = {
     "offload_buffers",
     "offload_state_dict",
 }
+"""Keywords of Accelerate that are accepted and have no effect."""
 
 
 def _pickled(path: Path) -> Iterator[Path]:
-    """The files that ``torch.save`` has written, if it is such a checkpoint."""
+    """The files of ``torch.save`` at ``path``, if the checkpoint has this format."""
     if path.is_dir():
         if any(SAFE.owns(item.name) for item in path.iterdir()):
             return
@@ -124,7 +125,7 @@ def _pickled(path: Path) -> Iterator[Path]:
 
 
 def _load_pickled(model: nn.Module, path: Path, *, strict: bool) -> None:
-    """One file after the other; a sharded model takes its part of each tensor."""
+    """Load one file after the other; a sharded model loads its shard of each tensor."""
     targets = named_state(model, keep_vars=True)
     filled: set[int] = set()
     unexpected: list[str] = []
@@ -136,15 +137,15 @@ def _load_pickled(model: nn.Module, path: Path, *, strict: bool) -> None:
                 continue
             if target.shape != value.shape:
                 raise CheckpointError(
-                    f"{name} has shape {tuple(value.shape)} in {file.name}, {tuple(target.shape)} in the model"
+                    f"{name} has shape {tuple(value.shape)} in {file.name}, but {tuple(target.shape)} in the model"
                 )
             _fill(target, value)
             filled.add(id(target))
     missing = [name for name, target in targets.items() if id(target) not in filled]
     if strict and (missing or unexpected):
         raise CheckpointError(
-            f"{path} does not belong to this model: missing in the file: {', '.join(missing[:5]) or 'nothing'}; "
-            f"unexpected there: {', '.join(unexpected[:5]) or 'nothing'}"
+            f"{path} does not match this model: missing in the file: {', '.join(missing[:5]) or 'nothing'}; "
+            f"unexpected in the file: {', '.join(unexpected[:5]) or 'nothing'}"
         )
 
 

@@ -1,8 +1,8 @@
-"""A model's weights saved in files as the Hugging Face libraries name and read them.
+"""``save_model``: a model's weights in files with the names and the format of the Hugging Face libraries.
 
 One file ``model.safetensors``, or ``model-00001-of-00003.safetensors`` … with ``model.safetensors.index.json``; without
-safetensors ``pytorch_model.bin`` and so on. A sharded model is gathered one file at a time, so that rank 0 never holds
-more than that.
+safetensors ``pytorch_model.bin`` and so on. A sharded model is gathered file by file, so that rank 0 never has more
+than one file in memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from hpcaccel.checkpoint_files.weight_files import SAFE, TORCH, Form, index_text, share_out
-from hpcaccel.core.run_dir import atomic_write, fsync_directory, make_folder
+from hpcaccel.core.durable_files import atomic_write, fsync_directory, make_folder
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.checkpointing.export_model import (
     clean_state_dict_for_safetensors,
@@ -28,17 +28,18 @@ from hpcaccel.runtime.checkpointing.export_model import (
     whole,
     write_safetensors,
 )
-from hpcaccel.runtime.compat.model_size import convert_file_size_to_int
-from hpcaccel.runtime.distributed.process_group import Group
+from hpcaccel.runtime.compat.introspection import convert_file_size_to_int
+from hpcaccel.runtime.distributed.process_group import RankGroup
 from hpcaccel.runtime.settings import Settings
 
 __all__ = ["SAFE", "TORCH", "save_model"]
 
 PROGRESS_AFTER_SECONDS = 5.0
+"""Minimum interval between two lines of progress."""
 
 
-class Entry(NamedTuple):
-    """A tensor under its first name; ``ties`` are its others."""
+class WeightEntry(NamedTuple):
+    """A tensor with its first name; ``ties`` are its other names."""
 
     name: str
     tensor: torch.Tensor
@@ -52,22 +53,28 @@ class Entry(NamedTuple):
 def save_model(
     model: nn.Module,
     directory: Path,
-    group: Group,
+    group: RankGroup,
     settings: Settings,
     *,
     max_shard_size: int | str = "10GB",
     safe: bool = True,
 ) -> None:
-    """Write the model's weights to ``directory``, in files of at most ``max_shard_size`` bytes each (a larger tensor
-    gets a file alone). All ranks may call; for a sharded model all must. What an earlier call has left is replaced.
+    """Write the model's weights to ``directory``. Files of an earlier call are replaced.
+
+    All ranks may call it; for a sharded model all must.
+
+    Args:
+        max_shard_size: maximum size of a file in bytes, or a string such as ``"10GB"``; a larger tensor gets its own
+            file.
+        safe: write safetensors files; False: files of ``torch.save``.
 
     Raises:
-        RuntimeMisuse: some ranks did not call, and the model is sharded; parameters have no values; ``directory`` is a
+        RuntimeMisuse: the model is sharded, and some ranks did not call; parameters have no values; ``directory`` is a
             file; safetensors is not installed.
-        CheckpointError: on all ranks, when a sharded model could not be written.
+        CheckpointError: on all ranks, if a sharded model could not be written.
     """
     if directory.is_file():
-        raise RuntimeMisuse(f"save_model({str(directory)!r}): this is a file; give a directory")
+        raise RuntimeMisuse(f"save_model({str(directory)!r}): this path is a file. Pass a directory")
     entries = _entries(model)
     shares = share_out([entry.bytes for entry in entries], convert_file_size_to_int(max_shard_size))
     plan = [[entries[position] for position in share] for share in shares]
@@ -92,60 +99,62 @@ def _alone(work: Any) -> None:
     work()
 
 
-def _together(group: Group) -> Any:
-    """Rank 0 works; what fails there is an error on all ranks, which would wait for it in the next gathering."""
-    from hpcaccel.checkpoint.rank_agreement import Ranks
+def _together(group: RankGroup) -> Any:
+    """A function that runs work on rank 0. Errors are raised on all ranks, which otherwise wait in the next gather."""
+    from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
 
-    ranks = Ranks(rank=group.rank, world_size=group.world_size, group=group.control)
+    ranks = CheckpointRanks(rank=group.rank, world_size=group.world_size, group=group.control)
     return lambda work: ranks.first("the model cannot be saved", work)
 
 
-def _entries(model: nn.Module) -> list[Entry]:
+def _entries(model: nn.Module) -> list[WeightEntry]:
     """Parameters and persistent buffers, in order, each once.
 
     Raises:
-        RuntimeMisuse: one of them is on the meta device, or is no tensor.
+        RuntimeMisuse: a value is on the meta device, or is not a tensor.
     """
-    found: dict[int, Entry] = {}
+    found: dict[int, WeightEntry] = {}
     for name, value in named_state(model, keep_vars=True).items():
         if not isinstance(value, torch.Tensor):
             raise RuntimeMisuse(
-                f"save_model() writes tensors only, and {name} is a {type(value).__name__}: save the state dict with "
-                "accelerator.save()"
+                f"save_model() writes only tensors, but {name} has type {type(value).__name__}. Save the state dict "
+                "with accelerator.save()"
             )
         if value.is_meta:
             raise RuntimeMisuse(f"save_model(): {name} is on the meta device and has no values to save")
         if id(value) in found:
             found[id(value)].ties.append(name)
         else:
-            found[id(value)] = Entry(name, value, [])
+            found[id(value)] = WeightEntry(name, value, [])
     return list(found.values())
 
 
 class _Writer:
-    """Writes under temporary names, until everything is there."""
+    """Writes files with temporary names, and renames them when all are complete."""
 
     def __init__(self, directory: Path, total_bytes: int) -> None:
         self._directory = directory
         self._total_bytes = total_bytes
         self._bytes = 0
-        self._began = self._said = time.monotonic()
+        self._began = self._printed = time.monotonic()
 
-    def write(self, name: str, part: list[Entry], tensors: Mapping[str, torch.Tensor | None], *, safe: bool) -> None:
-        there = {key: tensor for key, tensor in tensors.items() if tensor is not None}
+    def write(
+        self, name: str, part: list[WeightEntry], tensors: Mapping[str, torch.Tensor | None], *, safe: bool
+    ) -> None:
+        kept = {key: tensor for key, tensor in tensors.items() if tensor is not None}
         path = self._temporary(name)
         if safe:
             ties = {tie: entry.name for entry in part for tie in entry.ties}
-            write_safetensors(clean_state_dict_for_safetensors(there), path, **ties)
+            write_safetensors(clean_state_dict_for_safetensors(kept), path, **ties)
         else:
-            torch.save(there | {tie: there[entry.name] for entry in part for tie in entry.ties}, path)
+            torch.save(kept | {tie: kept[entry.name] for entry in part for tie in entry.ties}, path)
         with path.open("rb+") as file:
             os.fsync(file.fileno())
         self._bytes += sum(entry.bytes for entry in part)
-        self._say(name)
+        self._print_progress(name)
 
-    def publish(self, form: Form, files: dict[str, list[Entry]]) -> None:
-        """Give the files their names, then the index; last, remove what an earlier save has left."""
+    def publish(self, form: Form, files: dict[str, list[WeightEntry]]) -> None:
+        """Rename the files, write the index, then remove the files of an earlier save."""
         for name in files:
             os.replace(self._temporary(name), self._directory / name)
         written = set(files)
@@ -161,14 +170,14 @@ class _Writer:
     def _temporary(self, name: str) -> Path:
         return self._directory / f".{name}.tmp"
 
-    def _say(self, name: str) -> None:
+    def _print_progress(self, name: str) -> None:
         now = time.monotonic()
-        if now - self._said > PROGRESS_AFTER_SECONDS:
-            self._said = now
+        if now - self._printed > PROGRESS_AFTER_SECONDS:
+            self._printed = now
             done = f"{self._bytes / 1e9:.1f} of {self._total_bytes / 1e9:.1f} GB in {now - self._began:.0f} s"
             print(f"hpcaccel: saving the model: {name} written, {done}", file=sys.stderr, flush=True)
 
 
-def _names(entry: Entry, form: Form) -> list[str]:
-    """The names under which a file holds it: safetensors files hold every tensor once."""
+def _names(entry: WeightEntry, form: Form) -> list[str]:
+    """The names under which a file contains the tensor. A safetensors file contains each tensor only once."""
     return [entry.name] if form is SAFE else [entry.name, *entry.ties]

@@ -1,4 +1,4 @@
-"""Checkpoints that a script numbers: ``checkpoints/checkpoint_<i>`` under its project directory."""
+"""Numbered checkpoints of a script, ``checkpoints/checkpoint_<i>`` in its project directory."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint_files.pins import is_pinned
 from hpcaccel.errors import RuntimeMisuse
 
-__all__ = ["Numbered", "newest_first"]
+__all__ = ["NumberedCheckpoints", "newest_first"]
 
 log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"checkpoint_(\d+)")
 
 
-class Numbered:
-    """
+class NumberedCheckpoints:
+    """The numbered checkpoints in one directory.
+
     Args:
         configuration: the script's ``ProjectConfiguration``; its ``iteration`` numbers the next checkpoint.
-        directory: where they are.
     """
 
     def __init__(self, configuration: Any, directory: Path) -> None:
@@ -32,32 +32,32 @@ class Numbered:
 
     @property
     def next(self) -> Path:
-        """Where the next one goes."""
+        """The directory of the next checkpoint."""
         return self._directory / f"checkpoint_{self._configuration.iteration}"
 
     def refuse_existing(self, path: Path) -> None:
-        """
+        """Check that the checkpoint ``path`` does not exist.
+
         Raises:
-            RuntimeMisuse: there is such a checkpoint already.
+            RuntimeMisuse: ``path`` exists.
         """
         if path.exists():
             raise RuntimeMisuse(
-                f"{path} exists already. Say with which number to go on, "
-                f"accelerator.project_configuration.iteration = {self._highest() + 1}, or load it first: load_state() "
-                "without a path does both"
+                f"{path} already exists. Set the next free number with "
+                f"accelerator.project_configuration.iteration = {self._highest() + 1}, or call load_state() without a "
+                "path first: it loads the newest checkpoint and sets the number"
             )
 
     def saved(self, path: Path) -> None:
-        """``path`` has been saved; the next one gets the next number."""
+        """Set the number of the next checkpoint after ``path`` was saved."""
         self._configuration.iteration = _number(path) + 1
 
     def loaded(self) -> None:
-        """The training goes on from what is there: the next number is one that is free."""
+        """Set the number of the next checkpoint to a free one after a checkpoint was loaded."""
         self._configuration.iteration = max(self._configuration.iteration, self._highest() + 1)
 
     def prune(self, newest: Path) -> None:
-        """Delete the oldest beyond ``total_limit``, but no pinned one, now that a newer one is there. What resists is
-        logged."""
+        """Delete the oldest checkpoints beyond ``total_limit``, except ``newest`` and pinned ones. Logs errors."""
         limit = self._configuration.total_limit
         if limit is None:
             return
@@ -70,7 +70,7 @@ class Numbered:
                 log.warning("cannot delete the old checkpoint %s: %s", path, error)
 
     def all(self) -> list[Path]:
-        """By number, the oldest first."""
+        """All checkpoints by number, oldest first."""
         if not self._directory.is_dir():
             return []
         found = [path for path in self._directory.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
@@ -82,8 +82,7 @@ class Numbered:
 
 
 def newest_first(directories: list[Path]) -> list[Path]:
-    """The committed checkpoints in these directories, the one with the most steps first; of equal ones the one whose
-    directory comes later."""
+    """The committed checkpoints in these directories, highest step first; at equal steps, later directories first."""
     found = [
         (item.step, index, item.path)
         for index, place in enumerate(directories)

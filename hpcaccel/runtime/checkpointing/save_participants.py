@@ -1,9 +1,12 @@
-"""Who takes part in a save or a load that the script calls: all ranks, or only those that came.
+"""Determines the ranks that take part in a save or load of the script: all ranks, or only those that make the call.
 
-Widely read tutorials save under ``if accelerator.is_main_process``. A collective would wait there for ranks that never
-come. So the ranks meet in the store first: each says that it has come and to what, rank 0 waits a bounded time and
-tells them who takes part. A rank that comes too late finds out that it was done without it. No collective is issued
-before it is clear that everybody will issue it, so the order of those on the control group stays the same everywhere.
+Many tutorials save under ``if accelerator.is_main_process``. A collective there would wait for ranks that never make
+the call. Therefore the ranks first exchange their calls through the store: each rank writes its call, and rank 0 waits
+for a limited time, selects the participants, and writes its decision. A rank that calls too late reads that rank 0 has
+continued without it. No collective starts before all of its ranks are certain to join, so all ranks use the control
+group in the same order.
+
+The exchange for one call on rank 0 is a *meeting*; meetings are numbered.
 """
 
 from __future__ import annotations
@@ -16,99 +19,102 @@ from typing import Any, NamedTuple, NoReturn
 
 from hpcaccel.errors import CheckpointError, RuntimeMisuse
 from hpcaccel.runtime.distributed.collectives.call_site import call_stack
-from hpcaccel.runtime.distributed.process_group import Group
+from hpcaccel.runtime.distributed.process_group import RankGroup
 
-__all__ = ["Attendance", "Call", "Quorum", "attend", "of"]
+__all__ = ["CollectiveCall", "ParticipantTable", "SaveParticipants", "attend", "participants_of"]
 
 FIRST_PAUSE_SECONDS = 0.001
 LONGEST_PAUSE_SECONDS = 0.05
 WARN_AFTER_SECONDS = 60.0
 REMEMBERED = 32
-"""Meetings that rank 0 keeps in mind for those who come too late."""
+"""Number of incomplete meetings that rank 0 keeps for ranks that call too late."""
 
 
-class Call(NamedTuple):
-    """What a rank has come to."""
+class CollectiveCall(NamedTuple):
+    """A collective save or load call: kind, directory, step and call site."""
 
     kind: str
-    """As the script calls it: ``save_state()``."""
+    """The name of the call, such as ``save_state()``."""
     where: str
-    """The directory that the script named, or nothing."""
+    """The directory that the script passed, or empty."""
     step: int
     stack: list[str]
 
     @property
     def site(self) -> str:
-        return self.stack[0] if self.stack else "an unknown place"
+        return self.stack[0] if self.stack else "an unknown line"
 
-    def is_same(self, other: Call) -> bool:
-        """Directories may differ where each rank has put the time into its name; rank 0's counts then."""
+    def is_same(self, other: CollectiveCall) -> bool:
+        """Whether both are the same call. Directories may differ if their names contain the time; rank 0's is used."""
         same_line = (self.stack, self.step) == (other.stack, other.step)
         return self.kind == other.kind and (self.where == other.where or same_line)
 
-    def was(self, past: Call) -> bool:
-        """Whether a past meeting was the one that this rank has come to, too late."""
+    def is_late_for(self, past: CollectiveCall) -> bool:
+        """Whether this call belongs to a meeting that ended without this rank, whose call was ``past``."""
         return self.is_same(past) and (self.step == past.step or self.stack == past.stack)
 
 
-class Attendance(NamedTuple):
-    """Who takes part."""
+class ParticipantTable(NamedTuple):
+    """The result of a meeting: which ranks take part."""
 
     meeting: int
     missing: list[int]
     where: str
-    """The directory that rank 0 has named."""
+    """The directory that rank 0 passed."""
 
     @property
     def complete(self) -> bool:
         return not self.missing
 
 
-class Quorum:
-    """The meetings of one group of ranks; rank 0 leads them."""
+class SaveParticipants:
+    """The meetings of one group of ranks. Rank 0 decides."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: RankGroup) -> None:
         self._group = group
         self._store: Any = group.store
         self._rank = group.rank
         self._others = [rank for rank in range(group.world_size) if rank != group.rank]
-        self._came = dict.fromkeys(range(group.world_size), 0)
-        """How often each rank has come, as far as this rank knows; of the others only rank 0 does."""
+        self._calls = dict.fromkeys(range(group.world_size), 0)
+        """Number of calls of each rank. Only rank 0 counts the calls of other ranks."""
         self._settled = dict.fromkeys(range(group.world_size), 0)
-        """The last meeting that each of them was in or too late for."""
+        """The last meeting that each rank took part in, or was too late for."""
         self._meetings = 0
-        self._past: list[tuple[int, Call]] = []
-        self._lonely: set[tuple[str, ...]] = set()
-        """Calls to which nobody else came the last time."""
+        self._past: list[tuple[int, CollectiveCall]] = []
+        self._unattended: set[tuple[str, ...]] = set()
+        """Call sites where no other rank made the call the last time."""
 
-    def attend(self, call: Call, *, needs_all: bool, patience: float, limit: float) -> Attendance:
-        """Meet those who come to the same call.
+    def attend(self, call: CollectiveCall, *, needs_all: bool, patience: float, limit: float) -> ParticipantTable:
+        """Determine which ranks make the same call.
 
         Args:
-            needs_all: whether it is an error that some do not come.
-            patience: seconds that rank 0 waits for the others.
-            limit: seconds that the others wait for rank 0.
+            needs_all: whether a missing rank is an error.
+            patience: seconds that rank 0 waits for the other ranks.
+            limit: seconds that the other ranks wait for rank 0.
 
         Raises:
-            RuntimeMisuse: somebody is missing who is needed.
+            RuntimeMisuse: rank 0 is missing; or another rank is missing and ``needs_all`` is set.
         """
         if self._rank == 0:
             return self._lead(call, needs_all=needs_all, patience=patience)
         return self._follow(call, limit=limit)
 
     def report(self, meeting: int, *, done: str = "", problem: str = "") -> None:
-        """On rank 0: how it went, for those who came to an incomplete meeting."""
+        """Write the result of rank 0's save, on rank 0, for the other ranks of an incomplete meeting."""
         self._store.set(f"attend/result/{meeting}", json.dumps([done, problem]))
 
     def result(self, meeting: int, *, limit: float) -> str:
-        """What rank 0 reports of an incomplete meeting.
+        """Rank 0's result of an incomplete meeting.
+
+        Args:
+            limit: seconds to wait.
 
         Raises:
-            CheckpointError: it failed there, or nothing was heard in ``limit`` seconds.
+            CheckpointError: rank 0's save failed, or there is no result within the limit.
         """
         key = f"attend/result/{meeting}"
         if not self._wait(lambda: self._store.check([key]), limit):
-            raise CheckpointError(f"rank 0 has not said for {limit:.0f} s how its save went")
+            raise CheckpointError(f"rank 0 did not report the result of its save within {limit:.0f} s")
         done, problem = json.loads(self._store.get(key))
         if problem:
             raise CheckpointError(f"{problem} (on rank 0)")
@@ -116,112 +122,113 @@ class Quorum:
 
     # -- rank 0
 
-    def _lead(self, call: Call, *, needs_all: bool, patience: float) -> Attendance:
-        if tuple(call.stack) in self._lonely and not needs_all:
+    def _lead(self, call: CollectiveCall, *, needs_all: bool, patience: float) -> ParticipantTable:
+        if tuple(call.stack) in self._unattended and not needs_all:
             patience /= 5
-        here, elsewhere = self._gather_in(call, patience)
+        here, elsewhere = self._collect_calls(call, patience)
         missing = [rank for rank in self._others if rank not in here]
         self._meetings += 1
-        problem = _absent(call, missing, elsewhere, patience) if missing and needs_all else ""
+        problem = _missing_text(call, missing, elsewhere, patience) if missing and needs_all else ""
         self._close(call, here, missing, problem)
         if problem:
             self._give_up(problem)
         if missing and not here:
-            self._lonely.add(tuple(call.stack))
-        return Attendance(self._meetings, missing, call.where)
+            self._unattended.add(tuple(call.stack))
+        return ParticipantTable(self._meetings, missing, call.where)
 
-    def _gather_in(self, call: Call, patience: float) -> tuple[list[int], dict[int, Call]]:
-        """Who has come to this call, and who waits at another, until nobody else can come or the time is over."""
+    def _collect_calls(self, call: CollectiveCall, patience: float) -> tuple[list[int], dict[int, CollectiveCall]]:
+        """Wait up to ``patience`` seconds for the other ranks. Returns ranks in this call, and calls of other ranks."""
         here: list[int] = []
-        elsewhere: dict[int, Call] = {}
+        elsewhere: dict[int, CollectiveCall] = {}
 
-        def look() -> bool:
+        def all_called() -> bool:
             here.clear()
             elsewhere.clear()
             for rank in self._others:
-                came = self._arrival(rank)
-                if came is not None and came.is_same(call):
+                current = self._current_call(rank)
+                if current is not None and current.is_same(call):
                     here.append(rank)
-                elif came is not None:
-                    elsewhere[rank] = came
+                elif current is not None:
+                    elsewhere[rank] = current
             return len(here) + len(elsewhere) == len(self._others)
 
-        self._wait(look, patience)
+        self._wait(all_called, patience)
         return here, elsewhere
 
-    def _arrival(self, rank: int) -> Call | None:
-        """To what this rank has come and waits now; those who came too late are passed over."""
+    def _current_call(self, rank: int) -> CollectiveCall | None:
+        """The call in which ``rank`` is waiting, or None. Calls made too late are skipped."""
         while self._store.check([self._key(rank)]):
             call = _read(self._store.get(self._key(rank)))
             late = self._too_late(rank, call, self._past)
             if late is None:
                 return call
-            self._lonely.discard(tuple(call.stack))
+            self._unattended.discard(tuple(call.stack))
             self._settle(rank, late)
         return None
 
-    def _close(self, call: Call, here: list[int], missing: list[int], problem: str) -> None:
+    def _close(self, call: CollectiveCall, here: list[int], missing: list[int], problem: str) -> None:
         if missing and not problem:
             self._past = [*self._past, (self._meetings, call)][-REMEMBERED:]
             self._store.set("attend/past", json.dumps(self._past))
         for rank in here:
-            self._store.set(f"{self._key(rank)}/told", json.dumps([self._meetings, missing, call.where, problem]))
+            self._store.set(f"{self._key(rank)}/decision", json.dumps([self._meetings, missing, call.where, problem]))
             self._settle(rank, self._meetings)
 
-    # -- the others
+    # -- ranks other than 0
 
-    def _follow(self, call: Call, *, limit: float) -> Attendance:
+    def _follow(self, call: CollectiveCall, *, limit: float) -> ParticipantTable:
         key = self._key(self._rank)
         self._store.set(key, json.dumps(call))
         late: int | None = None
 
-        def told() -> bool:
+        def decided() -> bool:
             nonlocal late
-            if self._store.check([f"{key}/told"]):
+            if self._store.check([f"{key}/decision"]):
                 return True
             if self._store.check(["attend/past"]):
-                past = [(number, Call(*item)) for number, item in json.loads(self._store.get("attend/past"))]
+                past = [(number, CollectiveCall(*item)) for number, item in json.loads(self._store.get("attend/past"))]
                 late = self._too_late(self._rank, call, past)
             return late is not None
 
-        if limit > WARN_AFTER_SECONDS and not self._wait(told, WARN_AFTER_SECONDS):
-            print(f"hpcaccel: rank {self._rank} waits for rank 0 in {call.kind} at {call.site}", file=sys.stderr)
+        if limit > WARN_AFTER_SECONDS and not self._wait(decided, WARN_AFTER_SECONDS):
+            waiting = f"rank {self._rank} is waiting for rank 0 in {call.kind} at {call.site}"
+            print(f"hpcaccel: {waiting}", file=sys.stderr)
             limit -= WARN_AFTER_SECONDS
-        if not self._wait(told, limit):
-            self._store.delete_key(key)  # else rank 0 would count on this rank
-            self._give_up(_absent(call, [0], {}, limit))
+        if not self._wait(decided, limit):
+            self._store.delete_key(key)  # otherwise rank 0 would include this rank
+            self._give_up(_missing_text(call, [0], {}, limit))
         if late is not None:
             self._settle(self._rank, late)
-            return Attendance(late, [self._rank], call.where)
-        meeting, missing, where, problem = json.loads(self._store.get(f"{key}/told"))
-        self._store.delete_key(f"{key}/told")
+            return ParticipantTable(late, [self._rank], call.where)
+        meeting, missing, where, problem = json.loads(self._store.get(f"{key}/decision"))
+        self._store.delete_key(f"{key}/decision")
         self._settle(self._rank, meeting)
         if problem:
             raise RuntimeMisuse(problem)
-        return Attendance(meeting, missing, where)
+        return ParticipantTable(meeting, missing, where)
 
-    # -- both
+    # -- all ranks
 
     def _give_up(self, text: str) -> NoReturn:
         if self._group.exchange is not None:
-            self._group.exchange.rollcall.give_up(text)
+            self._group.exchange.watchdog.abort(text)
         raise RuntimeMisuse(text)
 
     def _key(self, rank: int) -> str:
-        return f"attend/{rank}/{self._came[rank]}"
+        return f"attend/{rank}/{self._calls[rank]}"
 
-    def _too_late(self, rank: int, call: Call, past: list[tuple[int, Call]]) -> int | None:
-        return next((number for number, item in past if number > self._settled[rank] and call.was(item)), None)
+    def _too_late(self, rank: int, call: CollectiveCall, past: list[tuple[int, CollectiveCall]]) -> int | None:
+        return next((number for number, item in past if number > self._settled[rank] and call.is_late_for(item)), None)
 
     def _settle(self, rank: int, meeting: int) -> None:
         if rank != self._rank:
             self._store.delete_key(self._key(rank))
-        self._came[rank] += 1
+        self._calls[rank] += 1
         self._settled[rank] = meeting
 
     @staticmethod
     def _wait(condition: Callable[[], bool], seconds: float) -> bool:
-        """Until it holds, at most so long; it is looked at once at least."""
+        """Wait until ``condition`` is true; False after ``seconds``. The condition is checked at least once."""
         deadline, pause = time.monotonic() + seconds, FIRST_PAUSE_SECONDS
         while not condition():
             if time.monotonic() >= deadline:
@@ -231,36 +238,37 @@ class Quorum:
         return True
 
 
-def _read(text: bytes) -> Call:
-    return Call(*json.loads(text))
+def _read(text: bytes) -> CollectiveCall:
+    return CollectiveCall(*json.loads(text))
 
 
-def _absent(call: Call, missing: list[int], elsewhere: dict[int, Call], seconds: float) -> str:
+def _missing_text(
+    call: CollectiveCall, missing: list[int], elsewhere: dict[int, CollectiveCall], seconds: float
+) -> str:
     names = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-    others = "".join(f"; rank {rank} waits in {item.kind} at {item.site}" for rank, item in elsewhere.items())
-    have = "have" if len(missing) > 1 else "has"
+    others = "".join(f"; rank {rank} is waiting in {item.kind} at {item.site}" for rank, item in elsewhere.items())
     return (
-        f"{call.kind} at {call.site}: {names} {have} not come in {seconds:.0f} s{others}. All ranks must call it, for "
-        "each holds a part or is to get one: take it out of `if accelerator.is_main_process:` and the like"
+        f"{call.kind} at {call.site}: {names} did not reach this call within {seconds:.0f} s{others}. All ranks must "
+        "call it, because each saves or loads its own part. Move the call out of `if accelerator.is_main_process:`"
     )
 
 
-_latest: tuple[Any, Quorum] | None = None
+_latest: tuple[Any, SaveParticipants] | None = None
 
 
-def of(group: Group) -> Quorum:
-    """The one quorum of this group of ranks."""
+def participants_of(group: RankGroup) -> SaveParticipants:
+    """The meetings of this group of ranks, one object per process."""
     global _latest
     if _latest is None or _latest[0] is not group.store:
-        _latest = (group.store, Quorum(group))
+        _latest = (group.store, SaveParticipants(group))
     return _latest[1]
 
 
 def attend(
-    group: Group, kind: str, *, where: str = "", step: int = 0, needs_all: bool, patience: float, limit: float
-) -> Attendance:
-    """Meet the other ranks at the script's call; see ``Quorum.attend``."""
+    group: RankGroup, kind: str, *, where: str = "", step: int = 0, needs_all: bool, patience: float, limit: float
+) -> ParticipantTable:
+    """Determine which ranks make this call of the script; see ``SaveParticipants.attend``."""
     if group.store is None:
-        return Attendance(0, [], where)
-    call = Call(kind, where, step, call_stack())
-    return of(group).attend(call, needs_all=needs_all, patience=patience, limit=limit)
+        return ParticipantTable(0, [], where)
+    call = CollectiveCall(kind, where, step, call_stack())
+    return participants_of(group).attend(call, needs_all=needs_all, patience=patience, limit=limit)

@@ -1,4 +1,4 @@
-"""Weights from safetensors files into a model that may be sharded: each rank reads its own slices and nothing else."""
+"""Loads safetensors files into a model that may be sharded: each rank reads only its own slices."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from hpcaccel.errors import CheckpointError
-from hpcaccel.runtime.checkpointing.safetensors_import import open_safetensors
-from hpcaccel.runtime.parallel import materialise
-from hpcaccel.runtime.parallel.dtensors import is_dtensor
+from hpcaccel.runtime.checkpointing.export_model import open_safetensors
+from hpcaccel.runtime.distributed.device_mesh import is_dtensor
+from hpcaccel.runtime.parallel import meta_device
 
 __all__ = ["LoadedWeights", "load_sharded"]
 
@@ -23,37 +23,40 @@ INDEX = "model.safetensors.index.json"
 
 
 class LoadedWeights(NamedTuple):
-    """What did not fit together, as torch's ``load_state_dict`` tells it."""
+    """Missing and unexpected names, like the result of torch's ``load_state_dict``."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
 
 
 def load_sharded(model: nn.Module, path: str | Path, *, strict: bool = True) -> LoadedWeights:
-    """Load weights into a prepared or plain model, in place. All ranks call; none reads more than it keeps.
+    """Load weights into a prepared or plain model, in place. All ranks call this.
 
-    A parameter on the meta device gets memory first. Values are cast to the parameters' dtype. Of tied parameters the
-    file needs to hold one.
+    Parameters on the meta device are allocated first. Values are cast to the parameters' dtype. The file
+    needs to contain only one of several tied parameters.
 
     Args:
         path: a ``.safetensors`` file, an ``.index.json``, or a directory with either (``model.safetensors``,
             ``model.safetensors.index.json``).
-        strict: whether missing and unexpected names are an error; otherwise they come back.
+        strict: whether missing and unexpected names are an error.
+
+    Returns:
+        Missing and unexpected names.
 
     Raises:
         CheckpointError: there is no such file, names or shapes differ, or safetensors is not installed.
     """
     files = _files(Path(path))
-    if materialise.is_empty(model):
-        materialise.give_memory(model, _device(model))
+    if meta_device.is_empty(model):
+        meta_device.give_memory(model, _device(model))
     wanted = _wanted(model)
-    known = {name for names, _ in wanted for name in names}
+    names_of_model = {name for names, _ in wanted for name in names}
     missing = [names[0] for names, _ in wanted if not any(name in files for name in names)]
-    unexpected = sorted(set(files) - known)
+    unexpected = sorted(set(files) - names_of_model)
     if strict and (missing or unexpected):
         raise CheckpointError(
-            f"{path} does not belong to this model: "
-            + "; ".join([*_told("missing", missing), *_told("unexpected", unexpected)])
+            f"{path} does not match this model: "
+            + "; ".join([*_names_text("missing", missing), *_names_text("unexpected", unexpected)])
         )
     with ExitStack() as stack, torch.no_grad():
         opened: dict[Path, Any] = {}
@@ -65,28 +68,28 @@ def load_sharded(model: nn.Module, path: str | Path, *, strict: bool = True) -> 
                     opened[file] = stack.enter_context(open_safetensors(file))
                 _fill(tensor, opened[file].get_slice(name), name, file)
     if not missing:
-        materialise.has_values(model)
+        meta_device.has_values(model)
     return LoadedWeights(missing, unexpected)
 
 
-def _told(what: str, names: list[str]) -> Iterator[str]:
+def _names_text(what: str, names: list[str]) -> Iterator[str]:
     if names:
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        yield f"{what} in the file: {shown}" if what == "missing" else f"{what} there: {shown}"
+        yield f"{what} in the file: {shown}"
 
 
 def _files(path: Path) -> dict[str, Path]:
-    """Each tensor's name with the file that holds it.
+    """The file of each tensor, by name.
 
     Raises:
-        CheckpointError: there is no such file, or it is none of these.
+        CheckpointError: there is no such file, or it has another format.
     """
     if path.is_dir():
         found = [path / name for name in (INDEX, SINGLE) if (path / name).is_file()]
         found = found or sorted(path.glob("*.safetensors.index.json")) or sorted(path.glob("*.safetensors"))
         if len(found) != 1 and INDEX not in {item.name for item in found}:
             has = ", ".join(sorted(item.name for item in path.iterdir())[:8]) or "nothing"
-            raise CheckpointError(f"{path} holds neither {INDEX} nor {SINGLE} (it holds {has})")
+            raise CheckpointError(f"{path} contains neither {INDEX} nor {SINGLE} (it contains {has})")
         path = found[0]
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist")
@@ -101,14 +104,14 @@ def _indexed(path: Path) -> dict[str, Path]:
         places = json.loads(path.read_text())["weight_map"]
         files = {str(name): path.parent / str(file) for name, file in places.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is no index of safetensors files: {error!r}") from error
+        raise CheckpointError(f"{path} is not an index of safetensors files: {error!r}") from error
     if lost := sorted({file.name for file in files.values() if not file.is_file()}):
-        raise CheckpointError(f"{path} names {', '.join(lost)}, which is not there")
+        raise CheckpointError(f"{path} refers to missing files: {', '.join(lost)}")
     return files
 
 
 def _device(model: nn.Module) -> torch.device:
-    """Where the other parameters are, else this rank's device."""
+    """The device of the model's tensors that are not on the meta device, else this rank's device."""
     for tensor in [*model.parameters(), *model.buffers()]:
         if not tensor.is_meta:
             return tensor.device
@@ -120,7 +123,7 @@ def _device(model: nn.Module) -> torch.device:
 
 def _wanted(model: nn.Module) -> list[tuple[list[str], torch.Tensor]]:
     """Parameters and persistent buffers, each with all of its names."""
-    from hpcaccel.checkpoint.parameter_names import public_name
+    from hpcaccel.checkpoint.training_state import public_name
 
     found: dict[int, tuple[list[str], torch.Tensor]] = {}
     for key, value in model.state_dict(keep_vars=True).items():
@@ -130,14 +133,14 @@ def _wanted(model: nn.Module) -> list[tuple[list[str], torch.Tensor]]:
 
 
 def _fill(tensor: torch.Tensor, stored: Any, name: str, file: Path) -> None:
-    """This rank's part of ``tensor`` from the file.
+    """Read this rank's shard of ``tensor``.
 
     Raises:
-        CheckpointError: another shape.
+        CheckpointError: the shapes differ.
     """
     shape = tuple(stored.get_shape())
     if shape != tuple(tensor.shape):
-        raise CheckpointError(f"{name} has shape {shape} in {file.name}, {tuple(tensor.shape)} in the model")
+        raise CheckpointError(f"{name} has shape {shape} in {file.name}, but {tuple(tensor.shape)} in the model")
     if not is_dtensor(tensor):
         tensor.copy_(stored[...])
         return

@@ -1,1 +1,1 @@
-"""Small things that scripts import from Accelerate's utilities, and why some are not here."""
+"""Functions that scripts import from Accelerate's utilities, and reasons for the names that hpcaccel does not have."""

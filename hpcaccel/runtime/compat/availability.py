@@ -1,10 +1,17 @@
-"""Whether an optional package or a kind of device is here: ``is_wandb_available()`` and its like, from one table.
+"""Checks of packages, versions, devices and the machine: ``is_wandb_available()``, ``compare_versions()`` and others.
 
-A package counts when it can be found; it is not imported. A folder that only bears its name does not count.
+A package is available if the import system finds it; it is not imported. A folder with the package's name but without
+code does not count.
 """
 
 from __future__ import annotations
 
+import logging
+import operator
+import platform
+import re
+import socket
+import sys
 from collections.abc import Callable
 from functools import cache, wraps
 from importlib import metadata
@@ -12,10 +19,22 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import torch
+from torch.torch_version import TorchVersion
 
-from hpcaccel.runtime.compat.version_checks import compare_versions
+from hpcaccel.errors import RuntimeMisuse
 
-__all__ = ["deepspeed_required", "is_available", "torchao_required"]
+__all__ = [
+    "are_libraries_initialized",
+    "check_cuda_fp8_capability",
+    "check_os_kernel",
+    "compare_versions",
+    "deepspeed_required",
+    "get_current_device_type",
+    "is_available",
+    "is_port_in_use",
+    "is_torch_version",
+    "torchao_required",
+]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -58,7 +77,9 @@ PACKAGES = {
     "triton": "triton",
     "wandb": "wandb",
 }
+"""Import name of the package by the name in ``is_<name>_available``."""
 NEEDS = {"4bit_bnb": "0.39.0", "8bit_bnb": "0.37.2", "bitsandbytes_multi_backend": "0.44.0"}
+"""Minimum version of the package, by the same name."""
 
 BACKENDS = {
     "hpu": "habana_frameworks.torch",
@@ -69,15 +90,15 @@ BACKENDS = {
     "sdaa": "torch_sdaa",
     "torch_xla": "torch_xla",
 }
-"""Devices whose torch comes from somebody else; the package tells."""
+"""Packages that extend torch for another vendor's devices, by kind of device."""
 
 
 @cache
 def found(package: str) -> bool:
-    """Whether an import would find the package: a folder of its name without code in it is not the package."""
+    """Whether an import would find the package."""
     try:
         spec = find_spec(package)
-    except ModuleNotFoundError:  # of the package around it
+    except ModuleNotFoundError:  # the parent package is missing
         return False
     return spec is not None and spec.origin is not None
 
@@ -101,10 +122,13 @@ FACTS: dict[str, Callable[[], bool]] = {
 
 
 def is_available(name: str, min_version: str | None = None) -> bool:
-    """Whether ``name`` of one of the tables is here, in this version or a later one.
+    """Whether a kind of device, or a package with at least ``min_version``, is available.
+
+    Args:
+        name: a key of ``PACKAGES``, ``BACKENDS`` or ``FACTS``.
 
     Raises:
-        KeyError: no table has it.
+        KeyError: no table has this name.
     """
     if name in FACTS:
         return FACTS[name]()
@@ -119,7 +143,7 @@ def is_available(name: str, min_version: str | None = None) -> bool:
 
 
 def is_habana_gaudi1() -> bool:
-    """Never: the first Gaudi is not driven here."""
+    """False: hpcaccel does not support the first Gaudi."""
     return False
 
 
@@ -132,7 +156,7 @@ def __getattr__(name: str) -> Any:
         return is_available(key, min_version if isinstance(min_version, str) else None)
 
     check.__name__ = check.__qualname__ = name
-    check.__doc__ = f"Whether {key} is here."
+    check.__doc__ = f"Whether {key} is available."
     globals()[name] = check
     return check
 
@@ -151,10 +175,83 @@ def _required(package: str) -> Callable[[Function], Function]:
 
 
 def deepspeed_required(function: Function) -> Function:
-    """Calls of ``function`` say so where deepspeed is not installed."""
+    """Decorator: calls of ``function`` raise ImportError if deepspeed is not installed."""
     return _required("deepspeed")(function)
 
 
 def torchao_required(function: Function) -> Function:
-    """Calls of ``function`` say so where torchao is not installed."""
+    """Decorator: calls of ``function`` raise ImportError if torchao is not installed."""
     return _required("torchao")(function)
+
+
+OPERATORS = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    "<": operator.lt,
+}
+
+
+def compare_versions(library_or_version: Any, operation: str, requirement_version: str) -> bool:
+    """Compare the version of an installed package, or a version, with another version.
+
+    Args:
+        library_or_version: a package's name, or a version.
+        operation: one of ``> >= == != <= <``.
+
+    Raises:
+        RuntimeMisuse: ``operation`` is not one of these.
+        importlib.metadata.PackageNotFoundError: the package is not installed.
+    """
+    if operation not in OPERATORS:
+        raise RuntimeMisuse(f"compare_versions(): unknown operation {operation!r} (allowed: {' '.join(OPERATORS)})")
+    if isinstance(library_or_version, str) and not library_or_version[:1].isdigit():
+        library_or_version = metadata.version(library_or_version)
+    return bool(OPERATORS[operation](TorchVersion(str(library_or_version)), TorchVersion(requirement_version)))
+
+
+def is_torch_version(operation: str, version: str) -> bool:
+    """Compare torch's version, without its local part (``+cu128``), with ``version``."""
+    return compare_versions(torch.__version__.partition("+")[0], operation, version)
+
+
+KERNEL = (5, 5)
+"""Oldest Linux kernel without the hangs of multi-process training that Accelerate warns of."""
+
+
+def check_os_kernel() -> None:
+    """Log a warning if training processes may hang on this Linux kernel."""
+    found = re.match(r"(\d+)\.(\d+)", platform.release())
+    if platform.system() == "Linux" and found and (int(found[1]), int(found[2])) < KERNEL:
+        logging.getLogger(__name__).warning(
+            "Linux kernel %s is older than 5.5: training processes may hang. Use a newer kernel",
+            platform.release(),
+        )
+
+
+def is_port_in_use(port: int | None = None) -> bool:
+    """Whether a process on this machine listens on ``port`` (default: 29500, as in torchrun)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(("localhost", 29500 if port is None else port)) == 0
+
+
+def get_current_device_type() -> tuple[str, str]:
+    """Always ``("cuda", "MULTI_GPU")``: the kind of device, and the DistributedType of several ranks."""
+    return ("cuda", "MULTI_GPU")
+
+
+@cache
+def check_cuda_fp8_capability() -> bool:
+    """Whether this process's GPU computes in fp8: capability 8.9 or later.
+
+    Raises:
+        RuntimeError: there is no GPU (raised by torch).
+    """
+    return torch.cuda.get_device_capability() >= (8, 9)
+
+
+def are_libraries_initialized(*library_names: str) -> list[str]:
+    """The libraries among ``library_names`` that this process has imported."""
+    return [name for name in library_names if name in sys.modules]

@@ -1,4 +1,4 @@
-"""What scripts import from ``accelerate.test_utils``: a tiny regression, and two assertions."""
+"""Names that scripts import from ``accelerate.test_utils``: a small regression problem and two checks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import nn
 __all__ = ["RegressionDataset", "RegressionModel", "are_the_same_tensors", "assert_exception", "torch_device"]
 
 torch_device = "cuda" if torch.cuda.is_available() else "cpu"
-"""The kind of device that this machine has."""
+"""The kind of device of this machine."""
 
 
 class RegressionDataset:
     """Points of ``y = a x + b`` with noise, as dictionaries with ``x`` and ``y``.
 
     Args:
-        seed: of numpy's generator; None: other points each time.
+        seed: seed of numpy's generator; None: different points each time.
     """
 
     def __init__(self, a: float = 2, b: float = 3, length: int = 64, seed: int | None = None) -> None:
@@ -48,7 +48,7 @@ class RegressionModel(nn.Module):
 
 
 def are_the_same_tensors(tensor: torch.Tensor) -> bool:
-    """Whether all ranks have given the same values. All of them call."""
+    """Whether all ranks passed the same values. All ranks must call."""
     from hpcaccel.runtime.distributed.collectives.functions import gather
 
     rows = gather(tensor.detach().clone()[None])
@@ -57,16 +57,17 @@ def are_the_same_tensors(tensor: torch.Tensor) -> bool:
 
 @contextmanager
 def assert_exception(exception_class: type[BaseException], msg: str | None = None) -> Iterator[None]:
-    """
+    """Check that the block raises ``exception_class`` with ``msg`` in its text.
+
     Raises:
-        AssertionError: the block raised nothing, or something else, or with another text than one with ``msg`` in it.
+        AssertionError: the block raised nothing, or an exception of another class or with another text.
     """
     try:
         yield
     except exception_class as error:
         if msg is not None and msg not in str(error):
-            raise AssertionError(f"the message should have {msg!r} in it: {error}") from error
+            raise AssertionError(f"expected {msg!r} in the message, got: {error}") from error
         return
     except Exception as error:
         raise AssertionError(f"expected {exception_class.__name__}, got {type(error).__name__}: {error}") from error
-    raise AssertionError(f"expected {exception_class.__name__}, and nothing was raised")
+    raise AssertionError(f"expected {exception_class.__name__}, but nothing was raised")

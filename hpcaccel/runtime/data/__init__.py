@@ -1,1 +1,1 @@
-"""Prepared loaders: each rank's part of the data, and the way back into the middle of an epoch."""
+"""Prepared DataLoaders: each rank's part of the data, and positions within an epoch that can be saved and resumed."""

@@ -1,4 +1,7 @@
-"""Where a loader is: which epoch, and how much of it all ranks together have used. Prefetched is not used."""
+"""The position of a loader: its epoch, and how many of the epoch's samples (or batches) the ranks have used.
+
+Prefetched samples do not count.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ __all__ = ["Cursor"]
 class Cursor:
     """
     Args:
-        order: of map-style data; None for a stream.
-        generator: the user's own, from which a stream draws.
-        seed: of what a stream draws from the global generators; that of map-style data is the order's.
-        stride: units of a round, which all ranks use in one step.
-        unit: what is counted, ``samples`` or ``batches`` (where batches differ in size).
+        order: order of map-style data; None for a stream.
+        generator: the user's own generator, from which a stream draws.
+        seed: seed of a stream's draws from the global generators. Map-style data uses the order's seed instead.
+        stride: units that all ranks together use in one step (a round).
+        unit: unit of the position: ``samples``, or ``batches`` if batches differ in size.
     """
 
     def __init__(
@@ -32,28 +35,31 @@ class Cursor:
         self.unit = unit
         self.epoch = -1
         self.start = 0
-        """Units that had been used before this iteration began."""
+        """Number of units used before this iteration."""
         self.rounds = 0
-        """Rounds used since then."""
+        """Number of rounds used in this iteration."""
         self.running = False
         self.resumed = False
         self.trains = False
-        """Whether optimizer steps follow its batches; such a loader ends early when the training is to finish."""
+        """Whether optimizer steps follow the loader's batches.
+
+        Such a loader ends its iteration early when the training finishes.
+        """
         self.step = 0
-        """Optimizer steps that were done when it gave its last batch."""
+        """Number of optimizer steps done when the loader returned its latest batch."""
         self.stream: dict[str, Any] | None = None
-        """The state of a stateful stream to go on from, and how many units it had given then."""
+        """A saved state of a stateful stream, with the number of units that the stream had returned."""
         self.generator = generator if order is None else order.users_generator
-        """The user's own, whose state is saved."""
+        """The user's generator, whose state is saved."""
         self._passes = 0
-        self._take_up = False
+        self._continues = False
         self._generator_state: Any = None
         self._sampler_state: Any = None
         self._fingerprint: list[str] = []
 
     @property
     def seed(self) -> int:
-        """What the seeds of an epoch are made of; the same on every rank, and after a resume."""
+        """Base of an epoch's seeds; the same on every rank and after a resume."""
         return self._stream_seed if self.order is None else self.order.seed
 
     @property
@@ -62,25 +68,26 @@ class Cursor:
 
     @property
     def next_epoch(self) -> int:
-        """The number of the epoch that the next iteration is, or goes on with."""
-        return self.epoch if self._take_up else self.epoch + 1
+        """The epoch of the next iteration."""
+        return self.epoch if self._continues else self.epoch + 1
 
     def begin(self, *, skip: int | None = None, end: int | None = None, over: bool = False) -> int:
-        """The next epoch begins, or the one goes on in whose middle the checkpoint was made. A number that tells this
-        iteration from later ones.
+        """Start the next epoch, or continue the one in which the checkpoint was made.
 
         Args:
-            skip: rounds of the epoch to leave out. In the epoch that goes on the checkpoint's place counts instead: it
-                is right whatever the script has counted, and so nothing is left out twice.
-            end: units after which nothing is left of an epoch, where that is known.
-            over: whether an epoch of which the checkpoint has left nothing counts as done. It does in any case for a
-                script that skips, which has counted its batches.
+            skip: number of rounds of the epoch to skip. A continued epoch starts at the checkpoint's position instead,
+                so that nothing is skipped twice.
+            end: number of units in an epoch; None: unknown.
+            over: whether an epoch that was complete in the checkpoint counts as done. With ``skip`` it always does.
+
+        Returns:
+            The number of this iteration.
         """
         nothing_left = end is not None and self.used >= end
-        self.resumed = self._take_up and not (nothing_left and (over or skip is not None))
-        if self._take_up and not self.resumed and self.order is not None:
+        self.resumed = self._continues and not (nothing_left and (over or skip is not None))
+        if self._continues and not self.resumed and self.order is not None:
             self.order.pass_over(self.epoch)
-        self._take_up = False
+        self._continues = False
         if self.resumed:
             self.start = self.used
             if skip is not None and skip * self.stride != self.start:
@@ -106,33 +113,32 @@ class Cursor:
         before, self._fingerprint = self._fingerprint, order.fingerprint()
         if self.resumed and before and before != self._fingerprint:
             warnings.warn(
-                f"the sampler gives another order for epoch {self.epoch} than when the checkpoint was made, so some "
-                "samples come twice and some not at all. Is the dataset the same? A sampler that draws from a "
-                "generator of its own can be restored if it has that as .generator, or state_dict() and "
-                "load_state_dict()",
+                f"the sampler's order for epoch {self.epoch} differs from the order in the checkpoint, so some samples "
+                "are repeated and others skipped. Is the dataset the same? A sampler with its own generator can be "
+                "restored if it has a generator attribute, or state_dict() and load_state_dict()",
                 stacklevel=4,
             )
 
     def is_current(self, iteration: int) -> bool:
-        """Whether no later iteration has begun."""
+        """Whether no later iteration has started."""
         return self._passes == iteration
 
     @property
     def place(self) -> tuple[int, int]:
-        """A number of this iteration, and the rounds used in it."""
+        """The number of this iteration, and the rounds used in it."""
         return self._passes, self.rounds
 
     def finish(self, iteration: int) -> None:
-        """This iteration is over, or was left."""
+        """End this iteration."""
         if self.is_current(iteration):
             self.running = False
             if self.order is not None:
                 self.order.release()
 
     def go_to(self, epoch: int) -> None:
-        """The next iteration is that of ``epoch``, from its beginning, unless it goes on in the middle of it."""
+        """Make ``epoch`` the next epoch. If it is the checkpoint's epoch, it starts at the checkpoint's position."""
         if self.next_epoch != epoch:
-            self.epoch, self.running, self._take_up = epoch - 1, False, False
+            self.epoch, self.running, self._continues = epoch - 1, False, False
 
     def state_dict(self, *, running: bool) -> dict[str, Any]:
         sampler = None
@@ -152,20 +158,21 @@ class Cursor:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
         Raises:
-            RuntimeMisuse: the place was counted in another unit.
+            RuntimeMisuse: the saved position has another unit.
         """
         if state["running"] and state["used"] and state["unit"] != self.unit:
             raise RuntimeMisuse(
-                f"the checkpoint was made after {state['used']} {state['unit']} of an epoch, and this loader counts "
-                f"{self.unit}: it has another kind of sampler or dataset. Prepare the loader that the checkpoint is of"
+                f"the checkpoint was saved {state['used']} {state['unit']} into an epoch, but this loader counts "
+                f"{self.unit}: it has a different kind of sampler or dataset than the saved loader. Prepare the same "
+                "kind of loader as when the checkpoint was saved"
             )
-        self._passes += 1  # an iteration that is still open is none of this state's
+        self._passes += 1  # end an iteration in progress: it does not use the loaded state
         self.epoch, self.start, self.rounds = state["epoch"], state["used"], 0
-        self._take_up = self.running = state["running"]
+        self._continues = self.running = state["running"]
         self._fingerprint = state["order"]
         self.stream = state.get("stream")
         if self.order is None:
-            # Earlier releases have kept no seed of a stream.
+            # Earlier releases did not save a stream's seed.
             self._stream_seed = self._stream_seed if state["seed"] is None else state["seed"]
         else:
             self.order.seed = state["seed"]
@@ -177,7 +184,7 @@ class Cursor:
 
 def _warn_of_another_place(skip: int, place: int) -> None:
     warnings.warn(
-        f"skip_first_batches() is to leave out {skip} batches, but the checkpoint has been made after {place} of this "
-        f"epoch, and the loader goes on there by itself. Leave out as many as len(loader) counts, or do not call it",
+        f"skip_first_batches(num_batches={skip}) skips nothing: the checkpoint was saved after {place} batches of this "
+        "epoch, and the loader resumes there by itself. Remove the call, or count batches as len(loader) does",
         stacklevel=4,
     )

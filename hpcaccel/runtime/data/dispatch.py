@@ -1,13 +1,13 @@
-"""One rank reads for all, and sends every rank its own part only.
+"""Batches that rank 0 reads for all ranks; each rank receives only its own part.
 
-A round is a scatter of a few numbers, and one of bytes: all tensors of a rank's part lie in one buffer, of which the
-receiver's tensors are views. What the part looks like is sent as an object, when it has changed.
+Each round is a scatter of seven integers and a scatter of bytes. All tensors of a rank's part lie in one buffer, and
+the receiver's tensors are views of this buffer. The layout of a part is pickled and sent only when it has changed.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,21 +15,23 @@ import torch
 import torch.distributed as dist
 
 from hpcaccel.errors import HpcaccelError, RuntimeMisuse
-from hpcaccel.runtime.data.global_batches import Told
-from hpcaccel.runtime.distributed.process_group import Group
+from hpcaccel.runtime.data.global_batches import Announced, FillBatch, RankBatch, SliceFn, shared_out
+from hpcaccel.runtime.data.sharding import Sharing
+from hpcaccel.runtime.distributed.process_group import RankGroup
 from hpcaccel.runtime.parallel.precision import map_tensors
 
-__all__ = ["Dispatcher"]
+__all__ = ["Dispatcher", "dispatched"]
 
 _BATCH, _END, _ERROR, _WAIT = range(4)
 _NOBODY_KNOWS = -1
+"""Stands for an unknown number of samples in the seven integers."""
 _ALIGNMENT = 16
-"""Bytes; every type's size divides it."""
+"""Alignment of tensors in the buffer, in bytes; a multiple of every dtype's size."""
 
 
 @dataclass(frozen=True)
 class _Slot:
-    """Where a tensor was: its place among the part's tensors, its type and shape."""
+    """Stands for a tensor in a layout: its dtype, its shape and its offset in the buffer, in bytes."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -39,10 +41,10 @@ class _Slot:
 class Dispatcher:
     """
     Args:
-        to_device: let the bytes travel, and the batches end, on the ranks' devices.
+        to_device: scatter the bytes between the ranks' devices, and return batches on them. If false, use the CPU.
     """
 
-    def __init__(self, group: Group, *, to_device: bool) -> None:
+    def __init__(self, group: RankGroup, *, to_device: bool) -> None:
         self._group = group
         self._channel = group.calls or group.control
         self._device = group.device if to_device else torch.device("cpu")
@@ -51,18 +53,21 @@ class Dispatcher:
 
     @property
     def reads(self) -> bool:
-        """Whether this rank is the one that reads."""
+        """Whether this rank reads the data."""
         return self._group.rank == 0
 
     def begin(self) -> None:
-        """An iteration begins: what the parts look like is told anew."""
+        """Start an iteration. Its first round sends the layout again."""
         self._sent, self._layout = [], None
 
     # -- the rank that reads ----------------------------------------------------------------------------------------
 
-    def send(self, parts: list[Told | None], last: list[bool]) -> Told | None:
-        """Give every rank its part, and say whether it is its last one; there is one for each data rank. This rank's
-        own comes back."""
+    def send(self, parts: list[RankBatch | None], last: list[bool]) -> RankBatch | None:
+        """Send each rank its part and whether that is the rank's last one. Returns this rank's own part.
+
+        Args:
+            parts: one for each data rank; None for a rank that gets no batch in this round.
+        """
         copies = self._group.world_size // self._group.data_size
         spread = [part for part in parts for _ in range(copies)]
         ends = [is_last for is_last in last for _ in range(copies)]
@@ -81,19 +86,19 @@ class Dispatcher:
         own = spread[0]
         if own is None or self._device.type == "cpu":
             return own
-        from hpcaccel.runtime.data.placement import to_device
+        from hpcaccel.runtime.distributed.collectives.nested_ops import to_device
 
-        return Told(to_device(own.batch, self._device), own.samples, own.valid)
+        return RankBatch(to_device(own.batch, self._device), own.samples, own.valid)
 
     def end(self) -> None:
         self._tell(_END)
 
     def wait(self) -> None:
-        """Tell the others that it goes on later, before their patience ends."""
+        """Keep the receivers waiting: without a message their collective would time out."""
         self._tell(_WAIT)
 
     def fail(self, error: Exception) -> None:
-        """Tell the others that this rank could not read on."""
+        """Make the receiving ranks raise ``error``, which occurred while this rank read the data."""
         self._tell(_ERROR)
         kind = "misuse" if isinstance(error, RuntimeMisuse) else "error"
         text = str(error) if kind == "misuse" else f"{type(error).__name__}: {error}"
@@ -102,13 +107,13 @@ class Dispatcher:
     def _tell(self, code: int) -> None:
         self._scatter_head([[code, 0, 0, 0, 0, 0, 0]] * self._group.world_size)
 
-    # -- the others -------------------------------------------------------------------------------------------------
+    # -- the ranks that receive -------------------------------------------------------------------------------------
 
-    def receive(self) -> tuple[Told | None, bool] | None:
-        """This rank's part, and whether it is its last one; None after the last round.
+    def receive(self) -> tuple[RankBatch | None, bool] | None:
+        """This rank's part, and whether it is the rank's last one; None after the last round.
 
         Raises:
-            HpcaccelError: the rank that reads has failed.
+            HpcaccelError: reading failed on rank 0. A RuntimeMisuse of rank 0 is raised as RuntimeMisuse.
         """
         code = _WAIT
         while code == _WAIT:
@@ -126,9 +131,9 @@ class Dispatcher:
         if not exists:
             return None, bool(is_last)
         batch = _rebuild(self._layout, buffer, self._device)
-        return Told(batch, _number(samples), _number(valid)), bool(is_last)
+        return RankBatch(batch, _number(samples), _number(valid)), bool(is_last)
 
-    # -- on the wire ------------------------------------------------------------------------------------------------
+    # -- scatters ---------------------------------------------------------------------------------------------------
 
     def _scatter_head(self, heads: list[list[int]] | None) -> list[int]:
         own = torch.empty(7, dtype=torch.int64)
@@ -150,7 +155,35 @@ class Dispatcher:
         return own
 
 
-def _numbers(part: Told | None) -> list[int]:
+def dispatched(
+    batches: Callable[[], tuple[Iterable[Any], FillBatch]],
+    dispatcher: Dispatcher,
+    sharing: Sharing,
+    slice_fn: SliceFn | None,
+) -> Announced:
+    """This rank's parts of the batches that rank 0 reads. ``batches`` is called on rank 0 only."""
+    dispatcher.begin()
+    if not dispatcher.reads:
+        while (received := dispatcher.receive()) is not None:
+            yield received
+        return
+    shares: Any = None
+    while True:
+        try:
+            if shares is None:
+                read, fill = batches()
+                shares = shared_out(read, sharing, slice_fn=slice_fn, fill=fill)
+            share = next(shares, None)
+        except Exception as error:
+            dispatcher.fail(error)
+            raise
+        if share is None:
+            break
+        yield dispatcher.send(*share), share[1][sharing.rank]
+    dispatcher.end()
+
+
+def _numbers(part: RankBatch | None) -> list[int]:
     if part is None:
         return [0, 0, 0]
     return [1, *(_NOBODY_KNOWS if number is None else number for number in (part.samples, part.valid))]
@@ -161,14 +194,14 @@ def _number(value: int) -> int | None:
 
 
 def _lay_out(batch: Any) -> tuple[Any, list[torch.Tensor], int]:
-    """The batch with slots in place of its tensors, the tensors, and how many bytes they take."""
+    """The layout (``batch`` with slots instead of tensors), the tensors, and the size of their buffer in bytes."""
     tensors: list[torch.Tensor] = []
     size = 0
 
     def place(tensor: torch.Tensor) -> Any:
         nonlocal size
         if tensor.layout is not torch.strided or tensor.is_quantized:
-            return tensor.cpu()  # travels as an object
+            return tensor.cpu()  # part of the layout, so it is pickled
         tensors.append(tensor.detach())
         slot = _Slot(tensor.dtype, tuple(tensor.shape), size)
         size += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT

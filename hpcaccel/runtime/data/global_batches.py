@@ -1,4 +1,4 @@
-"""Ready-made batches shared out among the ranks: whole ones while the round is full, cut anew at the end."""
+"""Division of collated batches among the ranks: whole batches in full rounds, equal parts in the last round."""
 
 from __future__ import annotations
 
@@ -11,45 +11,55 @@ import torch
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.data.sharding import Sharing, rounds, with_last, with_next
 
-__all__ = ["Fill", "SliceFn", "Told", "first_dimension", "shared_out"]
+__all__ = ["Announced", "FillBatch", "RankBatch", "SliceFn", "first_dimension", "picked", "shared_out"]
 
 SliceFn = Callable[..., Any]
-"""``slice_fn(batch, slice, process_index=r, num_processes=P)`` gives rank r's part of a batch."""
+"""``slice_fn(batch, slice, process_index=r, num_processes=P)`` returns rank r's part of a batch."""
 
 
 @dataclass(frozen=True)
-class Told:
-    """A batch for a rank, with what it cannot say itself."""
+class RankBatch:
+    """A batch of one rank and how many samples it has."""
 
     batch: Any
     samples: int | None
-    """Samples in the batch, None where nobody knows."""
+    """Number of samples in the batch; None: unknown."""
     valid: int | None = None
-    """How many of them, the leading ones, are no repetitions; None: all."""
+    """Number of leading samples that are not repetitions; None: no repetitions."""
 
 
 @dataclass
-class Fill:
-    """What an unfinished round is filled up with: the epoch's first batch, also after a resume behind it."""
+class FillBatch:
+    """The samples that fill up an incomplete round: the epoch's first batch, even if a resume starts after it."""
 
     first: Any = None
-    """None: the first one that is read now."""
+    """The epoch's first batch; None: the first batch that this iteration reads."""
     from_round: bool = False
-    """Samples of the round itself, for data of which the first batch cannot be read again."""
+    """Use samples of the round itself, for data whose first batch cannot be read again."""
+
+
+Announced = Iterator[tuple[RankBatch | None, bool]]
+"""For each round: this rank's batch (None if it gets none), and whether it is the rank's last batch."""
 
 
 def shared_out(
-    batches: Iterable[Any], sharing: Sharing, *, slice_fn: SliceFn | None = None, fill: Fill | None = None
-) -> Iterator[tuple[list[Told | None], list[bool]]]:
-    """For each round every rank's batch, and whether it is that rank's last one. None for a rank that gets nothing."""
-    for parts, following in with_next(_shares(batches, sharing, slice_fn, fill or Fill())):
-        # A rank can come away empty in the last round only.
+    batches: Iterable[Any], sharing: Sharing, *, slice_fn: SliceFn | None = None, fill: FillBatch | None = None
+) -> Iterator[tuple[list[RankBatch | None], list[bool]]]:
+    """For each round: every rank's batch (None if it gets none), and whether it is that rank's last batch."""
+    for parts, following in with_next(_shares(batches, sharing, slice_fn, fill or FillBatch())):
+        # Only in the last round can a rank get no batch.
         yield parts, [following is None or following[rank] is None for rank in range(sharing.size)]
 
 
+def picked(batches: Iterator[RankBatch], sharing: Sharing, slice_fn: SliceFn | None, fill: FillBatch) -> Announced:
+    """This rank's parts of batches that every rank reads."""
+    for parts, last in shared_out((item.batch for item in batches), sharing, slice_fn=slice_fn, fill=fill):
+        yield parts[sharing.rank], last[sharing.rank]
+
+
 def _shares(
-    batches: Iterable[Any], sharing: Sharing, slice_fn: SliceFn | None, fill: Fill
-) -> Iterator[list[Told | None]]:
+    batches: Iterable[Any], sharing: Sharing, slice_fn: SliceFn | None, fill: FillBatch
+) -> Iterator[list[RankBatch | None]]:
     for group, is_last in with_last(_complete(batches, sharing)):
         first = group[0] if fill.from_round else fill.first
         if first is None:
@@ -65,11 +75,11 @@ def _complete(batches: Iterable[Any], sharing: Sharing) -> Iterator[list[Any]]:
 
 def _share(
     group: list[Any], first: Any, sharing: Sharing, slice_fn: SliceFn | None, *, is_last: bool
-) -> list[Told | None]:
+) -> list[RankBatch | None]:
     if not sharing.split and slice_fn is None:
         sizes = [_size(batch) for batch in group]
         if len(group) == sharing.size and not (is_last and _is_short(sizes, first, sharing)):
-            return [Told(batch, size) for batch, size in zip(group, sizes, strict=True)]
+            return [RankBatch(batch, size) for batch, size in zip(group, sizes, strict=True)]
         if None in sizes or not _can_join(group):
             return _whole(group, first, sharing)
     return _cut(group, first, sharing, slice_fn)
@@ -80,23 +90,26 @@ def _is_short(sizes: list[int | None], first: Any, sharing: Sharing) -> bool:
     return sharing.even and sizes[-1] is not None and full is not None and sizes[-1] < full
 
 
-def _whole(group: list[Any], first: Any, sharing: Sharing) -> list[Told | None]:
-    """Batches that cannot be cut: those that are left go to the first ranks, the others repeat them."""
-    given: list[Told | None] = [Told(batch, _size(batch)) for batch in group]
+def _whole(group: list[Any], first: Any, sharing: Sharing) -> list[RankBatch | None]:
+    """Assign batches that cannot be cut: one to each of the first ranks. With ``even``, the other ranks repeat them."""
+    given: list[RankBatch | None] = [RankBatch(batch, _size(batch)) for batch in group]
     missing = sharing.size - len(group)
     if not sharing.even:
         return [*given, *[None] * missing]
-    return [*given, *(Told(group[index % len(group)], _size(group[index % len(group)]), 0) for index in range(missing))]
+    return [
+        *given,
+        *(RankBatch(group[index % len(group)], _size(group[index % len(group)]), 0) for index in range(missing)),
+    ]
 
 
-def _cut(group: list[Any], first: Any, sharing: Sharing, slice_fn: SliceFn | None) -> list[Told | None]:
-    """The round's samples in equal parts, filled up with the epoch's first ones."""
+def _cut(group: list[Any], first: Any, sharing: Sharing, slice_fn: SliceFn | None) -> list[RankBatch | None]:
+    """Divide the round's samples equally. With ``even``, the epoch's first samples fill up the last part."""
     whole = group[0] if len(group) == 1 else _join(group)
     count = first_dimension(whole)
     width = -(-count // sharing.size)
     if sharing.even and count % sharing.size:
         whole = _filled(whole, first if _can_join([group[0], first]) else whole, width * sharing.size)
-    parts: list[Told | None] = []
+    parts: list[RankBatch | None] = []
     for rank in range(sharing.size):
         begin = rank * width
         end = begin + width if sharing.even else min(begin + width, count)
@@ -108,12 +121,12 @@ def _cut(group: list[Any], first: Any, sharing: Sharing, slice_fn: SliceFn | Non
         else:
             part = slice_fn(whole, slice(begin, end), process_index=rank, num_processes=sharing.size)
         real = min(max(count - begin, 0), end - begin)
-        parts.append(Told(part, end - begin, None if real == end - begin else real))
+        parts.append(RankBatch(part, end - begin, None if real == end - begin else real))
     return parts
 
 
 def _filled(whole: Any, first: Any, wanted: int) -> Any:
-    """``whole`` with the first samples behind it, over and over, until there are ``wanted``."""
+    """``whole`` extended to ``wanted`` samples with the samples of ``first``, repeatedly if necessary."""
     parts, count = [whole], first_dimension(whole)
     size = first_dimension(first)
     while count < wanted:
@@ -124,18 +137,18 @@ def _filled(whole: Any, first: Any, wanted: int) -> Any:
 
 
 def first_dimension(batch: Any) -> int:
-    """The number of samples of a batch: the first dimension of all its tensors.
+    """Number of samples of a batch: the first dimension of all its tensors.
 
     Raises:
-        RuntimeMisuse: it has none, or they disagree.
+        RuntimeMisuse: no tensor has a first dimension, or the tensors' first dimensions differ.
     """
     sizes = {leaf.shape[0] for leaf in _tensors(batch) if leaf.ndim}
     if len(sizes) != 1:
         what = f"first dimensions {sorted(sizes)}" if sizes else "no tensor with a first dimension"
         raise RuntimeMisuse(
-            f"a batch with {what} cannot be divided among the ranks: the first dimension of every tensor must be the "
-            "number of samples. Let the DataLoader's collate_fn see to it, give slice_fn_for_dispatch, or pass "
-            "dispatch_batches=False, so that every rank reads for itself"
+            f"a batch with {what} cannot be split among the ranks: the first dimension of every tensor must be the "
+            "number of samples. Change the DataLoader's collate_fn, pass slice_fn_for_dispatch, or pass "
+            "dispatch_batches=False so that every rank reads its own batches"
         )
     return int(sizes.pop())
 
@@ -157,13 +170,13 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _can_join(batches: list[Any]) -> bool:
-    """Whether the tensors fit behind each other, as those of unequally padded batches do not."""
+    """Whether the tensors can be concatenated along dimension 0. Unequally padded batches cannot be."""
     shapes = {tuple(leaf.shape[1:] for leaf in _tensors(batch)) for batch in batches}
     return len(shapes) == 1
 
 
 def _join(parts: list[Any]) -> Any:
-    """Batches one after the other, along dimension 0; so are lists with an entry for each sample."""
+    """Concatenate batches: tensors along dimension 0, and lists with an entry for each sample."""
     head = parts[0]
     if isinstance(head, torch.Tensor):
         return torch.cat(parts) if head.ndim else head

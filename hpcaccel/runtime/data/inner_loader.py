@@ -1,4 +1,4 @@
-"""The DataLoader inside of a prepared one: it reads what the plan says, as the user's own would."""
+"""The inner DataLoader of a prepared loader: it reads planned batches with the options of the user's loader."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from hpcaccel.runtime.data.generators import seed_generators
-from hpcaccel.runtime.data.sharding import Part
-from hpcaccel.runtime.training.determinism import mix
-from hpcaccel.runtime.training.stop_agreement import WorkerInit
+from hpcaccel.runtime.data.sharding import RankPart
+from hpcaccel.runtime.rng.determinism import mix
+from hpcaccel.runtime.rng.generators import seed_generators
+from hpcaccel.runtime.stop_flag import WorkerInit
 
-__all__ = ["Plan", "PlannedData", "options_of", "planned_loader"]
+__all__ = ["LoaderPlan", "PlannedData", "SeededStream", "is_stateful", "options_of", "planned_loader"]
+
+_OPENING = -1
+"""In place of a batch number: seeds the draws while the dataset's iterator is created."""
 
 
 def options_of(user: DataLoader[Any], generator: torch.Generator | None) -> dict[str, Any]:
-    """What a loader of other data takes over from the user's."""
+    """The options of the user's loader, to be passed to a DataLoader of another dataset or sampler."""
     found: dict[str, Any] = {
         "num_workers": user.num_workers,
         "collate_fn": user.collate_fn,
@@ -30,21 +33,21 @@ def options_of(user: DataLoader[Any], generator: torch.Generator | None) -> dict
     }
     if user.num_workers:
         found |= {
-            "worker_init_fn": WorkerStart(WorkerInit(user.worker_init_fn)),
+            "worker_init_fn": UserDatasetInit(WorkerInit(user.worker_init_fn)),
             "prefetch_factor": user.prefetch_factor,
             "persistent_workers": user.persistent_workers,
         }
     if not getattr(user, "in_order", True):
         warnings.warn(
-            "in_order=False is passed over: batches that come in any order could not be found again after a resume",
+            "in_order=False is ignored: without a fixed order of batches, a resume could not restore its position",
             stacklevel=6,
         )
     return found
 
 
 @dataclass(frozen=True)
-class WorkerStart:
-    """A worker's start; the user's own ``worker_init_fn`` finds the user's own dataset."""
+class UserDatasetInit:
+    """A ``worker_init_fn`` that puts the user's dataset into ``get_worker_info()``, then calls the user's function."""
 
     then: Callable[[int], Any]
 
@@ -55,8 +58,8 @@ class WorkerStart:
         self.then(worker_id)
 
 
-def planned_loader(user: DataLoader[Any], plan: Plan, generator: torch.Generator) -> DataLoader[Any]:
-    """The user's loader of map-style data, with ``plan`` for a sampler."""
+def planned_loader(user: DataLoader[Any], plan: LoaderPlan, generator: torch.Generator) -> DataLoader[Any]:
+    """A DataLoader of the user's map-style data, with the user's options and ``plan`` as its sampler."""
     data: Any = PlannedData(user.dataset) if plan.seeded else user.dataset
     given: Any = plan
     if user.batch_sampler is not None:
@@ -64,37 +67,37 @@ def planned_loader(user: DataLoader[Any], plan: Plan, generator: torch.Generator
     return DataLoader(data, batch_size=None, sampler=given, **options_of(user, generator))
 
 
-class Plan:
-    """The indices that the inner loader fetches. What is read ahead comes batch by batch with what its seed is made of.
+class LoaderPlan:
+    """The sampler of the inner loader. It yields indices, or (seed, position, indices) if batches are read ahead.
 
     Args:
-        seeded: batches are read before they are handed out: by workers, or by the rank that reads for all.
+        seeded: whether batches are read ahead, by workers or by the rank that reads for all.
     """
 
     def __init__(self, *, seeded: bool) -> None:
         self.seeded = seeded
-        self._part: Part | None = None
+        self._part: RankPart | None = None
         self._seed = self._first = self._step = 0
         self._before: Any = None
 
-    def begin(self, part: Part, *, seed: int, first: int, step: int, before: Any = None) -> None:
-        """An iteration begins at position ``first``; the next batch of this rank is ``step`` away.
+    def begin(self, part: RankPart, *, seed: int, first: int, step: int, before: Any = None) -> None:
+        """Start an iteration, with this rank's batches at positions ``first``, ``first + step`` and so on.
 
         Args:
-            before: the indices of the epoch's first batch, to be read once more before the others.
+            before: indices of the epoch's first batch, if it is to be read again before the part's batches.
         """
         self._part, self._seed, self._first, self._step = part, seed, first, step
         self._before = before
 
     def release(self) -> None:
-        """The iteration is over."""
+        """End the iteration."""
         self._part = None
 
     def __iter__(self) -> Iterator[Any]:
         assert self._part is not None
         return self._with_seeds(self._part) if self.seeded else iter(self._part)
 
-    def _with_seeds(self, part: Part) -> Iterator[tuple[int, int, Any]]:
+    def _with_seeds(self, part: RankPart) -> Iterator[tuple[int, int, Any]]:
         seed, position, step = self._seed, self._first, self._step
         if self._before is not None:
             yield seed, 0, self._before
@@ -104,8 +107,11 @@ class Plan:
 
 
 class PlannedData:
-    """The user's dataset, asked with the indices of a planned batch, and with its seed: a worker's generators start
-    anew with each epoch and each resume, and random augmentation is to be the same after it."""
+    """The user's dataset, indexed with (seed, position, indices).
+
+    The global generators are seeded before each batch, so that random augmentation is the same after a resume: a
+    worker's generators start again in each epoch and each process.
+    """
 
     def __init__(self, dataset: Any) -> None:
         self.users_dataset = dataset
@@ -124,3 +130,92 @@ def _seed_for(planned: tuple[int, int, Any]) -> Any:
     start, position, indices = planned
     seed_generators(mix(start, position))
     return indices
+
+
+def is_stateful(thing: Any) -> bool:
+    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+
+
+class SeededStream(IterableDataset[Any]):
+    """The user's iterable dataset, which seeds the global generators while it is read.
+
+    Args:
+        every: number of samples read with one seed, for example the batch size.
+        workers: whether worker processes read the stream. If so, the seed is in shared memory, so that persistent
+            workers get each epoch's seed.
+    """
+
+    def __init__(self, dataset: Any, *, every: int, workers: bool) -> None:
+        self.users_dataset = dataset
+        self.every = every
+        self.given = 0
+        """Number of samples that precede the dataset's restored state."""
+        self._seed = torch.zeros((), dtype=torch.int64)
+        if workers:
+            self._seed.share_memory_()  # type: ignore[no-untyped-call]
+
+    def begin(self, seed: int, *, given: int = 0) -> None:
+        """Set the seed of the next iteration, and the number of samples that precede it."""
+        self._seed.fill_(seed)
+        self.given = given
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        seed = mix(int(self._seed), 0 if worker is None else worker.id + 1)
+        if is_stateful(self.users_dataset):
+            return StatefulIteration(self, seed)  # the dataset's state must be loaded before the dataset is iterated
+        samples = SeededIteration(self, seed)
+        samples.open()
+        if is_stateful(samples.iterator):
+            return StatefulIteration(self, seed, samples.iterator)
+        return samples
+
+
+class SeededIteration:
+    """One iteration of the stream."""
+
+    def __init__(self, stream: SeededStream, seed: int, iterator: Any = None) -> None:
+        self.iterator = iterator
+        self._dataset, self._every = stream.users_dataset, stream.every
+        self._seed, self._given = seed, stream.given
+        self._is_seeded = False
+
+    def open(self) -> None:
+        seed_generators(mix(self._seed, _OPENING))
+        self.iterator = iter(self._dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self.iterator is None:
+            self.open()
+        if not self._is_seeded or self._given % self._every == 0:
+            seed_generators(mix(self._seed, self._given // self._every))
+            self._is_seeded = True
+        sample = next(self.iterator)
+        self._given += 1
+        return sample
+
+
+class StatefulIteration(SeededIteration):
+    """An iteration whose position can be saved, because the dataset or its iterator has a state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.iterator is None:
+            self.open()  # until then, the dataset may be in its state at the end of the previous epoch
+        return {
+            "given": self._given,
+            "dataset": self._dataset.state_dict() if is_stateful(self._dataset) else None,
+            "iterator": self.iterator.state_dict() if is_stateful(self.iterator) else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._given, self._is_seeded = state["given"], False
+        if state["dataset"] is not None:
+            self._dataset.load_state_dict(state["dataset"])
+            self.iterator = None
+        if state["iterator"] is not None:
+            if self.iterator is None:
+                self.open()
+            self.iterator.load_state_dict(state["iterator"])

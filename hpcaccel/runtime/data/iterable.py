@@ -1,4 +1,4 @@
-"""Datasets that can only be read from front to back: each rank's part of them, and ways back into the middle."""
+"""Iterable datasets: each rank's samples, saved states of a stream, and reading forward to a position."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from hpcaccel.runtime.data.seeded_stream import SeededStream, is_stateful
+from hpcaccel.runtime.data.inner_loader import SeededStream, is_stateful
 from hpcaccel.runtime.data.sharding import Sharing, rounds
 
-__all__ = ["Bookmarks", "Counting", "Progress", "StreamPart", "forward"]
+__all__ = ["Bookmarks", "Counting", "SkipProgress", "StreamPart", "forward"]
 
 BOOKMARK_SECONDS = 1.0
-"""A stateful stream is asked for its state this often at most: that costs several times what a small batch does. What
-was read since is read again after a resume."""
+"""Minimum interval between saved states of a stateful stream. Saving a state takes several times as long as reading a
+small batch. A resume reads again what followed the last saved state."""
 QUIET_SECONDS = 2.0
+"""Time before the first output of progress."""
 LINE_SECONDS = 30.0
+"""Interval between lines of progress if standard error is not a terminal."""
 
 
 class StreamPart(IterableDataset[Any]):
     """This rank's samples of a dataset that every rank reads, in the order in which a DataLoader batches them.
 
     Args:
-        sharing: its ``batch_size`` is None where the dataset gives what the loader gives.
-        workers: whether worker processes read it.
+        sharing: the sharing rule; its ``batch_size`` is None without automatic batching.
+        workers: whether worker processes read the dataset.
     """
 
     def __init__(self, dataset: Any, sharing: Sharing, *, workers: bool) -> None:
@@ -37,14 +39,15 @@ class StreamPart(IterableDataset[Any]):
         self.seeded = SeededStream(dataset, every=sharing.round or sharing.size, workers=workers)
         self.sharing = sharing
         self.used = 0
-        """Samples that all ranks have used; a place that only a loader without workers can be sent to."""
+        """Number of samples to skip, because the ranks have used them. Set only without workers, or with a single
+        worker that starts with the iteration."""
         self.report: Callable[[int, int], None] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         sharing = self.sharing
         size = sharing.round or sharing.size
         iterator: Iterator[Any] = iter(self.seeded)
-        # A stateful dataset does not go back to its beginning: an unfinished round repeats samples of its own.
+        # A stateful dataset continues in the middle, so an incomplete round is filled up with the round's samples.
         fills_from_first = sharing.even and not is_stateful(self.users_dataset)
         first = list(islice(iterator, min(size, self.used))) if fills_from_first else []
         iterator = forward(iterator, self.used - len(first), self.report)
@@ -70,17 +73,18 @@ def _repeated(first: list[Any], rest: list[Any], begin: int, width: int) -> Iter
 
 
 class Repeated:
-    """A sample that only fills up."""
+    """A repeated sample, which fills up an incomplete round."""
 
     def __init__(self, sample: Any) -> None:
         self.sample = sample
 
 
 class Counting:
-    """The user's ``collate_fn``, which also says how many samples a batch has, and how many are no repetitions.
+    """The user's ``collate_fn``, extended to return the batch, its number of samples (None: unknown), and how many of
+    them are not repetitions (None: no repetitions).
 
     Args:
-        batched: whether it is given lists of samples, and not what the dataset gives.
+        batched: whether it is called with lists of samples; if not, it is called with single items of the dataset.
     """
 
     def __init__(self, collate: Callable[[Any], Any], *, batched: bool) -> None:
@@ -100,10 +104,10 @@ class Counting:
 
 
 class Bookmarks:
-    """States of a stream, taken now and then, each with how many units it had given.
+    """Saved states of a stream, each with the number of units that the stream had returned.
 
     Args:
-        generator: the dataset's own, from which it draws.
+        generator: the dataset's own generator.
     """
 
     def __init__(self, stateful: Any, generator: torch.Generator | None) -> None:
@@ -114,7 +118,7 @@ class Bookmarks:
         self._at = 0.0
 
     def begin(self, saved: dict[str, Any] | None) -> int:
-        """An iteration begins, at the saved state or at the beginning; the units that the stream has given by then."""
+        """Start an iteration at the saved state (None: at the beginning). Returns the number of units before it."""
         self._kept, self._at = [], time.monotonic()
         if saved is None:
             return 0
@@ -125,8 +129,12 @@ class Bookmarks:
         return int(saved["at"])
 
     def note(self, given: int, used: int) -> None:
-        """The stream has given so many units, of which so many have been used; remember how it stands, unless that was
-        done just now."""
+        """Save the stream's state if the interval has passed.
+
+        Args:
+            given: number of units that the stream has returned.
+            used: number of units that all ranks together have used. Of the states up to there only the newest is kept.
+        """
         if time.monotonic() - self._at >= self.seconds:
             self._at = time.monotonic()
             behind = [mark for mark in self._kept if mark["at"] <= used]
@@ -134,8 +142,11 @@ class Bookmarks:
             self._kept = [*behind[-1:], *ahead, self._mark(given)]
 
     def drop(self, given: int) -> None:
-        """The stream has ended after so many units: to come upon a short batch it has been read to its end, where its
-        state may be that of the next epoch's beginning."""
+        """Drop the state at ``given`` units, the end of the stream.
+
+        A short last batch means that the stream was read to its end, and its state may already be the beginning of the
+        next epoch.
+        """
         self._kept = [mark for mark in self._kept if mark["at"] != given]
 
     def _mark(self, given: int) -> dict[str, Any]:
@@ -147,7 +158,7 @@ class Bookmarks:
         }
 
     def newest(self, used: int) -> dict[str, Any] | None:
-        """The newest one that is not beyond what has been used."""
+        """The newest state at or before ``used`` units; None if there is none."""
         fitting = [mark for mark in self._kept if mark["at"] <= used]
         return fitting[-1] if fitting else None
 
@@ -158,7 +169,12 @@ def forward(
     report: Callable[[int, int], None] | None = None,
     keep: Callable[[Any], None] | None = None,
 ) -> Iterator[Any]:
-    """The items after the first ``count``, which are read and thrown away; the very first is given to ``keep``."""
+    """The items after the first ``count``, which are read and discarded.
+
+    Args:
+        report: called after each discarded item with the number of items read so far and ``count``.
+        keep: called with the first discarded item.
+    """
     iterator = iter(items)
     for number, item in enumerate(islice(iterator, max(count, 0)), 1):
         if number == 1 and keep is not None:
@@ -168,28 +184,32 @@ def forward(
     return iterator
 
 
-class Progress:
-    """Shows on standard error how far reading forward has come, once it has taken a while: a line that is written over
-    on a terminal, a line now and then elsewhere."""
+class SkipProgress:
+    """Progress of reading forward, on standard error after the first 2 s: one line that is overwritten on a terminal,
+    elsewhere a line every 30 s.
+
+    Args:
+        shown: whether it is printed at all.
+        meanwhile: called every 2 s, to keep a connection alive.
+    """
 
     def __init__(self, what: str, *, shown: bool, meanwhile: Callable[[], None] | None = None) -> None:
         self._what = what
         self._shown = shown
         self._meanwhile = meanwhile
-        self._begin = self._said = time.monotonic()
+        self._begin = self._printed = self._called = time.monotonic()
         self._every = QUIET_SECONDS
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
-        if now - self._said < self._every:
-            return
-        self._said = now
-        if self._meanwhile is not None:
+        if self._meanwhile is not None and now - self._called >= QUIET_SECONDS:
+            self._called = now
             self._meanwhile()
-        if not self._shown:
+        if not self._shown or now - self._printed < self._every:
             return
+        self._printed = now
         terminal = sys.stderr.isatty()
         self._every = 0.2 if terminal else LINE_SECONDS
         left = (now - self._begin) / done * (total - done)
-        text = f"hpcaccel: {self._what}: {done:,} of {total:,} ({done / total:.0%}), about {left:,.0f} s more"
+        text = f"hpcaccel: {self._what}: {done:,} of {total:,} ({done / total:.0%}), about {left:,.0f} s left"
         print(f"\r{text}  " if terminal else text, end="" if terminal else "\n", file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
-"""A seeded permutation that needs no list: the place of every sample is computed when it is asked for.
+"""A seeded permutation without a list: the sample at each position is computed on demand.
 
-A Feistel network over pairs (row, column) of a grid that is just large enough: each round adds to one half a number
-that depends on the other, which can be undone, so no two places get the same sample. A place that falls outside the
-data is sent through again until it falls inside.
+A Feistel network over pairs (row, column) of the smallest sufficient grid: each round adds to one half a number that
+depends on the other half. Such a round is invertible, so no two positions get the same sample. A result outside the
+data is permuted again until it is inside.
 """
 
 from __future__ import annotations
@@ -16,25 +16,27 @@ import torch
 from torch.utils.data import Sampler
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.training.determinism import mix
+from hpcaccel.runtime.rng.determinism import mix
 
 __all__ = ["Permutation", "PermutationSampler"]
 
 Positions = npt.NDArray[np.uint64]
 
 ROUNDS = 6
+"""Number of rounds of the Feistel network."""
 CHUNK = 4096
-"""Samples that are computed at once."""
+"""Number of samples computed at once."""
 LISTED = 1 << 14
-"""Below this many samples the permutation is drawn as a list (128 KiB), which is perfectly uniform."""
+"""Up to this many samples, the permutation is drawn as a list (at most 128 KiB), which is perfectly uniform."""
 
+# Constants of splitmix64.
 _FIRST = np.uint64(0x9E3779B97F4A7C15)
 _SECOND = np.uint64(0xBF58476D1CE4E5B9)
 _HALF, _SOME = np.uint64(32), np.uint64(29)
 
 
 class Permutation:
-    """The numbers from 0 to ``length - 1`` in an order that ``seed`` and ``epoch`` decide."""
+    """A permutation of 0 to ``length - 1``, determined by ``seed`` and ``epoch``."""
 
     def __init__(self, length: int, *, seed: int, epoch: int) -> None:
         self.length = length
@@ -51,7 +53,7 @@ class Permutation:
         return self.length
 
     def at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The samples at these positions, all of them within the length."""
+        """The samples at ``positions``, each of which is between 0 and ``length - 1``."""
         if self._listed is not None:
             return self._listed[positions]
         found = self._shuffle(positions.astype(np.uint64))
@@ -62,7 +64,7 @@ class Permutation:
         return found.astype(np.int64)
 
     def _shuffle(self, positions: Positions) -> Positions:
-        """A permutation of the whole grid."""
+        """Permute the positions within the whole grid."""
         left: Positions = positions // self._columns
         right: Positions = positions % self._columns
         for number, key in enumerate(self._keys):
@@ -92,17 +94,17 @@ def _add(values: Positions, bits: Positions, size: np.uint64) -> Positions:
 
 
 class PermutationSampler(Sampler[int]):
-    """Shuffles without a list: no start-up, no memory, whatever the size of the data.
+    """A random order without a list: start-up time and memory do not grow with the size of the data.
 
-    A drop-in for ``RandomSampler`` in any DataLoader; a prepared one also takes up the middle of an epoch at once.
-    Each iteration is an epoch of its own, and ``set_epoch`` says which. The order is a function of (seed, epoch).
+    Replaces ``RandomSampler`` in any DataLoader. A prepared loader with this sampler resumes within an epoch at once.
+    Each iteration is an epoch; ``set_epoch`` sets its number. The order is a function of (seed, epoch).
 
     Args:
         data_source: the dataset, or the number of its samples (at most 2^62).
         seed: the same on every rank.
 
     Raises:
-        RuntimeMisuse: a number of samples that is negative or too large.
+        RuntimeMisuse: the number of samples is negative or too large.
     """
 
     def __init__(self, data_source: Sized | int, *, seed: int = 0) -> None:
@@ -111,17 +113,17 @@ class PermutationSampler(Sampler[int]):
         self.epoch = 0
         length = data_source if isinstance(data_source, int) else len(data_source)
         if not 0 <= length <= 1 << 62:
-            raise RuntimeMisuse(f"PermutationSampler of {length} samples: between 0 and 2^62 can be shuffled")
+            raise RuntimeMisuse(f"PermutationSampler: the number of samples must be between 0 and 2^62, not {length}")
 
     def __len__(self) -> int:
         return self.data_source if isinstance(self.data_source, int) else len(self.data_source)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is that of ``epoch``."""
+        """Make ``epoch`` the epoch of the next iteration."""
         self.epoch = epoch
 
     def permutation(self) -> Permutation:
-        """The order of the epoch that comes next."""
+        """The order of the next epoch."""
         return Permutation(len(self), seed=self.seed, epoch=self.epoch)
 
     def __iter__(self) -> Iterator[int]:

@@ -1,8 +1,8 @@
-"""One epoch's order of samples, drawn at once where the sampler's algorithm is known.
+"""One epoch's order of samples, drawn at once if the sampler's algorithm is known.
 
-PyTorch's own samplers make a tensor and turn it into a list of Python's numbers, which costs several times as much
-time and memory as the tensor. Here the tensor stays, with the values that the sampler itself would give, out of the
-same generator, which is left where the sampler would leave it.
+PyTorch's own samplers draw a tensor and convert it to a list of Python integers, which costs several times as much time
+and memory as the tensor. Here the tensor is kept. It has the values that the sampler would return, and the generator
+ends in the same state.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,16 +18,16 @@ from torch.utils.data import RandomSampler, SequentialSampler, SubsetRandomSampl
 
 from hpcaccel.runtime.data.permutation import CHUNK, Permutation, PermutationSampler
 
-__all__ = ["Overlong", "Packed", "Samples", "draw", "is_known", "listed", "pack"]
+__all__ = ["PackedIndices", "RawBatches", "SampleOrder", "TooManySamples", "draw", "is_known", "listed", "pack"]
 
 
-class Samples:
-    """An epoch's samples in their order, in the form that is at hand.
+class SampleOrder:
+    """An epoch's samples in order.
 
     Args:
         values: a range, list or tuple; a tensor of integers; a permutation.
-        names: what the values are indices into, if they are not the samples themselves.
-        finish: what the sampler draws when it is asked for more than there is.
+        names: sequence that the values are indices into; None: the values are the samples.
+        finish: draws from the generator what the sampler draws when it is read past its last sample.
     """
 
     def __init__(self, values: Any, *, names: Any = None, finish: Callable[[], object] | None = None) -> None:
@@ -57,7 +57,7 @@ class Samples:
         return found if self._names is None else [self._names[index] for index in found]
 
     def runs(self, first: int, *, step: int, width: int, count: int) -> Iterator[list[Any]]:
-        """``count`` batches of ``width`` samples, the beginnings of which are ``step`` apart."""
+        """``count`` batches of ``width`` samples, at positions ``first``, ``first + step`` and so on."""
         starts = range(first, first + count * step, step)
         values = self._values
         if isinstance(values, Permutation):
@@ -70,14 +70,14 @@ class Samples:
                 yield self.slice(start, start + width)
 
     def finish(self) -> None:
-        """The order has been asked for more than it has."""
+        """Draw what the sampler draws past its last sample. Later calls do nothing."""
         finish, self._finish = self._finish, None
         if finish is not None:
             finish()
 
 
 def _computed(order: Permutation, starts: range, width: int) -> Iterator[list[int]]:
-    """Several batches are computed at once, for a single one costs hardly less."""
+    """Compute several batches at once: a single one takes almost as long."""
     many = max(1, CHUNK // width)
     within = np.arange(width)
     for number in range(0, len(starts), many):
@@ -86,59 +86,59 @@ def _computed(order: Permutation, starts: range, width: int) -> Iterator[list[in
 
 
 def is_known(sampler: Any) -> bool:
-    """Whether ``draw`` knows how this sampler draws."""
+    """Whether ``draw`` supports this sampler."""
     return getattr(type(sampler), "__iter__", None) in _KNOWN
 
 
-def draw(sampler: Any, generator: torch.Generator | None = None) -> Samples:
-    """The order that a known sampler would give now.
+def draw(sampler: Any, generator: torch.Generator | None = None) -> SampleOrder:
+    """The order that a supported sampler would return now.
 
     Args:
-        generator: to draw from; None: what the sampler itself draws from.
+        generator: generator to draw from; None: the sampler's own generator.
     """
     return _KNOWN[type(sampler).__iter__](sampler, generator)
 
 
-def _sequential(sampler: Any, generator: torch.Generator | None) -> Samples:
-    return Samples(range(len(sampler.data_source)))
+def _sequential(sampler: Any, generator: torch.Generator | None) -> SampleOrder:
+    return SampleOrder(range(len(sampler.data_source)))
 
 
-def _random(sampler: Any, generator: torch.Generator | None) -> Samples:
+def _random(sampler: Any, generator: torch.Generator | None) -> SampleOrder:
     size, wanted = len(sampler.data_source), sampler.num_samples
     generator = generator or sampler.generator
     if generator is None:
         seed = int(torch.empty((), dtype=torch.int64).random_().item())
         generator = torch.Generator().manual_seed(seed)
     if sampler.replacement:
-        return Samples(torch.randint(high=size, size=(wanted,), dtype=torch.int64, generator=generator))
+        return SampleOrder(torch.randint(high=size, size=(wanted,), dtype=torch.int64, generator=generator))
     rounds, rest = divmod(wanted, size)
     if (rounds, rest) == (1, 0):
         order = torch.randperm(size, generator=generator)
     else:
         parts = [torch.randperm(size, generator=generator) for _ in range(rounds + (rest > 0))]
         order = torch.cat(parts)[:wanted]
-    # The sampler permutes once more for the rest, also where there is none.
-    return Samples(order, finish=None if rest else lambda: torch.randperm(size, generator=generator))
+    # The sampler draws another permutation for the rest, even if the rest is empty.
+    return SampleOrder(order, finish=None if rest else lambda: torch.randperm(size, generator=generator))
 
 
-def _subset(sampler: Any, generator: torch.Generator | None) -> Samples:
+def _subset(sampler: Any, generator: torch.Generator | None) -> SampleOrder:
     order = torch.randperm(len(sampler.indices), generator=generator or sampler.generator)
-    return Samples(order, names=sampler.indices)
+    return SampleOrder(order, names=sampler.indices)
 
 
-def _weighted(sampler: Any, generator: torch.Generator | None) -> Samples:
-    return Samples(
+def _weighted(sampler: Any, generator: torch.Generator | None) -> SampleOrder:
+    return SampleOrder(
         torch.multinomial(
             sampler.weights, sampler.num_samples, sampler.replacement, generator=generator or sampler.generator
         )
     )
 
 
-def _permuted(sampler: Any, generator: torch.Generator | None) -> Samples:
-    return Samples(sampler.permutation())
+def _permuted(sampler: Any, generator: torch.Generator | None) -> SampleOrder:
+    return SampleOrder(sampler.permutation())
 
 
-_KNOWN: dict[Any, Callable[[Any, torch.Generator | None], Samples]] = {
+_KNOWN: dict[Any, Callable[[Any, torch.Generator | None], SampleOrder]] = {
     SequentialSampler.__iter__: _sequential,
     RandomSampler.__iter__: _random,
     SubsetRandomSampler.__iter__: _subset,
@@ -147,8 +147,8 @@ _KNOWN: dict[Any, Callable[[Any, torch.Generator | None], Samples]] = {
 }
 
 
-class Overlong(Exception):
-    """There is more than the length said; ``items`` are all of it, those after the length still to be drawn."""
+class TooManySamples(Exception):
+    """There are more items than ``len()`` gave. ``items`` iterates over all; those beyond ``len()`` are read lazily."""
 
     def __init__(self, items: Iterator[Any]) -> None:
         super().__init__()
@@ -156,10 +156,10 @@ class Overlong(Exception):
 
 
 def listed(items: Iterable[Any], length: int) -> Any:
-    """``length`` integers as a tensor, or what is not integers as a list.
+    """The items as a tensor if all are integers, else as a list.
 
     Raises:
-        Overlong: there is at least one item more.
+        TooManySamples: there are more than ``length`` items.
     """
     iterator = iter(items)
     numbers: array[int] | None = array("q")
@@ -175,11 +175,21 @@ def listed(items: Iterable[Any], length: int) -> Any:
     return _tensor(numbers) if numbers else others
 
 
-class Packed:
-    """Lists of integers, one after the other in one tensor."""
+class RawBatches(Protocol):
+    """An epoch's raw batches, with random access."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> Any: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class PackedIndices:
+    """Lists of integers, stored consecutively in one tensor."""
 
     def __init__(self, numbers: array[int], ends: array[int]) -> None:
-        self.flat = Samples(_tensor(numbers) if numbers else [])
+        self.flat = SampleOrder(_tensor(numbers) if numbers else [])
         self._ends = np.frombuffer(ends, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -192,16 +202,16 @@ class Packed:
         return (self[number] for number in range(len(self)))
 
     def is_uniform(self, size: int) -> bool:
-        """Whether all are of this size, but for the last one, which may be shorter."""
+        """Whether all lists have ``size`` entries; the last list may be shorter."""
         sizes = np.diff(self._ends)
         return bool((sizes[:-1] == size).all() and (sizes[-1:] <= size).all())
 
 
-def pack(batches: Iterable[Any], length: int) -> Packed | list[Any]:
-    """``length`` lists of integers packed, or what is something else as it is.
+def pack(batches: Iterable[Any], length: int) -> PackedIndices | list[Any]:
+    """The batches, packed if all are lists of integers, else as a list.
 
     Raises:
-        Overlong: there is at least one batch more.
+        TooManySamples: there are more than ``length`` batches.
     """
     iterator = iter(batches)
     numbers, ends = array("q"), array("q", [0])
@@ -215,7 +225,7 @@ def pack(batches: Iterable[Any], length: int) -> Packed | list[Any]:
             kept = list(_unpacked(numbers, ends))
         kept.append(batch)
     _refuse_more(kept or _unpacked(numbers, ends), iterator)
-    return kept or Packed(numbers, ends)
+    return kept or PackedIndices(numbers, ends)
 
 
 def _unpacked(numbers: array[int], ends: array[int]) -> Iterator[list[int]]:
@@ -225,7 +235,7 @@ def _unpacked(numbers: array[int], ends: array[int]) -> Iterator[list[int]]:
 def _refuse_more(found: Iterable[Any], iterator: Iterator[Any]) -> None:
     more = list(islice(iterator, 1))
     if more:
-        raise Overlong(chain(found, more, iterator))
+        raise TooManySamples(chain(found, more, iterator))
 
 
 def _are_integers(items: list[Any]) -> bool:

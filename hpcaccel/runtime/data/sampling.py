@@ -1,7 +1,7 @@
-"""The order of the samples: the user's own sampler decides it, once an epoch, alike on every rank.
+"""The order of the samples: drawn once per epoch from the user's own sampler, the same on every rank.
 
-A position in an epoch is the number of samples (of batches, where they differ in size) that all ranks together have
-used: it means the same to another number of ranks.
+A position in an epoch is the number of samples (of batches, if these differ in size) that all ranks together have used,
+so it is valid for any number of ranks.
 """
 
 from __future__ import annotations
@@ -12,32 +12,56 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.data.generators import OwnGenerators
-from hpcaccel.runtime.data.sample_order import Overlong, Packed, Samples, draw, is_known, listed, pack
-from hpcaccel.runtime.data.sharding import Batches, BatchesPart, Part, SamplesPart, Sharing, WalkedPart
-from hpcaccel.runtime.training.determinism import mix
+from hpcaccel.runtime.data.sample_order import (
+    PackedIndices,
+    RawBatches,
+    SampleOrder,
+    TooManySamples,
+    draw,
+    is_known,
+    listed,
+    pack,
+)
+from hpcaccel.runtime.data.sharding import BatchesPart, RankPart, SamplesPart, Sharing, WalkedPart
+from hpcaccel.runtime.distributed.process_group import RankGroup
+from hpcaccel.runtime.rng.determinism import mix
+from hpcaccel.runtime.rng.generators import IsolatedGenerators
 
-__all__ = ["Order", "sampler_of"]
+__all__ = ["Order", "bring_to_main", "sampler_of"]
 
 
 def sampler_of(loader: DataLoader[Any]) -> Any:
-    """What decides over single samples: the sampler inside of the batch sampler, where there is one."""
+    """The sampler of single samples, which may be inside the batch sampler."""
     raw: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
     return getattr(raw, "sampler", raw)
+
+
+def bring_to_main(loader: DataLoader[Any], group: RankGroup, *, seedable: bool, data_seed: int | None) -> int:
+    """Set the generators of the sampler and the dataset to rank 0's states. Returns the seed of the order."""
+    # Every rank draws, so that the global generators stay in step; rank 0's number is used.
+    seed = int(torch.empty((), dtype=torch.int64).random_().item())
+    if seedable:
+        seed = torch.initial_seed()
+    for owner in (sampler_of(loader), loader.dataset):
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.set_state(group.from_main(generator.get_state()))
+    return int(group.from_main(seed if data_seed is None else data_seed))
 
 
 class Order:
     """The raw batches of a map-style loader, epoch by epoch.
 
-    A sampler that draws from a generator of the user's keeps doing so, as in a loop of one process. One that would draw
-    from the global generators, which differ by rank, draws from a seed of its own and the epoch's number.
+    A sampler with the user's generator draws from that generator, as in a single-process training. A sampler without a
+    generator would draw from the global generators, which differ between ranks, so its order is drawn from ``seed`` and
+    the epoch instead.
 
     Args:
-        seedable: the order is a function of (seed, epoch) also where the sampler has a generator of the user's, and
-            that of a generator seeded with their sum.
+        seedable: draw the order from a generator seeded with ``seed + epoch``, even if the sampler has the user's
+            generator.
 
     Raises:
-        RuntimeMisuse: the loader is sharded already.
+        RuntimeMisuse: the loader is already sharded.
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int, *, seedable: bool = False) -> None:
@@ -47,8 +71,8 @@ class Order:
         self._inner = sampler_of(loader)
         if isinstance(self._inner, DistributedSampler):
             raise RuntimeMisuse(
-                "this DataLoader has a DistributedSampler, and prepare() shards too: each rank would see a part of a "
-                "part. Give the DataLoader shuffle=True (or your own sampler of the whole data) instead"
+                "this DataLoader already has a DistributedSampler, and prepare() would shard the data a second time. "
+                "Use shuffle=True, or a sampler of the whole dataset, instead of the DistributedSampler"
             )
         self._seedable = seedable
         self.users_generator: torch.Generator | None = None
@@ -56,23 +80,23 @@ class Order:
             self.users_generator = getattr(self._inner, "generator", None)
         self._shares_generator = self.users_generator is not None and self.users_generator is loader.generator
         self._persistent = bool(loader.persistent_workers)
-        self._samples: Samples | None = None
-        self._batches: Batches | None = None
+        self._samples: SampleOrder | None = None
+        self._batches: RawBatches | None = None
         self._walked: Any = None
-        self._draws_from = OwnGenerators(seed)
-        """In place of the global generators, also for what is drawn one by one while the epoch goes on."""
+        self._draws_from = IsolatedGenerators(seed)
+        """Replaces the global generators while the sampler is read, even if it is read lazily during the epoch."""
 
     def __len__(self) -> int:
         return len(self._raw)
 
     @property
     def length(self) -> int | None:
-        """Units of a whole epoch, where they are known."""
+        """Number of units in a whole epoch; None: unknown."""
         return _length(self._inner if self.is_flat else self._raw)
 
     @property
     def gives_batches(self) -> bool:
-        """Whether raw batches are lists of indices, and not single ones."""
+        """Whether a raw batch is a list of indices. If not, it is a single index."""
         return self.auto_collation or isinstance(self._raw, BatchSampler)
 
     @property
@@ -85,16 +109,16 @@ class Order:
 
     @property
     def unit(self) -> str:
-        """What a position counts."""
+        """Unit of a position."""
         return "samples" if self.is_flat else "batches"
 
     @property
     def is_flat(self) -> bool:
-        """Whether the raw batches are slices of one order of samples."""
+        """Whether the raw batches are consecutive slices of one order of samples."""
         return getattr(type(self._raw), "__iter__", None) is BatchSampler.__iter__ and _length(self._inner) is not None
 
     def sampler_state(self) -> Any:
-        """The state of a sampler of the user's that has one, None of others."""
+        """The state of the user's stateful sampler; None without such a sampler."""
         stateful = self.stateful
         return None if stateful is None else stateful.state_dict()
 
@@ -105,14 +129,14 @@ class Order:
 
     @property
     def stateful(self) -> Any:
-        """A sampler of the user's whose state is saved, None without one."""
+        """The user's batch sampler, else its sampler, if it has a state that can be saved; None if neither has."""
         for sampler in (self._raw, self._inner):
             if hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict"):
                 return sampler
         return None
 
     def begin(self, epoch: int) -> None:
-        """Draw the order of an epoch, before each iteration of it."""
+        """Draw the order of an epoch. Called before each iteration."""
         self.release()
         for sampler in {id(item): item for item in (self._raw, self._inner)}.values():
             if hasattr(sampler, "set_epoch"):
@@ -123,7 +147,7 @@ class Order:
         own = None
         if self.users_generator is None:
             own = torch.Generator().manual_seed(self.seed + epoch if self._seedable else mix(self.seed, epoch))
-        self._draws_from = OwnGenerators(mix(self.seed, epoch))
+        self._draws_from = IsolatedGenerators(mix(self.seed, epoch))
         with self._draws_from:
             self._draw(own)
 
@@ -131,26 +155,26 @@ class Order:
         known = is_known(self._inner)
         try:
             if self.is_flat:
-                self._samples = draw(self._inner, own) if known else Samples(listed(self._inner, len(self._inner)))
+                self._samples = draw(self._inner, own) if known else SampleOrder(listed(self._inner, len(self._inner)))
             elif (length := _length(self._raw)) is None:
                 self._walked = self._raw
             elif self.gives_batches:
                 self._batches = pack(self._raw, length)
             else:
-                self._batches = draw(self._raw, own) if known else Samples(listed(self._raw, length))
-        except Overlong as overlong:
+                self._batches = draw(self._raw, own) if known else SampleOrder(listed(self._raw, length))
+        except TooManySamples as overlong:
             walked = overlong.items
             self._walked = BatchSampler(walked, self._raw.batch_size, self.drop_last) if self.is_flat else walked
 
     def pass_over(self, epoch: int) -> None:
-        """Bring the generator to where it is when this epoch has been read to its end."""
+        """Advance the user's generator as a complete iteration over this epoch would."""
         self.begin(epoch)
         if self._samples is not None and self.users_generator is not None:
             self._samples.finish()
         self.release()
 
-    def part(self, sharing: Sharing, start: int) -> Part:
-        """A rank's part of the epoch that has begun, from ``start`` units on."""
+    def part(self, sharing: Sharing, start: int) -> RankPart:
+        """A rank's part of the current epoch, from unit ``start`` on."""
         size = sharing.batch_size
         if self._samples is not None:
             finish = self._samples.finish if self.users_generator is not None else _nothing
@@ -160,14 +184,14 @@ class Order:
             return WalkedPart(walked, sharing, start // (size or 1) if self.is_flat else start)
         if size is None or sharing.size == 1:
             return BatchesPart(self._batches, sharing, start)
-        if isinstance(self._batches, Packed) and self._batches.is_uniform(size):
+        if isinstance(self._batches, PackedIndices) and self._batches.is_uniform(size):
             return SamplesPart(self._batches.flat, sharing, start * size, _nothing)
         if sharing.split:
             return WalkedPart(self._batches, sharing, start)
         return BatchesPart(self._batches, sharing, start)
 
     def fingerprint(self) -> list[str]:
-        """A few samples that tell this epoch's order from others; nothing where nobody knows it in advance."""
+        """A few samples that distinguish this epoch's order from others; empty if the order is not drawn in advance."""
         drawn = self._samples if self._samples is not None else self._batches
         if drawn is None:
             return []
@@ -175,7 +199,7 @@ class Order:
         return [str(len(drawn)), *(str(drawn[place]) for place in range(0, len(drawn), step))]
 
     def release(self) -> None:
-        """Forget the epoch's order."""
+        """Free the epoch's order."""
         self._samples = self._batches = self._walked = None
 
 
@@ -187,4 +211,4 @@ def _length(items: Any) -> int | None:
 
 
 def _nothing() -> None:
-    """What is drawn at the end of an epoch from a generator that starts anew with the next one."""
+    """A ``finish`` that draws nothing: the next epoch has a new generator, or the sampler has been read to its end."""

@@ -1,8 +1,8 @@
-"""Which of an epoch's batches a rank gets.
+"""Assignment of an epoch's batches to ranks.
 
-The sampler decides the order, one *raw* batch after the other, the same on every rank. Of P ranks, rank r takes the
-r-th raw batch of every *round* of P; with ``split`` a round is one raw batch and every rank takes its P-th part of it.
-Where the batches are all of one size, a rank's part is arithmetic: no rank looks at what the others get.
+The sampler determines the sequence of *raw* batches, the same on every rank. Of P ranks, rank r takes the r-th raw
+batch of every *round* of P; with ``split`` a round is one raw batch, and every rank takes 1/P of it. If all batches
+have the same size, a rank computes its part without reading the other ranks' batches.
 """
 
 from __future__ import annotations
@@ -13,9 +13,18 @@ from itertools import chain, islice
 from typing import Any, Protocol, TypeVar
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.data.sample_order import Samples
+from hpcaccel.runtime.data.sample_order import RawBatches, SampleOrder
 
-__all__ = ["Batches", "BatchesPart", "Part", "SamplesPart", "Sharing", "WalkedPart", "rounds", "with_last", "with_next"]
+__all__ = [
+    "BatchesPart",
+    "RankPart",
+    "SamplesPart",
+    "Sharing",
+    "WalkedPart",
+    "rounds",
+    "with_last",
+    "with_next",
+]
 
 T = TypeVar("T")
 _Own = tuple[Any, int | None, int | None]
@@ -23,17 +32,17 @@ _Own = tuple[Any, int | None, int | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """How raw batches are shared out.
+    """The rule by which raw batches are assigned to ranks.
 
     Args:
-        batch_size: samples in a full raw batch; None where batches differ, or are no lists.
-        even: all ranks get equally many full batches: an unfinished round is filled up with the epoch's first samples,
-            over and over if need be. Else its samples go to the first ranks.
+        batch_size: samples in a full raw batch; None if batches differ in size or are not lists.
+        even: all ranks get the same number of full batches. An incomplete round is filled up with the epoch's first
+            samples, repeatedly if necessary. If false, the samples of an incomplete round go to the first ranks.
         split: every rank gets a part of each raw batch.
-        drop_last: unfinished rounds are dropped.
+        drop_last: drop incomplete rounds.
 
     Raises:
-        RuntimeMisuse: batches that are to be split and cannot be.
+        RuntimeMisuse: ``split`` is set, but ``batch_size`` is None or not a multiple of ``size``.
     """
 
     rank: int
@@ -45,10 +54,10 @@ class Sharing:
 
     def __post_init__(self) -> None:
         if self.split and self.size > 1 and (self.batch_size is None or self.batch_size % self.size):
-            what = "has no batch_size" if self.batch_size is None else f"has batches of {self.batch_size} samples"
+            what = "has no batch_size" if self.batch_size is None else f"has batch_size={self.batch_size}"
             raise RuntimeMisuse(
-                f"split_batches=True divides every batch by the {self.size} ranks, and this loader {what}. "
-                f"Choose a batch size that is a multiple of {self.size}, or leave split_batches out"
+                f"split_batches=True divides every batch among the {self.size} ranks, but this loader {what}. "
+                f"Choose a batch size that is a multiple of {self.size}, or remove split_batches=True"
             )
 
     @property
@@ -67,38 +76,38 @@ class Sharing:
         return self.batch_size and self.batch_size * self.raw
 
     def real(self, rest: int) -> int:
-        """How many of the ``rest`` samples of an unfinished round are this rank's."""
+        """Number of this rank's samples among the ``rest`` samples of an incomplete round."""
         assert self.width is not None
         return min(max(rest - self.rank * self.width, 0), self.width)
 
     def count(self, units: int, round_size: int, width: int) -> int:
-        """This rank's batches out of so many units, when rounds are of ``round_size`` and batches of ``width``."""
+        """Number of this rank's batches in ``units``, with rounds of ``round_size`` and batches of ``width`` units."""
         full, rest = divmod(units, round_size)
         if not rest or self.drop_last:
             return full
         return full + (self.even or self.size == 1 or rest > self.rank * width)
 
 
-class Part(Protocol):
+class RankPart(Protocol):
     """One rank's part of an epoch: the indices of each of its batches, in order."""
 
     @property
     def total(self) -> int | None:
-        """The number of its batches, None as long as it is not known."""
+        """Number of batches in the part; None while unknown."""
 
     def __iter__(self) -> Iterator[Any]: ...
 
     def samples(self, number: int) -> int | None:
-        """Samples in the ``number``-th batch, counted from 1."""
+        """Number of samples in the ``number``-th batch, counted from 1; None: unknown."""
 
     def valid(self, number: int) -> int | None:
-        """How many of them, the leading ones, are no repetitions; None: all."""
+        """Number of leading samples of the ``number``-th batch that are not repetitions; None: no repetitions."""
 
 
 class SamplesPart:
-    """Batches of one size out of a flat order, from sample ``start`` on."""
+    """Batches of equal size from an order of samples, from sample ``start`` on."""
 
-    def __init__(self, order: Samples, sharing: Sharing, start: int, finish: Callable[[], None]) -> None:
+    def __init__(self, order: SampleOrder, sharing: Sharing, start: int, finish: Callable[[], None]) -> None:
         assert sharing.width is not None
         assert sharing.round is not None
         self._order, self._finish = order, finish
@@ -117,7 +126,7 @@ class SamplesPart:
         if self._has_tail:
             tail = self._tail()
             if self._rest % self._width:
-                self._finish()  # to come upon a short batch, the sampler has been read to its end
+                self._finish()  # a short batch means that the sampler has been read to its end
             yield tail
         self._finish()
 
@@ -127,7 +136,7 @@ class SamplesPart:
         if not self._fill:
             return own
         first = self._order.slice(0, min(self._round, len(self._order)))
-        skipped = self._offset + self._real - self._rest  # how much of the filling the ranks before this one took
+        skipped = self._offset + self._real - self._rest  # number of fill samples used by lower ranks
         return own + [first[(skipped + index) % len(first)] for index in range(self._fill)]
 
     def samples(self, number: int) -> int:
@@ -137,21 +146,13 @@ class SamplesPart:
         return self._real if self._fill and self._has_tail and number == self.total else None
 
 
-class Batches(Protocol):
-    """An epoch's raw batches, each at hand."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, number: int, /) -> Any: ...
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-
 class BatchesPart:
-    """Batches as they are, of different sizes or no lists, from raw batch ``start`` on. An unfinished round is filled
-    up with the epoch's first batches."""
+    """Whole raw batches, which may differ in size, from raw batch ``start`` on.
 
-    def __init__(self, batches: Batches, sharing: Sharing, start: int) -> None:
+    With ``even``, an incomplete round is filled up with the epoch's first batches.
+    """
+
+    def __init__(self, batches: RawBatches, sharing: Sharing, start: int) -> None:
         left = max(len(batches) - start, 0)
         self.total = sharing.count(left, sharing.size, 1)
         self._batches, self._size = batches, sharing.size
@@ -175,7 +176,7 @@ class BatchesPart:
 
 
 class WalkedPart:
-    """Batches that come one after the other, and nobody knows how many. From raw batch ``start`` on."""
+    """Batches of a sequence of unknown length, from raw batch ``start`` on."""
 
     def __init__(self, batches: Iterable[Any], sharing: Sharing, start: int) -> None:
         self.total: int | None = None
@@ -183,7 +184,7 @@ class WalkedPart:
         self._last: tuple[int | None, int | None] = None, None
 
     def take_first(self) -> Any:
-        """The epoch's first raw batch, None if there is none; what is read for it is not lost."""
+        """The epoch's first raw batch, which remains part of the sequence; None if there is none."""
         batches = iter(self._batches)
         first = next(batches, None)
         self._batches = batches if first is None else chain([first], batches)
@@ -207,7 +208,7 @@ class WalkedPart:
 
 
 def _shared_out(batches: Iterable[Any], sharing: Sharing, start: int) -> Iterator[tuple[_Own, bool]]:
-    """This rank's batches, each with whether it is the last one."""
+    """Pairs (batch, is_last) for this rank's batches."""
     iterator = iter(batches)
     first = list(islice(iterator, sharing.raw))
     remaining = chain(first, iterator)
@@ -226,12 +227,12 @@ def _shared_out(batches: Iterable[Any], sharing: Sharing, start: int) -> Iterato
 
 
 def _own(group: list[Any], first: list[Any], sharing: Sharing, *, is_last: bool) -> _Own | None:
-    """This rank's batch of a round: the batch, its samples, the valid ones of them. None if it gets none."""
+    """This rank's batch of a round, its number of samples and how many are not repetitions; None: no batch."""
     size, rank = sharing.batch_size, sharing.rank
     if sharing.size == 1:
         return group[0], _length(group[0]), None
     if sharing.split and len(group[0]) > (size or 0):
-        raise RuntimeMisuse(f"the batch sampler says batch_size={size} and gave a batch of {len(group[0])} samples")
+        raise RuntimeMisuse(f"the batch sampler has batch_size={size}, but returned a batch of {len(group[0])} samples")
     short = size is not None and all(len(batch) == size for batch in group[:-1]) and len(group[-1]) <= size
     if sharing.split or (is_last and short):
         return _own_samples(list(chain(*group)), list(chain(*first)), sharing)
@@ -266,12 +267,15 @@ def rounds(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def with_last(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
-    """Each item with whether it is the last one."""
+    """Pairs (item, is_last)."""
     return ((item, following is None) for item, following in with_next(items))
 
 
 def with_next(items: Iterable[T]) -> Iterator[tuple[T, T | None]]:
-    """Each item with the one after it. What goes wrong while that is read shows in its turn."""
+    """Pairs (item, next item); the last item is paired with None.
+
+    If reading the next item fails, the item is yielded first and the error is raised afterwards.
+    """
     iterator = iter(items)
     item = next(iterator, None)
     while item is not None:

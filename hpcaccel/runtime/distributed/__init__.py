@@ -1,1 +1,1 @@
-"""Which ranks there are, how they find each other, and where this process stands among them."""
+"""The ranks of a training: environment, rendezvous, devices, process groups and collectives."""

@@ -1,28 +1,45 @@
-"""How the ranks are arranged: replicas of the model, shards of each replica, ranks that share each tensor.
+"""A rank's device, and the mesh of all devices: replicas of the model, shards of each replica, tensor-parallel ranks.
 
-One mesh with torch's own names, outermost first: ``dp_replicate``, ``dp_shard``, ``tp``. Neighbouring ranks share
-tensors, because they talk most.
+A task with one visible GPU uses it (index 0). If all GPUs of a node are visible to all its ranks, each rank uses the
+GPU whose index is its local rank. A Slurm task with several GPUs of its own would leave all but one idle. This is an
+error unless ``HPCACCEL_GPUS_PER_TASK=all`` is set, for a program that spreads one model over all GPUs of the task.
+
+One mesh with torch's own dimension names, outermost first: ``dp_replicate``, ``dp_shard``, ``tp``. Neighbouring ranks
+are tensor-parallel, because those communicate most.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.errors import RankEnvironmentError, RuntimeMisuse
+from hpcaccel.runtime.distributed.rank_env import RankEnvironment
 from hpcaccel.runtime.settings import Settings
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Layout", "arrange", "build", "data_mesh", "tensor_mesh"]
+__all__ = [
+    "MeshLayout",
+    "arrange",
+    "build",
+    "choose_device",
+    "count_gpus",
+    "data_mesh",
+    "full",
+    "is_dtensor",
+    "tensor_mesh",
+]
 
 
-class Layout(NamedTuple):
-    """How many ranks there are in each direction; the product is the number of ranks."""
+class MeshLayout(NamedTuple):
+    """Number of ranks in each mesh dimension; their product is the world size."""
 
     replicate: int = 1
     shard: int = 1
@@ -30,15 +47,15 @@ class Layout(NamedTuple):
 
     @property
     def data(self) -> int:
-        """How many parts the data has."""
+        """Number of data-parallel parts."""
         return self.replicate * self.shard
 
 
-def arrange(world_size: int, local_world_size: int, settings: Settings, handlers: Any) -> Layout:
-    """The layout that settings and plugins ask for; what they leave open is filled with the ranks that there are.
+def arrange(world_size: int, local_world_size: int, settings: Settings, handlers: Any) -> MeshLayout:
+    """The layout from settings and plugins; unset sizes are derived from the world size.
 
     Raises:
-        RuntimeMisuse: the sizes do not multiply to the number of ranks.
+        RuntimeMisuse: the product of the sizes is not the number of ranks.
     """
     wanted = handlers.parallelism
     tensor = _tensor_size(settings, handlers)
@@ -51,20 +68,21 @@ def arrange(world_size: int, local_world_size: int, settings: Settings, handlers
         shard = 1
     elif shard is None:
         shard = max(1, data // (replicate or 1))
-    found = Layout(data // shard, shard, tensor)
+    found = MeshLayout(data // shard, shard, tensor)
     if rest or found.data != data or replicate not in (None, 1, found.replicate) or found.replicate < 1:
-        asked = f"dp_replicate={replicate or 'any'}, dp_shard={shard}, tp={tensor}"
+        sizes = f"dp_replicate={replicate or 'any'}, dp_shard={shard}, tp={tensor}"
         raise RuntimeMisuse(
-            f"{world_size} ranks cannot be arranged as {asked}: the product of the sizes must be the number of ranks. "
-            "Change the sizes (fsdp.shard_size, tensor_parallel_size, ParallelismConfig) or the number of ranks"
+            f"{world_size} ranks cannot be arranged as {sizes}: the product of the sizes must equal the number of "
+            "ranks. Change the sizes (fsdp.shard_size, tensor_parallel_size, ParallelismConfig) or the number of ranks"
         )
     return found
 
 
 def _tensor_size(settings: Settings, handlers: Any) -> int:
-    """
+    """Size of the tensor-parallel dimension.
+
     Raises:
-        RuntimeMisuse: two plugins name different sizes.
+        RuntimeMisuse: two plugins set different sizes.
     """
     sizes = {
         "ParallelismConfig": getattr(handlers.parallelism, "tp_size", None),
@@ -74,26 +92,31 @@ def _tensor_size(settings: Settings, handlers: Any) -> int:
     named = {name: size for name, size in sizes.items() if size not in (None, 1)}
     if len(set(named.values())) > 1:
         raise RuntimeMisuse(
-            f"tensor parallel of different sizes: {', '.join(f'{name} says {size}' for name, size in named.items())}"
+            f"conflicting tensor-parallel sizes: {', '.join(f'{name}={size}' for name, size in named.items())}. "
+            "Set the size in one place"
         )
     return next(iter(named.values()), 1)
 
 
-def build(layout: Layout, device: torch.device, *, sharded: bool) -> DeviceMesh:
-    """The mesh of all ranks, for which all of them must call. A direction with a single rank is left out, unless the
-    model is sharded along it."""
+def build(layout: MeshLayout, device: torch.device, *, sharded: bool) -> DeviceMesh:
+    """Create the mesh of all ranks; a collective call.
+
+    Dimensions of size 1 are omitted, except ``dp_shard`` if ``sharded``.
+    """
     from torch.distributed.device_mesh import init_device_mesh
 
-    _forget_earlier_meshes()
+    _clear_mesh_caches()
     directions = {"dp_replicate": layout.replicate, "dp_shard": layout.shard, "tp": layout.tensor}
     kept = {name: size for name, size in directions.items() if size > 1 or (name == "dp_shard" and sharded)}
     kept = kept or {"dp_replicate": 1}
     return init_device_mesh(device.type, tuple(kept.values()), mesh_dim_names=tuple(kept))
 
 
-def _forget_earlier_meshes() -> None:
-    """torch remembers how it computes with DTensors by meshes that compare equal, and computes on with the one that it
-    has seen first. After a group has been destroyed and another one formed, that one's groups are gone."""
+def _clear_mesh_caches() -> None:
+    """Clear torch's caches of DTensor operations.
+
+    The caches are keyed by mesh. A new mesh can be equal to an old one, whose process groups are destroyed.
+    """
     if "torch.distributed.tensor" not in sys.modules:
         return
     for module, name in (
@@ -103,16 +126,106 @@ def _forget_earlier_meshes() -> None:
         clear: Any = import_module(module)
         for part in name.split("."):
             clear = getattr(clear, part, None)
-        if clear is not None:  # not every version of torch has each of them
+        if clear is not None:  # not every torch version has all of them
             clear()
 
 
 def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The directions along which the data differs."""
+    """The submesh of the data-parallel dimensions."""
     names = tuple(name for name in mesh.mesh_dim_names or () if name.startswith("dp_"))
     return mesh[names] if names != mesh.mesh_dim_names else mesh
 
 
 def tensor_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The direction along which tensors are shared."""
+    """The submesh of the tensor-parallel dimension."""
     return mesh["tp"]
+
+
+def is_dtensor(value: Any) -> bool:
+    """Whether ``value`` is a DTensor. Does not import torch's DTensor module: if it is not imported, there are none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    """The full tensor of a DTensor (a collective call of its ranks). Other tensors are returned unchanged."""
+    whole: torch.Tensor = tensor.full_tensor() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    return whole
+
+
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Variables with which launchers select the GPUs of a process."""
+_NONE = ("-1", "NoDevFiles")
+"""Values of these variables that stand for no GPU."""
+
+
+def choose_device(env: RankEnvironment, *, cpu: bool) -> torch.device:
+    """The rank's device: its one visible GPU, or the GPU of its local rank, or the CPU.
+
+    Raises:
+        RankEnvironmentError: this node has fewer visible GPUs than ranks, or this Slurm task has several GPUs.
+    """
+    if cpu:
+        return torch.device("cpu")
+    _refuse_idle_gpus(env, os.environ)
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    index = _index(env, count)
+    if index >= count or (count == 1 and env.local_world_size > 1 and not _own_gpu()):
+        raise RankEnvironmentError(_too_few(env, count))
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _index(env: RankEnvironment, count: int) -> int:
+    if count == 1:
+        return 0
+    if _takes_all(os.environ):
+        # Either the task sees only its own GPUs, or its GPUs follow those of the previous local rank.
+        return 0 if os.environ.get("SLURM_GPUS_PER_TASK") else env.local_rank * (count // env.local_world_size)
+    return env.local_rank
+
+
+def count_gpus(environ: Mapping[str, str]) -> int:
+    """Number of GPUs visible to this process, from the launcher's variables, else from torch."""
+    for name in _VISIBLE:
+        if name in environ:
+            return len([word for word in environ[name].split(",") if word.strip() and word.strip() not in _NONE])
+    given = environ.get("SLURM_GPUS_ON_NODE", "")
+    return int(given) if given.isdigit() else torch.cuda.device_count()
+
+
+def _refuse_idle_gpus(env: RankEnvironment, environ: Mapping[str, str]) -> None:
+    # In a shell opened by srun --pty, which is for experiments, idle GPUs are accepted.
+    if env.source != "slurm" or _takes_all(environ) or "SLURM_PTY_PORT" in environ:
+        return
+    each = environ.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]
+    alone_on_nodes = env.largest_node == 1
+    count = count_gpus(environ) if alone_on_nodes else int(each) if each.isdigit() else 1
+    if count > 1:
+        raise RankEnvironmentError(
+            f"this Slurm task sees {count} GPUs but would use only one of them. Request one task per GPU "
+            f"(ntasks_per_node: {count}, or srun --ntasks-per-node={count}), or start the ranks of each task with "
+            f"torchrun (launcher: torchrun, or entrypoint.command: [torchrun, --nproc-per-node={count}, train.py]; by "
+            f"hand: srun torchrun --nproc-per-node {count} train.py). "
+            "If one process uses all GPUs of the task, set HPCACCEL_GPUS_PER_TASK=all"
+        )
+
+
+def _takes_all(environ: Mapping[str, str]) -> bool:
+    return environ.get("HPCACCEL_GPUS_PER_TASK", "").lower() == "all"
+
+
+def _own_gpu() -> bool:
+    """Whether the launcher assigned this rank a GPU of its own, as Slurm does with ``--gpus-per-task=1``."""
+    return any(os.environ.get(name) for name in _VISIBLE)
+
+
+def _too_few(env: RankEnvironment, count: int) -> str:
+    return (
+        f"local rank {env.local_rank} has no GPU: this node has {count} for {env.local_world_size} ranks "
+        f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}). "
+        "Request one GPU per rank, or train with Accelerator(cpu=True)"
+    )

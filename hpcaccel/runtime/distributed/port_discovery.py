@@ -1,40 +1,66 @@
-"""A little service at rank 0 that tells those who know the group's name at which port the group's store is.
+"""Discovery of the store's port: a small service of rank 0 on one of several candidate ports, and the search for it.
 
-One line asks, one line answers: ``hpcaccel <name>`` → ``hpcaccel <name> <port>``, or ``hpcaccel`` alone for anybody
-else's name.
+Protocol: one line per request and response, ``hpcaccel <name>`` → ``hpcaccel <name> <port>``, or ``hpcaccel`` alone if
+the service belongs to another group.
 """
 
 from __future__ import annotations
 
+import random
 import socket
+import sys
 import threading
+import time
 from collections.abc import Sequence
 
-__all__ = ["NOTHING", "OTHER", "UNKNOWN_NAME", "Lobby", "ask"]
+from hpcaccel.errors import RankEnvironmentError
 
-SECONDS = 1.0
-"""Within which a line comes or does not; a service that says nothing at all costs so much each time it is tried."""
+__all__ = ["PORTS", "PortDiscovery", "candidate_ports", "find_store", "query"]
+
+FIRST_PORT = 20_000
+PORTS = 12_000
+"""Size of the range of candidate ports, which ends where Linux's ephemeral ports begin."""
+CANDIDATES = 16
+"""Number of candidate ports."""
+STRIDE = 997
+"""Distance between candidates; coprime to PORTS, so that all candidates differ."""
+
+RESPONSE_SECONDS = 1.0
+"""Timeout of one request. Each attempt to reach a service that does not respond takes this long."""
 LONGEST_LINE = 512
-WAITING_CONNECTIONS = 4096
+"""Maximum length of a request or response, in bytes."""
+BACKLOG = 4096
+"""Maximum number of connections that wait to be accepted."""
+WARNING_SECONDS = 60.0
+"""Time after which a rank that has not found rank 0 prints a warning."""
+NAME_SECONDS = 60.0
+"""How long a host name may be unresolvable: name services can lag at the start of a job."""
+LONGEST_PAUSE_SECONDS = 2.0
 
-NOTHING = "nobody listens"
-OTHER = "something else listens"
-UNREACHABLE = "no answer from the node"
-UNKNOWN_NAME = "the address is not known here"
+REFUSED = "connection refused"
+OTHER_SERVICE = "another service"
+NO_RESPONSE = "no response from the node"
+UNKNOWN_HOST = "unknown host name"
 
 
-class Lobby:
-    """Answers in a thread of its own until it is closed."""
+def candidate_ports(*, job: int, step: int = 0, restart: int = 0) -> tuple[int, ...]:
+    """The ports for rank 0's service: equal in all tasks of a step, different in other steps and after a requeue."""
+    first = job * 97 + step * 13 + restart * 7
+    return tuple(FIRST_PORT + (first + number * STRIDE) % PORTS for number in range(CANDIDATES))
+
+
+class PortDiscovery:
+    """Rank 0's service. It responds with the store's port, in its own threads, until it is closed."""
 
     def __init__(self, name: str, listener: socket.socket, store_port: int) -> None:
         self._name = name
         self._listener = listener
         self._store_port = store_port
-        threading.Thread(target=self._serve, name="hpcaccel-lobby", daemon=True).start()
+        threading.Thread(target=self._serve, name="hpcaccel-port-discovery", daemon=True).start()
 
     @classmethod
-    def open(cls, name: str, ports: Sequence[int], store_port: int) -> Lobby | None:
-        """On the first port that is free; None where none is."""
+    def open(cls, name: str, ports: Sequence[int], store_port: int) -> PortDiscovery | None:
+        """The service on the first free port; None if none is free."""
         for port in ports:
             listener = _listen(port)
             if listener is not None:
@@ -42,11 +68,11 @@ class Lobby:
         return None
 
     def close(self) -> None:
-        # A thread that waits in accept() is woken by shutdown, not by close.
+        # shutdown wakes a thread in accept(), close does not.
         try:
             self._listener.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # the thread is just between two calls of accept, and finds it closed
+            pass  # the thread is between two calls of accept
         self._listener.close()
 
     def _serve(self) -> None:
@@ -55,19 +81,19 @@ class Lobby:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            # One that says nothing must not keep the others waiting.
-            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+            # One thread per client: a client that sends nothing must not delay other clients.
+            threading.Thread(target=self._respond, args=(connection,), daemon=True).start()
 
-    def _answer(self, connection: socket.socket) -> None:
+    def _respond(self, connection: socket.socket) -> None:
         try:
             with connection:
-                connection.settimeout(SECONDS)
+                connection.settimeout(RESPONSE_SECONDS)
                 if _read_line(connection) != f"hpcaccel {self._name}":
                     connection.sendall(b"hpcaccel\n")
                     return
                 connection.sendall(f"hpcaccel {self._name} {self._store_port}\n".encode())
         except OSError:
-            return  # it asks again
+            return  # the client tries again
 
 
 def _listen(port: int) -> socket.socket | None:
@@ -76,36 +102,85 @@ def _listen(port: int) -> socket.socket | None:
         return socket.create_server(
             ("", port),
             family=socket.AF_INET6 if both else socket.AF_INET,
-            backlog=WAITING_CONNECTIONS,
+            backlog=BACKLOG,
             dualstack_ipv6=both,
         )
     except OSError:
         return None
 
 
-def ask(name: str, host: str, port: int) -> tuple[str, int] | str:
-    """The address and the port of the store; or what was found instead."""
+def find_store(
+    name: str, host: str, ports: Sequence[int], *, rank: int, world_size: int, timeout_seconds: float
+) -> tuple[str, int]:
+    """Query the candidate ports in turn until rank 0's service responds.
+
+    Args:
+        name: the group's name.
+        host: node of rank 0.
+        rank, world_size: rank of this process and number of ranks, for messages.
+
+    Returns:
+        Address and port of the store.
+
+    Raises:
+        RankEnvironmentError: no response within the timeout, or the host name could not be resolved for
+            ``NAME_SECONDS``.
+    """
+    started = time.monotonic()
+    pause, warned = 0.05, False
+    while True:
+        found: dict[int, str] = {}
+        for port in ports:
+            response = query(name, host, port)
+            if isinstance(response, tuple):
+                return response
+            found[port] = response
+        waited = time.monotonic() - started
+        text = f"rank {rank} of {world_size} has not found rank 0 on {host} after {waited:.0f} s: {_summary(found)}"
+        is_unknown = set(found.values()) == {UNKNOWN_HOST}
+        if waited > timeout_seconds or (is_unknown and waited > NAME_SECONDS):
+            raise RankEnvironmentError(text)
+        if waited > WARNING_SECONDS and not warned:
+            warned = True
+            print(f"hpcaccel: {text} Still waiting.", file=sys.stderr, flush=True)
+        time.sleep(pause * random.uniform(0.5, 1.5))
+        pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
+
+
+def _summary(found: dict[int, str]) -> str:
+    by_result: dict[str, list[str]] = {}
+    for port, result in found.items():
+        by_result.setdefault(result, []).append(str(port))
+    results = "; ".join(f"{result} (port {', '.join(ports)})" for result, ports in by_result.items())
+    return (
+        f"{results}. Did rank 0 start, and can this node reach it? Set MASTER_ADDR and MASTER_PORT to use another "
+        "address."
+    )
+
+
+def query(name: str, host: str, port: int) -> tuple[str, int] | str:
+    """Address and port of the store of group ``name``; otherwise a message about what was found at ``port``."""
     try:
-        with socket.create_connection((host, port), timeout=SECONDS) as connection:
+        with socket.create_connection((host, port), timeout=RESPONSE_SECONDS) as connection:
             connection.sendall(f"hpcaccel {name}\n".encode())
-            words = _read_line(connection).split(" ")
-            if len(words) == 3 and words[:2] == ["hpcaccel", name] and words[2].isdigit():
-                return str(connection.getpeername()[0]), int(words[2])
-            return OTHER
+            fields = _read_line(connection).split(" ")
+            if len(fields) == 3 and fields[:2] == ["hpcaccel", name] and fields[2].isdigit():
+                return str(connection.getpeername()[0]), int(fields[2])
+            return OTHER_SERVICE
     except ConnectionRefusedError:
-        return NOTHING
+        return REFUSED
     except socket.gaierror:
-        return UNKNOWN_NAME
+        return UNKNOWN_HOST
     except TimeoutError:
-        return f"{OTHER}, or {UNREACHABLE}"
+        return f"{OTHER_SERVICE}, or {NO_RESPONSE}"
     except ConnectionError:
-        return OTHER
+        return OTHER_SERVICE
     except OSError as error:
-        return error.strerror or UNREACHABLE
+        return error.strerror or NO_RESPONSE
 
 
 def _read_line(connection: socket.socket) -> str:
-    """Up to the end of the line; nothing where it is too long or never ends."""
+    """The next line from ``connection``, without its end; empty if the line is too long or incomplete."""
     text = b""
     while not text.endswith(b"\n") and len(text) < LONGEST_LINE:
         piece = connection.recv(LONGEST_LINE - len(text))

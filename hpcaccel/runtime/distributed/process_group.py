@@ -1,19 +1,17 @@
-"""Joining the group of ranks, and leaving it.
+"""The process groups of a training: creation, barriers, shutdown.
 
-Three groups: the default one is the user's and the gradients' (NCCL where there are GPUs, gloo elsewhere); the control
-group is gloo on its own sockets, for the agreement on when to stop and for checkpoints, and so is the one for what the
-script calls by itself: none meets a collective that belongs to another.
+There are three groups, so that collectives of different purposes never mix: the default group for gradients and the
+user's own collectives (NCCL for GPUs, else gloo); the control group (gloo) for the stop agreement and checkpoints; and
+a gloo group for the collectives that the script calls through hpcaccel.
 
-Groups come and go, the store in which the ranks met stays: each time they are formed, their keys have another prefix.
+The rendezvous store lives as long as the process. Each time groups are created, their keys get a new prefix.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 import sys
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -21,36 +19,40 @@ import torch
 import torch.distributed as dist
 
 from hpcaccel.errors import RankEnvironmentError, RuntimeMisuse
-from hpcaccel.runtime.distributed.device import choose_device
+from hpcaccel.runtime.distributed.device_mesh import choose_device
+from hpcaccel.runtime.distributed.group_shutdown import keep_groups, settle
 from hpcaccel.runtime.distributed.rank_env import RankEnvironment
-from hpcaccel.runtime.distributed.thread_shutdown import settle
 
 if TYPE_CHECKING:
     from hpcaccel.runtime.distributed.collectives.exchange import Exchange
 
-__all__ = ["Group", "choose_device", "initialise_alone", "join", "known_environment", "place_in_scripts_group"]
+__all__ = ["RankGroup", "choose_device", "initialise_alone", "join", "known_environment"]
 
 TIMEOUT_SECONDS = 1800.0
+"""Timeout of the control group; default timeout of the rendezvous, the default group and the script's collectives."""
 GLOO_MARGIN_SECONDS = 60.0
+"""How much longer than the watchdog's timeout gloo's timeout is."""
 EXIT_WAIT_SECONDS = 1800.0
-"""How long a rank that has reached the end of the program waits for the others, of which one may have something to do
-alone: srun would end all of them a minute after the first. The supervisor finds ranks that wait in vain; without one,
-this is the limit."""
+"""How long a rank waits for the other ranks at the end of the program. Another rank may still be working, and srun
+kills all ranks a minute after the first exit. A supervisor detects hangs earlier; without a supervisor this is the
+limit.
+"""
 
-_made: Any = None
-"""The default group, if it was formed here and not by the script."""
-_formed = 0
-"""How often; the same in every rank, for all form together."""
+_own_group: Any = None
+"""The default group, if it was created here and not by the script."""
+_joins = 0
+"""Number of calls of ``join``; equal on all ranks."""
 _exported: tuple[int, RankEnvironment] | None = None
+"""Process id and rank environment of the latest ``_export``."""
 
 
 @dataclass(frozen=True)
-class Group:
-    """The ranks that train together. The groups are None where this process is alone.
+class RankGroup:
+    """The ranks that train together. The groups are None for a single process.
 
-    ``control`` carries the stop agreement and checkpoints, ``calls`` what the script calls by itself: so neither meets
-    a collective that belongs to the other, even when some ranks call and some do not. ``data_rank`` and ``data_size``
-    say which part of the data this rank trains on; ranks that share each tensor see the same part.
+    ``control`` is for the stop agreement and checkpoints, ``calls`` for the script's collectives: the two never mix,
+    even if only some ranks make a call. ``data_rank`` of ``data_size`` is this rank's part of the data; tensor-parallel
+    ranks share one part.
     """
 
     env: RankEnvironment
@@ -60,11 +62,11 @@ class Group:
     store: Any | None = None
     tensor_size: int = 1
     default: Any | None = None
-    """The default group at the time; another one, or none, means that these groups are gone."""
+    """The default group at creation. Once torch's default group is another one, these groups have been destroyed."""
     timeout: timedelta = timedelta(seconds=TIMEOUT_SECONDS)
-    """Of what the script calls and of the gradients' way."""
+    """Timeout of the script's collectives and of gradient collectives."""
     exchange: Exchange | None = None
-    """Through which all that the script calls goes."""
+    """Runs all collectives of the script."""
 
     @property
     def is_alive(self) -> bool:
@@ -91,7 +93,7 @@ class Group:
         return self.env.world_size // self.tensor_size
 
     def barrier(self, what: str = "wait_for_everyone") -> None:
-        """Wait for all ranks, and for this rank's own device.
+        """Wait for all ranks and for this rank's device.
 
         Raises:
             RuntimeMisuse: ranks are missing; see ``collective_watchdog``.
@@ -103,74 +105,73 @@ class Group:
             self.exchange.call(what)
 
     def refuse_if_left(self) -> None:
-        """
+        """Check that this process has not left the group.
+
         Raises:
-            RuntimeMisuse: the group has been left, by ``end_training`` or ``destroy_process_group``.
+            RuntimeMisuse: ``end_training`` or ``destroy_process_group`` has ended the group.
         """
         if not self.is_alive:
             raise RuntimeMisuse(
-                "the ranks have left their group (end_training or destroy_process_group): nothing can be done together "
-                "any more. Make a new Accelerator() or PartialState(), or call prepare(), which begins another training"
+                "end_training() or destroy_process_group() has ended the process group, so no collective call is "
+                "possible. Create a new Accelerator() or PartialState(), or call prepare() to start another training"
             )
 
-    def max_of(self, value: int, what: str = "the agreement on the step") -> int:
-        """The largest of all ranks' values."""
+    def max_of(self, value: int, what: str = "the agreement on the step number") -> int:
+        """The largest ``value`` of all ranks, on every rank."""
         return value if self.exchange is None else max(self.exchange.call(what, value=value).values)
 
     def from_main(self, value: Any, what: str = "prepare") -> Any:
-        """Rank 0's value, on every rank."""
-        if self.exchange is None:
-            return value
-        from hpcaccel.runtime.distributed.collectives.objects import from_rank
+        """Rank 0's ``value``, on every rank."""
+        return value if self.exchange is None else self.exchange.object_from(0, value, what=what)
 
-        return from_rank(self.exchange, value, source=0, what=what)
-
-    def meet(self, what: str = "the end of the training") -> None:
-        """Wait for all ranks."""
+    def wait_for_all(self, what: str = "the end of the training") -> None:
+        """Wait for all ranks, but not for this rank's device."""
         if self.exchange is not None:
             self.exchange.call(what)
 
-    def say_failed(self, error: BaseException) -> None:
-        """This rank dies of ``error``: for those who wait for it. Nothing that it has begun keeps it from ending."""
+    def publish_failure(self, error: BaseException) -> None:
+        """Publish to the waiting ranks that this rank fails with ``error``. This rank's exit does not wait for them."""
         if self.exchange is not None:
-            from hpcaccel.runtime.distributed.abandoned_groups import abandon
             from hpcaccel.runtime.distributed.collectives.call_site import site_of
 
             lines = str(error).strip().splitlines() or [""]
-            self.exchange.rollcall.say_failed(f"at {site_of(error.__traceback__)}: {type(error).__name__}: {lines[0]}")
-            abandon()
+            reason = f"at {site_of(error.__traceback__)}: {type(error).__name__}: {lines[0]}"
+            self.exchange.watchdog.publish_failure(reason)
+            keep_groups()
 
-    def meet_at_exit(self) -> bool:
-        """Wait a bounded time for all ranks to reach the end of the program; False where some did not come."""
-        if self.control is None:
+    def wait_at_exit(self) -> bool:
+        """Wait for all ranks to reach the end of the program, up to ``EXIT_WAIT_SECONDS``. Returns whether they did."""
+        if self.exchange is None:
             return True
-        assert self.exchange is not None
-        if self.exchange.rollcall.broken is not None:
+        watchdog = self.exchange.watchdog
+        if watchdog.failure is not None:
             return False
-        self.exchange.rollcall.say_at_end()
-        why = self.exchange.rollcall.meet_at_end(EXIT_WAIT_SECONDS)
-        if why is not None:
-            from hpcaccel.runtime.distributed.abandoned_groups import abandon
-
-            print(f"hpcaccel: rank {self.rank} leaves without the others: {why}", file=sys.stderr, flush=True)
-            abandon()
+        watchdog.publish_end()
+        problem = watchdog.end_barrier.wait(EXIT_WAIT_SECONDS)
+        if problem is not None:
+            print(
+                f"hpcaccel: rank {self.rank} exits without waiting any longer for the other ranks: {problem}",
+                file=sys.stderr,
+                flush=True,
+            )
+            keep_groups()
             return False
-        self.exchange.rollcall.say_here()  # a last save may follow
+        watchdog.withdraw_departure()  # a last save may follow
         return True
 
     def leave(self, *, whole: bool = False) -> None:
-        """Destroy the groups. All ranks must have met just before: a rank that goes early makes others abort.
+        """Destroy the groups. Call it right after a barrier of all ranks: a rank that leaves early makes others abort.
 
-        A default group that the script has formed by itself stays, unless ``whole``.
+        A default group that the script has created is kept unless ``whole`` is set.
         """
-        global _made
+        global _own_group
         current = dist.group.WORLD
         if current is None:
             return
         settle()
-        if whole or current is _made:
+        if whole or current is _own_group:
             dist.destroy_process_group()
-            _made = None
+            _own_group = None
         elif current is self.default:
             for own in (self.control, self.calls):
                 if own is not None:
@@ -184,35 +185,37 @@ def join(
     backend: str | None = None,
     init_method: str | None = None,
     timeout: timedelta | None = None,
-) -> Group:
-    """Form the groups; a group that the script has formed already is used as it is.
+) -> RankGroup:
+    """Create the groups. A default group that the script has created is reused.
 
     Args:
-        backend: torch's name of one; default: NCCL for GPU tensors, gloo for the others.
-        init_method: a URL of torch's (``tcp://``, ``file://``) for where the ranks meet, instead of the environment.
-        timeout: for the ranks to find each other, of the default group, and of the script's own collectives.
+        backend: name of a torch backend; default: NCCL for GPU tensors, gloo for CPU tensors.
+        init_method: torch's URL of the rendezvous (``tcp://``, ``file://``), instead of the environment's.
+        timeout: timeout of the rendezvous, of the default group and of the script's collectives.
 
     Raises:
-        RankEnvironmentError: the ranks did not find each other.
-        RuntimeMisuse: the backend is not there.
+        RankEnvironmentError: the rendezvous failed.
+        RuntimeMisuse: the backend is not available.
     """
-    global _formed
+    global _joins
     timeout = timeout or timedelta(seconds=TIMEOUT_SECONDS)
     if env.world_size == 1:
-        return Group(env, device, None, default=dist.group.WORLD, timeout=timeout)
-    # What many ranks need and one does not.
-    from hpcaccel.runtime.distributed.collectives.collective_watchdog import Rollcall
+        return RankGroup(env, device, None, default=dist.group.WORLD, timeout=timeout)
+    # Imported here: a single process does not need them.
+    from hpcaccel.runtime.distributed.collectives.collective_watchdog import CollectiveWatchdog
     from hpcaccel.runtime.distributed.collectives.exchange import Exchange
 
-    _formed += 1
+    _joins += 1
     if dist.group.WORLD is None:
-        _form(env, device, backend or _backend(device), init_method, timeout)
+        _create_default_group(env, device, backend or _backend(device), init_method, timeout)
     control = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_SECONDS))
-    # Whoever waits too long is to say it before gloo does, which knows neither the call nor the missing ranks.
+    # The watchdog must time out before gloo, whose error contains neither the call nor the missing ranks.
     calls = dist.new_group(backend="gloo", timeout=timeout + timedelta(seconds=GLOO_MARGIN_SECONDS))
-    store = dist.PrefixStore(f"hpcaccel/{_formed}", dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
-    rollcall = Rollcall(rank=env.rank, world_size=env.world_size, store=store, timeout_seconds=timeout.total_seconds())
-    group = Group(
+    store = dist.PrefixStore(f"hpcaccel/{_joins}", dist.distributed_c10d._get_default_store())
+    watchdog = CollectiveWatchdog(
+        rank=env.rank, world_size=env.world_size, store=store, timeout_seconds=timeout.total_seconds()
+    )
+    group = RankGroup(
         env,
         device,
         control,
@@ -220,38 +223,19 @@ def join(
         store,
         default=dist.group.WORLD,
         timeout=timeout,
-        exchange=Exchange(calls, rollcall),
+        exchange=Exchange(calls, watchdog),
     )
-    # A rank that is through may leave at once, and the others would find its sockets closed while they still connect.
-    group.meet()
+    # Without this barrier a rank could end and close its sockets while others still connect to it.
+    group.wait_for_all()
     return group
 
 
 def initialise_alone(device: torch.device, timeout: timedelta) -> None:
-    """A default group of this process alone."""
-    global _made
-    store = dist.HashStore()  # type: ignore[attr-defined]
+    """Create a default group with only this process."""
+    global _own_group
+    store = dist.HashStore()
     dist.init_process_group(_backend(device), store=store, rank=0, world_size=1, timeout=timeout, **_device_id(device))
-    _made = dist.group.WORLD
-
-
-def place_in_scripts_group(env: RankEnvironment) -> RankEnvironment:
-    """This process's place in the default group that the script has formed, whatever the environment says."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    if (rank, world) == (env.rank, env.world_size):
-        return env
-    store = dist.PrefixStore("hpcaccel/hosts", dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
-    store.set(str(rank), socket.gethostname())
-    hosts = [store.get(str(number)).decode() for number in range(world)]
-    return replace(
-        env,
-        rank=rank,
-        world_size=world,
-        local_rank=hosts[:rank].count(hosts[rank]),
-        local_world_size=hosts.count(hosts[rank]),
-        largest_node=max(Counter(hosts).values()),
-        source="script",
-    )
+    _own_group = dist.group.WORLD
 
 
 def _backend(device: torch.device) -> str:
@@ -262,53 +246,52 @@ def _device_id(device: torch.device) -> dict[str, Any]:
     return {"device_id": device} if device.type == "cuda" else {}
 
 
-def _form(
+def _create_default_group(
     env: RankEnvironment, device: torch.device, backend: str, init_method: str | None, timeout: timedelta
 ) -> None:
-    """All ranks have checked in at the store, so what goes wrong from here on is the network's or the backend's."""
-    global _made
+    """Rendezvous, then ``init_process_group``. Errors of the second step come from the network or the backend."""
+    global _own_group
     from hpcaccel.runtime.distributed.rendezvous import base_store
 
     hook = sys.excepthook
-    _refuse_backend(backend, device)
-    _export(env, where=init_method is None)
-    store = dist.PrefixStore(  # type: ignore[attr-defined]
-        f"group/{_formed}", base_store(env, init_method=init_method, timeout=timeout)
-    )
+    _require_backend(backend, device)
+    _export(env, with_address=init_method is None)
+    store = dist.PrefixStore(f"group/{_joins}", base_store(env, init_method=init_method, timeout=timeout))
     try:
         dist.init_process_group(
             backend, store=store, rank=env.rank, world_size=env.world_size, timeout=timeout, **_device_id(device)
         )
     except (RuntimeError, ValueError) as error:
         raise RankEnvironmentError(
-            f"rank {env.rank} of {env.world_size} met the others at {env.master_addr}, but could not form the "
+            f"rank {env.rank} of {env.world_size} reached the other ranks at {env.master_addr}, but could not form the "
             f"{backend} group: {error}. Can the nodes reach each other on any port? GLOO_SOCKET_IFNAME and "
-            "NCCL_SOCKET_IFNAME name the network interface to use"
+            "NCCL_SOCKET_IFNAME select the network interface"
         ) from error
-    if _formed > 1:
-        sys.excepthook = hook  # torch puts one more in front each time, each with its prefix
-    _made = dist.group.WORLD
+    if _joins > 1:
+        sys.excepthook = hook  # torch adds a hook with a new prefix each time
+    _own_group = dist.group.WORLD
 
 
-def _export(env: RankEnvironment, *, where: bool) -> None:
-    """Tell libraries of the script, which read torchrun's variables, too."""
+def _export(env: RankEnvironment, *, with_address: bool) -> None:
+    """Set torchrun's variables, which the script's libraries may read."""
     global _exported
     _exported = (os.getpid(), env)
     for name, value in env.variables.items():
-        if where or not name.startswith("MASTER_"):
+        if with_address or not name.startswith("MASTER_"):
             os.environ.setdefault(name, value)
 
 
 def known_environment() -> RankEnvironment | None:
-    """What this process has read from its environment and written there since."""
+    """The rank environment that this process has exported; None if there is none, as in forked processes."""
     return _exported[1] if _exported is not None and _exported[0] == os.getpid() else None
 
 
-def _refuse_backend(backend: str, device: torch.device) -> None:
+def _require_backend(backend: str, device: torch.device) -> None:
     for part in backend.split(","):
         name = part.rpartition(":")[2].lower()
         if not dist.is_backend_available(name) or (name == "nccl" and not torch.cuda.is_available()):
             raise RuntimeMisuse(
-                f"InitProcessGroupKwargs(backend={backend!r}): torch {torch.__version__} has no {name!r} here, and the "
-                f"device of this rank is {device}. Leave the backend out: gloo and NCCL are chosen by the device"
+                f"InitProcessGroupKwargs(backend={backend!r}): torch {torch.__version__} has no backend {name!r} on "
+                f"this machine, and the device of this rank is {device}. Remove backend=: hpcaccel selects gloo or "
+                "NCCL according to the device"
             )

@@ -1,20 +1,24 @@
-"""Where the ranks meet: a store at rank 0, kept for the life of the process, whatever groups come and go.
+"""Rendezvous of the ranks: a store at rank 0, kept for the life of the process, in which all ranks check in.
 
-Who has chosen the port (torchrun, hpcaccel's supervisor, MASTER_PORT) gets the store there. Otherwise there is no port
-that is sure to be free: another job may have it, or a service. Then rank 0 listens in a *lobby* on the first of a few
-ports that is free and tells whoever knows the name of the group where the store is; the others try the same ports in
-turn until somebody answers to that name. A service that says nothing, something else, or another group's name is
-passed by, and rank 0 may come minutes later than the others.
+If the port is given (torchrun, hpcaccel's supervisor, MASTER_PORT), the store listens there. Otherwise no port is
+certain to be free, so the store takes any free port and ``port_discovery`` publishes it. Rank 0 may start minutes after
+the other ranks.
+
+After the check-in gloo is configured with a network interface that other nodes can reach, if its default is not
+reachable.
 """
 
 from __future__ import annotations
 
+import fcntl
+import ipaddress
 import os
-import random
 import socket
+import struct
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -23,45 +27,59 @@ from hpcaccel.errors import RankEnvironmentError
 from hpcaccel.runtime.distributed.rank_env import RankEnvironment, is_set
 
 if TYPE_CHECKING:
-    from hpcaccel.runtime.distributed.port_discovery import Lobby
+    from hpcaccel.runtime.distributed.port_discovery import PortDiscovery
 
-__all__ = ["base_store"]
+__all__ = [
+    "GlooInterface",
+    "address_is_loopback",
+    "base_store",
+    "interface_of",
+    "name_is_loopback",
+    "own_address_towards",
+]
 
-PATIENCE_SECONDS = 60.0
-"""After so long a rank that finds nobody says so."""
-NAME_SECONDS = 60.0
-"""For so long an address may be unknown: name services are late at the start of a job now and then."""
-LONGEST_PAUSE_SECONDS = 2.0
+WARNING_SECONDS = 60.0
+"""Time after which rank 0 prints a warning about missing ranks."""
+SIOCGIFADDR = 0x8915
+"""Linux's request for an interface's IPv4 address: netdevice(7)."""
+ANY_PORT = 9
+"""Destination port of a UDP socket that is connected to find the route, and sends nothing."""
+IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 _stores: dict[tuple[int, str], Any] = {}
+"""Stores by process id and rendezvous URL."""
+_services: list[PortDiscovery] = []
+"""Rank 0's port discovery, open until all ranks have checked in."""
 
 
 def base_store(env: RankEnvironment, *, init_method: str | None = None, timeout: timedelta) -> Any:
-    """The store in which all ranks have checked in; made once, and the same ever after.
+    """The store in which all ranks have checked in. It is created once per process and ``init_method``.
 
     Raises:
-        RankEnvironmentError: the ranks did not find each other within ``timeout``.
+        RankEnvironmentError: the rendezvous did not complete within ``timeout``.
     """
     url = init_method or "env://"
-    mine = os.getpid(), url  # a forked process has other ranks around it than its parent
-    if mine not in _stores:
-        _stores[mine] = _check_in(_make(env, url, timeout), env, timeout)
-    return _stores[mine]
+    key = os.getpid(), url  # a forked process belongs to another group than its parent
+    if key not in _stores:
+        _stores[key] = _check_in(_make(env, url, timeout), env, timeout)
+    return _stores[key]
 
 
 def _make(env: RankEnvironment, init_method: str, timeout: timedelta) -> Any:
     try:
         if init_method != "env://":
-            rendezvous = dist.rendezvous  # type: ignore[attr-defined]
+            rendezvous = dist.rendezvous
             store, _, _ = next(rendezvous(init_method, env.rank, env.world_size, timeout=timeout))
             return store
         if env.ports:
-            return _through_lobby(env, timeout)
-        return _at_given_port(env, timeout)
+            return _at_discovered_port(env, timeout)
+        # torchrun has started the store itself.
+        serves = env.rank == 0 and not is_set("TORCHELASTIC_USE_AGENT_STORE")
+        return _tcp_store(env.master_addr, env.master_port, timeout, serves=serves)
     except (RuntimeError, ValueError, OSError) as error:
         where = f"{env.master_addr}:{env.master_port}" if init_method == "env://" else init_method
         raise RankEnvironmentError(
-            f"rank {env.rank} of {env.world_size} could not join the others at {where}: {_first_line(error)}. "
+            f"rank {env.rank} of {env.world_size} could not join the other ranks at {where}: {_first_line(error)}. "
             "Did all ranks start, is the address reachable from this node, and is the port free?"
         ) from error
 
@@ -70,177 +88,175 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _at_given_port(env: RankEnvironment, timeout: timedelta) -> Any:
-    # torchrun has started the store itself.
-    serves = env.rank == 0 and not is_set("TORCHELASTIC_USE_AGENT_STORE")
-    return _tcp_store(env.master_addr, env.master_port, timeout, serves=serves)
-
-
 def _tcp_store(host: str, port: int, timeout: timedelta, *, serves: bool) -> Any:
-    # Multi-tenant: a library that reads MASTER_PORT and makes a store of its own there, as rank 0, gets this one.
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        host, port, None, serves, timeout, wait_for_workers=False, multi_tenant=serves
-    )
+    # Multi-tenant: a library that creates a store at MASTER_PORT as rank 0 gets this store.
+    return dist.TCPStore(host, port, None, serves, timeout, wait_for_workers=False, multi_tenant=serves)
 
 
-# -- the lobby ---------------------------------------------------------------------------------------------------------
+def _at_discovered_port(env: RankEnvironment, timeout: timedelta) -> Any:
+    from hpcaccel.runtime.distributed.port_discovery import PortDiscovery, find_store
 
-
-def _through_lobby(env: RankEnvironment, timeout: timedelta) -> Any:
-    if env.rank == 0:
-        return _serve(env, timeout)
-    host, port = _ask(env, timeout)
-    os.environ["MASTER_PORT"] = str(port)
-    return _tcp_store(host, port, timeout, serves=False)
-
-
-def _serve(env: RankEnvironment, timeout: timedelta) -> Any:
-    from hpcaccel.runtime.distributed.port_discovery import Lobby
-
+    if env.rank != 0:
+        host, port = find_store(
+            env.key,
+            env.master_addr,
+            env.ports,
+            rank=env.rank,
+            world_size=env.world_size,
+            timeout_seconds=timeout.total_seconds(),
+        )
+        os.environ["MASTER_PORT"] = str(port)
+        return _tcp_store(host, port, timeout, serves=False)
     store = _tcp_store("127.0.0.1", 0, timeout, serves=True)
-    lobby = Lobby.open(env.key, env.ports, store.port)
-    if lobby is None:
+    service = PortDiscovery.open(env.key, env.ports, store.port)
+    if service is None:
         raise RankEnvironmentError(
-            f"none of the ports {', '.join(map(str, env.ports))} is free on {socket.gethostname()}, the node of "
-            "rank 0. Set MASTER_PORT to one that is"
+            f"none of the ports {', '.join(map(str, env.ports))} is free on rank 0's node {socket.gethostname()}. "
+            "Set MASTER_PORT to a free port"
         )
     os.environ["MASTER_PORT"] = str(store.port)
-    _lobbies.append(lobby)
+    _services.append(service)
     return store
 
 
-_lobbies: list[Lobby] = []
-"""Open until all ranks have checked in."""
-
-
-def _ask(env: RankEnvironment, timeout: timedelta) -> tuple[str, int]:
-    """Try all ports in turn until rank 0 answers: its address, and the port of its store."""
-    from hpcaccel.runtime.distributed import port_discovery as lobby
-
-    begun = time.monotonic()
-    pause, told = 0.05, False
-    while True:
-        seen: dict[int, str] = {}
-        for port in env.ports:
-            answer = lobby.ask(env.key, env.master_addr, port)
-            if isinstance(answer, tuple):
-                return answer
-            seen[port] = answer
-        waited = time.monotonic() - begun
-        unknown = set(seen.values()) == {lobby.UNKNOWN_NAME}
-        if waited > timeout.total_seconds() or (unknown and waited > NAME_SECONDS):
-            raise RankEnvironmentError(_nobody(env, seen, waited))
-        if waited > PATIENCE_SECONDS and not told:
-            told = True
-            print(f"hpcaccel: {_nobody(env, seen, waited)} Still waiting.", file=sys.stderr, flush=True)
-        time.sleep(pause * random.uniform(0.5, 1.5))
-        pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
-
-
-def _nobody(env: RankEnvironment, seen: dict[int, str], waited: float) -> str:
-    kinds: dict[str, list[str]] = {}
-    for port, what in seen.items():
-        kinds.setdefault(what, []).append(str(port))
-    found = "; ".join(f"{what} (port {', '.join(ports)})" for what, ports in kinds.items())
-    return (
-        f"rank {env.rank} of {env.world_size} has found no rank 0 on {env.master_addr} for {waited:.0f} s: {found}. "
-        "Did rank 0 start, and can this node reach that address? MASTER_ADDR and MASTER_PORT name another."
-    )
-
-
-# -- checking in -------------------------------------------------------------------------------------------------------
+# -- check-in ----------------------------------------------------------------------------------------------------------
 
 
 def _check_in(store: Any, env: RankEnvironment, timeout: timedelta) -> Any:
-    """Every rank says that it is here; rank 0 waits for all, so that whoever is missing is known by number.
+    """Register this rank in the store. Rank 0 waits for all ranks, so that its error lists the missing ones.
 
     Raises:
-        RankEnvironmentError: some did not come, or two call themselves by one number.
+        RankEnvironmentError: ranks are missing, or two processes have the same rank.
     """
-    shared = dist.PrefixStore(f"hpcaccel/{env.key}", store)  # type: ignore[attr-defined]
+    shared = dist.PrefixStore(f"hpcaccel/{env.key}", store)
     try:
-        # torchrun's own store sees one number again when it starts the ranks anew.
+        # In torchrun's own store a rank registers again after a restart.
         if shared.add(f"claimed/{env.rank}", 1) > 1 and not is_set("TORCHELASTIC_USE_AGENT_STORE"):
             raise RankEnvironmentError(
-                f"two processes say that they are rank {env.rank} of {env.world_size} at "
-                f"{env.master_addr}:{env.master_port}. Were the ranks started twice, or RANK set for all alike?"
+                f"two processes have rank {env.rank} of {env.world_size} at {env.master_addr}:{env.master_port}. "
+                "Were the ranks started twice, or is RANK set to the same value for all of them?"
             )
-        choice = _Interface(env, shared)
+        interface = GlooInterface(env, shared)
         shared.set(f"here/{env.rank}", "here")
         if env.rank == 0:
             _wait_for_all(shared, env, timeout)
             shared.set("all", "here")
         else:
             shared.wait(["all"], timeout)
-        choice.make()
+        interface.select()
     except dist.DistError as error:
         raise RankEnvironmentError(
-            f"rank {env.rank} of {env.world_size} waited {timeout.total_seconds():.0f} s for the others at "
-            f"{env.master_addr}:{env.master_port}: {_first_line(error)}. The message of rank 0 names who is missing"
+            f"rank {env.rank} of {env.world_size} could not meet the other ranks at "
+            f"{env.master_addr}:{env.master_port} (timeout: {timeout.total_seconds():.0f} s): {_first_line(error)}. "
+            "Rank 0's error message lists the missing ranks"
         ) from error
     finally:
-        while _lobbies:
-            _lobbies.pop().close()
+        while _services:
+            _services.pop().close()
     return shared
 
 
 def _wait_for_all(shared: Any, env: RankEnvironment, timeout: timedelta) -> None:
-    begun = time.monotonic()
+    started = time.monotonic()
     missing = list(range(env.world_size))
-    told = False
+    warned = False
     while True:
         missing = [rank for rank in missing if not shared.check([f"here/{rank}"])]
         if not missing:
             break
-        waited = time.monotonic() - begun
+        waited = time.monotonic() - started
         who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing[:16]))}{' …' * (len(missing) > 16)}"
         if waited > timeout.total_seconds():
             raise RankEnvironmentError(
-                f"{who} of {env.world_size} did not come within {waited:.0f} s to {env.master_addr}. "
+                f"{who} of {env.world_size} did not reach {env.master_addr} within {waited:.0f} s. "
                 "Did all ranks start, and can their nodes reach that address?"
             )
-        if waited > PATIENCE_SECONDS and not told:
-            told = True
+        if waited > WARNING_SECONDS and not warned:
+            warned = True
             print(f"hpcaccel: rank 0 has waited {waited:.0f} s for {who}", file=sys.stderr, flush=True)
         time.sleep(0.01 if waited < 5 else 0.2)
 
 
-# -- the interface -----------------------------------------------------------------------------------------------------
+# -- the network interface of gloo -------------------------------------------------------------------------------------
 
 
-class _Interface:
-    """Tells gloo which interface leads to the others, where it would find none by itself.
+class GlooInterface:
+    """Selects gloo's network interface, on nodes where gloo would choose a loopback interface.
 
-    It listens where the node's own name points, which on many systems is a loopback address that other nodes cannot
-    reach. Other nodes take the interface that leads to rank 0's, and leave their address there, so that rank 0's node
-    can take the one that leads to them. GLOO_SOCKET_IFNAME wins where it is set.
+    Gloo listens at the address of the node's host name, which on many systems is a loopback address that other nodes
+    cannot reach. Ranks on other nodes use the interface of the route to rank 0's node and publish their address; rank
+    0's node uses the route to that address. GLOO_SOCKET_IFNAME overrides the choice.
     """
 
     def __init__(self, env: RankEnvironment, store: Any) -> None:
-        from hpcaccel.runtime.distributed import network_interfaces
-
         self._store = store
         self._address: str | None = None
         several_nodes = env.world_size > env.local_world_size
         self._wanted = (
-            several_nodes
-            and not os.environ.get("GLOO_SOCKET_IFNAME")
-            and network_interfaces.name_is_loopback(socket.gethostname())
+            several_nodes and not os.environ.get("GLOO_SOCKET_IFNAME") and name_is_loopback(socket.gethostname())
         )
         if several_nodes:
-            self._address = network_interfaces.own_address_towards(env.master_addr)
-            if self._address is not None and not network_interfaces.is_loopback(self._address):
+            self._address = own_address_towards(env.master_addr)
+            if self._address is not None and not address_is_loopback(self._address):
                 store.set("reached from", self._address)
 
-    def make(self) -> None:
-        """Once all ranks have checked in."""
+    def select(self) -> None:
+        """Set GLOO_SOCKET_IFNAME if needed, after all ranks have checked in."""
         if not self._wanted or not self._store.check(["reached from"]):
             return
-        from hpcaccel.runtime.distributed import network_interfaces
-
         address = self._address
-        if address is None or network_interfaces.is_loopback(address):
-            address = network_interfaces.own_address_towards(self._store.get("reached from").decode())
-        name = None if address is None else network_interfaces.of_address(address)
+        if address is None or address_is_loopback(address):
+            address = own_address_towards(self._store.get("reached from").decode())
+        name = None if address is None else interface_of(address)
         if name is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = name
+
+
+def name_is_loopback(host: str) -> bool:
+    """Whether a host name resolves only to loopback addresses, or not at all."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except socket.gaierror:
+        return True
+    return all(address_is_loopback(str(entry[4][0])) for entry in found)
+
+
+def address_is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def own_address_towards(host: str) -> str | None:
+    """This node's address on the route to ``host``; None if there is no route. Sends nothing."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, ANY_PORT, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as connected:
+            connected.connect(address)
+            return str(connected.getsockname()[0])
+    except OSError:
+        return None
+
+
+def interface_of(address: str) -> str | None:
+    """The name of the interface that has ``address``; None if there is no such interface."""
+    wanted = ipaddress.ip_address(address.partition("%")[0])
+    for _, name in socket.if_nameindex():
+        if wanted in _addresses(name):
+            return name
+    # All of 127.0.0.0/8 belongs to the loopback interface, which lists only one address.
+    return "lo" if wanted.is_loopback else None
+
+
+def _addresses(interface: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    found: list[ipaddress.IPv4Address | ipaddress.IPv6Address] = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        try:
+            reply = fcntl.ioctl(control.fileno(), SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+            found.append(ipaddress.IPv4Address(reply[20:24]))
+        except OSError:
+            pass  # the interface has no IPv4 address
+    if IPV6_ADDRESSES.exists():
+        for line in IPV6_ADDRESSES.read_text().splitlines():
+            fields = line.split()
+            if fields[5] == interface:
+                found.append(ipaddress.IPv6Address(int(fields[0], 16)))
+    return found

@@ -1,4 +1,4 @@
-"""Sharing out a list, a tensor, a dict of them or a dataset among the ranks, in order and without communication."""
+"""Split of a list, a tensor, a dict of them or a dataset among the ranks, in order and without communication."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 
 from hpcaccel.errors import RuntimeMisuse
 
-__all__ = ["Split", "refuse_unsplittable", "split"]
+__all__ = ["RankSplit", "refuse_unsplittable", "split"]
 
 
 @dataclass(frozen=True)
-class Split:
-    """How many of ``length`` items each of ``ranks`` gets: the first ``length % ranks`` get one more."""
+class RankSplit:
+    """The distribution of ``length`` items to ``ranks``: the first ``length % ranks`` ranks get one item more."""
 
     length: int
     ranks: int
     padded: bool
 
     def real(self, rank: int) -> int:
-        """How many items are this rank's."""
+        """Number of items of a rank, without padding."""
         least, more = divmod(self.length, self.ranks)
         return least + (rank < more)
 
@@ -32,29 +32,30 @@ class Split:
 
     @property
     def longest(self) -> int:
-        """What every rank gets where shorter parts are filled up."""
+        """Number of items that every rank gets with padding."""
         return self.real(0)
 
 
-def split(value: Any, *, rank: int, ranks: int, apply_padding: bool) -> tuple[Any, Split]:
+def split(value: Any, *, rank: int, ranks: int, apply_padding: bool) -> tuple[Any, RankSplit]:
     """This rank's part of ``value``, of the same kind.
 
-    Padding repeats the last item of all, so that the parts are equally long; a part may be empty otherwise. The
-    script's own object is left as it is.
+    Padding repeats the last item, so that all parts have the same length; without it a part may be empty. ``value``
+    is not modified.
 
     Raises:
-        RuntimeMisuse: a value that has no order to be split by, or a dict whose values differ in length.
+        RuntimeMisuse: the value is not a sequence, or the values of a dict differ in length.
     """
-    plan = Split(_length(value), ranks, apply_padding)
+    plan = RankSplit(_length(value), ranks, apply_padding)
     start, stop = plan.start(rank), plan.start(rank) + plan.real(rank)
     missing = plan.longest - plan.real(rank) if apply_padding and plan.length else 0
     return _part(value, start, stop, missing), plan
 
 
 def refuse_unsplittable(value: Any) -> None:
-    """
+    """Check that ``value`` can be split.
+
     Raises:
-        RuntimeMisuse: as ``split``.
+        RuntimeMisuse: ``value`` is not a sequence, or the values of a dict differ in length.
     """
     _length(value)
 
@@ -62,16 +63,18 @@ def refuse_unsplittable(value: Any) -> None:
 def _length(value: Any) -> int:
     if isinstance(value, Mapping):
         lengths = {key: _length(item) for key, item in value.items()}
+        if not lengths:
+            raise RuntimeMisuse("split_between_processes cannot split an empty dict")
         if len(set(lengths.values())) != 1:
             raise RuntimeMisuse(
-                f"split_between_processes needs values of one length in a dict, and at least one; lengths are {lengths}"
+                f"split_between_processes: all values of a dict must have the same length (lengths: {lengths})"
             )
         return next(iter(lengths.values()))
     scalar = isinstance(value, torch.Tensor) and value.ndim == 0
     if isinstance(value, str | bytes) or scalar or not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
         raise RuntimeMisuse(
             f"split_between_processes cannot split {type(value).__name__} {value!r:.100}: it takes a list, a tuple, a "
-            "tensor with at least one dimension, a dict of them, or a dataset that has a length"
+            "tensor with at least one dimension, a dict of these, or a dataset with a length"
         )
     return len(value)
 

@@ -1,10 +1,13 @@
-"""The ranks that this process belongs to: found once, shared by everything, until the group is destroyed."""
+"""The world of this process: rank environment, device and process groups, created once and shared until destroyed."""
 
 from __future__ import annotations
 
 import atexit
+import socket
 import sys
 import warnings
+from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -13,20 +16,22 @@ import torch.distributed as dist
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.distributed import process_group, rank_env
-from hpcaccel.runtime.distributed.process_group import Group
-from hpcaccel.runtime.distributed.thread_shutdown import settle
+from hpcaccel.runtime.distributed.group_shutdown import settle
+from hpcaccel.runtime.distributed.process_group import RankGroup
+from hpcaccel.runtime.distributed.rank_env import RankEnvironment
+from hpcaccel.runtime.enums import DistributedType
 
 if TYPE_CHECKING:
-    from hpcaccel.runtime.distributed.split_between_processes import Split
+    from hpcaccel.runtime.distributed.split_between_processes import RankSplit
 
 __all__ = ["World"]
 
 
 class World:
-    """From the first question for the ranks to ``destroy``; the next question makes another one.
+    """The world of this process. ``current`` creates it; after ``destroy`` the next ``current`` creates another one.
 
     Raises:
-        RankEnvironmentError: the environment describes no usable group of ranks, or they do not find each other.
+        RankEnvironmentError: the environment describes no valid group of ranks, or the rendezvous failed.
     """
 
     _current: World | None = None
@@ -35,21 +40,21 @@ class World:
     def __init__(self, *, cpu: bool, backend: str | None, init_method: str | None, timeout: timedelta) -> None:
         World._generations += 1
         self.generation = World._generations
-        """Tells what was prepared for a group that has been destroyed since."""
+        """Distinguishes objects prepared for this group from those of destroyed groups."""
         self.env = process_group.known_environment() or rank_env.detect()
         if dist.is_initialized():
-            self.env = process_group.place_in_scripts_group(self.env)
+            self.env = _place_in_scripts_group(self.env)
         self.cpu = cpu
         self.device: torch.device = process_group.choose_device(self.env, cpu=cpu)
         self.timeout = timeout
-        self.group: Group = process_group.join(
+        self.group: RankGroup = process_group.join(
             self.env, self.device, backend=backend, init_method=init_method, timeout=timeout
         )
         self._debug = rank_env.is_set("ACCELERATE_DEBUG_MODE") or rank_env.is_set("HPCACCEL_DEBUG")
         self.has_session = False
-        """A session sees to the end by itself."""
-        self.split: Split | None = None
-        """What ``split_between_processes`` gave each rank last."""
+        """Whether a training session, which does its own shutdown, uses this world."""
+        self.split: RankSplit | None = None
+        """The latest split of ``split_between_processes``."""
         if self.env.world_size > 1:
             atexit.register(self._at_exit)
 
@@ -62,7 +67,7 @@ class World:
         init_method: str | None = None,
         timeout: timedelta | None = None,
     ) -> World:
-        """The world of this process, joined if there is none; the arguments count only then."""
+        """The world of this process; if there is none, it is created from the arguments."""
         if cls.existing() is None:
             cpu = cpu or rank_env.is_set("ACCELERATE_USE_CPU") or rank_env.is_set("HPCACCEL_USE_CPU")
             timeout = timeout or timedelta(seconds=process_group.TIMEOUT_SECONDS)
@@ -74,39 +79,47 @@ class World:
 
     @classmethod
     def existing(cls) -> World | None:
-        """The world of this process, unless there is none, or the script has destroyed its group behind its back."""
+        """The world of this process; None if there is none or the script has destroyed its process group."""
         if cls._current is not None and not cls._current.group.is_alive:
             cls._current.forget()
         return cls._current
 
     def refuse_changes(self, *, cpu: bool, backend: str | None = None, timeout: timedelta | None = None) -> None:
-        """
+        """Warn about a backend or timeout that differs from the existing group's.
+
         Raises:
-            RuntimeMisuse: the group exists, with another device.
+            RuntimeMisuse: ``cpu`` is set, but the existing group's device is not the CPU.
         """
         if cpu and self.device.type != "cpu":
             raise RuntimeMisuse(
-                f"cpu=True, but this process trains on {self.device} since its first Accelerator() or PartialState(). "
-                "Say it there, or call destroy_process_group() first"
+                f"cpu=True, but the first Accelerator() or PartialState() of this process selected {self.device}. "
+                "Pass cpu=True there, or call PartialState().destroy_process_group() first"
             )
         if self.env.world_size > 1 and (backend not in (None, self.backend) or timeout not in (None, self.timeout)):
             warnings.warn(
-                f"backend={backend}, timeout={timeout}: the ranks have formed their group already, by an earlier "
-                f"PartialState() or Accelerator(), with backend={self.backend}, timeout={self.timeout}. Say it there",
+                f"backend={backend}, timeout={timeout} are ignored: an earlier PartialState() or Accelerator() has "
+                f"created the process group with backend={self.backend}, timeout={self.timeout}. Pass them there",
                 stacklevel=4,
             )
 
     @property
     def backend(self) -> str | None:
-        """How tensors on the device travel; None where this process is alone."""
+        """The backend for tensors on the device; None for a single process."""
         if not dist.is_initialized():
             return None
         names = dict(part.partition(":")[::2] for part in dist.get_backend_config().split(",") if ":" in part)
         return names.get(self.device.type) or dist.get_backend()
 
     @property
+    def distributed_type(self) -> DistributedType:
+        """NO, MULTI_CPU or MULTI_GPU, from the number of ranks and their device."""
+        if self.env.world_size == 1:
+            return DistributedType.NO
+        return DistributedType.MULTI_GPU if self.device.type == "cuda" else DistributedType.MULTI_CPU
+
+    @property
     def debug(self) -> bool:
-        """Whether shapes are compared before all collectives, those of GPU tensors too."""
+        """Whether the ranks compare shapes before every collective, including collectives of GPU tensors."""
         return self._debug if self.group.exchange is None else self.group.exchange.debug
 
     @debug.setter
@@ -117,33 +130,52 @@ class World:
 
     @property
     def store(self) -> Any:
-        """The store in which the ranks met, with keys of this generation only; None where this process is alone."""
+        """The rendezvous store, with a key prefix of this generation; None for a single process."""
         return self.group.store
 
     def form_group_of_one(self) -> None:
-        """A lone rank's group, which sharding needs."""
+        """Create the default group of a single process, which sharding needs."""
         if not dist.is_initialized():
             process_group.initialise_alone(self.device, self.timeout)
 
     def forget(self) -> None:
-        """The next question for the ranks looks anew."""
+        """Make the next ``current`` create another world."""
         atexit.unregister(self._at_exit)
         if World._current is self:
             World._current = None
 
     def destroy(self) -> None:
-        """Meet the others and leave the group, the script's own too."""
+        """Wait for all ranks and destroy the groups, including a default group that the script has created."""
         if self.group.is_alive:
-            self.group.meet_at_exit()
+            self.group.wait_at_exit()
             self.group.leave(whole=True)
         self.forget()
 
     def _at_exit(self) -> None:
-        """The end of a program that never had a session. One that dies of an exception waits for nobody."""
+        """Shut down a program without a session. After an exception, do not wait for the other ranks."""
         if not self.has_session and self.group.is_alive:
             failure = getattr(sys, "last_value", None)
             if failure is not None:
-                self.group.say_failed(failure)
-            elif self.group.meet_at_exit():
+                self.group.publish_failure(failure)
+            elif self.group.wait_at_exit():
                 self.group.leave()
         settle()
+
+
+def _place_in_scripts_group(env: RankEnvironment) -> RankEnvironment:
+    """This process's place in the default group that the script has created, which overrides the environment."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    if (rank, world) == (env.rank, env.world_size):
+        return env
+    store = dist.PrefixStore("hpcaccel/hosts", dist.distributed_c10d._get_default_store())
+    store.set(str(rank), socket.gethostname())
+    hosts = [store.get(str(number)).decode() for number in range(world)]
+    return replace(
+        env,
+        rank=rank,
+        world_size=world,
+        local_rank=hosts[:rank].count(hosts[rank]),
+        local_world_size=hosts.count(hosts[rank]),
+        largest_node=max(Counter(hosts).values()),
+        source="script",
+    )

@@ -1,1 +1,1 @@
-"""How a rank shows that it lives: heartbeats, where its threads are, how long its own part of a step takes."""
+"""Liveness of a rank: heartbeats, positions and stacks of its threads, and detection of stragglers."""

@@ -1,7 +1,7 @@
-"""A thread that says every few seconds how far this rank is, for the supervisor, which cannot look into it.
+"""The heartbeat: a thread that writes this rank's progress to a file every few seconds, for the supervisor.
 
-The training thread does nothing for it: the numbers are those that it counts anyway, read from outside. A rank whose
-beats stop has been stopped itself, or runs C code that does not give Python's lock back.
+The training thread does no work for it: the heartbeat only reads counters that exist anyway. If the heartbeats stop,
+the process is suspended or has ended, or C code holds the GIL.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcaccel.core.durable_files import make_folder, write_json
 from hpcaccel.core.process_identity import node_name
-from hpcaccel.core.records import Beat, to_dict
-from hpcaccel.core.run_dir import RunDir, make_folder, write_json
-from hpcaccel.runtime.health.position import Position, position_of
-from hpcaccel.runtime.health.stack_dump import Stacks
+from hpcaccel.core.rank_records import Beat
+from hpcaccel.core.records import to_dict
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.runtime.health.stragglers import StragglerWatch
+from hpcaccel.runtime.health.thread_stacks import StackDumper, ThreadPosition, thread_position
 
 if TYPE_CHECKING:
     from hpcaccel.runtime.training.loop import Loop
@@ -28,17 +29,17 @@ if TYPE_CHECKING:
 __all__ = ["Heartbeat", "start_heartbeat"]
 
 INTERVAL_SECONDS = 10.0
-"""Between two beats. HPCACCEL_HEARTBEAT_SECONDS overrides it."""
-WRITES_A_SECOND = 100
-"""At most so many by all ranks together: large runs beat more slowly, for the file system's sake."""
-REMEMBERED = 30
-"""So many beats tell how long a step takes."""
+"""Time between two beats. HPCACCEL_HEARTBEAT_SECONDS overrides it."""
+WRITES_PER_SECOND = 100
+"""Maximum for all ranks together: in large runs each rank writes less often, to spare the file system."""
+STEP_TIME_BEATS = 30
+"""Number of beats from which the time per step is computed."""
 
 _running: Heartbeat | None = None
 
 
 class Heartbeat:
-    """One a process, through all its trainings; ``loop`` is the one that goes on."""
+    """The heartbeat of a process, shared by all its trainings; ``loop`` is the current one."""
 
     def __init__(self, run: RunDir, attempt: int, *, rank: int, world_size: int) -> None:
         self.loop: Loop | None = None
@@ -47,64 +48,65 @@ class Heartbeat:
         self._host = node_name()
         self._main = threading.main_thread().ident or 0
         wanted = float(os.environ.get("HPCACCEL_HEARTBEAT_SECONDS", INTERVAL_SECONDS))
-        self.interval_seconds = max(wanted, world_size / WRITES_A_SECOND)
+        self.interval_seconds = max(wanted, world_size / WRITES_PER_SECOND)
         self._number = 0
-        self._seen: deque[tuple[float, int]] = deque(maxlen=REMEMBERED)
-        """When which step had been done, at those beats that found a new one."""
-        self._complained = False
-        self._stacks = Stacks(run.stacks(attempt), rank)
+        self._steps: deque[tuple[float, int]] = deque(maxlen=STEP_TIME_BEATS)
+        """(time, step) of the heartbeats at which the step had changed."""
+        self._warned = False
+        self._stacks = StackDumper(run.stacks(attempt), rank)
         self._stragglers = StragglerWatch(run, attempt) if rank == 0 else None
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._beat_on, name="hpcaccel-heartbeat", daemon=True)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hpcaccel-heartbeat", daemon=True)
 
     def start(self) -> None:
         make_folder(self._path.parent)
         self._stacks.register()
         self._thread.start()
-        # Registered before the training's own ends, and so called after them: leaving can take long, too.
-        atexit.register(self._over.set)
+        # Registered before the training's own exit handlers, so it runs after them: they can take long.
+        atexit.register(self._stopped.set)
 
     @property
     def is_alive(self) -> bool:
-        """Not in a process that was forked from the one that started it."""
+        """Whether the thread is running; False in a process forked from the one that started it."""
         return self._thread.is_alive()
 
-    def _beat_on(self) -> None:
+    def _run(self) -> None:
         try:
-            while not self._over.wait(self.interval_seconds if self._number else 0):
+            while not self._stopped.wait(self.interval_seconds if self._number else 0):
                 self._write(self._beat())
-                self._stacks.answer()
+                self._stacks.dump_if_requested()
                 if self._stragglers is not None and self.loop is not None:
-                    self._stragglers.look(self.loop.own_time)
+                    self._stragglers.check(self.loop.context.own_time)
         except BaseException:
-            # A training must not be ended because this thread has failed: no sign at all is no bad sign.
+            # The supervisor ignores ranks without a heartbeat file, so a failed heartbeat cannot end a training.
             self._path.unlink(missing_ok=True)
             raise
 
     def _beat(self) -> Beat:
         self._number += 1
-        position = position_of(sys._current_frames().get(self._main))
+        position = thread_position(sys._current_frames().get(self._main))
         loop = self.loop
         if loop is None:
-            return self._of(position, phase="starting", step=0)
-        step = loop.step
-        if step > loop.first_step and (not self._seen or self._seen[-1][1] != step):
-            self._seen.append((time.monotonic(), step))
-        rollcall = loop.rollcall
-        return self._of(
+            return self._record(position, phase="starting", step=0)
+        step, status = loop.step, loop.context.status
+        if step > status.first_step and (not self._steps or self._steps[-1][1] != step):
+            self._steps.append((time.monotonic(), step))
+        exchange = loop.context.group.exchange
+        watchdog = None if exchange is None else exchange.watchdog
+        return self._record(
             position,
-            phase="evaluating" if loop.activity.phase == "training" and loop.evaluates else loop.activity.phase,
+            phase="evaluating" if status.phase == "training" and loop.evaluates else status.phase,
             step=step,
-            first_step=loop.first_step,
-            batches=loop.batches,
-            calls=0 if rollcall is None else sum(list(rollcall.entered.values())),
-            waits_in=None if rollcall is None else rollcall.waits_in,
-            left=loop.activity.left_at,
+            first_step=status.first_step,
+            batches=loop.context.in_use.batches,
+            calls=0 if watchdog is None else sum(list(watchdog.entered.values())),
+            waits_in=None if watchdog is None else watchdog.waits_in,
+            left=status.left_at,
         )
 
-    def _of(
+    def _record(
         self,
-        position: Position,
+        position: ThreadPosition,
         *,
         phase: str,
         step: int,
@@ -136,9 +138,9 @@ class Heartbeat:
         )
 
     def _step_seconds(self) -> float | None:
-        if len(self._seen) < 2:
+        if len(self._steps) < 2:
             return None
-        (first, before), (last, after) = self._seen[0], self._seen[-1]
+        (first, before), (last, after) = self._steps[0], self._steps[-1]
         return round((last - first) / (after - before), 6) if after > before else None
 
     def _write(self, beat: Beat) -> None:
@@ -146,21 +148,21 @@ class Heartbeat:
             write_json(self._path, to_dict(beat), sync=False)
         except OSError as error:
             _touch(self._path)
-            if not self._complained:
-                self._complained = True
-                print(f"hpcaccel: no sign of life can be written: {error}", file=sys.stderr, flush=True)
+            if not self._warned:
+                self._warned = True
+                print(f"hpcaccel: the heartbeat file could not be written: {error}", file=sys.stderr, flush=True)
 
 
 def _touch(path: Path) -> None:
-    """On a full disk a new time is all that still can be written, and enough to show that this rank lives."""
+    """Update the file's modification time, which works on a full disk and shows that this rank is alive."""
     try:
         os.utime(path)
     except OSError:
-        return  # said by the caller
+        return  # the caller reports the write error
 
 
 def start_heartbeat(run: RunDir | None, attempt: int) -> Heartbeat | None:
-    """The heartbeat of this process; None where no supervisor has started it as a rank."""
+    """Start the heartbeat of this process. Returns None if the process is not a rank of a run, or on an error."""
     global _running
     rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if run is None or rank is None or world_size is None:
@@ -170,6 +172,6 @@ def start_heartbeat(run: RunDir | None, attempt: int) -> Heartbeat | None:
         try:
             _running.start()
         except OSError as error:
-            print(f"hpcaccel: no sign of life can be given: {error}", file=sys.stderr, flush=True)
+            print(f"hpcaccel: the heartbeat could not be started: {error}", file=sys.stderr, flush=True)
             _running = None
     return _running

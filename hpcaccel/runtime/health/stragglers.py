@@ -1,10 +1,11 @@
-"""Ranks that are slower than the others, although all take the same time for a step, since each waits for the slowest.
+"""Detection of stragglers: ranks that slow down all other ranks.
 
-What differs is the time until a rank first waits for others. With DDP that is all from the end of a step to the
-backward pass: data, the forward pass, and what the script does in between. With sharded models the forward pass waits
-too, so that only the time until the batch has come is a rank's own. On a GPU it is the device's time, of some steps.
+All ranks take the same time per step, because each waits for the slowest. They differ in their own time: the time from
+the end of a step to the first wait for other ranks. With DDP the first wait is in the backward pass, so the own time
+covers data, the forward pass and the script's code. With sharded models the forward pass waits too, so the own time
+ends when the batch has arrived. On a GPU, device time is measured for a sample of steps.
 
-The median of some steps travels in the agreement on stopping, which goes round anyway. Nobody waits for it.
+Each rank's median is sent as part of the stop agreement, which runs at every step anyway. This adds no wait.
 """
 
 from __future__ import annotations
@@ -14,37 +15,43 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpcaccel.core.records import Beat, from_dict
-from hpcaccel.core.run_dir import RunDir, append_line, read_json
+from hpcaccel.core.durable_files import append_line, read_json
+from hpcaccel.core.rank_records import Beat
+from hpcaccel.core.records import from_dict
+from hpcaccel.core.run_dir import RunDir
 
 if TYPE_CHECKING:
     import torch
+
+    from hpcaccel.runtime.distributed.process_group import RankGroup
+    from hpcaccel.runtime.settings import Settings
 
 __all__ = ["OwnTime", "StragglerWatch", "slow_ranks"]
 
 EVERY_STEPS = 50
 RATIO = 1.2
-"""A rank that takes so many times the median is slow ..."""
+"""Minimum ratio of a slow rank's own time to the median of all ranks."""
 SHARE = 0.05
-"""... if that costs the others at least this part of a step."""
+"""Minimum excess of a slow rank's own time over the median, as a share of the time per step."""
 TIMES = 2
-"""So often in a row, before anybody is told."""
+"""Number of consecutive measurements before a rank is reported."""
 SAMPLE_STEPS = 5
-"""On GPUs the events of every fifth step are recorded."""
+"""On GPUs, events are recorded in every fifth step."""
 
 
 class OwnTime:
-    """What this rank measures of itself, and what it has heard of all.
+    """This rank's own time per step, and the latest own times of all ranks.
 
     Args:
-        device: the rank's; on a GPU the time is the device's.
-        until_batch: the rank's own time ends when the batch has come, as the forward pass waits for other ranks.
+        device: the rank's device; on a GPU, device time is measured.
+        until_batch: whether the own time ends when the batch has arrived, because the forward pass waits for other
+            ranks.
     """
 
     def __init__(self, device: torch.device, *, until_batch: bool) -> None:
         self.until_batch = until_batch
-        self.heard: tuple[int, list[int], float] | None = None
-        """Step, microseconds of every rank (0: not measured), seconds a step: for the heartbeat's thread to read."""
+        self.all_ranks: tuple[int, list[int], float] | None = None
+        """(step, microseconds per rank with 0 for not measured, seconds per step), read by the heartbeat's thread."""
         self._batch_at = 0.0
         self._on_device = device.type == "cuda" and not until_batch
         self._since = 0.0
@@ -54,6 +61,13 @@ class OwnTime:
         self._steps = 0
         self._window = 0.0
         self.step_seconds = 0.0
+
+    @classmethod
+    def of(cls, group: RankGroup, settings: Settings) -> OwnTime | None:
+        """The measurement for this rank; None for a single process."""
+        if group.world_size == 1:
+            return None
+        return cls(group.device, until_batch=settings.strategy == "fsdp" or group.tensor_size > 1)
 
     def step_is_over(self) -> None:
         self._steps += 1
@@ -69,8 +83,8 @@ class OwnTime:
         if self._since and not self._batch_at:
             self._batch_at = time.perf_counter()
 
-    def forget(self) -> None:
-        """The step was over only when its time had run for a while."""
+    def discard(self) -> None:
+        """Discard the measurement in progress, because the step ended later than assumed."""
         self._since, self._open = 0.0, None
 
     def backward_begins(self) -> None:
@@ -84,7 +98,7 @@ class OwnTime:
             self._open = None
 
     def take(self) -> int:
-        """The median since the last call, in microseconds; 0 where nothing was measured."""
+        """The median since the last call, in microseconds; 0 if nothing was measured. Starts the next measurement."""
         now = time.perf_counter()
         self.step_seconds = (now - self._window) / max(1, self._steps)
         self._window, self._steps = now, 0
@@ -94,12 +108,12 @@ class OwnTime:
         times, self._times, self._events = self._times, [], []
         return min(int(_median(times) * 1e6), 2**31 - 1) if times else 0
 
-    def hear(self, step: int, times: list[int]) -> None:
-        self.heard = (step, times, self.step_seconds)
+    def record_all(self, step: int, times: list[int]) -> None:
+        self.all_ranks = (step, times, self.step_seconds)
 
 
 def _median(values: Sequence[float]) -> float:
-    """The lower one of two in the middle."""
+    """The median; the lower of the two middle values if their number is even."""
     return sorted(values)[(len(values) - 1) // 2]
 
 
@@ -112,10 +126,7 @@ def _event() -> Any:
 
 
 def slow_ranks(microseconds: Sequence[int], step_seconds: float) -> dict[int, float]:
-    """Ranks that keep the others waiting, with how many times the median they take.
-
-    Of two ranks the faster one is the median.
-    """
+    """The slow ranks, with the ratio of own time to median. With two ranks, the faster one gives the median."""
     known = [value for value in microseconds if value]
     if len(known) < 2:
         return {}
@@ -128,30 +139,30 @@ def slow_ranks(microseconds: Sequence[int], step_seconds: float) -> dict[int, fl
 
 
 class StragglerWatch:
-    """On rank 0, outside of the training thread: tells the log and ``stragglers.jsonl`` when slow ranks come or go."""
+    """Logs changes in the set of slow ranks, also to ``stragglers.jsonl``. Runs on rank 0 in the heartbeat's thread."""
 
     def __init__(self, run: RunDir, attempt: int) -> None:
         self._run, self._attempt = run, attempt
         self._last: object = None
         self._counts: dict[int, int] = {}
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
 
-    def look(self, own: OwnTime | None) -> None:
-        heard = None if own is None else own.heard
-        if heard is None or heard is self._last:
+    def check(self, own: OwnTime | None) -> None:
+        latest = None if own is None else own.all_ranks
+        if latest is None or latest is self._last:
             return
-        self._last = heard
-        step, times, step_seconds = heard
+        self._last = latest
+        step, times, step_seconds = latest
         slow = slow_ranks(times, step_seconds)
         self._counts = {rank: self._counts.get(rank, 0) + 1 for rank in slow}
         lasting = {rank for rank, count in self._counts.items() if count >= TIMES}
-        # Whoever was told of stays so until it is as fast as the others once.
-        lasting |= self._told & set(slow)
-        if lasting != self._told:
-            self._told = lasting
-            self._tell(step, {rank: slow[rank] for rank in sorted(lasting)}, times, step_seconds)
+        # A reported rank remains reported until one measurement is normal.
+        lasting |= self._reported & set(slow)
+        if lasting != self._reported:
+            self._reported = lasting
+            self._report(step, {rank: slow[rank] for rank in sorted(lasting)}, times, step_seconds)
 
-    def _tell(self, step: int, slow: dict[int, float], times: list[int], step_seconds: float) -> None:
+    def _report(self, step: int, slow: dict[int, float], times: list[int], step_seconds: float) -> None:
         found = [{"rank": rank, "node": self._node(rank), "ratio": ratio} for rank, ratio in slow.items()]
         line = {
             "time": time.time(),
@@ -163,12 +174,13 @@ class StragglerWatch:
         try:
             append_line(self._run.stragglers(self._attempt), line)
         except OSError as error:
-            print(f"hpcaccel: slow ranks could not be noted: {error}", file=sys.stderr, flush=True)
-        words = [
-            f"rank {one['rank']} on {one['node']} takes {one['ratio']} times as long as others for its part of a step"
+            print(f"hpcaccel: could not record slow ranks in stragglers.jsonl: {error}", file=sys.stderr, flush=True)
+        texts = [
+            f"rank {one['rank']} on {one['node']} takes {one['ratio']} times as long as the median rank for its own "
+            "part of a step"
             for one in found
         ]
-        print(f"hpcaccel: step {step}: {'; '.join(words) or 'no rank is slower than the others any more'}", flush=True)
+        print(f"hpcaccel: step {step}: {'; '.join(texts) or 'no rank is slow any more'}", flush=True)
 
     def _node(self, rank: int) -> str:
         value = read_json(self._run.heartbeats(self._attempt) / f"{rank}.json")

@@ -1,5 +1,4 @@
-"""``torch.compile`` for prepared models: after they are wrapped, so that what the wrappers do is compiled around, not
-into them."""
+"""``torch.compile`` for prepared models: a whole model after it is wrapped, or its repeated blocks before."""
 
 from __future__ import annotations
 
@@ -10,18 +9,18 @@ from typing import Any
 from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.child_signals import SIGNALS
 from hpcaccel.runtime.parallel.wrapping import repeated_blocks
-from hpcaccel.runtime.training.stop_agreement import SIGNALS
 
 __all__ = ["compile_blocks", "compile_whole", "hold_signals", "is_compiled", "options_of", "strip"]
 
 
 def options_of(wish: Any, *, setting: bool = False) -> dict[str, Any] | None:
-    """What ``torch.compile`` is told; None: not to compile. ``regional`` is taken out by whoever compiles.
+    """Arguments of ``torch.compile``, plus ``regional`` (compile repeated blocks one by one); None: do not compile.
 
     Args:
         wish: a ``TorchDynamoPlugin``, the name of a backend, or None.
-        setting: whether the spec asks to compile.
+        setting: whether the spec enables compilation.
     """
     if wish is None:
         return {"regional": False} if setting else None
@@ -49,42 +48,44 @@ def _check(backend: str) -> None:
         RuntimeMisuse: torch has no such backend.
     """
     if backend in ("inductor", "eager", "aot_eager"):
-        return  # without the second that importing the compiler takes
+        return  # saves importing the compiler, which takes a second
     from torch._dynamo import list_backends
 
     known = list_backends(exclude_tags=())
     if backend not in known:
-        raise RuntimeMisuse(f"dynamo_backend={backend!r} is not known (one of: no, {', '.join(known)})")
+        raise RuntimeMisuse(f"unknown dynamo_backend {backend!r} (allowed: no, {', '.join(known)})")
 
 
 def compile_whole(model: nn.Module, options: dict[str, Any]) -> nn.Module:
-    """The model compiled in one piece; torch's wrapper around it comes back."""
+    """Compile the model as a whole; returns torch's wrapper around it."""
     import torch
 
-    told = {name: value for name, value in options.items() if name != "regional"}
-    compiled: Any = torch.compile(model, **told)
+    arguments = {name: value for name, value in options.items() if name != "regional"}
+    compiled: Any = torch.compile(model, **arguments)
     assert isinstance(compiled, nn.Module)
     return compiled
 
 
 def compile_blocks(model: nn.Module, options: dict[str, Any]) -> bool:
-    """Compile the repeated blocks in place, each on its own: one compilation serves all. False: there are none."""
+    """Compile the repeated blocks in place: one compilation serves all of them. Returns False if there are none."""
     found = repeated_blocks(model)
-    told = {name: value for name, value in options.items() if name != "regional"}
+    arguments = {name: value for name, value in options.items() if name != "regional"}
     for block in found:
-        block.compile(**told)
+        block.compile(**arguments)
     return bool(found)
 
 
 def is_compiled(model: Any) -> bool:
-    """Whether ``model`` is what ``torch.compile`` gave back. Nobody can have that before the compiler is imported."""
+    """Whether ``model`` is a wrapper of ``torch.compile``; does not import the compiler."""
     module = sys.modules.get("torch._dynamo.eval_frame")
     return module is not None and isinstance(model, module.OptimizedModule)
 
 
 def strip(model: nn.Module) -> tuple[nn.Module, Any]:
-    """The module inside ``torch.compile``'s wrapper, and what makes such a wrapper of another module; None where there
-    is no wrapper."""
+    """The module inside ``torch.compile``'s wrapper, and the function that wraps another module in the same way.
+
+    Without a wrapper: ``model`` and None.
+    """
     if not is_compiled(model):
         return model, None
     compiled: Any = model
@@ -92,15 +93,15 @@ def strip(model: nn.Module) -> tuple[nn.Module, Any]:
 
 
 def hold_signals() -> None:
-    """From now on, while torch compiles, the signals that stop a training are held back.
+    """Block the signals that stop a training while torch compiles, from now on.
 
-    Compilers are processes of their own, and a signal that is sent to all processes of a job would end them: the
-    training would fail instead of stopping, or go on with other instructions than those of this processor. They
-    inherit what is held back; the rank hears the signal when it has compiled.
+    Compilers are separate processes, and a signal sent to all processes of a job would end them: the training would
+    fail instead of stopping, or continue without instructions specific to this processor. The compilers inherit the
+    blocked signals. The rank handles a signal after it has compiled.
     """
     callbacks: Any = getattr(sys.modules.get("torch._dynamo"), "callback", None)
     if callbacks is None or _hold in callbacks.callback_handler.start_callbacks:
-        return  # nothing is to be compiled, as far as anybody can know
+        return  # the compiler is not imported, or the callbacks are registered
     callbacks.callback_handler.register_start_callback(_hold)
     callbacks.callback_handler.register_end_callback(_release)
 
@@ -109,9 +110,9 @@ _held: list[set[signal.Signals]] = []
 
 
 def _hold(*_: Any) -> None:
-    # Only what is listened to: a program with the signals' defaults is to end by them at once.
-    heard = {number for number in SIGNALS if callable(signal.getsignal(number))}
-    _held.append(heard - set(signal.pthread_sigmask(signal.SIG_BLOCK, heard)))
+    # Only signals with a handler: a program with the default handling must end at once.
+    handled = {number for number in SIGNALS if callable(signal.getsignal(number))}
+    _held.append(handled - set(signal.pthread_sigmask(signal.SIG_BLOCK, handled)))
 
 
 def _release(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Every rank has the whole model, and gradients are averaged in the backward pass: torch's DistributedDataParallel."""
+"""Data parallelism with torch's DistributedDataParallel: each rank has the whole model, gradients are averaged."""
 
 from __future__ import annotations
 
@@ -6,33 +6,35 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.distributed.process_group import Group
+from hpcaccel.runtime.distributed.process_group import RankGroup
+from hpcaccel.runtime.parallel import compiling, precision
 from hpcaccel.runtime.settings import Settings
 
-__all__ = ["PreparedDDP", "wrap"]
+__all__ = ["PreparedDDP", "unwrap", "wrap"]
 
 _PACKING = ("dim", "broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "check_reduction", "static_graph")
+"""Fields of ``DistributedDataParallelKwargs`` that are passed to DDP if the script has changed them."""
 
 
 class PreparedDDP(DistributedDataParallel):
-    """DDP that needs the other ranks for training steps only, so that a rank may evaluate alone."""
+    """DDP that communicates in training steps only, so that a single rank can evaluate."""
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self.training and torch.is_grad_enabled():
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
-        # torch notes whether the last forward was one of training, and broadcasts buffers before the next only then.
-        # A rank that has evaluated alone would leave the others waiting in that broadcast.
-        noted = self.require_forward_param_sync
+        # DDP broadcasts buffers before a forward only if the previous one was a training forward. An evaluation on a
+        # single rank must not change that flag, or the other ranks would wait in the broadcast.
+        flag = self.require_forward_param_sync
         try:
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         finally:
-            self.require_forward_param_sync = noted
+            self.require_forward_param_sync = flag
 
     def will_sync_module_buffers(self) -> bool:
-        """Buffers of rank 0 count, but only before a training step."""
+        """Broadcast rank 0's buffers only before a training step."""
         wanted: bool = super().will_sync_module_buffers()  # type: ignore[no-untyped-call]
         return wanted and self.training and torch.is_grad_enabled()
 
@@ -44,19 +46,19 @@ class PreparedDDP(DistributedDataParallel):
             if module is None or name.startswith("__") or not hasattr(module, name):
                 raise
             raise AttributeError(
-                f"{name!r} belongs to {type(module).__name__}, which prepare() has wrapped: "
+                f"{name!r} is an attribute of {type(module).__name__}, which prepare() has wrapped: use "
                 f"accelerator.unwrap_model(model).{name}"
             ) from None
 
 
-def wrap(model: nn.Module, group: Group, settings: Settings, handler: Any = None) -> nn.Module:
-    """DDP around a model with something to train; other models, and any model of a lone rank, as they are.
+def wrap(model: nn.Module, group: RankGroup, settings: Settings, handler: Any = None) -> nn.Module:
+    """Wrap a model with trainable parameters in DDP; other models, and models of a single process, are unchanged.
 
     Args:
         handler: a ``DistributedDataParallelKwargs``, or None.
 
     Raises:
-        RuntimeMisuse: a comm hook that does not exist, or that this hardware cannot do.
+        RuntimeMisuse: the comm hook is unknown, or this hardware does not support it.
     """
     if group.world_size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
         return model
@@ -66,9 +68,9 @@ def wrap(model: nn.Module, group: Group, settings: Settings, handler: Any = None
         options |= {name: changed[name] for name in _PACKING if name in changed}
         options["gradient_as_bucket_view"] = handler.gradient_as_bucket_view
     if settings.deterministic:
-        # After the first backward DDP rearranges its buckets in the order in which gradients came. A resumed run would
-        # then sum its first steps in another order than the undisturbed one. Looking for unused parameters forbids it
-        # (and makes torch say once, from C++, that it found none).
+        # After the first backward DDP rearranges its buckets in the order in which gradients arrived, so a resumed run
+        # would sum its first steps in another order than an uninterrupted one. Searching for unused parameters disables
+        # that (and makes torch warn once, from C++, that it found none).
         options["find_unused_parameters"] = True
     prepared = PreparedDDP(model, device_ids=[group.device.index] if group.device.type == "cuda" else None, **options)
     if handler is not None:
@@ -76,8 +78,35 @@ def wrap(model: nn.Module, group: Group, settings: Settings, handler: Any = None
     return prepared
 
 
+def unwrap(
+    model: nn.Module, *, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = False, recursive: bool = False
+) -> nn.Module:
+    """The user's own module, without DDP and ``torch.compile``.
+
+    Other modules are returned unchanged, including sharded models, which are the user's own module already.
+
+    Args:
+        keep_fp32_wrapper: keep the mixed-precision forward; False: restore the module's own forward.
+        keep_torch_compile: wrap the result with ``torch.compile`` again.
+        recursive: also remove wrappers inside the module, in place.
+    """
+    inner, compiler = compiling.strip(model)
+    while isinstance(inner, DistributedDataParallel | DataParallel) or compiling.is_compiled(inner):
+        inner = inner.module if isinstance(inner, DistributedDataParallel | DataParallel) else compiling.strip(inner)[0]
+    if recursive:
+        for parent in list(inner.modules()):
+            for name, child in parent.named_children():
+                setattr(parent, name, unwrap(child))
+    if not keep_fp32_wrapper:
+        precision.unwrap_forward(inner)
+    if keep_torch_compile and compiler is not None:
+        again: nn.Module = compiler(inner)
+        return again
+    return inner
+
+
 def _register_comm_hook(model: DistributedDataParallel, handler: Any) -> None:
-    """Pack gradients for their way, as ``comm_hook`` and ``comm_wrapper`` say."""
+    """Register the communication hook that ``comm_hook`` and ``comm_wrapper`` select."""
     hook_name, wrapper_name = str(handler.comm_hook), str(handler.comm_wrapper)
     if hook_name == "no" and wrapper_name == "no":
         return
@@ -98,7 +127,7 @@ def _register_comm_hook(model: DistributedDataParallel, handler: Any) -> None:
     for field, name, known in (("comm_hook", hook_name, hooks), ("comm_wrapper", wrapper_name, wrappers)):
         if name not in known:
             raise RuntimeMisuse(
-                f"DistributedDataParallelKwargs({field}={name!r}) is not known (one of: {', '.join(known)})"
+                f"DistributedDataParallelKwargs: unknown {field} {name!r} (allowed: {', '.join(known)})"
             )
     state = None
     if "power_sgd" in hook_name:
@@ -107,6 +136,6 @@ def _register_comm_hook(model: DistributedDataParallel, handler: Any) -> None:
         model.register_comm_hook(state, wrappers[wrapper_name](hooks[hook_name]))
     except TypeError as error:
         raise RuntimeMisuse(
-            f"DistributedDataParallelKwargs(comm_hook={hook_name!r}, comm_wrapper={wrapper_name!r}) does not work "
-            f"here: {error}"
+            f"torch rejected DistributedDataParallelKwargs(comm_hook={hook_name!r}, comm_wrapper={wrapper_name!r}): "
+            f"{error}"
         ) from error

@@ -1,7 +1,7 @@
-"""A model sharded over the ranks: torch's ``fully_shard`` (FSDP2), block by block.
+"""Sharding of a model over the ranks with torch's ``fully_shard`` (FSDP2), block by block.
 
-Rank 0's parameters and buffers count: scripts seed per rank, and shards of different initialisations are no model. They
-are shared one block at a time, so that a GPU needs to hold one whole block only, never the whole model.
+All ranks start from rank 0's parameters and buffers, because scripts may seed per rank. They are broadcast one block at
+a time, so a GPU never needs memory for the whole model.
 """
 
 from __future__ import annotations
@@ -16,41 +16,56 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.distributed.process_group import Group
-from hpcaccel.runtime.parallel import materialise
-from hpcaccel.runtime.parallel.dtensors import is_dtensor
-from hpcaccel.runtime.parallel.fsdp_choices import Choices, ignored_parameters
+from hpcaccel.runtime.distributed.device_mesh import is_dtensor
+from hpcaccel.runtime.distributed.process_group import RankGroup
+from hpcaccel.runtime.parallel import meta_device
+from hpcaccel.runtime.parallel.fsdp_choices import FsdpChoices, ignored_parameters
 from hpcaccel.runtime.parallel.wrapping import owned_alone
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Shards", "Tensors", "point_to_shards", "shard", "share_all"]
+__all__ = [
+    "Shards",
+    "Tensors",
+    "carry_state_over",
+    "point_to_shards",
+    "restore_shards",
+    "shard",
+    "share_all",
+    "unshard",
+]
 
 Shards = WeakIdKeyDictionary
-"""What whole parameters became when their model was sharded. Holds on to none of the whole ones."""
+"""The sharded parameter for each whole parameter, with weak references to the whole parameters."""
 
 Tensors = WeakIdKeyDictionary
-"""A set of tensors, by identity. Holds on to none: a model is never in memory as a whole on its account."""
+"""A set of tensors, by identity, with weak references: it keeps no tensor in memory."""
+
+Kept = list[tuple[nn.Parameter, nn.Parameter]]
+"""Pairs: a sharded parameter of the earlier training, and the empty whole parameter that replaces it."""
+
+_OF_FULLY_SHARD = "__composable_api_state_key"
+"""Prefix of ``fully_shard``'s keys in a module's dictionary."""
 
 
-def shard(model: nn.Module, group: Group, mesh: DeviceMesh, choices: Choices, *, done: Tensors) -> None:
+def shard(model: nn.Module, group: RankGroup, mesh: DeviceMesh, choices: FsdpChoices, *, done: Tensors) -> None:
     """Shard a model in place over ``mesh`` (one dimension, or replicas times shards).
 
     Parameters on the meta device get memory for their shards, and no values yet.
 
     Args:
-        done: tensors that all ranks have in common already.
+        done: tensors that are already equal on all ranks. The tensors that are broadcast here are added.
 
     Raises:
-        RuntimeMisuse: CPU offload where there is no GPU, or models that differ from rank to rank.
+        RuntimeMisuse: CPU offload is set, but the training runs on CPUs; or the ranks have built different models.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     if choices.cpu_offload and group.device.type == "cpu":
         raise RuntimeMisuse(
-            "fsdp.cpu_offload keeps shards in the node's memory instead of the GPU's, and this training runs on CPUs: "
-            "the shards are there already. Leave it out"
+            "fsdp.cpu_offload moves shards from GPU memory to host memory, but this training runs on CPUs: remove "
+            "fsdp.cpu_offload"
         )
     ignored = ignored_parameters(model, choices.ignored)
     empty = _empty_on_main(model, group)
@@ -72,16 +87,16 @@ def shard(model: nn.Module, group: Group, mesh: DeviceMesh, choices: Choices, *,
         fully_shard(block, **options)
     if any(tensor.is_meta for tensor in _tensors(model)):
         shards_on = torch.device("cpu") if choices.cpu_offload else group.device
-        materialise.give_memory(model, shards_on, buffers_on=group.device)
+        meta_device.give_memory(model, shards_on, buffers_on=group.device)
 
 
-def share_all(model: nn.Module, group: Group, *, done: Tensors) -> None:
-    """Rank 0's parameters and buffers on all ranks' devices, except those that are empty there too."""
+def share_all(model: nn.Module, group: RankGroup, *, done: Tensors) -> None:
+    """Broadcast rank 0's parameters and buffers to all ranks' devices, except tensors without values on rank 0."""
     _share(model, group, empty=_empty_on_main(model, group), done=done)
 
 
-def _empty_on_main(model: nn.Module, group: Group) -> Tensors:
-    """Which of this rank's tensors have no values on rank 0.
+def _empty_on_main(model: nn.Module, group: RankGroup) -> Tensors:
+    """This rank's tensors that have no values on rank 0.
 
     Raises:
         RuntimeMisuse: the ranks have built different models.
@@ -90,9 +105,13 @@ def _empty_on_main(model: nn.Module, group: Group) -> Tensors:
     own = [(tensor.is_meta, tuple(tensor.shape)) for tensor in tensors]
     main = group.from_main(own)
     if [shape for _, shape in main] != [shape for _, shape in own]:
+        difference = (
+            "its parameters or buffers have different shapes"
+            if len(own) == len(main)
+            else f"it has {len(own)} parameters and buffers instead of {len(main)}"
+        )
         raise RuntimeMisuse(
-            f"rank {group.rank} has built another model than rank 0: {len(own)} parameters and buffers here, "
-            f"{len(main)} there, or other shapes. All ranks must build the same model"
+            f"the model of rank {group.rank} differs from rank 0's: {difference}. All ranks must create the same model"
         )
     return Tensors({tensor: True for tensor, (is_empty, _) in zip(tensors, main, strict=True) if is_empty})
 
@@ -102,13 +121,13 @@ def _tensors(model: nn.Module) -> Iterable[torch.Tensor]:
     yield from model.buffers()
 
 
-def _share(module: nn.Module, group: Group, *, empty: Tensors, done: Tensors) -> None:
-    """Rank 0's values in this module's tensors, except those in ``empty`` and in ``done``, which grows."""
+def _share(module: nn.Module, group: RankGroup, *, empty: Tensors, done: Tensors) -> None:
+    """Broadcast rank 0's values of this module's tensors, except those in ``empty`` and ``done``; extends ``done``."""
     if group.world_size == 1:
         return
     if any(tensor.is_meta and tensor not in empty for tensor in _tensors(module)):
-        # Empty here, full on rank 0.
-        materialise.give_memory(module, group.device, but={id(tensor) for tensor in empty}, expect=False)
+        # Some tensors are empty on this rank, but not on rank 0.
+        meta_device.give_memory(module, group.device, but={id(tensor) for tensor in empty}, expect=False)
     tensors = [
         tensor
         for tensor in _tensors(module)
@@ -123,8 +142,8 @@ def _share(module: nn.Module, group: Group, *, empty: Tensors, done: Tensors) ->
                 target.copy_(sent)
 
 
-def _broadcast(tensor: torch.Tensor, group: Group) -> tuple[Any, torch.Tensor, torch.Tensor]:
-    """The broadcast under way, the tensor that it fills, and the one whose values they are to be."""
+def _broadcast(tensor: torch.Tensor, group: RankGroup) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """The running broadcast, the tensor that it fills, and the tensor to copy the values to."""
     if tensor.device.type != group.device.type:
         tensor.data = tensor.to(group.device)
     sent = tensor.detach()
@@ -133,24 +152,26 @@ def _broadcast(tensor: torch.Tensor, group: Group) -> tuple[Any, torch.Tensor, t
 
 
 def point_to_shards(optimizer: Optimizer, shards: Shards) -> None:
-    """Make an optimizer that was built on whole parameters step their shards.
+    """Replace whole parameters by their shards in an optimizer.
 
     Raises:
-        RuntimeMisuse: the optimizer has state of whole parameters already.
+        RuntimeMisuse: the optimizer has state of whole parameters.
     """
     for group in optimizer.param_groups:
         if any(parameter in shards and optimizer.state.get(parameter) for parameter in group["params"]):
             raise RuntimeMisuse(
-                "the optimizer has state already, which belongs to the model before it was sharded. "
-                "Call prepare() before the first step, and load state afterwards"
+                "the optimizer already has state for the unsharded parameters. Call prepare() before the optimizer's "
+                "first step, and load its state afterwards"
             )
         group["params"] = list(map(shards.get, group["params"], group["params"]))
     _step_one_by_one_where_meshes_mix(optimizer)
 
 
 def _step_one_by_one_where_meshes_mix(optimizer: Optimizer) -> None:
-    """torch steps many tensors in one call, but not tensors that are spread over ranks in different ways: with tensor
-    parallel those of the plan and the others."""
+    """Disable multi-tensor steps if the optimizer's tensors have different meshes, as with tensor parallelism.
+
+    torch cannot combine such tensors in one operation.
+    """
     meshes = {
         tensor.device_mesh if is_dtensor(tensor) else None
         for group in optimizer.param_groups
@@ -162,3 +183,82 @@ def _step_one_by_one_where_meshes_mix(optimizer: Optimizer) -> None:
                 settings["foreach"] = False
             if settings.get("fused"):
                 settings["fused"] = False
+
+
+# -- the same model in another training --------------------------------------------------------------------------------
+# FSDP2's state in the modules belongs to the earlier process group, and torch cannot remove it. So the modules are
+# reset to their state before sharding, with empty parameters, sharded again, and each rank's shards are copied back:
+# nothing is sent, and no rank ever has the whole model. The ranks must be arranged as before.
+
+
+def unshard(model: nn.Module) -> Kept:
+    """Reset the modules to their state before sharding, with empty parameters. Returns pairs (sharded, empty)."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+            _unhook(module)
+    kept: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None or not is_dtensor(parameter):
+                continue
+            if id(parameter) not in kept:
+                whole = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+                kept[id(parameter)] = parameter, nn.Parameter(whole, requires_grad=parameter.requires_grad)
+            module._parameters[name] = kept[id(parameter)][1]
+    return list(kept.values())
+
+
+def _unhook(module: Any) -> None:
+    from torch.distributed._composable_state import _module_state_mapping
+
+    state = module._get_fsdp_state()
+    for handle in (state._pre_forward_hook_handle, state._post_forward_hook_handle):
+        if handle is not None:
+            handle.remove()
+    _module_state_mapping.pop(module, None)
+    for name in [name for name in module.__dict__ if str(name).startswith(_OF_FULLY_SHARD)]:
+        del module.__dict__[name]
+    kinds = type(module).__mro__
+    # fully_shard has set a class with the bases FSDPModule and the module's own class.
+    module.__class__ = kinds[next(place for place, kind in enumerate(kinds) if kind.__name__ == "FSDPModule") + 1]
+
+
+def restore_shards(model: nn.Module, kept: Kept, shards: Shards) -> None:
+    """Copy each rank's shards back into a model that has been sharded as before, and add the earlier training's
+    parameters to ``shards``."""
+    if not kept:
+        return
+    with torch.no_grad():
+        for earlier, whole in kept:
+            now = shards[whole]
+            now.to_local().copy_(earlier.to_local())  # type: ignore[attr-defined]
+            shards[earlier] = now
+    meta_device.has_values(model)
+
+
+def carry_state_over(optimizer: Optimizer, shards: Shards) -> None:
+    """Move an optimizer's state from the parameters of an earlier training to the current parameters."""
+    for parameter in list(optimizer.state):
+        now = shards.get(parameter, None)  # type: ignore[no-untyped-call]
+        if now is None or not is_dtensor(parameter):
+            continue
+        state = optimizer.state.pop(parameter)
+        optimizer.state[now] = {name: _moved(value, now) for name, value in state.items()}
+
+
+def _moved(value: Any, now: Any) -> Any:
+    if not is_dtensor(value):
+        return value
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        value.to_local(),
+        now.device_mesh,
+        value.placements,
+        run_check=False,
+        shape=value.shape,
+        stride=value.stride(),
+    )

@@ -1,4 +1,4 @@
-"""What FSDP2 is told: the settings, and over them a plugin under the names that users of the peers know."""
+"""FSDP2 options of a model: the settings, overridden by a plugin with Accelerate's field names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpcaccel.runtime.parallel.precision import COMPUTE_DTYPES
 from hpcaccel.runtime.parallel.wrapping import blocks
 from hpcaccel.runtime.settings import Settings
 
-__all__ = ["Choices", "choose", "dtype_of", "ignored_parameters"]
+__all__ = ["FsdpChoices", "choose", "dtype_of", "ignored_parameters"]
 
 _DTYPES = {
     "fp32": torch.float32,
@@ -33,6 +33,7 @@ _RESHARD = {
     "HYBRID_SHARD_ZERO2": False,
     "_HYBRID_SHARD_ZERO2": False,
 }
+"""FSDP2's ``reshard_after_forward`` for each sharding strategy of FSDP1."""
 _POLICY = ("param_dtype", "reduce_dtype", "output_dtype")
 _OF_FSDP1 = {
     "backward_prefetch": (None, "NO_PREFETCH"),
@@ -43,11 +44,11 @@ _OF_FSDP1 = {
     "param_init_fn": (None,),
     "activation_checkpointing_offload": (None, False),
 }
-"""Fields that FSDP2 has no use for, with the values that say nothing."""
+"""Fields without a counterpart in FSDP2, with the values that cause no warning."""
 
 
-class Choices(NamedTuple):
-    """How one model is sharded. Dtypes that are None are the parameters' own."""
+class FsdpChoices(NamedTuple):
+    """How one model is sharded. A dtype of None stands for the parameters' own dtype."""
 
     find_blocks: Callable[[nn.Module], list[nn.Module]]
     reshard_after_forward: bool | int | None
@@ -59,16 +60,17 @@ class Choices(NamedTuple):
     activation_checkpointing: bool
 
 
-def choose(settings: Settings, plugin: Any = None) -> Choices:
-    """
+def choose(settings: Settings, plugin: Any = None) -> FsdpChoices:
+    """The options from the settings, overridden by those of the plugin.
+
     Args:
         plugin: a ``FullyShardedDataParallelPlugin``, or None.
 
     Raises:
-        RuntimeMisuse: a value that FSDP2 has no counterpart for.
+        RuntimeMisuse: a value is unknown, or has no counterpart in FSDP2.
     """
     compute = COMPUTE_DTYPES.get(settings.mixed_precision)
-    found = Choices(
+    found = FsdpChoices(
         find_blocks=lambda model: blocks(model, settings.fsdp_wrap),
         reshard_after_forward=settings.reshard_after_forward,
         param_dtype=dtype_of(settings.fsdp_param_dtype, "fsdp.param_dtype") or compute,
@@ -81,7 +83,7 @@ def choose(settings: Settings, plugin: Any = None) -> Choices:
     return found if plugin is None else _with_plugin(found, plugin)
 
 
-def _with_plugin(base: Choices, plugin: Any) -> Choices:
+def _with_plugin(base: FsdpChoices, plugin: Any) -> FsdpChoices:
     _tell_of_fsdp1(plugin)
     changed: dict[str, Any] = {"ignored": plugin.ignored_modules}
     reshard = _reshard(plugin)
@@ -105,7 +107,7 @@ def _tell_of_fsdp1(plugin: Any) -> None:
     set_ones = [name for name, silent in _OF_FSDP1.items() if getattr(plugin, name, None) not in silent]
     if set_ones:
         warnings.warn(
-            f"FullyShardedDataParallelPlugin({', '.join(set_ones)}) has no effect: models are sharded with FSDP2, "
+            f"FullyShardedDataParallelPlugin: ignoring {', '.join(set_ones)}. Models are sharded with FSDP2, "
             "which has no such settings",
             stacklevel=2,
         )
@@ -114,7 +116,7 @@ def _tell_of_fsdp1(plugin: Any) -> None:
 def _reshard(plugin: Any) -> bool | int | None:
     """
     Raises:
-        RuntimeMisuse: a strategy that does not shard, or that does not exist.
+        RuntimeMisuse: the strategy does not shard, or does not exist.
     """
     value = plugin.sharding_strategy if plugin.sharding_strategy is not None else plugin.reshard_after_forward
     if value is None or isinstance(value, bool):
@@ -125,13 +127,17 @@ def _reshard(plugin: Any) -> bool | int | None:
     if name in ("TRUE", "FALSE"):
         return name == "TRUE"
     if name not in _RESHARD:
-        more = 'that is strategy="ddp"' if name == "NO_SHARD" else f"one of: {', '.join(_RESHARD)}, true, false"
-        raise RuntimeMisuse(f"FullyShardedDataParallelPlugin: sharding strategy {value!r} is not known ({more})")
+        if name == "NO_SHARD":
+            raise RuntimeMisuse('FullyShardedDataParallelPlugin: use strategy="ddp" instead of NO_SHARD')
+        raise RuntimeMisuse(
+            f"FullyShardedDataParallelPlugin: unknown sharding strategy {value!r} "
+            f"(allowed: {', '.join(_RESHARD)}, true, false)"
+        )
     return _RESHARD[name]
 
 
 def _policy(policy: Any) -> dict[str, Any]:
-    """A dictionary, a precision's name, or an object with torch's fields."""
+    """The dtypes of a policy: a dictionary, the name of a dtype, or an object with torch's fields."""
     if isinstance(policy, str):
         return {"param_dtype": dtype_of(policy, "mixed_precision_policy"), "reduce_dtype": dtype_of(policy, "")}
     values: dict[str, Any] = (
@@ -141,20 +147,24 @@ def _policy(policy: Any) -> dict[str, Any]:
 
 
 def dtype_of(value: Any, name: str) -> torch.dtype | None:
-    """
+    """The dtype that ``value`` is or names; None for None.
+
+    Args:
+        name: the setting with this value, for messages.
+
     Raises:
-        RuntimeMisuse: not a dtype, nor the name of one.
+        RuntimeMisuse: ``value`` is neither a dtype nor the name of a dtype.
     """
     if value is None or isinstance(value, torch.dtype):
         return value
     key = str(getattr(value, "value", value)).removeprefix("torch.")
     if key not in _DTYPES:
-        raise RuntimeMisuse(f"{name}={value!r} is not known (one of: {', '.join(_DTYPES)})")
+        raise RuntimeMisuse(f"{name}: unknown dtype {value!r} (allowed: {', '.join(_DTYPES)})")
     return _DTYPES[key]
 
 
 def _finder(plugin: Any) -> Callable[[nn.Module], list[nn.Module]] | None:
-    """How the plugin finds blocks; None: as without a plugin."""
+    """The function with which the plugin selects blocks; None: the plugin does not select any."""
     names: Sequence[str] | str | None = plugin.transformer_cls_names_to_wrap
     if isinstance(names, str):
         names = [name.strip() for name in names.split(",")]
@@ -171,7 +181,7 @@ def _finder(plugin: Any) -> Callable[[nn.Module], list[nn.Module]] | None:
 
 
 def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
-    """Inner modules first; each has at least ``least`` parameters that no inner one has taken."""
+    """Modules with at least ``least`` parameters that are in no selected inner module; inner modules first."""
     taken: set[nn.Parameter] = set()
     found = []
     for module in list(model.modules())[:0:-1]:
@@ -183,7 +193,7 @@ def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
 
 
 def _by_policy(model: nn.Module, policy: Callable[..., Any]) -> list[nn.Module]:
-    """A policy of torch's for FSDP1: asked for each module, with how many parameters it has."""
+    """Modules that a wrap policy for FSDP1 accepts. The policy gets each module and its number of parameters."""
     found = []
     for module in list(model.modules())[:0:-1]:
         count = sum(parameter.numel() for parameter in module.parameters())
@@ -193,7 +203,7 @@ def _by_policy(model: nn.Module, policy: Callable[..., Any]) -> list[nn.Module]:
 
 
 def ignored_parameters(model: nn.Module, ignored: Any) -> set[nn.Parameter]:
-    """Parameters of modules that stay whole: given as modules, or as a pattern for their names."""
+    """Parameters of the modules in ``ignored``: an iterable of modules, or a regular expression for their names."""
     if ignored is None:
         return set()
     if isinstance(ignored, str):

@@ -1,10 +1,10 @@
-"""Training sharded models whose forward returns an object of a class of the script's own.
+"""FSDP2's backward hooks for outputs that FSDP2 does not search, such as objects of the script's own classes.
 
-FSDP2 gathers a module's parameters for the backward pass, and hands its gradients out to the shards, by hooks on the
-tensors that the module returns. It finds them in tuples, lists and dicts, in newer releases also in dataclasses and in
-subclasses of dict. Without a hook the gradients stay with the whole parameters of the forward pass, the optimizer steps
-shards that have none, and nothing is trained; or, where the parameters were freed in between, the backward pass fails.
-Here the other tensors get the same hook.
+FSDP2 gathers a module's parameters for the backward pass, and reduces its gradients to the shards, by hooks on the
+tensors that the module returns. It finds tensors in tuples, lists and dicts, in newer releases also in dataclasses and
+in subclasses of dict. Without a hook the gradients stay on the whole parameters of the forward pass, the optimizer
+steps shards without gradients, and nothing is trained; or, if the parameters were freed in between, the backward pass
+fails. This module registers the same hook on the other tensors.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.parallel.dtensors import is_dtensor
+from hpcaccel.runtime.distributed.device_mesh import is_dtensor
 
 __all__ = ["ShardedModels", "tensors_in"]
 
 LARGEST = 10_000
-"""So many objects of an output are looked at."""
+"""Maximum number of objects that are searched in an output."""
 _NOT_ENTERED = (
     nn.Module,
     Optimizer,
@@ -43,21 +43,21 @@ _NOT_ENTERED = (
     complex,
     type(None),
 )
-"""What is no part of a result, and what leads from it to everything else."""
+"""Types that are not searched: they contain no result, or refer to unrelated objects."""
 _MISSED = "_hpcaccel_missed_output"
-"""On a sharded module: of which class its last output was, and what it lacks, where not all of it could be used."""
-_NONE_FOUND = "in which no tensor is found that leads back to it"
-_TOO_LARGE = f"which leads to more than {LARGEST:,} objects, of which no more are looked at"
+"""Attribute of a sharded module: (type of its last output, why tensors in it may have been missed), or None."""
+_NONE_FOUND = "in which no tensor with a grad_fn was found"
+_TOO_LARGE = f"in which only the first {LARGEST:,} objects were searched for tensors"
 
 
 class ShardedModels:
-    """The models of a session that FSDP2 has sharded."""
+    """The session's models that are sharded with FSDP2."""
 
     def __init__(self) -> None:
         self._modules: list[Any] = []
 
     def add(self, model: nn.Module) -> None:
-        """From now on the backward pass finds every tensor that the sharded parts of ``model`` return."""
+        """Add the backward hook to every tensor that the sharded modules of ``model`` return from now on."""
         fsdp: Any = sys.modules.get("torch.distributed.fsdp")
         for module in model.modules() if fsdp is not None else ():
             if isinstance(module, fsdp.FSDPModule):
@@ -69,10 +69,10 @@ class ShardedModels:
         self._modules.clear()
 
     def refuse_lost_gradients(self, optimizer: Optimizer) -> None:
-        """Before each step.
+        """Check the gradients before an optimizer step.
 
         Raises:
-            RuntimeMisuse: parameters that ``optimizer`` is to step have gradients that their shards have not got.
+            RuntimeMisuse: gradients of parameters of ``optimizer`` have not been reduced to their shards.
         """
         if not self._modules:
             return
@@ -84,31 +84,32 @@ class ShardedModels:
         if names:
             shown = ", ".join(map(str, names[:3])) + (", …" if len(names) > 3 else "")
             raise RuntimeMisuse(
-                f"{len(names)} sharded parameters ({shown}) have gradients that are not shared among the ranks, and "
-                f"the step would leave them as they are. {self.cause() or _OTHER_CAUSE}"
+                f"{len(names)} sharded parameters ({shown}) have gradients that were not reduced across the ranks, and "
+                f"the optimizer step would not update these parameters. {self.cause() or _OTHER_CAUSE}"
             )
 
     def cause(self) -> str | None:
-        """Which output has kept FSDP2 from finding the way back, as far as it is known."""
+        """Error text about an output in which not all tensors were found; None: no such output is known."""
         outputs = [(module, module.__dict__.get(_MISSED)) for module in self._modules]
         missed = [(module, *output) for module, output in outputs if output is not None]
         if not missed:
             return None
-        module, kind, why = min(missed, key=lambda found: found[2] == _TOO_LARGE)  # may have held all that matters
+        # Preferably not an incomplete search, which may have lost nothing.
+        module, kind, why = min(missed, key=lambda found: found[2] == _TOO_LARGE)
         return (
-            f"{type(module).__name__.removeprefix('FSDP')} returned {kind}, {why}. Return the tensors "
-            "themselves, or in a tuple, a dict, a dataclass, or attributes of an object"
+            f"{type(module).__name__.removeprefix('FSDP')} returned an object of type {kind}, {why}. Return the "
+            "tensors directly, or in a tuple, a dict, a dataclass or attributes of an object"
         )
 
 
 _OTHER_CAUSE = (
-    "Were the last gradients computed inside no_sync, or in no backward pass of this step? The last backward pass "
-    "before a step must share them"
+    "Was the last backward pass inside no_sync(), or did this step have none? The last backward pass before an "
+    "optimizer step must reduce the gradients"
 )
 
 
 def _without_gradient(module: Any) -> Iterator[Any]:
-    """FSDP2's records of the parameters whose gradients have not come to their shards."""
+    """FSDP2's records of the parameters whose gradients have not been reduced to their shards."""
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
     for group in [state._fsdp_param_group] if groups is None else groups:
@@ -126,9 +127,9 @@ def _has_gradient(parameter: Any) -> bool:
     return whole is not None and whole.grad is not None
 
 
-@torch._disable_dynamo  # type: ignore[attr-defined]  # as FSDP2's own hooks
+@torch._disable_dynamo  # type: ignore[attr-defined]  # like FSDP2's own hooks
 def _add_hooks(module: Any, arguments: Any, output: Any) -> None:
-    """After FSDP2's own hook, which has cared for what it can find."""
+    """Forward hook after FSDP2's own: registers the backward hook on the tensors that FSDP2 did not find."""
     if not torch.is_grad_enabled():
         return
     missed = None
@@ -145,15 +146,15 @@ def _add_hooks(module: Any, arguments: Any, output: Any) -> None:
 
 
 def _found_by_torch(output: Any, state: Any) -> Sequence[Any]:
-    """What FSDP2's own hook has found in ``output``. Which containers it enters depends on torch's release."""
+    """The tensors that FSDP2's own hook finds in ``output``. Releases of torch differ in the containers they search."""
     find = getattr(sys.modules[type(state).__module__], "collect_grad_tensors", None)
     found: Sequence[Any] = tree_flatten(output)[0] if find is None else find(output)
     return found
 
 
 def tensors_in(output: Any) -> tuple[list[torch.Tensor], bool]:
-    """Every computed tensor that ``output`` leads to, each once, and whether all of it was looked at. What containers
-    hold comes before attributes, which may lead to everything else."""
+    """All tensors with a ``grad_fn`` reachable from ``output``, and whether the search was complete. Containers' items
+    are searched before attributes, which may refer to unrelated objects."""
     found: list[torch.Tensor] = []
     seen: dict[int, Any] = {}
     near, far = [output], list[Any]()
@@ -163,7 +164,7 @@ def tensors_in(output: Any) -> tuple[list[torch.Tensor], bool]:
             continue
         if len(seen) == LARGEST:
             return found, False
-        seen[id(value)] = value  # held: its id might become another's
+        seen[id(value)] = value  # a reference, so that no other object gets its id
         if isinstance(value, torch.Tensor):
             if value.grad_fn is not None:
                 found.append(value)

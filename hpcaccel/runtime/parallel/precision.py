@@ -1,36 +1,38 @@
-"""Mixed precision: autocast around the forward, a scaler for fp16, outputs in fp32 so that losses outside the model
-keep their precision."""
+"""Mixed precision: autocast around the forward, fp32 outputs so that losses outside the model keep their precision,
+and fp8 linear layers."""
 
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import nn
 
-from hpcaccel.runtime.parallel.forwards import Around, put_around, take_off
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.parallel.forward_wrappers import ForwardWrapper, put_around, take_off
 
 __all__ = [
     "COMPUTE_DTYPES",
     "Autocasted",
     "autocast",
-    "make_scaler",
+    "convert_to_fp8",
     "map_tensors",
+    "refuse_fp8",
     "to_fp32",
     "unwrap_forward",
     "wrap_forward",
 ]
 
 COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
-"""What autocast computes in; under fp8 all but the linear layers."""
+"""Autocast's dtype by precision. With fp8 it applies to everything except the linear layers."""
 _HALF = (torch.bfloat16, torch.float16)
 
 
 def autocast(device: torch.device, mixed_precision: str, handler: Any = None) -> torch.autocast:
-    """The autocast context of this precision; for ``no`` one that does nothing.
+    """The autocast context of this precision; disabled for ``no``.
 
     Args:
         handler: an ``AutocastKwargs``, or None.
@@ -41,32 +43,8 @@ def autocast(device: torch.device, mixed_precision: str, handler: Any = None) ->
     return torch.autocast(device.type, dtype=dtype, enabled=enabled, cache_enabled=cache)
 
 
-def make_scaler(
-    device: torch.device, mixed_precision: str, handler: Any = None, *, sharded: bool = False
-) -> torch.amp.GradScaler | None:
-    """The scaler that keeps fp16's small gradients from vanishing; None for other precisions.
-
-    Args:
-        handler: a ``GradScalerKwargs``, or None.
-        sharded: gradients are spread over ranks.
-    """
-    if mixed_precision != "fp16":
-        return None
-    if device.type == "cpu":
-        warnings.warn(
-            "mixed_precision=fp16 on a CPU: for trying a script out only. It is slower than fp32; bf16 is less so",
-            stacklevel=5,
-        )
-    options = {} if handler is None else handler.to_kwargs()
-    if not sharded:
-        return torch.amp.GradScaler(device.type, **options)
-    from hpcaccel.runtime.training.sharded_scaler import ShardedScaler
-
-    return ShardedScaler(device.type, **options)
-
-
-class Autocasted(Around):
-    """A forward under autocast that returns fp32."""
+class Autocasted(ForwardWrapper):
+    """A forward under autocast. With ``fp32_outputs``, half-precision outputs are converted to fp32."""
 
     def __init__(self, inner: Callable[..., Any], options: dict[str, Any], *, fp32_outputs: bool) -> None:
         super().__init__(inner)
@@ -74,7 +52,7 @@ class Autocasted(Around):
         self.fp32_outputs = fp32_outputs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # A context of its own for each call: one that is shared would not survive a model that calls itself.
+        # A new context for each call: a shared one would break if the model calls itself.
         with torch.autocast(**self.options):
             outputs = self.inner(*args, **kwargs)
         return to_fp32(outputs) if self.fp32_outputs else outputs
@@ -83,7 +61,7 @@ class Autocasted(Around):
 def wrap_forward(
     model: nn.Module, device: torch.device, mixed_precision: str, *, handler: Any = None, fp32_outputs: bool = True
 ) -> None:
-    """Make ``model`` compute under autocast and return fp32. Its class's own forward stays what it was."""
+    """Wrap the forward of this ``model`` instance in ``Autocasted``. The forward of its class is unchanged."""
     options = {
         "device_type": device.type,
         "dtype": COMPUTE_DTYPES[mixed_precision],
@@ -95,12 +73,12 @@ def wrap_forward(
 
 
 def unwrap_forward(model: nn.Module) -> None:
-    """The model's own forward again."""
+    """Restore the model's own forward."""
     take_off(model, Autocasted)
 
 
 def to_fp32(outputs: Any) -> Any:
-    """Half-precision tensors as fp32, in nested containers; everything else as it is."""
+    """Convert half-precision tensors in nested containers to fp32; other values are returned unchanged."""
     kind = type(outputs)
     if kind is torch.Tensor:
         return outputs.float() if outputs.dtype in _HALF else outputs
@@ -116,7 +94,7 @@ def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def map_tensors(value: Any, function: Any) -> Any:
-    """``function`` applied to every tensor in nested lists, tuples, mappings and dataclasses, whose types are kept."""
+    """Apply ``function`` to every tensor in nested lists, tuples, mappings and dataclasses, whose types are kept."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -134,3 +112,65 @@ def map_tensors(value: Any, function: Any) -> Any:
         }
         return dataclasses.replace(value, **changed)
     return value
+
+
+LEAST_CAPABILITY = (8, 9)
+"""Compute capability of Ada GPUs. Earlier GPUs have no 8-bit floating point."""
+
+
+def refuse_fp8(device: torch.device, handler: Any = None) -> None:
+    """Check that fp8 is available on ``device``.
+
+    Args:
+        handler: an ``AORecipeKwargs``, or None.
+
+    Raises:
+        RuntimeMisuse: the hardware or torchao is missing, or the handler is for another backend.
+    """
+    if handler is not None and type(handler).__name__ != "AORecipeKwargs":
+        raise RuntimeMisuse(
+            f"fp8 with {type(handler).__name__} is not supported, only fp8 with torchao: pass AORecipeKwargs(), or no "
+            "fp8 handler"
+        )
+    if device.type != "cuda":
+        raise RuntimeMisuse(
+            f"mixed_precision=fp8 needs a GPU with compute capability 8.9 or higher (Ada, Hopper), but this rank "
+            f"trains on {device.type}. Use bf16"
+        )
+    capability = torch.cuda.get_device_capability(device)
+    if capability < LEAST_CAPABILITY:
+        raise RuntimeMisuse(
+            "mixed_precision=fp8 needs a GPU with compute capability 8.9 or higher (Ada, Hopper), but "
+            f"{torch.cuda.get_device_name(device)} has {capability[0]}.{capability[1]}. Use bf16"
+        )
+    if find_spec("torchao") is None:
+        raise RuntimeMisuse("mixed_precision=fp8 needs torchao, which is not installed: pip install torchao")
+
+
+def convert_to_fp8(model: nn.Module, handler: Any = None) -> nn.Module:
+    """Replace linear layers by fp8 layers, in place.
+
+    By default these are the layers whose sizes are multiples of 16, as fp8 kernels require, except the model's first
+    and last linear layer, whose rounding errors have the largest effect.
+
+    Args:
+        handler: an ``AORecipeKwargs``: torchao's ``config``, or single fields of it, and a filter of layers; or None.
+    """
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    edge = {linears[0], linears[-1]} if linears else set()
+
+    def suits(module: nn.Module, name: str) -> bool:
+        sizes = (getattr(module, "in_features", 1), getattr(module, "out_features", 1))
+        return name not in edge and all(size % 16 == 0 for size in sizes)
+
+    config = getattr(handler, "config", None)
+    fields = ("pad_inner_dim", "enable_fsdp_float8_all_gather")
+    options = {name: getattr(handler, name) for name in fields if getattr(handler, name, None) is not None}
+    if config is None and options:
+        config = Float8LinearConfig(**options)
+    converted: nn.Module = convert_to_float8_training(
+        model, module_filter_fn=getattr(handler, "module_filter_func", None) or suits, config=config
+    )
+    return converted

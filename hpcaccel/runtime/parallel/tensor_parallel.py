@@ -1,4 +1,4 @@
-"""Tensor parallel: the weights of single layers are shared among neighbouring ranks, by a plan that the user gives."""
+"""Tensor parallelism: layers' weights are sharded over neighbouring ranks, according to the user's plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.parallel.dtensors import is_dtensor
+from hpcaccel.runtime.distributed.device_mesh import is_dtensor
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -20,20 +20,20 @@ __all__ = ["apply_plan", "find_plan", "is_shared", "share_generators"]
 
 
 def find_plan(model: nn.Module, given: Any) -> dict[str, Any]:
-    """The plan that was given, else the model's own (``tp_plan`` or ``_tp_plan``).
+    """The plan ``given``, else the model's own plan (``tp_plan`` or ``_tp_plan``).
 
     Returns:
-        A ``ParallelStyle`` by module name; ``*`` in a name stands for one part of it, as in ``layers.*.up``.
+        A ``ParallelStyle`` by module name; ``*`` matches one part of a name, as in ``layers.*.up``.
 
     Raises:
-        RuntimeMisuse: there is none, or it holds something else.
+        RuntimeMisuse: there is no plan, or a value is not a style.
     """
     plan = given or getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
     if not isinstance(plan, Mapping) or not plan:
         raise RuntimeMisuse(
-            f"tensor parallel needs to know which modules of {type(model).__name__} are shared, and how: "
-            'Accelerator(tp_plan={"layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel()}), with the '
-            "styles of torch.distributed.tensor.parallel, or an attribute tp_plan of the model"
+            f"tensor parallelism needs a plan that lists the modules of {type(model).__name__} to shard. Pass "
+            'Accelerator(tp_plan={"layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel()}) with styles '
+            "of torch.distributed.tensor.parallel, or set the model's tp_plan attribute"
         )
     return {name: _style(style, name) for name, style in plan.items()}
 
@@ -41,7 +41,7 @@ def find_plan(model: nn.Module, given: Any) -> dict[str, Any]:
 def _style(style: Any, name: str) -> Any:
     """
     Raises:
-        RuntimeMisuse: neither a style of torch's nor the name of one.
+        RuntimeMisuse: ``style`` is neither a torch style nor the name of one.
     """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
     from torch.distributed.tensor.parallel.style import ParallelStyle
@@ -51,17 +51,17 @@ def _style(style: Any, name: str) -> Any:
     named = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
     if style not in named:
         raise RuntimeMisuse(
-            f"tp_plan[{name!r}] = {style!r} is not a ParallelStyle of torch.distributed.tensor.parallel "
-            f"(nor one of: {', '.join(named)})"
+            f"tp_plan[{name!r}] = {style!r} is neither a ParallelStyle of torch.distributed.tensor.parallel nor one "
+            f"of: {', '.join(named)}"
         )
     return named[style]()
 
 
 def apply_plan(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, Any]) -> None:
-    """Share the planned modules' parameters over ``mesh``, in place.
+    """Shard the planned modules' parameters over ``mesh``, in place.
 
     Raises:
-        RuntimeMisuse: a name in the plan that matches no module, or a tensor that does not divide evenly.
+        RuntimeMisuse: a name in the plan matches no module, or a tensor does not divide evenly.
     """
     from torch.distributed.tensor.parallel import parallelize_module
 
@@ -69,8 +69,8 @@ def apply_plan(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, Any]) -> N
     for pattern in plan:
         if pattern and not any(_matches(name, pattern) for name in names):
             raise RuntimeMisuse(
-                f"tp_plan names {pattern!r}, which matches no module of {type(model).__name__} "
-                f"(it has: {', '.join(names[:12])}{' …' if len(names) > 12 else ''})"
+                f"tp_plan: {pattern!r} matches no module of {type(model).__name__} "
+                f"(has: {', '.join(names[:12])}{' …' if len(names) > 12 else ''})"
             )
     parallelize_module(model, mesh, dict(plan))
     _refuse_uneven(dict(model.named_parameters()), mesh)
@@ -88,14 +88,14 @@ def _refuse_uneven(parameters: Mapping[str, torch.Tensor], mesh: DeviceMesh) -> 
         for placement in parameter.placements:  # type: ignore[attr-defined]
             if placement.is_shard() and parameter.shape[placement.dim] % mesh.size():
                 raise RuntimeMisuse(
-                    f"{name} has {parameter.shape[placement.dim]} rows in dimension {placement.dim}, which "
-                    f"{mesh.size()} tensor-parallel ranks cannot share evenly"
+                    f"dimension {placement.dim} of {name} has size {parameter.shape[placement.dim]}, which is not "
+                    f"divisible by the {mesh.size()} tensor-parallel ranks"
                 )
 
 
 def share_generators(mesh: DeviceMesh, device: torch.device) -> None:
-    """Bring torch's generators of all ranks that share tensors to the same state: they draw the same dropout masks for
-    what each of them has whole. Scripts seed per rank."""
+    """Set torch's generators of all tensor-parallel ranks to the first rank's state, so that they draw the same dropout
+    masks for replicated tensors. Scripts may seed per rank."""
     group = mesh.get_group()
     first = dist.get_global_rank(group, 0)
     states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
@@ -106,5 +106,5 @@ def share_generators(mesh: DeviceMesh, device: torch.device) -> None:
 
 
 def is_shared(model: nn.Module) -> bool:
-    """Whether a plan has been applied to the model already, by its author or by a library."""
+    """Whether a plan has already been applied to the model, by its author or by a library."""
     return any(is_dtensor(parameter) for parameter in model.parameters())

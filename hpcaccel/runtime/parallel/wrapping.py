@@ -1,4 +1,4 @@
-"""Which parts of a model are handled one by one: sharded, recomputed, compiled."""
+"""Selection of a model's blocks that are sharded, recomputed or compiled one by one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["blocks", "owned_alone", "repeated_blocks"]
 
 
 def blocks(model: nn.Module, names: Sequence[str] = ()) -> list[nn.Module]:
-    """The modules of the named classes, inner ones first, else the repeated blocks of the model.
+    """The modules whose class is in ``names``, inner modules first; without names, the model's repeated blocks.
 
     Raises:
         RuntimeMisuse: a named class does not occur in the model.
@@ -31,8 +31,8 @@ def blocks(model: nn.Module, names: Sequence[str] = ()) -> list[nn.Module]:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """Members of a module list that occurs at the outermost level, have a sibling of the same class, and are made of
-    several modules: the layers of a transformer, say, or the stages of a convolutional network."""
+    """Composed modules with a sibling of the same class in an outermost module list: the layers of a transformer, or
+    the stages of a convolutional network."""
     found: dict[nn.Module, None] = {}
     inside: set[nn.Module] = set()
     for module in model.modules():
@@ -50,8 +50,8 @@ def _is_composed(module: nn.Module) -> bool:
 
 
 def owned_alone(model: nn.Module, chosen: Iterable[nn.Module]) -> list[nn.Module]:
-    """Those of ``chosen`` that share no parameter with a module outside of them. A shared one, such as a tied
-    embedding, must be handled in one piece with everything that uses it."""
+    """The modules of ``chosen`` that share no parameter with a module outside of them. A shared parameter, such as a
+    tied embedding, must be handled together with all modules that use it."""
     uses: Counter[int] = Counter()
     for module in model.modules():
         uses.update(id(parameter) for parameter in module._parameters.values() if parameter is not None)

@@ -1,5 +1,5 @@
-"""Trackers: where a training tells its numbers to TensorBoard, Weights & Biases and others.
+"""Trackers: TensorBoard, Weights & Biases and others. A tracker's package is imported when ``init_trackers`` starts it.
 
-``base`` says what a tracker is, ``catalog`` which there are and whether their packages are, ``hub`` keeps those of a
-training; each of the rest is one tracker. A tracker's package is imported when ``init_trackers`` starts it.
+``general_tracker`` contains the base class, ``catalog`` the known trackers and whether they are installed, ``hub`` the
+trackers of one training.
 """

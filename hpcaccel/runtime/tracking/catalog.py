@@ -1,4 +1,4 @@
-"""Which trackers there are, and which of them can work here."""
+"""The known trackers and their availability: registration, selection, installed packages."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ from typing import Any
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.enums import LoggerType
-from hpcaccel.runtime.tracking.aim import AimTracker
 from hpcaccel.runtime.tracking.clearml import ClearMLTracker
-from hpcaccel.runtime.tracking.comet import CometMLTracker
-from hpcaccel.runtime.tracking.dvclive import DVCLiveTracker
+from hpcaccel.runtime.tracking.file_trackers import AimTracker, DVCLiveTracker, TensorBoardTracker
 from hpcaccel.runtime.tracking.general_tracker import GeneralTracker
+from hpcaccel.runtime.tracking.hosted_trackers import CometMLTracker, SwanLabTracker, TrackioTracker, WandBTracker
 from hpcaccel.runtime.tracking.mlflow import MLflowTracker
-from hpcaccel.runtime.tracking.swanlab import SwanLabTracker
-from hpcaccel.runtime.tracking.tensorboard import TensorBoardTracker
-from hpcaccel.runtime.tracking.trackio import TrackioTracker
-from hpcaccel.runtime.tracking.wandb import WandBTracker
 
 __all__ = [
     "LOGGER_TYPE_TO_CLASS",
@@ -47,23 +42,26 @@ LOGGER_TYPE_TO_CLASS: dict[str, type[GeneralTracker]] = {
 
 
 def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
-    """Make a class of the script's own known by its ``name``, for ``log_with``. It is made with the project's name,
-    then, where it ``requires_logging_directory``, the directory, then the keywords of ``init_kwargs[name]``.
+    """Register a tracker class of the script by its ``name``, for ``log_with``.
+
+    The class is called with the project's name, the logging directory if it ``requires_logging_directory``, and the
+    keyword arguments in ``init_kwargs[name]``.
 
     Raises:
-        RuntimeMisuse: no class of trackers, or one without ``name`` or ``requires_logging_directory``.
+        RuntimeMisuse: the class is not derived from GeneralTracker, or lacks ``name`` or
+            ``requires_logging_directory``.
     """
     if not (isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)):
-        raise RuntimeMisuse(f"register_tracker_class({tracker_class!r}): this is no class made from GeneralTracker")
+        raise RuntimeMisuse(f"register_tracker_class({tracker_class!r}): expected a class derived from GeneralTracker")
     if not getattr(tracker_class, "name", None) or not hasattr(tracker_class, "requires_logging_directory"):
         raise RuntimeMisuse(
-            f"register_tracker_class({tracker_class.__name__}): the class needs a name and "
+            f"register_tracker_class({tracker_class.__name__}): the class must define name and "
             "requires_logging_directory (True or False)"
         )
     if tracker_class.name in LOGGER_TYPE_TO_CLASS:
         warnings.warn(
-            f"the tracker {tracker_class.name!r} was {LOGGER_TYPE_TO_CLASS[tracker_class.name].__name__} and is "
-            f"{tracker_class.__name__} now",
+            f"the tracker {tracker_class.name!r} is now {tracker_class.__name__}, instead of "
+            f"{LOGGER_TYPE_TO_CLASS[tracker_class.name].__name__}",
             stacklevel=2,
         )
     LOGGER_TYPE_TO_CLASS[tracker_class.name] = tracker_class
@@ -75,7 +73,7 @@ def get_available_trackers() -> list[LoggerType]:
 
 
 def filter_trackers(log_with: Any, logging_dir: Any = None) -> list[Wanted]:
-    """The trackers that can work here; a warning speaks of each of the others. See ``sort_out``."""
+    """The trackers that can be used; warns about each tracker that cannot. See ``sort_out``."""
     usable, unusable = sort_out(log_with, logging_dir)
     for why in unusable.values():
         warnings.warn(why, stacklevel=2)
@@ -83,15 +81,17 @@ def filter_trackers(log_with: Any, logging_dir: Any = None) -> list[Wanted]:
 
 
 def sort_out(log_with: Any, logging_dir: Any = None) -> tuple[list[Wanted], dict[str, str]]:
-    """Of the trackers that are wanted those that can work here, each once, and why the others cannot, by name.
+    """Split the requested trackers into usable and unusable ones.
 
     Args:
-        log_with: names, members of ``LoggerType``, trackers, or a list of these; ``all``: whatever is installed.
-        logging_dir: where trackers may write; None: nowhere.
+        log_with: names, members of ``LoggerType``, trackers, or a list of these; ``all``: all that are installed.
+        logging_dir: directory for trackers that write files; None: there is none.
+
+    Returns:
+        The usable trackers, each once; and the reasons why other trackers are not usable, by name.
 
     Raises:
-        RuntimeMisuse: a name that nobody knows, an object that is no tracker, or a tracker that needs a directory
-            where there is none.
+        RuntimeMisuse: a name is unknown, an object is not a tracker, or a tracker needs a directory and there is none.
     """
     items = [] if log_with is None else list(log_with) if isinstance(log_with, list | tuple | set) else [log_with]
     everything = any(isinstance(item, str) and str(item) == "all" for item in items)
@@ -110,37 +110,40 @@ def sort_out(log_with: Any, logging_dir: Any = None) -> tuple[list[Wanted], dict
 
 
 def _obstacle(name: str, logging_dir: Any, *, forgive: bool) -> str | None:
-    """Why the tracker ``name`` cannot work here.
+    """Why the tracker ``name`` cannot be used; None if it can.
+
+    Args:
+        forgive: return the reason instead of raising if a directory is missing.
 
     Raises:
-        RuntimeMisuse: it needs a directory that it was not given, unless that is to be forgiven.
+        RuntimeMisuse: the tracker needs a directory, and there is none.
     """
     kind = LOGGER_TYPE_TO_CLASS[name]
     if logging_dir is None and kind.requires_logging_directory:
-        why = (
-            f"log_with={name!r} writes into a directory, and there is none. Give Accelerator(project_dir=...), or "
-            "submit the script with hpcaccel"
+        problem = (
+            "needs a logging directory, and none is set. Pass Accelerator(project_dir=...), or submit the script with "
+            "hpcaccel"
         )
         if forgive:
-            return f"{why}. It is left out of 'all'"
-        raise RuntimeMisuse(why)
+            return f"log_with='all' skips {name!r}, which {problem}"
+        raise RuntimeMisuse(f"log_with={name!r} {problem}")
     if is_installed(kind):
         return None
     package = kind.packages[0]
     return (
-        f"log_with={name!r}: the package {package} is not installed, so this tracker is left out. "
-        f"pip install {package} brings it"
+        f"log_with={name!r}: the package {package} is not installed, so this tracker is skipped. "
+        f"Install it with: pip install {package}"
     )
 
 
 def is_installed(kind: type[GeneralTracker]) -> bool:
-    """Whether one of the packages that ``kind`` needs can be imported; none of them is."""
+    """Whether one of the packages that ``kind`` needs is installed. Does not import it."""
     return not kind.packages or any(map(_is_importable, kind.packages))
 
 
 def _is_importable(package: str) -> bool:
     spec = find_spec(package)
-    # Trackers leave directories of their own name behind, which look like packages without any file.
+    # Trackers create directories with their own name in the working directory, which look like namespace packages.
     return spec is not None and spec.origin is not None
 
 
@@ -148,8 +151,8 @@ def _named(item: Any) -> LoggerType | str:
     name = str(item)
     if not isinstance(item, str) or name not in LOGGER_TYPE_TO_CLASS:
         raise RuntimeMisuse(
-            f"log_with={item!r} is no tracker. Known are: {', '.join(['all', *LOGGER_TYPE_TO_CLASS])}, and objects "
-            "made from GeneralTracker"
+            f"log_with={item!r} is not a tracker. Use one of: {', '.join(['all', *LOGGER_TYPE_TO_CLASS])}, or an "
+            "instance of a class derived from GeneralTracker"
         )
     return LoggerType(name) if name in _built_in() else name
 

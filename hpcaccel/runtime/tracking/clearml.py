@@ -1,4 +1,4 @@
-"""ClearML. Run for real in its offline mode."""
+"""Tracker for ClearML. Tested in ClearML's offline mode."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import os
 from typing import Any
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.tracking.general_tracker import GeneralTracker, on_main_process
-from hpcaccel.runtime.tracking.values import is_number, leave_out, plain_values
+from hpcaccel.runtime.tracking.general_tracker import (
+    GeneralTracker,
+    is_number,
+    leave_out,
+    on_main_process,
+    plain_values,
+)
 
 __all__ = ["ClearMLTracker"]
 
@@ -15,14 +20,14 @@ _CHARTS = ("eval", "test", "train")
 
 
 class ClearMLTracker(GeneralTracker):
-    """A task that the script has begun with ``Task.init`` is used, and left open at the end.
+    """Logs to the current ClearML task. A task that the script has started with ``Task.init`` remains open at the end.
 
-    A number ``eval_loss`` is drawn in the chart ``loss`` as the line ``eval``; so are ``test_`` and ``train_``, and
-    names without any of them belong to ``train``.
+    A number ``eval_loss`` is plotted in the chart ``loss`` as the line ``eval``; the prefixes ``test_`` and ``train_``
+    work in the same way. Names without a prefix belong to the line ``train``.
 
     Args:
-        run_name: project and task, unless ``CLEARML_PROJECT`` and ``CLEARML_TASK`` or ``kwargs`` name others.
-        kwargs: ``Task.init``'s own; ``continue_last_task`` makes attempts go on in one task.
+        run_name: name of project and task, unless ``CLEARML_PROJECT`` and ``CLEARML_TASK`` or ``kwargs`` set them.
+        kwargs: passed to ``Task.init``; with ``continue_last_task`` all attempts log to one task.
     """
 
     name = "clearml"
@@ -41,11 +46,11 @@ class ClearMLTracker(GeneralTracker):
 
         self.task = Task.current_task()
         if self.task is None:
-            words = {
+            names = {
                 "project_name": os.environ.get("CLEARML_PROJECT", self.run_name),
                 "task_name": os.environ.get("CLEARML_TASK", self.run_name),
             }
-            self.task = Task.init(**{**words, **self.init_kwargs})
+            self.task = Task.init(**{**names, **self.init_kwargs})
             self._is_ours = True
 
     @property
@@ -60,8 +65,8 @@ class ClearMLTracker(GeneralTracker):
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """
         Args:
-            step: None: each number is a single value, without a chart.
-            kwargs: of ``report_scalar`` or ``report_single_value``.
+            step: None: report single values, without a chart.
+            kwargs: passed to ``report_scalar`` or ``report_single_value``.
         """
         logger = self.task.get_logger()
         for name, value in plain_values(values).items():
@@ -76,8 +81,8 @@ class ClearMLTracker(GeneralTracker):
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """
         Args:
-            values: an image (an array or PIL's) by name.
-            kwargs: of ``report_image``.
+            values: images (arrays or PIL images) by name.
+            kwargs: passed to ``report_image``.
         """
         for name, image in values.items():
             self.task.get_logger().report_image(**_chart(name), iteration=step, image=image, **kwargs)
@@ -92,13 +97,13 @@ class ClearMLTracker(GeneralTracker):
         step: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """A table, of ``columns`` and rows of ``data``, or of a data frame.
+        """Log a table: ``columns`` and rows of ``data``, or a data frame.
 
         Raises:
-            RuntimeMisuse: neither data nor a data frame.
+            RuntimeMisuse: neither ``data`` nor ``dataframe`` is given.
         """
         if dataframe is None and data is None:
-            raise RuntimeMisuse(f"log_table({table_name!r}) needs data or dataframe, and has neither")
+            raise RuntimeMisuse(f"log_table({table_name!r}) needs data or dataframe")
         table = dataframe if dataframe is not None else [*([columns] if columns else []), *(data or [])]
         self.task.get_logger().report_table(**_chart(table_name), table_plot=table, iteration=step, **kwargs)
 

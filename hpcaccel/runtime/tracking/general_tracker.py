@@ -1,73 +1,83 @@
-"""What a tracker is. A script makes its own from ``GeneralTracker``, for ``Accelerator(log_with=...)``."""
+"""``GeneralTracker``, the base class of all trackers, and conversion of the values that they accept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ClassVar, TypeVar, cast
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.rank_logger import this_rank
+from hpcaccel.runtime.rank_logger import get_logger, this_rank
+from hpcaccel.runtime.training.metrics_writer import plain
 
-__all__ = ["GeneralTracker", "SilentTracker", "on_main_process"]
+__all__ = [
+    "GeneralTracker",
+    "SilentTracker",
+    "config_leaves",
+    "is_number",
+    "leave_out",
+    "on_main_process",
+    "plain_values",
+    "yaml_safe",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def on_main_process(function: F) -> F:
-    """For a tracker's methods: they run on rank 0 only, unless the tracker's ``main_process_only`` is False."""
+    """Decorator for a tracker's methods: run on rank 0 only, unless the tracker's ``main_process_only`` is False."""
 
     @wraps(function)
-    def where_it_belongs(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def run_on_main_process(self: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(self, "main_process_only", False) and this_rank() != 0:
             return None
         return function(self, *args, **kwargs)
 
-    return cast(F, where_it_belongs)
+    return cast(F, run_on_main_process)
 
 
 class GeneralTracker:
-    """Derive from it and give ``name``, ``requires_logging_directory``, ``tracker`` (the package's own object, usually
-    a property), and those of the methods below that mean something to it.
+    """Base class of trackers. A derived class defines ``name``, ``requires_logging_directory``, ``tracker`` (the
+    package's object, usually a property), and overrides the methods below as needed.
 
-    The Accelerator calls trackers on rank 0. ``main_process_only`` tells what ``on_main_process`` does to methods that
-    a script calls itself, on any rank.
+    The Accelerator calls trackers on rank 0. A script may call their methods on any rank: ``on_main_process`` skips
+    them on ranks other than 0 if ``main_process_only`` is True.
 
     Raises:
-        RuntimeMisuse: one of the three is missing.
+        RuntimeMisuse: the class lacks one of the three attributes.
     """
 
     name: str
     requires_logging_directory: bool
     main_process_only: bool = True
     packages: ClassVar[tuple[str, ...]] = ()
-    """Importable names of what it needs, any one of which is enough; pip knows the first."""
+    """Import names of packages, one of which must be installed; the first is also the name on PyPI."""
     continued_run: str | None = None
-    """The id of the run that this training is an attempt of, set before ``start``: each attempt is to go on where the
-    last one was. None where there is no run directory."""
+    """Id of the run of which this training is an attempt, set before ``start``, so that an attempt can continue the
+    tracker's run of the previous attempt. None without a run directory."""
 
     def __init__(self, _blank: bool = False) -> None:
         missing = [] if _blank else [name for name in _NEEDED if name not in dir(self)]
         if missing:
             raise RuntimeMisuse(
                 f"the tracker {type(self).__name__} has no {' and no '.join(missing)}. A tracker needs a name, "
-                "requires_logging_directory (True or False) and tracker (what get_tracker(name, unwrap=True) gives)"
+                "requires_logging_directory (True or False) and tracker (what get_tracker(name, unwrap=True) returns)"
             )
 
     def start(self) -> None:
-        """Open the tracker; called by ``init_trackers``. Nothing may be contacted or written before."""
+        """Open the tracker; called by ``init_trackers``. The constructor must not connect or write anything."""
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Keep what ``init_trackers(config=...)`` was given."""
+        """Store ``config`` of ``init_trackers``."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers, texts, or dicts of numbers by name."""
+        """Log numbers, strings, or dicts of numbers by name."""
 
     def flush(self) -> None:
-        """Write out what is held back; called about once a second, before each checkpoint, and at the program's end."""
+        """Write buffered values; called about once a second, before each checkpoint, and at the program's end."""
 
     def resumed(self, step: int) -> None:
-        """A checkpoint was loaded: what an earlier attempt logged after ``step`` will come again."""
+        """Called after a checkpoint was loaded: values that were logged after ``step`` will be logged again."""
 
     def finish(self) -> None:
         """Close the tracker; called by ``end_training``."""
@@ -77,7 +87,7 @@ _NEEDED = ("name", "requires_logging_directory", "tracker")
 
 
 class SilentTracker(GeneralTracker):
-    """Every attribute of it can be called, with anything, and nothing happens: what ranks other than 0 get."""
+    """Tracker of ranks other than 0: every attribute can be called with any arguments and does nothing."""
 
     def __init__(self, name: str) -> None:
         super().__init__(_blank=True)
@@ -99,3 +109,40 @@ class SilentTracker(GeneralTracker):
 
     def __iter__(self) -> Any:
         return iter(())
+
+
+logger = get_logger(__name__)
+
+
+def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert one-element tensors and arrays to numbers, also inside dicts."""
+    return {name: plain_values(value) if isinstance(value, Mapping) else plain(value) for name, value in values.items()}
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def leave_out(tracker: str, name: str, value: Any, takes: str) -> None:
+    """Warn once that ``tracker`` does not accept a value."""
+    logger.warning_once("%s accepts only %s: %r (%s) is not logged", tracker, takes, name, type(value).__name__)
+
+
+def config_leaves(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert each value of a configuration to a number, a bool or a string."""
+    leaves = {str(name): plain(value) for name, value in config.items()}
+    return {
+        name: value if isinstance(value, bool | int | float | str) else str(value) for name, value in leaves.items()
+    }
+
+
+def yaml_safe(value: Any) -> Any:
+    """Convert ``value`` to lists and dicts of numbers, bools, None and strings."""
+    if isinstance(value, Mapping):
+        return {str(name): yaml_safe(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [yaml_safe(item) for item in value]
+    value = plain(value)
+    if type(value) in (bool, int, str, type(None)):
+        return value
+    return float(value) if isinstance(value, float) else str(value)  # subclasses, such as enums, become strings

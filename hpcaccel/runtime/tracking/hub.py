@@ -1,4 +1,4 @@
-"""The trackers of one training: started together, told the same, finished together."""
+"""The trackers of one training: start, flush and finish all of them together."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hpcaccel.runtime.training.metrics_writer import MetricsWriter
 __all__ = ["Tracking"]
 
 _trainings: Counter[str] = Counter()
-"""How often this process has started each run's trackers: to them, several trainings in one run are several runs."""
+"""How often this process has started trackers, by run id: trackers record each training as a separate run."""
 
 
 class Tracking:
-    """What ``log_with`` asked for. Ranks other than 0 have one too, which never starts anything.
+    """The trackers selected by ``log_with``. They are started on rank 0 only.
 
     Args:
-        trackers: the list that holds them once they have started.
-        run_id: of the run directory; None without one.
+        trackers: list to which started trackers are appended.
+        run_id: id of the run directory; None without one.
     """
 
     def __init__(
@@ -40,7 +40,8 @@ class Tracking:
         self._started: list[GeneralTracker] = []
 
     def want(self, log_with: Any, logging_dir: str | None) -> None:
-        """
+        """Select the trackers of ``log_with`` that can be used, and warn about unusable trackers.
+
         Raises:
             RuntimeMisuse: see ``sort_out``.
         """
@@ -52,7 +53,7 @@ class Tracking:
             warnings.warn(why, stacklevel=4)
 
     def start(self, project_name: str, config: dict[str, Any] | None, init_kwargs: dict[str, Any]) -> None:
-        """Start all, on rank 0; those of an earlier start are finished first."""
+        """Start all selected trackers on rank 0, after finishing the trackers of an earlier call."""
         if not self._is_main:
             return
         self.finish()
@@ -60,7 +61,7 @@ class Tracking:
         for name in init_kwargs:
             if name not in LOGGER_TYPE_TO_CLASS and name not in self.wanted:
                 known = ", ".join(LOGGER_TYPE_TO_CLASS)
-                warnings.warn(f"init_kwargs[{name!r}] is for no tracker (known: {known}) and not used", stacklevel=4)
+                warnings.warn(f"init_kwargs[{name!r}] is ignored: no such tracker (available: {known})", stacklevel=4)
         run = self._continued_run()
         for item in self.wanted:
             tracker = item if isinstance(item, GeneralTracker) else self._make(str(item), project_name, init_kwargs)
@@ -77,9 +78,13 @@ class Tracking:
         atexit.register(self.flush)
 
     def get(self, name: str, *, unwrap: bool) -> Any:
-        """
+        """The started tracker ``name``; on ranks other than 0 a ``SilentTracker``.
+
+        Args:
+            unwrap: return the package's object instead.
+
         Raises:
-            RuntimeMisuse: other trackers have started, and none has this name.
+            RuntimeMisuse: trackers have started, and none has this name.
         """
         for tracker in self._trackers:
             if tracker.name == name:
@@ -88,7 +93,10 @@ class Tracking:
             names = ", ".join(tracker.name for tracker in self._trackers)
             raise RuntimeMisuse(f"get_tracker({name!r}): there is no such tracker in this training (has: {names})")
         if self._is_main and self.wanted and not self._trackers:
-            warnings.warn(f"get_tracker({name!r}) before init_trackers(): nothing will be tracked", stacklevel=3)
+            warnings.warn(
+                f"get_tracker({name!r}) was called before init_trackers(): values logged to this tracker are discarded",
+                stacklevel=3,
+            )
         return SilentTracker(name)
 
     def flush(self) -> None:
@@ -100,7 +108,7 @@ class Tracking:
             tracker.resumed(step)
 
     def finish(self) -> None:
-        """Finish all, also when one of them fails."""
+        """Finish all trackers, even if one of them raises."""
         atexit.unregister(self.flush)
         started, self._started = self._started, []
         with ExitStack() as stack:

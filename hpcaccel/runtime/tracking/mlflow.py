@@ -1,4 +1,4 @@
-"""MLflow. Run for real, with mlflow-skinny and a store of files."""
+"""Tracker for MLflow. Tested with mlflow-skinny and a file store."""
 
 from __future__ import annotations
 
@@ -8,30 +8,36 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from hpcaccel.runtime.tracking.general_tracker import GeneralTracker, on_main_process
-from hpcaccel.runtime.tracking.values import is_number, leave_out, plain_values
+from hpcaccel.runtime.tracking.general_tracker import (
+    GeneralTracker,
+    is_number,
+    leave_out,
+    on_main_process,
+    plain_values,
+)
 
 __all__ = ["MLflowTracker"]
 
 RUN_TAG = "hpcaccel.run"
+"""Tag of an MLflow run with the id of the run directory."""
 PARAMETERS_AT_ONCE = 100
-"""MLflow's limit for one request."""
+"""MLflow's maximum number of parameters in one request."""
 PARAMETER_CHARACTERS = 6000
-"""MLflow's limit for a value (500 before 2.x; older servers say so themselves)."""
+"""MLflow's maximum length of a parameter's value (500 before 2.x; older servers return an error)."""
 
 
 class MLflowTracker(GeneralTracker):
-    """Each attempt of a run goes on in the MLflow run that has the run directory's id in its tag ``hpcaccel.run``,
-    unless ``run_id`` or ``MLFLOW_RUN_ID`` names another.
+    """All attempts of a run log to the MLflow run whose tag ``hpcaccel.run`` is the id of the run directory, unless
+    ``run_id`` or ``MLFLOW_RUN_ID`` selects another.
 
     Args:
-        experiment_name: made if there is none; ``MLFLOW_EXPERIMENT_NAME`` wins.
-        logging_dir: where a new experiment keeps artifacts.
-        run_id: an MLflow run to go on in; ``MLFLOW_RUN_ID`` wins.
-        tags: a dict, or one as JSON; ``MLFLOW_TAGS`` wins.
-        nested_run: inside the run that is active; ``MLFLOW_NESTED_RUN`` wins.
-        run_name: of a new run.
-        description: of the run.
+        experiment_name: created if missing; ``MLFLOW_EXPERIMENT_NAME`` overrides it.
+        logging_dir: artifact location of a new experiment.
+        run_id: MLflow run to continue; ``MLFLOW_RUN_ID`` overrides it.
+        tags: a dict, or its JSON; ``MLFLOW_TAGS`` overrides it.
+        nested_run: make the run a child of the active run; ``MLFLOW_NESTED_RUN`` overrides it.
+        run_name: name of a new run.
+        description: description of the run.
     """
 
     name = "mlflow"
@@ -90,7 +96,7 @@ class MLflowTracker(GeneralTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """As parameters, which MLflow never changes: a resumed run keeps those of its first attempt."""
+        """Log parameters. MLflow never changes a parameter, so a resumed run keeps those of its first attempt."""
         import mlflow
 
         known = mlflow.get_run(self.active_run.info.run_id).data.params if self.run_id else {}
@@ -103,7 +109,7 @@ class MLflowTracker(GeneralTracker):
         """
         Args:
             values: numbers; a dict of numbers becomes ``name/part``.
-            kwargs: of ``mlflow.log_metrics``.
+            kwargs: passed to ``mlflow.log_metrics``.
         """
         import mlflow
 
@@ -143,7 +149,7 @@ class MLflowTracker(GeneralTracker):
 
 
 def _parameters(tracker: str, values: Mapping[str, Any], known: Mapping[str, str]) -> list[tuple[str, Any]]:
-    """What can be logged of a configuration: not what the run has already, not what is too long."""
+    """The parameters to log, without those that the run already has and without values that are too long."""
     taken = []
     for name, value in values.items():
         if len(str(value)) > PARAMETER_CHARACTERS:

@@ -1,1 +1,1 @@
-"""The training loop: accumulation, optimizers, clipping; its ticks, stops and its end."""
+"""The training loop: accumulation, optimizers, clipping, saves, stops, and the end of the training."""

@@ -1,108 +1,41 @@
 """Gradient accumulation: which micro-batches end in an optimizer step.
 
-Every ``steps``-th micro-batch does, and so does the last one of the loader in use, so that no gradients leak from one
-epoch into the next.
+An optimizer step follows every ``steps``-th micro-batch and the last batch of the loader in use, so that no gradients
+are carried over to the next epoch.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence, Sized
+from typing import Any
 
+import torch
 from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.data.loaders_in_use import LoadersInUse
+from hpcaccel.runtime.distributed.collectives.call_site import call_site
+from hpcaccel.runtime.distributed.process_group import RankGroup
 from hpcaccel.runtime.training.gradient_sync import NoSync, no_sync
 
-if TYPE_CHECKING:
-    from hpcaccel.runtime.distributed.process_group import Group
-    from hpcaccel.runtime.health.stragglers import OwnTime
-
-__all__ = ["Accumulation", "LoadersInUse", "MicroBatch", "Source"]
+__all__ = ["Accumulation", "MicroBatch", "samples_per_step", "warn_if_divided"]
 
 
-class Source(Protocol):
-    """A loader that knows whether the batch it gave last was its last one, and is told that it feeds the training."""
-
-    at_last_batch: bool
-    trains: bool
-
-    @property
-    def given_at_step(self) -> int:
-        """Optimizer steps that were done when it gave its last batch."""
-
-    @property
-    def identity(self) -> int:
-        """The same number for all views of one loader."""
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Which iteration of it this is, and how many batches it has given in it."""
-
-
-class LoadersInUse:
-    """The prepared loaders that are being iterated in this process, whichever Accelerator has prepared them."""
-
-    def __init__(self) -> None:
-        self.current: Source | None = None
-        """The loader that gave the last batch. An iteration that was left half-way steps back as soon as another
-        loader gives one."""
-        self.passes = 0
-        """How many loaders have been read to their ends without training on them."""
-        self.batches = 0
-        """How many batches prepared loaders have given, of any kind."""
-        self.own_time: OwnTime | None = None
-        """To be told when a batch has come, where that ends this rank's own part of a step."""
-        self._warned = False
-        self._sources: list[Source] = []
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        """The loaders that are being iterated, outermost first."""
-        return tuple(self._sources)
-
-    def took_batch_from(self, source: Source) -> None:
-        self.batches += 1
-        if self.own_time is not None:
-            self.own_time.batch_has_come()
-        if self.current is not source:
-            self.ended(source)
-            self._sources.append(source)
-            self.current = source
-
-    def ended(self, source: Source) -> None:
-        if source in self._sources:
-            self._sources.remove(source)
-            self.current = self._sources[-1] if self._sources else None
-
-    def clear(self) -> None:
-        """No loader is being iterated any more."""
-        self._sources.clear()
-        self.current = None
-
-    def warn_of_uneven_passes(self, group: Group) -> None:
-        """Say once, on rank 0, that some ranks have read a prepared loader to its end and others have not."""
-        if group.is_main and not self._warned:
-            warnings.warn(
-                "a prepared DataLoader was read to its end on some ranks only, which saw no more than their own part, "
-                f"1/{group.data_size} of the data. Read it on all ranks and use gather_for_metrics(), or leave out of "
-                "prepare() what one rank is to read alone",
-                stacklevel=6,
-            )
-        self._warned = True
+_PASSED_THROUGH = ("ToCopyBackward0", "CloneBackward0", "ViewBackward0", "ReshapeAliasBackward0", "SqueezeBackward0")
+"""Graph nodes that do not change the value; the search for a division skips them."""
 
 
 class Accumulation:
-    """Counts micro-batches. ``is_boundary`` is True where an optimizer step belongs, and outside of accumulation.
+    """Counts micro-batches. ``is_boundary`` is True if an optimizer step follows, and before the first micro-batch.
 
     Args:
-        steps: micro-batches for one optimizer step.
-        sync_with_dataloader: the last batch of the loader in use is a boundary, and counting begins anew.
-        sync_each_batch: gradients are shared among the ranks in every micro-batch, which saves memory when the model
-            is sharded. A lone rank has nothing to keep back.
-        adjust_scheduler: whether prepared schedulers count the micro-batches between steps.
-        loaders: those of the process, which all its Accelerators share.
+        steps: micro-batches per optimizer step.
+        sync_with_dataloader: the last batch of the loader in use is a boundary, and resets the count.
+        sync_each_batch: reduce gradients over the ranks in every micro-batch, which saves memory if the model is
+            sharded. No effect with a single rank.
+        adjust_scheduler: a setting of Accelerate; stored without effect.
+        loaders: the loaders of the process, shared by all its Accelerators.
     """
 
     def __init__(
@@ -120,45 +53,53 @@ class Accumulation:
         self.adjust_scheduler = adjust_scheduler
         self.loaders = LoadersInUse() if loaders is None else loaders
         self.is_boundary = True
-        self.looked = False
-        """Whether the first loss has been looked at: scripts that divide it themselves are told."""
+        self.checked_loss = False
+        """Whether the first loss was checked for a division by the script."""
         self.inside = 0
-        """How many micro-batches the script is inside of."""
+        """Number of nested micro-batch contexts."""
         self._done: dict[int, int] = {}
 
     def set_steps(self, steps: int) -> None:
-        """
+        """Set the number of micro-batches per step.
+
         Raises:
-            RuntimeMisuse: not a whole number of at least 1.
+            RuntimeMisuse: ``steps`` is not an integer of at least 1.
         """
         if not isinstance(steps, int) or steps < 1:
             raise RuntimeMisuse(f"gradient_accumulation_steps={steps!r} must be a whole number of at least 1")
         self.steps = steps
 
-    def begin_micro_batch(self, whose: int = 0) -> None:
-        """A micro-batch begins, counted for ``whose`` alone: the halves of a GAN, each accumulated in a context of its
-        own, do not count each other's."""
-        done = self._done.get(whose, 0) + 1
+    def steps_per_epoch(self, loaders: Sequence[Any]) -> int | None:
+        """Optimizer steps in one pass over the first of these loaders; None if its length is unknown."""
+        try:
+            batches = len(loaders[0]) if loaders and isinstance(loaders[0], Sized) else None
+        except TypeError:  # an iterable dataset
+            batches = None
+        return None if batches is None else -(-batches // self.steps)
+
+    def begin_micro_batch(self, key: int = 0) -> None:
+        """Count a micro-batch, separately for each ``key``: the two models of a GAN accumulate independently."""
+        done = self._done.get(key, 0) + 1
         source = self.loaders.current
         if done >= self.steps or (source is not None and source.at_last_batch and self.sync_with_dataloader):
             self.is_boundary = True
-            self._done[whose] = 0
+            self._done[key] = 0
         else:
             self.is_boundary = False
-            self._done[whose] = done
+            self._done[key] = done
 
-    def count_anew(self) -> None:
-        """Forget the micro-batches since the last optimizer step, and which loaders are being iterated."""
+    def reset(self) -> None:
+        """Reset the count of micro-batches, and the record of loaders in use."""
         self._done.clear()
         self.is_boundary = True
         self.loaders.clear()
 
 
 class MicroBatch:
-    """The context of one micro-batch: gradients of ``models`` stay on this rank unless an optimizer step follows.
+    """Context of one micro-batch: gradients of ``models`` are not reduced unless an optimizer step follows.
 
     Args:
-        others: accumulations that are where ``accumulation`` is.
+        others: accumulations of other Accelerators, whose ``is_boundary`` is set to that of ``accumulation``.
     """
 
     __slots__ = ("_accumulation", "_held", "_models", "_others")
@@ -189,3 +130,67 @@ class MicroBatch:
             other.inside -= 1
         for held in self._held:
             held.__exit__(*error)
+
+
+def samples_per_step(accumulation: Accumulation, group: RankGroup) -> str | None:
+    """Text about the number of samples per step, from the batch size of the loader in use; None if unknown."""
+    loader = accumulation.loaders.current
+    try:
+        total = getattr(loader, "total_batch_size", None)
+    except TypeError:  # batches without a fixed size
+        return None
+    if total is None:
+        size = getattr(loader, "batch_size", None)
+        if size is None:
+            size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+        total = size * group.data_size if isinstance(size, int) else None
+    if not isinstance(total, int) or total < 1:
+        return None
+    ranks, steps = group.data_size, accumulation.steps
+    parts = [f"{total // ranks}"]
+    if ranks > 1:
+        parts.append(f"{ranks} ranks")
+    if steps > 1:
+        parts.append(f"{steps} micro-batches")
+    made = f" ({' × '.join(parts)})" if len(parts) > 1 else ""
+    return f"{total * steps} samples per step{made}"
+
+
+def warn_if_divided(loss: Any, steps: int) -> bool:
+    """Warn if the script has divided the loss by ``steps``. ``backward`` divides it again, as in Accelerate.
+
+    Call it once, before ``backward`` divides. It inspects the autograd graph, which takes some microseconds and does
+    not synchronise with a GPU.
+
+    Returns:
+        Whether the script has divided the loss.
+    """
+    if steps < 2 or not isinstance(loss, torch.Tensor) or not _is_divided(loss.grad_fn, steps):
+        return False
+    warnings.warn(
+        f"{call_site()}: this loss has already been divided by {steps}, and backward() divides it again by "
+        f"gradient_accumulation_steps={steps}, so gradients are {steps} times too small. "
+        "Remove one of the divisions",
+        stacklevel=2,
+    )
+    return True
+
+
+def _is_divided(node: Any, steps: int) -> bool:
+    while node is not None and node.name() in _PASSED_THROUGH:
+        node = node.next_functions[0][0]
+    if node is None or node.name() not in ("DivBackward0", "MulBackward0"):
+        return False
+    if sum(source is not None for source, _ in node.next_functions) != 1:
+        return False  # both operands are computed
+    # A scalar operand is a tensor on the CPU. A tensor on a GPU was computed, and reading it would synchronise.
+    factor = node._saved_other if node.name() == "DivBackward0" else _scalar(node)
+    if not isinstance(factor, torch.Tensor) or factor.device.type != "cpu" or factor.numel() != 1:
+        return False
+    value = float(factor)
+    return value == steps if node.name() == "DivBackward0" else abs(value * steps - 1) < 1e-6
+
+
+def _scalar(node: Any) -> Any:
+    """The constant operand of a multiplication."""
+    return node._saved_other if node._saved_other is not None else node._saved_self

@@ -1,12 +1,15 @@
-"""What an attempt's time goes into: rank 0 takes it, and writes it down at a few moments.
+"""``AttemptClock``: times of an attempt (``timing.json``) and its last step (the file ``step``), written by rank 0.
 
-Each step costs one look at the clock. The file is written when something happens (the group stands, the checkpoint is
-loaded, the first step is over, a save, the end), and in between after 1, 2, 4 … 60 seconds.
+The clock is read once per step. ``timing.json`` is written at each event (group formed, checkpoint loaded, first step,
+save, end), and between events after 1, 2, 4 … 60 seconds.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import logging
+import mmap
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -15,22 +18,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcaccel.core.attempt_steps import STEP_COUNTER
+from hpcaccel.core.durable_files import FILE_MODE, make_folder, read_json, read_lines, write_json
 from hpcaccel.core.process_identity import started_at
-from hpcaccel.core.run_dir import RunDir, make_folder, read_json, read_lines, write_json
-from hpcaccel.runtime.training.step_counter import StepCounter
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.runtime.rank_logger import TRAINING_LOG
 
 if TYPE_CHECKING:
-    from hpcaccel.core.records import Timing
+    from hpcaccel.core.rank_records import Timing
 
-__all__ = ["Clock", "StepTimes"]
+__all__ = ["AttemptClock", "StepCounter", "StepTimes"]
+
+logger = logging.getLogger(TRAINING_LOG)
 
 FIRST_SECONDS, MOST_SECONDS = 1.0, 60.0
-"""Between two writes while nothing but steps happens."""
+"""First and longest interval between two writes without an event."""
 SAMPLE = 512
+"""Size at which every second duration of the sample is dropped."""
 
 
 class StepTimes:
-    """Median and largest of any number of durations, from a sample of bounded size that covers all of them evenly."""
+    """Median and maximum of many durations. The median is that of a bounded sample of evenly spaced durations."""
 
     def __init__(self) -> None:
         self.largest = 0.0
@@ -53,11 +61,12 @@ class StepTimes:
         return _median(self._sample) if self._sample else None
 
 
-class Clock:
-    """The times of one training. On other ranks than 0, and without a run directory, it only measures saves.
+class AttemptClock:
+    """Timing of one training. On ranks other than 0, and without a run directory, it only measures saves.
 
     Args:
-        begun: when ``Accelerator()`` was called, in seconds since the epoch; ``formed``: when all ranks had met.
+        begun: when ``Accelerator()`` was called, in seconds since the epoch.
+        formed: when the process group was initialised.
     """
 
     def __init__(self, run: RunDir | None, attempt: int, *, begun: float, formed: float) -> None:
@@ -68,18 +77,19 @@ class Clock:
         self._last: float | None = None
         self._step = 0
         self._stalled = 0.0
-        """Since the last step."""
+        """Seconds for which saves blocked training since the last step."""
         self._every = FIRST_SECONDS
         self._write_at = 0.0
         self._prepared = self._over = False
         self._counter: StepCounter | None = None
-        """Once a step has been done."""
+        """Created at the first step."""
         self._times: Timing
         if run is not None:
             self._begin(run, begun, formed)
 
     def _begin(self, run: RunDir, begun: float, formed: float) -> None:
-        from hpcaccel.core.records import Timing, from_dict
+        from hpcaccel.core.rank_records import Timing
+        from hpcaccel.core.records import from_dict
 
         before = read_json(run.timing(self._attempt - 1))
         slowest = None if before is None else from_dict(Timing, before).slowest_save_seconds
@@ -87,25 +97,28 @@ class Clock:
             process_started=started_at(os.getpid()), imported=begun, formed=formed, slowest_save_seconds=slowest
         )
         self._write()
-        atexit.register(self.end)  # also of a program that dies of an exception
+        atexit.register(self.end)  # also after an exception
 
-    # -- what happens ------------------------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------------------------
 
     def prepared(self) -> None:
-        """The script is ready to load; the first time counts."""
+        """Record that all objects are prepared. Only the first call has an effect."""
         if not self._prepared:
             self._prepared = True
             self._note(prepared=time.time())
 
     def loaded(self, step: int) -> None:
-        """The checkpoint of ``step`` is loaded; 0: there was none. What is loaded after the first step, say the best
-        model for a last evaluation, is not where this attempt began."""
+        """Record that the checkpoint of ``step`` was loaded; 0: there is no checkpoint.
+
+        A load after the first step, such as loading the best model for an evaluation, does not change the step from
+        which this attempt was resumed.
+        """
         if self._last is None:
             self._note(loaded=time.time(), resumed_step=step)
         self._step = step
 
     def count(self, step: int) -> None:
-        """A step has been done. It is written at once, so that also a rank that is killed next has said so."""
+        """Record that a step is done. The number is written at once, so it survives a kill of the rank."""
         try:
             if self._counter is not None:
                 self._counter.write(step)
@@ -115,8 +128,8 @@ class Clock:
         except OSError as error:
             self._give_up(error)
 
-    def tick(self, step: int) -> None:
-        """A step is over."""
+    def step_is_over(self, step: int) -> None:
+        """Measure the time since the last step."""
         if self._run is None:
             return
         now = time.monotonic()
@@ -140,7 +153,7 @@ class Clock:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """The training stands still inside, for a save."""
+        """Context of a save that blocks training."""
         start = time.monotonic()
         try:
             yield
@@ -153,7 +166,7 @@ class Clock:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """The training stands still inside, for a save that was begun before."""
+        """Context in which the training waits for a background save."""
         start = time.monotonic()
         try:
             yield
@@ -166,17 +179,20 @@ class Clock:
         self._note(stall_seconds=self._times.stall_seconds + seconds, **facts)
 
     def end(self) -> None:
-        """The training is over, well or not: steps that come afterwards are not waited for."""
+        """Record the end of the training. Later steps are not recorded."""
         if not self._over:
             self._over = True
             self._note()
             self._close_counter()
 
-    # -- what is known -----------------------------------------------------------------------------------------------
+    # -- expectation -------------------------------------------------------------------------------------------------
 
     @property
     def expected_save_seconds(self) -> float | None:
-        """How long a save takes until it is committed, as far as rank 0 knows; None where none was seen."""
+        """Expected time from the start of a save to its commit, on rank 0; None if unknown.
+
+        The median of this attempt's saves; before the first save, the slowest save of earlier attempts.
+        """
         if self._run is None:
             return None
         written = [line["seconds"] for line, _ in read_lines(self._run.saves(self._attempt)) if "seconds" in line]
@@ -202,16 +218,20 @@ class Clock:
                 save_seconds=_median(self._saves) if self._saves else None,
                 stall_after_last_step=self._stalled,
             )
+        from hpcaccel.core.records import to_dict
+
+        path = self._run.timing(self._attempt)
         try:
-            self._put(self._run.timing(self._attempt))
+            make_folder(path.parent)
+            write_json(path, to_dict(self._times), sync=False)
         except OSError as error:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        """A full disk ends the next save, with a better reason than these files."""
+        """Stop writing. On a full disk the next save raises a clearer error."""
         assert self._run is not None
         file = error.filename or self._run.step_counter(self._attempt)
-        print(f"hpcaccel: {file} cannot be written ({error.strerror}): the report lacks it", flush=True)
+        logger.info("cannot write %s (%s): the run's report will have no newer step times", file, error.strerror)
         self._run = None
         self._close_counter()
 
@@ -220,14 +240,68 @@ class Clock:
             self._counter.close()
             self._counter = None
 
-    def _put(self, path: Path) -> None:
-        from hpcaccel.core.records import to_dict
-
-        make_folder(path.parent)
-        write_json(path, to_dict(self._times), sync=False)
-
 
 def _median(values: Sequence[float]) -> float:
     ordered = sorted(values)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+LOCAL = ("ext2", "ext3", "ext4", "overlay", "tmpfs", "xfs")
+"""File systems on which a written block can be overwritten even if the disk is full."""
+
+
+class StepCounter:
+    """The file with the last step of rank 0, written at each step; ``hpcaccel.core.attempt_steps`` reads it.
+
+    On local file systems the file is mapped into memory: a step needs no system call, and the kernel keeps the value if
+    the process is killed. On other file systems a step is one ``pwrite``, because a network error in a mapping raises
+    SIGBUS, which would kill the training.
+
+    Raises:
+        OSError: the file cannot be created.
+    """
+
+    def __init__(self, path: Path) -> None:
+        make_folder(path.parent)
+        self._map: mmap.mmap | None = None
+        self._is_fresh = True
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+
+    def write(self, step: int) -> None:
+        """Write the number of the last step.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        now = time.time()
+        if self._map is not None:
+            STEP_COUNTER.pack_into(self._map, 0, step, now, step, now)
+            return
+        os.pwrite(self._fd, STEP_COUNTER.pack(step, now, step, now), 0)
+        if self._is_fresh:  # mapped after the first write, when the file has a block
+            self._is_fresh = False
+            self._map = self._mapped(STEP_COUNTER.size)
+
+    def _mapped(self, size: int) -> mmap.mmap | None:
+        with contextlib.suppress(OSError):
+            if _file_system(os.fstat(self._fd).st_dev) in LOCAL:
+                return mmap.mmap(self._fd, size)
+        return None
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # a late error of the file system does not matter
+            if self._map is not None:
+                self._map.close()
+            os.close(self._fd)
+
+
+def _file_system(device: int) -> str | None:
+    """Type of the file system that is mounted as ``device``; None if unknown."""
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+            place, _, source = line.partition(" - ")
+            if place.split()[2:3] == [wanted]:
+                return source.partition(" ")[0]
+    return None

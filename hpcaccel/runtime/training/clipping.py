@@ -1,4 +1,4 @@
-"""Gradient clipping that is right for scaled, accumulated and sharded gradients."""
+"""Gradient clipping for scaled, accumulated and sharded gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.parallel.dtensors import is_dtensor
+from hpcaccel.runtime.distributed.device_mesh import is_dtensor
 
 if TYPE_CHECKING:
     from hpcaccel.runtime.accelerator_setup import Setup
@@ -20,13 +20,15 @@ __all__ = ["clip_norm", "clip_value", "unscale"]
 Parameters = torch.Tensor | Iterable[torch.Tensor]
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
+"""Types of parameters that torch's own clipping supports."""
 
 
 def clip_norm(setup: Setup, parameters: Parameters, *, max_norm: float, norm_type: float) -> torch.Tensor:
-    """Scale gradients so that their norm over all ranks is at most ``max_norm``; gives the norm before.
+    """Scale gradients so that their norm over all ranks is at most ``max_norm``.
 
-    Between accumulation boundaries nothing is scaled, for a part of a gradient is not what is to be clipped; the norm
-    is that of what this rank has accumulated so far.
+    Returns:
+        The norm before scaling. Between accumulation boundaries nothing is scaled, and the norm is that of the
+        gradients that this rank has accumulated so far.
     """
     parameters = _listed(parameters)
     if not setup.accumulation.is_boundary:
@@ -43,7 +45,7 @@ def clip_norm(setup: Setup, parameters: Parameters, *, max_norm: float, norm_typ
 
 
 def clip_value(setup: Setup, parameters: Parameters, *, limit: float) -> None:
-    """Cut gradients off at ``limit``, at accumulation boundaries."""
+    """Clamp gradients to ±``limit``, at accumulation boundaries."""
     if not setup.accumulation.is_boundary:
         return
     parameters = _listed(parameters)
@@ -53,10 +55,10 @@ def clip_value(setup: Setup, parameters: Parameters, *, limit: float) -> None:
 
 
 def unscale(setup: Setup, optimizers: Any = None) -> None:
-    """Undo fp16's scale in the gradients of these optimizers, or of all; at accumulation boundaries, and once a step.
+    """Unscale the fp16 gradients of these optimizers (None: all), at accumulation boundaries and once per step.
 
     Raises:
-        RuntimeMisuse: something that is no prepared optimizer.
+        RuntimeMisuse: an object is not a prepared optimizer.
     """
     if setup.scaling is None or not setup.accumulation.is_boundary:
         return
@@ -67,12 +69,12 @@ def unscale(setup: Setup, optimizers: Any = None) -> None:
     for optimizer in optimizers:
         optimizer = getattr(optimizer, "optimizer", optimizer)
         if all(optimizer is not known for known in setup.prepared.optimizers):
-            raise RuntimeMisuse(f"unscale_gradients({optimizer!r}): prepare() has not seen this optimizer")
+            raise RuntimeMisuse(f"unscale_gradients({optimizer!r}): this optimizer was not prepared")
         setup.scaling.unscale(optimizer)
 
 
 def _unscale_those_of(setup: Setup, parameters: Sequence[torch.Tensor]) -> None:
-    """In the optimizers of these parameters, before their gradients are looked at."""
+    """Unscale the gradients of the optimizers that have these parameters."""
     assert setup.scaling is not None
     optimizers = setup.prepared.optimizers
     if len(optimizers) > 1:
@@ -95,7 +97,7 @@ def _gradients(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class _Holder:
-    """What has a gradient: of a sharded one this rank's part, for torch's functions that scale and cut in place."""
+    """An object with ``grad`` (for a sharded gradient, this rank's shard), for torch's in-place functions."""
 
     __slots__ = ("grad",)
 
@@ -112,19 +114,19 @@ def _local(gradient: torch.Tensor) -> torch.Tensor:
     return part
 
 
-# -- the norm of tensors that are spread over ranks, each in its own way ----------------------------------------------
+# -- norm of tensors with different shardings ------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def _total_norm(gradients: Sequence[torch.Tensor], norm_type: float) -> torch.Tensor:
-    """Over whole tensors and parts of tensors. All ranks of the meshes in question call together."""
+    """Norm over full tensors and shards. A collective over all ranks of the meshes."""
     order = float(norm_type)
-    spread: dict[Any, list[torch.Tensor]] = {}
-    """Parts by where their other parts are, in the order of the gradients, which all ranks share."""
+    parts_by_mesh: dict[Any, list[torch.Tensor]] = {}
+    """Local shards by mesh and sharded dimensions, in the order of the gradients, which is equal on all ranks."""
     for gradient in gradients:
-        where, part = _spread(gradient) if is_dtensor(gradient) else (None, gradient)
-        spread.setdefault(where, []).append(part)
-    norms = [_norm_over(where, parts, order) for where, parts in spread.items()]
+        where, part = _shard_of(gradient) if is_dtensor(gradient) else (None, gradient)
+        parts_by_mesh.setdefault(where, []).append(part)
+    norms = [_norm_over(where, parts, order) for where, parts in parts_by_mesh.items()]
     if len(norms) == 1:
         return norms[0]
     if not norms:
@@ -133,8 +135,8 @@ def _total_norm(gradients: Sequence[torch.Tensor], norm_type: float) -> torch.Te
     return norm
 
 
-def _spread(gradient: Any) -> tuple[Any, torch.Tensor]:
-    """The mesh and its dimensions that a tensor is divided over, and this rank's part of it."""
+def _shard_of(gradient: Any) -> tuple[Any, torch.Tensor]:
+    """The mesh and the mesh dimensions over which a tensor is sharded, and this rank's shard."""
     placements = gradient.placements
     if any(placement.is_partial() for placement in placements):
         from torch.distributed.tensor import Replicate
@@ -147,7 +149,7 @@ def _spread(gradient: Any) -> tuple[Any, torch.Tensor]:
 
 
 def _norm_over(where: Any, parts: list[torch.Tensor], order: float) -> torch.Tensor:
-    # A small tensor over many ranks leaves nothing for some of them, and nothing has no largest element.
+    # A small tensor has empty shards on some ranks, and the maximum of an empty tensor is undefined.
     parts = [part for part in parts if part.numel()] or [torch.zeros(1, device=parts[0].device)]
     norm: torch.Tensor = get_total_norm(parts, order)
     if where is None or not where[1]:

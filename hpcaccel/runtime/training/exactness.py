@@ -1,55 +1,61 @@
-"""What speaks against calling a checkpoint bit-exact.
+"""``Exactness``: reasons why a checkpoint is not bit-exact.
 
-That is said only where it can be shown: every step took its batch from a prepared DataLoader, whose place is in the
-checkpoint, and took it after the step before was over. What else a script carries from step to step cannot be seen, and
-docs/checkpoints.md says so; what can be seen of it is looked for here.
+A checkpoint is bit-exact only if every step took its batch from a prepared DataLoader, whose position is in the
+checkpoint, after the previous step was over. Other state that a script carries from step to step cannot be detected in
+general (see docs/checkpoints.md). This module detects generators that were drawn from, partly read loaders and changed
+buffers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+import weakref
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from hpcaccel.runtime.data.open_iterators import half_read_iterators, watch_iterators
+from hpcaccel.runtime.data.loaders_in_use import BatchSource, LoadersInUse
+from hpcaccel.runtime.rng.script_generators import ScriptGenerators
 from hpcaccel.runtime.settings import Settings
-from hpcaccel.runtime.training.accumulation import LoadersInUse, Source
-from hpcaccel.runtime.training.script_generators import OwnGenerators
-from hpcaccel.runtime.training.unsaved_buffers import UnsavedBuffers
 
 if TYPE_CHECKING:
-    from hpcaccel.runtime.checkpointing.saver import Prepared
+    from hpcaccel.runtime.checkpointing.prepared_objects import PreparedObjects
 
 __all__ = ["Exactness", "changes_of"]
 
 
 class Exactness:
-    """Watches the steps of this rank; asked at each save."""
+    """Records the steps of this rank, and at each save lists reasons why the checkpoint is not bit-exact."""
 
-    def __init__(self, *, settings: Settings, prepared: Prepared, in_use: LoadersInUse, device: torch.device) -> None:
+    def __init__(
+        self, *, settings: Settings, prepared: PreparedObjects, in_use: LoadersInUse, device: torch.device
+    ) -> None:
         self.in_backward = False
-        """Whether the save comes at a backward pass, after a forward pass that has drawn already."""
+        """Whether the save is at a backward pass, after a forward pass that may have drawn random numbers."""
         self._deterministic = settings.deterministic
         self._prepared = prepared
         self._in_use = in_use
         self._device = device
         self._seen: dict[str, str] = {}
-        """By kind what has been seen in any step, for the first time."""
+        """First reason found in any step, by kind of reason."""
         self._steps = 0
         self._has_gradients = False
-        self._generators = OwnGenerators()
+        self._generators = ScriptGenerators()
         self._buffers = UnsavedBuffers()
         self._begun_at: int | None = None
-        """How many steps had been done at the first look at generators and buffers."""
+        """Number of steps done when generators and buffers were first recorded."""
         self._takes: dict[int, _Takes] = {}
         if self._deterministic:
             watch_iterators()
 
-    # -- told while the training runs -------------------------------------------------------------------------------
+    # -- recording --------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The training begins, or goes on: remember where the script's generators are, and the models' buffers."""
+        """Record the state of the script's generators and the models' buffers when the training starts or continues."""
         if self._deterministic and self._begun_at is None:
             self._begun_at = self._steps
             self._look_at_generators(begins=True)
@@ -59,11 +65,11 @@ class Exactness:
         self._has_gradients = True
 
     def stepped(self, step: int, epoch: int, *, first: bool = True) -> None:
-        """An optimizer has stepped.
+        """Record that an optimizer has stepped.
 
         Args:
-            step: the number of steps that are done.
-            first: whether it is the optimizer whose steps are counted.
+            step: number of completed steps.
+            first: whether it is the first prepared optimizer, whose steps are counted.
         """
         self._has_gradients = False
         if not first:
@@ -80,46 +86,46 @@ class Exactness:
         if text is not None:
             self._seen.setdefault("carried", text)
 
-    def _holds(self, source: Source) -> bool:
-        """Whether the loader is in the checkpoints."""
+    def _holds(self, source: BatchSource) -> bool:
+        """Whether the checkpoints contain the loader's position."""
         return any(getattr(loader, "identity", None) == source.identity for loader in self._prepared.loaders)
 
-    # -- asked at a save --------------------------------------------------------------------------------------------
+    # -- at a save --------------------------------------------------------------------------------------------------
 
     def doubts(self, step: int, epoch: int) -> list[str]:
-        """Why this rank cannot promise that the training goes on from here bit by bit; empty if it can."""
+        """Reasons why a resumed training may differ from an uninterrupted one; empty if there are none."""
         if not self._deterministic:
             return ["saved without runtime.deterministic"]
         if not self._prepared.loaders:
-            return ["no prepared DataLoader gives the training its batches"]
+            return ["no DataLoader was prepared"]
         return list(self._found(step, epoch))
 
     def _found(self, step: int, epoch: int) -> Iterator[str]:
         if not self._steps:
-            yield "no step has been done yet, so nothing is known of the training's batches"
+            yield "saved before the first step, when the source of the training's batches is unknown"
         yield from self._seen.values()
         if self.in_backward:
-            yield "saved at a backward pass, after its forward pass has drawn from the generators"
+            yield "saved during a backward pass, after its forward pass may have drawn random numbers"
         if self._has_gradients:
-            yield "saved between a backward pass and its optimizer step, and gradients are in no checkpoint"
+            yield "saved between a backward pass and its optimizer step, and gradients are not saved"
         open_now = self._in_use.sources
         if any(source.given_at_step == step for source in open_now):
-            yield "saved between a batch and the step that uses it, which a resume leaves out"
+            yield "saved after a batch was read and before its step: a resume skips this batch"
         if open_now and self._finished_others(epoch, {source.identity for source in open_now}):
-            yield "several DataLoaders are trained on one after the other, and a resume begins with the first of them"
+            yield "several DataLoaders are used one after the other, and a resume starts with the first one"
         for loader in self._prepared.loaders:
             if (doubt := getattr(loader, "doubt", None)) is not None:
                 yield doubt
         self.begin()
         yield from self._look_at_generators()
         if changed := self._buffers.changed(self._prepared.models):
-            yield f"buffers that are in no checkpoint (persistent=False) have changed: {', '.join(changed)}"
+            yield f"buffers that are not saved (persistent=False) have changed: {', '.join(changed)}"
         if self._steps and self._steps == self._begun_at and (self._generators.any or self._buffers.any):
-            yield "nothing is known of the generators and buffers of the script's own before its first step"
+            yield "changes of the script's generators and unsaved buffers before its first step are unknown"
         if self._has_other_iterators():
-            yield "a DataLoader that was not prepared is in the middle of its data"
+            yield "a DataLoader that was not prepared is partly read"
         if self._device.type not in ("cpu", "cuda"):
-            yield f"the random state of {self._device.type} is in no checkpoint"
+            yield f"the random state of {self._device.type} devices is not saved"
 
     def _finished_others(self, epoch: int, open_now: set[int]) -> bool:
         return any(takes.epoch == epoch for source, takes in self._takes.items() if source not in open_now)
@@ -135,7 +141,7 @@ class Exactness:
         return list(self._generators.look(parts, known, begins=begins))
 
     def _has_other_iterators(self) -> bool:
-        """Whether a loader is half read that was not prepared, nor is the inner one of a prepared loader."""
+        """Whether there is a partly read loader that is neither prepared nor wrapped by a prepared loader."""
         return any(not self._is_prepared(iterator) for iterator in half_read_iterators())
 
     def _is_prepared(self, iterator: Any) -> bool:
@@ -143,12 +149,12 @@ class Exactness:
 
 
 def changes_of(loaders: Iterable[Any]) -> tuple[str, ...]:
-    """How loaders read otherwise than when the checkpoint was saved that they were loaded from."""
+    """Differences between the configuration of loaders now and at the save."""
     return tuple(dict.fromkeys(text for loader in loaders for text in getattr(loader, "changes", ())))
 
 
 class _Takes:
-    """How many batches of a loader the steps take."""
+    """Number of batches that each step takes from a loader."""
 
     def __init__(self) -> None:
         self.epoch = -1
@@ -156,7 +162,7 @@ class _Takes:
         self._given = 0
         self._most = 0
 
-    def stepped(self, source: Source) -> str | None:
+    def stepped(self, source: BatchSource) -> str | None:
         iteration, given = source.place
         begins = iteration != self._iteration
         took = given if begins else given - self._given
@@ -165,7 +171,85 @@ class _Takes:
             self._most = took
         elif took < self._most and not source.at_last_batch:
             return (
-                f"the steps of an epoch took different numbers of batches ({self._most}, then {took}): one may have "
-                "been carried to the next step, and is in no checkpoint, or left out"
+                f"the steps of an epoch used different numbers of batches ({self._most}, then {took}): a batch may "
+                "have been skipped, or kept for the next step, and a batch that is kept is not saved"
             )
         return None
+
+
+_alive: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The DataLoader iterators that ``watch_iterators`` has recorded."""
+
+
+def watch_iterators() -> None:
+    """Record every DataLoader iterator that is created from now on.
+
+    torch has no hook for the start of an iteration, and the iterator of a ``for`` or ``zip`` is not in any variable.
+    Therefore the constructor is wrapped; iterators are unchanged.
+    """
+    made: Any = _BaseDataLoaderIter.__init__
+    if getattr(made, "notes_iterators", False):
+        return
+
+    @functools.wraps(made)
+    def init(self: Any, *arguments: Any, **options: Any) -> None:
+        made(self, *arguments, **options)
+        _alive.add(self)
+
+    init.notes_iterators = True  # type: ignore[attr-defined]
+    _BaseDataLoaderIter.__init__ = init  # type: ignore[method-assign]
+
+
+def half_read_iterators() -> list[Any]:
+    """Iterators that have returned a batch and are not exhausted."""
+    return [iterator for iterator in _alive if _is_half_read(iterator)]
+
+
+def _is_half_read(iterator: Any) -> bool:
+    if not getattr(iterator, "_num_yielded", 0) or getattr(iterator, "_finished", False):
+        return False
+    try:
+        return bool(iterator._num_yielded < len(iterator))
+    except TypeError:  # a stream: a loader with persistent workers keeps the iterator even at the end
+        return True
+
+
+class UnsavedBuffers:
+    """Buffers with ``persistent=False`` of the prepared models, with their digests at the first call.
+
+    A new process recreates them, which is harmless if they never change (masks, position tables).
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[str, str | None] | None = None
+
+    @property
+    def any(self) -> bool:
+        return bool(self._first)
+
+    def changed(self, models: Sequence[nn.Module]) -> list[str]:
+        """Names of buffers that differ from the first call, are new, or cannot be compared."""
+        now = {name: _digest(buffer) for name, buffer in _unsaved(models)}
+        if self._first is None:
+            self._first = now
+        return [name for name, digest in now.items() if digest is None or self._first.get(name) != digest]
+
+
+def _unsaved(models: Sequence[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    for number, model in enumerate(models):
+        prefix = f"model {number}" if number else "model"
+        for path, module in model.named_modules(prefix=prefix):
+            for name in sorted(module._non_persistent_buffers_set):
+                if (buffer := module._buffers.get(name)) is not None:
+                    yield f"{path}.{name}", buffer
+
+
+def _digest(buffer: torch.Tensor) -> str | None:
+    """Checksum of the buffer's bytes on this rank, because not every change increments the tensor's version; None for a
+    buffer that cannot be read."""
+    local: Any = buffer.to_local() if hasattr(buffer, "to_local") else buffer
+    try:
+        flat = local.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
+    except (RuntimeError, TypeError):  # sparse, quantized, or without memory
+        return None
+    return f"{buffer.dtype} {tuple(buffer.shape)} {zlib.crc32(flat.data):08x}"

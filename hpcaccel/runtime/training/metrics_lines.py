@@ -1,4 +1,4 @@
-"""Lines on their way to a metrics file, and the values in them. Without torch: a program need not have it."""
+"""``MetricsLines``: buffered lines of a metrics file, and conversion of their values. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.core.run_dir import append_bytes
+from hpcaccel.core.durable_files import append_bytes
 
-__all__ = ["Lines", "is_kept", "leaves", "left_out", "plain"]
+__all__ = ["MetricsLines", "flatten", "is_json_value", "plain", "warning_for"]
 
 FLUSH_SECONDS = 1.0
+"""Maximum time for which a line stays in the buffer."""
 
 
-class Lines:
-    """Keeps lines for up to a second, so that quick steps do not wait for the file system.
+class MetricsLines:
+    """Buffers lines for up to a second, so that short steps do not wait for the file system.
 
-    Whoever follows the file decides by it whether a trial goes on: a line that no other one follows is written by a
-    thread when its second is over.
+    If no other line follows, a thread writes the buffer after a second, because the tuner of a sweep reads the file to
+    decide whether a trial continues.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,11 +32,11 @@ class Lines:
         self._written = 0.0
         self._timer: threading.Timer | None = None
         self._lock = threading.RLock()
-        atexit.register(self.write_out)  # also of a program that dies of an exception: its last second tells why
-        os.register_at_fork(after_in_child=self._forget)
+        atexit.register(self.write_out)  # also after an exception: the last second matters
+        os.register_at_fork(after_in_child=self._drop)
 
     def add(self, line: dict[str, Any]) -> None:
-        # Half a surrogate pair, as names of files may have, is a text to Python and an escape to JSON.
+        # An unpaired surrogate, as in file names, is valid in a Python str, and is written as a JSON escape.
         text = json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")
         with self._lock:
             self._waiting.append(text + b"\n")
@@ -45,7 +46,7 @@ class Lines:
                 self._timer = _start(self._write_late)
 
     def write_out(self) -> None:
-        """Write what waits. Where that fails it waits on, for whoever calls next to hear of it."""
+        """Write buffered lines. On an error they remain in the buffer, and the next call raises again."""
         with self._lock:
             self._stop_timer()
             if self._waiting:
@@ -57,15 +58,15 @@ class Lines:
         try:
             self.write_out()
         except OSError:
-            pass  # nobody would hear it in this thread: the next line, or the exit, meets the same disk
+            pass  # the next line, or the exit, raises the same error in the main thread
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _forget(self) -> None:
-        """A forked process, say a loader's worker, has the lines of its parent, which writes them itself."""
+    def _drop(self) -> None:
+        """Clear the buffer in a forked process, such as a loader's worker: the parent writes these lines."""
         self._waiting, self._timer, self._lock = [], None, threading.RLock()
 
 
@@ -74,36 +75,36 @@ def _start(function: Any) -> threading.Timer | None:
     timer.daemon = True
     try:
         timer.start()
-    except RuntimeError:  # at the interpreter's exit, where threads cannot start any more
+    except RuntimeError:  # at the interpreter's exit, threads cannot be started
         return None
     return timer
 
 
-def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Names and values, those of dicts within as ``outer/inner``."""
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Names and values; names in nested dicts become ``outer/inner``."""
     for name, value in values.items():
         value = plain(value)
         if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{name}/")
+            yield from flatten(value, f"{prefix}{name}/")
         else:
             yield f"{prefix}{name}", value
 
 
-def is_kept(value: Any) -> bool:
-    """Whether a line of JSON can hold it; images and the like are for trackers."""
+def is_json_value(value: Any) -> bool:
+    """Whether the value can be written as JSON; other values, such as images, go to trackers only."""
     return isinstance(value, bool | int | float | str) or value is None
 
 
-def left_out(name: str, value: Any) -> str:
-    """What is said of a value that is not kept."""
+def warning_for(name: str, value: Any) -> str:
+    """Warning for a value that is not written."""
     return (
-        f"log(): {name!r} is a {type(value).__name__}, and metrics.jsonl holds numbers and texts only; trackers "
-        "take more (log_with=...). Left out, and no more said about such values"
+        f"log(): {name!r} has type {type(value).__name__} and is not written, because metrics.jsonl stores only "
+        "numbers and strings. Trackers accept more types (log_with=...). This warning is shown only once"
     )
 
 
 def plain(value: Any) -> Any:
-    """A tensor or an array of one element as a number; everything else as it is."""
+    """Convert a one-element tensor or array to a number; other values are unchanged."""
     if callable(getattr(value, "numel", None)):  # torch's
         return value.item() if value.numel() == 1 else value
     if hasattr(value, "item") and getattr(value, "size", 1) == 1:  # numpy's

@@ -1,4 +1,4 @@
-"""Prepared optimizers: they act at accumulation boundaries and do nothing in between."""
+"""``PreparedOptimizer``: an optimizer that steps at accumulation boundaries only."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from hpcaccel.runtime.training.scaling import Scaling
 __all__ = ["PreparedOptimizer", "PreparedScheduler"]
 
 
-def _nothing() -> None:
-    """What happens when an optimizer steps that nobody counts."""
+def _do_nothing() -> None:
+    """Default of ``before_step`` and ``on_step``."""
 
 
 class PreparedOptimizer(Optimizer):
-    """A face for the user's optimizer, which stays reachable as ``optimizer``.
+    """Wrapper of the script's optimizer (attribute ``optimizer``), to which all other attributes are delegated.
 
     ``step`` and ``zero_grad`` do nothing between accumulation boundaries; with a scaler ``step`` unscales first and may
-    be skipped after an overflow (``step_was_skipped``). What is not here is the user's optimizer's own.
+    be skipped after an overflow (``step_was_skipped``).
 
     Args:
-        scaling: of fp16, shared by all prepared optimizers; None for other precisions.
-        before_step: called before each step; what it raises comes instead of the step.
-        on_step: called after each step, skipped ones included.
+        scaling: gradient scaling of fp16, shared by all prepared optimizers; None for other precisions.
+        before_step: called before each step; if it raises, the step is not taken.
+        on_step: called after each step, including skipped ones.
     """
 
-    _of_this_process: ClassVar[Callable[[], tuple[Accumulation, Scaling | None]]] = lambda: (Accumulation(1), None)
-    """The accumulation and the scaling of the session of this process, for copies that have come from elsewhere."""
+    _followed_by_copies: ClassVar[tuple[Accumulation, Scaling | None] | None] = None
+    """Accumulation and scaling for copies unpickled in this process, from its session. Set by ``follow_in_copies``."""
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class PreparedOptimizer(Optimizer):
         accumulation: Accumulation,
         *,
         scaling: Scaling | None = None,
-        before_step: Callable[[], object] = _nothing,
-        on_step: Callable[[], object] = _nothing,
+        before_step: Callable[[], object] = _do_nothing,
+        on_step: Callable[[], object] = _do_nothing,
     ) -> None:
-        # Optimizer.__init__ would build parameter groups of its own; the user's are the ones that count.
+        # Optimizer.__init__ is not called: it would create new parameter groups.
         self.optimizer = optimizer
         self._skipped: bool | torch.Tensor = False
         self._accumulation = accumulation
@@ -52,14 +52,15 @@ class PreparedOptimizer(Optimizer):
         self._on_step = on_step
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """
+        """Take a step at accumulation boundaries.
+
         Raises:
-            RuntimeMisuse: a closure under fp16; gradients that have not come to their shards.
+            RuntimeMisuse: there is a closure under fp16; gradients were not reduced to their shards.
         """
         if not self._accumulation.is_boundary:
             return None
         self._before_step()
-        # Looked up anew each time: schedulers and others put wrappers around an optimizer's step at any time.
+        # Looked up at each step, because schedulers and other code may wrap an optimizer's step at any time.
         if self._scaling is not None:
             result, self._skipped = self._scaling.step(self.optimizer, closure)
         elif closure is None:
@@ -70,7 +71,11 @@ class PreparedOptimizer(Optimizer):
         return result
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """None: as the user's optimizer does when nothing is said."""
+        """Zero the gradients at accumulation boundaries.
+
+        Args:
+            set_to_none: None: the default of the script's optimizer.
+        """
         if not self._accumulation.is_boundary:
             return
         if set_to_none is None:
@@ -90,11 +95,11 @@ class PreparedOptimizer(Optimizer):
         return None if self._scaling is None else self._scaling.scaler
 
     def train(self) -> None:
-        """For optimizers that have modes, such as schedule-free ones; others do nothing."""
+        """Switch an optimizer that has modes (a schedule-free one) to training mode; no effect on other optimizers."""
         self._switch("train")
 
     def eval(self) -> None:
-        """For optimizers that have modes, such as schedule-free ones; others do nothing."""
+        """Switch an optimizer that has modes to evaluation mode; no effect on other optimizers."""
         self._switch("eval")
 
     def _switch(self, mode: str) -> None:
@@ -102,7 +107,7 @@ class PreparedOptimizer(Optimizer):
         if callable(switch):
             switch()
 
-    # -- the user's optimizer's own ---------------------------------------------------------------------------------
+    # -- delegated to the script's optimizer -------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
         if name == "optimizer":
@@ -147,11 +152,19 @@ class PreparedOptimizer(Optimizer):
 
     # -- copies -----------------------------------------------------------------------------------------------------
 
+    @staticmethod
+    def follow_in_copies(accumulation: Accumulation | None, scaling: Scaling | None = None) -> None:
+        """Set accumulation and scaling for copies unpickled from now on.
+
+        If ``accumulation`` is None, copies take every step.
+        """
+        PreparedOptimizer._followed_by_copies = None if accumulation is None else (accumulation, scaling)
+
     def __getstate__(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer, "skipped": self.step_was_skipped}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy follows the accumulation of the session that it wakes up in, and does not count steps."""
-        accumulation, scaling = PreparedOptimizer._of_this_process()
+        """Restore a copy, which uses the accumulation of the current session and does not count steps."""
+        accumulation, scaling = PreparedOptimizer._followed_by_copies or (Accumulation(1), None)
         PreparedOptimizer.__init__(self, state["optimizer"], accumulation, scaling=scaling)
         self._skipped = state["skipped"]

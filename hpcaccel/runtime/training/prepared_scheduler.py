@@ -1,4 +1,4 @@
-"""Prepared schedulers: they step when their optimizers do."""
+"""``PreparedScheduler``: a scheduler that steps when its optimizers do."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["PreparedScheduler", "prepare_scheduler"]
 
 
 class PreparedScheduler:
-    """A face for the user's scheduler, which stays reachable as ``scheduler``. What is not here is its own.
+    """Wrapper of the script's scheduler (attribute ``scheduler``), to which all other attributes are delegated.
 
     Args:
-        scheduler: anything with ``step``, ``state_dict`` and ``load_state_dict``.
-        optimizers: those whose learning rate it sets.
-        repeats: how often the user's scheduler steps for one step here.
-        with_optimizer: False: it steps whenever the script says so, once.
+        scheduler: an object with ``step``, ``state_dict`` and ``load_state_dict``.
+        optimizers: the optimizers whose learning rate the scheduler sets.
+        repeats: number of steps of the script's scheduler per optimizer step.
+        with_optimizer: step only when the optimizers do; False: step once at every call.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class PreparedScheduler:
         self._with_optimizer = with_optimizer
         self._counts_evaluations = _counts_evaluations(scheduler)
         if not with_optimizer and hasattr(scheduler, "optimizer"):
-            # torch warns when a scheduler steps before its optimizer does. This one may: in the middle of accumulation.
+            # Suppress torch's warning: during accumulation a scheduler may step before its optimizer.
             scheduler.optimizer._opt_called = True
 
     def step(self, *args: Any, **kwargs: Any) -> None:
@@ -49,7 +49,7 @@ class PreparedScheduler:
             scheduler.step(*args, **kwargs)
             return
         if self._counts_evaluations:
-            # An evaluation after an epoch counts wherever accumulation stands; one of a micro-batch at boundaries.
+            # A metric after an epoch always counts; a metric of a micro-batch counts at boundaries only.
             if accumulation.is_boundary or not accumulation.inside:
                 scheduler.step(*args, **kwargs)
             return
@@ -59,7 +59,7 @@ class PreparedScheduler:
             if optimizer.step_was_skipped:
                 return
         for _ in range(self._repeats):
-            # A schedule with an end of its own, such as OneCycleLR, fails when it is stepped beyond it.
+            # Schedules with a fixed length, such as OneCycleLR, raise an error beyond their end.
             total = getattr(scheduler, "total_steps", None)
             if total is None or scheduler.last_epoch < total:
                 scheduler.step(*args, **kwargs)
@@ -90,10 +90,10 @@ class PreparedScheduler:
 
 
 def prepare_scheduler(setup: Setup, scheduler: Any) -> PreparedScheduler:
-    """The face of ``scheduler``, by the settings of the Accelerator that prepares it.
+    """Prepare a scheduler with the settings of an Accelerator.
 
-    Accelerate steps it once a process, and its users multiply their schedules accordingly, so that this is what happens
-    unless the script says otherwise; the log says it, once.
+    Accelerate steps a scheduler once per process, and its users lengthen their schedules accordingly. This is therefore
+    the default here too, and it is logged.
     """
     session, settings = setup.session, setup.settings
     world_size = session.group.world_size
@@ -101,20 +101,20 @@ def prepare_scheduler(setup: Setup, scheduler: Any) -> PreparedScheduler:
     with_optimizer = settings.step_scheduler_with_optimizer
     repeats = world_size if per_process and with_optimizer and not _counts_evaluations(scheduler) else 1
     if repeats > 1:
-        session.loop.activity.say_once(
-            f"the prepared scheduler steps {repeats} times for each optimizer step, once a process, as Accelerate's "
-            "does. Accelerator(step_scheduler_per_process=False) steps it once"
+        session.loop.context.log_once(
+            f"the prepared scheduler steps {repeats} times per optimizer step, once per process, as in Accelerate. To "
+            "step it once, pass Accelerator(step_scheduler_per_process=False)"
         )
-    set_by_it = getattr(scheduler, "optimizer", None)
-    followed = [face for face in session.faces if set_by_it is face or set_by_it is face.optimizer]
-    # One that does not say whose rates it sets, such as a script's own, follows all.
+    scheduled = getattr(scheduler, "optimizer", None)
+    followed = [one for one in session.optimizers if scheduled is one or scheduled is one.optimizer]
+    # A scheduler without the attribute ``optimizer``, such as a custom one, follows all optimizers.
     return PreparedScheduler(
-        scheduler, followed or session.faces, setup.accumulation, repeats=repeats, with_optimizer=with_optimizer
+        scheduler, followed or session.optimizers, setup.accumulation, repeats=repeats, with_optimizer=with_optimizer
     )
 
 
 def _counts_evaluations(scheduler: Any) -> bool:
-    """Whether what is counted is not steps but values of a metric, as ``ReduceLROnPlateau`` does."""
+    """Whether the scheduler counts metric values instead of steps, like ``ReduceLROnPlateau``."""
     from torch.optim.lr_scheduler import ReduceLROnPlateau
 
     return isinstance(scheduler, ReduceLROnPlateau)

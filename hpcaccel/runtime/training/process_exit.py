@@ -1,41 +1,60 @@
-"""How this process leaves: with a word to the supervisor, after meeting the other ranks, never in the middle of a step.
+"""``ProcessExit``: the exit of this process: the stop request, ``outcome.json``, and the end of the process group.
 
-A program that ends well says ``completed``. One that was asked to stop says at which step and from which checkpoint it
-goes on, and leaves by ``SystemExit``. One that dies of an exception says nothing: no word is a failure.
+A program that ends normally writes the outcome ``completed``. A program that was stopped writes the step and the
+checkpoint from which it continues, and raises ``SystemExit``. A program that fails writes no outcome.
+
+In a preemption with grace time Slurm signals only the ranks, and only the batch step can query the grace time. Ranks
+whose saves take long therefore write a marker for the supervisor and wait briefly for its request.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import sys
+import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from hpcaccel.core.run_dir import atomic_write, make_folder, write_json
-from hpcaccel.runtime.distributed.process_group import Group
-from hpcaccel.runtime.distributed.thread_shutdown import settle
-from hpcaccel.runtime.settings import Place
+from hpcaccel.core.durable_files import atomic_write, make_folder, read_json, write_json
+from hpcaccel.core.stop_requests import set_signal_mark
+from hpcaccel.runtime.distributed.group_shutdown import settle
+from hpcaccel.runtime.distributed.process_group import RankGroup
+from hpcaccel.runtime.rank_logger import TRAINING_LOG
+from hpcaccel.runtime.settings import OutputLocation
 
 if TYPE_CHECKING:
-    from hpcaccel.core.records import Outcome, StopRequest
+    from hpcaccel.core.rank_records import Outcome
+    from hpcaccel.core.stop_requests import StopRequest
 
-__all__ = ["Ending"]
+__all__ = ["ProcessExit", "is_in_time", "read_request"]
 
+logger = logging.getLogger(TRAINING_LOG)
+
+LONG_SAVE_SECONDS = 5.0
+"""Saves that take longer than this may not fit into a grace time."""
+REQUEST_TIMEOUT_SECONDS = 5.0
+"""How long a rank waits for the supervisor's stop request."""
+POLL_SECONDS = 0.1
 EXIT_TERMINATED = 143
-"""As a process that SIGTERM ended: what a stop looks like where nothing could be saved."""
+"""Exit code of a stop without a checkpoint, equal to that of a process ended by SIGTERM."""
 
 
-class Ending:
-    """The last things.
+class ProcessExit:
+    """Writes the outcome and leaves the process group.
 
     Args:
-        at_end: called when the program ends by itself; it is to call ``complete``.
-        deafen: called when nothing is left that a signal could ask for.
+        at_end: called at the normal end of the program; it must call ``complete``.
+        deafen: makes the process ignore stop signals; called when it exits.
     """
 
     def __init__(
-        self, place: Place, group: Group, at_end: Callable[[], None], deafen: Callable[[], None] = lambda: None
+        self,
+        place: OutputLocation,
+        group: RankGroup,
+        at_end: Callable[[], None],
+        deafen: Callable[[], None] = lambda: None,
     ) -> None:
         self._place = place
         self._group = group
@@ -44,60 +63,60 @@ class Ending:
         self._failed = False
         self._left = False
         self._exiting = False
-        self._take_back()
+        self._remove_earlier_outcome()
         self._hook = sys.excepthook
         sys.excepthook = self._note_failure
         atexit.register(self._at_exit)
 
     def request(self, *, save_seconds: float | None = None) -> tuple[StopRequest, bool]:
-        """Why the ranks stop, as rank 0 read it, and whether there is time to save. Without a word from the supervisor
-        the signal came straight from the cluster, which wants the nodes: then the training is to be continued.
+        """The stop request as read by rank 0, and whether there is time to save. Without a request from the supervisor
+        the signal came from the cluster, and the training is to be continued.
 
         Args:
-            save_seconds: what a save takes, as rank 0 knows; None where that is not known.
+            save_seconds: expected time of a save on rank 0; None if unknown.
         """
-        from hpcaccel.core.records import StopRequest, from_dict
-        from hpcaccel.runtime.training.stop_request import fits, read_request
+        from hpcaccel.core.records import from_dict
+        from hpcaccel.core.stop_requests import StopRequest
 
         request, in_time = StopRequest(reason="stop", then="requeue", time=0.0), True
         if self._group.is_main:
             found = read_request(self._place, save_seconds=save_seconds)
             request = request if found is None else from_dict(StopRequest, found)
-            in_time = fits(request, save_seconds)
-        answer: tuple[StopRequest, bool] = self._group.from_main((request, in_time))
-        return answer
+            in_time = is_in_time(request, save_seconds)
+        found_on_main: tuple[StopRequest, bool] = self._group.from_main((request, in_time))
+        return found_on_main
 
     def leave(self, outcome: Outcome, *, saved: bool) -> NoReturn:
-        """Write the outcome, wait for all ranks, leave.
+        """Write the outcome, wait for all ranks, and exit.
 
         Raises:
-            SystemExit: always; 85 where the training can be continued.
+            SystemExit: always; with code 85 if ``saved``, else 143.
         """
         self._deafen()
         self._write(outcome)
-        self._group.meet()
+        self._group.wait_for_all()
         self._left = True
         from hpcaccel.core.records import EXIT_CONTINUED
 
         raise SystemExit(EXIT_CONTINUED if saved else EXIT_TERMINATED)
 
     def complete(self, outcome: Outcome) -> None:
-        """Write the outcome of a program that ended well, meet the others and leave the group."""
+        """Write the outcome of a normal end, wait for all ranks, and leave the process group."""
         self._write(outcome)
-        # At the exit whoever has not come may still be in a collective; in the middle of a script new groups follow.
-        if self._group.meet_at_exit() or not self._exiting:
+        # At exit, a missing rank may still be in a collective; in the middle of a script a new group may follow.
+        if self._group.wait_at_exit() or not self._exiting:
             self._group.leave()
         self.forget()
 
     def forget(self) -> None:
-        """Nothing is written and nobody waited for when the program ends."""
+        """Remove the exit handlers, so that nothing is done at the end of the program."""
         atexit.unregister(self._at_exit)
-        # Somebody else's hook may have come on top of this one, and is left there.
+        # Keep a hook that was installed later.
         if sys.excepthook == self._note_failure:
             sys.excepthook = self._hook
 
-    def _take_back(self) -> None:
-        """An earlier training of this program said that it was complete. This one is not."""
+    def _remove_earlier_outcome(self) -> None:
+        """Remove the outcome of an earlier training of this program."""
         run = self._place.run
         if run is not None and self._group.is_main:
             run.outcome(self._place.attempt).unlink(missing_ok=True)
@@ -113,17 +132,17 @@ class Ending:
 
     def _note_failure(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         self._failed = True
-        broken = None if self._group.exchange is None else self._group.exchange.rollcall.broken
+        broken = None if self._group.exchange is None else self._group.exchange.watchdog.failure
         if broken is not None:
-            self._leave_word(broken)
-        self._group.say_failed(error)
+            self._write_reason(broken)
+        self._group.publish_failure(error)
         self._hook(kind, error, traceback)
         if broken is None:
-            self._repeat_word()
+            self._log_reason_of_others()
 
-    def _leave_word(self, text: str) -> None:
-        """For ranks that wait in a collective of torch's own, and learn only that this one has gone. The store may go
-        with it, the run directory does not."""
+    def _write_reason(self, text: str) -> None:
+        """Write why this rank fails to the run directory, for ranks that wait in a torch collective and only get a
+        connection error. The store may end with this process."""
         run = self._place.run
         if run is not None:
             path = run.last_word(self._place.attempt)
@@ -132,19 +151,19 @@ class Ending:
 
             atomic_write(path, Mask.of(run)(text), sync=False)
 
-    def _repeat_word(self) -> None:
-        """Say why another rank has given up, where this one failed for want of it."""
+    def _log_reason_of_others(self) -> None:
+        """Log why another rank has failed, if this rank failed as a consequence."""
         if self._group.exchange is None:
             return
-        word, run = self._group.exchange.rollcall.last_word(), self._place.run
-        if word is None and run is not None:
+        reason, run = self._group.exchange.watchdog.abort_message(), self._place.run
+        if reason is None and run is not None:
             path = run.last_word(self._place.attempt)
-            word = path.read_text() if path.exists() else None
-        if word is not None:
-            print(f"hpcaccel: another rank had given up: {word}", file=sys.stderr, flush=True)
+            reason = path.read_text() if path.exists() else None
+        if reason is not None:
+            logger.error("another rank aborted first: %s", reason)
             return
-        for gone in self._group.exchange.rollcall.who_has_gone():
-            print(f"hpcaccel: {gone}, and this rank waited for it", file=sys.stderr, flush=True)
+        for gone in self._group.exchange.watchdog.ranks_at_end():
+            logger.error("%s while this rank was waiting for it", gone)
 
     def _at_exit(self) -> None:
         self._exiting = True
@@ -154,3 +173,32 @@ class Ending:
             self._at_end()
             self._deafen()
         settle()
+
+
+def read_request(place: OutputLocation, *, save_seconds: float | None) -> dict[str, Any] | None:
+    """The request in ``stop.json``; None if there is none.
+
+    Args:
+        save_seconds: expected time of a save; None if unknown. If it is long, wait for the supervisor's request.
+    """
+    if place.run is None:
+        return None
+    path = place.run.stop(place.attempt)
+    found = read_json(path)
+    if found is not None or save_seconds is None or save_seconds < LONG_SAVE_SECONDS:
+        return found
+    if not place.run.lease.exists():
+        return None  # there is no supervisor
+    set_signal_mark(place.run, place.attempt)
+    give_up = time.monotonic() + REQUEST_TIMEOUT_SECONDS
+    while found is None and time.monotonic() < give_up:
+        time.sleep(POLL_SECONDS)
+        found = read_json(path)
+    return found
+
+
+def is_in_time(request: StopRequest, save_seconds: float | None) -> bool:
+    """Whether a save that starts now is expected to end before the processes are killed."""
+    if request.deadline is None or save_seconds is None:
+        return True
+    return time.time() + save_seconds <= request.deadline

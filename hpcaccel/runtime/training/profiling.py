@@ -1,4 +1,4 @@
-"""``torch.profiler`` around a part of the training, on every rank."""
+"""``torch.profiler`` for a part of the training, on every rank."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 from hpcaccel.errors import RuntimeMisuse
 
 if TYPE_CHECKING:
-    from hpcaccel.runtime.distributed.process_group import Group
+    from hpcaccel.runtime.distributed.process_group import RankGroup
     from hpcaccel.runtime.handlers import ProfileKwargs
 
-__all__ = ["Profile", "build"]
+__all__ = ["ProfileContext", "build"]
 
 
-class Profile:
-    """The context that ``Accelerator.profile`` gives. With ``output_trace_dir`` each rank leaves its trace there, as
-    ``profile_<rank>.json``, and waits for the others'."""
+class ProfileContext:
+    """The context of ``Accelerator.profile``. With ``output_trace_dir`` each rank writes its trace there, as
+    ``profile_<rank>.json``, and waits for all ranks."""
 
-    def __init__(self, handler: ProfileKwargs, group: Group) -> None:
+    def __init__(self, handler: ProfileKwargs, group: RankGroup) -> None:
         self._directory = None if handler.output_trace_dir is None else Path(handler.output_trace_dir)
         self._group = group
         self._profiler = build(handler)
@@ -39,10 +39,10 @@ class Profile:
 
 
 def build(handler: ProfileKwargs) -> torch.profiler.profile:
-    """torch's profiler with these settings.
+    """torch's profiler with the settings of ``handler``.
 
     Raises:
-        RuntimeMisuse: an activity that torch does not know.
+        RuntimeMisuse: an activity is unknown.
     """
     schedule = None if handler.schedule_option is None else torch.profiler.schedule(**handler.schedule_option)
     return torch.profiler.profile(
@@ -60,7 +60,5 @@ def build(handler: ProfileKwargs) -> torch.profiler.profile:
 def _activity(name: str) -> torch.profiler.ProfilerActivity:
     known = torch.profiler.ProfilerActivity.__members__
     if str(name).upper() not in known:
-        raise RuntimeMisuse(
-            f"ProfileKwargs(activities=[{name!r}]) is not known (one of: {', '.join(sorted(known)).lower()})"
-        )
+        raise RuntimeMisuse(f"ProfileKwargs: unknown activity {name!r} (allowed: {', '.join(sorted(known)).lower()})")
     return known[str(name).upper()]

@@ -1,111 +1,119 @@
-"""The loop's saves: which steps are due, what is on its way in the background, and what a stop would lose now."""
+"""``SaveSchedule``: when a save of the loop is due, background saves, and the steps that a stop would lose."""
 
 from __future__ import annotations
 
+import logging
 import math
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from hpcaccel import checkpoint_files
 from hpcaccel.errors import CheckpointError
-from hpcaccel.runtime.checkpointing.saver import Saver
-from hpcaccel.runtime.distributed.process_group import Group
-from hpcaccel.runtime.settings import Settings
-from hpcaccel.runtime.training.activity import Activity
-from hpcaccel.runtime.training.attempt_timing import Clock
-from hpcaccel.runtime.training.counters import Counters
-from hpcaccel.runtime.training.exactness import Exactness
-from hpcaccel.runtime.training.metrics_writer import MetricsWriter
+from hpcaccel.runtime.rank_logger import TRAINING_LOG
+from hpcaccel.runtime.training.loop_context import LoopContext
 from hpcaccel.runtime.training.stop_agreement import BUSY, DONE, FAILED
 
-__all__ = ["Saves"]
+__all__ = ["SaveSchedule"]
 
-_WORDS = {"done": DONE, "busy": BUSY, "failed": FAILED}
+logger = logging.getLogger(TRAINING_LOG)
+
+_PROGRESS = {"done": DONE, "busy": BUSY, "failed": FAILED}
 
 
-class Saves:
-    """Saves at a step that all ranks have agreed on; every method but ``is_due`` is called by all of them alike."""
+class SaveSchedule:
+    """Saves at steps on which all ranks have agreed. All ranks must call its methods together, except ``is_due``."""
 
-    def __init__(
-        self,
-        saver: Saver,
-        *,
-        exactness: Exactness,
-        group: Group,
-        settings: Settings,
-        counters: Counters,
-        metrics: MetricsWriter,
-        clock: Clock,
-        activity: Activity,
-    ) -> None:
-        self.saver = saver
-        self.has_place = saver.has_place
+    def __init__(self, context: LoopContext) -> None:
+        self.checkpoints = context.checkpoints
+        self.has_place = context.checkpoints.has_place
+        self.is_managed = False
+        """Whether the script uses the loop's methods. Otherwise nothing is saved by schedule."""
         self.step = 0
-        """The last step that is saved, or about to be."""
-        self._landed_step = 0
-        """The one before, while a save is under way in the background."""
-        self._passed_over = 0
-        """The last step whose save was due and left out."""
-        self._exactness = exactness
-        self._group = group
-        self._settings = settings
-        self._counters = counters
-        self._metrics = metrics
-        self._clock = clock
-        self._activity = activity
-        self._is_main = group.is_main
+        """The last step that was saved or is being saved."""
+        self._committed_step = 0
+        """The last committed step, while a background save is in progress."""
+        self._skipped_step = 0
+        """The last step whose save was due but skipped."""
+        self._exactness = context.exactness
+        self._group = context.group
+        self._settings = context.settings
+        self._counters = context.counters
+        self._metrics = context.metrics
+        self._clock = context.clock
+        self._context = context
+        self._is_main = context.group.is_main
         self._due_step = self._due_time = math.inf
         self.begin_at(0)
 
     @property
     def in_flight(self) -> bool:
-        """Whether a save is under way in the background, of which not all ranks know yet how it went."""
-        return self.saver.in_flight
+        """Whether there is a background save whose result the ranks have not agreed on yet."""
+        return self.checkpoints.in_flight
 
     @property
-    def word(self) -> int:
-        """This rank's part in what the ranks agree on: how far its save is."""
-        return _WORDS[self.saver.progress()] if self.saver.in_flight else DONE
+    def background_progress(self) -> int:
+        """Progress of this rank's background save, for the agreement: ``DONE``, ``BUSY`` or ``FAILED``."""
+        return _PROGRESS[self.checkpoints.progress()] if self.checkpoints.in_flight else DONE
 
     @property
     def newest(self) -> str | None:
-        """The name of the last checkpoint."""
+        """Name of the last checkpoint; None if there is none."""
         return checkpoint_files.checkpoint_name(self.step) if self.step else None
 
     def is_due(self, step: int) -> bool:
-        """Whether the schedule wants ``step`` saved. The clock that counts is rank 0's."""
+        """Whether a save of ``step`` is due. Time is measured on rank 0 only."""
         return step >= self._due_step or time.monotonic() >= self._due_time
 
+    def manage(self) -> None:
+        """Save by schedule from now on."""
+        self.is_managed = True
+        self._schedule()
+
+    def warn_if_no_directory(self) -> None:
+        """Warn if the script expects saves and there is no directory for them."""
+        if self.is_managed and not self.has_place:
+            warnings.warn(
+                "nothing will be saved: there is no run directory. Submit the script with hpcaccel, or pass "
+                "Accelerator(project_dir=...)",
+                stacklevel=5,
+            )
+
     def begin_at(self, step: int) -> None:
-        """The training goes on from the checkpoint of ``step``."""
+        """Continue from the checkpoint of ``step``."""
         self.step = step
         self._saved_at = time.monotonic()
         self._schedule()
 
     def _schedule(self) -> None:
-        """Find out when the next save is due, for every step asks."""
+        """Compute when the next save is due, so that ``is_due`` is cheap."""
         every, minutes = self._settings.every_steps, self._settings.every_minutes
-        if self.has_place and every is not None:
-            self._due_step = (max(self.step, self._passed_over) // every + 1) * every
-        if self.has_place and minutes is not None and self._is_main:
+        if not (self.has_place and self.is_managed):
+            return
+        if every is not None:
+            self._due_step = (max(self.step, self._skipped_step) // every + 1) * every
+        if minutes is not None and self._is_main:
             self._due_time = self._saved_at + 60 * minutes
 
     def now(
         self, reason: str, directory: Path | None = None, *, missing: Sequence[int] = (), background: bool = False
     ) -> Path:
-        """Save, at the same step on all ranks; where ranks have done unequal numbers, the largest names it.
+        """Save on all ranks together. If they have done different numbers of steps, the largest number is used.
 
         Args:
-            missing: ranks that take no part; then this is rank 0 alone, of whose save the others do not know, so that
-                it counts for nothing when the ranks agree on what is to be saved.
-            background: go on as soon as a snapshot is taken.
+            missing: ranks that do not take part. In that case rank 0 saves alone, and the schedule ignores this save,
+                because the other ranks have no record of it.
+            background: return as soon as a snapshot is taken.
+
+        Returns:
+            The checkpoint's directory.
         """
-        with self._activity.during("saving"), self._clock.saving():
+        with self._context.status.during("saving"), self._clock.saving():
             self._metrics.flush()
             step = self._counters.step if missing else self._group.max_of(self._counters.step)
             doubts = self._doubts(missing)
-            path = self.saver.save(
+            path = self.checkpoints.save(
                 self._counters,
                 doubts=doubts,
                 step=step,
@@ -116,73 +124,71 @@ class Saves:
                 background=background,
             )
         if directory is None and not missing:
-            self._landed_step = self.step
+            self._committed_step = self.step
             self.begin_at(step)
         return path
 
     def _doubts(self, missing: Sequence[int]) -> list[str]:
-        """What speaks against calling the checkpoint bit-exact, on any rank that takes part."""
+        """Reasons why the checkpoint is not bit-exact, on any rank that takes part."""
         found = self._exactness.doubts(self._counters.step, self._counters.epoch)
         if self._settings.deterministic and self._group.exchange is not None and not missing:
-            from hpcaccel.runtime.distributed.collectives.objects import from_all
-
-            every = from_all(self._group.exchange, found, what="what a checkpoint can promise")
+            every = self._group.exchange.objects_from_all(found, what="the guarantee of a checkpoint")
             found = list(dict.fromkeys(text for rank in every for text in rank))
         if found and self._settings.deterministic:
-            self._activity.say_once(f"checkpoints are state-exact, not bit-exact: {'; '.join(found)}")
+            self._context.log_once(f"checkpoints are state-exact, not bit-exact: {'; '.join(found)}")
         return found
 
     def due(self) -> None:
-        """Save as the schedule wants it, or leave it out while the save before is still on its way."""
+        """Carry out a scheduled save, or skip it if the previous one is still in progress."""
         step = self._counters.step
         if self.in_flight and self._settings.when_busy == "skip":
-            self._passed_over, self._saved_at = step, time.monotonic()
+            self._skipped_step, self._saved_at = step, time.monotonic()
             self._schedule()
-            self._activity.say_once(
-                f"the checkpoint of step {step} is left out, because the one before is still being written "
-                "(checkpoint.when_busy: skip). Later ones are left out in silence"
+            self._context.log_once(
+                f"the checkpoint of step {step} is skipped, because the previous one is still being written "
+                "(checkpoint.when_busy: skip). Further skipped checkpoints are not logged"
             )
             return
         self.now("due", background=self._settings.background)
 
-    def land(self, *, failed: bool) -> None:
-        """All ranks know that the save in the background is over.
+    def finish_background(self, *, failed: bool) -> None:
+        """Finish the background save, after the ranks have agreed that it has ended.
 
         Raises:
-            CheckpointError: on all ranks, if it failed.
+            CheckpointError: on all ranks, if the save failed.
         """
         if failed:
             self._fall_back()
-        self.saver.settle(failed=failed)
+        self.checkpoints.settle(failed=failed)
 
     def wait(self) -> None:
-        """Before leaving. A save that failed is not the last word: whoever leaves saves once more."""
+        """Wait for the background save before the process exits. If it failed, the caller saves again."""
         try:
             with self._clock.waiting():
-                self.saver.drain()
+                self.checkpoints.drain()
         except CheckpointError as error:
-            self._activity.say(str(error))
+            logger.info("%s", error)
             self._fall_back()
 
     def _fall_back(self) -> None:
-        """The last save has failed: the one before it counts."""
-        self.step = self._landed_step
+        """Reset ``step`` to the last committed save, because the background save has failed."""
+        self.step = self._committed_step
         self._schedule()
 
     def if_newer(self, reason: str) -> None:
-        """Save what has been done since the last save, if anything, after that one is on the disk."""
+        """Wait for the last save; save again if steps were done since."""
         self.wait()
         if self.has_place and self._group.max_of(self._counters.step) > self.step:
             self.now(reason)
 
-    def what_is_saved(self) -> str:
-        """For the line that tells of a stop."""
+    def saved_description(self) -> str:
+        """The saved and the lost steps at a stop, for the log."""
         step = self._counters.step
         if not (self.has_place and step):
             return "nothing to save"
         if self.step >= step:
             return f"saved as {checkpoint_files.checkpoint_name(step)}"
         return (
-            f"a save takes about {self._clock.expected_save_seconds or 0:.0f} s, and there is less time. Steps "
-            f"{self.step + 1} to {step} are lost, and done again from {self.newest or 'the beginning'}"
+            f"no time to save, which takes about {self._clock.expected_save_seconds or 0:.0f} s. Steps "
+            f"{self.step + 1} to {step} are lost and will be repeated from {self.newest or 'the beginning'}"
         )

@@ -1,31 +1,35 @@
-"""fp16's loss scale, for any number of optimizers: gradients are unscaled once, and the scale changes once a step."""
+"""Gradient scaling of fp16: for any number of optimizers, and for gradients that are sharded over ranks."""
 
 from __future__ import annotations
 
+import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.optim import Optimizer
 
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.distributed.device_mesh import is_dtensor
 
-__all__ = ["Scaling"]
+__all__ = ["Scaling", "ShardedScaler", "make_scaler"]
 
 
 class Scaling:
-    """Keeps torch's GradScaler in order for scripts that do not call it themselves.
+    """Calls torch's GradScaler for scripts that do not call it themselves.
 
-    torch wants ``update`` once an iteration, after all optimizers have stepped: it forgets whose gradients are unscaled
-    already. So the update waits while an optimizer whose gradients were unscaled has still to step, until the next
-    backward pass at the latest.
+    torch requires ``update`` once per iteration, after all optimizers have stepped, because it resets the record of
+    unscaled gradients. The update is delayed until all optimizers with unscaled gradients have stepped, at the latest
+    until the next backward pass.
     """
 
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
         self.scaler = scaler
         self._backwards = 0
         self._unscaled: dict[int, int] = {}
-        """Optimizers whose gradients were unscaled for a step to come, and after which backward pass."""
+        """Number of the backward pass, by id of each optimizer that has unscaled gradients and has not stepped yet."""
         self._update_due = False
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
@@ -36,40 +40,42 @@ class Scaling:
         return scaled
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Undo the scale in this optimizer's gradients; called again before the next backward pass, nothing."""
+        """Unscale this optimizer's gradients, once per backward pass."""
         at = self._unscaled.get(id(optimizer))
         if at == self._backwards:
             return
         if at is not None:
-            self._update()  # the script left a step out, and these are new gradients
+            self._update()  # the script skipped a step, and these are new gradients
         self.scaler.unscale_(optimizer)
         self._unscaled[id(optimizer)] = self._backwards
 
     def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool | torch.Tensor]:
-        """Step unless gradients have overflowed; what the step gave, and whether it was skipped.
+        """Step unless gradients have overflowed.
 
-        Whether it was is known without asking the device: torch's scaler, which has to ask it, does not call the
-        optimizer then. A fused optimizer is always called and decides on the device, so that a tensor comes back,
-        which makes only those wait who look at it.
+        Returns:
+            The result of the step, and whether the step was skipped. For most optimizers the second value is a bool:
+            torch's scaler has read the overflow and does not call the optimizer, so no further synchronisation with the
+            device is needed. A fused optimizer is always called and decides on the device; the second value is then a
+            tensor on the device.
 
         Raises:
-            RuntimeMisuse: a closure. It would compute new gradients, scaled, after the others were looked at.
+            RuntimeMisuse: there is a closure, which would compute new, scaled gradients after the check for overflows.
         """
         if closure is not None:
             raise RuntimeMisuse(
-                f"{type(optimizer).__name__}.step(closure) with mixed_precision=fp16: gradients that a closure "
-                "computes are not unscaled. Use bf16, or an optimizer that needs no closure"
+                f"{type(optimizer).__name__}.step(closure) with mixed_precision=fp16: gradients computed by a closure "
+                "are not unscaled. Use bf16, or an optimizer that needs no closure"
             )
         own, inner = optimizer.__dict__.get("step"), optimizer.step
         skipped: bool | torch.Tensor = True
 
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def recording_step(*args: Any, **kwargs: Any) -> Any:
             nonlocal skipped
             found: torch.Tensor | None = getattr(optimizer, "found_inf", None)
             skipped = False if found is None else found.detach().clone()
             return inner(*args, **kwargs)
 
-        optimizer.step = watched  # type: ignore[method-assign]
+        optimizer.step = recording_step  # type: ignore[method-assign]
         try:
             result = self.scaler.step(optimizer)
         finally:
@@ -84,10 +90,77 @@ class Scaling:
         return result, skipped
 
     def norm_of_scaled(self, norm: torch.Tensor) -> torch.Tensor:
-        """The norm that gradients with this norm have without the scale."""
+        """Convert the norm of scaled gradients to the norm of unscaled gradients."""
         return norm / self.scaler.scale(torch.ones_like(norm))
 
     def _update(self) -> None:
         self.scaler.update()
         self._update_due = False
         self._unscaled.clear()
+
+
+def make_scaler(
+    device: torch.device, mixed_precision: str, handler: Any = None, *, sharded: bool = False
+) -> torch.amp.GradScaler | None:
+    """The gradient scaler of fp16; None for other precisions.
+
+    Args:
+        handler: a ``GradScalerKwargs``, or None.
+        sharded: whether gradients are sharded over ranks.
+    """
+    if mixed_precision != "fp16":
+        return None
+    if device.type == "cpu":
+        warnings.warn(
+            "mixed_precision=fp16 on a CPU is only for testing scripts: it is slower than fp32 and bf16",
+            stacklevel=5,
+        )
+    options = {} if handler is None else handler.to_kwargs()
+    if not sharded:
+        return torch.amp.GradScaler(device.type, **options)
+    return ShardedScaler(device.type, **options)
+
+
+class ShardedScaler(torch.amp.GradScaler):
+    """torch's scaler with one reduction over all ranks: an overflow on any rank skips the step on all.
+
+    torch's own scaler requires all gradients on one mesh. It fails, or reduces over too few ranks, if tensor parallel
+    leaves some parameters unsharded.
+    """
+
+    def _unscale_grads_(
+        self,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: torch.Tensor,
+        found_inf: torch.Tensor,
+        allow_fp16: bool,
+    ) -> dict[torch.device, torch.Tensor]:
+        """Unscale this rank's gradients, and record overflows of all ranks.
+
+        Raises:
+            ValueError: the gradients are in fp16; torch's scaler raises the same error.
+        """
+        parts: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = defaultdict(list)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    part = _own_part(parameter.grad)
+                    if part.dtype == torch.float16 and not allow_fp16:
+                        raise ValueError("Attempting to unscale FP16 gradients.")
+                    parts[part.device, part.dtype].append(part)
+        seen = found_inf.clone()
+        with torch.no_grad():
+            for (device, _), tensors in parts.items():
+                found = found_inf.to(device, copy=True)
+                torch._amp_foreach_non_finite_check_and_unscale_(tensors, found, inv_scale.to(device))
+                seen = torch.maximum(seen, found.to(seen.device))
+        if dist.is_initialized():
+            dist.all_reduce(seen, op=dist.ReduceOp.MAX)
+        devices = {device for device, _ in parts} or {seen.device}
+        return {device: seen.to(device) for device in devices}
+
+
+def _own_part(gradient: Any) -> torch.Tensor:
+    """This rank's shard of a gradient; the whole gradient if it is not sharded."""
+    part: torch.Tensor = gradient.to_local() if is_dtensor(gradient) else gradient
+    return part._values() if part.is_sparse else part

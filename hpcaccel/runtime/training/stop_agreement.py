@@ -1,191 +1,213 @@
-"""How a stop request becomes one optimizer step at which all ranks leave.
+"""``StopAgreement`` and ``AgreedActions``: all ranks save and stop at the same optimizer step.
 
-A signal handler only sets a flag. The flags meet in an asynchronous max-reduce, issued at optimizer step k and read by
-every rank at step k + 1: all ranks read the same words, so they decide the same at the same step, and no step waits.
+A signal handler only sets a flag. The flags are reduced by an asynchronous max-reduce, issued at optimizer step k and
+read by every rank at step k + 1. All ranks read the same values, so they take the same decision at the same step, and
+no step waits.
 """
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from hpcaccel.runtime.training.child_signals import SIGNALS, shield_children
-
 if TYPE_CHECKING:
-    from hpcaccel.runtime.distributed.collectives.collective_watchdog import Rollcall
+    from hpcaccel.runtime.distributed.collectives.collective_watchdog import CollectiveWatchdog
+    from hpcaccel.runtime.training.loop_context import LoopContext
+    from hpcaccel.runtime.training.save_schedule import SaveSchedule
+    from hpcaccel.runtime.training.training_end import TrainingEnd
 
-__all__ = ["BUSY", "DONE", "FAILED", "SIGNALS", "StopAgreement", "StopFlag", "Verdict", "WorkerInit", "signals_held"]
+__all__ = [
+    "BUSY",
+    "DONE",
+    "FAILED",
+    "AgreedActions",
+    "StopAgreement",
+    "StopDecision",
+]
 
 DONE, BUSY, FAILED = range(3)
-"""A rank's word on the save in the background; of all ranks' words the largest counts."""
+"""Progress of a rank's background save; the agreement is the largest value of all ranks."""
 
 
-class StopFlag:
-    """Set by SIGTERM and SIGUSR2, or by hand."""
-
-    def __init__(self) -> None:
-        self.raised = False
-        self._installed = False
-
-    def install(self) -> bool:
-        """Take both signals; those that were held back since before the program began arrive now.
-
-        Handlers can only be installed in the main thread. Elsewhere the mask is left as it is, and False comes back.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            return False
-        for number in SIGNALS:
-            signal.signal(number, self._raise)
-            # The flag is all that a signal does: no system call of the training needs to fail with EINTR for it.
-            signal.siginterrupt(number, False)
-        shield_children(self._raise)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        self._installed = True
-        return True
-
-    def deafen(self) -> None:
-        """Hear no more: the process is on its way out. The interpreter gives the default back to every signal that it
-        handles before it is gone, and a second SIGTERM then would end with 143 what has left with a word."""
-        if self._installed and threading.current_thread() is threading.main_thread():
-            self._installed = False
-            for number in SIGNALS:
-                if signal.getsignal(number) == self._raise:  # else the script has put its own there
-                    signal.signal(number, signal.SIG_IGN)
-
-    def clear(self) -> None:
-        self.raised = False
-
-    def _raise(self, number: int, frame: object) -> None:
-        self.raised = True
-
-
-@contextmanager
-def signals_held() -> Iterator[None]:
-    """Hold both signals back while workers are started, which would die of them before they can ignore them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@dataclass(frozen=True)
-class WorkerInit:
-    """A data-loader worker's start: it ignores both signals (they go to a whole process group, and a dead worker would
-    fail the training that is about to save), then does what the user's own ``worker_init_fn`` does."""
-
-    user_function: Callable[[int], Any] | None
-
-    def __call__(self, worker_id: int) -> None:
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        if self.user_function is not None:
-            self.user_function(worker_id)
-
-
-class Verdict(NamedTuple):
-    """What the ranks agreed on: whether any wants to stop or to save, and whether any is still in its loop."""
+class StopDecision(NamedTuple):
+    """The agreement of the ranks: whether any rank has to stop or save, or is still in its loop."""
 
     stop: bool = False
     save: bool = False
     active: bool = True
     uneven: bool = False
-    """Some ranks have read a loader to its end that others have not."""
+    """Whether only some of the ranks have read a loader to its end."""
     saving: int = 0
-    """How far the ranks are with a save in the background: the largest of their words."""
+    """Progress of the background save: the largest value of all ranks."""
 
 
 class StopAgreement:
-    """One tick an optimizer step on the control group; without a group the rank agrees with itself."""
+    """One reduction per optimizer step on the control group; without a group, the result is the rank's own values."""
 
-    def __init__(self, control: dist.ProcessGroup | None, rollcall: Rollcall | None = None) -> None:
+    def __init__(self, control: dist.ProcessGroup | None, watchdog: CollectiveWatchdog | None = None) -> None:
         self._control = control
-        self._rollcall = rollcall
+        self._watchdog = watchdog
         self._number = 0
-        self._own: Verdict | None = None
-        """What a lone rank has said."""
+        self._own: StopDecision | None = None
+        """The last values of a rank without a group."""
+        self.is_quiet = False
+        """Whether a rank without a group had no action due at its last ``issue``, whose result then remains valid."""
         self._issued = 0
         self.times: list[int] = []
-        """What the ranks said last of their own times, until somebody takes it."""
-        self._words: torch.Tensor | None = None
+        """Own times of all ranks in the last agreement that contained them, until they are consumed."""
+        self._values: torch.Tensor | None = None
         self._work: dist.Work | None = None
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether this is a lone rank that has asked for nothing in its last tick: it need not ask again."""
-        return self._own is _QUIET
-
-    @property
     def pending(self) -> bool:
-        """Whether a tick has been issued and not been read."""
-        return self._own is not None or self._words is not None
+        """Whether an agreement was issued but not read."""
+        return self._own is not None or self._values is not None
 
     @property
     def gathers(self) -> bool:
-        """Whether the next tick carries every rank's own time along. All ranks have issued equally many."""
+        """Whether the next agreement contains every rank's own time. The result is equal on all ranks, because they
+        have issued the same number of agreements."""
         return self._control is not None and (self._issued + 1) % GATHER_EVERY == 0
 
     def issue(
         self, *, stop: bool, save: bool, active: bool = True, passes: int = 0, own: int | None = None, saving: int = 0
     ) -> None:
-        """Say this rank's wishes. Every rank must issue as many ticks as it reads.
+        """Start the reduction of this rank's values. Every rank must issue as many agreements as it reads.
 
         Args:
-            passes: how many loaders this rank has read to their ends without training on them.
+            passes: number of loaders that this rank has read to the end without training on them.
+            own: this rank's own time per step in microseconds; set if ``gathers`` is True.
             saving: ``DONE``, ``BUSY`` or ``FAILED``.
-            own: microseconds that this rank takes for its own part of a step; given where ``gathers`` says so.
         """
         if self._control is None:
-            self._own = (
-                _QUIET if active and not (stop or save or saving) else Verdict(stop, save, active, saving=saving)
-            )
+            self.is_quiet = active and not (stop or save or saving)
+            self._own = StopDecision(stop, save, active, saving=saving)
             return
         most, least = (passes, passes) if active else (_FEWEST, _FEWEST)
         self._issued += 1
-        words = [stop, save, active, most, -least, saving]
+        values = [stop, save, active, most, -least, saving]
         if own is not None:
-            words += self._placed(own)
-        self._words = torch.tensor(words, dtype=torch.int32)
-        if self._rollcall is not None:
-            self._number = self._rollcall.enter(_CHANNEL)
-        self._work = dist.all_reduce(self._words, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
+            values += self._in_rank_order(own)
+        self._values = torch.tensor(values, dtype=torch.int32)
+        if self._watchdog is not None:
+            self._number = self._watchdog.enter(_CHANNEL)
+        self._work = dist.all_reduce(self._values, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
 
-    def read(self) -> Verdict | None:
-        """What all ranks said in the last tick, or None where there is none to read."""
+    def read(self) -> StopDecision | None:
+        """The result of the last agreement issued; None if there is none to read."""
         if self._control is None:
-            own, self._own = self._own, None
+            own, self._own, self.is_quiet = self._own, None, False
             return own
-        if self._words is None:
+        if self._values is None:
             return None
-        if self._rollcall is not None:
-            self._rollcall.wait(self._work, _WAITS_IN, channel=_CHANNEL, number=self._number)
+        if self._watchdog is not None:
+            self._watchdog.wait(self._work, _WAITS_IN, channel=_CHANNEL, number=self._number)
         elif self._work is not None:
             self._work.wait()
-        stop, save, active, most, least, saving, *times = self._words.tolist()
+        stop, save, active, most, least, saving, *times = self._values.tolist()
         if times:
             self.times = times
-        self._words = self._work = None
-        # Nothing is said of ranks that have left their loop: they have not come to what the others read.
-        return Verdict(bool(stop), bool(save), bool(active), most > -least != _FEWEST, saving)
+        self._values = self._work = None
+        # ``uneven`` ignores ranks that have left their loop: they have not reached the same loaders.
+        return StopDecision(bool(stop), bool(save), bool(active), most > -least != _FEWEST, saving)
 
-    def _placed(self, own: int) -> list[int]:
-        """A number for each rank, of which only this one's is its own: the largest of all are all ranks' numbers."""
+    def _in_rank_order(self, own: int) -> list[int]:
+        """``own`` at this rank's index, and 0 for the other ranks: the maximum over the ranks contains all values."""
         numbers = [0] * dist.get_world_size(self._control)
         numbers[dist.get_rank(self._control)] = own
         return numbers
 
 
 GATHER_EVERY = 50
-"""So many ticks apart the ranks tell each other how long they take for their own part of a step."""
-_QUIET = Verdict()
+"""Number of steps between two exchanges of own times."""
 _FEWEST = -(1 << 30)
+"""Takes the place of the passes of a rank that has left its loop; no effect on the maximum."""
 _CHANNEL = "ticks"
 _WAITS_IN = "a step of the training loop"
+
+
+class AgreedActions:
+    """Agrees with the other ranks at each step, and carries out the agreement: saves and stops."""
+
+    def __init__(self, context: LoopContext, saves: SaveSchedule, end: TrainingEnd) -> None:
+        self._counters = context.counters
+        self._flag = context.flag
+        self._in_use = context.in_use
+        self._own_time = context.own_time
+        self._checkpoints = context.checkpoints
+        self._group = group = context.group
+        self._saves = saves
+        self._end = end
+        self._agreement = StopAgreement(group.control, None if group.exchange is None else group.exchange.watchdog)
+
+    def begin(self) -> None:
+        """Issue the first agreement of a loop, unless one is pending."""
+        if not self._agreement.pending:
+            self._issue()
+
+    def at_step(self, step: int) -> None:
+        """Carry out the agreement of the previous step when ``step`` is over, and issue the next one.
+
+        Raises:
+            SystemExit: the ranks have agreed on a stop.
+            CheckpointError: a save failed.
+        """
+        agreement, own_time = self._agreement, self._own_time
+        if agreement.is_quiet and not (
+            self._flag.raised or self._checkpoints.in_flight or self._saves.is_due(step + 1)
+        ):
+            return
+        decision = agreement.read()
+        if decision is not None:
+            if decision.uneven:
+                self._in_use.warn_of_uneven_passes(self._group)
+            if decision.stop or decision.save or self._checkpoints.in_flight:
+                self._act(decision)
+        if own_time is not None and agreement.times:
+            own_time.record_all(step, agreement.times)
+            agreement.times = []
+        self._issue()
+        if own_time is not None:
+            own_time.step_is_over()
+
+    def at_once(self) -> None:
+        """Agree now, wait for the result, and carry it out. Collective."""
+        before = self._agreement.read() or StopDecision()
+        self._issue()
+        now = self._agreement.read() or StopDecision()
+        if before.stop or now.stop or before.save or now.save or self._checkpoints.in_flight:
+            self._act(now._replace(stop=before.stop or now.stop, save=before.save or now.save))
+        self._issue()
+
+    def until_all_have_left(self) -> None:
+        """Issue and read agreements as an inactive rank, after this rank has left its loop, until all have left."""
+        inactive = False
+        while True:
+            decision = self._agreement.read()
+            if decision is not None:
+                self._act(decision)
+                if inactive and not decision.active:
+                    return
+            self._issue(active=False)
+            inactive = True
+
+    def _issue(self, *, active: bool = True) -> None:
+        own_time = self._own_time
+        self._agreement.issue(
+            stop=self._flag.raised,
+            save=active and self._saves.is_due(self._counters.step + 1),
+            active=active,
+            passes=self._in_use.passes,
+            own=own_time.take() if own_time is not None and self._agreement.gathers else None,
+            saving=self._saves.background_progress,
+        )
+
+    def _act(self, decision: StopDecision) -> None:
+        if self._checkpoints.in_flight and decision.saving != BUSY:
+            self._saves.finish_background(failed=decision.saving == FAILED)
+        if decision.stop:
+            self._end.stop()
+        if decision.save:
+            self._saves.due()

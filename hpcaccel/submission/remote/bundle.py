@@ -1,59 +1,62 @@
-"""This side: what a submission takes along, and handing it in."""
+"""Submission to a cluster behind SSH: load the spec for that cluster, bundle what it needs, send and submit it."""
 
 from __future__ import annotations
 
 import os
+import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hpcaccel.core.run_dir import default_runs_dir
 from hpcaccel.errors import SpecError
 from hpcaccel.spec import ClusterProfile, JobSpec, load_spec, load_sweep
-from hpcaccel.spec.expand import escape
-from hpcaccel.spec.pipes import base_of
-from hpcaccel.spec.site import facts_path
-from hpcaccel.spec.workflow import over_profile
-from hpcaccel.submission.code_copy import CodePlan
-from hpcaccel.submission.entry import Entry, check_secrets, find_components, find_entry, plan_copy
-from hpcaccel.submission.provenance import git_state, submitted_from
-from hpcaccel.submission.remote import code, remote_index
-from hpcaccel.submission.remote.remote_cluster import Conversation, RemoteCluster
+from hpcaccel.spec.cluster.cluster_facts import facts_path
+from hpcaccel.spec.loading.expand import Elsewhere, escape, expanded_for
+from hpcaccel.spec.loading.layers import MAX_FILE_BYTES, base_of, is_pipe, read_pipe
+from hpcaccel.spec.loading.workflow import over_profile
+from hpcaccel.submission.code.code_copy import CodePlan
+from hpcaccel.submission.code.provenance import git_state, submitted_from
+from hpcaccel.submission.entrypoint.entry import Entry, check_secrets, find_components, find_entry, plan_copy
+from hpcaccel.submission.remote import archives as code
+from hpcaccel.submission.remote import remote_index
+from hpcaccel.submission.remote.remote_cluster import RemoteCluster, RemoteRequest
 
-__all__ = ["Handed", "Luggage", "asked", "hand_over", "pack", "sent_facts"]
+__all__ = ["BundleReceipt", "SubmissionBundle", "asked", "hand_over", "meant_for", "pack", "sent_facts"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Luggage:
-    """A spec with all that was said about it here, ready to be read on the cluster."""
+class SubmissionBundle:
+    """A spec, resolved on this machine, with everything that the cluster needs to submit it."""
 
     kind: str
     """``job``, ``jobs`` or ``sweep``."""
     jobs: Sequence[JobSpec]
-    """The specs in it, with the cluster's defaults."""
+    """The specs of the file, with the cluster's defaults."""
     document: Mapping[str, Any]
     plan: CodePlan | None
     secrets: Mapping[str, str]
     commit: str
-    """With + behind it where there are changes; empty outside of git."""
+    """The git commit, with a trailing + if there are changes; empty outside of git."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Handed:
+class BundleReceipt:
     code: int
     out: bytes
     err: bytes
     run: Mapping[str, str] | None
-    """``run_id``, ``name``, ``job_id``, ``path``; None where nothing was submitted, or several were. Where
-    it is ``open`` the job id may be empty."""
+    """``run_id``, ``name``, ``job_id``, ``path``; None if no run, or more than one, was submitted. The job id may be
+    empty if ``open``."""
     repeated: bool
-    """It was asked for earlier, and the answer did not arrive then."""
+    """Whether the same submission was requested earlier and its reply was lost."""
     runs: Sequence[Mapping[str, str]] = ()
-    """All that were submitted: of a file with several jobs, each."""
+    """All submitted runs."""
     open: bool = False
-    """Whether Slurm has taken the job is not known, or it has not taken all: the same, given again, goes on."""
+    """Whether the outcome is unknown or some jobs are not submitted: repeating the command continues."""
 
 
 def pack(
@@ -64,15 +67,15 @@ def pack(
     is_sweep: bool,
     several: Sequence[JobSpec] | None = None,
     to_submit: bool = True,
-) -> Luggage:
-    """Load a spec file with the cluster's defaults and choose what goes along; mistakes are found here.
+) -> SubmissionBundle:
+    """Load and check a spec file with the cluster's defaults, and choose the code and secrets that are sent.
 
     Args:
-        several: the jobs of a file that holds several, as :func:`hpcaccel.spec.workflow.read_jobs` gives them.
-        to_submit: False: it is only going to be looked at there, so that no code goes along, and no secret.
+        several: the jobs of a file with several jobs, from :func:`hpcaccel.spec.loading.workflow.read_jobs`.
+        to_submit: if False, the cluster only checks the spec, and no code or secrets are sent.
 
     Raises:
-        SpecError: with a line for each thing that is wrong; also secrets that are not set here.
+        SpecError: the spec is invalid, or a secret is not set on this machine; one line per problem.
     """
     base = base_of(file)
     more: dict[str, Any] = {}
@@ -92,14 +95,14 @@ def pack(
     for job, entry, own in zip(jobs, entries, beside, strict=True):
         if to_submit:
             check_secrets(job)
-        document = _as_the_profile_says(job.model_dump(mode="json", exclude_unset=True), cluster.profile)
-        _point_into_the_copy(document, job, entry)
+        document = _document_for_profile(job.model_dump(mode="json", exclude_unset=True), cluster.profile)
+        _use_sent_path(document, job, entry)
         for name, program in own.items():
-            _point_into_the_copy(document["components"][name], job.of_component(name), program)
+            _use_sent_path(document["components"][name], job.of_component(name), program)
         documents.append(document)
     names = dict.fromkeys(name for job in jobs for name in job.environment.secrets) if to_submit else {}
     git = git_state(next((entry.root for entry in entries if entry.root is not None), base)) if to_submit else None
-    return Luggage(
+    return SubmissionBundle(
         kind="sweep" if is_sweep else "job" if several is None else "jobs",
         jobs=jobs,
         document={**documents[0], **more} if several is None else {"jobs": {one["name"]: one for one in documents}},
@@ -110,14 +113,14 @@ def pack(
 
 
 def _one_plan(jobs: Sequence[JobSpec], entries: Sequence[Entry]) -> CodePlan | None:
-    """What goes along: of several jobs the code of all, in one place."""
+    """The plan of the code to send, which all jobs share."""
     plans = []
     for job, entry in zip(jobs, entries, strict=True):
         plan = plan_copy(job, entry, runs_dir=default_runs_dir())
         if plan is None and entry.file is not None:
             raise SpecError(
-                f"code.copy is false, and {entry.file} lies on this machine: the cluster does not have it. Leave "
-                "code.copy out, or name a program of the cluster's with entrypoint.command"
+                f"code.copy is false, so {entry.file} on this machine is not sent to the cluster. Remove code.copy, or "
+                "set entrypoint.command to a program on the cluster"
             )
         if plan is not None:
             plans.append(plan)
@@ -126,15 +129,16 @@ def _one_plan(jobs: Sequence[JobSpec], entries: Sequence[Entry]) -> CodePlan | N
     if len({plan.root for plan in plans}) > 1:
         folders = ", ".join(sorted({str(plan.root) for plan in plans}))
         raise SpecError(
-            f"the programs of these jobs lie in several folders ({folders}), and to a cluster behind SSH the jobs of "
-            "one file go with one copy of the code. Put the file beside or above all of them, or submit them one by one"
+            f"the programs of these jobs are in several directories ({folders}), but on a cluster behind SSH all jobs "
+            "of a file share one copy of the code. Move the file to a directory that contains all programs, or submit "
+            "the jobs one by one"
         )
     files = sorted({name for plan in plans for name in plan.files})
     return CodePlan(root=plans[0].root, files=tuple(files), total_bytes=max(plan.total_bytes for plan in plans))
 
 
-def _as_the_profile_says(values: dict[str, Any], profile: ClusterProfile) -> dict[str, Any]:
-    """The values of a spec as a document; ``${env:NAME}`` of the profile stays what it is: the cluster's to expand."""
+def _document_for_profile(values: dict[str, Any], profile: ClusterProfile) -> dict[str, Any]:
+    """The values of a spec as a document. ``${env:NAME}`` of the profile is kept for the cluster to expand."""
 
     def document(value: Any, default: Any) -> Any:
         if isinstance(value, Mapping):
@@ -147,8 +151,8 @@ def _as_the_profile_says(values: dict[str, Any], profile: ClusterProfile) -> dic
     return found
 
 
-def _point_into_the_copy(document: dict[str, Any], job: JobSpec, entry: Entry) -> None:
-    """Paths of this machine have no meaning there: the program's own becomes one in the code that is sent."""
+def _use_sent_path(document: dict[str, Any], job: JobSpec, entry: Entry) -> None:
+    """Replace the program's path on this machine by its path in the sent code."""
     if entry.file is None or entry.root is None:
         return
     inside = "./" + entry.file.relative_to(entry.root).as_posix()
@@ -159,7 +163,7 @@ def _point_into_the_copy(document: dict[str, Any], job: JobSpec, entry: Entry) -
 
 
 def sent_facts(cluster: RemoteCluster) -> str | None:
-    """What a probe has found out of the cluster, as it lies here; None where nobody has probed."""
+    """The stored facts of the cluster; None if it was not probed."""
     try:
         return facts_path(cluster.name).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -168,29 +172,29 @@ def sent_facts(cluster: RemoteCluster) -> str | None:
 
 def asked(
     cluster: RemoteCluster,
-    luggage: Luggage,
+    bundle: SubmissionBundle,
     command: Sequence[str],
     *,
     runs_dir: str | None = None,
     facts: bool = True,
     columns: int | None,
-) -> Handed:
-    """What a command says there of a spec that is not submitted, such as ``plan``; its options stand in ``command``."""
+) -> BundleReceipt:
+    """Run a command that only checks the spec, such as ``plan`` with its options, on the cluster."""
     request = {
         **cluster.introduction(runs_dir),
         "do": "look",
-        "document": dict(luggage.document),
+        "document": dict(bundle.document),
         "command": list(command),
         "facts": sent_facts(cluster) if facts else None,
         "terminal_columns": columns,
     }
-    found: Handed = cluster.again(lambda: cluster.converse(request, _hear))
+    found: BundleReceipt = cluster.again(lambda: cluster.converse(request, _read_receipt))
     return found
 
 
 def hand_over(
     cluster: RemoteCluster,
-    luggage: Luggage,
+    bundle: SubmissionBundle,
     options: Sequence[str],
     *,
     runs_dir: str | None,
@@ -198,25 +202,25 @@ def hand_over(
     columns: int | None,
     facts: bool = True,
     key: str | None = None,
-    show: Callable[[Handed], None] = lambda handed: None,
-) -> Handed:
-    """Send code and spec, and submit there: once, however often the connection breaks or this is repeated.
+    show: Callable[[BundleReceipt], None] = lambda handed: None,
+) -> BundleReceipt:
+    """Send the code and submit the spec on the cluster, once, even if the connection breaks or the call is repeated.
 
     Args:
-        options: further ones of the command there.
-        columns: how wide the terminal is here; None where the output is none.
-        facts: let it be held against the facts that are stored here.
-        key: of the caller's own, under which the same is submitted once.
-        show: prints the answer. Who is killed before that gives the command again, which must find this run.
+        options: further options of the command on the cluster.
+        columns: the width of this terminal; None if the output is not a terminal.
+        facts: whether the cluster compares the job with the facts that are stored on this machine.
+        key: the caller's key for the submission; None: a key made from its contents.
+        show: prints the receipt. Until it returns, a repeated command finds this run.
     """
     with ExitStack() as stack:
         place = None
-        if luggage.plan is not None:
-            archive = stack.enter_context(code.archived(luggage.plan))
+        if bundle.plan is not None:
+            archive = stack.enter_context(code.archived(bundle.plan))
             place = (archive.hash, code.send(cluster, archive, runs_dir=runs_dir))
         contents = {
-            "kind": luggage.kind,
-            "document": dict(luggage.document),
+            "kind": bundle.kind,
+            "document": dict(bundle.document),
             "code": None if place is None else place[0],
             "options": list(options),
             "runs_dir": runs_dir,
@@ -232,15 +236,15 @@ def hand_over(
             "key": None if dry_run else key or pending.key,
             "facts": sent_facts(cluster) if facts else None,
             "id": uuid.uuid4().hex,
-            "env": dict(luggage.secrets),
-            "commit": luggage.commit,
+            "env": dict(bundle.secrets),
+            "commit": bundle.commit,
             "from": submitted_from(),
             "terminal_columns": columns,
         }
-        found: Handed = cluster.again(lambda: cluster.converse(request, _hear))
-        declared = {job.name: job.environment.secrets for job in luggage.jobs}
+        found: BundleReceipt = cluster.again(lambda: cluster.converse(request, _read_receipt))
+        declared = {job.name: job.environment.secrets for job in bundle.jobs}
         for run in found.runs:
-            names = declared.get(run["name"], []) if luggage.kind == "jobs" else list(luggage.secrets)
+            names = declared.get(run["name"], []) if bundle.kind == "jobs" else list(bundle.secrets)
             remote_index.remember(cluster.name, run, secrets=names)
         handed = replace(found, repeated=pending.is_repeated)
         show(handed)
@@ -248,10 +252,46 @@ def hand_over(
         return handed
 
 
-def _hear(conversation: Conversation) -> Handed:
-    head, said = conversation.to_the_end()
+def _read_receipt(conversation: RemoteRequest) -> BundleReceipt:
+    head, payloads = conversation.to_the_end()
     run = head.get("run")
     runs = head.get("runs") or ([] if run is None else [run])
-    out, err = said.get("out", b""), said.get("err", b"")
+    out, err = payloads.get("out", b""), payloads.get("err", b"")
     is_open = bool(head.get("open"))
-    return Handed(code=int(head["code"]), out=out, err=err, run=run, repeated=False, runs=runs, open=is_open)
+    return BundleReceipt(code=int(head["code"]), out=out, err=err, run=run, repeated=False, runs=runs, open=is_open)
+
+
+_NAME = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}", re.ASCII)
+
+
+@contextmanager
+def meant_for(cluster: RemoteCluster, file: Path) -> Iterator[None]:
+    """Context manager: expand variables of spec files with the values on ``cluster``, which are queried when needed.
+
+    Args:
+        file: the spec file; all variables in it are queried together.
+    """
+    known: dict[str, str | None] = {}
+
+    def variable(name: str) -> str | None:
+        if name not in known:
+            try:
+                named = set(_NAME.findall(_text(file)))
+            except OSError:
+                named = set()  # loading it as a spec reports the error
+            request: dict[str, Any] = {"do": "environment", "names": sorted(named | {name})}
+            known.update(cluster.again(lambda: cluster.converse(request, _values)))
+        return known[name]
+
+    with expanded_for(Elsewhere(cluster.name, variable)):
+        yield
+
+
+def _text(file: Path) -> str:
+    data = read_pipe(file, MAX_FILE_BYTES) if is_pipe(file) else file.read_bytes()
+    return data.decode("utf-8", "replace")
+
+
+def _values(conversation: RemoteRequest) -> dict[str, str | None]:
+    head, _ = conversation.expect("environment")
+    return dict(head["values"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import logging
 import os
 import select
@@ -16,11 +14,10 @@ import threading
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import fabric
-from paramiko import Channel, HostKeys, MissingHostKeyPolicy, PKey, ProxyCommand, SSHClient
+from paramiko import Channel, ProxyCommand
 from paramiko.ssh_exception import (
     AuthenticationException,
     BadHostKeyException,
@@ -29,23 +26,23 @@ from paramiko.ssh_exception import (
 )
 
 from hpcaccel.errors import ClusterError
-from hpcaccel.submission.remote.login import Login
-from hpcaccel.submission.remote.program_session import Connection, ConnectionLost, Session, Unreachable
+from hpcaccel.submission.remote.login import Login, changed_host_key, check_host_keys, refused_login, with_gateways
+from hpcaccel.submission.remote.protocol import Connection, ConnectionLost, ProgramSession, Unreachable
 
-__all__ = ["FabricConnection", "fingerprint"]
+__all__ = ["FabricConnection"]
 
-logging.getLogger("paramiko").addHandler(logging.NullHandler())  # what goes wrong is said once, and in our words
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # errors are reported once, by this module
 
 CONNECT_SECONDS = 20
 KEEPALIVE_SECONDS = 15
 SILENT_MILLISECONDS = 60_000
-"""How long a network may swallow what we send before the connection counts as broken."""
+"""Time for which sent data may stay unacknowledged before the connection counts as broken."""
 BROKEN = (SSHException, EOFError, OSError)
-"""What paramiko raises when the connection has gone, whichever of its threads finds out first."""
+"""Exceptions that paramiko raises for a broken connection, depending on the thread that detects it first."""
 
 
 class FabricConnection(Connection):
-    """One connection; made when it is first used, and kept.
+    """A connection that is opened at its first use and kept.
 
     Args:
         host: ``user@login``, ``login:2222``, or a ``Host`` of the user's ssh config.
@@ -57,13 +54,13 @@ class FabricConnection(Connection):
         self._cluster = cluster
         self._connection: Any = None
 
-    def start(self, command: str) -> Session:
+    def start(self, command: str) -> ProgramSession:
         channel = self._channel()
         try:
             channel.exec_command(command)
         except BROKEN as error:
             self.close()
-            raise ConnectionLost(f"the connection to {self._host} broke: {error}") from None
+            raise ConnectionLost(f"the connection to {self._host} was lost: {error}") from None
         return ChannelSession(channel, self._host)
 
     def terminal(self, command: str) -> int:
@@ -74,10 +71,10 @@ class FabricConnection(Connection):
             channel.exec_command(command)
             _join_terminal(channel)
         except BROKEN as error:
-            raise ConnectionLost(f"the connection to {self._host} broke: {error}") from None
+            raise ConnectionLost(f"the connection to {self._host} was lost: {error}") from None
         code = int(channel.recv_exit_status())
         if code < 0:
-            raise ConnectionLost(f"the connection to {self._host} broke")
+            raise ConnectionLost(f"the connection to {self._host} was lost")
         return code
 
     def close(self) -> None:
@@ -92,7 +89,7 @@ class FabricConnection(Connection):
             channel: Channel = self._connection.transport.open_session(timeout=CONNECT_SECONDS)
         except BROKEN as error:
             self.close()
-            raise ConnectionLost(f"the connection to {self._host} broke: {error}") from None
+            raise ConnectionLost(f"the connection to {self._host} was lost: {error}") from None
         return channel
 
     def _open(self) -> Any:
@@ -100,10 +97,10 @@ class FabricConnection(Connection):
         connection = fabric.Connection(self._host, config=config)
         if connection.connect_timeout is None:
             connection.connect_timeout = CONNECT_SECONDS
-        for one in _with_gateways(connection):
-            _check_host_keys(one)
+        for one in with_gateways(connection):
+            check_host_keys(one)
         try:
-            with self._plain_words(connection):
+            with self._cluster_errors(connection):
                 connection.open()
         except BaseException:
             _close(connection)
@@ -112,30 +109,30 @@ class FabricConnection(Connection):
         return connection
 
     @contextmanager
-    def _plain_words(self, connection: Any) -> Iterator[None]:
+    def _cluster_errors(self, connection: Any) -> Iterator[None]:
         where = f"{connection.host}:{connection.port}"
         try:
             yield
         except BadHostKeyException as error:
-            raise ClusterError(_changed(error, connection)) from None
+            raise ClusterError(changed_host_key(error, connection)) from None
         except AuthenticationException as error:
-            raise ClusterError(_refused(self._host, connection, str(error))) from None
+            raise ClusterError(refused_login(self._host, connection, str(error))) from None
         except socket.gaierror as error:
             raise ClusterError(
-                f"unknown host {connection.host!r} (host of the profile {self._cluster!r}): {error.strerror}. "
+                f"unknown host {connection.host!r} (host in profile {self._cluster!r}): {error.strerror}. "
                 f"Check the name, the network and VPN, and ~/.ssh/config; try: ssh {self._host}"
             ) from None
         except (NoValidConnectionsError, ConnectionError, TimeoutError) as error:
-            why = error.strerror or str(error) or "no answer"
+            why = error.strerror or str(error) or "no response"
             raise Unreachable(
                 f"cannot reach {where} (profile {self._cluster!r}): {why}. Check the network, VPN and port; "
                 f"try: ssh {self._host}"
             ) from None
         except (SSHException, EOFError) as error:
-            raise Unreachable(f"no SSH connection to {where}: {error or 'it was closed at once'}") from None
+            raise Unreachable(f"SSH connection to {where} failed: {error or 'the host closed it'}") from None
 
 
-class ChannelSession(Session):
+class ChannelSession(ProgramSession):
     def __init__(self, channel: Channel, host: str) -> None:
         self._channel = channel
         self._host = host
@@ -160,118 +157,42 @@ class ChannelSession(Session):
 
     def wait(self) -> int:
         code = int(self._channel.recv_exit_status())
-        if code < 0:  # no status came: the connection ended first, or the program was killed
+        if code < 0:  # no status: the connection broke, or the program was killed
             raise self._lost()
         return code
 
     def close(self) -> None:
-        with suppress(*BROKEN):  # a connection that is broken needs no word of parting
+        with suppress(*BROKEN):  # the connection may be broken already
             self._channel.close()
 
     def _lost(self) -> ConnectionLost:
-        return ConnectionLost(f"the connection to {self._host} broke")
-
-
-def fingerprint(key: PKey) -> str:
-    """As ``ssh-keygen -l`` prints it."""
-    return "SHA256:" + base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
-
-
-class _Refuse(MissingHostKeyPolicy):  # type: ignore[misc]
-    """An unknown key is for a person to judge, who may compare it with what the site publishes."""
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
-    def missing_host_key(self, client: SSHClient, hostname: str, key: PKey) -> None:
-        there = self._connection.original_host
-        port = f"-p {self._connection.port} " if hostname.startswith("[") else ""
-        raise ClusterError(
-            f"the host key of {hostname} is not known yet: {key.get_name()} {fingerprint(key)}. Compare it with what "
-            f"the site publishes; then take it on by logging in once (ssh {port}{there}), which asks the same question"
-        )
-
-
-def _check_host_keys(connection: Any) -> None:
-    client, config = connection.client, connection.ssh_config
-    client.set_missing_host_key_policy(_Refuse(connection))
-    known = config.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2").split()
-    known += config.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2").split()
-    for name in known:
-        file = Path(os.path.expanduser(name))
-        if file.is_file():
-            client.load_system_host_keys(str(file))
-    if (alias := config.get("hostkeyalias")) is not None:
-        _answer_for(client, alias, connection)
-
-
-def _known_name(connection: Any) -> str:
-    """As known_hosts writes it."""
-    return str(connection.host) if connection.port == 22 else f"[{connection.host}]:{connection.port}"
-
-
-def _answer_for(client: SSHClient, alias: str, connection: Any) -> None:
-    """The keys that are known under an alias (``HostKeyAlias``) are those of this host."""
-    name = _known_name(connection)
-    keys: HostKeys = client.get_host_keys()
-    known = client._system_host_keys.lookup(alias)
-    for kind, key in ({} if known is None else dict(known)).items():
-        keys.add(name, kind, key)
-
-
-def _with_gateways(connection: Any) -> Iterator[Any]:
-    """A connection and the jump hosts in front of it."""
-    while isinstance(connection, fabric.Connection):
-        yield connection
-        connection = connection.gateway
+        return ConnectionLost(f"the connection to {self._host} was lost")
 
 
 def _close(connection: Any) -> None:
-    for one in _with_gateways(connection):
+    for one in with_gateways(connection):
         transport = one.client.get_transport()
         sock = None if transport is None else transport.sock
         one.client.close()
         if isinstance(sock, ProxyCommand):
-            # Its thread ends the process once more: if Popen.kill() had reaped it, that would be none, or another one.
+            # Not Popen.kill(), which may reap the process: paramiko's thread kills the pid too, and it may be reused.
             if sock.process.returncode is None:
                 os.kill(sock.process.pid, signal.SIGKILL)
             transport.join(CONNECT_SECONDS)
             with sock.process:
-                pass  # paramiko leaves pipes and process to chance
+                pass  # closes the pipes and reaps the process
 
 
 def _notice_silence(connection: Any) -> None:
-    for one in _with_gateways(connection):
+    for one in with_gateways(connection):
         one.transport.set_keepalive(KEEPALIVE_SECONDS)
         sock = one.transport.sock
         if isinstance(sock, socket.socket) and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_MILLISECONDS)
 
 
-def _changed(error: BadHostKeyException, connection: Any) -> str:
-    one = next(one for one in _with_gateways(connection) if one.host == error.hostname)
-    name = _known_name(one)
-    return (
-        f"THE HOST KEY OF {name} HAS CHANGED. Somebody may be listening in, or the host was set up anew. "
-        f"Known: {error.expected_key.get_name()} {fingerprint(error.expected_key)}; it shows: {error.key.get_name()} "
-        f"{fingerprint(error.key)}. Nothing was sent. Ask the site; only if it says that the new key is right, remove "
-        f"the old one (ssh-keygen -R '{name}') and log in once (ssh {one.original_host})"
-    )
-
-
-def _refused(host: str, connection: Any, why: str) -> str:
-    return (
-        f"{connection.host} refuses the login of {connection.user!r}: {why}. Is that your user name there (host: "
-        f"user@{connection.host})? Is your public key installed (ssh-copy-id {host}), and the right one chosen "
-        f"(IdentityFile in ~/.ssh/config, ssh-add -l)? Try: ssh {host}"
-    )
-
-
-# -- a shell on the other side ----------------------------------------------------------------------------------------
-
-
 def _join_terminal(channel: Channel) -> None:
-    """Hand keys to the other side and its output to this terminal, until it ends."""
+    """Forward keys to the login node and its output to this terminal until the program ends."""
     with _raw_terminal(channel.resize_pty):
         inputs: list[Any] = [channel, sys.stdin.fileno()]
         while True:
@@ -292,7 +213,7 @@ def _join_terminal(channel: Channel) -> None:
 
 @contextmanager
 def _raw_terminal(resize: Callable[[int, int], None]) -> Iterator[None]:
-    """Keys pass as they are typed, Ctrl-C too; nothing to do where stdin is no terminal."""
+    """Switch the terminal to raw mode to forward all keys, Ctrl-C included. No effect if stdin is not a terminal."""
     if not sys.stdin.isatty() or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,6 +1,6 @@
-"""Through the user's own ``ssh``, where ``~/.ssh/config`` lets it keep one connection for many commands.
+"""A connection through the user's own ``ssh``, if ``~/.ssh/config`` shares one connection between commands.
 
-A one-time code is then asked for once, by ssh, and not for every command.
+ssh then prompts for a one-time code only once, not for every command.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import subprocess
 from typing import IO
 
 from hpcaccel.errors import ClusterError
-from hpcaccel.submission.remote.program_session import Connection, ConnectionLost, Session, Unreachable
+from hpcaccel.submission.remote.protocol import Connection, ConnectionLost, ProgramSession, Unreachable
 
 __all__ = ["OpenSshConnection", "shares_connections"]
 
 SSH_FAILED = 255
-"""ssh's own exit code: no connection, or it broke."""
+"""ssh's exit code for a failed or broken connection."""
 
 
 def _arguments(host: str) -> list[str]:
@@ -30,8 +30,8 @@ def shares_connections(host: str) -> bool:
     if shutil.which("ssh") is None:
         return False
     command = ["ssh", "-G", *_arguments(host)]
-    asked = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    values = dict(line.partition(" ")[::2] for line in asked.stdout.splitlines())
+    result = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    values = dict(line.partition(" ")[::2] for line in result.stdout.splitlines())
     return values.get("controlmaster", "false") not in ("false", "no") and values.get("controlpath", "none") != "none"
 
 
@@ -40,26 +40,26 @@ class OpenSshConnection(Connection):
         self._host = host
         self._cluster = cluster
 
-    def start(self, command: str) -> Session:
-        words = ["ssh", "-T", "-o", "StrictHostKeyChecking=yes", *_arguments(self._host), command]
+    def start(self, command: str) -> ProgramSession:
+        command_line = ["ssh", "-T", "-o", "StrictHostKeyChecking=yes", *_arguments(self._host), command]
         process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+            command_line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
         )
         return ProcessSession(process, self._host)
 
     def terminal(self, command: str) -> int:
-        words = ["ssh", "-t", "-o", "StrictHostKeyChecking=yes", *_arguments(self._host), command]
-        return subprocess.run(words, check=False).returncode
+        command_line = ["ssh", "-t", "-o", "StrictHostKeyChecking=yes", *_arguments(self._host), command]
+        return subprocess.run(command_line, check=False).returncode
 
     def close(self) -> None:
-        """The connection is ssh's."""
+        """Do nothing: ssh manages the connection."""
 
 
-class ProcessSession(Session):
+class ProcessSession(ProgramSession):
     def __init__(self, process: subprocess.Popen[bytes], host: str) -> None:
         self._process = process
         self._host = host
-        self._said = b""
+        self._stderr = b""
 
     def write(self, data: bytes) -> None:
         try:
@@ -67,7 +67,7 @@ class ProcessSession(Session):
                 data = data[_stream(self._process.stdin).write(data) :]
         except OSError:
             self.wait()
-            raise ConnectionLost(f"the connection to {self._host} broke") from None
+            raise ConnectionLost(f"the connection to {self._host} was lost") from None
 
     def close_input(self) -> None:
         _stream(self._process.stdin).close()
@@ -78,9 +78,9 @@ class ProcessSession(Session):
     def read_error(self, count: int) -> bytes:
         try:
             piece = _stream(self._process.stderr).read(count)
-        except (ValueError, OSError):  # closed meanwhile, by this side: before the read or within it
+        except (ValueError, OSError):  # closed by this side, before the read or during it
             return b""
-        self._said = (self._said + piece)[-4096:]
+        self._stderr = (self._stderr + piece)[-4096:]
         return piece
 
     def wait(self) -> int:
@@ -97,12 +97,12 @@ class ProcessSession(Session):
             _stream(stream).close()
 
     def _why(self) -> ClusterError:
-        said = self._said.decode("utf-8", "replace").strip()
-        if "Host key verification failed" in said or "Permission denied" in said or "Could not resolve" in said:
-            return ClusterError(f"ssh {self._host}: {said}")
-        if "Connection refused" in said or "timed out" in said or "No route" in said:
-            return Unreachable(f"ssh {self._host}: {said}")
-        return ConnectionLost(f"the connection to {self._host} broke{f' ({said})' if said else ''}")
+        stderr = self._stderr.decode("utf-8", "replace").strip()
+        if "Host key verification failed" in stderr or "Permission denied" in stderr or "Could not resolve" in stderr:
+            return ClusterError(f"ssh {self._host}: {stderr}")
+        if "Connection refused" in stderr or "timed out" in stderr or "No route" in stderr:
+            return Unreachable(f"ssh {self._host}: {stderr}")
+        return ConnectionLost(f"the connection to {self._host} was lost{f' ({stderr})' if stderr else ''}")
 
 
 def _stream(stream: IO[bytes] | None) -> IO[bytes]:

@@ -1,21 +1,43 @@
-"""How the two hpcaccels speak: the other side says hello, this side asks one thing in a JSON line (bytes may follow),
-the other side answers in frames. A frame is a JSON line; its ``bytes`` say how many raw bytes come behind it.
+"""Protocol with hpcaccel on a login node: its command line, and the frames exchanged on its standard streams.
 
-An answer without its last frame (``exit``) has not arrived: that is how a connection that broke is told from an end.
+The login node sends a hello line, this side sends a request (a JSON line, which bytes may follow), and the login node
+replies in frames. A frame is a JSON line; its ``bytes`` is the number of raw bytes that follow. A reply without the
+last frame (``exit``) is incomplete: this distinguishes a broken connection from an end.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import threading
-from collections.abc import Callable
-from typing import Any, BinaryIO
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO, Protocol
 
-__all__ = ["PROTOCOL", "FrameReader", "FrameWriter", "Torn", "hello_line", "parse_hello", "version_key"]
+from hpcaccel.errors import ClusterError
+
+__all__ = [
+    "INSTALLED",
+    "PROTOCOL",
+    "Connection",
+    "ConnectionLost",
+    "Drain",
+    "FrameReader",
+    "FrameWriter",
+    "ProgramSession",
+    "Torn",
+    "Unreachable",
+    "answering",
+    "command_line",
+    "hello_line",
+    "in_login_shell",
+    "parse_hello",
+    "version_key",
+]
+
 
 PROTOCOL = 1
-"""Counts up when an older side could not follow any more."""
+"""Incremented when older versions become incompatible."""
 
 _HELLO = re.compile(rb"hpcaccel-answers (\d+) (\S+)\s*")
 _LONGEST_LINE = 64 << 20
@@ -30,19 +52,19 @@ def hello_line(version: str) -> bytes:
 
 
 def parse_hello(line: bytes) -> tuple[int, str] | None:
-    """Protocol and version, or None for anything else: what a login shell greets with comes first."""
+    """Parse a hello line into protocol and version. None for other lines: a login shell may print a greeting first."""
     found = _HELLO.fullmatch(line)
     return None if found is None else (int(found[1]), found[2].decode("ascii", "replace"))
 
 
 def version_key(version: str) -> tuple[int, ...]:
-    """For comparing: ``0.10.1.dev3`` → (0, 10, 1)."""
+    """A sort key: ``0.10.1.dev3`` → (0, 10, 1)."""
     found = re.match(r"\d+(?:\.\d+)*", version)
     return () if found is None else tuple(int(part) for part in found[0].split("."))
 
 
 class FrameWriter:
-    """Writes whole frames, from several threads."""
+    """Writes whole frames; thread-safe."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -56,10 +78,10 @@ class FrameWriter:
 
 
 class FrameReader:
-    """Reads lines and frames from whatever hands out bytes.
+    """Reads lines and frames.
 
     Args:
-        read: at most so many bytes; b"" at the end.
+        read: returns at most the given number of bytes; b"" at the end.
     """
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
@@ -79,10 +101,10 @@ class FrameReader:
         return line
 
     def frame(self) -> tuple[dict[str, Any], bytes]:
-        """The next frame and what it carries.
+        """The next frame and its payload.
 
         Raises:
-            Torn: there is none any more.
+            Torn: the stream ended.
         """
         line = self.line()
         if line is None:
@@ -101,3 +123,111 @@ class FrameReader:
             pieces.append(piece)
             missing -= len(piece)
         return b"".join(pieces)
+
+
+class Unreachable(ClusterError):
+    """No connection could be made; a later try may succeed."""
+
+
+class ConnectionLost(ClusterError):
+    """The connection broke. The request may or may not have been executed."""
+
+
+class ProgramSession(Protocol):
+    """A program on the login node. ``read`` returns b"" at the end; ``wait`` returns the exit code.
+
+    ``write`` and ``wait`` raise ConnectionLost.
+    """
+
+    def write(self, data: bytes) -> None: ...
+
+    def close_input(self) -> None: ...
+
+    def read(self, count: int) -> bytes: ...
+
+    def read_error(self, count: int) -> bytes: ...
+
+    def wait(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Connection(Protocol):
+    """Starts programs on the login node; a command is a line for the login shell of the user."""
+
+    def start(self, command: str) -> ProgramSession: ...
+
+    def terminal(self, command: str) -> int:
+        """Run a program on this terminal; returns its exit code."""
+
+    def close(self) -> None: ...
+
+
+class Drain:
+    """Reads a program's stderr in a thread, so that a full pipe cannot block stdout. Keeps the last ``KEPT_BYTES``.
+
+    Args:
+        read: returns at most the given number of bytes; b"" at the end.
+        hear: called with each piece, as bytes.
+    """
+
+    KEPT_BYTES = 1 << 16
+
+    def __init__(self, read: Callable[[int], bytes], hear: Callable[[bytes], None] = lambda piece: None) -> None:
+        self._read, self._hear = read, hear
+        self._kept = b""
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while piece := self._read(1 << 15):
+            self._kept = (self._kept + piece)[-self.KEPT_BYTES :]
+            try:
+                self._hear(piece)
+            except OSError:  # the output was closed (`2>&1 | head`); the program must not block
+                self._hear = lambda piece: None
+
+    def all(self) -> bytes:
+        """Wait for the end of the stream and return the kept bytes."""
+        self._thread.join()
+        return self._kept
+
+
+INSTALLED = "~/.local/share/hpcaccel/env/bin/hpcaccel"
+"""The path to which ``cluster install`` installs hpcaccel."""
+
+_VARIABLE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+def in_login_shell(line: str) -> str:
+    """A command that runs ``line`` in bash after the site's login scripts, which set up modules and Slurm's path.
+
+    The scripts get an empty stdin, so that they cannot read the stdin of the command.
+    """
+    return shlex.join(["bash", "-c", f"exec 3<&0; exec bash -lc {shlex.quote('exec 0<&3 3<&-; ' + line)} < /dev/null"])
+
+
+def command_line(args: Sequence[str]) -> str:
+    return in_login_shell("exec " + shlex.join(args))
+
+
+def answering(program: str | None, *args: str) -> str:
+    """The command line of hpcaccel on the login node, with ``args``.
+
+    Args:
+        program: the path of hpcaccel on the login node, which may begin with ``~/`` and contain ``${env:NAME}``.
+            None: the path to which ``cluster install`` installs it, else the first on PATH.
+    """
+    words = shlex.join(args)
+    if program is not None:
+        return in_login_shell(f"exec {_path(program)} {words}")
+    return in_login_shell(f'p={_path(INSTALLED)}; [ -x "$p" ] || p=hpcaccel; exec "$p" {words}')
+
+
+def _path(text: str) -> str:
+    """A path as a shell word, quoted except for the home and the variables of the login node."""
+    head, text = ('"$HOME"', text[1:]) if text.startswith("~/") else ("", text)
+    words = []
+    for index, piece in enumerate(_VARIABLE.split(text)):  # odd pieces are names of variables
+        words.append(f'"${{{piece}}}"' if index % 2 else shlex.quote(piece) if piece else "")
+    return head + "".join(words)

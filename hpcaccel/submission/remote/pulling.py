@@ -1,4 +1,4 @@
-"""This side: results from a cluster, file by file. What is here is not fetched again, and half a file goes on."""
+"""Fetching results from a cluster, file by file. Complete files are skipped; a partial file is continued."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from hpcaccel.core.run_dir import DIRECTORY_MODE, FILE_MODE
+from hpcaccel.core.durable_files import DIRECTORY_MODE, FILE_MODE
 from hpcaccel.errors import ClusterError, RunDirectoryError
-from hpcaccel.submission.remote.code import progress
+from hpcaccel.submission.remote.archives import progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpcaccel.submission.remote.remote_cluster import Conversation, RemoteCluster
+    from hpcaccel.submission.remote.remote_cluster import RemoteCluster, RemoteRequest
 
 __all__ = ["Pulled", "pull"]
 
 PART = ".hpcaccel-part"
-"""Behind the name of a file that is not complete."""
+"""Suffix of an incomplete file."""
 _TRIES = 3
-"""For a file whose sum is wrong, which one that is being written to may have."""
+"""Maximum number of times that a file is fetched if its checksum is wrong: the run may still write to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pulled:
     path: Path
     files: int
-    """That came now."""
+    """Files that were fetched."""
     bytes: int
     unchanged: int
-    """Files that were here."""
+    """Files that were already here."""
     checkpoint: str | None
 
 
@@ -54,17 +54,18 @@ def pull(
     metric: str | None = None,
     largest: bool = False,
 ) -> Pulled:
-    """Fetch a run's logs, metrics and records, and one checkpoint where ``checkpoint`` names one.
+    """Fetch a run's logs, metrics and records, and optionally a checkpoint.
 
     Args:
-        folder: where to; None: ``<runs_dir>/<name>/<run id>``, as if it had run here.
-        checkpoint: a step, ``last`` or ``best`` (by ``metric``, the smallest value or the largest).
+        folder: the destination; None: ``<runs_dir>/<name>/<run id>``, as for a run of this machine.
+        checkpoint: a step, ``last``, or ``best`` (the smallest ``metric``; the largest if ``largest``).
 
     Raises:
-        RunNotFound, CheckpointError and what asking the cluster raises; RunDirectoryError: it cannot be written here.
+        ClusterError: as every request to the cluster; also if the cluster has no such run or checkpoint.
+        RunDirectoryError: the files cannot be written here.
     """
-    wish = {"do": "pull", "run": run, "checkpoint": checkpoint, "metric": metric, "largest": largest}
-    head, files = cluster.again(lambda: cluster.converse(wish, _hear_list))
+    request = {"do": "pull", "run": run, "checkpoint": checkpoint, "metric": metric, "largest": largest}
+    head, files = cluster.again(lambda: cluster.converse(request, _read_list))
     target = folder or runs_dir / head["name"] / head["run_id"]
     try:
         target.mkdir(parents=True, exist_ok=True, mode=DIRECTORY_MODE)
@@ -84,11 +85,11 @@ def pull(
     )
 
 
-def _hear_list(conversation: Conversation) -> tuple[dict[str, Any], list[_File]]:
+def _read_list(conversation: RemoteRequest) -> tuple[dict[str, Any], list[_File]]:
     about, _ = conversation.expect("run")
     for key in ("name", "run_id"):
         if about[key] in ("", ".", "..") or "/" in about[key] or "\0" in about[key]:
-            raise ClusterError(f"the cluster offers a run whose {key} is {about[key]!r}: that is no folder's name")
+            raise ClusterError(f"the cluster sent the run {key} {about[key]!r}, which is not a valid directory name")
     files: list[_File] = []
     while True:
         head, _ = conversation.frame()
@@ -97,7 +98,7 @@ def _hear_list(conversation: Conversation) -> tuple[dict[str, Any], list[_File]]
         if head["frame"] == "file":
             name = PurePosixPath(head["name"])
             if name.is_absolute() or ".." in name.parts or ".." in PurePosixPath(head["link"] or "").parts[1:]:
-                raise ClusterError(f"the cluster offers a file {head['name']!r} outside of the run")
+                raise ClusterError(f"the cluster listed {head['name']!r}, a path outside the run directory")
             files.append(_File(**{key: head[key] for key in ("name", "size", "mtime_ns", "link")}))
 
 
@@ -125,18 +126,18 @@ def _fetch_all(cluster: RemoteCluster, run_id: str, target: Path, files: list[_F
     left = {file.name: file for file in files}
     wrong: dict[str, int] = {}
     with progress() as shown:
-        bar = shown.add_task(f"{run_id} from {cluster.name}", total=sum(file.size for file in files))
+        bar = shown.add_task(f"fetching {run_id} from {cluster.name}", total=sum(file.size for file in files))
 
-        def tell(count: int) -> None:
+        def advance(count: int) -> None:
             shown.advance(bar, count)
 
         def once() -> None:
-            _fetch(cluster, run_id, target, left, tell, wrong)
+            _fetch(cluster, run_id, target, left, advance, wrong)
 
         while left:
             cluster.again(once)
             if bad := [name for name, times in wrong.items() if times >= _TRIES]:
-                raise ClusterError(f"{bad[0]} did not arrive as it was sent, {_TRIES} times. Pull once more")
+                raise ClusterError(f"{bad[0]} arrived with a wrong checksum {_TRIES} times. Pull again")
 
 
 def _fetch(
@@ -144,24 +145,24 @@ def _fetch(
     run_id: str,
     target: Path,
     left: dict[str, _File],
-    tell: Callable[[int], None],
+    advance: Callable[[int], None],
     wrong: dict[str, int],
 ) -> None:
-    """Ask for all that is ``left``, and take out what came."""
-    asked = [(name, _have(target / name, file), file.size) for name, file in left.items()]
-    request = {"do": "pull", "run": run_id, "files": asked}
+    """Request all files in ``left``, and remove the completed ones from it."""
+    requested = [(name, _have(target / name, file), file.size) for name, file in left.items()]
+    request = {"do": "pull", "run": run_id, "files": requested}
 
-    def talk(conversation: Conversation) -> None:
+    def read_files(conversation: RemoteRequest) -> None:
         while True:
             head, payload = conversation.frame()
             if head["frame"] == "exit":
                 return
             if head["frame"] in ("data", "end") and head["name"] not in left:
-                raise ClusterError(f"the cluster sends a file {head['name']!r} that it was not asked for")
+                raise ClusterError(f"the cluster sent {head['name']!r}, which was not requested")
             if head["frame"] == "data":
                 with _part(target / head["name"]).open("ab") as part:
                     part.write(payload)
-                tell(len(payload))
+                advance(len(payload))
             elif head["frame"] == "end":
                 if _complete(target / head["name"], left[head["name"]], head["crc"], head["size"]):
                     del left[head["name"]]
@@ -170,7 +171,7 @@ def _fetch(
             elif head["frame"] == "err":
                 raise ClusterError(payload.decode("utf-8", "replace").strip().removeprefix("error: "))
 
-    cluster.converse(request, talk)
+    cluster.converse(request, read_files)
 
 
 def _part(path: Path) -> Path:
@@ -178,7 +179,7 @@ def _part(path: Path) -> Path:
 
 
 def _have(path: Path, file: _File) -> int:
-    """How much of a file came earlier; makes it where there is nothing."""
+    """The size in bytes of the partial file, which is created if missing."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=DIRECTORY_MODE)
     part = _part(path)
     os.close(os.open(part, os.O_WRONLY | os.O_CREAT, FILE_MODE))
@@ -190,7 +191,7 @@ def _have(path: Path, file: _File) -> int:
 
 
 def _complete(path: Path, file: _File, crc: int, size: int) -> bool:
-    """Give a file its name, when its sum is right; else begin it anew."""
+    """Rename a complete file if its checksum is correct; else delete it, so that it is fetched again."""
     part = _part(path)
     if part.stat().st_size != size or _sum(part) != crc:
         part.unlink()

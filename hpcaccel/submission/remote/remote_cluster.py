@@ -1,4 +1,4 @@
-"""Asking a cluster behind SSH, and asking again when the connection broke."""
+"""Requests to a cluster behind SSH, repeated when the connection breaks."""
 
 from __future__ import annotations
 
@@ -12,40 +12,51 @@ from typing import TYPE_CHECKING, Any
 
 import hpcaccel
 from hpcaccel.errors import ClusterError
-from hpcaccel.submission.remote.program import answering, command_line
-from hpcaccel.submission.remote.program_session import Connection, ConnectionLost, Drain, Session, Unreachable
-from hpcaccel.submission.remote.protocol import PROTOCOL, FrameReader, Torn, parse_hello, version_key
+from hpcaccel.submission.remote.protocol import (
+    PROTOCOL,
+    Connection,
+    ConnectionLost,
+    Drain,
+    FrameReader,
+    ProgramSession,
+    Torn,
+    Unreachable,
+    answering,
+    command_line,
+    parse_hello,
+    version_key,
+)
 
 if TYPE_CHECKING:
     from hpcaccel.spec import ClusterProfile
 
-__all__ = ["Answer", "Conversation", "RemoteCluster"]
+__all__ = ["RemoteCluster", "RemoteRequest", "RemoteResult"]
 
 PAUSES_SECONDS = (0.5, 2.0, 5.0, 10.0)
-"""Before a broken connection is tried again; then it is given up."""
+"""Pauses before the retries after a broken connection. If the last retry fails, an error is raised."""
 STEADY_SECONDS = 60.0
-"""After a connection that held for so long, all of these tries are there again: one follows a run for days."""
+"""After a connection that lasted this long, all retries are available again: a run may be followed for days."""
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
-"""What shells answer for a program that is not there."""
+"""Shell exit codes for a program that cannot be started."""
 
 Frame = tuple[dict[str, Any], bytes]
-Said = dict[str, bytes]
-"""What frames of each kind carried, one behind the other."""
+Payloads = dict[str, bytes]
+"""The payloads of each kind of frame, concatenated."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """How a program on the login node ended."""
+class RemoteResult:
+    """The result of a program on the login node."""
 
     code: int
     stdout: str
     stderr: str
 
 
-class Conversation:
-    """One question to the hpcaccel of the other side, after it has said hello."""
+class RemoteRequest:
+    """One request to hpcaccel on the login node, after its hello line."""
 
-    def __init__(self, session: Session, reader: FrameReader) -> None:
+    def __init__(self, session: ProgramSession, reader: FrameReader) -> None:
         self._session = session
         self._reader = reader
 
@@ -53,45 +64,48 @@ class Conversation:
         """The next frame.
 
         Raises:
-            ConnectionLost: the other side fell silent before its last one.
+            ConnectionLost: the stream ended before the last frame.
         """
         try:
             return self._reader.frame()
         except Torn:
-            self._session.wait()  # says so when it was the connection
-            raise ConnectionLost("hpcaccel on the cluster was killed before it had answered") from None
+            self._session.wait()  # raises if the connection broke
+            raise ConnectionLost("hpcaccel on the cluster exited before its reply was complete") from None
 
     def expect(self, frame: str) -> Frame:
-        """The next frame, which must be such a one.
+        """The next frame of the kind ``frame``.
 
         Raises:
-            ClusterError: the other side refused; in its own words.
+            ClusterError: the request failed on the cluster; with the cluster's message.
         """
-        said = b""
+        stderr = b""
         while True:
             head, payload = self.frame()
             if head["frame"] == frame:
                 return head, payload
             if head["frame"] == "exit":
-                raise ClusterError(said.decode("utf-8", "replace").strip().removeprefix("error: "))
-            said += payload
+                raise ClusterError(stderr.decode("utf-8", "replace").strip().removeprefix("error: "))
+            stderr += payload
 
-    def to_the_end(self, **hear: Callable[[dict[str, Any], bytes], None]) -> tuple[dict[str, Any], Said]:
-        """Read all frames: the last one (``exit``), and what the others carried.
+    def to_the_end(self, **hear: Callable[[dict[str, Any], bytes], None]) -> tuple[dict[str, Any], Payloads]:
+        """Read all frames.
 
         Args:
-            hear: by their kind, what is done with frames instead of keeping what they carry.
+            hear: callbacks by kind of frame, called with head and payload; the payloads of these kinds are not kept.
+
+        Returns:
+            The last frame (``exit``), and the payloads of the others.
         """
-        said: Said = {}
+        payloads: Payloads = {}
         while True:
             head, payload = self.frame()
             kind = head["frame"]
             if kind == "exit":
-                return head, said
+                return head, payloads
             if kind in hear:
                 hear[kind](head, payload)
             else:
-                said[kind] = said.get(kind, b"") + payload
+                payloads[kind] = payloads.get(kind, b"") + payload
 
     def send(self, data: bytes) -> None:
         self._session.write(data)
@@ -101,11 +115,11 @@ class Conversation:
 
 
 class RemoteCluster:
-    """The login node of a profile with ``host``; connected when something is asked, until ``close``.
+    """The login node of a profile with ``host``; connected from the first request until ``close``.
 
-    Raises (from every method that asks):
-        ClusterError: unknown host, host key unknown or changed, login refused, no hpcaccel there or an old one.
-        Unreachable, ConnectionLost: no connection, after some tries.
+    Raises (every method that connects):
+        ClusterError: unknown host, unknown or changed host key, login refused, hpcaccel missing or too old.
+        Unreachable, ConnectionLost: no connection after several tries.
     """
 
     def __init__(
@@ -153,12 +167,12 @@ class RemoteCluster:
         stdin: bytes | str | None = None,
         *,
         hear: Callable[[bytes], None] = lambda piece: None,
-    ) -> Answer:
-        """Run a program in a login shell there and wait for it. It is asked once: a caller that may repeat it does.
+    ) -> RemoteResult:
+        """Run a program in a login shell on the login node and wait for it. No retries; see :meth:`again`.
 
         Args:
-            args: the program and its arguments; never a secret, since everybody there sees them.
-            hear: gets what comes on stderr, as it comes, from another thread.
+            args: the program and its arguments; no secrets, because all users of the login node can read them.
+            hear: called with each piece of stderr, from another thread.
         """
         session = self.connection.start(command_line(args))
         try:
@@ -167,16 +181,16 @@ class RemoteCluster:
                 session.write(stdin.encode() if isinstance(stdin, str) else stdin)
             session.close_input()
             pieces = list(iter(lambda: session.read(1 << 16), b""))
-            said = errors.all()
+            stderr = errors.all()
             code = session.wait()
         finally:
             session.close()
-        return Answer(code, b"".join(pieces).decode("utf-8", "replace"), said.decode("utf-8", "replace"))
+        return RemoteResult(code, b"".join(pieces).decode("utf-8", "replace"), stderr.decode("utf-8", "replace"))
 
     def runner(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        """Stands in for ``subprocess.run`` where commands of Slurm are started: ``Slurm(cluster.runner)``.
+        """A replacement for ``subprocess.run`` for Slurm's commands: ``Slurm(cluster.runner)``.
 
-        Environment and time limit of this machine have no meaning there.
+        The options, such as environment and timeout, are ignored.
 
         Raises:
             FileNotFoundError: there is no such program.
@@ -187,17 +201,17 @@ class RemoteCluster:
         return subprocess.CompletedProcess(list(command), answer.code, answer.stdout, answer.stderr)
 
     def terminal(self, *args: str) -> int:
-        """``hpcaccel <args>`` there, on this terminal; its exit code."""
+        """Run ``hpcaccel <args>`` on the login node, attached to this terminal; returns its exit code."""
         return self.connection.terminal(answering(self.profile.hpcaccel, *args))
 
     def introduction(self, runs_dir: str | None = None) -> dict[str, Any]:
-        """What the other side must know of this profile."""
+        """The fields of a request that describe this profile."""
         return {"cluster": self.name, "profile": self.profile.for_login_node(), "runs_dir": runs_dir}
 
     # -- hpcaccel ----------------------------------------------------------------------------------------------------
 
     def again(self, action: Callable[[], Any]) -> Any:
-        """Do what may be done twice; when the connection breaks, connect and do it again, some times."""
+        """Run an idempotent action. If the connection breaks, reconnect and run it again, a few times."""
         connected = False
         pauses = iter(PAUSES_SECONDS)
         while True:
@@ -217,61 +231,61 @@ class RemoteCluster:
             pause = next(pauses, None)
             if pause is None:
                 raise ConnectionLost(
-                    f"{lost}. Nothing is lost: what runs on {self.name} goes on, and the same command, given again, "
-                    "takes up where this one was; a submission is never made twice"
+                    f"{lost}. Runs on {self.name} continue. Run the same command again to continue from here: nothing "
+                    "is submitted twice"
                 )
-            self._note(f"{lost}; trying again")
+            self._note(f"{lost}; retrying")
             self._sleep(pause)
 
-    def converse(self, request: dict[str, Any], talk: Callable[[Conversation], Any]) -> Any:
-        """Ask the hpcaccel there one thing, and let ``talk`` read its frames. Once; see :meth:`again`."""
+    def converse(self, request: dict[str, Any], talk: Callable[[RemoteRequest], Any]) -> Any:
+        """Send a request to hpcaccel on the login node; ``talk`` reads the reply. No retries; see :meth:`again`."""
         import json
 
         session = self.connection.start(answering(self.profile.hpcaccel, "answer"))
         try:
             errors = Drain(session.read_error)
             reader = FrameReader(session.read)
-            self._hear_hello(session, reader, errors)
+            self._read_hello(session, reader, errors)
             session.write(json.dumps({"protocol": PROTOCOL, **request}).encode() + b"\n")
-            return talk(Conversation(session, reader))
+            return talk(RemoteRequest(session, reader))
         finally:
             session.close()
 
-    def _hear_hello(self, session: Session, reader: FrameReader, errors: Drain) -> None:
+    def _read_hello(self, session: ProgramSession, reader: FrameReader, errors: Drain) -> None:
         while (line := reader.line()) is not None:
             if (hello := parse_hello(line)) is not None:
                 self._check_version(*hello)
                 return
-        said = errors.all().decode("utf-8", "replace").strip()
-        raise ClusterError(self._no_hello(session.wait(), said))
+        stderr = errors.all().decode("utf-8", "replace").strip()
+        raise ClusterError(self._no_hello(session.wait(), stderr))
 
     def _check_version(self, protocol: int, version: str) -> None:
         here = hpcaccel.__version__
         if protocol < PROTOCOL or version_key(version) < version_key(here):
             raise ClusterError(
-                f"{self.name} has hpcaccel {version}, older than {here} on this machine. Bring it up to date with "
-                f"`hpcaccel cluster install {self.name}`; queued jobs are not touched by that"
+                f"{self.name} has hpcaccel {version}, older than {here} on this machine. Update it with "
+                f"`hpcaccel cluster install {self.name}`; queued jobs are not affected"
             )
         if protocol > PROTOCOL:
             raise ClusterError(
-                f"{self.name} has hpcaccel {version}, too new for {here} on this machine: "
-                "pip install --upgrade hpcaccel here"
+                f"{self.name} has hpcaccel {version}, too new for {here} on this machine. Update this machine: "
+                "pip install --upgrade hpcaccel"
             )
 
-    def _no_hello(self, code: int, said: str) -> str:
+    def _no_hello(self, code: int, stderr: str) -> str:
         install = f"`hpcaccel cluster install {self.name}`"
-        if "No such command" in said:
-            return f"{self.name} has an hpcaccel too old to be reached from here. Bring it up to date with {install}"
-        words = f" ({said.splitlines()[-1]})" if said else ""
-        if "bad interpreter" in said or ("cannot execute" in said and code in (NOT_EXECUTABLE, NOT_FOUND)):
-            return f"the Python of hpcaccel on {self.name} is missing{words}. Install it anew with {install}"
+        if "No such command" in stderr:
+            return f"hpcaccel on {self.name} is too old for use from other machines. Update it with {install}"
+        detail = f" ({stderr.splitlines()[-1]})" if stderr else ""
+        if "bad interpreter" in stderr or ("cannot execute" in stderr and code in (NOT_EXECUTABLE, NOT_FOUND)):
+            return f"the Python interpreter of hpcaccel on {self.name} is missing{detail}. Reinstall it with {install}"
         if code in (NOT_EXECUTABLE, NOT_FOUND):
-            return f"there is no hpcaccel on {self.name}{words}. Install it with {install}"
-        if "No module named" in said or "ImportError" in said:
-            return f"the hpcaccel on {self.name} is broken{words}. Install it anew with {install}"
+            return f"hpcaccel was not found on {self.name}{detail}. Install it with {install}"
+        if "No module named" in stderr or "ImportError" in stderr:
+            return f"the hpcaccel installation on {self.name} is broken{detail}. Reinstall it with {install}"
         return (
-            f"hpcaccel on {self.name} did not answer (exit code {code}){words}. Log in (ssh {self.profile.host}) and "
-            "look whether your login scripts end early, or whether the home directory is full"
+            f"hpcaccel on {self.name} did not respond (exit code {code}){detail}. Log in (ssh {self.profile.host}) and "
+            "check whether your login scripts exit early or the home directory is full"
         )
 
 

@@ -1,4 +1,4 @@
-"""What this machine remembers of clusters behind SSH: which run is where, which submission may have come through."""
+"""This machine's index of runs on clusters behind SSH, and keys of submissions and commands without a reply."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.core.run_dir import append_line, read_lines, state_home
-from hpcaccel.submission.pending import Pending, pending
+from hpcaccel.core.durable_files import append_line, read_lines
+from hpcaccel.core.user_state import state_home
+from hpcaccel.submission.submit.comparison import PendingKey, pending_key
 
 __all__ = [
-    "Pending",
+    "PendingKey",
     "pending_command",
     "pending_submission",
     "remember",
@@ -22,7 +23,7 @@ __all__ = [
 ]
 
 COMMAND_SECONDS = 3600.0
-"""How long a command whose answer did not arrive is taken for the same when it is given again."""
+"""Time within which a command that got no reply has the same key when it is repeated."""
 
 
 def state_folder() -> Path:
@@ -34,9 +35,11 @@ def _runs_file() -> Path:
 
 
 def remember(cluster: str, run: Mapping[str, Any], *, secrets: Sequence[str] = ()) -> None:
-    """Args:
-    run: ``run_id``, ``name``, ``job_id`` and ``path`` (on the cluster), and its ``kind`` where that is known.
-    secrets: the names, never the values, that its spec lists under ``environment.secrets``.
+    """Add a run to the index.
+
+    Args:
+        run: ``run_id``, ``name``, ``job_id`` and ``path`` (on the cluster), and its ``kind`` if known.
+        secrets: the names, never the values, of ``environment.secrets`` in the run's spec.
     """
     path = _runs_file()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -45,26 +48,22 @@ def remember(cluster: str, run: Mapping[str, Any], *, secrets: Sequence[str] = (
 
 
 def remote_runs() -> list[dict[str, Any]]:
-    """All remembered runs, oldest first; ``cluster``, ``run_id``, ``name``, ``job_id``, ``path`` of each."""
+    """All runs of the index, oldest first, with ``cluster``, ``run_id``, ``name``, ``job_id`` and ``path``."""
     return [line for line, _ in read_lines(_runs_file())]
 
 
 def secrets_of(cluster: str, token: str) -> frozenset[str]:
-    """The secrets, by name, that the run was submitted with from this machine: of these the cluster has been told
-    already. None of a run that was submitted from elsewhere, or before this was written down.
-    """
+    """The names of the run's secrets, if it was submitted from this machine; empty for other runs."""
     run = remote_of(token, cluster=cluster)
     return frozenset() if run is None else frozenset(run.get("secrets", ()))
 
 
 def remote_of(token: str, *, cluster: str | None = None, only_sweeps: bool = False) -> dict[str, Any] | None:
-    """The remembered run that ``token`` names: its id, ``<id>_3``, a beginning of one, its name, or its job id.
-
-    A beginning that fits runs of several clusters fits none.
+    """Find a run in the index by run id, ``<id>_3``, a unique prefix of the id, name, or job id; None if there is none.
 
     Args:
-        cluster: only runs of this one.
-        only_sweeps: a name, or the beginning of an id, is that of a sweep where there is one.
+        cluster: only runs on this cluster.
+        only_sweeps: prefer sweeps if a name or a prefix matches several runs.
     """
     runs = [run for run in reversed(remote_runs()) if cluster in (None, run["cluster"])]
     if only_sweeps:  # a stable sort: the newest of each kind stays first
@@ -83,21 +82,22 @@ def remote_of(token: str, *, cluster: str | None = None, only_sweeps: bool = Fal
 
 
 @contextmanager
-def pending_submission(cluster: str, contents: Mapping[str, Any]) -> Iterator[Pending]:
-    """A key for a submission, on disk before the block begins, and kept when the block does not say that it is done.
+def pending_submission(cluster: str, contents: Mapping[str, Any]) -> Iterator[PendingKey]:
+    """A key for a submission, on disk before the block begins and kept until the block sets ``done``.
 
-    Who submits the same once more gets the same key then, and the cluster makes one job of both. Two calls at the
-    same time are two submissions: the file is locked by the one that uses it.
+    A repeated submission gets the same key, so that the cluster submits one job for both. Concurrent calls are separate
+    submissions.
     """
-    with pending("remote-submissions", {"cluster": cluster, **contents}, kept_seconds=None) as asked:
-        yield asked
+    with pending_key("remote-submissions", {"cluster": cluster, **contents}, kept_seconds=None) as pending:
+        yield pending
 
 
 @contextmanager
-def pending_command(cluster: str, args: Sequence[str]) -> Iterator[Pending]:
-    """The same for a command that changes a run, such as ``resume``. After an hour it is a new one: a run that was
-    resumed then may have ended long since.
+def pending_command(cluster: str, args: Sequence[str]) -> Iterator[PendingKey]:
+    """A key for a command that changes a run, such as ``resume``.
+
+    After an hour the same command gets a new key, because the run may have ended since.
     """
     contents = {"cluster": cluster, "args": list(args)}
-    with pending("remote-commands", contents, kept_seconds=COMMAND_SECONDS) as asked:
-        yield asked
+    with pending_key("remote-commands", contents, kept_seconds=COMMAND_SECONDS) as pending:
+        yield pending

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from hpcaccel.errors import RankEnvironmentError
-from hpcaccel.runtime.distributed.device import count_gpus
-from hpcaccel.runtime.distributed.process_states import PartialState
+from hpcaccel.runtime.distributed.device_mesh import count_gpus
+from hpcaccel.runtime.states.partial_state import PartialState
 
 folder, case = Path(sys.argv[1]), sys.argv[2]
 found: dict[str, Any] = {"gpus": count_gpus(os.environ), "scontrol": shutil.which("scontrol") is not None}

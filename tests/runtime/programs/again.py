@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from hpcaccel.runtime.accelerator import Accelerator
-from hpcaccel.runtime.distributed.process_states import AcceleratorState, PartialState
+from hpcaccel.runtime.states.accelerator_state import AcceleratorState
+from hpcaccel.runtime.states.partial_state import PartialState
 
 sums, types = [], []
 for turn in range(5):

@@ -11,7 +11,7 @@ from torch import nn
 
 from hpcaccel import Accelerator
 from hpcaccel.errors import CheckpointError
-from hpcaccel.runtime.training_session import Session
+from hpcaccel.runtime.training_session import TrainingSession
 
 accelerator = Accelerator()
 model, optimizer = accelerator.prepare(*(lambda m: (m, torch.optim.AdamW(m.parameters())))(nn.Linear(64, 64)))
@@ -19,12 +19,12 @@ rank, error_at, said = accelerator.process_index, None, ""
 
 
 def writer():
-    return Session.existing().loop.saver._engine._background._writer._process.pid
+    return TrainingSession.existing().loop.context.checkpoints._run_engine._background._writer._process.pid
 
 
 def wait_for_writer():
-    saver = Session.existing().loop.saver
-    while saver.in_flight and saver.progress() == "busy":
+    checkpoints = TrainingSession.existing().loop.context.checkpoints
+    while checkpoints.in_flight and checkpoints.progress() == "busy":
         time.sleep(0.01)
 
 

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from hpcaccel import Accelerator
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.runtime.data.loader import PreparedLoader
-from hpcaccel.runtime.training.accumulation import LoadersInUse
+from hpcaccel.runtime.data.loaders_in_use import LoadersInUse
 
 
 class Hooks:
@@ -142,7 +142,7 @@ resumed.load_state_dict(state)
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     found["resumed"] = everybody([batch.tolist() for batch in resumed])
-found["warned"] = everybody([str(item.message) for item in caught if "thrown away" in str(item.message)])
+found["warned"] = everybody([str(item.message) for item in caught if "read and discarded" in str(item.message)])
 
 torch.manual_seed(rank)
 synced = prepared(DataLoader(TensorDataset(torch.arange(4))), rng_types=["torch", "python", "numpy"])

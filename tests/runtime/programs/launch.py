@@ -13,7 +13,7 @@ import torch
 
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.runtime.accelerator import Accelerator
-from hpcaccel.runtime.distributed.local_launch import debug_launcher, notebook_launcher
+from hpcaccel.runtime.local_launch import debug_launcher, notebook_launcher
 
 folder = Path(tempfile.mkdtemp())
 found: dict[str, Any] = {}

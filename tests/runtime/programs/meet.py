@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from hpcaccel.errors import RankEnvironmentError
-from hpcaccel.runtime.distributed.process_states import PartialState
+from hpcaccel.runtime.states.partial_state import PartialState
 
 if os.environ.get("RANK", os.environ.get("SLURM_PROCID")) == "0":
     time.sleep(float(os.environ.get("LATE", "0")))

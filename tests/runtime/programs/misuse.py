@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 from hpcaccel import Accelerator
 from hpcaccel.errors import HpcaccelError
+from hpcaccel.runtime.compat.out_of_memory import find_executable_batch_size
 from hpcaccel.runtime.handlers import InitProcessGroupKwargs
-from hpcaccel.runtime.training.out_of_memory import find_executable_batch_size
 
 
 def gather_on_main(accelerator: Accelerator) -> None:

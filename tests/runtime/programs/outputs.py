@@ -5,6 +5,7 @@ import json
 import sys
 from collections import UserDict, deque
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -45,7 +46,7 @@ class Slotted:
 
 @dataclass
 class Data:
-    inner: object
+    inner: Any
 
     @property
     def loss(self):
@@ -59,6 +60,8 @@ class Result:
 
 class Extended(dict):
     """As an output of transformers', with something that its keys do not name."""
+
+    loss: Any
 
 
 class Model(Plain):

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
-from hpcaccel.runtime.training import child_signals as children
+from hpcaccel.runtime import child_signals as children
 
 kind, method, end, early = sys.argv[1:5]
 heard = []
@@ -67,7 +68,7 @@ def leave_at_once(context):
 
 
 def main():
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     if early == "late":
         listen()
     if kind == "at_once":

@@ -96,8 +96,8 @@ def any_order_in_and_out():
     assert all(one is other for one, other in zip(prepared, again, strict=True))
     assert accelerator.prepare(prepared[4]) is prepared[4]
     for raw in (model, optimizer, loader, scheduler):
-        refused(lambda raw=raw: accelerator.prepare(raw), "prepared before", "free_memory")
-    refused(lambda: accelerator.prepare(Net(), "x", device_placement=[True]), "names 1 objects, and 2")
+        refused(lambda raw=raw: accelerator.prepare(raw), "already been prepared", "free_memory")
+    refused(lambda: accelerator.prepare(Net(), "x", device_placement=[True]), "has 1 values for 2 objects")
     accelerator.free_memory()
     assert accelerator.prepare(model).module is model
     accelerator.end_training()
@@ -199,7 +199,7 @@ def gradients_are_packed():
     for name, said in (("zip", "power_sgd"), ("bf16", "NCCL")):
         handler = DistributedDataParallelKwargs(comm_hook=name)
         accelerator = Accelerator(cpu=True, kwargs_handlers=[handler])
-        refused(lambda: accelerator.prepare(nn.Linear(4, 1)), f"comm_hook='{name}'", said)  # noqa: B023
+        refused(lambda: accelerator.prepare(nn.Linear(4, 1)), "comm_hook", f"'{name}'", said)  # noqa: B023
         accelerator.end_training()
 
 
@@ -265,9 +265,7 @@ def rank_0s_initialisation_is_sharded():
     assert [type(block).__name__ for block in model.blocks] == ["FSDPBlock", "FSDPBlock"]
     late = torch.optim.SGD(model.parameters(), lr=1.0)
     accelerator.prepare(late)
-    refused(
-        lambda: accelerator.prepare(torch.optim.SGD(Deep().parameters(), lr=1.0)), "holds no parameter of a prepared"
-    )
+    refused(lambda: accelerator.prepare(torch.optim.SGD(Deep().parameters(), lr=1.0)), "has no parameter of a prepared")
     accelerator.end_training()
     accelerator = Accelerator(cpu=True, strategy="fsdp")
     assert accelerator.prepare(model) is model
@@ -276,7 +274,7 @@ def rank_0s_initialisation_is_sharded():
     assert [type(block).__name__ for block in model.blocks] == ["FSDPBlock", "FSDPBlock"]
     accelerator.end_training()
     accelerator = Accelerator(cpu=True)
-    refused(lambda: accelerator.prepare(model), "destroyed since", "Build it anew")
+    refused(lambda: accelerator.prepare(model), "group that has been destroyed", "Create the model again")
     accelerator.end_training()
 
 

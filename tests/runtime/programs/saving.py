@@ -116,7 +116,7 @@ def a_rank_comes_late():
     path, texts = heard(accelerator.save_state)
     assert Path(path).name == "step_00000001", path
     assert len(texts) == 1
-    assert ("came too late" in texts[0]) is not accelerator.is_main_process
+    assert ("too late" in texts[0]) is not accelerator.is_main_process
     train(accelerator, *trained)
     path, texts = heard(accelerator.save_state)
     assert not texts
@@ -142,7 +142,7 @@ def numbered():
     assert sorted(os.listdir(kept)) == ["checkpoint_1", "checkpoint_2"]
     accelerator.project_configuration.iteration = 2
     with refused(
-        "checkpoint_2 exists already. Say with which number to go on, accelerator.project_configuration.",
+        "checkpoint_2 already exists. Set the next free number with accelerator.project_configuration.",
         CheckpointError,
     ):
         accelerator.save_state()
@@ -209,7 +209,7 @@ def hooks():
 def misuse():
     accelerator, *_ = start()
     for call, text in [
-        (lambda: accelerator.register_for_checkpointing(Count(), 3, "x"), "item 1 is a int, item 2 is a str"),
+        (lambda: accelerator.register_for_checkpointing(Count(), 3, "x"), "item 1 has type int, item 2 has type str"),
         (lambda: accelerator.load_state("x", strict=False), "load_checkpoint_in_model"),
     ]:
         with refused(text, RuntimeMisuse):

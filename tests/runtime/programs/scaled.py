@@ -2,6 +2,7 @@
 
 import json
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,7 +44,7 @@ def trained(strategy):
         assert all(bool(torch.isfinite(tensor).all()) for tensor in after)
         skipped = accelerator.optimizer_step_was_skipped
         assert changed != skipped
-        flags = [None] * accelerator.num_processes
+        flags: list[Any] = [None] * accelerator.num_processes
         if accelerator.num_processes > 1:
             dist.all_gather_object(flags, skipped)
         else:

@@ -6,6 +6,7 @@ Arguments: a directory to work in.
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -85,7 +86,8 @@ accelerator = Accelerator(
 model = Net()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
 model, optimizer = accelerator.prepare(model, optimizer)
-results["skipped"] = []
+rounds: list[Any] = []
+results["skipped"] = rounds
 for overflows in (False, True):
     accelerator.backward(model(x.float()).sum())
     if overflows and accelerator.process_index == accelerator.num_processes - 1:
@@ -94,12 +96,12 @@ for overflows in (False, True):
     optimizer.step()
     optimizer.zero_grad()
     skipped = torch.tensor([int(accelerator.optimizer_step_was_skipped)])
-    results["skipped"].append(accelerator.gather(skipped).tolist())
+    rounds.append(accelerator.gather(skipped).tolist())
 accelerator.end_training()
 
 for plan, said in (
-    ({"blocks.*.middle": ColwiseParallel()}, "'blocks.*.middle', which matches no module"),
-    ({"x": 3}, "is not a ParallelStyle"),
+    ({"blocks.*.middle": ColwiseParallel()}, "'blocks.*.middle' matches no module"),
+    ({"x": 3}, "is neither a ParallelStyle"),
 ):
     accelerator = Accelerator(cpu=True, tp_plan=plan, parallelism_config=ParallelismConfig(tp_size=2))
     message = ""

@@ -12,8 +12,10 @@ import torch
 import torch.distributed as dist
 
 from hpcaccel.runtime.accelerator import Accelerator
-from hpcaccel.runtime.distributed.process_states import AcceleratorState, GradientState, PartialState, is_initialized
 from hpcaccel.runtime.enums import DistributedType
+from hpcaccel.runtime.states.accelerator_state import AcceleratorState, is_initialized
+from hpcaccel.runtime.states.gradient_state import GradientState
+from hpcaccel.runtime.states.partial_state import PartialState
 
 found: dict[str, Any] = {}
 

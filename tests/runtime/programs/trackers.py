@@ -81,7 +81,7 @@ for _ in accelerator.epochs(1):
             )
         if accelerator.step == args.die_at and not Path(f"{args.out}.died").exists():
             accelerator.wait_for_everyone()
-            accelerator._session.loop.metrics.flush()
+            accelerator._session.loop.context.metrics.flush()
             if accelerator.is_main_process:
                 Path(f"{args.out}.died").touch()
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -15,7 +15,7 @@ import pytest
 import hpcaccel
 from hpcaccel.errors import ClusterError
 from hpcaccel.spec import ClusterProfile
-from hpcaccel.submission.probing.installing import install_hpcaccel
+from hpcaccel.submission.remote.install import install_hpcaccel
 
 PROFILE = ClusterProfile(name="alps")
 
@@ -80,7 +80,7 @@ def test_an_environment_and_a_newer_one(
     install_hpcaccel(PROFILE, directory=str(place), python=str(python), wheel=wheel)
     assert (place / "env").resolve() == place / f"env-{hpcaccel.__version__}-later"
     assert first.is_dir()
-    with pytest.raises(ClusterError, match="another one is being built in"):
+    with pytest.raises(ClusterError, match="another installation may be running"):
         install_hpcaccel(PROFILE, directory=str(place), python=str(python), wheel=wheel)
     assert (place / "env/bin/hpcaccel").exists()
 
@@ -90,13 +90,16 @@ def test_an_environment_and_a_newer_one(
     [
         (
             UNANSWERED,
-            r"the package index does not answer pip there \(\[Errno 111\] Connection refused\)\. Where a site",
+            r"pip cannot reach the package index from there \(\[Errno 111\] Connection refused\)\. If the site",
         ),
         (
             UNANSWERED.replace("NewConnectionError", "ReadTimeoutError").replace("[Errno 111] Connection refused", "x"),
-            "the package index does not answer pip there",
+            "pip cannot reach the package index from there",
         ),
-        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "Make room, or"),
+        (
+            "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
+            "Free some space, or",
+        ),
         ("ERROR: No matching (from versions: 1, 2)\nERROR: not a wheel", ": ERROR: No matching ERROR: not a wheel$"),
         ("Traceback\nImportError: broken", ": Traceback ImportError: broken$"),
     ],
@@ -177,7 +180,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, python: Path, wheel: Path) -> Non
     started = tmp_path / "started"
     program = (
         "import sys, pathlib; from hpcaccel.spec import ClusterProfile;"
-        "from hpcaccel.submission.probing.installing import install_hpcaccel;"
+        "from hpcaccel.submission.remote.install import install_hpcaccel;"
         "install_hpcaccel(ClusterProfile(name='alps'), directory=sys.argv[1], python=sys.argv[2],"
         " wheel=pathlib.Path(sys.argv[3]))"
     )
@@ -200,10 +203,10 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, python: Path, wheel: Path) -> Non
 
 
 def test_a_python_that_will_not_do(tmp_path: Path, python: Path, wheel: Path) -> None:
-    with pytest.raises(ClusterError, match="there is no python9 there: load a module"):
+    with pytest.raises(ClusterError, match="python9 was not found: load a module"):
         install_hpcaccel(PROFILE, directory=str(tmp_path / "x"), python="python9", wheel=wheel)
     old = python.rename(python.with_name("oldpython"))
-    with pytest.raises(ClusterError, match=r"Python 3\.6\.8 there is too old: hpcaccel needs 3\.10"):
+    with pytest.raises(ClusterError, match=r"Python 3\.6\.8 is too old: hpcaccel needs 3\.10"):
         install_hpcaccel(PROFILE, directory=str(tmp_path / "x"), python=str(old), wheel=wheel)
     bare = old.rename(old.with_name("barepython"))
     with pytest.raises(ClusterError, match="has no venv"):
@@ -213,7 +216,7 @@ def test_a_python_that_will_not_do(tmp_path: Path, python: Path, wheel: Path) ->
 
 def test_a_place_that_is_taken(tmp_path: Path, python: Path, wheel: Path) -> None:
     (tmp_path / "env").mkdir()
-    with pytest.raises(ClusterError, match="was not made by this command"):
+    with pytest.raises(ClusterError, match="was not created by this command"):
         install_hpcaccel(PROFILE, directory=str(tmp_path), python=str(python), wheel=wheel)
     with pytest.raises(ClusterError, match=r"nothing was installed .* Not a directory"):
         install_hpcaccel(PROFILE, directory=str(wheel / "x"), python=str(python), wheel=wheel)

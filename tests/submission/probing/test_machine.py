@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.submission.probing import machine
+from hpcaccel.submission.clusters import machine
 
 ANSWER = """\
 @@ user

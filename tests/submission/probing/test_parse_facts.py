@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.slurm import parsing, site_parsing
-from hpcaccel.submission.probing import parse_facts
+from hpcaccel.slurm import site_parsing
+from hpcaccel.submission.clusters import parse_facts
 
 RECORDED = Path(__file__).parents[2] / "data" / "slurm"
 
@@ -30,7 +30,7 @@ def records(version: str, what: str, key: str) -> list[dict[str, str]]:
     ],
 )
 def test_the_configuration(version: str, kill_wait: int, preempt: tuple[str, str]) -> None:
-    values = parsing.config_values((RECORDED / version / "scontrol-show-config.txt").read_text())
+    values = site_parsing.config_values((RECORDED / version / "scontrol-show-config.txt").read_text())
     found = parse_facts.config(values)
     assert (found.kill_wait_seconds, found.max_array_size, found.job_requeue) == (kill_wait, 1001, True)
     assert (found.preempt_type, found.preempt_mode, found.preempt_exempt_seconds) == (*preempt, 0)

@@ -11,7 +11,8 @@ import pytest
 
 from hpcaccel.errors import ClusterError, SlurmCommandError
 from hpcaccel.spec import ClusterProfile
-from hpcaccel.submission.probing import check, probe
+from hpcaccel.submission.clusters.checks import check
+from hpcaccel.submission.clusters.probe import probe
 
 RECORDED = Path(__file__).parents[2] / "data" / "slurm"
 PROFILE = ClusterProfile(name="alps")
@@ -68,7 +69,7 @@ def test_a_whole_cluster(version: str, release: str) -> None:
     assert [one.name for one in facts.qos] == ["normal"]
     assert (facts.containers.pyxis, facts.containers.apptainer, facts.containers.enroot) == (True, "1.3.4", None)
     assert facts.unknown == [
-        "your own quota: neither `lfs quota` nor `quota` tells one; the numbers are of whole file systems"
+        "your own quota: neither `lfs quota` nor `quota` reports one; the values are for whole file systems"
     ]
 
 
@@ -91,7 +92,7 @@ def test_a_cluster_that_keeps_no_accounts_is_not_asked_for_them() -> None:
     text = text.replace("accounting_storage/slurmdbd", "accounting_storage/none")
     facts = probe(PROFILE, Recorded("22.05", config=(0, text, ""), user=None, qos=None))
     assert facts.config.accounting is False
-    assert facts.unknown[0] == "accounts and QOS: this cluster keeps no accounts (AccountingStorageType is none)"
+    assert facts.unknown[0] == "accounts and QOS: this cluster has no accounting (AccountingStorageType is none)"
 
 
 def test_what_may_not_be_seen_is_named() -> None:
@@ -107,10 +108,10 @@ def test_what_may_not_be_seen_is_named() -> None:
 
 
 def test_no_slurm_and_no_controller() -> None:
-    with pytest.raises(ClusterError, match="there is no sinfo on this machine"):
+    with pytest.raises(ClusterError, match="sinfo was not found on this machine"):
         probe(PROFILE, Recorded("22.05", version=None))
     behind_ssh = ClusterProfile(name="alps", host="ada@alps", runs_dir="~/runs")
-    with pytest.raises(ClusterError, match="there is no sinfo on ada@alps: a login shell there must find"):
+    with pytest.raises(ClusterError, match=r"sinfo was not found on 'ada@alps'\. The host must be a login node"):
         probe(behind_ssh, Recorded("22.05", version=None))
     down = (1, "", "slurm_load_ctl_conf error: Unable to contact slurm controller (connect failure)\n")
     with pytest.raises(SlurmCommandError, match="Unable to contact slurm controller"):
@@ -131,4 +132,4 @@ def test_a_profile_against_the_facts() -> None:
         ("host", False),
         ("runs_dir", False),
     ]
-    assert "no node n5 (has: n1, n2, n3, n4)" in str(check(wrong, facts)[1])
+    assert "node 'n5' is not on the cluster (has: n1, n2, n3, n4)" in str(check(wrong, facts)[1])

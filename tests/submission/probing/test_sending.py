@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcaccel.errors import UserError
-from hpcaccel.submission.probing import sending
+from hpcaccel.submission.remote import archives
 
 
 def wheel_in(data: bytes) -> zipfile.ZipFile:
@@ -40,7 +40,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_installed_hpcaccel_is_packed_as_it_is(installed: Path) -> None:
-    wheel = wheel_in(sending.archive(None))
+    wheel = wheel_in(archives.archive(None))
     assert set(wheel.namelist()) == {
         "hpcaccel/__init__.py", "hpcaccel/templates/sbatch.j2", "hpcaccel-9.9.dist-info/METADATA",
         "hpcaccel-9.9.dist-info/WHEEL", "hpcaccel-9.9.dist-info/entry_points.txt", "hpcaccel-9.9.dist-info/RECORD",
@@ -53,14 +53,14 @@ def test_an_installed_hpcaccel_is_packed_as_it_is(installed: Path) -> None:
 
 def test_an_installation_without_its_list_of_files(installed: Path) -> None:
     (installed / "hpcaccel-9.9.dist-info/RECORD").unlink()
-    with pytest.raises(UserError, match="name a wheel by --wheel"):
-        sending.archive(None)
+    with pytest.raises(UserError, match="does not list its files: pass a wheel with --wheel"):
+        archives.archive(None)
 
 
 def test_what_is_no_wheel(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no wheel"):
-        sending.archive(tmp_path / "none.whl")
+    with pytest.raises(UserError, match=r"none\.whl' does not exist"):
+        archives.archive(tmp_path / "none.whl")
     for name in ("hpcaccel-0.1.0.tar.gz", "hpcaccel-0.1.0-py3-none-any.whl", "torch-2.13.0-py3-none-any.whl"):
         (tmp_path / name).write_text("no zip file")
-        with pytest.raises(UserError, match="is no wheel of hpcaccel"):
-            sending.archive(tmp_path / name)
+        with pytest.raises(UserError, match="is not an hpcaccel wheel"):
+            archives.archive(tmp_path / name)

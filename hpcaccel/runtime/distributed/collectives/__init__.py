@@ -1,1 +1,1 @@
-"""What ranks do together with tensors and objects, and how a rank that does not come is found out."""
+"""Collectives of tensors and objects, with a watchdog that detects ranks that do not take part."""

@@ -1,4 +1,4 @@
-"""Where in the user's script a call came from."""
+"""Location (``file:line``) in the user's script of the current call, of a frame and of a traceback."""
 
 from __future__ import annotations
 
@@ -13,36 +13,37 @@ import hpcaccel
 
 __all__ = ["call_site", "call_stack", "site_of", "site_of_frame"]
 
-_NOT_THE_SCRIPT = (
+_LIBRARY_PATHS = (
     os.path.dirname(hpcaccel.__file__) + os.sep,
     os.path.dirname(torch.__file__) + os.sep,
     os.path.dirname(os.__file__) + os.sep + "contextlib.py",
     os.path.dirname(os.__file__) + os.sep + "functools.py",
     "<frozen",
 )
+"""Prefixes of files whose frames are not the script's."""
 
 
 def call_site() -> str:
-    """``file:line`` of the innermost call that is neither hpcaccel's nor torch's."""
-    return next(_script_frames(sys._getframe(1)), "an unknown place")
+    """``file:line`` of the innermost frame outside hpcaccel, torch and the interpreter's wrappers."""
+    return next(_script_frames(sys._getframe(1)), "an unknown location")
 
 
 def call_stack() -> list[str]:
-    """``file:line`` of all these calls, the innermost first."""
+    """``file:line`` of all frames of the script, innermost first."""
     return list(_script_frames(sys._getframe(1)))
 
 
 def site_of_frame(frame: FrameType | None) -> str:
-    """``file:line`` of the innermost call of the script that led to ``frame``."""
-    return next(_script_frames(frame), "an unknown place")
+    """``file:line`` of the script's innermost frame among ``frame`` and its callers."""
+    return next(_script_frames(frame), "an unknown location")
 
 
 def site_of(traceback: TracebackType | None) -> str:
-    """``file:line`` of the script where an exception passed last, on its way out of whatever the script called."""
-    found = "an unknown place"
+    """``file:line`` of the script's innermost frame in an exception's traceback."""
+    found = "an unknown location"
     while traceback is not None:
         path = traceback.tb_frame.f_code.co_filename
-        if not path.startswith(_NOT_THE_SCRIPT):
+        if not path.startswith(_LIBRARY_PATHS):
             found = f"{_short(path)}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
     return found
@@ -51,12 +52,12 @@ def site_of(traceback: TracebackType | None) -> str:
 def _script_frames(frame: FrameType | None) -> Iterator[str]:
     while frame is not None:
         path = frame.f_code.co_filename
-        if not path.startswith(_NOT_THE_SCRIPT):
+        if not path.startswith(_LIBRARY_PATHS):
             yield f"{_short(path)}:{frame.f_lineno}"
         frame = frame.f_back
 
 
 def _short(path: str) -> str:
-    """Relative to the working directory where it lies below it."""
+    """``path`` relative to the working directory if it is below it."""
     here = os.getcwd() + os.sep
     return path[len(here) :] if path.startswith(here) else path

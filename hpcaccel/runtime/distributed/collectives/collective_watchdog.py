@@ -1,10 +1,10 @@
-"""Who has come to a collective and who has not: so that a call that only some ranks make ends with its line in the
-script and the missing ranks, instead of hanging.
+"""Watchdog of collective calls: detects ranks that do not take part, and raises an error instead of hanging.
 
-While everybody comes in time nothing is looked up and nothing is written. A rank that has waited for some seconds says
-in the store what it waits for, and reads what the others say. Two ranks that wait for each other in different calls
-will wait for ever, and so will one whose partner has left the program: both are errors at once. Otherwise the
-collective's timeout decides. Whoever gives up leaves word for the others, who give up too.
+For the first ``PATIENCE_SECONDS`` a waiting rank reads and writes nothing. After that it publishes its status (the call
+it waits in, the number of calls made) in the ranks' store and polls the status of the other ranks. Two ranks that wait
+for each other in different calls are deadlocked, and a rank that has left the program makes no more calls: in both
+cases the waiting rank raises an error at once. In all other cases the collective's timeout applies. The first rank that
+aborts stores the reason, and the other waiting ranks abort with it.
 """
 
 from __future__ import annotations
@@ -17,63 +17,76 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from hpcaccel.errors import RankFailed, RuntimeMisuse
-from hpcaccel.runtime.distributed.abandoned_groups import abandon
 from hpcaccel.runtime.distributed.collectives.call_site import call_site
+from hpcaccel.runtime.distributed.group_shutdown import EndBarrier, keep_groups
 from hpcaccel.slurm.hostlist import ranks_text
 
-__all__ = ["CALLS", "TICKS", "Rollcall"]
+__all__ = ["CALLS", "TICKS", "CollectiveWatchdog"]
 
 PATIENCE_SECONDS = 5.0
-"""How long a rank waits before it looks for the others. HPCACCEL_PATIENCE_SECONDS overrides it."""
-LOOK_SECONDS = 1.0
+"""Seconds a rank waits before it polls the other ranks. HPCACCEL_PATIENCE_SECONDS overrides it."""
+POLL_SECONDS = 1.0
 WARNING_SECONDS = 60.0
-LOOKS_AT_ONCE = 64
-"""How many other ranks are looked at each time: the store answers all ranks, so that each must ask for little."""
-LAST_WORD_SECONDS = 2.0
-FIRST_PAUSE_SECONDS = 0.005
+RANKS_PER_POLL = 64
+"""Number of ranks whose status is read in one poll. The limit protects the store, which serves all ranks."""
+FAILURE_REASON_SECONDS = 2.0
+"""Seconds to wait for the status of a failed rank after a collective has failed."""
 
 CALLS = "calls"
 TICKS = "ticks"
 
+_FAILED_KEY = "failed"
+_ABORT_KEY = "abort"
 
-class Rollcall:
-    """The calls that this rank has made together with the others, by number on each channel.
 
-    A channel is a sequence of collectives that every rank goes through in the same order: what the script calls, and
-    the ticks of the stop agreement. Both need all ranks, which is what makes the proof of a deadlock hold.
+class _Call(NamedTuple):
+    """A collective that this rank waits in."""
+
+    what: str
+    site: str
+    channel: str
+    number: int
+
+
+class CollectiveWatchdog:
+    """The collectives of this rank, numbered per channel.
+
+    A channel is a sequence of collectives that every rank runs in the same order: the script's calls, and the ticks of
+    the stop agreement. Both involve all ranks, which the deadlock detection relies on.
     """
 
     def __init__(self, *, rank: int, world_size: int, store: Any, timeout_seconds: float) -> None:
         self.rank = rank
         self.world_size = world_size
         self.timeout_seconds = timeout_seconds
-        """Of what the script calls."""
+        """Timeout of the script's collectives."""
         self.control_timeout_seconds = 60.0
-        """Of what the runtime needs for itself."""
+        """Timeout of the runtime's own collectives."""
         self.entered: Counter[str] = Counter()
-        self.broken: str | None = None
-        """Why no call can work any more."""
+        self.failure: str | None = None
+        """Reason why further collectives are impossible; None: they are possible."""
         self.waits_in: str | None = None
-        """What this rank has waited in for a while, for its heartbeat to read."""
+        """The call that this rank has waited in for a while; read by the heartbeat."""
         self.left_at: str | None = None
-        """``file:line`` where this rank has left its loop before the end."""
-        self._meetings = 0
-        """At the end of the program, so far."""
+        """``file:line`` where this rank left its training loop before the end."""
+        self.end_barrier = EndBarrier(store, rank=rank, world_size=world_size, failure_keys=(_FAILED_KEY, _ABORT_KEY))
         self._store = store
         self._patience = float(os.environ.get("HPCACCEL_PATIENCE_SECONDS", PATIENCE_SECONDS))
-        self._next_look = rank + 1
+        self._next_polled = rank + 1
 
     def enter(self, channel: str = CALLS) -> int:
-        """This rank takes part in the next collective of the channel; its number.
+        """Count this rank's next collective on the channel, and return its number.
 
         Raises:
-            RuntimeMisuse: an earlier one has failed, so that the ranks no longer agree on which is the next.
+            RuntimeMisuse: an earlier collective failed, after which the ranks' call numbers differ.
         """
-        if self.broken is not None:
-            raise RuntimeMisuse(f"an earlier call has failed, and the ranks cannot go on together: {self.broken}")
+        if self.failure is not None:
+            raise RuntimeMisuse(
+                f"an earlier collective call failed, so no further collective call is possible: {self.failure}"
+            )
         self.entered[channel] += 1
         return self.entered[channel]
 
@@ -81,223 +94,185 @@ class Rollcall:
         """Wait until the asynchronous collective ``work`` is done.
 
         Args:
-            what: what the script calls, for the message.
-            number: what ``enter`` answered.
-            limit: seconds; default: the timeout of what the script calls.
+            what: name of the call in the script, for messages.
+            number: return value of ``enter``.
+            limit: seconds; default: the timeout of the script's collectives.
 
         Raises:
-            RuntimeMisuse: ranks are missing, and either will not come or have not come within the limit.
+            RuntimeMisuse: some ranks cannot take part any more, or have not taken part within the limit.
             RankFailed: another rank has failed.
         """
         limit = self.timeout_seconds if limit is None else limit
         try:
             if not _is_done(work, min(self._patience, limit)):
-                self._wait_long(work, what, channel, number, limit)
+                self._wait_and_poll(work, _Call(what, call_site(), channel, number), limit)
             return
         except RuntimeError as error:
             failure = str(error)
-        self._lost(what, failure)
+        self._raise_lost_connection(what, failure)
 
-    def say_gone(self, how: str) -> None:
-        """This rank will not come to any further call: for those who wait for it."""
-        self._publish({"gone": how})
+    def publish_departure(self, reason: str) -> None:
+        """Publish that this rank makes no further calls."""
+        self._publish({"departure": reason})
 
-    def say_failed(self, how: str) -> None:
-        """This rank dies."""
-        self.say_gone(f"has failed {how}")
+    def publish_failure(self, reason: str) -> None:
+        """Publish that this rank fails."""
+        self.publish_departure(f"has failed {reason}")
         try:
-            self._store.set("failed", str(self.rank))
+            self._store.set(_FAILED_KEY, str(self.rank))
         except RuntimeError:
-            pass  # the store's host has gone; nobody is left to read it
+            pass  # the store's host is gone
 
-    def say_at_end(self) -> None:
-        """This rank has come to the end of the program."""
+    def publish_end(self) -> None:
+        """Publish that this rank has reached the end of the program."""
         left = "" if self.left_at is None else f" (it left its loop at {self.left_at})"
-        self.say_gone(f"has reached the end of the program{left}")
+        self.publish_departure(f"has reached the end of the program{left}")
 
-    def meet_at_end(self, seconds: float) -> str | None:
-        """Wait for all ranks to come here, in the store: a collective would meet those that the others are in.
-
-        Returns:
-            Why they have not come; None: all have.
-        """
-        self._meetings += 1
-        key, give_up, pause = f"end/{self._meetings}", time.monotonic() + seconds, FIRST_PAUSE_SECONDS
-        try:
-            if self._store.add(f"{key}/here", 1) == self.world_size:
-                self._store.set(f"{key}/all", "")
-            while not self._store.check([f"{key}/all"]):
-                if self._store.check(["failed"]) or self._store.check(["word"]):
-                    return "a rank has failed"
-                if time.monotonic() > give_up:
-                    here = self._store.add(f"{key}/here", 0)
-                    return f"{here} of {self.world_size} ranks have come to the end of the program in {seconds:.0f} s"
-                time.sleep(pause)
-                pause = min(1.5 * pause, LOOK_SECONDS)
-            self._store.add(f"{key}/read", 1)
-            # Rank 0 may be the store's host: it stays until all have read that all are here.
-            give_up = min(give_up, time.monotonic() + LAST_WORD_SECONDS)
-            while self.rank == 0 and self._store.add(f"{key}/read", 0) < self.world_size and time.monotonic() < give_up:
-                time.sleep(FIRST_PAUSE_SECONDS)
-        except RuntimeError as error:
-            return f"the ranks' store has gone ({error})"
-        return None
-
-    def who_has_gone(self) -> list[str]:
-        """The ranks that have come to the end of the program, in words."""
-        others = [rank for rank in range(self.world_size) if rank != self.rank]
-        gone = [(rank, str(said["gone"])) for rank, said in self._said(others) if "gone" in said]
-        return [f"rank {rank} {how}" for rank, how in gone if how.startswith("has reached")]
-
-    def say_here(self) -> None:
-        """After all: this rank has met the others and goes on with them."""
+    def withdraw_departure(self) -> None:
+        """Publish that this rank takes part in further calls."""
         self._publish({})
 
-    def last_word(self) -> str | None:
-        """Why another rank has given up, as far as it could say it."""
+    def ranks_at_end(self) -> list[str]:
+        """A line for each other rank that has reached the end of the program."""
+        departures = [(rank, str(status.get("departure", ""))) for rank, status in self._statuses(self._other_ranks())]
+        return [f"rank {rank} {reason}" for rank, reason in departures if reason.startswith("has reached")]
+
+    def abort_message(self) -> str | None:
+        """The reason stored by the rank that aborted; None if no rank has aborted or the store is gone."""
         try:
-            return str(json.loads(self._store.get("word"))["text"]) if self._store.check(["word"]) else None
+            if self._store.check([_ABORT_KEY]):
+                return str(json.loads(self._store.get(_ABORT_KEY))["text"])
         except RuntimeError:
-            return None  # the store's host has gone
+            pass  # the store's host is gone
+        return None
 
-    def give_up(self, text: str) -> NoReturn:
-        """For those who find out elsewhere that the ranks cannot go on together.
-
-        Raises:
-            RuntimeMisuse: always; and so does whatever the other ranks wait in.
-        """
-        self._give_up(text)
-
-    def _wait_long(self, work: Any, what: str, channel: str, number: int, limit: float) -> None:
-        started = time.monotonic() - min(self._patience, limit)
-        site = call_site()
-        warned = False
-        self._publish({"channel": channel, "number": number, "what": what, "site": site})
-        self.waits_in = what
+    def abort(self, text: str, kind: type[Exception] = RuntimeMisuse) -> NoReturn:
+        """Store the reason for the other ranks, and raise ``kind``; no further collective is possible."""
+        self.failure = text
         try:
-            while not _is_done(work, min(LOOK_SECONDS, self._patience)):
+            self._store.compare_set(_ABORT_KEY, "", json.dumps({"text": text, "failed": kind is RankFailed}))
+        except RuntimeError:
+            pass  # the store's host is gone
+        keep_groups()
+        raise kind(text)
+
+    def _wait_and_poll(self, work: Any, call: _Call, limit: float) -> None:
+        started = time.monotonic() - min(self._patience, limit)
+        warned = False
+        self._publish(call._asdict())
+        self.waits_in = call.what
+        try:
+            while not _is_done(work, min(POLL_SECONDS, self._patience)):
                 waited = time.monotonic() - started
-                self._look(what, site, channel, number)
+                self._abort_if_hopeless(call)
                 if waited >= limit:
-                    self._give_up(self._timeout_text(what, site, channel, number, limit))
+                    self.abort(f"{self._missing_text(call, limit)} and reached the time limit. {_ADVICE}")
                 if waited >= WARNING_SECONDS and not warned:
                     warned = True
-                    self._warn(self._missing_text(what, site, channel, number, waited))
+                    limit_text = f"The time limit is {limit:.0f} s"
+                    print(f"hpcaccel: {self._missing_text(call, waited)}. {limit_text}", file=sys.stderr, flush=True)
         finally:
             self.waits_in = None
             self._publish({})
 
-    # -- what the others say ----------------------------------------------------------------------------------------
+    # -- the other ranks' status ------------------------------------------------------------------------------------
 
-    def _look(self, what: str, site: str, channel: str, number: int) -> None:
-        """
+    def _abort_if_hopeless(self, call: _Call) -> None:
+        """Abort if the call cannot complete.
+
         Raises:
-            RuntimeMisuse: somebody has given up, or it is certain that somebody will not come.
-            RankFailed: somebody who is needed has failed.
+            RuntimeMisuse: another rank has aborted, a missing rank makes no further calls, or there is a deadlock.
+            RankFailed: a missing rank has failed.
         """
-        self._heed(what, site)
-        for rank, said in self._said(self._some_ranks()):
-            if said["entered"].get(channel, 0) >= number:
+        self._join_abort(call.what, call.site)
+        for rank, status in self._statuses(self._polled_ranks()):
+            if status["entered"].get(call.channel, 0) >= call.number:
                 continue
-            if "gone" in said:
-                text = f"rank {self.rank} waits in {what} at {site} for rank {rank}, which {said['gone']}"
-                if said["gone"].startswith("has failed"):
-                    self._give_up(text, kind=RankFailed)
-                self._give_up(f"{text} without coming there. {_ADVICE}")
-            if said.get("number") and self.entered[said["channel"]] < said["number"]:
-                self._give_up(
-                    f"rank {self.rank} waits in {what} at {site} for rank {rank}, which waits in {said['what']} at "
-                    f"{said['site']} for rank {self.rank}: neither will come. {_ADVICE}"
-                )
+            text = f"rank {self.rank} is waiting in {call.what} at {call.site} for rank {rank}, which"
+            reason = status.get("departure")
+            if reason is not None:
+                if reason.startswith("has failed"):
+                    self.abort(f"{text} {reason}", kind=RankFailed)
+                self.abort(f"{text} {reason} without making this call. {_ADVICE}")
+            if status.get("number") and self.entered[status["channel"]] < status["number"]:
+                other = f"is waiting in {status['what']} at {status['site']} for rank {self.rank}"
+                self.abort(f"{text} {other}: a deadlock. {_ADVICE}")
 
-    def _some_ranks(self) -> list[int]:
-        """The next few of the others, in turn."""
-        count = min(LOOKS_AT_ONCE, self.world_size)
-        first, self._next_look = self._next_look, self._next_look + count
+    def _other_ranks(self) -> list[int]:
+        return [rank for rank in range(self.world_size) if rank != self.rank]
+
+    def _polled_ranks(self) -> list[int]:
+        """The next ``RANKS_PER_POLL`` of the other ranks, in turn."""
+        count = min(RANKS_PER_POLL, self.world_size)
+        first, self._next_polled = self._next_polled, self._next_polled + count
         ranks = ((first + step) % self.world_size for step in range(count))
         return [rank for rank in ranks if rank != self.rank]
 
-    def _said(self, ranks: Iterable[int]) -> list[tuple[int, dict[str, Any]]]:
-        """What these ranks have said, where they have. A store that has gone says nothing."""
+    def _statuses(self, ranks: Iterable[int]) -> list[tuple[int, dict[str, Any]]]:
+        """The status that these ranks have published; incomplete if the store becomes unreachable."""
         found = []
         try:
             for rank in ranks:
-                if self._store.check([f"said/{rank}"]):
-                    found.append((rank, json.loads(self._store.get(f"said/{rank}"))))
+                if self._store.check([f"status/{rank}"]):
+                    found.append((rank, json.loads(self._store.get(f"status/{rank}"))))
         except RuntimeError:
-            pass  # its host has gone, which the collective itself is about to find out
+            pass  # the store's host is gone; the collective itself will fail
         return found
 
-    def _publish(self, said: dict[str, Any]) -> None:
+    def _publish(self, status: dict[str, Any]) -> None:
         try:
-            self._store.set(f"said/{self.rank}", json.dumps({"entered": dict(self.entered), **said}))
+            self._store.set(f"status/{self.rank}", json.dumps({"entered": dict(self.entered), **status}))
         except RuntimeError:
-            pass  # as above; nobody is left to read it
+            pass  # the store's host is gone
 
-    def _heed(self, what: str, site: str) -> None:
-        """
+    def _join_abort(self, what: str, site: str) -> None:
+        """Abort if another rank has aborted.
+
         Raises:
-            RuntimeMisuse, RankFailed: somebody has given up.
+            RuntimeMisuse, RankFailed: another rank has aborted.
         """
         try:
-            if not self._store.check(["word"]):
+            if not self._store.check([_ABORT_KEY]):
                 return
-            word = json.loads(self._store.get("word"))
+            abort = json.loads(self._store.get(_ABORT_KEY))
         except RuntimeError:
-            return  # as above
-        text = f"rank {self.rank} waits in {what} at {site}. {word['text']}"
-        self._give_up(text, kind=RankFailed if word["failed"] else RuntimeMisuse)
+            return  # the store's host is gone
+        text = f"rank {self.rank} is waiting in {what} at {site}. {abort['text']}"
+        self.abort(text, kind=RankFailed if abort["failed"] else RuntimeMisuse)
 
-    # -- ends -------------------------------------------------------------------------------------------------------
-
-    def _give_up(self, text: str, kind: type[Exception] = RuntimeMisuse) -> NoReturn:
-        self.broken = text
-        try:
-            self._store.compare_set("word", "", json.dumps({"text": text, "failed": kind is RankFailed}))
-        except RuntimeError:
-            pass  # nobody is left to read it
-        abandon()
-        raise kind(text)
-
-    def _lost(self, what: str, failure: str) -> NoReturn:
-        """The collective has failed, most often because a rank has gone: say who and why, if they could say it."""
+    def _raise_lost_connection(self, what: str, failure: str) -> NoReturn:
+        """Raise the error of a failed collective, with the failed rank and its reason if the rank has published it."""
         site = call_site()
         short = re.sub(r"^\[[^]]*\] *", "", failure.strip().partition("\n")[0]).partition(". ")[0]
-        deadline = time.monotonic() + LAST_WORD_SECONDS
+        deadline = time.monotonic() + FAILURE_REASON_SECONDS
         while time.monotonic() < deadline:
-            self._heed(what, site)
-            for rank, said in self._said(range(self.world_size)):
-                if "gone" in said:
-                    self._give_up(
-                        f"rank {self.rank} waits in {what} at {site} for rank {rank}, which {said['gone']} ({short})",
-                        kind=RankFailed,
-                    )
+            self._join_abort(what, site)
+            for rank, status in self._statuses(range(self.world_size)):
+                if "departure" in status:
+                    text = f"rank {self.rank} waited in {what} at {site} for rank {rank}, which {status['departure']}"
+                    self.abort(f"{text} ({short})", kind=RankFailed)
             time.sleep(0.1)
-        self._give_up(f"{what} at {site} failed on rank {self.rank}: another rank has gone ({short})", kind=RankFailed)
+        self.abort(
+            f"{what} at {site} failed on rank {self.rank}: the connection to another rank was lost ({short})",
+            kind=RankFailed,
+        )
 
-    def _missing(self, channel: str, number: int) -> list[int]:
-        here = {self.rank}
-        others = [rank for rank in range(self.world_size) if rank != self.rank]
-        here |= {rank for rank, said in self._said(others) if said["entered"].get(channel, 0) >= number}
-        return [rank for rank in others if rank not in here]
-
-    def _timeout_text(self, what: str, site: str, channel: str, number: int, limit: float) -> str:
-        return f"{self._missing_text(what, site, channel, number, limit)}, which is the limit. {_ADVICE}"
-
-    def _missing_text(self, what: str, site: str, channel: str, number: int, waited: float) -> str:
-        missing = self._missing(channel, number)
-        whom = f"{ranks_text(missing)} of {self.world_size}" if missing else "data from the others"
-        return f"rank {self.rank} has waited {waited:.0f} s in {what} at {site} for {whom}"
-
-    def _warn(self, text: str) -> None:
-        print(f"hpcaccel: {text}. The limit is {self.timeout_seconds:.0f} s", file=sys.stderr, flush=True)
+    def _missing_text(self, call: _Call, waited: float) -> str:
+        others = self._other_ranks()
+        present = {
+            rank for rank, status in self._statuses(others) if status["entered"].get(call.channel, 0) >= call.number
+        }
+        missing = [rank for rank in others if rank not in present]
+        whom = f"{ranks_text(missing)} of {self.world_size}" if missing else "data from the other ranks"
+        return f"rank {self.rank} has waited {waited:.0f} s in {call.what} at {call.site} for {whom}"
 
 
-_ADVICE = "All ranks must make the same calls in the same order: is one of them inside an `if is_main_process`?"
+_ADVICE = "All ranks must make the same calls in the same order. Is one of the calls inside `if is_main_process:`?"
 
 
 def _is_done(work: Any, seconds: float) -> bool:
-    """
+    """Whether the collective completes within ``seconds``.
+
     Raises:
         RuntimeError: the collective has failed.
     """
@@ -306,5 +281,5 @@ def _is_done(work: Any, seconds: float) -> bool:
     except RuntimeError:
         if not work.is_completed():
             return False
-        work.wait()  # says what went wrong, or that it has just come
+        work.wait()  # raises if the collective failed; returns if it completed in the meantime
     return True

@@ -1,13 +1,14 @@
-"""What ranks tell each other in one collective: which call they are in, and some bytes.
+"""Exchange of the message that starts every collective call of a script: call identity, and the ranks' data or objects.
 
-Every call that the script makes together begins with the same message of fixed size, whatever the call is. So ranks
-that call different things, or the same thing with different shapes, find it out at once and all of them, instead of
-waiting or mixing their data. Little data travels inside the message; more follows in a second one.
+All calls start with one all-gather of fixed size. If ranks make different calls, or the same call with different
+shapes, all ranks raise an error at once instead of hanging or mixing their data. Up to ``INLINE_BYTES`` of data are
+part of that message; more data takes a second collective.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import zlib
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -17,57 +18,59 @@ import torch.distributed as dist
 
 from hpcaccel.errors import DistributedOperationException, HpcaccelError
 from hpcaccel.runtime.distributed.collectives.call_site import call_site
-from hpcaccel.runtime.distributed.collectives.collective_watchdog import Rollcall
+from hpcaccel.runtime.distributed.collectives.collective_watchdog import CollectiveWatchdog
 from hpcaccel.slurm.hostlist import ranks_text
 
-__all__ = ["Answers", "Exchange", "Interrupted"]
+__all__ = ["Exchange", "ExchangeInterrupted", "RankMessages"]
 
-WORDS = 4
-"""Of 8 bytes: the call, its form, a number of its own, how many bytes it brings."""
+HEADER_WORDS = 4
+"""Number of 8-byte integers: hash of the call, hash of its form, the caller's value, number of data bytes."""
 INLINE_BYTES = 224
+"""Maximum number of data bytes in the first message of a call."""
 _INTERRUPTION = -1
-MESSAGE_WORDS = WORDS + INLINE_BYTES // 8
+"""In place of the hash of the call: the sender interrupts the other ranks' call."""
+MESSAGE_WORDS = HEADER_WORDS + INLINE_BYTES // 8
 _YES = ("1", "true", "yes", "on", "y", "t")
 _DIFFERENCE = "the comparison of the ranks' calls"
 
 
-class Interrupted(HpcaccelError):
-    """Another rank has broken off what the ranks were doing together, in the midst of a call."""
+class ExchangeInterrupted(HpcaccelError):
+    """Another rank has interrupted this rank's collective call."""
 
 
-class Answers:
-    """What each rank has said, by rank."""
+class RankMessages:
+    """The messages of one call, by rank."""
 
-    def __init__(self, words: list[list[int]], table: torch.Tensor, first_rank: int = 0) -> None:
-        self.values = [word[2] for word in words]
-        self.sizes = [word[3] for word in words]
+    def __init__(self, headers: list[list[int]], table: torch.Tensor, first_rank: int = 0) -> None:
+        self.values = [header[2] for header in headers]
+        self.sizes = [header[3] for header in headers]
         self.table = table
-        """(ranks, bytes) uint8, as many columns as the longest answer has."""
+        """(ranks, bytes) uint8, with as many columns as the longest message has bytes."""
         self._first_rank = first_rank
 
     def data(self, rank: int) -> torch.Tensor:
-        """(bytes,) uint8."""
+        """The data of ``rank``: (bytes,) uint8."""
         return self.table[rank - self._first_rank, : self.sizes[rank]]
 
 
 class Exchange:
-    """The script's own collectives, on a group of their own, one after the other."""
+    """The script's own collectives, one after the other, on a separate process group."""
 
-    def __init__(self, group: dist.ProcessGroup, rollcall: Rollcall) -> None:
+    def __init__(self, group: dist.ProcessGroup, watchdog: CollectiveWatchdog) -> None:
         self.group = group
-        self.rollcall = rollcall
+        self.watchdog = watchdog
         self.debug = os.environ.get("HPCACCEL_DEBUG", os.environ.get("ACCELERATE_DEBUG_MODE", "")).lower() in _YES
-        """Compare calls with GPU tensors, too."""
+        """Whether calls with only GPU tensors are compared, too."""
         self.device_calls = 0
-        """With GPU tensors alone, so far."""
+        """Number of calls so far with only GPU tensors."""
         self._mine = torch.zeros(MESSAGE_WORDS, dtype=torch.int64)
-        self._table = torch.zeros(rollcall.world_size, MESSAGE_WORDS, dtype=torch.int64)
+        self._table = torch.zeros(watchdog.world_size, MESSAGE_WORDS, dtype=torch.int64)
         self._rows = list(self._table.unbind())
-        # The same memory, faster to write and to read than through a tensor.
-        self._head = self._mine[:WORDS].numpy()
-        self._heads = self._table[:, :WORDS].numpy()
-        self._inline = self._mine.view(torch.uint8)[8 * WORDS :]
-        self._inline_table = self._table.view(torch.uint8)[:, 8 * WORDS :]
+        # Numpy views of the same memory: faster to write and to read than the tensors.
+        self._header = self._mine[:HEADER_WORDS].numpy()
+        self._headers = self._table[:, :HEADER_WORDS].numpy()
+        self._inline = self._mine.view(torch.uint8)[8 * HEADER_WORDS :]
+        self._inline_table = self._table.view(torch.uint8)[:, 8 * HEADER_WORDS :]
 
     def call(
         self,
@@ -79,57 +82,68 @@ class Exchange:
         source: int | None = None,
         interrupts: bool = False,
         limit: float | None = None,
-    ) -> Answers:
-        """Meet all ranks in this call, and tell each other what each one brings.
+    ) -> RankMessages:
+        """Synchronise all ranks in this call and exchange their values and data.
 
         Args:
-            what: the call, as the script names it; the same on all ranks.
+            what: name of the call in the script; the same on all ranks.
             form: types and shapes that must be the same on all ranks; empty: none.
-            value: anything that fits into 64 bits, signed.
-            data: (n,) uint8 on the CPU, of any length on each rank.
-            source: the only rank whose data counts, the others bring none; default: all ranks'.
-            interrupts: break off the others' call, whatever it is.
-            limit: seconds; default: the timeout of what the script calls.
+            value: this rank's signed 64-bit integer, for ``RankMessages.values``.
+            data: (n,) uint8 on the CPU; n may differ from rank to rank.
+            source: the only rank that sends data; default: all ranks do.
+            interrupts: make the other ranks' current call raise ``ExchangeInterrupted``, whichever call it is.
+            limit: seconds; default: the timeout of the script's collectives.
 
         Raises:
-            Interrupted: another rank breaks off this call.
+            ExchangeInterrupted: another rank interrupts this call.
             DistributedOperationException: the ranks are in different calls, or their forms differ.
-            RuntimeMisuse: some do not come.
+            RuntimeMisuse: some ranks do not take part.
             RankFailed: another rank has failed.
         """
-        number = self.rollcall.enter()
+        number = self.watchdog.enter()
         size = 0 if data is None else data.numel()
-        head = [_INTERRUPTION if interrupts else zlib.crc32(what.encode()), zlib.crc32(form.encode()), value, size]
-        self._head[:] = head
+        header = [_INTERRUPTION if interrupts else zlib.crc32(what.encode()), zlib.crc32(form.encode()), value, size]
+        self._header[:] = header
         if data is not None and size <= INLINE_BYTES:
             self._inline[:size] = data
         self._all_gather(self._rows, self._mine, what, number, limit)
-        words = self._heads.tolist()
-        if any(word[:2] != head[:2] for word in words):
-            breaking = [rank for rank, word in enumerate(words) if word[0] == _INTERRUPTION]
-            if not breaking:
-                self._refuse(what, form, number, limit)
+        headers = self._headers.tolist()
+        if any(other[:2] != header[:2] for other in headers):
+            interrupting = [rank for rank, other in enumerate(headers) if other[0] == _INTERRUPTION]
+            if not interrupting:
+                self._raise_difference(what, form, number, limit)
             if not interrupts:
-                raise Interrupted(f"{ranks_text(breaking)} broke off {what} at {call_site()}: out of memory")
-            return Answers(words, self._inline_table[:, :0])
-        sizes = [word[3] for word in words]
+                raise ExchangeInterrupted(f"{ranks_text(interrupting)} aborted {what} at {call_site()}: out of memory")
+            return RankMessages(headers, self._inline_table[:, :0])
+        sizes = [other[3] for other in headers]
         longest = max(sizes)
         if longest <= INLINE_BYTES:
-            return Answers(words, self._inline_table[:, :longest].clone())
+            return RankMessages(headers, self._inline_table[:, :longest].clone())
         if source is None:
-            return Answers(words, self._gather_bytes(data, sizes, what, number, limit))
+            return RankMessages(headers, self._gather_bytes(data, sizes, what, number, limit))
         box = torch.empty(sizes[source], dtype=torch.uint8) if data is None else data
         work = dist.broadcast(box, src=source, group=self.group, async_op=True)
-        self.rollcall.wait(work, what, number=number, limit=limit)
-        return Answers(words, box[None], source)
+        self.watchdog.wait(work, what, number=number, limit=limit)
+        return RankMessages(headers, box[None], source)
 
     def wait(self, work: Any, what: str, limit: float | None = None) -> None:
-        """Wait for a collective that belongs to the call which the ranks have just met in.
+        """Wait for a further collective of the latest call.
 
         Raises:
             RuntimeMisuse, RankFailed: as in ``call``.
         """
-        self.rollcall.wait(work, what, number=self.rollcall.entered["calls"], limit=limit)
+        self.watchdog.wait(work, what, number=self.watchdog.entered["calls"], limit=limit)
+
+    def objects_from_all(self, value: Any, *, what: str) -> list[Any]:
+        """Every rank's Python object, by rank. Raises as ``call`` does."""
+        messages = self.call(what, data=_pickled(value))
+        return [_unpickled(messages.data(rank)) for rank in range(self.watchdog.world_size)]
+
+    def object_from(self, source: int, value: Any, *, what: str, form: str = "") -> Any:
+        """Rank ``source``'s Python object, on every rank. Raises as ``call`` does."""
+        is_source = self.watchdog.rank == source
+        messages = self.call(what, form=form, data=_pickled(value) if is_source else None, source=source)
+        return value if is_source else _unpickled(messages.data(source))
 
     def _gather_bytes(
         self, data: torch.Tensor | None, sizes: Sequence[int], what: str, number: int, limit: float | None
@@ -145,15 +159,15 @@ class Exchange:
     def _all_gather(
         self, rows: list[torch.Tensor], mine: torch.Tensor, what: str, number: int, limit: float | None
     ) -> None:
-        # torch's all_gather does the same, and asks around for some microseconds before.
+        # dist.all_gather does the same, but takes some microseconds for checks.
         work = self.group.allgather([rows], [mine])
-        self.rollcall.wait(work, what, number=number, limit=limit)
+        self.watchdog.wait(work, what, number=number, limit=limit)
 
-    def _refuse(self, what: str, form: str, number: int, limit: float | None) -> NoReturn:
-        """The ranks are in different calls, or bring different things: each says which, and all of them say it."""
+    def _raise_difference(self, what: str, form: str, number: int, limit: float | None) -> NoReturn:
+        """Gather the descriptions of the ranks' differing calls and raise the same error on every rank."""
         text = f"{what}{' of ' + form if form else ''} at {call_site()}".encode()
         size = torch.tensor([len(text)])
-        sizes = [torch.empty_like(size) for _ in range(self.rollcall.world_size)]
+        sizes = [torch.empty_like(size) for _ in range(self.watchdog.world_size)]
         self._all_gather(sizes, size, _DIFFERENCE, number, limit)
         data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         lengths = [int(item) for item in sizes]
@@ -162,32 +176,40 @@ class Exchange:
         raise DistributedOperationException(_difference(texts))
 
 
+def _pickled(value: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+
+
+def _unpickled(data: torch.Tensor) -> Any:
+    return pickle.loads(data.numpy().tobytes())  # noqa: S301 (pickled by another rank of this training)
+
+
 def _difference(texts: Sequence[str]) -> str:
     places: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
         places.setdefault(text, []).append(rank)
     odd = _odd_ones(list(places.values()))
-    # Those first, so that a long message cannot be cut before them.
+    # List the differing ranks first, so that a truncated message still contains them.
     ordered = sorted(places.items(), key=lambda item: not odd.issuperset(item[1]))
     lines = [f"  {ranks_text(ranks)}: {text}" for text, ranks in ordered]
-    differ = f", and {ranks_text(sorted(odd))} {'differs' if len(odd) == 1 else 'differ'}:" if odd else ":"
+    differ = f"; {ranks_text(sorted(odd))} {'differs' if len(odd) == 1 else 'differ'}:" if odd else ":"
     calls = {text.partition(" ")[0] for text in texts}
     if len(calls) > 1:
-        first = f"the ranks call different things, and would wait for each other{differ}"
-        last = "All ranks must make the same calls in the same order: is one of them inside an `if is_main_process`?"
+        first = f"the ranks make different collective calls{differ}"
+        last = "All ranks must make the same calls in the same order. Is one of the calls inside `if is_main_process:`?"
     else:
         (call,) = calls
-        first = f"{call} needs the same on all ranks{differ}"
-        last = _HINTS.get(call, "Give the same on all ranks, in the same order")
+        first = f"{call} needs matching arguments on all ranks{differ}"
+        last = _HINTS.get(call, "Pass objects of the same types and sizes, in the same order, on all ranks")
     return "\n".join([first, *lines, last])
 
 
 def _odd_ones(groups: Sequence[list[int]]) -> set[int]:
-    """The ranks that are not with the most; none where no group is larger than all others together."""
+    """The ranks outside the majority; none if no group is larger than all other groups together."""
     largest = max(groups, key=len)
     others = {rank for group in groups if group is not largest for rank in group}
     return others if len(largest) > len(others) else set()
 
 
-_EQUAL_LENGTHS = "Make tensors equally long with pad_across_processes, or collect objects with gather_object"
+_EQUAL_LENGTHS = "Pad tensors to the same length with pad_across_processes, or collect objects with gather_object"
 _HINTS = {"gather": _EQUAL_LENGTHS, "gather_for_metrics": _EQUAL_LENGTHS, "reduce": _EQUAL_LENGTHS}

@@ -1,14 +1,14 @@
-"""All ranks' tensors on every rank, and the sums of them.
+"""Gather, reduce and broadcast of nested tensors and of Python objects.
 
-Tensors on the CPU travel over the group of the script's own calls, those of GPUs over the default group. The former are
-compared among the ranks before anything is mixed, the latter in debug mode and the first few times of each program:
-there it would cost more than the collective itself, and those who call it under ``if is_main_process`` do so from the
-first time on.
+CPU tensors use the process group of the script's own calls (gloo), GPU tensors the default group. Before data moves,
+the ranks compare their calls: always for CPU tensors; for GPU tensors only in debug mode and in the first
+``CHECKED_CALLS`` calls, because the comparison costs more than the collective itself. The first calls are enough to
+detect a call under ``if is_main_process``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,33 +16,30 @@ import torch.distributed as dist
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.distributed.collectives.exchange import INLINE_BYTES, Exchange
-from hpcaccel.runtime.distributed.collectives.nested_tensors import leaves, recursively_apply, refilled
-from hpcaccel.runtime.distributed.collectives.objects import refuse_unknown_rank
-from hpcaccel.runtime.distributed.collectives.raw_bytes import bytes_of, joined, tensor_of
-from hpcaccel.runtime.distributed.collectives.structure_text import form_of
-from hpcaccel.runtime.parallel.dtensors import full, is_dtensor
+from hpcaccel.runtime.distributed.collectives.nested_tensors import form_of, leaves, recursively_apply, refilled
+from hpcaccel.runtime.distributed.device_mesh import full, is_dtensor
 
 if TYPE_CHECKING:
-    from hpcaccel.runtime.distributed.process_group import Group
+    from hpcaccel.runtime.distributed.process_group import RankGroup
 
-__all__ = ["broadcast", "gather", "reduce"]
+__all__ = ["broadcast", "broadcast_object_list", "gather", "gather_object", "reduce"]
 
 CHECKED_CALLS = 16
-"""So many calls with GPU tensors are compared among the ranks even outside of debug mode."""
+"""Number of calls with GPU tensors that the ranks compare outside of debug mode."""
 REDUCTIONS = ("sum", "mean", "max", "none")
 _SUMMED_AS = {torch.bfloat16: torch.float32, torch.int16: torch.int32}
-"""Where gloo cannot add up the type itself."""
+"""Types that gloo cannot sum, with the type that is summed instead."""
 
 
-def gather(value: Any, group: Group) -> Any:
+def gather(value: Any, group: RankGroup) -> Any:
     """All ranks' tensors, concatenated along dimension 0 in rank order, on every rank; detached.
 
-    Tensors of no dimension become one-dimensional. A DTensor, which belongs to all ranks, becomes whole, once. A lone
-    rank gets back its own; what is no tensor is left to it as it is.
+    Zero-dimensional tensors become one-dimensional. A DTensor is replaced by its full tensor, without concatenation.
+    A single process gets its own tensors back, and other values unchanged.
 
     Raises:
-        NotATensor: something else than tensors.
-        RuntimeMisuse: types, shapes or containers differ among the ranks, or some ranks do not come.
+        NotATensor: a leaf is not a tensor.
+        RuntimeMisuse: types, shapes or containers differ among the ranks, or some ranks do not take part.
     """
     if group.exchange is None:
         return recursively_apply(lambda tensor: _rows(plain_of(tensor)), value)
@@ -53,19 +50,21 @@ def gather(value: Any, group: Group) -> Any:
     return refilled(value, [next(gathered) if own else t for t, own in zip(ready, spread, strict=True)])
 
 
-def gather_all(tensors: Sequence[torch.Tensor], group: Group, value: Any, what: str = "gather") -> list[torch.Tensor]:
-    """``gather`` of tensors with at least one dimension; ``value`` is what they were found in."""
+def gather_all(
+    tensors: Sequence[torch.Tensor], group: RankGroup, value: Any, what: str = "gather"
+) -> list[torch.Tensor]:
+    """``gather`` of tensors with at least one dimension; ``value`` is the nested value that contains them."""
     exchange = group.exchange
     assert exchange is not None
     ours, theirs = _by_device(tensors, group)
     results: list[torch.Tensor | None] = [None] * len(tensors)
     if ours or is_checked(exchange, group):
         cpu = [tensors[index].cpu() for index in ours]
-        answers = exchange.call(what, form=form_of(value), data=joined(cpu) if cpu else None)
+        messages = exchange.call(what, form=form_of(value), data=joined(cpu) if cpu else None)
         start = 0
         for index, tensor in zip(ours, cpu, strict=True):
             end = start + tensor.nbytes
-            data = answers.table[:, start:end].reshape(-1)
+            data = messages.table[:, start:end].reshape(-1)
             whole = tensor_of(data, tensor.dtype, _stacked(tensor, group.world_size))
             results[index], start = whole.to(tensors[index].device), end
     for index in theirs:
@@ -77,7 +76,7 @@ def _gather_on_device(tensor: torch.Tensor, world_size: int) -> torch.Tensor:
     data = bytes_of(tensor)
     box = data.new_empty(world_size * data.numel())
     if data.numel():
-        # torch renamed it in 2.13, and warns of the older name.
+        # Renamed in torch 2.13, which warns about the old name.
         into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         into(box, data)
     return tensor_of(box, tensor.dtype, _stacked(tensor, world_size))
@@ -87,18 +86,18 @@ def _stacked(tensor: torch.Tensor, world_size: int) -> tuple[int, ...]:
     return (world_size * tensor.shape[0], *tensor.shape[1:])
 
 
-def reduce(value: Any, group: Group, *, reduction: str = "sum", scale: float = 1.0) -> Any:
-    """The sum, mean or largest of all ranks' tensors, element by element, times ``scale``, on every rank.
+def reduce(value: Any, group: RankGroup, *, reduction: str = "sum", scale: float = 1.0) -> Any:
+    """The element-wise sum, mean or maximum of all ranks' tensors times ``scale``, on every rank.
 
-    The mean of integers is a float. ``none`` gives back this rank's own. Sums are in rank order where the tensors are
-    small, so that they do not depend on the number of nodes.
+    The mean of integers is a float. ``none`` returns this rank's own tensors. Small tensors are summed in rank order,
+    so the result does not depend on the number of nodes.
 
     Raises:
-        NotATensor: something else than tensors.
-        RuntimeMisuse: an unknown reduction; types, shapes or containers differ, or some ranks do not come.
+        NotATensor: a leaf is not a tensor.
+        RuntimeMisuse: ``reduction`` is unknown; types, shapes or containers differ, or some ranks do not take part.
     """
     if reduction not in REDUCTIONS:
-        raise RuntimeMisuse(f"reduction={reduction!r} is not known (one of: {', '.join(REDUCTIONS)})")
+        raise RuntimeMisuse(f"unknown reduction {reduction!r} (allowed: {', '.join(REDUCTIONS)})")
     tensors = [plain_of(tensor) for tensor in leaves(value, "reduce")]
     if group.exchange is None or reduction == "none":
         results = [tensor.clone() for tensor in tensors]
@@ -111,7 +110,7 @@ def reduce(value: Any, group: Group, *, reduction: str = "sum", scale: float = 1
     return refilled(value, results)
 
 
-def _reduce_all(tensors: Sequence[torch.Tensor], group: Group, value: Any, *, largest: bool) -> list[torch.Tensor]:
+def _reduce_all(tensors: Sequence[torch.Tensor], group: RankGroup, value: Any, *, largest: bool) -> list[torch.Tensor]:
     exchange = group.exchange
     assert exchange is not None
     ours, theirs = _by_device(tensors, group)
@@ -123,16 +122,16 @@ def _reduce_all(tensors: Sequence[torch.Tensor], group: Group, value: Any, *, la
     if ours or is_checked(exchange, group):
         cpu = [tensors[index].cpu() for index in ours]
         small = sum(tensor.nbytes for tensor in cpu) <= INLINE_BYTES
-        answers = exchange.call(
+        messages = exchange.call(
             "reduce",
-            form=f"{'the largest of ' if largest else ''}{form_of(value)}",
+            form=f"{form_of(value)}{' (max)' if largest else ''}",
             data=joined(cpu) if cpu and small else None,
         )
         start = 0
         for index, tensor in zip(ours, cpu, strict=True):
             if small:
                 end = start + tensor.nbytes
-                data = answers.table[:, start:end].reshape(-1)
+                data = messages.table[:, start:end].reshape(-1)
                 parts = tensor_of(data, tensor.dtype, (group.world_size, *tensor.shape))
                 start = end
                 reduced = _fold(parts, largest=largest)
@@ -162,14 +161,14 @@ def _all_reduce(
     return box.to(tensor.dtype)
 
 
-def broadcast(value: Any, group: Group, *, from_process: int = 0) -> Any:
-    """Overwrite tensors with those of one rank; they come back.
+def broadcast(value: Any, group: RankGroup, *, from_process: int = 0) -> Any:
+    """Overwrite tensors with those of rank ``from_process``, and return them.
 
     Raises:
-        NotATensor: something else than tensors.
-        RuntimeMisuse: no such rank; types, shapes or containers differ, or some ranks do not come.
+        NotATensor: a leaf is not a tensor.
+        RuntimeMisuse: ``from_process`` is not a rank; types, shapes or containers differ; some ranks are missing.
     """
-    refuse_unknown_rank(from_process, group)
+    _require_rank(from_process, group)
     tensors = leaves(value, "broadcast")
     exchange = group.exchange
     if exchange is None:
@@ -178,8 +177,8 @@ def broadcast(value: Any, group: Group, *, from_process: int = 0) -> Any:
     if ours or is_checked(exchange, group):
         mine = joined([tensors[index].cpu() for index in ours]) if ours and group.rank == from_process else None
         form = f"{form_of(value)} from rank {from_process}"
-        answers = exchange.call("broadcast", form=form, data=mine, source=from_process)
-        data, start = answers.data(from_process), 0
+        messages = exchange.call("broadcast", form=form, data=mine, source=from_process)
+        data, start = messages.data(from_process), 0
         for index in ours if group.rank != from_process else ():
             end = start + tensors[index].nbytes
             _overwrite(tensors[index], tensor_of(data[start:end], tensors[index].dtype, tensors[index].shape))
@@ -197,14 +196,51 @@ def _overwrite(tensor: torch.Tensor, found: torch.Tensor) -> None:
             tensor.copy_(found)
 
 
-def is_checked(exchange: Exchange, group: Group) -> bool:
-    """Whether the ranks compare a call that GPU tensors alone are in. All ranks answer alike: they count alike."""
+def gather_object(value: Any, group: RankGroup) -> Any:
+    """Concatenate all ranks' lists, in rank order, on every rank. A tensor contributes its rows, any other value is one
+    item. A single process gets its own value back."""
+    if group.exchange is None:
+        return value
+    return [item for part in group.exchange.objects_from_all(value, what="gather_object") for item in _items(part)]
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, list | tuple | set | frozenset):
+        return value
+    return value.unbind() if isinstance(value, torch.Tensor) and value.ndim else [value]
+
+
+def broadcast_object_list(values: list[Any], group: RankGroup, *, from_process: int = 0) -> list[Any]:
+    """Overwrite the items of a list with those of rank ``from_process``, and return the same list.
+
+    Raises:
+        RuntimeMisuse: ``from_process`` is not a rank, or the lists differ in length.
+    """
+    _require_rank(from_process, group)
+    if group.exchange is not None:
+        form = f"{len(values)} objects from rank {from_process}"
+        values[:] = group.exchange.object_from(from_process, values, what="broadcast_object_list", form=form)
+    return values
+
+
+def _require_rank(rank: int, group: RankGroup) -> None:
+    """Check that ``rank`` exists.
+
+    Raises:
+        RuntimeMisuse: there is no such rank.
+    """
+    if not 0 <= rank < group.world_size:
+        raise RuntimeMisuse(f"from_process={rank} is not a rank (0 to {group.world_size - 1})")
+
+
+def is_checked(exchange: Exchange, group: RankGroup) -> bool:
+    """Count a call with only GPU tensors. Returns whether the ranks compare it, which is the same on all ranks."""
     exchange.device_calls += 1
     return exchange.debug or exchange.device_calls <= CHECKED_CALLS
 
 
-def _by_device(tensors: Sequence[torch.Tensor], group: Group) -> tuple[list[int], list[int]]:
-    """Which tensors go over gloo, and which over the default group."""
+def _by_device(tensors: Sequence[torch.Tensor], group: RankGroup) -> tuple[list[int], list[int]]:
+    """Indices of the tensors for gloo, and indices of the tensors for the default group."""
     on_device = group.device.type != "cpu"
     theirs = [i for i, tensor in enumerate(tensors) if on_device and tensor.device.type == group.device.type]
     return [index for index in range(len(tensors)) if index not in theirs], theirs
@@ -216,3 +252,21 @@ def plain_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.ndim else tensor.reshape(1)
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bytes, (n,) uint8 on the same device; shares memory with the tensor if possible."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def tensor_of(data: torch.Tensor, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    """``data``, (n,) uint8, as a tensor of ``dtype`` and ``shape``; shares memory with ``data`` if possible."""
+    if data.storage_offset() % 16 or not data.is_contiguous():
+        data = data.clone(memory_format=torch.contiguous_format)
+    return data.view(dtype).reshape(tuple(shape))
+
+
+def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The tensors' bytes, concatenated: (n,) uint8."""
+    parts = [bytes_of(tensor) for tensor in tensors]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

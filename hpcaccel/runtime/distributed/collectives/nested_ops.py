@@ -1,4 +1,4 @@
-"""Looking into nested tensors, cutting, joining and converting them: what scripts know from ``accelerate.utils``."""
+"""Functions of ``accelerate.utils`` on nested tensors: shapes, slices, concatenation, devices and precision."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hpcaccel.runtime.data import placement
 from hpcaccel.runtime.distributed.collectives.nested_tensors import (
     NotATensor,
     honor_type,
@@ -31,11 +30,12 @@ __all__ = [
     "listify",
     "send_to_device",
     "slice_tensors",
+    "to_device",
 ]
 
 
 class TensorInformation(NamedTuple):
-    """What is needed to make a tensor like another one."""
+    """Shape and type of a tensor."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -71,20 +71,20 @@ def find_batch_size(data: Any) -> int:
     """The length along dimension 0 of the first tensor.
 
     Raises:
-        ValueError: an empty container.
-        TypeError: the first leaf is no tensor with a dimension.
+        ValueError: a container is empty.
+        TypeError: the first leaf is not a tensor with at least one dimension.
     """
     if isinstance(data, list | tuple | Mapping):
         if not data:
             raise ValueError(f"an empty {type(data).__name__} has no batch size")
         return find_batch_size(next(iter(data.values() if isinstance(data, Mapping) else data)))
     if not isinstance(data, torch.Tensor) or not data.ndim:
-        raise TypeError(f"the batch size is that of a tensor with at least one dimension, not of {type(data).__name__}")
+        raise TypeError(f"a batch size needs a tensor with at least one dimension, but got {type(data).__name__}")
     return int(data.shape[0])
 
 
 def ignorant_find_batch_size(data: Any) -> int | None:
-    """``find_batch_size``, or None where there is none."""
+    """``find_batch_size``, but None instead of an error."""
     try:
         return find_batch_size(data)
     except (ValueError, TypeError):
@@ -92,7 +92,7 @@ def ignorant_find_batch_size(data: Any) -> int | None:
 
 
 def find_device(data: Any) -> torch.device | None:
-    """Where the first tensor is; None where there is no tensor."""
+    """The device of the first tensor; None if there is no tensor."""
     if isinstance(data, torch.Tensor):
         return data.device
     if isinstance(data, list | tuple | Mapping):
@@ -104,22 +104,22 @@ def find_device(data: Any) -> torch.device | None:
 
 
 def listify(data: Any) -> Any:
-    """Plain Python numbers, in lists, in place of tensors."""
+    """The same containers with lists of Python numbers in place of tensors."""
     return recursively_apply(lambda tensor: tensor.detach().cpu().tolist(), data)
 
 
 def slice_tensors(
     data: Any, tensor_slice: Any, process_index: int | None = None, num_processes: int | None = None
 ) -> Any:
-    """``tensor[tensor_slice]`` in place of each tensor; the ranks, which Accelerate's callers name, do not matter."""
+    """``tensor[tensor_slice]`` in place of each tensor. The last two arguments are ignored, as in Accelerate."""
     return recursively_apply(lambda tensor: tensor[tensor_slice], data)
 
 
 def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
-    """One nested value out of several alike, with their tensors joined along ``dim``.
+    """Join nested values of the same structure: their tensors are concatenated along ``dim``.
 
     Raises:
-        NotATensor: something else than tensors, and more than one of it.
+        NotATensor: there are several values, and a leaf is not a tensor.
     """
     first = data[0]
     if isinstance(first, list | tuple):
@@ -131,16 +131,16 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
         return torch.cat(list(data), dim=dim)
     if len(data) == 1:
         return first
-    raise NotATensor(f"concatenate joins tensors, and got {len(data)} of {type(first).__name__}")
+    raise NotATensor(f"concatenate needs tensors, but got {len(data)} values of type {type(first).__name__}")
 
 
 def send_to_device(
     tensor: Any, device: Any, non_blocking: bool = False, skip_keys: str | Sequence[str] | None = None
 ) -> Any:
-    """Nested tensors, and objects with a ``to`` of their own, on ``device``.
+    """Nested tensors, and objects with a ``to`` method, on ``device``.
 
     Args:
-        skip_keys: of the dictionary itself, whose values stay where they are.
+        skip_keys: dictionary keys whose values are not moved.
     """
     skipped = [skip_keys] if isinstance(skip_keys, str) else list(skip_keys or ())
     target = torch.device(device)
@@ -152,11 +152,38 @@ def send_to_device(
         return same_mapping(tensor, moved)
     if skipped and isinstance(tensor, list | tuple):
         return honor_type(tensor, [send_to_device(item, target, non_blocking, skipped) for item in tensor])
-    return placement.to_device(tensor, target, non_blocking=non_blocking)
+    return to_device(tensor, target, non_blocking=non_blocking)
+
+
+def to_device(value: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
+    """Nested tensors on ``device``, in containers of the same types. An object with a ``to`` method moves itself."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=non_blocking)
+    kind = type(value)
+    if kind is dict:
+        return {key: to_device(item, device, non_blocking=non_blocking) for key, item in value.items()}
+    if kind is list or kind is tuple:
+        return kind(to_device(item, device, non_blocking=non_blocking) for item in value)
+    if callable(getattr(value, "to", None)):
+        return _moved_by_itself(value, device, non_blocking=non_blocking)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return kind(*(to_device(item, device, non_blocking=non_blocking) for item in value))
+    if isinstance(value, list | tuple):
+        return kind(to_device(item, device, non_blocking=non_blocking) for item in value)
+    if isinstance(value, Mapping):
+        return kind({key: to_device(item, device, non_blocking=non_blocking) for key, item in value.items()})
+    return value
+
+
+def _moved_by_itself(value: Any, device: torch.device, *, non_blocking: bool) -> Any:
+    try:
+        return value.to(device, non_blocking=non_blocking)
+    except TypeError:  # its ``to`` takes a device only
+        return value.to(device)
 
 
 def convert_to_fp32(tensor: Any) -> Any:
-    """fp16 and bf16 tensors as fp32; everything else as it is."""
+    """fp16 and bf16 tensors converted to fp32; other values unchanged."""
     half = (torch.float16, torch.bfloat16)
     return recursively_apply(
         lambda item: item.float(), tensor, test_type=lambda item: getattr(item, "dtype", None) in half
@@ -164,7 +191,7 @@ def convert_to_fp32(tensor: Any) -> Any:
 
 
 def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: the function's fp16 and bf16 outputs as fp32."""
+    """Decorator that converts the function's fp16 and bf16 outputs to fp32."""
 
     @functools.wraps(model_forward)
     def forward(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,4 @@
-"""Tensors in nested lists, tuples, namedtuples and mappings: finding them, and putting others in their places.
-
-Containers keep their types. These are the functions that scripts know from ``accelerate.utils``.
-"""
+"""Traversal of nested lists, tuples, namedtuples and mappings of tensors. Containers keep their types."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from hpcaccel.errors import RuntimeMisuse
 
 __all__ = [
     "NotATensor",
+    "form_of",
     "honor_type",
     "is_namedtuple",
     "is_torch_tensor",
@@ -21,11 +19,13 @@ __all__ = [
     "recursively_apply",
     "refilled",
     "same_mapping",
+    "tensor_form",
+    "tensor_kind",
 ]
 
 
 class NotATensor(RuntimeMisuse, TypeError):
-    """Something else where a tensor is needed."""
+    """A value that is not a tensor where a tensor is required."""
 
 
 def is_torch_tensor(value: Any) -> bool:
@@ -37,7 +37,7 @@ def is_namedtuple(value: Any) -> bool:
 
 
 def honor_type(example: Any, items: Iterable[Any]) -> Any:
-    """A list, tuple or namedtuple of these items, as the example is one."""
+    """A list, tuple or namedtuple of ``items``, of the same type as ``example``."""
     return type(example)(*items) if is_namedtuple(example) else type(example)(items)
 
 
@@ -49,14 +49,14 @@ def recursively_apply(
     error_on_other_type: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """``func(leaf, *args, **kwargs)`` in place of each leaf that ``test_type`` accepts; other leaves stay.
+    """``func(leaf, *args, **kwargs)`` in place of each leaf that ``test_type`` accepts; other leaves are kept.
 
     Raises:
-        NotATensor: ``error_on_other_type``, and there is another leaf.
+        NotATensor: ``test_type`` rejects a leaf, and ``error_on_other_type`` is set.
     """
 
     def apply(item: Any) -> Any:
-        # Namedtuples and their like are containers even where test_type would take them.
+        # Containers are traversed even if test_type accepts them.
         if isinstance(item, list | tuple):
             return honor_type(item, [apply(part) for part in item])
         if isinstance(item, Mapping):
@@ -71,10 +71,10 @@ def recursively_apply(
 
 
 def leaves(value: Any, what: str) -> list[torch.Tensor]:
-    """All tensors, in order.
+    """All tensors of a nested value, in order.
 
     Raises:
-        NotATensor: a leaf is none.
+        NotATensor: a leaf is not a tensor.
     """
     found: list[torch.Tensor] = []
     if isinstance(value, torch.Tensor):
@@ -88,23 +88,46 @@ def leaves(value: Any, what: str) -> list[torch.Tensor]:
 
 
 def refilled(value: Any, tensors: Iterable[torch.Tensor]) -> Any:
-    """The same containers with these tensors, in order, in place of their own."""
+    """The containers of ``value`` with ``tensors``, in order, in place of the original tensors."""
     rest = iter(tensors)
     return recursively_apply(lambda _: next(rest), value)
 
 
 def same_mapping(example: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """A mapping of the example's type with these items."""
+    """A mapping of ``items``, of the same type as ``example``."""
     if type(example) is dict:
         return items
     factory = getattr(example, "default_factory", None)  # a defaultdict's first argument is not its items
     return type(example)(items) if factory is None else type(example)(factory, items)  # type: ignore[call-arg]
 
 
+def tensor_form(tensor: torch.Tensor) -> str:
+    """Type and shape as text: ``float32[4, 3]``; on a device other than the CPU ``cuda float32[4, 3]``."""
+    return f"{tensor_kind(tensor)}{list(tensor.shape)}"
+
+
+def tensor_kind(tensor: torch.Tensor) -> str:
+    """Type as text: ``float32``; on a device other than the CPU ``cuda float32``."""
+    device = "" if tensor.device.type == "cpu" else f"{tensor.device.type} "
+    return f"{device}{str(tensor.dtype)[6:]}"
+
+
+def form_of(value: Any, leaf: Callable[[torch.Tensor], str] = tensor_form) -> str:
+    """Text that describes nested containers with each tensor's type and shape; of other values only the type."""
+    if isinstance(value, torch.Tensor):
+        return leaf(value)
+    if isinstance(value, list | tuple):
+        return f"{type(value).__name__}({', '.join(form_of(item, leaf) for item in value)})"
+    if isinstance(value, Mapping):
+        items = ", ".join(f"{key!r}: {form_of(item, leaf)}" for key, item in value.items())
+        return f"{type(value).__name__}({items})"
+    return type(value).__name__
+
+
 def _not_a_tensor(value: Any, what: str) -> str:
-    hint = {"gather": ". gather_object collects any objects, gather_for_metrics tensors and objects"}.get(what, "")
+    hint = {"gather": ". Use gather_object for objects, or gather_for_metrics for tensors and objects"}.get(what, "")
     return (
-        f"{what} takes tensors, in lists, tuples and dictionaries of any depth, and got {_short(value)} "
+        f"{what} takes tensors, and lists, tuples and dicts of them at any depth, but got {_short(value)} "
         f"({type(value).__name__}){hint}"
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from hpcaccel import DataLoaderConfiguration, PermutationSampler, skip_first_bat
 from . import Numbers, anew, linear, lists, numbers, refused, row, same, start
 
 
-def flat(accelerator: object, loader: object) -> list[int]:
+def flat(accelerator: Any, loader: Any) -> list[int]:
     """Everything that all ranks saw, in the order of the rounds."""
     rounds = [accelerator.gather(batch) for batch in loader]
     return [int(value) for batch in rounds for value in batch]

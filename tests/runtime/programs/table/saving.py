@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -110,7 +111,7 @@ def states(folder: Path) -> None:
             same([float(v) for v in again.values()], [float(v) for v in after.values()])
 
 
-def step(accelerator: object, model: object, optimizer: object) -> None:
+def step(accelerator: Any, model: Any, optimizer: Any) -> None:
     accelerator.backward(model(torch.ones(1, 1)).sum())
     optimizer.step()
     optimizer.zero_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ from hpcaccel import GradientAccumulationPlugin, GradScalerKwargs
 from . import anew, linear, numbers, refused, row, same, start, weight_of
 
 
-def gradient(accelerator: object, model: object) -> float:
+def gradient(accelerator: Any, model: Any) -> float:
     return round(float(accelerator.unwrap_model(model).weight.grad), 6)
 
 

@@ -1,0 +1,98 @@
+"""Following a run: its progress until it ends (``wait``, ``submit --wait``), or its status (``status --watch``)."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from typing import TYPE_CHECKING, NoReturn, TextIO
+
+import typer
+
+from hpcaccel.cli.output import EXIT_INTERRUPTED, note, print_json
+
+if TYPE_CHECKING:
+    from hpcaccel.core.run_dir import RunDir
+    from hpcaccel.submission.runs.run_handle import AnyRun
+
+__all__ = ["follow_to_the_end", "watch_status"]
+
+LOOK_SECONDS = 2.0
+"""Interval at which ``status --watch`` reads the run directory. Slurm is queried as rarely as by ``wait``."""
+_CLEAR = "\x1b[H\x1b[2J"
+"""Clears the screen and keeps the terminal's scrollback."""
+
+
+def follow_to_the_end(run: RunDir, *, json: bool) -> NoReturn:
+    """Show the progress of ``run`` until it ends or pauses, then its summary, and exit with its exit code.
+
+    Raises:
+        typer.Exit: with 0 completed, 1 failed, 85 paused, 130 cancelled or Ctrl-C, which does not stop the run.
+    """
+    from hpcaccel.view.progress import display, follow
+    from hpcaccel.view.run_overview import overview
+    from hpcaccel.view.run_tables import summary
+    from hpcaccel.view.watch import BackgroundQuery, Watcher
+
+    try:
+        with display() as shown:
+            last = follow(Watcher(run, BackgroundQuery.about(run)), shown)
+    except KeyboardInterrupt:
+        note(f"\nthe run continues. Follow it again: hpcaccel wait {run.run_id}; end it: hpcaccel cancel {run.run_id}")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    ended = overview(run, last.status)
+    if json:
+        print_json(ended.to_json())
+    else:
+        typer.echo(summary(ended))
+    raise typer.Exit(last.status.exit_code)
+
+
+def watch_status(run: AnyRun, show: Callable[[], None]) -> None:
+    """Call ``show`` repeatedly until ``run`` has ended.
+
+    A terminal is cleared before each page; elsewhere an empty line separates the pages.
+
+    Raises:
+        typer.Exit: with 130 after Ctrl-C, which does not stop the run.
+    """
+    from hpcaccel.view.text_tables import has_a_terminal
+
+    is_first = True
+    try:
+        while True:
+            ended = run.status(patient=not is_first).ended
+            page, notes = _shown(show)
+            sys.stdout.write(_CLEAR if has_a_terminal() else "" if is_first else "\n")
+            sys.stdout.write(page)
+            sys.stdout.flush()
+            sys.stderr.write(notes)
+            sys.stderr.flush()
+            if ended:
+                return
+            is_first = False
+            time.sleep(LOOK_SECONDS)
+    except KeyboardInterrupt:
+        note("\nthe run continues")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _shown(show: Callable[[], None]) -> tuple[str, str]:
+    """Collect the output of ``show`` on stdout and stderr, so that the last page stays until the next is complete."""
+    page, notes = _Page(sys.stdout), _Page(sys.stderr)
+    with redirect_stdout(page), redirect_stderr(notes):
+        show()
+    return page.getvalue(), notes.getvalue()
+
+
+class _Page(io.StringIO):
+    """Buffer that replaces ``stream``; it counts as a terminal if ``stream`` is one."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._is_terminal = stream.isatty()
+
+    def isatty(self) -> bool:
+        return self._is_terminal

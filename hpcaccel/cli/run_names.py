@@ -1,0 +1,117 @@
+"""Lookup of runs by name, and completion of run names in the shell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpcaccel.errors import HpcaccelError, RunNotFound, UserError
+
+if TYPE_CHECKING:
+    from hpcaccel.submission import Run
+    from hpcaccel.submission.runs.run_handle import AnyRun
+    from hpcaccel.sweeps.sweep_handle import Sweep
+
+__all__ = ["as_sweep", "complete_checkpoint", "complete_run", "complete_sweep", "find", "latest", "one_run"]
+
+MOST_IDS = 50
+"""Maximum number of run IDs that completion offers."""
+
+
+def find(name: str) -> AnyRun:
+    """The run with this id, prefix of an id, name, job id or path."""
+    from hpcaccel.submission.runs.find import find_run
+
+    return find_run(name)
+
+
+def latest() -> AnyRun:
+    """The run that was submitted last."""
+    from hpcaccel.submission.runs.find import all_runs
+
+    runs = all_runs()
+    if not runs:
+        raise RunNotFound("there are no runs yet; start one with hpcaccel submit job.yaml")
+    return runs[-1]
+
+
+def as_sweep(run: AnyRun) -> Sweep | None:
+    """The handle of a sweep; None if ``run`` is not a sweep."""
+    from hpcaccel.submission.runs.run_handle import SweepRun
+
+    if not isinstance(run, SweepRun):
+        return None
+    from hpcaccel.sweeps.sweep_handle import Sweep
+
+    return Sweep(run.path)
+
+
+def one_run(run: AnyRun) -> Run:
+    """Return ``run`` unchanged.
+
+    Raises:
+        UserError: ``run`` is an array or a sweep, which consists of several runs.
+    """
+    from hpcaccel.submission.runs.run_handle import RunArray, SweepRun
+
+    if isinstance(run, RunArray):
+        raise UserError(
+            f"{run.run_id} is an array of {len(run)} runs; choose one of them, {run.run_id}_0 to "
+            f"{run.run_id}_{len(run) - 1}"
+        )
+    if isinstance(run, SweepRun):
+        raise UserError(
+            f"{run.run_id} is a sweep; choose one of its trials, such as {run.run_id}_0 "
+            f"(`hpcaccel sweep table {run.run_id}` lists them)"
+        )
+    return run
+
+
+# -- completion, once ``hpcaccel --install-completion`` was called ------------------------------------------------
+
+
+def complete_run(incomplete: str) -> list[tuple[str, str]]:
+    """Names and ids of runs, names first and the newest first, each with a description."""
+    return _offered(incomplete, only_sweeps=False)
+
+
+def complete_sweep(incomplete: str) -> list[tuple[str, str]]:
+    """Names and ids of sweeps."""
+    return _offered(incomplete, only_sweeps=True)
+
+
+def complete_checkpoint(incomplete: str) -> list[tuple[str, str]]:
+    """Names of runs; after an ``@`` the steps of the run's checkpoints."""
+    run, at, step = incomplete.partition("@")
+    if not at:
+        return complete_run(incomplete)
+    from hpcaccel import checkpoint_files
+    from hpcaccel.submission.runs.find import find_run
+
+    try:
+        found = checkpoint_files.step_directories(find_run(run).dir.checkpoints)
+    except (HpcaccelError, OSError):
+        return []
+    return [(f"{run}@{number}", path.name) for number, path in found if str(number).startswith(step)]
+
+
+def _offered(incomplete: str, *, only_sweeps: bool) -> list[tuple[str, str]]:
+    found: dict[str, str] = {}
+    ids: dict[str, str] = {}
+    for run_id, name, is_sweep in _runs():
+        if only_sweeps and not is_sweep:
+            continue
+        if name.startswith(incomplete):
+            found.setdefault(name, f"the latest is {run_id}")
+        if run_id.startswith(incomplete) and len(ids) < MOST_IDS:
+            ids.setdefault(run_id, name)
+    return [*found.items(), *ids.items()]
+
+
+def _runs() -> list[tuple[str, str, bool]]:
+    """Id, name and whether it is a sweep, for each run on this machine or submitted from it, newest first."""
+    from hpcaccel.submission.remote.remote_index import remote_runs
+    from hpcaccel.submission.runs.find import known_runs
+
+    here = [(run.run_id, run.name, run.kind == "sweep") for run in known_runs()]
+    there = [(run["run_id"], run["name"], run.get("kind", "sweep") == "sweep") for run in remote_runs()]
+    return sorted({*here, *there}, reverse=True)

@@ -1,0 +1,154 @@
+"""Files that survive a kill: JSON replaced atomically, JSON lines appended whole.
+
+A JSON file is written under a temporary name, synced and renamed, so that a reader sees the old content or the new. A
+JSON-lines file grows by whole lines: a torn last line does not affect the other lines.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcaccel.errors import RunDirectoryError
+
+__all__ = [
+    "DIRECTORY_MODE",
+    "FILE_MODE",
+    "MOVED",
+    "PRIVATE_MODE",
+    "append_bytes",
+    "append_line",
+    "atomic_write",
+    "fsync_directory",
+    "make_folder",
+    "read_json",
+    "read_lines",
+    "write_json",
+]
+
+DIRECTORY_MODE = 0o750
+FILE_MODE = 0o640
+PRIVATE_MODE = 0o600
+MOVED = "the run directory no longer exists (was it moved or deleted?)"
+_NO_SYNC = {errno.EBADF, errno.EINVAL, errno.ENOTSUP}
+"""Errors of fsync(2) on file systems that cannot sync a directory."""
+
+
+def fsync_directory(path: Path) -> None:
+    """Make a rename in ``path`` durable. Errors of file systems that cannot sync a directory are ignored."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+    finally:
+        os.close(fd)
+
+
+def atomic_write(path: Path, content: str | bytes, *, mode: int = FILE_MODE, sync: bool = True) -> None:
+    """Replace ``path`` so that a reader sees the old content or the new; with ``sync`` also after a machine crash."""
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(3).hex()}.tmp")
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if sync:
+        fsync_directory(path.parent)
+
+
+def make_folder(path: Path, *, within: Path | None = None, mode: int = DIRECTORY_MODE) -> None:
+    """Create a folder and missing parents, but never recreate a run directory that was moved or deleted.
+
+    Args:
+        within: the run directory; by default ``HPCACCEL_RUN_DIR``, which is set in the ranks.
+
+    Raises:
+        OSError: the folder cannot be created; FileNotFoundError if the run directory is missing.
+    """
+    run = within or os.environ.get("HPCACCEL_RUN_DIR")
+    if run and Path(path).is_relative_to(run) and not os.path.isdir(run):
+        raise FileNotFoundError(errno.ENOENT, MOVED, str(run))
+    path.mkdir(mode=mode, parents=True, exist_ok=True)
+
+
+def write_json(path: Path, value: Mapping[str, Any], *, mode: int = FILE_MODE, sync: bool = True) -> None:
+    atomic_write(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", mode=mode, sync=sync)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in ``path``; None if there is no such file.
+
+    Raises:
+        RunDirectoryError: the file is not a JSON object.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise RunDirectoryError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise RunDirectoryError(f"{path} does not contain a JSON object")
+    return value
+
+
+def append_line(path: Path, value: Mapping[str, Any], *, sync: bool = False) -> None:
+    """Append one JSON line. A torn line left by a crash is terminated first, so that the new line is intact.
+
+    Args:
+        sync: fsync before returning.
+    """
+    append_bytes(path, json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n", sync=sync)
+
+
+def append_bytes(path: Path, lines: bytes, *, sync: bool = False) -> None:
+    """Append whole lines, as ``append_line`` does."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE_MODE)
+    try:
+        size = os.fstat(fd).st_size
+        if size and os.pread(fd, 1, size - 1) != b"\n":
+            lines = b"\n" + lines
+        while lines:  # a disk that fills up writes a part and fails at the next write
+            lines = lines[os.write(fd, lines) :]
+        if sync:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def read_lines(path: Path, *, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
+    """The objects of a JSON-lines file, each with the byte offset of its end, where a later read continues.
+
+    Torn lines and lines that are not JSON objects are skipped; an unfinished last line is left for the next read.
+    """
+    try:
+        file = path.open("rb")
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    with file:
+        file.seek(offset)
+        for raw in file:
+            if not raw.endswith(b"\n"):
+                return
+            offset += len(raw)
+            try:
+                value = json.loads(raw)
+            except ValueError:
+                continue
+            if isinstance(value, dict):
+                yield value, offset

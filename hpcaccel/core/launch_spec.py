@@ -1,0 +1,206 @@
+"""How the ranks of a run are started: the ``launch`` section of ``spec.json``.
+
+The submission builds and stores a :class:`LaunchSpec`; the batch step, the ranks, ``status`` and the sweeps read it
+back. :func:`read_launch` also reads the user's ``resilience`` section, which ``spec.json`` stores separately.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from hpcaccel.core.durable_files import read_json
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.errors import RunDirectoryError
+
+__all__ = [
+    "LaunchComponent",
+    "LaunchContainer",
+    "LaunchSpec",
+    "LaunchStage",
+    "RestartPolicy",
+    "find_launch",
+    "launch_of",
+    "read_launch",
+]
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartPolicy:
+    """The ``resilience`` section of the spec; see ``spec.job.training_fields.ResilienceSection`` for the fields.
+
+    A field missing in a stored section takes its default here: older releases had no ``preflight``.
+    """
+
+    requeue: bool | str = True
+    """``expedite`` stands for Slurm's ``--requeue=expedite``."""
+    warning_seconds: int = 120
+    stop_timeout_seconds: int = 300
+    max_failures: int = 3
+    max_preemptions: int | None = None
+    restart_in_place: int = 2
+    preflight: str = "off"
+    exclude_hours: float = 24.0
+    max_excluded: int = 0
+    hang_timeout_seconds: int | None = None
+    chain: int | None = None
+    chain_ahead: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchContainer:
+    """The container that the ranks run in."""
+
+    image: str
+    """A path, or a name in a registry with its scheme."""
+    runtime: str
+    mounts: list[str]
+    """``SRC:DST`` or ``SRC:DST:ro``: the user's mounts and those that the ranks need."""
+    workdir: str
+    gpus: bool
+    env: dict[str, str] = field(default_factory=dict)
+    images: str = ""
+    """Directory of imported images."""
+    key: str = ""
+    """Identifies the content of an image from a registry: its digest if the registry returned one, else its name."""
+
+    @property
+    def is_file(self) -> bool:
+        return self.image.startswith("/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchStage:
+    """User data that each node copies to its own disk before the ranks start."""
+
+    sources: list[str]
+    directory: str | None = None
+    keep: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchComponent:
+    """A program that runs alongside the ranks, from ``components`` in the spec."""
+
+    name: str
+    program: list[str] = field(default_factory=list)
+    nodes: int = 1
+    processes_per_node: int = 1
+    srun: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSpec:
+    """How the ranks are started. All fields except ``resilience`` and ``beside`` are stored under their own names."""
+
+    kind: Literal["program", "callable"]
+    program: list[str]
+    """Command of a rank; ``{python}`` stands for the ranks' interpreter. Empty for a callable."""
+    python: str | None = None
+    """The ranks' interpreter; None: the first one on the node's PATH after modules, conda and venv are loaded."""
+    pythonpath: list[str] = field(default_factory=list)
+    workdir: str
+    backend: Literal["slurm", "local"]
+    nodes: int
+    ranks_per_node: int
+    stop: Literal["cooperative", "signals"]
+    stop_is_default: bool = False
+    """The spec does not set ``stop``, so the submission chose it."""
+    loader_shield: str | None = None
+    """A folder for the ranks' PYTHONPATH: it keeps data-loader workers alive when all processes receive SIGTERM."""
+    srun: list[str] = field(default_factory=list)
+    share_gpus: bool = False
+    """Make all GPUs of a node visible to all its ranks, although Slurm assigns GPUs to each rank."""
+    setup_per_node: list[str] = field(default_factory=list)
+    time_limit_seconds: int | None = None
+    warning_seconds: int | None = None
+    """Overrides ``resilience.warning_seconds``."""
+    launcher: Literal["srun", "torchrun"] = "srun"
+    """``torchrun``: one srun task per node, which starts the ranks of its node."""
+    container: LaunchContainer | None = None
+    components: list[LaunchComponent] = field(default_factory=list)
+    after: list[dict[str, str]] = field(default_factory=list)
+    """Runs that must end first: ``kind`` (afterok, …) and ``run``, a directory."""
+    stage: LaunchStage | None = None
+    resilience: RestartPolicy = field(default_factory=RestartPolicy)
+    beside: bool = False
+    """Other steps run in the same allocation, so a short step must use ``--overlap``. Set by the batch step."""
+
+    @property
+    def callable(self) -> bool:
+        return self.kind == "callable"
+
+    @property
+    def local(self) -> bool:
+        return self.backend == "local"
+
+    @property
+    def cooperative(self) -> bool:
+        return self.stop == "cooperative"
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    def to_dict(self) -> dict[str, Any]:
+        """The ``launch`` section as it is stored."""
+        return {key: value for key, value in asdict(self).items() if key not in ("resilience", "beside")}
+
+
+def launch_of(document: Mapping[str, Any], *, source: Path) -> LaunchSpec:
+    """The launch spec in the content of a ``spec.json`` or ``sweep.json``.
+
+    Args:
+        source: the file, for error messages.
+
+    Raises:
+        RunDirectoryError: an incompatible version wrote the file.
+    """
+    try:
+        launch = dict(document["launch"])
+        resilience = dict(document.get("spec", {}).get("resilience") or {})
+        if launch.get("warning_seconds") is not None:
+            resilience["warning_seconds"] = launch["warning_seconds"]
+        if launch.get("container") is not None:
+            launch["container"] = _read(LaunchContainer, launch["container"])
+        if launch.get("stage") is not None:
+            launch["stage"] = _read(LaunchStage, launch["stage"])
+        launch["components"] = [_read(LaunchComponent, one) for one in launch.get("components", [])]
+        return _read(LaunchSpec, {**launch, "resilience": _read(RestartPolicy, resilience)})
+    except (KeyError, TypeError) as error:
+        raise RunDirectoryError(f"{source} was written by another version of hpcaccel ({error!r})") from None
+
+
+def _read(kind: type[R], value: Mapping[str, Any]) -> R:
+    """Build ``kind``, ignoring keys without a field in this version. Raises KeyError for a missing field."""
+    known = fields(kind)  # type: ignore[arg-type]
+    for one in known:
+        if one.default is MISSING and one.default_factory is MISSING and one.name not in value:
+            raise KeyError(one.name)
+    return kind(**{one.name: value[one.name] for one in known if one.name in value})
+
+
+def find_launch(run: RunDir) -> LaunchSpec | None:
+    """The launch spec of a run; None if there is no ``spec.json``.
+
+    Raises:
+        RunDirectoryError: an incompatible version wrote the file.
+    """
+    document = read_json(run.spec)
+    return None if document is None else launch_of(document, source=run.spec)
+
+
+def read_launch(run: RunDir) -> LaunchSpec:
+    """The launch spec of a run.
+
+    Raises:
+        RunDirectoryError: ``spec.json`` is missing, or an incompatible version wrote the file.
+    """
+    launch = find_launch(run)
+    if launch is None:
+        raise RunDirectoryError(f"{run.spec} is missing: {run.path} is not the directory of a submitted run")
+    return launch

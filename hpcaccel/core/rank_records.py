@@ -1,0 +1,125 @@
+"""Records that the ranks write into an attempt's folder: outcome, progress, saves, timing, heartbeats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcaccel.core.records import Reason
+
+__all__ = ["Beat", "Outcome", "Progress", "Save", "Timing"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Result of an attempt, written by rank 0 before it exits. It takes precedence over any exit code."""
+
+    version: int = 1
+    reason: Reason
+    step: int
+    checkpoint: str | None = None
+    resume: bool = False
+    """Whether the training is to be continued; False: it is complete."""
+    first_loss: float | None = None
+    last_loss: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """The step that an attempt resumed from, and the total number of steps of the training, if known."""
+
+    version: int = 1
+    resumed_step: int = 0
+    resumed_from: str | None = None
+    total_steps: int | None = None
+    time: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Save:
+    """A committed checkpoint: a line of ``saves.jsonl``."""
+
+    version: int = 1
+    step: int
+    reason: str = ""
+    stall_seconds: float
+    """How long training was blocked, on rank 0: during the whole save unless it ran in the background."""
+    seconds: float
+    """From the start of the save to its commit."""
+    bytes: int
+    """Total size of the checkpoint's files."""
+    background: bool = False
+    time: float = 0.0
+    """When rank 0 detected the commit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """How an attempt's time was spent, on rank 0. Times are seconds since the epoch; None: not reached."""
+
+    version: int = 1
+    process_started: float | None = None
+    imported: float | None = None
+    """When ``Accelerator()`` was called."""
+    formed: float | None = None
+    """When the process group was initialised."""
+    prepared: float | None = None
+    """When the script was ready to load a checkpoint or to start from scratch."""
+    loaded: float | None = None
+    first_step_time: float | None = None
+    """End of the first step of this attempt."""
+    resumed_step: int = 0
+    last_step: int | None = None
+    last_step_time: float | None = None
+    step_seconds: float | None = None
+    """Median step time, saves excluded."""
+    slowest_step_seconds: float | None = None
+    """Slowest step after the first one. An evaluation between two steps counts as part of the second."""
+    saves: int = 0
+    stall_seconds: float = 0.0
+    """How long saves blocked training, in total."""
+    save_seconds: float | None = None
+    """Median time for which a save blocked training."""
+    slowest_save_seconds: float | None = None
+    """Longest time for which a save blocked training, in this attempt and earlier ones."""
+    stall_before_first_step: float = 0.0
+    stall_after_last_step: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """A rank's heartbeat, ``attempts/<n>/heartbeats/<rank>.json``, replaced every few seconds by a thread of the rank.
+
+    Readers compare it with the previous heartbeat, never with their own clock.
+    """
+
+    version: int = 1
+    rank: int
+    host: str
+    pid: int
+    number: int
+    """Number of this heartbeat in its process."""
+    time: float
+    interval_seconds: float
+    phase: str
+    """starting, loading, training, evaluating, saving, finishing (after the loop) or leaving."""
+    step: int
+    first_step: int = 0
+    """The step at which the current training loop began. The next step takes longer than later ones."""
+    batches: int = 0
+    """Number of batches that prepared loaders returned."""
+    calls: int = 0
+    """Number of collectives called through hpcaccel."""
+    step_seconds: float | None = None
+    """Seconds per step over the last minutes; None if there was no step."""
+    waits_in: str | None = None
+    """The collective in which the rank has waited for other ranks for more than some seconds, if known."""
+    waits: bool = False
+    """Whether the main thread waits for other ranks or a device."""
+    site: str = ""
+    """``file:line`` of the script where the main thread is."""
+    stack: int = 0
+    """Hash of the main thread's stack; it changes when the thread moves."""
+    thread: str = ""
+    """Name of the main thread in a stack dump."""
+    left: str | None = None
+    """``file:line`` where the rank last left a loop early, by ``break``, ``return`` or an exception."""

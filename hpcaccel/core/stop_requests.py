@@ -1,0 +1,168 @@
+"""Requests in the run directory's ``control/``: to stop, and to dump stacks.
+
+Commands write them as files; the supervisor polls the folder and renames each file once the request is honoured. The
+folder is always listed, and single names are never looked up: NFS may cache for a while that a name does not exist.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcaccel.core.durable_files import atomic_write, read_json, write_json
+from hpcaccel.core.records import Reason, from_dict, to_dict
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.errors import RunDirectoryError
+
+__all__ = [
+    "StopRequest",
+    "all_requests",
+    "cancel_was_requested",
+    "has_signal_mark",
+    "leave_request",
+    "leave_stacks_request",
+    "mark_honoured",
+    "open_requests",
+    "pruned",
+    "reopen",
+    "request_state",
+    "set_signal_mark",
+    "stacks_requests",
+]
+
+LOG = logging.getLogger(__name__)
+
+_HONOURED = "honoured-"
+"""Prefix that is added to the file name of an honoured request."""
+_USERS = "stop-"
+"""File name prefix of a user's request to stop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopRequest:
+    """A request to stop the ranks: in ``control/`` from users, in ``attempts/<n>/stop.json`` from the supervisor."""
+
+    version: int = 1
+    reason: Reason
+    then: Literal["requeue", "pause", "finish", "cancel"]
+    """requeue: save, exit and continue later; pause: save and exit; finish: leave the loop and run the code after it;
+    cancel: exit, and never continue."""
+    time: float
+    deadline: float | None = None
+    """When the processes will be killed (seconds since the epoch); None if unknown."""
+
+
+def pruned(stop: StopRequest | None) -> bool:
+    """Whether a sweep ended this trial. The trial then does not continue by itself, even if another stop follows.
+
+    With ``then="finish"`` it saves nothing; with ``pause`` it saves, so that it can continue under a larger budget.
+    """
+    return stop is not None and stop.reason == "pruned"
+
+
+def leave_request(run: RunDir, request: StopRequest, *, name: str | None = None) -> None:
+    """Write a request to stop into ``control/``.
+
+    Args:
+        name: identifies the request for :func:`request_state`. Default: random.
+
+    Raises:
+        RunDirectoryError: the file cannot be written.
+    """
+    path = run.control / f"{_USERS}{time.time_ns()}-{name or secrets.token_hex(2)}.json"
+    try:
+        write_json(path, to_dict(request))
+    except OSError as error:
+        raise RunDirectoryError(
+            f"cannot write the request for run {run.run_id} to {run.control}: {error.strerror}"
+        ) from None
+
+
+def open_requests(run: RunDir, *, of_users: bool = False) -> list[tuple[str, StopRequest]]:
+    """Requests to stop that are not honoured yet, with their file names, oldest first.
+
+    Args:
+        of_users: only requests of users, not those of a sweep worker to its trials.
+    """
+    found = []
+    for name in sorted(_names(run)):
+        if not name.endswith(".json") or name.startswith((_HONOURED, ".")):
+            continue
+        if of_users and not name.startswith(_USERS):
+            continue
+        if (value := read_json(run.control / name)) is not None:
+            found.append((name, from_dict(StopRequest, value)))
+    return sorted(found, key=lambda item: item[1].time)
+
+
+def all_requests(run: RunDir) -> list[StopRequest]:
+    """Requests to stop, honoured or not, oldest first."""
+    found = [read_json(run.control / name) for name in _names(run) if name.endswith(".json") and name[0] != "."]
+    return sorted((from_dict(StopRequest, value) for value in found if value), key=lambda request: request.time)
+
+
+def mark_honoured(run: RunDir, name: str) -> None:
+    """Mark a request as honoured by renaming it, so that it is never honoured twice."""
+    (run.control / name).rename(run.control / f"{_HONOURED}{name}")
+
+
+def reopen(run: RunDir, name: str) -> None:
+    """Undo :func:`mark_honoured`."""
+    (run.control / f"{_HONOURED}{name}").rename(run.control / name)
+
+
+def cancel_was_requested(run: RunDir) -> bool:
+    """Whether a request to cancel was honoured. A run that was cancelled does not continue if its job starts again."""
+    honoured = [name for name in _names(run) if name.startswith(_HONOURED) and name.endswith(".json")]
+    return any((read_json(run.control / name) or {}).get("then") == "cancel" for name in honoured)
+
+
+def request_state(run: RunDir, name: str) -> Literal["open", "honoured"] | None:
+    """State of the request that :func:`leave_request` wrote under ``name``; None if there is none."""
+    found = [one for one in _names(run) if one.endswith(f"-{name}.json")]
+    if not found:
+        return None
+    return "honoured" if all(one.startswith(_HONOURED) for one in found) else "open"
+
+
+def set_signal_mark(run: RunDir, attempt: int) -> None:
+    """Write a marker: a rank has received a signal, and the supervisor must write the reason for the stop."""
+    atomic_write(run.signalled(attempt), "", sync=False)
+
+
+def has_signal_mark(run: RunDir, attempt: int) -> bool:
+    """Whether a rank has written the marker."""
+    return run.signalled(attempt).name in _names(run)
+
+
+def leave_stacks_request(run: RunDir) -> None:
+    """Write a request to dump the stacks of all ranks.
+
+    Raises:
+        RunDirectoryError: the file cannot be written.
+    """
+    path = run.control / f"stacks-{time.time_ns()}-{secrets.token_hex(2)}"
+    try:
+        atomic_write(path, "", sync=False)
+    except OSError as error:
+        raise RunDirectoryError(f"cannot write the request to {run.control}: {error.strerror}") from None
+
+
+def stacks_requests(run: RunDir) -> list[str]:
+    """File names of requests for stacks that are not honoured yet."""
+    return [name for name in _names(run) if name.startswith("stacks-")]
+
+
+def _names(run: RunDir) -> Sequence[str]:
+    try:
+        return os.listdir(run.control)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        LOG.warning("cannot read directory %s: %s", run.control, error.strerror)
+        return []

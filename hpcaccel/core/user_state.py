@@ -1,0 +1,36 @@
+"""State of this user between commands: the state folder, and the index that finds runs from any directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hpcaccel.core.durable_files import append_line, read_lines
+from hpcaccel.core.run_dir import RunDir
+
+__all__ = ["index_lines", "register", "state_home"]
+
+
+def state_home() -> Path:
+    """``XDG_STATE_HOME``, or ``~/.local/state``."""
+    return Path(os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state"))
+
+
+def _index_path() -> Path:
+    return state_home() / "hpcaccel" / "runs.jsonl"
+
+
+def register(run: RunDir, *, name: str, job_id: str) -> None:
+    """Add a run to the user's index. If the state folder is not writable, the run can be found by its path only."""
+    path = _index_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        append_line(path, {"run_id": run.run_id, "name": name, "job_id": job_id, "path": str(run.path)})
+    except OSError:
+        return
+
+
+def index_lines() -> list[dict[str, Any]]:
+    """All runs in the index, oldest first: ``run_id``, ``name``, ``job_id`` and ``path`` of each."""
+    return [line for line, _ in read_lines(_index_path())]

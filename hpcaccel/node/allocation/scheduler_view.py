@@ -1,0 +1,206 @@
+"""The scheduler's view of this allocation: when to query it, the last status, and the meaning of a signal.
+
+Each query costs time of Slurm's controller, so a supervisor queries after a signal and otherwise rarely. The
+supervisors of a sweep's trials read the status that their worker shares in ``workers/<i>/job.json``: they need the
+job's times at the start of each trial, which in a sweep of short trials would be hundreds of queries a minute.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hpcaccel.core.durable_files import read_json, write_json
+from hpcaccel.core.records import Reason
+from hpcaccel.node.allocation import Allocation, JobStatus
+
+__all__ = [
+    "KILL_WAIT",
+    "WORKER_JOB",
+    "SchedulerView",
+    "SharedJobStatus",
+    "SignalMeaning",
+    "read_shared_status",
+    "signal_meaning",
+    "write_shared_status",
+]
+
+QUERY_SECONDS = 60.0
+"""Shortest interval between routine queries."""
+SELDOM_SECONDS = 300.0
+"""Longest interval between queries. Slurm does not notify a job whose time limit was shortened, so the job polls. While
+its end is far it polls rarely, because all tasks of an array do. If less than this interval is left after the change,
+the job may notice it only by Slurm's own warning."""
+EARLY_SECONDS = 90
+"""Slurm may send its warning signal up to 60 seconds early. A warning that arrives earlier than this belongs to a limit
+that has been extended since, or was sent by a user."""
+WORKER_JOB = "HPCACCEL_WORKER_JOB"
+"""Environment variable for a trial's supervisor: the path of ``job.json``."""
+KILL_WAIT = "HPCACCEL_KILL_WAIT"
+"""Environment variable for a trial's supervisor: the cluster's KillWait in seconds."""
+OLDEST_SECONDS = 2 * SELDOM_SECONDS
+"""Maximum age of a shared status. A worker queries more often than this unless its queries fail."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedJobStatus:
+    """A status queried by another process of this allocation."""
+
+    status: JobStatus
+    queried_at: float
+    """Seconds since the epoch."""
+
+
+class SchedulerView:
+    """The last status of this allocation, and its times (seconds since the epoch).
+
+    Args:
+        shared: returns a recent status queried by another process of this allocation, or None.
+    """
+
+    def __init__(self, allocation: Allocation, *, shared: Callable[[], SharedJobStatus | None] = lambda: None) -> None:
+        self.allocation = allocation
+        self._shared = shared
+        self.began = time.time()
+        self.queried_at = 0.0
+        self.last_status: JobStatus | None = None
+        self.end_time: float | None = None
+        self.granted_end_time: float | None = None
+        """The end time at the job's start. If ``end_time`` is later, the time limit was extended."""
+        self.queued_at: float | None = None
+        self.allocated_at: float | None = None
+        self.over_since: float | None = None
+        """When the scheduler began to terminate the allocation. Slurm does not account for the time after that."""
+
+    def query(self, *, patient: bool = True) -> JobStatus:
+        """Query the scheduler, see ``Allocation.status``."""
+        before = time.time()
+        status = self.allocation.status(patient=patient)
+        self._update(status, before=before, queried_at=time.time())
+        return status
+
+    def refresh(self, *, patient: bool = True) -> None:
+        """Like ``query``, but accept a shared status that is some minutes old. Its times are reliable, but it does not
+        show recent events."""
+        if (shared := self._shared()) is None:
+            self.query(patient=patient)
+        elif shared.queried_at > self.queried_at:
+            self._update(shared.status, before=shared.queried_at, queried_at=shared.queried_at)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for another query."""
+        if self.allocation.status_is_free:
+            return True
+        now = time.time()
+        left = 0.0 if self.end_time is None else self.end_time - now
+        return now - self.queried_at > min(SELDOM_SECONDS, max(QUERY_SECONDS, left / 10))
+
+    @property
+    def was_extended(self) -> bool:
+        """Whether the time limit was extended since the job started."""
+        if self.granted_end_time is None or self.end_time is None:
+            return False
+        return self.end_time > self.granted_end_time + 1
+
+    def _update(self, status: JobStatus, *, before: float, queried_at: float) -> None:
+        self.queried_at, self.last_status = queried_at, status
+        if status.known and not status.running and self.over_since is None:
+            self.over_since = before
+        if status.known and status.running:
+            self.end_time = status.end_time
+            self.queued_at, self.allocated_at = status.submit_time, status.start_time
+            self.granted_end_time = self.granted_end_time or status.end_time
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignalMeaning:
+    """Why the job must leave its allocation, and how the run continues."""
+
+    reason: Reason
+    job: Literal["requeue", "returns", "ends"]
+    """requeue: the batch step must requeue the job; returns: the scheduler restarts it, or the next job of its chain
+    continues; ends: nothing restarts this job."""
+
+    @property
+    def is_cancel(self) -> bool:
+        return self.reason == "cancelled" and self.job == "ends"
+
+
+def signal_meaning(
+    number: int | None,
+    status: JobStatus,
+    *,
+    warning_seconds: float,
+    end_time: float | None = None,
+    was_extended: bool = False,
+    is_late: bool = False,
+) -> SignalMeaning | None:
+    """What signal ``number`` means, given the job's current status; None if the job continues.
+
+    Args:
+        number: SIGUSR2, which Slurm sends before the time limit and at the start of a grace time; SIGTERM or SIGINT,
+            which it sends when it terminates the job; None if no signal arrived.
+        warning_seconds: how long before the time limit Slurm was requested to send its warning.
+        end_time: when the time limit is reached (seconds since the epoch).
+        was_extended: the time limit was extended since the job started.
+        is_late: the end is so near that the ranks must stop now.
+    """
+    if status.known and not status.running:
+        return _taken_down(status)
+    if status.known and status.preempted:
+        return SignalMeaning(reason="preempted", job="requeue")
+    if status.known and is_late:
+        return SignalMeaning(reason="time_limit", job="requeue")
+    if number == signal.SIGUSR2:
+        if end_time is None or end_time - time.time() <= warning_seconds + EARLY_SECONDS:
+            return SignalMeaning(reason="time_limit", job="requeue")
+        if was_extended:
+            return None
+    return None if number is None else SignalMeaning(reason="stop", job="requeue")
+
+
+def _taken_down(status: JobStatus) -> SignalMeaning:
+    if status.will_requeue:
+        reason: Reason = status.termination_reason or ("lost" if status.failed_nodes else "preempted")
+        return SignalMeaning(reason=reason, job="returns")
+    if status.termination_reason is None:
+        return SignalMeaning(reason="cancelled", job="ends")
+    return SignalMeaning(reason=status.termination_reason, job="requeue" if status.requeueable else "ends")
+
+
+def write_shared_status(path: Path, status: JobStatus, *, queried_at: float) -> None:
+    """Write ``status`` to ``path`` if the job is running and not preempted. Any other status removes the file, so that
+    each trial queries the scheduler itself. An unknown status leaves the file, to avoid these queries."""
+    if not status.known:
+        return
+    if not status.running or status.preempted:
+        path.unlink(missing_ok=True)
+        return
+    document: dict[str, Any] = {
+        "asked": queried_at,
+        "running": True,
+        "preempted": False,
+        "comes_back": False,
+        "taken_for": None,
+        "requeueable": False,
+        "failed_nodes": [],
+        "submit_time": status.submit_time,
+        "start_time": status.start_time,
+        "end_time": status.end_time,
+        "known": True,
+    }
+    write_json(path, document, sync=False)
+
+
+def read_shared_status(path: Path) -> SharedJobStatus | None:
+    """The status shared by the worker; None if there is none or it is too old."""
+    value = read_json(path)
+    if value is None or time.time() - value["asked"] > OLDEST_SECONDS:
+        return None
+    times: dict[str, Any] = {name: value.get(name) for name in ("submit_time", "start_time", "end_time")}
+    return SharedJobStatus(status=JobStatus(running=True, **times), queried_at=value["asked"])

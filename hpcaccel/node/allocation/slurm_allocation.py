@@ -1,0 +1,289 @@
+"""A Slurm job as seen from its batch step: its status, the reason for its termination, and its requeue.
+
+A preempted job can be requeued in two ways. ``scontrol requeue`` works while the job runs. Since 24.05 Slurm also
+requeues a job itself when the batch script ends in the grace time: at the start of the grace time it sets a flag on the
+job (GRACE_PREEMPT; slurmctld's job_complete), which this requeue clears. ``scontrol requeue`` does not clear the flag:
+Slurm would take the end of the next start for the end of the preemption, and start the job once more. Slurm counts the
+requeues at a script's end, and holds the job at the MaxBatchRequeue-th one ("launch failure limit exceeded requeued
+held"). It does not count ``scontrol requeue``, which is therefore used once the count comes close to that limit.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import time
+from collections.abc import Sequence
+from functools import cached_property
+
+from hpcaccel.core.launch_spec import LaunchSpec
+from hpcaccel.core.records import Reason
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.errors import ClusterError, HpcaccelError, SlurmCommandError
+from hpcaccel.node.allocation import TAKEN_DOWN, Allocation, JobStatus, LocalAllocation
+from hpcaccel.slurm import hostlist
+from hpcaccel.slurm.commands import Slurm
+from hpcaccel.slurm.states import JobInfo, JobState
+
+__all__ = ["SlurmAllocation", "requeued_at_its_end", "unchained_allocation"]
+
+SAME_MOMENT_SECONDS = 2
+"""If a job's end differs from its PreemptTime by no more than this, the preemption ended it."""
+_ENDS: dict[JobState | None, Reason | None] = {
+    JobState.PREEMPTED: "preempted", JobState.NODE_FAIL: "lost", JobState.CANCELLED: None,
+}  # fmt: skip
+"""Why a job was terminated, by its final state in Slurm's accounting. None: a user cancelled it."""
+KILL_WAIT_SECONDS = 30.0
+"""Slurm's default for KillWait."""
+REQUEUE_DELAYS_SECONDS = (2, 5, 10, 20, 30, 60, 0)
+"""Delay after each try to requeue the job."""
+FIRST_RELEASE = (24, 5)
+"""The first release that requeues a preempted job at the end of its batch script."""
+MAX_BATCH_REQUEUE = 5
+"""Slurm's default for MaxBatchRequeue."""
+
+log = logging.getLogger(__name__)
+
+
+class SlurmAllocation:
+    """A Slurm job, as seen from its batch step."""
+
+    chained = False
+    status_is_free = False
+    GOES_ON_IN_DOUBT = False
+    """Whether to assume a preemption or a lost node if Slurm gives no reason, though a user may have cancelled."""
+
+    def __init__(self, slurm: Slurm | None = None) -> None:
+        env = os.environ
+        if "SLURM_JOB_ID" not in env:
+            raise HpcaccelError(
+                "SLURM_JOB_ID is not set: this program is the batch step of a job. Start it with `hpcaccel submit`"
+            )
+        array, task = env.get("SLURM_ARRAY_JOB_ID"), env.get("SLURM_ARRAY_TASK_ID")
+        # In one task of an array SLURM_JOB_ID is the array's own ID: requeueing it would restart all tasks.
+        self.job_id = f"{array}_{task}" if array and task else env["SLURM_JOB_ID"]
+        self.jobs: Sequence[str] = (self.job_id,)
+        self.restart_count = int(env.get("SLURM_RESTART_COUNT", "0"))
+        self.nodes = hostlist.expand(env.get("SLURM_JOB_NODELIST", ""))
+        # An update of a heterogeneous job's plain ID applies to all of its components. The ranks are component 0.
+        self._part = "+0" if "SLURM_HET_SIZE" in env else ""
+        self._slurm = slurm or Slurm()
+        self._avoid: tuple[Sequence[str], Sequence[str]] = ((), ())
+
+    def begin(self) -> bool:
+        return True
+
+    def end(self) -> None:
+        pass
+
+    def terminated(self) -> None:
+        pass  # the next status shows what the signal means
+
+    def status(self, *, patient: bool = True) -> JobStatus:
+        for delay in (1, 2, 4, 0) if patient else (0,):
+            try:
+                job = self._slurm.job(self.job_id)
+            except SlurmCommandError:
+                time.sleep(delay)
+                continue
+            if job is None:
+                return JobStatus(running=False)
+            # While Slurm terminates a job to requeue it, the count of restarts already includes the next start. Only
+            # this shows that the job is not cancelled (seen on 22.05, where PreemptTime is already unset).
+            will_requeue = job.restarts > self.restart_count
+            termination_reason = None if job.state.is_running or will_requeue else self._find_termination_reason(job)
+            return JobStatus(
+                # Slurm may restart a job while this start still runs, on a node that Slurm considers dead. Then end it.
+                running=job.state.is_running and not will_requeue,
+                preempted=_is_preempted(job),
+                will_requeue=will_requeue,
+                termination_reason=termination_reason,
+                # In this state Slurm refuses a cancel, and reports the limit as the reason (tried on 22.05).
+                requeueable=termination_reason == "time_limit" and job.reason == "TimeLimit",
+                failed_nodes=self._failed_nodes() if will_requeue else (),
+                submit_time=job.submit_time,
+                start_time=job.start_time,
+                end_time=job.end_time,
+            )
+        return JobStatus(running=False, known=False)
+
+    def _find_termination_reason(self, job: JobInfo) -> Reason | None:
+        """Why Slurm terminates a job without requeueing it; None for a user's cancel.
+
+        In a preemption by CANCEL, PreemptTime moves to the time of the kill (22.05). If a user cancels the job in its
+        grace time, PreemptTime is older. The accounting gets the final state, often a little later.
+        """
+        if job.start_time is not None and job.end_time is not None and job.time_limit_seconds is not None:  # noqa: SIM102
+            if job.end_time >= job.start_time + job.time_limit_seconds:
+                return "time_limit"
+        if job.preempt_time is None and not self._failed_nodes():
+            return None
+        for delay in (1, 1, 0):
+            state = self._accounted_state()
+            if state in _ENDS:
+                return _ENDS[state]
+            if job.preempt_time is not None and abs((job.end_time or 0) - job.preempt_time) <= SAME_MOMENT_SECONDS:
+                return "preempted"
+            time.sleep(delay)
+        doubt: Reason = "lost" if job.preempt_time is None else "preempted"
+        return doubt if self.GOES_ON_IN_DOUBT else None
+
+    def _accounted_state(self) -> JobState | None:
+        try:
+            entry = self._slurm.accounting([self.job_id]).get(self.job_id)
+        except (ClusterError, SlurmCommandError):
+            return None
+        return None if entry is None else entry.state
+
+    @cached_property
+    def kill_wait_seconds(self) -> float | None:
+        try:
+            return float(self._slurm.config()["KillWait"].split()[0])
+        except (ClusterError, SlurmCommandError, KeyError, ValueError):
+            return KILL_WAIT_SECONDS
+
+    def _failed_nodes(self) -> tuple[str, ...]:
+        # The job's own state does not show a node failure: it is the same as after a preemption.
+        try:
+            return tuple(self._slurm.failed_nodes(self.nodes))
+        except (ClusterError, SlurmCommandError):
+            return ()  # then only the reported reason is less exact
+
+    def dispensable(self, nodes: Sequence[str], *, needed: int) -> list[str]:
+        try:
+            job = self._slurm.job(self.job_id)
+            sizes = {partition.name: partition.nodes for partition in self._slurm.partitions()}
+        except (ClusterError, SlurmCommandError):
+            return []
+        if job is None:
+            return []
+        excluded = set(hostlist.expand(job.excluded_nodes))
+        most = sizes.get(job.partition, 0) - len(excluded) - needed
+        by_name = hostlist.expand(job.required_nodes)
+        return [node for node in nodes if node not in by_name and node not in excluded][: max(0, most)]
+
+    def step_state(self, job_id: str, step_id: str) -> JobState | None:
+        state = None
+        for delay in (1, 1, 0):
+            try:
+                state = self._slurm.step_state(job_id, step_id)
+            except (ClusterError, SlurmCommandError):
+                return None
+            if state is not None and state.is_ended:
+                return state
+            time.sleep(delay)
+        return state
+
+    def avoid(self, nodes: Sequence[str], *, instead_of: Sequence[str], now: bool = False) -> None:
+        self._avoid = (nodes, instead_of)
+        if now:
+            self._exclude(self.job_id)
+
+    def _exclude(self, job_id: str) -> None:
+        """Update the excluded nodes of the pending job ``job_id``; keep those that the user excluded."""
+        nodes, before = self._avoid
+        problem = ""
+        for delay in (0.5, 1, 2, 0) if nodes or before else ():
+            try:
+                job = self._slurm.job(job_id)
+                known = set(hostlist.expand(job.excluded_nodes)) if job is not None else set()
+                wanted = known.difference(before).union(nodes)
+                if wanted != known:
+                    self._slurm.exclude(f"{job_id}{self._part}", sorted(wanted))
+                return
+            except (ClusterError, SlurmCommandError) as error:
+                problem = str(error)
+                time.sleep(delay)
+        if problem:
+            log.warning("cannot exclude %s from job %s: %s", ", ".join(nodes), job_id, problem)
+
+    def _returns_by_itself(self) -> bool:
+        try:
+            job = self._slurm.job(self.job_id)
+        except SlurmCommandError:
+            return False
+        return job is not None and requeued_at_its_end(self._slurm, job)
+
+    def requeue(self) -> str:
+        problem = "the Slurm controller does not respond"
+        for delay in REQUEUE_DELAYS_SECONDS:
+            status = self.status()
+            if status.known and not status.running and not status.requeueable:
+                # In this state `scontrol requeue` would exit with 0 and requeue a cancelled job.
+                return "" if status.will_requeue else TAKEN_DOWN
+            if status.known and (status.requeueable or signal.SIGTERM not in signal.sigpending()):
+                if status.preempted and self._returns_by_itself():
+                    log.info("Slurm requeues this preempted job when its batch script ends")
+                    return ""
+                try:
+                    if not self._slurm.requeue(self.job_id):
+                        return ""
+                except ClusterError as error:
+                    refusal = f"{error}. Set resilience.chain to continue the run in further jobs instead"
+                    if problem == refusal:  # refused twice: not just because the job was ending
+                        return refusal
+                    problem = refusal
+                except SlurmCommandError as error:
+                    problem = str(error)
+                else:
+                    # Slurm excludes nodes for pending jobs only. This job is pending now. SIGTERM, which is blocked
+                    # here, has been sent, and SIGKILL follows after KillWait (30 s by default). Tried on 22.05, also
+                    # with arrays.
+                    self._exclude(self.job_id)
+                    time.sleep(60)
+                    problem = "Slurm accepted the requeue but did not end this job within 60 seconds"
+            time.sleep(delay)
+        return problem
+
+
+def _is_preempted(job: JobInfo) -> bool:
+    """Whether Slurm has chosen the current start of the job for preemption, not an earlier one."""
+    return job.preempt_time is not None and job.preempt_time >= (job.start_time or 0.0)
+
+
+def requeued_at_its_end(slurm: Slurm, job: JobInfo) -> bool:
+    """Whether Slurm will requeue this preempted job at the end of its batch script. False if the configuration leaves
+    any doubt: a job that is not requeued would be lost."""
+    if job.preempt_time is None or not job.state.is_running or not job.requeue:
+        return False
+    try:
+        config = slurm.config()
+        if _release(config.get("SLURM_VERSION", "")) < FIRST_RELEASE:
+            return False
+        return _may_end_again(job, config) and _preempt_mode(slurm, job, config) == "REQUEUE"
+    except (ClusterError, SlurmCommandError):
+        return False
+
+
+def _may_end_again(job: JobInfo, config: dict[str, str]) -> bool:
+    """Whether this end of the script, and the end of the extra start after a later ``scontrol requeue``, stay below
+    MaxBatchRequeue. Slurm does not show its count, which never exceeds the job's restarts."""
+    limit = config.get("MaxBatchRequeue", "")
+    return job.restarts + 2 < (int(limit) if limit.isdecimal() else MAX_BATCH_REQUEUE)
+
+
+def _release(version: str) -> tuple[int, int]:
+    """``26.11.0-0rc1`` → (26, 11); (0, 0) for anything else."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _preempt_mode(slurm: Slurm, job: JobInfo, config: dict[str, str]) -> str:
+    """The PreemptMode of this job: its partition's or QOS's, else the cluster's (slurm.conf(5)); empty if unknown."""
+    kind, mode = config.get("PreemptType", ""), ""
+    if kind.endswith("partition_prio"):
+        mode = next((one.preempt_mode for one in slurm.partitions() if one.name == job.partition), "")
+    elif kind.endswith("qos") and job.qos:
+        row = next((row for row in slurm.qos_table() or [] if row.get("Name") == job.qos), None)
+        if row is None:
+            return ""  # no accounting available
+        mode = row.get("PreemptMode", "")
+    words = ((mode if mode.lower() != "cluster" else "") or config.get("PreemptMode", "")).upper().split(",")
+    return next((word for word in words if word not in ("GANG", "WITHIN")), "")
+
+
+def unchained_allocation(run: RunDir, launch: LaunchSpec) -> Allocation:
+    """The allocation of this batch step: this machine, or a Slurm job."""
+    return LocalAllocation(run, launch) if launch.local else SlurmAllocation()

@@ -1,0 +1,303 @@
+"""One attempt: a single start of the ranks, from preparation to verdict.
+
+The supervisor makes an ``Attempt`` for each start and calls ``run``, which goes through these steps in order:
+
+1. ``begin``: make ``attempts/<n>/`` and append the start line to the ledger.
+2. ``_prepare_nodes``: wait for free disk space, import the container's image, check the nodes, stage the data. A
+   failure here ends the attempt before any rank has started.
+3. ``_start``: start the components (programs beside the ranks), then the ranks.
+4. ``_watch``: until the last rank has ended, wait for signals, and once a second check for requests, the time limit
+   (``StopSequence``), hangs (``HangWatch``) and failed components.
+5. ``conclude``: collect the evidence: exit code, ``outcome.json``, stop request, the job's status, and after a failure
+   its cause. ``decide`` turns the evidence into a verdict, subject to the run's caps.
+6. ``write_end``: append the end line to the ledger.
+
+The verdict's ``decision`` determines what the supervisor does next: restart here, requeue, pause or end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from hpcaccel import checkpoint_files
+from hpcaccel.core.durable_files import make_folder, read_json
+from hpcaccel.core.log import log_always, set_log_file
+from hpcaccel.core.records import AttemptStart
+from hpcaccel.node.allocation import JobStatus
+from hpcaccel.node.batch import WATCHED
+from hpcaccel.node.decision import Evidence, Verdict, decide
+from hpcaccel.node.failures import cause
+from hpcaccel.node.failures.classify import Failure, classify
+from hpcaccel.node.failures.disk_space import WaitForRoom, explained_by_room, gone, if_possible, wait_before_start
+from hpcaccel.node.failures.hangs import HangWatch
+from hpcaccel.node.failures.preflight import preflight
+from hpcaccel.node.job import Job
+from hpcaccel.node.launchers import RankProcesses, start_ranks
+from hpcaccel.node.launchers.het_components import ComponentProcesses, component_nodes
+from hpcaccel.node.ledger import read_outcome
+from hpcaccel.node.preparation import BeforeRanks, Provision
+from hpcaccel.node.stop_sequence import StopSequence
+from hpcaccel.slurm.states import JobState
+
+__all__ = ["Attempt"]
+
+LOOK_SECONDS = 1.0
+"""Interval of the checks while no signal arrives."""
+
+log = logging.getLogger(__name__)
+
+
+class Attempt:
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.number = job.ledger.next_attempt
+        self.stopping = StopSequence(job.run, job.launch, job.scheduler, attempt=self.number)
+        self._provision = Provision(job.run, job.launch, watch=self._watch_step)
+        self._components: ComponentProcesses | None = None
+        self._started = time.time()
+        self._preflight_seconds: float | None = None
+
+    # -- from start to end ----------------------------------------------------------------------------------------
+
+    def run(self) -> Verdict:
+        """Start the ranks and watch them until they have ended. Returns the verdict."""
+        job = self.job
+        self._prepare_submitit()
+        job.scheduler.refresh()
+        line = self.begin()
+        size = f"ranks: {job.launch.ranks}, nodes: {len(job.placement.nodes)}"
+        log_always(log, f"attempt {self.number}: {size}, checkpoint: {line.checkpoint or 'none'}")
+        if (verdict := self._prepare_nodes()) is not None:
+            self.write_end(verdict)
+            return verdict
+        code = self._watch(self._start())
+        verdict = self.conclude(code)
+        self.write_end(verdict, exit_code=code)
+        if self._components is not None and job.scheduler.over_since is None:  # otherwise Slurm ends the components
+            self._components.end()
+        return verdict
+
+    def give_up(self, why: str) -> Verdict:
+        """Record an attempt that starts no ranks because supervisors keep being killed. Returns the verdict."""
+        self.begin()
+        self.stopping.handle_late_cancel()
+        verdict = self.decide(1, self.job.scheduler.query(), Failure(cause=cause("supervisor"), detail=why))
+        self.write_end(verdict)
+        return verdict
+
+    def begin(self) -> AttemptStart:
+        """Make the attempt's folder, and write the start line to the ledger."""
+        job = self.job
+        job.retry_until_writable(lambda: make_folder(job.run.attempt(self.number), within=job.run.path))
+        set_log_file(job.run.supervisor_log(self.number))
+        newest = checkpoint_files.newest(job.run.checkpoints)
+        self._started = time.time()
+        line = AttemptStart(
+            attempt=self.number,
+            time=self._started,
+            job_id=job.allocation.job_id,
+            restart_count=job.allocation.restart_count,
+            nodes=job.placement.nodes,
+            ranks=job.launch.ranks,
+            checkpoint=newest.name if newest else None,
+            checkpoint_step=newest.step if newest else None,
+            queued_at=job.scheduler.queued_at,
+            allocated_at=job.scheduler.allocated_at,
+        )
+        job.retry_until_writable(lambda: job.ledger.start(line))
+        return line
+
+    def write_end(self, verdict: Verdict, *, exit_code: int | None = None, started: float | None = None) -> None:
+        """Write the end line to the ledger.
+
+        Args:
+            started: start of the recorded duration (seconds since the epoch); default: the attempt's start.
+        """
+        self.job.write_end(
+            self.job.end_line(
+                verdict,
+                attempt=self.number,
+                started=started or self._started,
+                exit_code=exit_code,
+                preflight_seconds=self._preflight_seconds,
+            )
+        )
+
+    # -- before the ranks -----------------------------------------------------------------------------------------
+
+    def _prepare_submitit(self) -> None:
+        """Remove the results of earlier attempts, because submitit accepts any result that it finds. Link the pickle
+        under this job's ID, where submitit waits for it: a submit command killed after sbatch has not linked it."""
+        run = self.job.run
+        if not self.job.launch.callable:
+            return
+        for path in run.submitit.glob("*_result.pkl"):
+            path.unlink()
+        with suppress(FileExistsError):
+            run.submitit.joinpath(f"{self.job.allocation.job_id}_submitted.pkl").symlink_to(run.call.name)
+
+    def _prepare_nodes(self) -> Verdict | None:
+        """Check the disk, import the image, check the nodes, stage the data. Returns a verdict if no rank may start."""
+        failure = self._wait_for_room() or self._provision.image()
+        if failure is None and self.stopping.request is None:
+            if (verdict := self._preflight()) is not None:
+                return verdict
+            failure = self._provision.stage(avoid=self.job.placement.others)
+        if failure is None and self.stopping.request is None:
+            return None
+        self.stopping.handle_late_cancel()
+        return self.decide(1, self.job.scheduler.query(), failure)
+
+    def _wait_for_room(self) -> Failure | None:
+        """Wait some minutes if the run directory lacks space. Returns the failure if it still does after that."""
+        ends = self.job.ledger.ends
+        checks = self.job.launch.resilience.preflight != "off"
+        wait = wait_before_start(self.job.run, ends[-1] if ends else None, checks=checks)
+        if wait is None:
+            return None
+        self._watch_step(wait)
+        return None if self.stopping.request is not None else wait.failure()
+
+    def _preflight(self) -> Verdict | None:
+        """Check the nodes. Returns a verdict if the ranks must not start on them, else None."""
+        placement = self.job.placement
+        checked = preflight(
+            self.job.run,
+            self._provision.launch,
+            attempt=self.number,
+            nodes=placement.nodes,
+            avoid=placement.others,
+        )
+        self._preflight_seconds = checked.seconds
+        if (failure := checked.failure(placement.nodes)) is None:
+            return None
+        verdict = self.decide(1, self.job.scheduler.query(), failure)
+        if verdict.reason == "failed" and failure.nodes and not verdict.exclude:
+            log.info("starting anyway: %s cannot be excluded", ", ".join(failure.nodes))
+            return None
+        return verdict
+
+    def _watch_step(self, step: BeforeRanks | WaitForRoom) -> int:
+        while (code := step.poll()) is None:
+            received = signal.sigtimedwait(WATCHED, LOOK_SECONDS)
+            self.stopping.update(step, received.si_signo if received else None)
+        return code
+
+    # -- the ranks ------------------------------------------------------------------------------------------------
+
+    def _start(self) -> RankProcesses:
+        job, launch = self.job, self._provision.launch
+        nodes, others = job.placement.nodes, job.placement.others
+        where = component_nodes(job.launch, os.environ, nodes)
+        env = {"HPCACCEL_ATTEMPT": str(self.number), **self._provision.env, **where}
+        if job.scheduler.end_time is not None:
+            env["HPCACCEL_DEADLINE"] = repr(job.scheduler.end_time)
+        self._components = ComponentProcesses(job.run, launch, attempt=self.number, env=env)
+        return start_ranks(job.run, launch, attempt=self.number, nodes=nodes, avoid=others, env=env)
+
+    def _watch(self, ranks: RankProcesses) -> int:
+        """Watch the ranks until they have ended. Returns their exit code."""
+        setting = self.job.launch.resilience.hang_timeout_seconds
+        hangs = HangWatch(self.job.run, self.number, setting=setting)
+        while (code := ranks.poll()) is None:
+            received = signal.sigtimedwait(WATCHED, LOOK_SECONDS)
+            self.stopping.update(ranks, received.si_signo if received else None)
+            if hangs.look(ranks, judging=self.stopping.unlimited):
+                self.stopping.kill(ranks)
+            if self.stopping.unlimited and (failed := self._failed_component()) is not None:
+                log.info("killing the ranks: %s", failed)
+                self.stopping.kill(ranks)
+        return code
+
+    def _failed_component(self) -> str | None:
+        return None if self._components is None else self._components.failed()
+
+    # -- the result -----------------------------------------------------------------------------------------------
+
+    def conclude(self, code: int) -> Verdict:
+        """The verdict on ranks that have ended with exit code ``code``."""
+        self.stopping.handle_late_cancel()
+        # A cancel takes effect whatever Slurm reports: no need to repeat a query that fails.
+        status = self.job.scheduler.query(patient=not self.stopping.cancel_requested)
+        # If Slurm terminates the job, its reason takes precedence over the logs, and there is no time to read them.
+        explained = status.known and not status.running
+        return self.decide(code, status, self.find_cause(code) if code and not explained else None)
+
+    def decide(self, code: int, status: JobStatus, failure: Failure | None) -> Verdict:
+        """The verdict from all evidence, with the run's caps applied. Excludes the nodes that the verdict names."""
+        job = self.job
+        if failure is not None:  # its detail goes into the ledger, the list of excluded nodes and a sweep's journal
+            failure = dataclasses.replace(failure, detail=job.mask(failure.detail))
+        excludable, spare = job.placement.excludable(status.failed_nodes or (failure.nodes if failure else ()))
+        verdict = decide(
+            Evidence(
+                exit_code=code,
+                outcome=read_outcome(job.run, self.number),
+                stop=self.stopping.request,
+                status=status,
+                cancel_requested=self.stopping.cancel_requested,
+                can_requeue=bool(job.launch.resilience.requeue),
+                restarts_left=job.launch.resilience.restart_in_place - job.restarts,
+                failure=failure,
+                excludable=excludable,
+                spare=spare,
+                has_checkpoint=checkpoint_files.newest(job.run.checkpoints) is not None,
+                results=self._has_results(),
+            )
+        )
+        if verdict.decision in ("restart", "requeue"):
+            line = job.end_line(verdict, attempt=self.number, exit_code=code)
+            cap = job.ledger.cap(job.allocation.jobs, job.launch.resilience, last=line)
+            if cap is not None:
+                detail = f"{cap}; the last one: {verdict.detail}" if verdict.detail else cap
+                verdict = dataclasses.replace(verdict, decision="end", detail=detail, exclude=())
+        if verdict.exclude:
+            self._exclude(verdict.exclude, why=verdict.error_class or "", detail=verdict.detail)
+        return verdict
+
+    def _exclude(self, nodes: Sequence[str], *, why: str, detail: str) -> None:
+        placement = self.job.placement
+        if_possible(lambda: placement.exclude(nodes, why=why, detail=detail, attempt=self.number))
+        log.info("excluding %s: %s", ", ".join(nodes), why)
+
+    def find_cause(self, code: int) -> Failure:
+        """The cause of the ranks' failure, from components, disk, logs and accounting.
+
+        Raises:
+            RunDirectoryError: the run directory is gone.
+        """
+        run = self.job.run
+        if (failed := self._failed_component()) is not None:
+            return Failure(cause=cause("component"), detail=failed)  # failures of the ranks are consequences
+        if not run.path.is_dir():
+            raise gone(run)
+        failure = explained_by_room(run, self._classify(code))
+        step = read_json(run.attempt(self.number) / "step.json")
+        if failure.cause.name == "killed" and step is not None:
+            # The accounting may show that the step ran out of memory.
+            return self._classify(code, self.job.allocation.step_state(step["job_id"], step["step_id"]))
+        return failure
+
+    def _classify(self, code: int, step_state: JobState | None = None) -> Failure:
+        launch = self.job.launch
+        failure = classify(
+            self.job.run,
+            attempt=self.number,
+            exit_code=code,
+            nodes=self.job.placement.nodes,
+            ranks_per_node=launch.ranks_per_node,
+            step_state=step_state,
+            in_container=launch.container is not None,
+        )
+        # Mask before anything is appended: a secret that was truncated is recognised only at the end of a text.
+        return dataclasses.replace(failure, detail=self.job.mask(failure.detail))
+
+    def _has_results(self) -> bool:
+        run, launch = self.job.run, self.job.launch
+        return launch.callable and len(list(run.submitit.glob("*_result.pkl"))) >= launch.ranks

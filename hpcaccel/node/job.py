@@ -1,0 +1,133 @@
+"""The state shared by the attempts of one job (run, allocation, nodes, ledger), and the end lines that they write."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from hpcaccel.core.attempt_steps import complete_timing
+from hpcaccel.core.launch_spec import LaunchSpec
+from hpcaccel.core.records import EXIT_CONTINUED, AttemptEnd
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.secret_masking import Mask
+from hpcaccel.errors import HpcaccelError
+from hpcaccel.node.allocation import Allocation
+from hpcaccel.node.allocation.scheduler_view import SchedulerView
+from hpcaccel.node.decision import Verdict
+from hpcaccel.node.failures.disk_space import if_possible, retry_until_writable
+from hpcaccel.node.failures.exclusion import Placement
+from hpcaccel.node.ledger import Ledger, how_far
+from hpcaccel.slurm.job_dependencies import ended_well
+
+__all__ = ["Job", "exit_code_of", "unmet_dependency"]
+
+T = TypeVar("T")
+
+UPSTREAM_SECONDS = 20.0
+"""How long to wait for the end line of a run in ``after``: on a shared file system it may become visible only after
+Slurm has started this job."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Job:
+    """The part of a run that is executed in one job."""
+
+    run: RunDir
+    launch: LaunchSpec
+    allocation: Allocation
+    ledger: Ledger
+    scheduler: SchedulerView
+    restarts: int = 0
+    """Number of restarts of the ranks in this allocation."""
+    placement: Placement = field(init=False)
+    mask: Mask = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.placement = Placement(self.run, self.launch, self.allocation)
+        self.mask = Mask.of(self.run)
+
+    def end_line(
+        self,
+        verdict: Verdict,
+        *,
+        attempt: int | None = None,
+        started: float | None = None,
+        exit_code: int | None = None,
+        preflight_seconds: float | None = None,
+    ) -> AttemptEnd:
+        """The ledger's end line for ``verdict``.
+
+        Args:
+            attempt: number of the attempt; default: the next one, which has not begun.
+            started: when the attempt began (seconds since the epoch); default: now.
+            exit_code: the exit code of the ranks.
+            preflight_seconds: duration of the preflight.
+        """
+        now = time.time()
+        number = attempt or self.ledger.next_attempt
+        return AttemptEnd(
+            attempt=number,
+            time=now,
+            job_id=self.allocation.job_id,
+            reason=verdict.reason,
+            decision=verdict.decision,
+            error_class=verdict.error_class,
+            detail=verdict.detail,
+            advice=verdict.advice,
+            nodes_blamed=list(verdict.nodes_blamed),
+            nodes_excluded=list(verdict.exclude),
+            preflight_seconds=preflight_seconds,
+            exit_code=exit_code,
+            seconds=round(now - (started or now), 3),
+            **how_far(self.run, number),
+        )
+
+    def write_end(self, line: AttemptEnd) -> None:
+        """Append ``line`` to the ledger. If the disk is full, wait until it is writable, except before a requeue: then
+        the next start of the job can write the line from the attempt's files."""
+        if_possible(lambda: complete_timing(self.run, line.attempt))
+        if line.decision == "requeue":
+            if_possible(lambda: self.ledger.end(line))
+        else:
+            self.retry_until_writable(lambda: self.ledger.end(line))
+        detail = f" ({line.detail})" if line.detail else ""
+        log.info("attempt %d ended: %s%s; decision: %s", line.attempt, line.reason, detail, line.decision)
+
+    def retry_until_writable(self, write: Callable[[], T]) -> T:
+        """Retry ``write`` while the disk is full or unreachable, see ``disk_space.retry_until_writable``."""
+        return retry_until_writable(write, run=self.run)
+
+
+def unmet_dependency(launch: LaunchSpec) -> str:
+    """Why this run must not start, in a sentence; empty if every run in ``after`` has ended as required.
+
+    Slurm starts the job once those runs are over, but its own check does not cover how a chain has ended. Arrays are
+    not checked here: they have no ledger of their own, and Slurm's check is enough for them.
+    """
+    for one in launch.after:
+        kind, other = one["kind"], RunDir(one["run"])
+        if kind == "afterany" or not other.record.exists() or other.tasks.exists():
+            continue
+        end = time.monotonic() + UPSTREAM_SECONDS
+        while kind == "afterok" and not ended_well(other) and time.monotonic() < end:
+            time.sleep(1.0)
+        if ended_well(other) != (kind == "afterok"):
+            how = "succeeded" if kind == "afternotok" else "did not succeed"
+            return f"{kind}: run {other.run_id} {how}"
+    return ""
+
+
+def exit_code_of(end: Verdict | AttemptEnd) -> int:
+    """The batch step's exit code for an end of the run, or of the run's part in this job."""
+    if end.reason in ("completed", "pruned"):
+        return 0
+    if end.decision == "pause":
+        return EXIT_CONTINUED
+    if end.reason == "cancelled":
+        return 130
+    return HpcaccelError.exit_code if end.error_class != "user_mistake" else 2

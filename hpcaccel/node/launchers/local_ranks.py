@@ -1,0 +1,163 @@
+"""Ranks on this machine: a process for each rank, or a torchrun that starts them all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.node.batch import dying_with_us, shell_code
+from hpcaccel.node.environment.containers import Wrapped
+
+__all__ = ["LocalAgent", "LocalRanks", "send_to_groups", "start_here"]
+
+AFTER_FIRST_SECONDS = 15
+"""How long the other local ranks may run after one has failed. Corresponds to srun's --kill-on-bad-exit."""
+
+
+class LocalRanks:
+    """A process for every rank on this machine, each in a process group of its own.
+
+    Args:
+        ranks: the command of each rank, in rank order.
+        stop_signal: the signal that requests a rank to stop.
+    """
+
+    def __init__(
+        self, run: RunDir, ranks: Iterable[Wrapped], *, attempt: int, workdir: str, stop_signal: signal.Signals
+    ) -> None:
+        self._stop_signal = stop_signal
+        self._ranks = [
+            start_here(wrapped, workdir=workdir, log=run.rank_log(attempt, rank)) for rank, wrapped in enumerate(ranks)
+        ]
+        self._first_failure: tuple[float, int] | None = None
+
+    def poll(self) -> int | None:
+        codes = [rank.poll() for rank in self._ranks]
+        failures = [shell_code(code) for code in codes if code]
+        if failures and self._first_failure is None:
+            self._first_failure = (time.monotonic(), failures[0])
+            self._send(signal.SIGTERM)
+        if any(code is None for code in codes):
+            if self._first_failure and time.monotonic() > self._first_failure[0] + AFTER_FIRST_SECONDS:
+                self.kill()
+            return None
+        self._send_group(signal.SIGKILL)
+        return self._first_failure[1] if self._first_failure else 0
+
+    def request_stop(self) -> None:
+        self._send(self._stop_signal)
+
+    def kill(self) -> None:
+        self._send_group(signal.SIGKILL)
+
+    def dump(self) -> None:
+        self._send(signal.SIGURG)
+
+    def wake(self) -> None:
+        self._send(signal.SIGCONT)
+
+    def _send(self, number: signal.Signals) -> None:
+        for rank in self._ranks:
+            if rank.poll() is None:
+                rank.send_signal(number)
+
+    def _send_group(self, number: signal.Signals) -> None:
+        """Signal the ranks and the processes that they have left behind (data-loader workers)."""
+        send_to_groups(self._ranks, number)
+
+
+class LocalAgent:
+    """One torchrun with all ranks, on the local backend. Signals are sent to all its descendants, as Slurm does."""
+
+    def __init__(
+        self, run: RunDir, wrapped: Wrapped, *, attempt: int, workdir: str, stop_signal: signal.Signals
+    ) -> None:
+        self._stop_signal = stop_signal
+        self._agent = start_here(wrapped, workdir=workdir, log=run.rank_log(attempt, 0))
+        self._seen: set[int] = set()
+        """All descendants of torchrun so far, some of which may outlive it."""
+
+    def poll(self) -> int | None:
+        code = self._agent.poll()
+        if code is None:
+            self._seen.update(_below(self._agent.pid))
+            return None
+        for pid in self._seen:  # processes that a rank has left behind are in sessions of their own
+            _send_to(pid, signal.SIGKILL, group=True)
+        return shell_code(code)
+
+    def request_stop(self) -> None:
+        self._send(self._stop_signal)
+
+    def kill(self) -> None:
+        for pid in _below(self._agent.pid):
+            _send_to(pid, signal.SIGKILL, group=True)
+        _send_to(self._agent.pid, signal.SIGKILL, group=True)
+
+    def dump(self) -> None:
+        self._send(signal.SIGURG)
+
+    def wake(self) -> None:
+        self._send(signal.SIGCONT)
+
+    def _send(self, number: signal.Signals) -> None:
+        for pid in [self._agent.pid, *_below(self._agent.pid)]:
+            _send_to(pid, number)
+
+
+def _below(pid: int) -> Iterator[int]:
+    """All descendants of a process, see proc(5)."""
+    for thread in _listed(Path(f"/proc/{pid}/task")):
+        try:
+            children = (thread / "children").read_text().split()
+        except OSError:
+            continue
+        for child in map(int, children):
+            yield child
+            yield from _below(child)
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _send_to(pid: int, number: signal.Signals, *, group: bool = False) -> None:
+    try:
+        if group and os.getpgid(pid) == pid:
+            os.killpg(pid, number)
+        else:
+            os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def send_to_groups(leaders: Iterable[subprocess.Popen[bytes]], number: signal.Signals) -> None:
+    """Signal each leader's process group, even if the leader itself has ended."""
+    for leader in leaders:
+        try:
+            os.killpg(leader.pid, number)
+        except ProcessLookupError:
+            pass
+
+
+def start_here(wrapped: Wrapped, *, workdir: str, log: Path) -> subprocess.Popen[bytes]:
+    """Start a process on this machine in a process group of its own. It is killed when this process dies."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            wrapped.command,
+            env=wrapped.env,
+            cwd=workdir,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=dying_with_us(),
+            start_new_session=True,
+        )

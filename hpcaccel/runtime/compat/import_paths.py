@@ -1,0 +1,176 @@
+"""Import paths of Accelerate without files: modules created at run time, and ``__getattr__`` of modules with a file.
+
+``hpcaccel.utils.operations``, ``hpcaccel.commands.launch`` and others are modules in ``sys.modules``, created when this
+module is imported. They look up names in their package; any other name raises an error with the reason.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, NoReturn
+
+from hpcaccel.runtime.compat.unsupported import refuse
+
+__all__ = ["find_anywhere", "find_in_commands", "find_in_test_utils", "find_in_utils"]
+
+_UTILS = {
+    "constants": """
+        MODEL_NAME SAFE_MODEL_NAME SAFE_WEIGHTS_INDEX_NAME SAFE_WEIGHTS_NAME SAFE_WEIGHTS_PATTERN_NAME
+        WEIGHTS_INDEX_NAME WEIGHTS_NAME WEIGHTS_PATTERN_NAME""",
+    "dataclasses": """
+        AORecipeKwargs AutocastKwargs ComputeEnvironment DDPCommunicationHookType DataLoaderConfiguration
+        DistributedDataParallelKwargs DistributedType DynamoBackend FP8RecipeKwargs
+        FullyShardedDataParallelPlugin GradScalerKwargs GradientAccumulationPlugin InitProcessGroupKwargs
+        KwargsHandler LoggerType MSAMPRecipeKwargs ParallelismConfig PrecisionType ProfileKwargs
+        ProjectConfiguration RNGType TERecipeKwargs TensorInformation TorchDynamoPlugin
+        TorchTensorParallelConfig TorchTensorParallelPlugin""",
+    "environment": """
+        are_libraries_initialized check_cuda_fp8_capability clear_environment convert_dict_to_env_variables
+        get_current_device_type get_int_from_env parse_choice_from_env parse_flag_from_env patch_environment
+        str_to_bool""",
+    "imports": """
+        deepspeed_required is_4bit_bnb_available is_8bit_bnb_available is_aim_available is_amdsmi_available
+        is_bf16_available is_bitsandbytes_multi_backend_available is_bnb_available is_boto3_available
+        is_clearml_available is_comet_ml_available is_cuda_available is_datasets_available
+        is_deepspeed_available is_dvclive_available is_fp16_available is_fp8_available is_habana_gaudi1
+        is_hpu_available is_import_timer_available is_lomo_available is_matplotlib_available
+        is_megatron_lm_available is_mlflow_available is_mlu_available is_mps_available is_msamp_available
+        is_musa_available is_neuron_available is_npu_available is_pandas_available is_peft_available
+        is_pippy_available is_pynvml_available is_pytest_available is_rich_available is_rocm_available
+        is_sagemaker_available is_schedulefree_available is_sdaa_available is_swanlab_available
+        is_tensorboard_available is_timm_available is_torch_xla_available is_torchao_available
+        is_torchdata_available is_torchdata_stateful_dataloader_available is_torchvision_available
+        is_tqdm_available is_trackio_available is_transformer_engine_available
+        is_transformer_engine_mxfp8_available is_transformers_available is_triton_available is_wandb_available
+        is_weights_only_available is_xccl_available is_xpu_available torchao_required""",
+    "memory": "clear_device_cache find_executable_batch_size release_memory",
+    "modeling": """
+        calculate_maximum_sizes compute_module_sizes convert_file_size_to_int dtype_byte_size
+        find_tied_parameters id_tensor_storage is_peft_model load_checkpoint_in_model load_state_dict
+        named_module_tensors retie_parameters""",
+    "operations": """
+        DistributedOperationException broadcast broadcast_object_list concatenate convert_outputs_to_fp32
+        convert_to_fp32 copy_tensor_to_devices find_batch_size find_device gather gather_object
+        get_data_structure honor_type ignorant_find_batch_size initialize_tensors is_namedtuple
+        is_tensor_information is_torch_tensor listify pad_across_processes pad_input_tensors recursively_apply
+        reduce send_to_device slice_tensors""",
+    "other": """
+        check_os_kernel clean_state_dict_for_safetensors compile_regions convert_bytes
+        extract_model_from_parallel get_module_children_bottom_up get_pretty_name has_compiled_regions
+        is_compiled_module is_port_in_use load merge_dicts model_has_dtensor recursive_getattr save
+        wait_for_everyone""",
+    "random": "set_seed synchronize_rng_state synchronize_rng_states",
+    "tqdm": "tqdm",
+    "versions": "compare_versions is_torch_version",
+    "deepspeed": "DummyOptim DummyScheduler",
+    **dict.fromkeys(
+        ("ao", "bnb", "fsdp_utils", "launch", "megatron_lm", "offload", "torch_xla", "transformer_engine"), ""
+    ),
+}
+"""Names by submodule of ``hpcaccel.utils``."""
+
+_TEST_UTILS = {
+    "testing": "are_the_same_tensors assert_exception torch_device",
+    "training": "RegressionDataset RegressionModel",
+}
+
+_COMMANDS = dict.fromkeys(("config", "env", "estimate", "launch", "merge", "test", "to_fsdp2", "tpu", "utils"), "")
+
+
+def find_in_utils(name: str) -> Any:
+    """``__getattr__`` of ``hpcaccel.utils``: a submodule without a file.
+
+    Raises:
+        ImportError: a name of Accelerate that hpcaccel does not have.
+        AttributeError: any other name.
+    """
+    return sys.modules[f"hpcaccel.utils.{name}"] if name in _UTILS else refuse(name)
+
+
+def find_in_commands(name: str) -> Any:
+    """``__getattr__`` of ``hpcaccel.commands``: a submodule without a file.
+
+    Raises:
+        ImportError: any other name; the message contains the replacements.
+        AttributeError: a name with two leading underscores.
+    """
+    return sys.modules[f"hpcaccel.commands.{name}"] if name in _COMMANDS else _refuse_command(name)
+
+
+def find_in_test_utils(name: str) -> Any:
+    """``__getattr__`` of ``hpcaccel.test_utils``: a submodule without a file.
+
+    Raises:
+        ImportError: any other name; the message contains the replacements.
+        AttributeError: a name with two leading underscores.
+    """
+    return sys.modules[f"hpcaccel.test_utils.{name}"] if name in _TEST_UTILS else _refuse_test_aid(name)
+
+
+def find_anywhere(name: str) -> Any:
+    """``__getattr__`` of ``hpcaccel.accelerator``: any name of ``hpcaccel.utils`` or ``hpcaccel``. Scripts import names
+    from Accelerate's module ``accelerator`` that exist there only because the module itself imports them.
+
+    Raises:
+        ImportError: a name of Accelerate that hpcaccel does not have.
+        AttributeError: any other name.
+    """
+    if not name.startswith("__"):
+        for package in ("hpcaccel.utils", "hpcaccel"):
+            if name in getattr(import_module(package), "__all__", ()) or name in vars(sys.modules[package]):
+                return getattr(sys.modules[package], name)
+    refuse(name)
+
+
+def _refuse_command(name: str) -> NoReturn:
+    _refuse_any(
+        name,
+        "hpcaccel replaces Accelerate's commands: use `hpcaccel submit job.yaml`, srun or torchrun instead of launch, "
+        "a spec and a cluster profile instead of config, `hpcaccel cluster probe` instead of env, and "
+        "`hpcaccel checkpoint` instead of merge-weights",
+    )
+
+
+def _refuse_test_aid(name: str) -> NoReturn:
+    _refuse_any(
+        name,
+        "It is made for Accelerate's own tests. In the tests of a script, use pytest.mark.skipif, subprocess.run and "
+        "torch.cuda.is_available()",
+    )
+
+
+def _refuse_any(name: str, reason: str) -> NoReturn:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise ImportError(f"hpcaccel has no {name}. {reason}")
+
+
+def _make_module(package: str, module: str, names: list[str], refuse_name: Callable[[str], NoReturn]) -> ModuleType:
+    def find(name: str) -> Any:
+        return getattr(import_module(package), name) if name in names else refuse_name(name)
+
+    made = ModuleType(f"{package}.{module}", f"Accelerate's import path ``{module}`` for names of ``{package}``.")
+    made.__spec__ = ModuleSpec(made.__name__, None)
+    made.__package__ = package
+    vars(made).update(__getattr__=find, __dir__=lambda: [*vars(made), *names], __all__=names)
+    return made
+
+
+def _add_modules(package: str, modules: Mapping[str, str], refuse_name: Callable[[str], NoReturn]) -> None:
+    """Make ``import package.<module>`` work without a file.
+
+    Args:
+        modules: names by module, separated by spaces.
+        refuse_name: raises the error for any other name.
+    """
+    for module, names in modules.items():
+        sys.modules[f"{package}.{module}"] = _make_module(package, module, names.split(), refuse_name)
+
+
+_add_modules("hpcaccel.utils", _UTILS, refuse)
+_add_modules("hpcaccel.commands", _COMMANDS, _refuse_command)
+_add_modules("hpcaccel.test_utils", _TEST_UTILS, _refuse_test_aid)

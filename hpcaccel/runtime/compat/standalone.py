@@ -1,0 +1,165 @@
+"""The Accelerator's ``prepare``, ``save`` and ``unwrap_model`` as functions that work without an Accelerator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader
+
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.checkpointing import export_model
+from hpcaccel.runtime.data.loader import PreparedLoader, is_dispatched, make_loader
+from hpcaccel.runtime.data.loaders_in_use import LoadersInUse
+from hpcaccel.runtime.data.sampling import bring_to_main
+from hpcaccel.runtime.distributed.process_group import RankGroup
+from hpcaccel.runtime.distributed.world import World
+from hpcaccel.runtime.parallel.compiling import compile_blocks, compile_whole
+from hpcaccel.runtime.parallel.ddp import unwrap
+from hpcaccel.runtime.settings import Settings
+from hpcaccel.runtime.training_session import TrainingSession
+
+__all__ = [
+    "compile_regions",
+    "extract_model_from_parallel",
+    "get_sampler",
+    "load",
+    "prepare_data_loader",
+    "save",
+]
+
+
+class _NoLoop:
+    """Loop hooks for loaders of a process without an Accelerator: nothing is saved or stopped."""
+
+    finishing = False
+    finished_epochs_are_over = False
+    step = 0
+
+    def step_is_over(self) -> None:
+        """Do nothing."""
+
+    def restore_rng(self) -> None:
+        """Do nothing: no state was loaded."""
+
+    def loop_is_entered(self) -> None:
+        """Do nothing."""
+
+    def loop_is_left(self) -> None:
+        """Do nothing."""
+
+
+def prepare_data_loader(
+    dataloader: DataLoader[Any],
+    device: torch.device | None = None,
+    num_processes: int | None = None,
+    process_index: int | None = None,
+    split_batches: bool = False,
+    put_on_device: bool = False,
+    rng_types: Sequence[Any] | None = None,
+    dispatch_batches: bool | None = None,
+    even_batches: bool = True,
+    slice_fn_for_dispatch: Callable[..., Any] | None = None,
+    use_seedable_sampler: bool = False,
+    data_seed: int | None = None,
+    non_blocking: bool = False,
+    use_stateful_dataloader: bool = False,
+    torch_device_mesh: Any = None,
+) -> PreparedLoader:
+    """This rank's part of a loader, as ``Accelerator.prepare`` returns it. Checkpoints do not contain its position: to
+    resume in the middle of an epoch, use ``Accelerator.prepare``.
+
+    Args:
+        num_processes, process_index: default: the number of ranks, and the rank of this process.
+        torch_device_mesh: ignored; the Accelerator has the mesh.
+
+    Raises:
+        RuntimeMisuse: with ``dispatch_batches``, number or index are not this process's; or as in ``prepare``.
+    """
+    session = TrainingSession.existing()
+    group = World.current().group if session is None else session.group
+    dispatch = is_dispatched(dataloader, dispatch_batches=dispatch_batches, put_on_device=put_on_device)
+    group = _placed(group, device, num_processes, process_index, dispatch=dispatch)
+    return make_loader(
+        dataloader,
+        group=group,
+        in_use=LoadersInUse() if session is None else session.in_use,
+        hooks=_NoLoop() if session is None else session.loop,
+        seed=bring_to_main(dataloader, group, seedable=use_seedable_sampler, data_seed=data_seed),
+        even_batches=even_batches,
+        split_batches=split_batches,
+        dispatch_batches=dispatch,
+        put_on_device=put_on_device,
+        rng_types=tuple(str(kind) for kind in rng_types or ()),
+        slice_fn=slice_fn_for_dispatch,
+        seedable=use_seedable_sampler,
+        non_blocking=non_blocking,
+        stateful=use_stateful_dataloader,
+    )
+
+
+def _placed(
+    group: RankGroup, device: torch.device | None, size: int | None, rank: int | None, *, dispatch: bool
+) -> RankGroup:
+    """The group, with the device, number of ranks and rank that the caller has set."""
+    device = group.device if device is None else torch.device(device)
+    size = group.data_size if size is None else size
+    rank = group.data_rank if rank is None else rank
+    if (size, rank) == (group.data_size, group.data_rank):
+        return replace(group, device=device)
+    if dispatch and size > 1:
+        raise RuntimeMisuse(
+            f"prepare_data_loader(num_processes={size}, process_index={rank}): with dispatch_batches (the default for "
+            "iterable datasets that are placed on the device), rank 0 sends batches only to ranks that exist. This is "
+            f"rank {group.data_rank} of {group.data_size}. Pass dispatch_batches=False"
+        )
+    place = replace(group.env, rank=rank, world_size=size)
+    return RankGroup(place, device, None, default=group.default, timeout=group.timeout)
+
+
+def get_sampler(dataloader: DataLoader[Any]) -> Any:
+    """The sampler of single samples inside the loader's batch sampler; None without a batch sampler."""
+    batches = dataloader.sampler if isinstance(dataloader.sampler, BatchSampler) else dataloader.batch_sampler
+    return getattr(batches, "sampler", None)
+
+
+def save(
+    obj: Any, f: str | os.PathLike[str] | Any, save_on_each_node: bool = False, safe_serialization: bool = False
+) -> None:
+    """Write ``obj`` on the main process, or on the first process of each node. If ``obj`` contains shards of a model,
+    all ranks must call.
+
+    Raises:
+        RuntimeMisuse: ``obj`` contains shards, and some ranks did not call; or it does not fit the format.
+    """
+    session = TrainingSession.existing()
+    settings = Settings() if session is None else session.settings
+    group = World.current().group
+    export_model.save(obj, f, group, settings, safe=safe_serialization, on_each_node=save_on_each_node)
+
+
+def load(f: str | os.PathLike[str] | Any, map_location: Any = None, **kwargs: Any) -> Any:
+    """``torch.load`` of tensors and plain containers; with ``weights_only=False`` of any object in a trusted file."""
+    kwargs.setdefault("weights_only", True)
+    return torch.load(f, map_location=map_location, **kwargs)
+
+
+def extract_model_from_parallel(
+    model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = False, recursive: bool = False
+) -> nn.Module:
+    """The model without wrappers: see ``Accelerator.unwrap_model``."""
+    return unwrap(
+        model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile, recursive=recursive
+    )
+
+
+def compile_regions(module: nn.Module, **compile_kwargs: Any) -> nn.Module:
+    """Compile repeated blocks in place, each by itself, so that they share one compilation. A model without repeated
+    blocks is compiled as a whole."""
+    if compile_blocks(module, compile_kwargs):
+        return module
+    return compile_whole(module, compile_kwargs)

@@ -1,0 +1,108 @@
+"""The prepared loaders of this process that are being iterated, and their interface to the training loop."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from hpcaccel.runtime.distributed.process_group import RankGroup
+    from hpcaccel.runtime.health.stragglers import OwnTime
+
+__all__ = ["BatchSource", "LoadersInUse", "LoopHooks"]
+
+
+class BatchSource(Protocol):
+    """The part of a prepared loader that the training loop uses."""
+
+    at_last_batch: bool
+    trains: bool
+
+    @property
+    def given_at_step(self) -> int:
+        """Number of optimizer steps done when the loader returned its latest batch."""
+
+    @property
+    def identity(self) -> int:
+        """The same number for all views of one loader."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The number of the current iteration, and the number of batches returned in it."""
+
+
+class LoopHooks(Protocol):
+    """The part of the training loop that a loader uses."""
+
+    finishing: bool
+
+    @property
+    def step(self) -> int:
+        """Number of optimizer steps done."""
+
+    @property
+    def finished_epochs_are_over(self) -> bool:
+        """Whether an epoch that was complete in the checkpoint counts as done."""
+
+    def step_is_over(self) -> None:
+        """Called when the work of the last optimizer step is complete."""
+
+    def restore_rng(self) -> None:
+        """Restore the checkpoint's random states, right before the first batch after it."""
+
+    def loop_is_entered(self) -> None:
+        """Called before the first training batch is read."""
+
+    def loop_is_left(self) -> None:
+        """Called when the script leaves the iteration over training batches early."""
+
+
+class LoadersInUse:
+    """The prepared loaders that are being iterated in this process, by all Accelerators."""
+
+    def __init__(self) -> None:
+        self.current: BatchSource | None = None
+        """The loader that returned the latest batch."""
+        self.passes = 0
+        """Number of complete iterations over loaders that were not trained on."""
+        self.batches = 0
+        """Number of batches returned by all prepared loaders."""
+        self.own_time: OwnTime | None = None
+        """The rank's own-time measurement, notified of each batch."""
+        self._warned = False
+        self._sources: list[BatchSource] = []
+
+    @property
+    def sources(self) -> tuple[BatchSource, ...]:
+        """The loaders that are being iterated, outermost first."""
+        return tuple(self._sources)
+
+    def took_batch_from(self, source: BatchSource) -> None:
+        self.batches += 1
+        if self.own_time is not None:
+            self.own_time.batch_has_come()
+        if self.current is not source:
+            self.ended(source)
+            self._sources.append(source)
+            self.current = source
+
+    def ended(self, source: BatchSource) -> None:
+        if source in self._sources:
+            self._sources.remove(source)
+            self.current = self._sources[-1] if self._sources else None
+
+    def clear(self) -> None:
+        """Forget all iterations."""
+        self._sources.clear()
+        self.current = None
+
+    def warn_of_uneven_passes(self, group: RankGroup) -> None:
+        """Warn once, on rank 0, that only some ranks have read a prepared loader to its end."""
+        if group.is_main and not self._warned:
+            warnings.warn(
+                "a prepared DataLoader was read to its end on some ranks only, and each of them got only its own part, "
+                f"1/{group.data_size} of the data. Read it on all ranks and use gather_for_metrics(), or do not "
+                "prepare() a DataLoader that only one rank reads",
+                stacklevel=6,
+            )
+        self._warned = True

@@ -1,0 +1,246 @@
+"""Launchers of ranks from within a program: a notebook, or a test. Processes are forked, so the function may be defined
+in a notebook cell or be a closure, and modules are not imported again.
+
+Two things do not survive a fork: a GPU context of this process, which is refused, and OpenMP's threads, so each rank
+computes with one thread by default.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpcaccel.errors import RunFailed, RuntimeMisuse
+from hpcaccel.runtime.compat.availability import check_os_kernel
+from hpcaccel.runtime.distributed.world import World
+from hpcaccel.runtime.enums import PrecisionType
+from hpcaccel.runtime.launch_env import patch_environment
+
+__all__ = ["debug_launcher", "notebook_launcher"]
+
+STORE_SECONDS = 300.0
+"""Timeout of the ranks' store of ``debug_launcher``."""
+
+
+def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> None:
+    """Call ``function(*args)`` in ``num_processes`` ranks on this machine's CPU.
+
+    Raises:
+        RunFailed: the function failed; the message has the traceback of the first rank that failed.
+        RuntimeMisuse: this process already has an Accelerator or a process group.
+    """
+    _refuse_group("debug_launcher")
+    from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
+
+    # This process holds the store, so that no other program can take its port before the ranks connect.
+    store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=STORE_SECONDS), wait_for_workers=False)
+    shared = {
+        "WORLD_SIZE": num_processes,
+        "LOCAL_WORLD_SIZE": num_processes,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": store.port,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        "ACCELERATE_USE_CPU": "yes",
+        "ACCELERATE_MIXED_PRECISION": "no",
+        "FORK_LAUNCHED": "1",
+    }
+    with _without_launchers(), patch_environment(**shared), _fork_allowed():
+        try:
+            start_processes(  # type: ignore[no-untyped-call]
+                _be_rank, args=(function, tuple(args)), nprocs=num_processes, start_method="fork"
+            )
+        except ProcessRaisedException as error:
+            raise RunFailed(
+                f"rank {error.error_index} of {num_processes} failed:\n{_from_function(str(error))}"
+            ) from None
+        except ProcessExitedException as error:
+            raise RunFailed(f"rank {error.error_index} of {num_processes} exited early: {error}") from None
+
+
+def _be_rank(rank: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    _run_as_rank(function, args)
+
+
+def _from_function(text: str) -> str:
+    """A traceback without the frames above the user's function."""
+    before, call, after = text.partition(f"    {_CALL}\n")
+    return f"Traceback (most recent call last):\n{after}" if call else before
+
+
+def notebook_launcher(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    num_processes: int | None = None,
+    mixed_precision: str = "no",
+    use_port: str | int = "29500",
+    master_addr: str = "127.0.0.1",
+    node_rank: int = 0,
+    num_nodes: int = 1,
+    rdzv_backend: str = "static",
+    rdzv_endpoint: str = "",
+    rdzv_conf: Mapping[str, Any] | None = None,
+    rdzv_id: str = "none",
+    max_restarts: int = 0,
+    monitor_interval: float = 0.1,
+    log_line_prefix_template: str | None = None,
+) -> None:
+    """Call ``function(*args)`` in ``num_processes`` ranks on this node. With several nodes, call this on each of them.
+
+    The ranks are started as by torchrun. A single rank runs in this process.
+
+    Args:
+        num_processes: number of ranks on this node; default: the number of GPUs, or one.
+        mixed_precision: default of ``Accelerator()`` in the ranks.
+        use_port, master_addr: address of the rendezvous; port 0 on a single node: a free port.
+        rdzv_backend, rdzv_endpoint, rdzv_conf, rdzv_id, max_restarts, monitor_interval, log_line_prefix_template: as
+            torchrun's options.
+
+    Raises:
+        RunFailed: the function failed; the message has the traceback of the first rank that failed.
+        RuntimeMisuse: this process has used a GPU or already has an Accelerator; an argument is not allowed.
+    """
+    count = _process_count(num_processes, mixed_precision, node_rank=node_rank, num_nodes=num_nodes)
+    with patch_environment(accelerate_mixed_precision=mixed_precision.lower()):
+        if count * num_nodes == 1:
+            print("hpcaccel: launching training in this process", file=sys.stderr)
+            function(*args)
+            return
+        _refuse_group("notebook_launcher")
+        _refuse_used_gpu()
+        check_os_kernel()
+        processes = "1 process" if count == 1 else f"{count} processes"
+        print(f"hpcaccel: launching training in {processes} on node {node_rank + 1} of {num_nodes}", file=sys.stderr)
+        endpoint = rdzv_endpoint or f"{master_addr}:{use_port}"
+        _launch_elastic(
+            function,
+            args,
+            min_nodes=num_nodes,
+            max_nodes=num_nodes,
+            nproc_per_node=count,
+            run_id=rdzv_id,
+            rdzv_endpoint=endpoint,
+            rdzv_backend=rdzv_backend,
+            rdzv_configs={**(rdzv_conf or {}), **({"rank": node_rank} if rdzv_backend == "static" else {})},
+            max_restarts=max_restarts,
+            monitor_interval=monitor_interval,
+            log_line_prefix_template=log_line_prefix_template,
+        )
+
+
+def _process_count(num_processes: int | None, mixed_precision: str, *, node_rank: int, num_nodes: int) -> int:
+    """The number of ranks on this node.
+
+    Raises:
+        RuntimeMisuse: an argument is not allowed.
+    """
+    if mixed_precision.lower() not in PrecisionType:
+        raise RuntimeMisuse(
+            f"mixed_precision={mixed_precision!r} is not a valid value (allowed: {', '.join(PrecisionType.list())})"
+        )
+    if not 0 <= node_rank < num_nodes:
+        raise RuntimeMisuse(f"node_rank={node_rank} must be between 0 and num_nodes - 1 = {num_nodes - 1}")
+    count = (torch.cuda.device_count() or 1) if num_processes is None else num_processes
+    if count < 1:
+        raise RuntimeMisuse(f"num_processes={count} must be at least 1")
+    return count
+
+
+def _launch_elastic(function: Callable[..., Any], args: Sequence[Any], **options: Any) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    if options["rdzv_backend"] == "static" and options["max_nodes"] == 1 and options["rdzv_endpoint"].endswith(":0"):
+        options |= {"rdzv_backend": "c10d", "rdzv_configs": {}}
+    start = elastic_launch(LaunchConfig(start_method="fork", **options), entrypoint=_run_as_rank)
+    with _without_launchers(), patch_environment(fork_launched="1"), _fork_allowed():
+        try:
+            start(function, tuple(args))
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            text = _callstack(failure.error_file_data) or failure.message
+            raise RunFailed(f"rank {rank} failed:\n{_from_function(text)}") from None
+
+
+def _callstack(error_file: Mapping[str, Any] | None) -> str:
+    """The traceback in the error file that torch's ``record`` wrote."""
+    found = (error_file or {}).get("message") or ""
+    return str(found.get("extraInfo", {}).get("py_callstack") or found) if isinstance(found, Mapping) else str(found)
+
+
+def _run_as_rank(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Call the function in the rank, then end its session: a forked process does not run ``atexit`` handlers."""
+    torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    function(*args)
+    from hpcaccel.runtime.training_session import TrainingSession
+
+    session, world = TrainingSession.existing(), World.existing()
+    if session is not None:
+        session.end()
+    elif world is not None:
+        world.destroy()
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        # The session handled these signals to stop at a step. After the last step they may end a rank that still waits.
+        signal.signal(number, signal.SIG_DFL)
+
+
+_CALL = "function(*args)"
+"""Source line of the call in ``_run_as_rank``, after which tracebacks show the user's function."""
+
+
+def _refuse_group(what: str) -> None:
+    if World.existing() is not None or dist.is_initialized():
+        raise RuntimeMisuse(
+            f"{what}() was called in a process that already has an Accelerator or a PartialState: create them only "
+            "inside the function. Restart the notebook's kernel, or call end_training() or destroy_process_group() "
+            "first"
+        )
+
+
+def _refuse_used_gpu() -> None:
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise RuntimeMisuse(
+            "this process has already used a GPU, so the ranks that it forks could not use any GPU. Restart the "
+            "notebook's kernel, and keep all code that uses a GPU (tensor.cuda(), torch.cuda.*) inside the function"
+        )
+
+
+@contextmanager
+def _without_launchers() -> Iterator[None]:
+    """Remove the variables of the launcher that started this process, if any: the ranks would inherit them."""
+    names = [name for name in os.environ if name in _LAUNCHERS or name.startswith("SLURM_STEP")]
+    held = {name: os.environ.pop(name) for name in names}
+    try:
+        yield
+    finally:
+        os.environ.update(held)
+
+
+_LAUNCHERS = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "TORCHELASTIC_RUN_ID",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+
+
+@contextmanager
+def _fork_allowed() -> Iterator[None]:
+    """Silence the warning of newer Pythons about a fork with threads: torch always has some."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
+        yield

@@ -1,0 +1,201 @@
+"""Preparation of a model: precision, activation checkpointing, tensor parallel, DDP or FSDP2, ``torch.compile``."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.parallel import compiling, ddp, meta_device, precision
+from hpcaccel.runtime.parallel.forward_wrappers import RecomputedForward, recompute, take_off
+
+if TYPE_CHECKING:
+    from hpcaccel.runtime.accelerator_setup import Setup
+    from hpcaccel.runtime.training_session import TrainingSession
+
+__all__ = ["is_dispatched", "prepare_model"]
+
+SHARDED_IN = "_hpcaccel_sharded_in"
+"""Attribute of a sharded model: generation of the group over which it is sharded, and the layout of the mesh."""
+
+
+def prepare_model(setup: Setup, model: nn.Module, *, place: bool, evaluation_mode: bool = False) -> nn.Module:
+    """Apply precision, activation checkpointing, tensor parallel, DDP or FSDP2, and ``torch.compile``, in this order.
+
+    Args:
+        place: whether to move the model to this rank's device.
+        evaluation_mode: the model is not trained: apply precision and ``torch.compile`` only.
+
+    Raises:
+        RuntimeMisuse: the model was prepared before, or it cannot be prepared (see ``_refuse``).
+    """
+    session = setup.session
+    if session.registry.has(model):
+        return model
+    session.registry.refuse_original(model)
+    inner, compiler = compiling.strip(model)
+    if isinstance(inner, ddp.PreparedDDP):
+        inner = inner.module  # of a group that this process has left
+    session.registry.refuse_original(inner)
+    _refuse(session, inner)
+    wrapped = inner if _is_wrapped(inner) and not _is_of_another_group(session, inner) else None
+    own = inner.module if isinstance(inner, DistributedDataParallel) else inner
+    _refit(setup, own, blocks_too=wrapped is None)
+    options = None if compiler is not None else _compiler_options(setup)
+    if options is not None and options["regional"] and compiling.compile_blocks(own, options):
+        options = None  # blocks are compiled before sharding, so that all-gathers stay outside the compiled code
+    if wrapped is None:
+        wrapped = _distribute(setup, own, place=place, evaluation_mode=evaluation_mode)
+    prepared = wrapped
+    if compiler is not None:
+        prepared = compiler(wrapped)  # the script's own torch.compile
+    elif options is not None:
+        prepared = compiling.compile_whole(wrapped, options)
+    session.sharded.add(own)
+    compiling.hold_signals()
+    for raw in (model, inner, own):
+        session.registry.add(raw, prepared)
+    session.prepared.models.append(prepared)
+    session.owners[prepared] = setup.accumulation
+    return prepared
+
+
+def _refuse(session: TrainingSession, model: nn.Module) -> None:
+    """Refuse models that cannot be prepared.
+
+    Raises:
+        RuntimeMisuse: the model is wrapped in DataParallel or FSDP1, or in DDP with ``strategy="fsdp"``; it is sharded
+            over a destroyed group; or there are several ranks and its layers are distributed over several devices.
+    """
+    if isinstance(model, DataParallel):
+        raise RuntimeMisuse(
+            "the model is wrapped in torch.nn.DataParallel, which drives several GPUs from one process. Prepare the "
+            "unwrapped model: hpcaccel starts one process per GPU"
+        )
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise RuntimeMisuse(
+            "the model is wrapped in FullyShardedDataParallel (FSDP1). Prepare the unwrapped model with "
+            'Accelerator(strategy="fsdp"), which shards it with FSDP2'
+        )
+    if _is_of_another_group(session, model) and not _can_shard_again(session, model):
+        raise RuntimeMisuse(
+            "the model is sharded over a process group that has been destroyed. Its shards can be reused only with "
+            'strategy="fsdp", the same layout of ranks and no tensor parallelism. Create the model again and load '
+            "its weights"
+        )
+    if isinstance(model, DistributedDataParallel) and session.settings.strategy == "fsdp":
+        raise RuntimeMisuse(
+            'the model is already wrapped in DistributedDataParallel, and strategy="fsdp" cannot shard it. Prepare '
+            "the unwrapped model"
+        )
+    if is_dispatched(model) and session.group.world_size > 1:
+        raise RuntimeMisuse(
+            "the model's layers are distributed over several devices of this process (device_map), so "
+            f"{session.group.world_size} ranks cannot train it together. Load it without device_map, or start one rank"
+        )
+
+
+def _is_of_another_group(session: TrainingSession, model: nn.Module) -> bool:
+    """Whether the model was sharded over a group that has been destroyed."""
+    generation, _ = getattr(model, SHARDED_IN, (session.world.generation, None))
+    return bool(generation != session.world.generation)
+
+
+def _can_shard_again(session: TrainingSession, model: nn.Module) -> bool:
+    """Whether this training can use the shards of the earlier one."""
+    _, layout = getattr(model, SHARDED_IN)
+    return bool(session.settings.strategy == "fsdp" and layout == session.layout and layout.tensor == 1)
+
+
+def is_dispatched(model: nn.Module) -> bool:
+    """Whether a library has distributed the model's layers over several devices."""
+    return any(len(getattr(module, "hf_device_map", None) or ()) > 1 for module in model.modules())
+
+
+def _is_wrapped(model: nn.Module) -> bool:
+    """Whether the script has wrapped or sharded the model itself."""
+    module = sys.modules.get("torch.distributed.fsdp")
+    return isinstance(model, DistributedDataParallel) or (module is not None and isinstance(model, module.FSDPModule))
+
+
+def _refit(setup: Setup, model: nn.Module, *, blocks_too: bool) -> None:
+    """Wrap forwards for precision and activation checkpointing, after removing the wrappers of an earlier session."""
+    settings, handlers = setup.settings, setup.handlers
+    precision.unwrap_forward(model)
+    if settings.mixed_precision == "fp8" and blocks_too:
+        precision.convert_to_fp8(model, handlers.fp8)
+    if settings.mixed_precision in precision.COMPUTE_DTYPES:
+        precision.wrap_forward(
+            model,
+            setup.session.group.device,
+            settings.mixed_precision,
+            handler=handlers.autocast,
+            fp32_outputs=settings.fp32_outputs,
+        )
+    if not blocks_too:
+        return
+    for module in model.modules():
+        if "forward" in module.__dict__:
+            take_off(module, RecomputedForward)
+    plugin = handlers.fsdp
+    if settings.activation_checkpointing or (plugin is not None and plugin.activation_checkpointing):
+        from hpcaccel.runtime.parallel.fsdp_choices import choose
+
+        recompute(choose(settings, plugin).find_blocks(model))
+
+
+def _distribute(setup: Setup, model: nn.Module, *, place: bool, evaluation_mode: bool) -> nn.Module:
+    """Wrap the model in DDP or shard it, if several ranks train it."""
+    layout, group = setup.session.layout, setup.session.group
+    if group.exchange is not None and not evaluation_mode:
+        count = sum(1 for _ in model.parameters())
+        group.exchange.call("prepare", form=f"{type(model).__name__} with {count} parameters")
+    sharded = not evaluation_mode and (setup.settings.strategy == "fsdp" or layout.tensor > 1)
+    if meta_device.is_empty(model) and not sharded:
+        raise RuntimeMisuse(
+            "the model was created on the meta device, and its parameters are uninitialised. Load its weights with "
+            'hpcaccel.load_sharded(model, path), or shard it with Accelerator(strategy="fsdp")'
+        )
+    if sharded:
+        _shard(setup, model)
+        return model
+    if place and not is_dispatched(model):
+        model.to(group.device)
+    return model if evaluation_mode else ddp.wrap(model, group, setup.settings, setup.handlers.ddp)
+
+
+def _shard(setup: Setup, model: nn.Module) -> None:
+    """Apply tensor parallel, then FSDP2, and record the sharded parameter of each original parameter in the session."""
+    from hpcaccel.runtime.distributed.device_mesh import data_mesh, tensor_mesh
+    from hpcaccel.runtime.parallel import fsdp, tensor_parallel
+    from hpcaccel.runtime.parallel.fsdp_choices import choose
+
+    session, settings, handlers = setup.session, setup.settings, setup.handlers
+    layout, mesh = session.layout, session.mesh
+    choices = choose(settings, handlers.fsdp)
+    kept = fsdp.unshard(model) if _is_of_another_group(session, model) else []
+    before = dict(model.named_parameters())
+    done = fsdp.Tensors()
+    if layout.tensor > 1:
+        if not tensor_parallel.is_shared(model):
+            plan = tensor_parallel.find_plan(model, handlers.tp_plan)
+            fsdp.share_all(model, session.group, done=done)
+            tensor_parallel.apply_plan(model, tensor_mesh(mesh), plan)
+        tensor_parallel.share_generators(tensor_mesh(mesh), session.group.device)
+    if layout.tensor == 1 or layout.data > 1:
+        fsdp.shard(model, session.group, data_mesh(mesh), choices, done=done)
+    elif meta_device.is_empty(model):
+        meta_device.give_memory(model, session.group.device)
+    else:
+        model.to(session.group.device)
+    setattr(model, SHARDED_IN, (session.world.generation, layout))
+    after = dict(model.named_parameters())
+    session.shards.update({parameter: after[name] for name, parameter in before.items()})
+    fsdp.restore_shards(model, kept, session.shards)
+
+
+def _compiler_options(setup: Setup) -> dict[str, Any] | None:
+    return compiling.options_of(setup.handlers.dynamo, setting=setup.settings.compile)

@@ -1,0 +1,1 @@
+"""``PartialState``, ``AcceleratorState`` and ``GradientState``: rank, settings and accumulation, for scripts."""

@@ -1,0 +1,147 @@
+"""``AcceleratorState``: the settings of this process's Accelerator, its rank and device."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.compat.unsupported import lacks
+from hpcaccel.runtime.distributed.world import World
+from hpcaccel.runtime.enums import DistributedType
+from hpcaccel.runtime.states.partial_state import PartialState
+from hpcaccel.runtime.training_session import TrainingSession
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["AcceleratorState", "is_initialized"]
+
+
+def is_initialized() -> bool:
+    """Whether this process has an Accelerator that has not ended."""
+    return TrainingSession.existing() is not None
+
+
+@lacks("deepspeed_plugins get_deepspeed_plugin select_deepspeed_plugin")
+class AcceleratorState(PartialState):
+    """Settings of this process's Accelerator, and the properties of ``PartialState``.
+
+    Raises:
+        RuntimeMisuse: no Accelerator has been created, or a given setting differs from the Accelerator's.
+    """
+
+    _last_session: ClassVar[Callable[[], TrainingSession | None]] = lambda: None
+    """Weak reference to the latest session, so that models of an Accelerator that is no longer used can be freed."""
+
+    def __init__(
+        self,
+        mixed_precision: str | None = None,
+        cpu: bool = False,
+        dynamo_plugin: Any = None,
+        deepspeed_plugin: Any = None,
+        fsdp_plugin: Any = None,
+        torch_tp_plugin: Any = None,
+        megatron_lm_plugin: Any = None,
+        parallelism_config: Any = None,
+        *,
+        _session: TrainingSession | None = None,
+    ) -> None:
+        self._own = _session
+        found = _session or TrainingSession.existing() or AcceleratorState._last_session()
+        if found is None:
+            raise RuntimeMisuse("AcceleratorState() was called before Accelerator(): create an Accelerator first")
+        AcceleratorState._last_session = weakref.ref(found)
+        given = {"mixed_precision": None if mixed_precision is None else str(mixed_precision).lower()}
+        found.refuse_changes({**given, "cpu": cpu})
+
+    @property
+    def _session(self) -> TrainingSession:
+        session = self._own or TrainingSession.existing() or AcceleratorState._last_session()
+        if session is None:
+            raise AttributeError("AcceleratorState has been reset: create another Accelerator()")
+        return session
+
+    @property
+    def _world(self) -> World:
+        return self._session.world
+
+    @classmethod
+    def _shared_values(cls) -> dict[str, Any]:
+        session = TrainingSession.existing()
+        return (
+            {}
+            if session is None
+            else {**PartialState._shared_state, "mixed_precision": session.settings.mixed_precision}
+        )
+
+    @staticmethod
+    def _reset_state(reset_partial_state: bool = False) -> None:
+        """Drop this process's Accelerator, so that the next one may have other settings. The process group is kept."""
+        AcceleratorState._last_session = lambda: None
+        session = TrainingSession.existing()
+        if session is not None:
+            session.was_reset = True
+            session.abandon()
+        if reset_partial_state:
+            PartialState._reset_state()
+
+    @property
+    def initialized(self) -> bool:
+        return TrainingSession.existing() is not None
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """NO, MULTI_CPU or MULTI_GPU; FSDP if models are sharded; or the value that the script has set.
+
+        Setting a value has no other effect.
+        """
+        return self._session.distributed_type
+
+    @distributed_type.setter
+    def distributed_type(self, value: DistributedType) -> None:
+        real = DistributedType.FSDP if self.is_fsdp2 else self._world.distributed_type
+        self._session.distributed_type_override = None if value == real else DistributedType(value)
+
+    @property
+    def mixed_precision(self) -> str:
+        return self._session.settings.mixed_precision
+
+    @property
+    def is_fsdp2(self) -> bool:
+        return self._session.settings.strategy == "fsdp"
+
+    @property
+    def fsdp_plugin(self) -> Any:
+        return self._session.handlers.fsdp
+
+    @property
+    def dynamo_plugin(self) -> Any:
+        return self._session.handlers.dynamo
+
+    @property
+    def torch_tp_plugin(self) -> Any:
+        return self._session.handlers.tensor_parallel
+
+    @property
+    def parallelism_config(self) -> Any:
+        return self._session.handlers.parallelism
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh of ranks. All ranks must read it together for the first time."""
+        return self._session.mesh
+
+    @property
+    def deepspeed_plugin(self) -> None:
+        """None, as in Accelerate without DeepSpeed."""
+        return None
+
+    @property
+    def megatron_lm_plugin(self) -> None:
+        """None, as in Accelerate without Megatron-LM."""
+        return None
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()}\nMixed precision type: {self.mixed_precision}\n"

@@ -1,0 +1,115 @@
+"""``StepBoundary``: when an optimizer step is over, and which call reports it.
+
+A step is *done* when the first prepared optimizer has stepped (even if fp16 skipped it), or at ``checkpoint()`` if
+no optimizer was prepared. It is *over* when everything that belongs to it has run: other optimizers, schedulers,
+metrics. A checkpoint may be saved only then. The first of these calls after a step reports that it is over:
+
+- the prepared loader, when its next batch is read or its data ends;
+- ``checkpoint()``;
+- ``epochs()`` and ``steps()``, when their next item is read;
+- the next backward pass, if none of the above reports it (see ``is_over_at_backward``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hpcaccel.runtime.training.loop_context import LoopContext
+
+__all__ = ["StepBoundary"]
+
+MOST_UNREPORTED_STEPS = 100
+"""Number of unreported steps after which the backward pass reports them in any case."""
+
+
+class StepBoundary:
+    """Counts steps, and determines when a step is over."""
+
+    def __init__(self, context: LoopContext) -> None:
+        self.reported_step = 0
+        """The last step that was reported as over."""
+        self.has_begun = False
+        """Whether a step of this process is over."""
+        self.script_reports = False
+        """Whether the script calls ``checkpoint`` and thereby reports the end of each step."""
+        self.has_unagreed_steps = False
+        """Whether there were steps inside ``held`` for which the ranks have not agreed on saves and stops."""
+        self._counters = context.counters
+        self._prepared = context.prepared
+        self._in_use = context.in_use
+        self._exactness = context.exactness
+        self._clock = context.clock
+        self._status = context.status
+        self._holds = 0
+        self._stepped: set[int] = set()
+        """Ids of the optimizers, other than the first, that have stepped since the last report."""
+
+    # -- a step is done --------------------------------------------------------------------------------------------
+
+    def count(self) -> None:
+        """Count one step."""
+        counters = self._counters
+        counters.step = step = counters.step + 1
+        self._status.left_at = None
+        self._clock.count(step)
+        self._exactness.stepped(step, counters.epoch)
+
+    def first_optimizer_stepped(self) -> None:
+        """Count a step, and mark the loader of its batch as trained on."""
+        self.count()
+        source = self._in_use.current
+        if source is not None:
+            source.trains = True
+
+    def other_optimizer_stepped(self, optimizer: object) -> None:
+        """Record the step of a prepared optimizer other than the first; it is not counted."""
+        self._stepped.add(id(optimizer))
+        self._exactness.stepped(self._counters.step, self._counters.epoch, first=False)
+
+    # -- a step is over --------------------------------------------------------------------------------------------
+
+    def report(self) -> bool:
+        """Report that the last step is over.
+
+        Returns:
+            False inside ``held``, and if no step was done since the last report.
+        """
+        step = self._counters.step
+        if step == self.reported_step or self._holds:
+            return False
+        self.reported_step = step
+        if self._stepped:
+            self._stepped.clear()
+        return True
+
+    def is_over_at_backward(self) -> bool:
+        """Whether a backward pass that starts now has to report the last step.
+
+        It does if the script uses neither a prepared loader nor ``checkpoint()``, once all optimizers have stepped (a
+        GAN has several), and after ``MOST_UNREPORTED_STEPS`` in any case: a loader that has not returned a batch for
+        that many steps is not the training's loader, and a stop must not wait for it.
+        """
+        if self._counters.step - self.reported_step >= MOST_UNREPORTED_STEPS:
+            return True
+        if self.script_reports or self._in_use.current is not None:
+            return False
+        return len(self._stepped) >= len(self._prepared.optimizers) - 1
+
+    def begin_at(self, step: int) -> None:
+        """Continue from the checkpoint of ``step``."""
+        self.reported_step = step
+
+    # -- ranks with different numbers of steps ---------------------------------------------------------------------
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Context in which nothing is reported. At its end all steps inside it count as reported, even on ranks that
+        did no step: a rank that reported a step later would wait for ranks that have nothing to report."""
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
+            self.reported_step = self._counters.step
+        self.has_unagreed_steps = not self._holds

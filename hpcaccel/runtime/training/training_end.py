@@ -1,0 +1,179 @@
+"""``TrainingEnd``: last save and outcome of a training that is stopped, finished early or completed.
+
+| end | last save | outcome | the process |
+|---|---|---|---|
+| a stop, to be continued | if there is time | the reason, ``resume=True`` | exits with code 85 or 143 (see ``stop``) |
+| a stop for good (``finish``) | the result, unless the trial was pruned | ``completed`` | runs the script to its end |
+| the script ends, or calls ``end_training()`` | steps not saved yet | ``completed`` | continues the script |
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+from hpcaccel import checkpoint_files
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.rank_logger import TRAINING_LOG
+from hpcaccel.runtime.training.loop_context import LoopContext
+from hpcaccel.runtime.training.process_exit import ProcessExit
+from hpcaccel.runtime.training.save_schedule import SaveSchedule
+
+if TYPE_CHECKING:
+    from hpcaccel.core.rank_records import Outcome
+    from hpcaccel.core.records import Reason
+    from hpcaccel.core.stop_requests import StopRequest
+
+__all__ = ["TrainingEnd", "refuse_second_training"]
+
+logger = logging.getLogger(TRAINING_LOG)
+
+_COMPLETED_AT: set[Path] = set()
+"""Checkpoint directories of runs whose training this process has completed."""
+
+
+def refuse_second_training(directory: Path | None) -> None:
+    """Reject a second training with the same checkpoint directory.
+
+    Raises:
+        RuntimeMisuse: this process has completed a training with its checkpoints in ``directory``.
+    """
+    if directory in _COMPLETED_AT:
+        raise RuntimeMisuse(
+            f"this process has already completed a training with checkpoints in {directory}, and a second one cannot "
+            "resume from them. Submit the second training as a separate job (with `after:` or `submit --from`), or "
+            "loop over its loader directly and use save_state() and load_state() instead of epochs(), steps(), "
+            "resume() and checkpoint()"
+        )
+
+
+class TrainingEnd:
+    """Ends the training of this process. All ranks call its methods together, except ``abandon``.
+
+    Args:
+        at_exit: called at the end of the program; it must call ``complete``.
+        on_finish: called at a stop for good; it must make the script's loops end.
+    """
+
+    def __init__(
+        self,
+        context: LoopContext,
+        saves: SaveSchedule,
+        *,
+        at_exit: Callable[[], None],
+        on_finish: Callable[[], None],
+    ) -> None:
+        self._context = context
+        self._saves = saves
+        self._on_finish = on_finish
+        self._exit = ProcessExit(context.place, context.group, at_exit, context.flag.deafen)
+        self._stop: Literal["pruned", "to be continued"] | None = None
+
+    def stop(self) -> None:
+        """Carry out the stop on which all ranks have agreed.
+
+        A training that is to be continued is saved if there is time.
+
+        Raises:
+            SystemExit: the training is to be continued: code 85, or 143 without a checkpoint directory.
+        """
+        request, in_time = self._exit.request(save_seconds=self._context.clock.expected_save_seconds)
+        if request.then == "finish":
+            self._finish(request)
+            return
+        if in_time:
+            self._saves.if_newer(request.reason)
+        self._saves.wait()
+        self._leave(request.reason)
+
+    def stop_before_start(self, newest: Path | None) -> None:
+        """Carry out a stop that any rank has received before the first step. Nothing is loaded or saved.
+
+        Args:
+            newest: the checkpoint from which the training would resume.
+
+        Raises:
+            SystemExit: as in ``stop``.
+        """
+        if not self._context.group.max_of(int(self._context.flag.raised)):
+            return
+        request, _ = self._exit.request()
+        if request.then == "finish":
+            self._finish(request)
+            return
+        committed = [] if newest is None else checkpoint_files.committed(newest.parent)
+        self._context.counters.step = self._saves.step = next(
+            (item.step for item in committed if item.path == newest), 0
+        )
+        self._leave(request.reason)
+
+    def keep_result(self, reason: str) -> None:
+        """Save the result; a pruned trial saves nothing."""
+        if self._stop == "pruned":
+            self._saves.wait()
+        else:
+            self._saves.if_newer(reason)
+
+    def complete(self) -> None:
+        """Complete the training: save steps that are not saved yet, write the outcome, leave the process group."""
+        context, checkpoints, is_managed = self._context, self._context.checkpoints, self._saves.is_managed
+        context.status.phase = "leaving"
+        if context.group.exchange is not None:
+            context.group.exchange.watchdog.left_at = context.status.left_at
+        context.metrics.flush()
+        if is_managed and checkpoints.has_place and (context.counters.step > self._saves.step or checkpoints.in_flight):
+            # The script left its loop by ``break``. If ranks do not arrive, they have failed: write no outcome.
+            if not context.group.wait_at_exit():
+                return
+            self.keep_result("completed")
+        checkpoints.close()
+        self._context.clock.end()
+        is_continued = self._stop == "to be continued"
+        if (
+            is_managed
+            and checkpoints.directory is not None
+            and self._context.place.run is not None
+            and not is_continued
+        ):
+            _COMPLETED_AT.add(checkpoints.directory)
+        self._exit.complete(self._outcome("completed", resume=False))
+
+    def abandon(self) -> None:
+        """Drop the training on this rank only; nothing is saved and no outcome is written."""
+        self._context.metrics.flush()
+        self._context.clock.end()
+        self._context.checkpoints.close()
+        self._exit.forget()
+
+    def _finish(self, request: StopRequest) -> None:
+        self._stop = "pruned" if request.reason == "pruned" else None
+        self._context.flag.clear()
+        self._on_finish()
+
+    def _leave(self, reason: Reason) -> NoReturn:
+        """Write the outcome and exit.
+
+        Raises:
+            SystemExit: always.
+        """
+        self._stop = "to be continued"
+        context = self._context
+        context.status.phase = "leaving"
+        logger.info("stopping at step %d (%s): %s", context.counters.step, reason, self._saves.saved_description())
+        context.metrics.flush()
+        context.clock.end()
+        self._exit.leave(self._outcome(reason, resume=True), saved=context.checkpoints.has_place)
+
+    def _outcome(self, reason: Reason, *, resume: bool) -> Outcome:
+        from hpcaccel.core.rank_records import Outcome
+
+        return Outcome(
+            reason=reason,
+            step=self._context.counters.step,
+            checkpoint=self._saves.newest,
+            resume=resume,
+            first_loss=self._context.metrics.first_loss,
+            last_loss=self._context.metrics.last_loss,
+        )

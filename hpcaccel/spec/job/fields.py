@@ -1,0 +1,302 @@
+"""The base class of all sections of a spec, and the types of their fields.
+
+Values come from YAML (numbers and booleans as ``PlainScalar``, with their spelling), from JSON, or from Python.
+Validators raise ValueError with a message that continues "<key> <value> …"; ``problems`` adds the key and its place.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from hpcaccel.spec.job import quantities
+from hpcaccel.spec.yaml12 import PlainScalar, resolve_plain
+
+__all__ = [
+    "CommaList",
+    "Conflict",
+    "Count",
+    "Flag",
+    "Gpus",
+    "Gres",
+    "Inside",
+    "Memory",
+    "Natural",
+    "Nodes",
+    "PathText",
+    "Positive",
+    "Section",
+    "Seed",
+    "Text",
+    "Time",
+    "Variable",
+    "Whole",
+    "Word",
+    "below",
+    "checked_text",
+    "words",
+]
+
+MAX_TEXT_BYTES = 100_000
+"""Maximum size of a text. It is below Linux's limit of 131,072 bytes for one program argument, because quoting makes
+the text longer."""
+
+_LINE_BREAK = re.compile(r"[\n\r]")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+S = TypeVar("S", bound="Section")
+
+
+class Conflict(NamedTuple):
+    """A conflict between settings: the key that is reported, relative to its section, and the message."""
+
+    key: str
+    message: str
+
+
+class Section(BaseModel):
+    """A frozen part of a spec that rejects unknown keys."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+        model_title_generator=lambda model: model.__name__.removesuffix("Section"),
+    )
+
+    moved: ClassVar[dict[str, str]] = {}
+    """Keys that users expect in this section, each with a message that names the correct setting."""
+
+    rivals: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    """Groups of mutually exclusive keys. A file that sets one of a group replaces the whole group of its base."""
+
+    @classmethod
+    def conflicts(cls, values: dict[str, Any]) -> list[Conflict]:
+        """Conflicts between ``values`` (validated or not). Values of a wrong type are ignored."""
+        found = []
+        for group in cls.rivals:
+            present = [key for key in group if values.get(key) is not None]
+            choice = ", ".join(key for key in group if key != "function")
+            found += [Conflict(key, f"conflicts with {present[0]}: set only one of {choice}") for key in present[1:]]
+        return found
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_collections(cls, values: Any) -> Any:
+        """Treat null as empty: a key may have no value, as in ``env:`` with all its lines commented out."""
+        if not isinstance(values, Mapping):
+            return values
+        fields = {field.alias or name: field for name, field in cls.model_fields.items()}
+        return {
+            key: value
+            for key, value in values.items()
+            if value is not None or key not in fields or fields[key].default_factory is None
+        }
+
+    @model_validator(mode="after")
+    def _refuse_conflicts(self: S) -> S:
+        for key, message in self.conflicts(dict(self)):
+            raise PydanticCustomError("conflict", "{key} {message}", {"key": key, "message": message})
+        return self
+
+
+class Inside(ValueError):
+    """An error inside a value with free structure, such as ``args``; ``path`` is its position in the value."""
+
+    def __init__(self, message: str, path: tuple[str | int, ...]) -> None:
+        self.path = path
+        super().__init__(message)
+
+
+@contextmanager
+def below(key: Any) -> Iterator[None]:
+    """Context manager: a ValueError raised in the block becomes ``Inside`` with ``key`` prepended to its path."""
+    try:
+        yield
+    except ValueError as error:
+        raise Inside(str(error), (key, *(error.path if isinstance(error, Inside) else ()))) from None
+
+
+# -- text -----------------------------------------------------------------------------------------------------------
+
+
+def checked_text(value: str) -> str:
+    """Return ``value`` unchanged if it can be passed in a script and in the environment.
+
+    Raises:
+        ValueError: it contains a NUL, a line break or an invalid character, or is too long for a program argument.
+    """
+    if "\0" in value:
+        raise ValueError("contains a NUL character, which cannot be passed to a program")
+    if _LINE_BREAK.search(value):
+        raise ValueError("contains a line break: a value must be on one line")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise ValueError(
+            "is not valid text: it contains bytes that are not UTF-8, or half of a surrogate pair"
+        ) from None
+    if size > MAX_TEXT_BYTES:
+        raise ValueError(f"is {size} bytes long (at most {MAX_TEXT_BYTES})")
+    return value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        value = "true" if value else "false"
+    elif isinstance(value, int | float):
+        value = quantities.format_number(value)
+    elif isinstance(value, PlainScalar):
+        value = value.text
+    if value is None:
+        raise ValueError("must be a string (write '' for an empty string)")
+    if not isinstance(value, str):
+        raise ValueError("must be a string")
+    return checked_text(value)
+
+
+def _word(value: Any) -> str:
+    text = _text(value)
+    if not text.strip():
+        raise ValueError("must not be empty")
+    return text
+
+
+def _variable(value: Any) -> str:
+    text = _text(value)
+    if not _VARIABLE.fullmatch(text):
+        raise ValueError(
+            "is not a valid environment variable name: use letters, digits and '_', not starting with a digit"
+        )
+    return text
+
+
+def _path(value: Any) -> str:
+    return _word(str(value) if hasattr(value, "__fspath__") else value)
+
+
+def _commas(value: Any) -> str:
+    """Join a list with commas, as sbatch expects it."""
+    return _word(",".join(_word(item) for item in value) if isinstance(value, list | tuple) else value)
+
+
+_TEXT_SCHEMA = {"type": ["string", "number", "boolean"]}
+
+Text = Annotated[str, BeforeValidator(_text), WithJsonSchema(_TEXT_SCHEMA)]
+"""One line of text, possibly empty. Numbers and booleans keep their spelling from the file."""
+
+Word = Annotated[str, BeforeValidator(_word), WithJsonSchema({"type": ["string", "number"], "minLength": 1})]
+"""One non-empty line of text."""
+
+Variable = Annotated[
+    str, BeforeValidator(_variable), WithJsonSchema({"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"})
+]
+"""The name of an environment variable."""
+
+PathText = Annotated[str, BeforeValidator(_path), WithJsonSchema({"type": "string", "minLength": 1})]
+"""A path. Loading a file makes it absolute, relative to the directory of the file."""
+
+CommaList = Annotated[
+    str,
+    BeforeValidator(_commas),
+    WithJsonSchema({"type": ["string", "number", "array"], "items": {"type": ["string", "number"]}}),
+]
+"""Words separated by commas; a list is accepted too."""
+
+
+def words(description: str) -> Any:
+    """A field with a list of words, empty by default."""
+    return Field(default_factory=list, description=description)
+
+
+# -- numbers and booleans -------------------------------------------------------------------------------------------
+
+
+def _plain(value: Any) -> Any:
+    """The value of a scalar. Text (quoted, or from ``${env:NAME}``) is parsed like an unquoted scalar."""
+    if isinstance(value, str):
+        value = resolve_plain(value)
+    return value.value if isinstance(value, PlainScalar) else value
+
+
+def _bounded(
+    kind: type[int] | type[float], minimum: float = -math.inf, maximum: float = 2**62, *, above: float = -math.inf
+) -> BeforeValidator:
+    """Validator for a number with inclusive bounds ``minimum`` and ``maximum`` and exclusive bound ``above``."""
+    bound = f" of at least {minimum}" if minimum > -math.inf else f" above {above}" if above > -math.inf else ""
+    bound += f" and at most {maximum}" if maximum < 2**62 else ""
+    message = f"must be {'a whole number' if kind is int else 'a number'}{bound}"
+
+    def validate(value: Any) -> Any:
+        given = _plain(value)
+        if isinstance(given, bool) or not isinstance(given, int if kind is int else (int, float)):
+            raise ValueError(message)
+        if not (max(minimum, -(2**62)) <= given <= maximum and given > above):
+            raise ValueError(message)
+        return given
+
+    return BeforeValidator(validate)
+
+
+def _number_schema(kind: str, **bounds: float) -> WithJsonSchema:
+    reference = {"type": "string", "pattern": r"^\$\{env:[A-Za-z_][A-Za-z0-9_]*\}$"}
+    return WithJsonSchema({"anyOf": [{"type": kind, **bounds}, reference]})
+
+
+Whole = Annotated[int, _bounded(int), _number_schema("integer")]
+Natural = Annotated[int, _bounded(int, 0), _number_schema("integer", minimum=0)]
+"""An integer ≥ 0."""
+Count = Annotated[int, _bounded(int, 1), _number_schema("integer", minimum=1)]
+"""An integer ≥ 1."""
+Seed = Annotated[int, _bounded(int, 0, 2**32 - 1), _number_schema("integer", minimum=0, maximum=2**32 - 1)]
+"""A seed valid for Python, numpy and torch."""
+Positive = Annotated[float, _bounded(float, above=0), _number_schema("number", exclusiveMinimum=0)]
+"""A number above 0."""
+
+
+def _flag(value: Any) -> bool:
+    given = _plain(value)
+    if not isinstance(given, bool):
+        raise ValueError("must be true or false")
+    return given
+
+
+Flag = Annotated[bool, BeforeValidator(_flag), WithJsonSchema({"type": "boolean"})]
+
+
+def _requeue(value: Any) -> bool | str:
+    given = _plain(value)
+    if given == "expedite":
+        return "expedite"
+    if not isinstance(given, bool):
+        raise ValueError("must be true, false or expedite")
+    return given
+
+
+Requeue = Annotated[
+    bool | Literal["expedite"],
+    BeforeValidator(_requeue),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "expedite"}]}),
+]
+"""Whether a job is requeued: a boolean, or ``expedite``."""
+
+
+# -- quantities -----------------------------------------------------------------------------------------------------
+
+
+def _canonical(form: Callable[[str], str]) -> BeforeValidator:
+    return BeforeValidator(lambda value: form(_text(value).strip()))
+
+
+Time = Annotated[str, _canonical(quantities.canonical_time), WithJsonSchema({"type": ["string", "integer"]})]
+Memory = Annotated[str, _canonical(quantities.canonical_memory), WithJsonSchema({"type": ["string", "number"]})]
+Nodes = Annotated[str, _canonical(quantities.canonical_nodes), WithJsonSchema({"type": ["string", "integer"]})]
+Gpus = Annotated[str, _canonical(quantities.canonical_gpus), WithJsonSchema({"type": ["string", "integer"]})]
+Gres = Annotated[str, _canonical(quantities.canonical_gres), WithJsonSchema({"type": "string"})]

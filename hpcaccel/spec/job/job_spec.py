@@ -1,0 +1,314 @@
+"""The job spec: one frozen model of a spec file. The field descriptions are the documentation.
+
+A spec can have dependencies on other runs (``after: [prepare, afterany:clean]``) and components, which are additional
+programs of a heterogeneous job::
+
+    components:
+      data: {entrypoint: {script: serve.py}, slurm: {partition: cpu, nodes: 2, cpus_per_task: 16}}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import BeforeValidator, Field, PrivateAttr, WithJsonSchema
+
+from hpcaccel.spec.job.entrypoint import EntrypointSection
+from hpcaccel.spec.job.environment_fields import CodeSection, ContainerSection, EnvironmentSection, StageSection
+from hpcaccel.spec.job.fields import Conflict, Count, PathText, Section, checked_text
+from hpcaccel.spec.job.slurm import Resources, SlurmSection, SrunSection
+from hpcaccel.spec.job.training_fields import CheckpointSection, ResilienceSection, RuntimeSection
+from hpcaccel.spec.yaml12 import PlainScalar
+
+__all__ = [
+    "KINDS",
+    "After",
+    "ComponentName",
+    "ComponentSection",
+    "ComponentSlurmSection",
+    "Dependency",
+    "JobSpec",
+    "parse_dependency",
+]
+
+
+Kind = Literal["afterok", "afterany", "afternotok"]
+KINDS: tuple[Kind, ...] = ("afterok", "afterany", "afternotok")
+"""As in ``sbatch --dependency``: the other run succeeded, ended, or ended without success."""
+
+_TOKEN = re.compile(r"[A-Za-z0-9/~.][^\s:,?]*")
+
+
+class Dependency(NamedTuple):
+    """A run to wait for, identified by its name, run id, job id or directory."""
+
+    kind: Kind
+    run: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.run}"
+
+
+def parse_dependency(text: str) -> Dependency:
+    """Parse ``KIND:RUN`` with one of ``KINDS``, or ``RUN``, which is short for ``afterok:RUN``.
+
+    Raises:
+        ValueError: not a dependency; the message continues "<key> <value> …".
+    """
+    kind, colon, run = text.partition(":")
+    if not colon:
+        kind, run = "afterok", text
+    if kind not in KINDS:
+        raise ValueError(f"is not a dependency: {kind!r} must be one of {', '.join(KINDS)}")
+    if not _TOKEN.fullmatch(checked_text(run)):
+        raise ValueError("is not a dependency: write the name of a run, or afterany:NAME")
+    return Dependency(kind, run)
+
+
+def _dependency(value: Any) -> str:
+    text = value.text if isinstance(value, PlainScalar) else value
+    if not isinstance(text, str | int) or isinstance(text, bool):
+        raise ValueError("must be the name of a run")
+    return str(parse_dependency(str(text)))
+
+
+After = Annotated[str, BeforeValidator(_dependency), WithJsonSchema({"type": ["string", "integer"], "minLength": 1})]
+"""A dependency as text, normalized to ``KIND:RUN``."""
+
+
+_COMPONENT_NAME = r"[a-z][a-z0-9_]{0,31}"
+_TAKEN = ("all", "batch", "ranks", "supervisor")
+"""Names that a component cannot have, because they have another meaning where a component's name is accepted."""
+_OF_THE_JOB = tuple(name for name in SlurmSection.model_fields if name not in Resources.model_fields)
+
+
+def _component_name(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(_COMPONENT_NAME, value) or value in _TAKEN:
+        raise ValueError(
+            "is not a valid component name: use at most 32 lower-case letters, digits and '_', starting with a letter, "
+            f"and none of {', '.join(_TAKEN)}. The name becomes part of an environment variable and of a log file name"
+        )
+    return value
+
+
+ComponentName = Annotated[
+    str, BeforeValidator(_component_name), WithJsonSchema({"type": "string", "pattern": f"^{_COMPONENT_NAME}$"})
+]
+
+
+class ComponentSlurmSection(Resources):
+    """The nodes of a component. Account, partition, qos and reservation default to those of the job."""
+
+    moved: ClassVar[dict[str, str]] = Resources.moved | {
+        name: f"applies to the whole job: set slurm.{name}" for name in _OF_THE_JOB
+    }
+
+    ntasks_per_node: Count | None = Field(default=None, description="Processes per node. Default: 1.")
+
+    @classmethod
+    def conflicts(cls, values: dict[str, Any]) -> list[Conflict]:
+        found = super().conflicts(values)
+        nodes = str(values.get("nodes") or "1")
+        if not nodes.isdecimal():
+            found.append(Conflict("nodes", f"{nodes} is not a single number: a component has a fixed number of nodes"))
+        extra = values.get("extra")
+        for flag in extra if isinstance(extra, Mapping) else ():
+            if str(flag).replace("-", "_") in _OF_THE_JOB:
+                found.append(
+                    Conflict(f"extra.{flag}", f"applies to the whole job: set slurm.{str(flag).replace('-', '_')}")
+                )
+        return found
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.ntasks_per_node or 1
+
+
+class ComponentSection(Section):
+    """An additional program on its own nodes, such as a data server, an environment or an inference server.
+
+    It is started before the ranks of each attempt and stopped after them. If it fails, the attempt fails.
+    """
+
+    entrypoint: EntrypointSection = Field(description="The program to run on each node of the component.")
+    slurm: ComponentSlurmSection = Field(
+        default_factory=ComponentSlurmSection, description="The nodes of the component."
+    )
+
+    @classmethod
+    def conflicts(cls, values: dict[str, Any]) -> list[Conflict]:
+        found = super().conflicts(values)
+        entrypoint = values.get("entrypoint")
+        given = dict(entrypoint) if isinstance(entrypoint, Section | Mapping) else {}
+        if given.get("function") is not None:
+            found.append(Conflict("entrypoint", "must have one of script, module, command"))
+        return found
+
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+
+
+def _name(value: Any) -> str:
+    text = value.text if isinstance(value, PlainScalar) else value
+    if not isinstance(text, str) or not re.fullmatch(_NAME, text):
+        raise ValueError(
+            "is not a valid name: use at most 64 letters, digits, '.', '_' and '-', starting with a letter or digit. "
+            "It becomes a directory name"
+        )
+    return text
+
+
+def _part(values: dict[str, Any], key: str) -> Mapping[str, Any]:
+    """A section of ``values``, validated or not; empty if it is not a mapping."""
+    section = values.get(key)
+    return dict(section) if isinstance(section, Section | Mapping) else {}
+
+
+class JobSpec(Section):
+    """A training job: what runs, where, with which resources, and what happens after preemptions and failures."""
+
+    moved: ClassVar[dict[str, str]] = {
+        "sweep": "is for `hpcaccel sweep start`, which runs many trials of this file: use that command, or remove the "
+        "section",
+        "extends": "is allowed only at the top level of a spec file",
+        "jobs": "is supported only by `hpcaccel submit`, `validate` and `render`, at the top level of a spec file",
+    }
+
+    name: Annotated[
+        str, BeforeValidator(_name), WithJsonSchema({"type": ["string", "integer"], "pattern": f"^{_NAME}$"})
+    ] = Field(description="A short name, used for the Slurm job and for the directory of its runs.", examples=["gpt"])
+    entrypoint: EntrypointSection = Field(description="The program that the ranks run.")
+    slurm: SlurmSection = Field(
+        default_factory=SlurmSection, description="Resources and queue, by sbatch's option names."
+    )
+    srun: SrunSection = Field(default_factory=SrunSection, description="Additional flags for srun.")
+    components: dict[ComponentName, ComponentSection] = Field(
+        default_factory=dict,
+        description="Additional programs, each on its own nodes, in one heterogeneous Slurm job with the ranks. Every "
+        "process gets the nodes of component `data` in HPCACCEL_NODES_DATA and those of the ranks in HPCACCEL_NODES.",
+        examples=[{"data": {"entrypoint": {"script": "serve.py"}, "slurm": {"partition": "cpu", "nodes": 2}}}],
+    )
+    environment: EnvironmentSection = Field(
+        default_factory=EnvironmentSection,
+        description="Modules, Python environment, setup commands and variables of the ranks.",
+    )
+    launcher: Literal["srun", "torchrun"] = Field(
+        default="srun",
+        description="srun: Slurm starts every rank. torchrun: Slurm starts one torchrun on each node, which starts the "
+        "node's ranks. Environment, logs, signals and failure handling are the same.",
+    )
+    container: ContainerSection | None = Field(default=None, description="A container image for the ranks.")
+    stage: StageSection | None = Field(default=None, description="Data to copy to node-local disks.")
+    after: list[After] = Field(
+        default_factory=list,
+        description="Runs that must end before this one starts, by name, run ID or job ID: NAME or afterok:NAME (the "
+        "run succeeded), afterany:NAME (it ended), afternotok:NAME (it ended without success). A requeue is not the "
+        "end of a run.",
+        examples=[["prepare", "afterany:clean"]],
+    )
+    code: CodeSection = Field(default_factory=CodeSection, description="The copy of the code in the run directory.")
+    workdir: PathText | None = Field(
+        default=None, description="Working directory of the ranks. Default: the directory in which submit was called."
+    )
+    runtime: RuntimeSection = Field(default_factory=RuntimeSection, description="Settings of hpcaccel.Accelerator.")
+    checkpoint: CheckpointSection = Field(
+        default_factory=CheckpointSection, description="When to save and what to start from."
+    )
+    resilience: ResilienceSection = Field(
+        default_factory=ResilienceSection, description="What happens after preemptions and failures."
+    )
+
+    _source: Path | None = PrivateAttr(default=None)
+
+    @classmethod
+    def conflicts(cls, values: dict[str, Any]) -> list[Conflict]:
+        found = super().conflicts(values)
+        components = values.get("components")
+        if isinstance(components, Mapping) and components and _part(values, "resilience").get("chain") is not None:
+            advice = (
+                "cannot be combined with components: a chain does not support heterogeneous jobs. Remove one of them"
+            )
+            found.append(Conflict("resilience.chain", advice))
+        if values.get("container") is None:
+            return found
+        environment, srun, entrypoint = (_part(values, key) for key in ("environment", "srun", "entrypoint"))
+        for key in ("conda", "venv"):
+            if environment.get(key) is not None:
+                advice = (
+                    "cannot be combined with container: the image has its own Python, which environment.python "
+                    "can select"
+                )
+                found.append(Conflict(f"environment.{key}", advice))
+        for index, word in enumerate(srun.get("extra") or []):
+            if str(word).startswith(("--container", "--no-container")):
+                found.append(
+                    Conflict(f"srun.extra.{index}", f"{str(word)!r} is not allowed: use the section container")
+                )
+        if entrypoint.get("function") is not None:
+            found.append(
+                Conflict(
+                    "container",
+                    "supports only scripts, modules and commands: a Python function would need submitit in the image",
+                )
+            )
+        return found
+
+    @property
+    def source(self) -> Path | None:
+        """The file that this spec was loaded from. It is part of neither the model nor the hash."""
+        return self._source
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.slurm.ranks_per_node
+
+    def of_component(self, name: str) -> JobSpec:
+        """This spec reduced to the component ``name``: its entrypoint and resources replace those of the job."""
+        own = self.components[name]
+        inherited = {
+            key: getattr(own.slurm, key) or getattr(self.slurm, key)
+            for key in ("account", "partition", "qos", "reservation")
+        }
+        fields = {**dict(own.slurm), **inherited, "ntasks_per_node": own.slurm.ranks_per_node}
+        slurm = self.slurm.model_copy(update=fields)
+        return self.model_copy(update={"entrypoint": own.entrypoint, "slurm": slurm, "components": {}})
+
+    @property
+    def total_gpus(self) -> int:
+        """GPUs of the job at its smallest number of nodes, components included."""
+        parts = [self, *(self.of_component(name) for name in self.components)]
+        return sum(one.slurm.min_nodes * one.slurm.node_gpus for one in parts)
+
+    @property
+    def total_nodes(self) -> int:
+        """The smallest number of nodes of the job, components included."""
+        return self.slurm.min_nodes + sum(one.slurm.min_nodes for one in self.components.values())
+
+    @property
+    def stop_mode(self) -> Literal["cooperative", "signals"]:
+        """How the ranks are stopped: ``runtime.stop``, by default ``signals`` for commands, else ``cooperative``."""
+        return self.runtime.stop or ("signals" if self.entrypoint.kind == "command" else "cooperative")
+
+    @property
+    def warning_seconds(self) -> int:
+        """Seconds before the time limit at which the ranks are requested to stop.
+
+        This is ``resilience.warning_seconds``, but at most half of the time limit.
+        """
+        limit = self.slurm.time_seconds
+        wanted = self.resilience.warning_seconds
+        return wanted if limit is None else max(1, min(wanted, limit // 2))
+
+    def arguments(self) -> list[str]:
+        """The command-line arguments of the program on every rank."""
+        return self.entrypoint.arguments()
+
+    def __eq__(self, other: object) -> bool:
+        """Compare all settings; the source file is ignored."""
+        return isinstance(other, JobSpec) and self.model_dump() == other.model_dump()
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())

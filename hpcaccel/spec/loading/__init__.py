@@ -1,0 +1,1 @@
+"""Loading: YAML files and overrides become a validated spec, and a spec becomes text again."""

@@ -1,0 +1,83 @@
+"""Findings of checks against a cluster's facts: setting, value, what is allowed, age of the facts."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hpcaccel.spec import JobSpec
+from hpcaccel.spec.cluster.cluster_facts import SiteFacts
+from hpcaccel.spec.loading.layers import read_document
+from hpcaccel.spec.yaml12 import PlainScalar
+
+__all__ = ["Finding", "error", "listed", "located", "nearest", "warning", "with_age"]
+
+_SHOWN = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A setting that the cluster does not allow (error), or that the user should know about (warning)."""
+
+    key: str
+    """The setting, such as ``slurm.partition``."""
+    message: str
+    """The text after the key, which begins with the value."""
+    is_error: bool
+    place: str = ""
+    """The place of the setting, such as ``job.yaml:12``."""
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.key} {self.message}" if self.place else f"{self.key} {self.message}"
+
+    def to_json(self) -> dict[str, Any]:
+        level = "error" if self.is_error else "warning"
+        return {"level": level, "key": self.key, "message": self.message, "place": self.place}
+
+
+def error(key: str, message: str) -> Finding:
+    return Finding(key=key, message=message, is_error=True)
+
+
+def warning(key: str, message: str) -> Finding:
+    return Finding(key=key, message=message, is_error=False)
+
+
+def listed(names: Sequence[str], label: str = "has") -> str:
+    """``(has: gpu, debug)``, truncated if there are many."""
+    rest = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"({label}: {', '.join(names[:_SHOWN]) or 'none'}{rest})"
+
+
+def nearest(word: str, names: Sequence[str]) -> str:
+    """``. Did you mean 'gpu'?``, or nothing."""
+    match = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    return f". Did you mean {match[0]!r}?" if match else ""
+
+
+def with_age(finding: Finding, facts: SiteFacts, now: float | None = None) -> Finding:
+    """The finding, with the age of the facts appended."""
+    stamp = f" [facts of {facts.name}, {facts.age_text(now)} old]"
+    return replace(finding, message=f"{finding.message}{stamp}")
+
+
+def located(findings: Sequence[Finding], spec: JobSpec) -> list[Finding]:
+    """The findings, each with the place of its setting in the spec file if the value comes from that file."""
+    if spec.source is None or not findings or not spec.source.is_file():
+        return list(findings)
+    document = read_document(spec.source, str(spec.source))
+    found = []
+    for one in findings:
+        path = tuple(one.key.split("."))
+        place = document.places.get(path)
+        is_ours = place is not None and _text(document.value, path) == _text(spec.model_dump(mode="json"), path)
+        found.append(replace(one, place=str(place)) if is_ours else one)
+    return found
+
+
+def _text(values: Any, path: Sequence[str]) -> str | None:
+    for key in path:
+        values = values.get(key) if isinstance(values, dict) else None
+    return values.text if isinstance(values, PlainScalar) else None if values is None else str(values)

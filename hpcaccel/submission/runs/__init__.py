@@ -1,0 +1,1 @@
+"""Submitted runs: lookup, status, stop, resume and cleaning."""

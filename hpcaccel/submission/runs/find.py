@@ -1,0 +1,206 @@
+"""Lookup of runs: by run id, a prefix of it, name, job id or folder; and the list of all known runs."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcaccel.core.durable_files import read_json
+from hpcaccel.core.run_dir import RunDir, default_runs_dir
+from hpcaccel.core.sweep_dir import SweepDir
+from hpcaccel.core.user_state import index_lines
+from hpcaccel.errors import HpcaccelError, RunNotFound
+from hpcaccel.slurm.commands import Slurm
+from hpcaccel.submission.jobs.job_submission import is_open
+from hpcaccel.submission.jobs.recovery import recover_now
+from hpcaccel.submission.jobs.run_state import read_record
+from hpcaccel.submission.runs.run_handle import AnyRun, Run, RunArray, SweepRun, open_run
+from hpcaccel.submission.runs.run_index import CachedOverview, DirectoryStat
+
+__all__ = ["FoundRun", "all_runs", "find_run", "known_runs"]
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """An existing run, with the fields of its record that a listing needs."""
+
+    path: Path
+    run_id: str
+    name: str
+    kind: str = "run"
+    array_size: int | None = None
+
+    def open(self, slurm: Slurm | None = None) -> AnyRun:
+        """Open the handle without reading the record again."""
+        if self.kind == "sweep":
+            return SweepRun(self.path, slurm=slurm, is_known=True)
+        if self.array_size is not None:
+            return RunArray(self.path, slurm=slurm, is_known=True)
+        return Run(self.path, slurm=slurm, is_known=True)
+
+
+def all_runs(runs_dir: Path | None = None, *, slurm: Slurm | None = None) -> list[AnyRun]:
+    """All runs of the index and of ``runs_dir`` (default: the one that submit would use), oldest first."""
+    return [known.open(slurm) for known in known_runs(runs_dir)]
+
+
+def find_run(
+    token: str, *, runs_dir: Path | None = None, slurm: Slurm | None = None, only_sweeps: bool = False
+) -> AnyRun:
+    """Find a run by run id, a unique prefix of one, name (its latest run), job id, or path.
+
+    ``<id>_3`` and ``46_3`` are tasks of an array; ``<id>_3`` can also be a trial of a sweep.
+
+    Args:
+        only_sweeps: names and prefixes match sweeps only: a run that was submitted later under the same name, such as
+            the best trial, does not hide the sweep.
+
+    Raises:
+        RunNotFound: no run, or more than one, matches; the message lists similar ones.
+    """
+    if not token:
+        raise RunNotFound("the run name is empty: give a run ID, a name, a job ID or a path")
+    if (found := _by_path(token)) is not None:
+        return open_run(found, slurm=slurm)
+    runs = known_runs(runs_dir)
+    sweeps = [run for run in runs if run.kind == "sweep"] if only_sweeps else runs
+    for search, among in ((_by_id, runs), (_by_name, sweeps), (_by_job_id, runs), (_by_prefix, sweeps)):
+        if (path := search(token, among)) is not None:
+            return open_run(path, slurm=slurm)
+    if (path := _by_unwritten_job_id(token, runs, slurm)) is not None:
+        return open_run(path, slurm=slurm)
+    if only_sweeps and (other := _by_name(token, runs) or _by_prefix(token, runs)) is not None:
+        return open_run(other, slurm=slurm)
+    raise RunNotFound(_not_found(token, runs))
+
+
+def _by_path(token: str) -> Path | None:
+    run = RunDir(token) if os.sep in token else None
+    return run.path if run is not None and run.record.exists() else None
+
+
+def _by_id(token: str, runs: list[FoundRun]) -> Path | None:
+    base, _, index = token.partition("_")
+    for run in runs:
+        if run.run_id == token:
+            return run.path
+        if run.run_id == base and index.isdigit():
+            parts = (RunDir(run.path).task(int(index)), SweepDir(run.path).trial(int(index)))
+            return next((part.path for part in parts if part.record.exists()), None)
+    return None
+
+
+def _by_name(token: str, runs: list[FoundRun]) -> Path | None:
+    return next((run.path for run in reversed(runs) if run.name == token), None)
+
+
+def _by_job_id(token: str, runs: list[FoundRun]) -> Path | None:
+    base, _, index = token.partition("_")
+    if not (base.isdigit() or base.startswith("local-")):
+        return None
+    for run in reversed(runs):
+        here = RunDir(run.path)
+        record = read_json(here.record) or {}
+        job_ids = [*record.get("job_ids", []), *record.get("links", [])]
+        if token in job_ids:
+            return run.path
+        if base in job_ids and index.isdigit() and here.task(int(index)).record.exists():
+            return here.task(int(index)).path
+        if base in job_ids and record.get("kind") == "sweep":
+            return run.path  # a worker is not a run
+    return None
+
+
+def _by_unwritten_job_id(token: str, runs: list[FoundRun], slurm: Slurm | None) -> Path | None:
+    """As :func:`_by_job_id`, for a job whose submit was interrupted before the job was recorded."""
+    if not token.partition("_")[0].isdigit():
+        return None
+    unfinished = [run for run in runs if is_open(RunDir(run.path))]
+    recover_now((RunDir(run.path) for run in unfinished), slurm=slurm)
+    return _by_job_id(token, unfinished)
+
+
+def _by_prefix(token: str, runs: list[FoundRun]) -> Path | None:
+    matches = [run for run in runs if run.run_id.startswith(token)]
+    if len(matches) > 1:
+        raise RunNotFound(f"{token!r} matches {len(matches)} run IDs:\n{_listed(matches)}\nGive a longer prefix")
+    return matches[0].path if matches else None
+
+
+def _not_found(token: str, runs: list[FoundRun]) -> str:
+    if not runs:
+        return f"no run {token!r}: there are no runs yet (searched {default_runs_dir()} and the run index)"
+    words = {run.run_id: run for run in runs} | {run.name: run for run in runs}
+    close = [words[word] for word in difflib.get_close_matches(token, words, n=_SHOWN, cutoff=0.6)]
+    if close:
+        return f"no run {token!r}. Similar runs:\n{_listed(list(dict.fromkeys(close)))}"
+    return f"no run {token!r} among the {len(runs)} known runs. Latest runs:\n{_listed(runs[-_SHOWN:])}"
+
+
+def _listed(runs: list[FoundRun]) -> str:
+    return "\n".join(f"  {run.run_id}  {run.name}" for run in runs[-20:])
+
+
+def known_runs(runs_dir: Path | None = None) -> list[FoundRun]:
+    """The existing runs of the index and of ``runs_dir`` (default: the one that submit would use).
+
+    Sorted from the oldest, without duplicates.
+    """
+    names = CachedOverview("names")
+    found: dict[tuple[int, int], FoundRun] = {}
+    for path in dict.fromkeys([*_indexed(), *_scanned(runs_dir or default_runs_dir())]):
+        if (there := _identity(path)) is None or there in found:
+            continue
+        if (known := _look(path, names)) is not None:
+            found[there] = known
+    names.write()
+    return sorted(found.values(), key=lambda known: known.run_id)
+
+
+def _indexed() -> Iterator[str]:
+    for line in index_lines():
+        if isinstance(path := line.get("path"), str):
+            yield os.path.abspath(path)
+
+
+def _scanned(runs_dir: Path) -> Iterator[str]:
+    """The paths ``<runs_dir>/<name>/<run_id>``."""
+    for name in _folders(str(runs_dir.absolute())):
+        yield from _folders(name)
+
+
+def _folders(place: str) -> list[str]:
+    try:
+        return sorted(entry.path for entry in os.scandir(place) if not entry.name.startswith(".") and entry.is_dir())
+    except OSError:
+        return []
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Device and inode, which are the same for every path of a directory; None if it does not exist."""
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino
+
+
+def _look(path: str, names: CachedOverview) -> FoundRun | None:
+    """The run at ``path``; None if it is deleted or its record is damaged, so that other runs are still listed."""
+    if (value := names.recall(path)) is not None and isinstance(value.get("name"), str):
+        return FoundRun(
+            Path(path), os.path.basename(path), value["name"], value.get("kind", "run"), value.get("array_size")
+        )
+    run = RunDir(path)
+    look = DirectoryStat(path, [run.record.name])
+    try:
+        record = read_record(run)
+    except (HpcaccelError, OSError):
+        return None
+    names.keep(look, {"name": record.name, "kind": record.kind, "array_size": record.array_size})
+    return FoundRun(run.path, run.run_id, record.name, record.kind, record.array_size)

@@ -1,0 +1,341 @@
+"""The scheduler's view of a run's newest job: its phase, and the meaning of Slurm's reason if it waits.
+
+A job may still be queued although its run has ended. When it starts, its supervisor finds the end of the run in the
+ledger and exits; a held job waits forever. The names of reasons are in Slurm's src/common/job_state_reason.c and at
+``SOURCE``. Reasons that name a limit are parsed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.errors import HpcaccelError
+from hpcaccel.slurm.commands import Slurm
+from hpcaccel.slurm.queue_cache import CachedJob, CachedJobs, Queue
+from hpcaccel.slurm.states import JobState, QueueEntry
+from hpcaccel.submission.jobs import local
+from hpcaccel.submission.jobs.run_state import RunState, read_record
+
+__all__ = [
+    "SOURCE",
+    "Meaning",
+    "SchedulerJob",
+    "ask_processes",
+    "ask_slurm",
+    "in_words",
+    "job_of",
+    "left_in_queue",
+    "meaning",
+    "sentence_on",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerJob:
+    """The scheduler's state of a run's newest job."""
+
+    phase: Literal["pending", "running", "ending", "ended", "gone", "unknown"]
+    state: JobState = JobState.UNKNOWN
+    words: str = ""
+    at: float = 0.0
+    """Time of the query, in seconds since 1970; 0.0: not queried."""
+    note: str = ""
+    """Why no newer state is available; "" if the query succeeded."""
+
+
+def ask_slurm(facts: Sequence[RunState], queue: Callable[[], Queue], *, patient: bool) -> dict[str, SchedulerJob]:
+    submitted = {job_id: _submitted(fact) for fact in facts for job_id in _jobs(fact)}
+    if not submitted:
+        return {}
+    answer = queue().look(submitted, submitted=submitted, after=0.0 if patient else None)
+    return {job_id: _from_known(known, answer) for job_id, known in answer.jobs.items()}
+
+
+def _jobs(fact: RunState) -> list[str]:
+    """The newest job, and the jobs that may continue the run after it."""
+    return [job_id for job_id in dict.fromkeys([fact.job_id, *fact.waiting, *fact.unrecorded]) if job_id]
+
+
+def _submitted(fact: RunState) -> float:
+    """An upper limit for the submission time of the newest job: the last write of the run's record."""
+    try:
+        return os.stat(fact.run.record).st_mtime
+    except OSError:
+        return fact.record.created
+
+
+def job_of(fact: RunState, queued: Mapping[str, SchedulerJob]) -> SchedulerJob:
+    """The run's newest job; if it has ended, the first active one of its chain, or the job that holds the lease."""
+    newest = queued.get(fact.job_id) or SchedulerJob(phase="gone")  # the run's record has no job
+    if newest.phase in ("ended", "gone"):
+        behind = [queued[job_id] for job_id in _jobs(fact)[1:] if job_id in queued]
+        newest = next((job for job in behind if job.phase not in ("ended", "gone")), newest)
+    return SchedulerJob(phase="unknown", at=newest.at) if _is_older(newest, fact) else newest
+
+
+def _is_older(job: SchedulerJob, fact: RunState) -> bool:
+    last = fact.started or fact.last_end
+    return last is not None and 0.0 < job.at < last.time
+
+
+def _from_known(known: CachedJob, answer: CachedJobs) -> SchedulerJob:
+    state, at = known.state, known.at
+    if known.gone:
+        return SchedulerJob(phase="gone", at=at, note=answer.note)
+    if state is JobState.UNKNOWN:
+        return SchedulerJob(phase="unknown", words=known.words, at=at, note=answer.note)
+    phase: Literal["pending", "running", "ending", "ended"] = "ended"
+    if state.is_pending:
+        phase = "pending"
+    elif state.is_running:
+        phase = "running"
+    elif state.is_ending:
+        phase = "ending"
+    return SchedulerJob(phase=phase, state=state, words=known.reason, at=at, note=answer.note)
+
+
+def ask_processes(fact: RunState) -> SchedulerJob:
+    process = local.local_process(fact.run)
+    if process is None:
+        return SchedulerJob(phase="gone")
+    if not process.is_here:
+        return SchedulerJob(phase="unknown", words=f"it was started on {process.host}: query its status there")
+    if not process.is_alive:
+        return SchedulerJob(phase="gone")
+    if fact.run.is_task and not fact.run.slurm_log.exists():
+        return SchedulerJob(phase="pending", state=JobState.PENDING, words="waiting for earlier tasks of the array")
+    return SchedulerJob(phase="running", state=JobState.RUNNING)
+
+
+def left_in_queue(run: RunDir, slurm: Slurm) -> list[QueueEntry]:
+    """The pending jobs of an ended run, by one query to Slurm; [] if Slurm does not respond."""
+    record = read_record(run)
+    if record.backend != "slurm" or not record.job_ids:
+        return []
+    try:
+        queued = slurm.queue(record.job_ids)
+    except HpcaccelError:
+        return []  # unknown, and jobs could not be cancelled now either
+    return [entry for entry in queued.values() if entry.state.is_pending]
+
+
+def sentence_on(entry: QueueEntry) -> str:
+    how = "held" if entry.is_held else entry.state.value.lower()
+    return f"job {entry.job_id} is still in the queue ({how}{f', {entry.reason}' if entry.reason else ''})"
+
+
+SOURCE = "https://slurm.schedmd.com/job_reason_codes.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meaning:
+    """The meaning of a reason. ``waits``: the job may start without any action by the user or the site."""
+
+    words: str
+    advice: str
+    waits: bool = True
+
+
+_WAIT = "wait; no action is needed"
+_ADMIN = "ask the site's administrators"
+
+
+def _fix(key: str) -> str:
+    return f"cancel it, fix {key} in the spec and submit again"
+
+
+_MEANINGS: dict[str, tuple[str, str, bool]] = {
+    "None": ("the scheduler has not considered the job yet", "wait a minute and run this command again", True),
+    "Priority": (
+        "jobs with a higher priority are ahead of it",
+        "wait, or compare start times with `hpcaccel plan`",
+        True,
+    ),
+    "Resources": (
+        "the job is next, but the nodes it needs are busy",
+        "wait; a job with fewer nodes may start sooner",
+        True,
+    ),
+    "BeginTime": ("the job's earliest start time is in the future; Slurm also delays a requeued job", _WAIT, True),
+    "Dependency": (
+        "the job waits for another job (slurm.dependency)",
+        "check the other job with `hpcaccel explain` or squeue",
+        True,
+    ),
+    "DependencyNeverSatisfied": (
+        "the other job ended in a state that can never satisfy slurm.dependency",
+        "cancel this job; then fix the other job, or remove slurm.dependency from the spec",
+        False,
+    ),
+    "JobHeldUser": ("the job is held by you or your account's coordinator", "release it: scontrol release JOB", False),
+    "JobHeldAdmin": ("the job is held by an administrator", _ADMIN, False),
+    "JobHoldMaxRequeue": (
+        "Slurm holds the job because its starts failed too often (MaxBatchRequeue)",
+        "see its log (hpcaccel logs --rank batch), then: scontrol release JOB",
+        False,
+    ),
+    "launch failed requeued held": (
+        "Slurm holds the job because its last start failed, usually because of a node",
+        "release it: scontrol release JOB. If this happens again, exclude the node (slurm.exclude)",
+        False,
+    ),
+    "job requeued in held state": ("the job was requeued and held", "release it: scontrol release JOB", False),
+    "JobArrayTaskLimit": ("the array has reached its limit of running tasks (the % of --array)", _WAIT, True),
+    "Licenses": ("the licences that the job requests are in use", "wait, or remove slurm.licenses from the spec", True),
+    "ReqNodeNotAvail": (
+        "nodes that the job needs are down, drained or reserved, for example for maintenance",
+        "wait, choose other nodes (slurm.nodelist), or set a time limit that ends before the reservation (slurm.time)",
+        True,
+    ),
+    "Nodes required for job are DOWN": (
+        "nodes that the job needs are down, drained or reserved for jobs in partitions of higher priority",
+        "wait, or choose other nodes (slurm.nodelist) or another partition (slurm.partition)",
+        True,
+    ),
+    "NodeDown": ("a node that the job requires is down", "wait, or remove the node from slurm.nodelist", True),
+    "FrontEndDown": ("no front-end node is available to start the job", _ADMIN, True),
+    "Reservation": ("the job's reservation has not started or is full", "wait, or remove slurm.reservation", True),
+    "ReservationDeleted": (
+        "the job's reservation no longer exists",
+        "cancel it, remove slurm.reservation from the spec and submit again",
+        False,
+    ),
+    "ReservationInvalid": ("the reservation cannot be used for this job", _fix("slurm.reservation"), False),
+    "PartitionDown": (
+        "the partition is down, and its jobs stay pending",
+        "wait, or choose another partition (slurm.partition)",
+        True,
+    ),
+    "PartitionInactive": ("the partition is inactive", "choose another partition (slurm.partition)", True),
+    "PartitionNodeLimit": (
+        "the job requests more or fewer nodes than its partition allows, or nodes of the partition are down",
+        _fix("slurm.nodes"),
+        False,
+    ),
+    "PartitionTimeLimit": ("the job's time limit exceeds the limit of its partition", _fix("slurm.time"), False),
+    "PartitionConfig": ("the partition does not allow this request", _fix("slurm.partition"), False),
+    "BadConstraints": (
+        "no node can ever meet the job's request",
+        "cancel it, fix the spec (hpcaccel validate shows what is wrong) and submit again",
+        False,
+    ),
+    "Constraints": ("the job's constraints cannot be met at the moment", "wait, or change slurm.constraint", True),
+    "DeadLine": ("the job can no longer finish before its deadline", _fix("slurm.deadline"), False),
+    "AccountNotAllowed": ("the job's account may not use this partition", _fix("slurm.account"), False),
+    "QOSNotAllowed": ("the job's QOS is not allowed for its account or partition", _fix("slurm.qos"), False),
+    "InvalidAccount": ("the job's account does not exist or was deleted", _fix("slurm.account"), False),
+    "InvalidQOS": ("the job's QOS does not exist or was deleted", _fix("slurm.qos"), False),
+    "AccountingPolicy": (
+        "an accounting limit keeps the job from starting",
+        "wait, or ask the site's administrators which limit it is",
+        True,
+    ),
+    "QOSUsageThreshold": ("your fair share is below the QOS's UsageThreshold", "wait until it recovers", True),
+    "MaxMemPerLimit": ("the job requests more memory per CPU or node than is allowed", _fix("slurm.mem"), False),
+    "Cleaning": ("the job is being requeued, and Slurm is still cleaning up its last start", _WAIT, True),
+    "Prolog": ("the site's prolog is running on the job's nodes", _WAIT, True),
+    "SchedDefer": (
+        "the job requested an immediate start, and the scheduler defers jobs (SchedulerParameters=defer)",
+        "submit it again",
+        True,
+    ),
+    "BurstBufferResources": ("the burst buffer does not have enough free space", _WAIT, True),
+    "BurstBufferStageIn": ("the job's data is being copied to the burst buffer", _WAIT, True),
+    "BurstBufferOperation": ("a burst buffer operation failed", _ADMIN, False),
+    "PowerNotAvail": ("not enough electrical power is available", _WAIT, True),
+    "PowerReserved": ("the electrical power that the job needs is reserved", _WAIT, True),
+    "FedJobLock": ("the clusters of the federation are agreeing on which one starts the job", _WAIT, True),
+    "AssociationJobLimit": ("the account has reached its limit of jobs", _WAIT, True),
+    "AssociationResourceLimit": ("the account has reached a resource limit", _WAIT, True),
+    "AssociationTimeLimit": ("the account has reached a time limit", _WAIT, True),
+    "QOSJobLimit": ("the QOS has reached its limit of jobs", _WAIT, True),
+    "QOSResourceLimit": ("the QOS has reached a resource limit", _WAIT, True),
+    "QOSTimeLimit": ("the QOS has reached a time limit", _WAIT, True),
+    # reasons that a job may still show after its end
+    "SystemFailure": ("Slurm, the network or a file system failed", _ADMIN, False),
+    "JobLaunchFailure": (
+        "the job could not be started, for example because of a file system or a missing program",
+        "see its log",
+        False,
+    ),
+    "NonZeroExitCode": ("the job exited with a non-zero code", "see hpcaccel status", False),
+    "RaisedSignal": ("the job was killed by a signal", "see hpcaccel status", False),
+    "TimeLimit": ("the job reached its time limit", "see hpcaccel status", False),
+    "InactiveLimit": ("the job was inactive for too long (InactiveLimit)", _ADMIN, False),
+    "OutOfMemory": ("the job ran out of memory", "request more memory (slurm.mem)", False),
+}
+
+_LIMIT = re.compile(
+    r"(?P<whose>Assoc|QOS)?(?P<kind>Grp|Max|Min)(?P<what>WallDuration|Wall|SubmitJobs?|Jobs?|Cpu|CPU|Memory|Mem|Node|GRES|"
+    r"Energy|License|BB|Billing|Unknown)(?P<minutes>RunMinutes|Minutes)?(?P<each>PerJob|PerNode|PerUser|PerAccount)?"
+    r"(?:Limit|NotSatisfied)?"
+)
+_WHAT = {
+    "Wall": "run time", "WallDuration": "run time", "Job": "running jobs", "Jobs": "running jobs",
+    "SubmitJob": "jobs in the queue", "SubmitJobs": "jobs in the queue", "Cpu": "CPUs", "CPU": "CPUs", "Mem": "memory",
+    "Memory": "memory", "Node": "nodes", "GRES": "GPUs or other generic resources", "Energy": "energy",
+    "License": "licences", "BB": "burst buffer space", "Billing": "billing units", "Unknown": "an unnamed resource",
+}  # fmt: skip
+_MINUTES = {
+    "Cpu": "CPU", "CPU": "CPU", "Mem": "memory", "Memory": "memory", "Node": "node", "GRES": "generic resource",
+    "Energy": "energy", "License": "licence", "BB": "burst buffer", "Billing": "billing",
+}  # fmt: skip
+_EACH = {"PerJob": "per job", "PerNode": "per node", "PerUser": "per user", "PerAccount": "per account"}
+
+
+def meaning(reason: str) -> Meaning:
+    """The meaning of a reason; text after a comma (``ReqNodeNotAvail, UnavailableNodes:n1``) is ignored."""
+    _, known = _known(reason)
+    unknown = Meaning(words="Slurm gives no further details", advice=f"see {SOURCE}, or ask the site's administrators")
+    return known or unknown
+
+
+def in_words(reason: str) -> str:
+    """The reason and its meaning in one line, with advice if action is needed; only the reason if it is unknown."""
+    name, known = _known(reason)
+    if known is None or not reason or name == "None":
+        return reason
+    return f"{name}: {known.words}{'' if known.waits else f'; it will not start on its own ({known.advice})'}"
+
+
+def _known(reason: str) -> tuple[str, Meaning | None]:
+    """The name of a reason and its meaning, from the table or from the parts of the name."""
+    bare = reason.replace("_", " ").strip().lstrip("(").removesuffix(")") or "None"
+    for name in (bare, bare.partition(",")[0].strip(), re.split(r"[:(]", bare)[0].strip()):
+        if name in _MEANINGS:
+            words, advice, waits = _MEANINGS[name]
+            return name, Meaning(words=words, advice=advice, waits=waits)
+        if (match := _LIMIT.fullmatch(name)) is not None:
+            return name, _of_limit(match)
+    return bare, None
+
+
+def _of_limit(match: re.Match[str]) -> Meaning:
+    whose = "account" if match["whose"] == "Assoc" else "QOS"
+    what = _WHAT[match["what"]]
+    if match["minutes"]:
+        running = " of running jobs" if match["minutes"] == "RunMinutes" else ""
+        what = f"{_MINUTES.get(match['what'], 'resource')} minutes{running}"
+    if match["kind"] == "Min":
+        return Meaning(
+            words=f"the job's request is below the {whose} minimum for {what}",
+            advice="cancel it, request more in the spec and submit again",
+            waits=False,
+        )
+    if match["kind"] == "Grp":
+        used_up = match["minutes"] == "Minutes"
+        return Meaning(
+            words=f"the jobs of the {whose} together have reached its limit for {what}",
+            advice="request a larger budget, or use another account or QOS" if used_up else "wait for jobs to end",
+            waits=not used_up,
+        )
+    if match["each"] in ("PerJob", "PerNode") or match["what"] in ("WallDuration",):
+        words = f"the job's request exceeds the {whose} limit for {what} {_EACH.get(match['each'] or 'PerJob', '')}"
+        return Meaning(words=words, advice="cancel it, request less or use another QOS, and submit again", waits=False)
+    each = _EACH.get(match["each"] or "", "per user")
+    return Meaning(words=f"the {whose} limit for {what} {each} is reached", advice="wait for your jobs to end")

@@ -1,1 +1,0 @@
-"""A spec held against the stored facts of its cluster, before the queue."""

@@ -1,0 +1,146 @@
+"""hpcaccel's own data in a sweep's journal: user attributes of trials, and lines that Optuna does not see.
+
+Most trials are drawn: the search method chose their point. The others were created for the point of an existing trial:
+trials with further seeds, and trials queued by commands.
+
+Workers own trials through claims, which are lines with an epoch. A worker writes a ``claim`` with the epoch after the
+newest one and reads which claim of that epoch came first: all workers read the same order, so exactly one owns the
+trial. A worker that was considered dead reads a higher epoch than its own and abandons the trial. (The run's lease, and
+the newer attempt, prevent the ranks of the former owner from writing.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpcaccel.core.records import from_dict
+from hpcaccel.sweeps.journal_reader import StudyRecord
+
+__all__ = [
+    "ATTEMPTS", "BUDGET", "CHECKPOINT", "DETAIL", "DIVERGED", "ERROR_CLASS", "FROM", "GPU_SECONDS", "METRIC", "ORIGIN",
+    "POINT", "REPEAT", "SETTINGS", "STEPS", "SURPLUS", "VALUE_STEP", "OwnershipNotes", "TrialClaim", "is_drawn",
+    "is_extended", "is_surplus", "point_number", "repeat_number",
+]  # fmt: skip
+
+# -- user attributes: where a trial's point comes from ----------------------------------------------------------------
+
+POINT = "point"
+"""Number of the trial for which the point was drawn; not set for that trial itself."""
+
+REPEAT = "repeat"
+"""Index of the trial among those of its point, from 0; it determines the seed."""
+
+ORIGIN = "origin"
+"""Why a trial was created without a draw: ``repeat``, ``retry``, ``extend`` or ``budget``. Unset in drawn trials."""
+
+SURPLUS = "surplus"
+"""Why a drawn trial was given back. It never ran, and is neither counted nor shown."""
+
+FROM = "from"
+"""Number of the ended trial that the trial continues; not set for other trials."""
+
+CHECKPOINT = "checkpoint"
+"""The checkpoint that the trial starts from: a path relative to the sweep's directory; not set if there was none."""
+
+SETTINGS = "set"
+"""The trial's own settings in addition to the point, such as ``["args.epochs=20"]``."""
+
+# -- user attributes: how a trial ended -------------------------------------------------------------------------------
+
+GPU_SECONDS, STEPS, ATTEMPTS = "gpu_seconds", "steps", "attempts"
+"""Cost of the trial, its last step and its number of attempts, written when it ends."""
+
+VALUE_STEP = "value_step"
+"""The step of the first metric's final value."""
+
+ERROR_CLASS, DETAIL = "error_class", "detail"
+"""Why a trial failed or was pruned: a class from docs/failures.md or one of those below, and a message."""
+
+METRIC = "metric"
+"""Error class: the trial completed without having logged its metrics."""
+
+DIVERGED = "diverged"
+"""Error class: the last value of a metric is not finite."""
+
+BUDGET = "budget"
+"""Error class: stopped because the sweep's budget was used up. Such a trial can continue."""
+
+
+def point_number(number: int, user_attrs: Mapping[str, Any]) -> int:
+    """Number of the trial for which the point was drawn; equal for all trials of the point."""
+    return int(user_attrs.get(POINT, number))
+
+
+def repeat_number(user_attrs: Mapping[str, Any]) -> int:
+    """Index among the trials of the point, from 0."""
+    return int(user_attrs.get(REPEAT, 0))
+
+
+def is_surplus(user_attrs: Mapping[str, Any]) -> bool:
+    """Whether the trial was given back before it ran."""
+    return SURPLUS in user_attrs
+
+
+def is_extended(user_attrs: Mapping[str, Any]) -> bool:
+    """Whether the trial was created by ``sweep extend``, or continues such a trial. These trials are not pruned."""
+    return user_attrs.get(ORIGIN) == "extend"
+
+
+def is_drawn(user_attrs: Mapping[str, Any]) -> bool:
+    """Whether the search method drew the trial's point, and the trial was not given back."""
+    return ORIGIN not in user_attrs and SURPLUS not in user_attrs
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialClaim:
+    """A worker's claim of a trial. ``time`` is in seconds since the epoch."""
+
+    trial: int
+    worker: int
+    epoch: int
+    token: str = ""
+    """Identifies the tuner process that wrote the claim."""
+    time: float = 0.0
+
+
+class OwnershipNotes:
+    """hpcaccel's lines in a sweep's journal: the owner of each trial, and whether the sweep has stopped itself."""
+
+    def __init__(self, study: StudyRecord) -> None:
+        self._study = study
+        self._taken = 0
+        self.claims: dict[int, TrialClaim] = {}
+        """The valid claim of each trial."""
+        self.halted = ""
+        """Why the sweep has stopped itself; empty if it has not, or if it was resumed since."""
+        self.resumed = 0.0
+        """When the sweep was last resumed, in seconds since the epoch."""
+
+    def read(self) -> OwnershipNotes:
+        """Read new lines of the journal."""
+        self._study.read()
+        for note in self._study.notes[self._taken :]:
+            self._take(note)
+        self._taken = len(self._study.notes)
+        return self
+
+    def _take(self, note: dict[str, Any]) -> None:
+        match note["hpcaccel"]:
+            case "claim":
+                claim = from_dict(TrialClaim, note)
+                if claim.epoch == self.epoch(claim.trial) + 1:
+                    self.claims[claim.trial] = claim
+            case "halt":
+                self.halted = str(note["why"])
+            case "resume":
+                self.halted, self.resumed = "", float(note.get("time", 0.0))
+
+    def epoch(self, trial: int) -> int:
+        """Epoch of the valid claim; 0 if the trial is not claimed."""
+        return self.claims[trial].epoch if trial in self.claims else 0
+
+    def owner(self, trial: int) -> int | None:
+        """The worker that owns the trial; None if it is not claimed."""
+        return self.claims[trial].worker if trial in self.claims else None

@@ -1,3 +1,0 @@
-"""Accelerate's import path of what is inside of its launchers. Names say what takes their place."""
-
-from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__

@@ -1,0 +1,86 @@
+"""The launch section of spec.json: it is read back as stored, and another version's is refused in one line."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcaccel.core.durable_files import write_json
+from hpcaccel.core.launch_spec import (
+    LaunchComponent,
+    LaunchContainer,
+    LaunchSpec,
+    LaunchStage,
+    RestartPolicy,
+    find_launch,
+    read_launch,
+)
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.errors import RunDirectoryError
+from hpcaccel.spec.job.training_fields import ResilienceSection
+
+FULL = LaunchSpec(
+    kind="program", program=["{python}", "train.py"], python="python3", pythonpath=["/code"], workdir="/work",
+    backend="slurm", nodes=2, ranks_per_node=4, stop="signals", stop_is_default=True, loader_shield="/shield",
+    srun=["--mpi=none"], share_gpus=True, setup_per_node=["module load x"], time_limit_seconds=60, warning_seconds=7,
+    launcher="torchrun",
+    container=LaunchContainer(image="/x.sif", runtime="apptainer", mounts=["/a:/a"], workdir="/", gpus=True, key="k"),
+    components=[LaunchComponent(name="data", program=["serve"], nodes=1, processes_per_node=2, srun=["--exact"])],
+    after=[{"kind": "afterok", "run": "/runs/a"}], stage=LaunchStage(sources=["/d"], keep=True),
+    resilience=RestartPolicy(warning_seconds=7, chain=3),
+)  # fmt: skip
+REQUIRED = ["kind", "program", "workdir", "backend", "nodes", "ranks_per_node", "stop"]
+
+
+def stored(path: Path, launch: dict[str, Any], **resilience: Any) -> RunDir:
+    run = RunDir(path / "run")
+    run.create()
+    write_json(run.spec, {"version": 1, "spec": {"resilience": resilience}, "launch": launch})
+    return run
+
+
+def test_what_is_stored_is_read_back(tmp_path: Path) -> None:
+    assert read_launch(stored(tmp_path, FULL.to_dict(), chain=3)) == FULL
+    assert {one.name for one in fields(LaunchSpec) if one.name not in ("resilience", "beside")} == FULL.to_dict().keys()
+
+
+def test_what_a_later_version_added_is_left_out(tmp_path: Path) -> None:
+    launch = {**FULL.to_dict(), "news": 1, "stage": {"sources": ["/d"], "keep": True, "news": 2}}
+    assert read_launch(stored(tmp_path, launch, chain=3, news=3)) == FULL
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_what_lacks_a_field_was_written_by_another_version(tmp_path: Path, name: str) -> None:
+    launch = FULL.to_dict()
+    del launch[name]
+    run = stored(tmp_path, launch)
+    with pytest.raises(RunDirectoryError, match=re.escape(f"{run.spec} was written by another version")) as raised:
+        read_launch(run)
+    assert repr(name) in str(raised.value)
+
+
+def test_the_least_that_is_stored(tmp_path: Path) -> None:
+    launch = {key: value for key, value in FULL.to_dict().items() if key in REQUIRED}
+    found = read_launch(stored(tmp_path, launch))
+    assert (found.program, found.ranks, found.container, found.after) == (FULL.program, 8, None, [])
+    assert replace(found, beside=True).to_dict().keys() == FULL.to_dict().keys()
+
+
+def test_without_a_spec_there_is_none(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    assert find_launch(run) is None
+    with pytest.raises(RunDirectoryError, match="not the directory of a submitted run"):
+        read_launch(run)
+
+
+def test_the_restart_policy_has_the_fields_of_the_spec_and_its_first_defaults() -> None:
+    section = ResilienceSection().model_dump()
+    assert {one.name for one in fields(RestartPolicy)} == section.keys()
+    added_later = {"preflight", "max_excluded"}  # runs of earlier releases went without
+    assert {key: value for key, value in section.items() if key not in added_later} == {
+        one.name: getattr(RestartPolicy(), one.name) for one in fields(RestartPolicy) if one.name not in added_later
+    }
