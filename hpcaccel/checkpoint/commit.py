@@ -197,11 +197,8 @@ def adopt(extra: Path, temporary: Path) -> None:
 
 def has_adopted(path: Path) -> bool:
     """Whether a checkpoint contains files from ``adopt``."""
-    own = {
-        checkpoint_files.MANIFEST,
-        checkpoint_files.PINNED,
-        *(checkpoint_files.read_manifest(path) or {}).get("files", ()),
-    }
+    written = (checkpoint_files.read_manifest(path) or {}).get("files", ())
+    own = {checkpoint_files.MANIFEST, checkpoint_files.PINNED, *written}
     return any(entry.name not in own for entry in path.iterdir())
 
 

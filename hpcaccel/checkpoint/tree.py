@@ -235,8 +235,7 @@ def _unsupported(value: Any, path: str) -> CheckpointError:
 def _raw(node: dict[str, Any], tensor: Callable[[str], torch.Tensor]) -> bytes:
     if "base64" in node:
         return base64.b64decode(node["base64"])
-    data = tensor(node["key"])
-    return data.cpu().numpy().tobytes()
+    return tensor(node["key"]).cpu().numpy().tobytes()
 
 
 def _items(node: dict[str, Any], tensor: Callable[[str], torch.Tensor]) -> list[Any]:

@@ -49,8 +49,7 @@ NUMBERS = {_TAG + "int": _INT, _TAG + "float": _FLOAT}
 """Patterns of plain scalars that are numbers, by tag."""
 
 _MAX_DIGITS = 300
-"""Maximum length of a number. Longer ones stay text: no setting needs them, and Python limits the number of digits that
-it converts to an integer."""
+"""Maximum length of a number. Longer ones stay text: Python limits the number of digits that it converts."""
 
 _LIBYAML: Any = importlib.import_module("yaml.cyaml") if yaml.__with_libyaml__ else None
 _LONG_TEXT = 50_000

@@ -35,7 +35,6 @@ __all__ = ["PATIENCE_SECONDS", "JournalFile", "LockClaim", "is_dead", "owner_of"
 PATIENCE_SECONDS = 5.0
 """How long to wait for a lock holder that may be alive (it is on another node, or suspended). The lock is normally held
 for milliseconds; closing the segment of a holder that is merely slow costs one file."""
-
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.0005, 0.05
 LOOK_EVERY_SECONDS = 0.05
 """Interval at which a waiting process checks whether the holder is alive."""
@@ -124,8 +123,7 @@ def owner_of(lock: Path) -> dict[str, Any] | None:
 
 
 def is_dead(owner: dict[str, Any] | None) -> bool:
-    """Whether the process is certainly gone. This can be determined only on the process's own host, also after a
-    reboot of that host."""
+    """Whether the process is certainly gone, which only its own host can determine, also after a reboot."""
     if not owner:
         return False
     machine = _machine()
@@ -280,7 +278,6 @@ class JournalFile:
             size = found.st_size
             if size and os.pread(fd, 1, size - 1) != b"\n":
                 data = TORN + data
-
             _write_all(fd, data)
             if sync:
                 os.fsync(fd)

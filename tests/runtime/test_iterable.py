@@ -216,7 +216,7 @@ def test_receivers_are_kept_waiting_every_two_seconds_also_where_lines_are_rare(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shown: bool
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(iterable.time, "monotonic", lambda: now)
+    monkeypatch.setattr("hpcaccel.runtime.data.iterable.time.monotonic", lambda: now)
     called: list[float] = []
     progress = iterable.SkipProgress("skipping", shown=shown, meanwhile=lambda: called.append(now))
     for second in range(1, 61):

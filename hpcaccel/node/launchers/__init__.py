@@ -47,7 +47,6 @@ STEP_WAIT_SECONDS = 300
 """How long srun tries to get a step: enough for a controller restart, but not endless if the nodes stay busy."""
 STEP_END_SECONDS = 60
 """How long a step may take to end after SIGKILL."""
-
 PORT_TRIES = 100
 
 

@@ -277,8 +277,7 @@ def _hash(job: str) -> int:
 def _first_node(env: Mapping[str, str], rank: int, world: int, local_world: int) -> str:
     if world == local_world:
         return "127.0.0.1"
-    nodes = env.get("SLURM_JOB_NODELIST")
-    if nodes:
+    if nodes := env.get("SLURM_JOB_NODELIST"):
         return hostlist.expand(nodes)[0]
     raise RankEnvironmentError(
         f"rank {rank} of {world}: only {local_world} of the ranks run on this node, and MASTER_ADDR is not set. "

@@ -44,12 +44,10 @@ __all__ = [
 ]
 
 MAX_TEXT_BYTES = 100_000
-"""Maximum size of a text. It is below Linux's limit of 131,072 bytes for one program argument, because quoting makes
-the text longer."""
+"""Maximum size of a text: below Linux's 131,072 bytes for one program argument, because quoting adds to it."""
 
 _LINE_BREAK = re.compile(r"[\n\r]")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-
 
 S = TypeVar("S", bound="Section")
 

@@ -141,13 +141,7 @@ def _quota_of(runs_dir: Path, facts: SiteFacts) -> Quota | None:
 
 
 def _against(
-    spec: JobSpec,
-    quota: Quota,
-    one: int | None,
-    limit: int | None,
-    used: int | None,
-    *,
-    shown: Callable[[int], str],
+    spec: JobSpec, quota: Quota, one: int | None, limit: int | None, used: int | None, *, shown: Callable[[int], str]
 ) -> Iterator[Finding]:
     if not one or limit is None:
         return

@@ -151,9 +151,7 @@ class _Handle:
 
     def resume(self) -> None:
         """Submit a new job that continues from the newest checkpoint, after a pause, failure, cancel or loss."""
-        from hpcaccel.submission.runs.control import resume
-
-        resume(self.dir, slurm=self._slurm)
+        control.resume(self.dir, slurm=self._slurm)
 
 
 class Run(_Handle):
