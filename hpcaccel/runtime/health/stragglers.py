@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["OwnTime", "StragglerWatch", "slow_ranks"]
 
-EVERY_STEPS = 50
 RATIO = 1.2
 """Minimum ratio of a slow rank's own time to the median of all ranks."""
 SHARE = 0.05

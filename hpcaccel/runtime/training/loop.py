@@ -130,7 +130,7 @@ class Loop:
         Between accumulation boundaries it does nothing.
 
         Raises:
-            SystemExit: with code 85, on all ranks at the same step.
+            SystemExit: with code 85, or 143 if nothing could be saved, on all ranks at the same step.
             CheckpointError: the checkpoint could not be saved.
         """
         if not self.boundary.script_reports:

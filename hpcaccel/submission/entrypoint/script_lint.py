@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hpcaccel.errors import HpcaccelError, SpecError
 from hpcaccel.slurm.commands import Slurm
@@ -21,9 +20,6 @@ from hpcaccel.slurm.site_parsing import why_not_expedited
 from hpcaccel.spec import JobSpec
 from hpcaccel.submission.code.code_copy import CodePlan
 from hpcaccel.submission.entrypoint.entry import Entry, python_of_ranks
-
-if TYPE_CHECKING:
-    from hpcaccel.spec import JobSpec
 
 __all__ = [
     "STOP_NAMES",

@@ -96,7 +96,8 @@ def _not_waiting(run: RunDir, now: RunStatus, waiting: Sequence[QueueEntry] = ()
         elif now.state == "stopping" and facts.asked is not None:
             detail = f"a stop was requested (reason: {facts.asked.reason})"
     if not advice and now.state in ("failed", "lost", "paused", "cancelled"):
-        advice = f"resume it, from the newest checkpoint if there is one: hpcaccel resume {now.run_id}"
+        command = "sweep resume" if read_record(run).kind == "sweep" else "resume"
+        advice = f"resume it, from the newest checkpoint if there is one: hpcaccel {command} {now.run_id}"
     if waiting:
         detail = "; ".join(filter(None, [detail, *map(sentence_on, waiting)]))
         advice = "; ".join(filter(None, [f"remove it from the queue: hpcaccel cancel {now.run_id}", advice]))
