@@ -1,4 +1,4 @@
-"""Specs to render, and a real bash to run the result in."""
+"""Fixtures of the render tests: specs to render, and a real bash that runs the script."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ me = os.path.abspath(__file__)
 with open(os.path.join(os.path.dirname(me), "record.json"), "w") as file:
     json.dump({{"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}}, file)
 """
-"""Stands where the Python of the supervisor is expected, and writes down how it was started."""
+"""Replaces the Python that starts the supervisor; records its arguments, environment and directory."""
 
 SCONTROL = """#!/bin/bash
 [[ "$1 $2" == "show hostnames" ]] && printf '%s\\n' n7 n8
@@ -30,7 +30,7 @@ SCONTROL = """#!/bin/bash
 
 @dataclass(frozen=True)
 class Started:
-    """What a script came to: its exit code, what it printed, and how it started the supervisor, if it did."""
+    """Outcome of a script: exit code, output, and how it started the supervisor (empty if it did not)."""
 
     code: int
     output: str
@@ -40,7 +40,7 @@ class Started:
 
 
 class Shell:
-    """Runs batch scripts in an environment that holds nothing but what a test puts there."""
+    """Runs batch scripts in an environment that contains only what the test sets."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -83,12 +83,12 @@ def shell(tmp_path: Path) -> Shell:
 
 
 def make_spec(**sections: Any) -> JobSpec:
-    """The smallest spec, with some sections of one's own."""
+    """A minimal spec plus the given sections."""
     return JobSpec.model_validate({"name": "gpt", "entrypoint": {"command": ["true"]}, **sections})
 
 
 def golden(name: str, text: str) -> None:
-    """Compare with a golden file; HPCACCEL_UPDATE_GOLDEN=1 writes it instead."""
+    """Compare with a golden file; with HPCACCEL_UPDATE_GOLDEN=1, write it first."""
     path = Path(__file__).parent / "golden" / name
     if os.environ.get("HPCACCEL_UPDATE_GOLDEN"):
         path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The whole text of typical scripts. HPCACCEL_UPDATE_GOLDEN=1 rewrites the golden files: read the difference then."""
+"""Golden files of rendered batch scripts. HPCACCEL_UPDATE_GOLDEN=1 rewrites them: review the diff afterwards."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ def everything() -> JobSpec:
     )
 
 
-def test_a_single_job() -> None:
+def test_single_job_matches_golden_file() -> None:
     golden("single.sbatch", render(single(), run_dir=RUN, python=PYTHON, header=HEADER, workdir="/home/ann"))
 
 
-def test_an_array() -> None:
+def test_array_matches_golden_file() -> None:
     text = render(single(), run_dir=RUN, python=PYTHON, header=HEADER, workdir="/home/ann", array_size=6)
     golden("array.sbatch", text)
 
 
-def test_the_local_backend() -> None:
+def test_local_backend_matches_golden_file() -> None:
     spec = make_spec(environment={"venv": "/home/ann/.venv", "modules": ["cuda/12"], "secrets": ["HF_TOKEN"]})
     text = render(spec, run_dir=RUN, python=PYTHON, header=HEADER, workdir="/home/ann", backend="local")
     assert "SBATCH" not in text
@@ -74,14 +74,14 @@ def test_the_local_backend() -> None:
     golden("local.sbatch", text)
 
 
-def test_everything() -> None:
+def test_all_settings_match_golden_file() -> None:
     profile = ClusterProfile(name="alps", exclude=["n07", "n[20-23]"], env={"NCCL_SOCKET_IFNAME": "hsn0"})
     text = render(everything(), run_dir=RUN, python=PYTHON, header=HEADER, profile=profile)
     golden("everything.sbatch", text)
 
 
-def test_components() -> None:
-    """What Slurm does not take over from the first part of a heterogeneous job stands with each; no secret does."""
+def test_components_match_golden_file() -> None:
+    """Options that Slurm does not inherit from the first component are repeated in each; secrets are not."""
     data = {
         "entrypoint": {"command": ["serve"]},
         "slurm": {"partition": "cpu", "nodes": 2, "exclude": "c9", "mem": "9G"},
@@ -99,7 +99,7 @@ def test_components() -> None:
 @pytest.mark.parametrize(
     "path", sorted((Path(__file__).parent / "golden").glob("*.sbatch")), ids=lambda path: path.name
 )
-def test_bash_can_read_it(path: Path) -> None:
+def test_golden_scripts_are_valid_bash_without_tracing(path: Path) -> None:
     result = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
     assert "set -x" not in path.read_text()

@@ -1,4 +1,4 @@
-"""Hostile values: each arrives byte for byte at the other end of a real bash, or is refused."""
+"""Quoting of hostile values: each passes through a real bash byte for byte, or is refused."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ NOTED = '() { printf "%s\\0" "$@" >> "$HOME/noted"; }'
 @example(value="", word="-x", name="-n 'q' \"$(touch pwned)\" `id` # é", site="")
 @example(value="\\", word="\\", name="\\", site="\\")
 @example(value="'", word="''", name="'", site="'")
-def test_what_goes_through_the_script(shells: Callable[[], Shell], value: str, word: str, name: str, site: str) -> None:
+def test_hostile_values_reach_the_supervisor_unchanged(
+    shells: Callable[[], Shell], value: str, word: str, name: str, site: str
+) -> None:
     shell = shells()
     place = shell.folder / name
     (place / "bin").mkdir(parents=True)
@@ -87,7 +89,7 @@ def test_what_goes_through_the_script(shells: Callable[[], Shell], value: str, w
             header={"spec": value, "commit": word},
         )
     except SpecError as error:
-        if "\\" not in name:  # in the path of a log, Slurm has no way to write a backslash
+        if "\\" not in name:  # Slurm cannot escape a backslash in a log path
             raise AssertionError("refused without need") from error
         return
     started = shell.run(text, {"BASH_FUNC_module%%": NOTED}, python=stub)
@@ -107,7 +109,7 @@ def test_what_goes_through_the_script(shells: Callable[[], Shell], value: str, w
 @settings(max_examples=15, deadline=None)
 @given(word=words)
 @example(word=LONG)
-def test_the_name_of_a_failing_line_and_the_name_of_an_environment(shells: Callable[[], Shell], word: str) -> None:
+def test_hostile_setup_line_and_conda_name_arrive_unchanged(shells: Callable[[], Shell], word: str) -> None:
     shell = shells()
     run = RunDir(shell.folder / "run")
     line = f"false # {word}"
@@ -119,7 +121,7 @@ def test_the_name_of_a_failing_line_and_the_name_of_an_environment(shells: Calla
 
 
 def sbatch_options(text: str) -> dict[str, str]:
-    """The #SBATCH lines as sbatch reads them: quotes of both kinds, and a backslash that works inside of both."""
+    """The #SBATCH options as sbatch parses them: single and double quotes, and backslash escapes inside both."""
     options = {}
     for line in text.split("\n"):
         if not line.startswith("#SBATCH "):
@@ -144,23 +146,23 @@ def sbatch_options(text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("text", ["a\nb", "a\rb", "a\0b", "\ud800"])
-def test_what_no_script_can_hold_is_refused(text: str) -> None:
+def test_characters_that_no_script_can_hold_are_refused(text: str) -> None:
     for quote in (checked, directive, pattern):
         with pytest.raises(SpecError, match="not allowed in a batch script"):
             quote(text)
 
 
 @pytest.mark.parametrize("value", [None, True, ["a"], {"a": 1}])
-def test_only_text_and_numbers_can_be_written(value: object) -> None:
+def test_values_other_than_text_and_numbers_are_refused(value: object) -> None:
     with pytest.raises(SpecError, match="cannot be written"):
         checked(value)
 
 
-def test_a_comment_stays_on_its_line() -> None:
+def test_comment_with_line_breaks_stays_on_one_line() -> None:
     assert comment("a\nb\u2028rm -rf\x1b[0m\ud800") == "a b rm -rf [0m?"
 
 
-def test_the_path_of_a_log() -> None:
+def test_log_path_escapes_percent_and_refuses_backslash() -> None:
     assert pattern("/runs/50%/x y") == "/runs/50%%/x y"
     with pytest.raises(SpecError, match="backslash"):
         pattern("/runs/a\\b")

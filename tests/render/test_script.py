@@ -1,4 +1,4 @@
-"""What a rendered script does, run by a real bash."""
+"""Behaviour of rendered batch scripts, run by a real bash."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def start(
     return shell.run(text, env)
 
 
-def test_the_supervisor_is_started(shell: Shell) -> None:
+def test_script_starts_the_supervisor(shell: Shell) -> None:
     started = start(shell)
     run = str(shell.folder / "run")
     assert (started.code, started.output) == (0, "")
@@ -43,19 +43,19 @@ def test_the_supervisor_is_started(shell: Shell) -> None:
     assert started.env["MASTER_ADDR"] == "n7"
 
 
-def test_a_task_of_an_array_has_its_own_directory(shell: Shell) -> None:
+def test_array_task_has_its_own_run_directory(shell: Shell) -> None:
     started = start(shell, {"SLURM_ARRAY_TASK_ID": "3"}, options={"array_size": 5})
     assert started.argv[-1] == str(shell.folder / "run" / "tasks" / "3")
 
 
-def test_defaults_for_python_and_torch(shell: Shell) -> None:
+def test_script_sets_defaults_for_python_and_torch(shell: Shell) -> None:
     env = start(shell, slurm={"cpus_per_task": 3}).env
     assert (env["PYTHONUNBUFFERED"], env["PYTHONFAULTHANDLER"]) == ("1", "1")
     assert (env["OMP_NUM_THREADS"], env["SRUN_CPUS_PER_TASK"]) == ("3", "3")
     assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
 
 
-def test_what_the_user_sets_wins_over_the_defaults(shell: Shell) -> None:
+def test_user_environment_overrides_site_and_defaults(shell: Shell) -> None:
     profile = ClusterProfile(name="alps", env={"NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "hsn0"})
     environment = {"env": {"OMP_NUM_THREADS": "7", "NCCL_DEBUG": "INFO"}}
     env = start(shell, {"TORCH_FR_BUFFER_SIZE": "9"}, options={"profile": profile}, environment=environment).env
@@ -63,14 +63,14 @@ def test_what_the_user_sets_wins_over_the_defaults(shell: Shell) -> None:
     assert (env["NCCL_DEBUG"], env["NCCL_SOCKET_IFNAME"]) == ("INFO", "hsn0")
 
 
-def test_the_list_of_exported_names_does_not_reach_srun(shell: Shell) -> None:
+def test_script_unsets_slurm_export_env(shell: Shell) -> None:
     started = start(shell, {"SLURM_EXPORT_ENV": "KEY", "KEY": "a secret"}, environment={"secrets": ["KEY"]})
     assert "SLURM_EXPORT_ENV" not in started.env
     assert started.env["KEY"] == "a secret"
     assert started.output == ""
 
 
-def test_a_secret_that_is_missing_is_told(shell: Shell) -> None:
+def test_missing_secret_is_reported_and_the_job_continues(shell: Shell) -> None:
     started = start(shell, environment={"secrets": ["KEY"]})
     assert "the secret KEY was not set" in started.output
     assert started.code == 0
@@ -87,10 +87,10 @@ def test_setup_lines_change_the_environment_of_the_ranks(shell: Shell) -> None:
     started = start(shell, environment={"setup": lines, "env": {"FROM_ENV": "given"}})
     assert (started.code, started.argv[1:3]) == (0, ["batch", "supervise"])
     assert (started.env["A"], started.env["C"], started.env["D"]) == ("1", "3", "-given")
-    assert "PYTHONUNBUFFERED" not in started.output  # set -x of a set-up line ends with the set-up
+    assert "PYTHONUNBUFFERED" not in started.output  # set -x of a setup line ends with the setup
 
 
-def test_an_environment_value_is_what_the_spec_says_whatever_the_setup_did(shell: Shell) -> None:
+def test_spec_environment_overrides_exports_of_setup_lines(shell: Shell) -> None:
     assert start(shell, environment={"setup": ["export A=changed"], "env": {"A": "kept"}}).env["A"] == "kept"
 
 
@@ -107,7 +107,7 @@ def test_an_environment_value_is_what_the_spec_says_whatever_the_setup_did(shell
         ("-x", 127),
     ],
 )
-def test_a_failing_setup_line_is_named_and_starts_no_rank(shell: Shell, line: str, code: int) -> None:
+def test_failing_setup_line_is_reported_and_no_rank_starts(shell: Shell, line: str, code: int) -> None:
     started = start(shell, environment={"setup": ["true", line, "touch too-far"]})
     run = str(shell.folder / "run")
     assert started.argv == [f"{run}/node.pyz", "setup-failed", run, str(code), f"environment.setup: {line}"]
@@ -116,7 +116,7 @@ def test_a_failing_setup_line_is_named_and_starts_no_rank(shell: Shell, line: st
     assert not (shell.folder / "too-far").exists()
 
 
-def test_a_setup_line_that_is_no_shell(shell: Shell) -> None:
+def test_setup_line_with_a_syntax_error_fails_the_setup(shell: Shell) -> None:
     started = start(shell, environment={"setup": ["if ("]})
     assert started.argv[1] == "setup-failed"
     assert started.argv[3] != "0"
@@ -131,13 +131,13 @@ def test_modules_are_loaded_in_order(shell: Shell) -> None:
     assert started.argv[1:3] == ["batch", "supervise"]
 
 
-def test_a_module_that_cannot_be_loaded(shell: Shell) -> None:
+def test_module_that_fails_to_load_fails_the_setup(shell: Shell) -> None:
     started = start(shell, {"BASH_FUNC_module%%": MODULE}, environment={"modules": ["missing/1", "gcc/12"]})
     assert started.argv[1:] == ["setup-failed", str(shell.folder / "run"), "1", "environment.modules: missing/1"]
     assert (shell.folder / "loaded").read_text() == "load missing/1\n"
 
 
-def test_the_module_function_is_looked_for(shell: Shell) -> None:
+def test_module_function_is_sourced_from_moduleshome(shell: Shell) -> None:
     (shell.folder / "init").mkdir()
     (shell.folder / "init" / "bash").write_text(f"module {MODULE}\n")
     start(shell, {"MODULESHOME": str(shell.folder)}, environment={"modules": ["gcc/12"]})
@@ -145,7 +145,7 @@ def test_the_module_function_is_looked_for(shell: Shell) -> None:
 
 
 @pytest.mark.skipif(any(Path("/etc/profile.d").glob("*mod*.sh")), reason="this machine has modules")
-def test_a_cluster_without_modules(shell: Shell) -> None:
+def test_missing_module_command_fails_on_slurm_and_warns_locally(shell: Shell) -> None:
     started = start(shell, environment={"modules": ["gcc/12"]})
     assert started.argv[1:] == ["setup-failed", str(shell.folder / "run"), "127", "environment.modules"]
     local = start(shell, options={"backend": "local"}, environment={"modules": ["gcc/12"]})
@@ -153,7 +153,7 @@ def test_a_cluster_without_modules(shell: Shell) -> None:
     assert "continuing without environment.modules: gcc/12" in local.output
 
 
-def test_conda_is_activated_through_its_hook(shell: Shell) -> None:
+def test_conda_environment_is_activated_through_the_shell_hook(shell: Shell) -> None:
     hook = 'conda() { [[ $NEVER_SET ]]; export CONDA_PREFIX="$2"; [[ $2 != broken ]]; }'
     shell.program("conda", f"#!/bin/bash\n[[ $1 == shell.bash ]] && cat <<'END'\n{hook}\nEND\n")
     assert start(shell, environment={"conda": "my env"}).env["CONDA_PREFIX"] == "my env"
@@ -162,20 +162,20 @@ def test_conda_is_activated_through_its_hook(shell: Shell) -> None:
     ]  # fmt: skip
 
 
-def test_no_conda(shell: Shell) -> None:
+def test_missing_conda_is_reported(shell: Shell) -> None:
     started = start(shell, {"PATH": str(shell.bin) + ":/usr/bin:/bin"}, environment={"conda": "base"})
     assert started.argv[3:] == ["127", "environment.conda: base"]
     assert "conda is not on PATH" in started.output
 
 
-def test_a_venv_is_activated(shell: Shell) -> None:
+def test_venv_is_activated(shell: Shell) -> None:
     venv = shell.folder / "my venv"
     (venv / "bin").mkdir(parents=True)
     (venv / "bin" / "activate").write_text('[ -z "$ZSH_VERSION" ]\nexport VIRTUAL_ENV=here\n')
     assert start(shell, environment={"venv": str(venv)}).env["VIRTUAL_ENV"] == "here"
 
 
-def test_a_missing_venv_and_a_missing_workdir_are_named(shell: Shell) -> None:
+def test_missing_venv_or_workdir_is_named(shell: Shell) -> None:
     assert start(shell, environment={"venv": "/no/venv"}).argv[-1] == "environment.venv: /no/venv"
     assert start(shell, workdir="/no/place").argv[-1] == "workdir: /no/place"
 
@@ -202,7 +202,7 @@ def wait_for(path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
-def test_a_signal_during_the_setup_reaches_the_supervisor(shell: Shell, number: signal.Signals) -> None:
+def test_signal_during_setup_is_passed_to_the_supervisor(shell: Shell, number: signal.Signals) -> None:
     wait = "touch begun; while [[ ! -e go ]]; do sleep 0.05; done"
     process = background(shell, environment={"setup": [wait]})
     wait_for(shell.folder / "begun")
@@ -214,7 +214,7 @@ def test_a_signal_during_the_setup_reaches_the_supervisor(shell: Shell, number: 
     assert f'"HPCACCEL_EARLY_SIGNALS": " {number.name.removeprefix("SIG")}"' in record
 
 
-def test_a_setup_line_that_dies_with_the_job_is_no_failure(shell: Shell) -> None:
+def test_setup_line_killed_by_job_termination_is_no_failure(shell: Shell) -> None:
     wait = "touch begun; while [[ ! -e go ]]; do sleep 0.05; done; (exit 143)"
     process = background(shell, environment={"setup": [wait]})
     wait_for(shell.folder / "begun")
@@ -234,7 +234,7 @@ def bash_variables() -> list[str]:
 @pytest.mark.parametrize(
     "name", sorted({*bash_variables(), *REFUSED, "BASH_ENV", "POSIXLY_CORRECT", "LC_ALL", "CDPATH"})
 )
-def test_a_variable_that_bash_knows_arrives_or_is_refused(shell: Shell, name: str) -> None:
+def test_variable_known_to_bash_is_exported_or_refused(shell: Shell, name: str) -> None:
     value = "x y;z"
     if name == "PATH":
         value = f"{shell.bin}:/usr/bin:/bin:/with blank"
@@ -245,12 +245,12 @@ def test_a_variable_that_bash_knows_arrives_or_is_refused(shell: Shell, name: st
         assert start(shell, environment={"env": {name: value}}).env[name] == value
 
 
-def test_the_scripts_own_names_are_refused(shell: Shell) -> None:
+def test_variable_reserved_by_the_script_is_refused(shell: Shell) -> None:
     with pytest.raises(SpecError, match="hpcaccel_python"):
         start(shell, environment={"env": {"hpcaccel_python": "x"}})
 
 
-def test_rendering_imports_nothing_heavy() -> None:
+def test_rendering_imports_no_heavy_library() -> None:
     code = "import sys, hpcaccel.render; print(*{name.partition('.')[0] for name in sys.modules})"
     import sys
 
@@ -261,7 +261,7 @@ def test_rendering_imports_nothing_heavy() -> None:
 EXPEDITE = {"resilience": {"requeue": "expedite"}}
 
 
-def test_an_expedited_job_says_so_and_knows_no_exit_code_but_0(shell: Shell) -> None:
+def test_expedited_job_is_marked_and_always_exits_zero(shell: Shell) -> None:
     text = render(
         make_spec(**EXPEDITE),
         run_dir=RunDir(shell.folder / "run"),

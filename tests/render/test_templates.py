@@ -1,4 +1,4 @@
-"""A user's own template: extending ours, replacing it, and what is wrong with it."""
+"""User templates: extending the default, replacing it, and errors in a template."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ export THIRD={{ "it's" }} FOURTH={{ "a" ~ "'b" }} FIFTH={{ "a b" if array else "
 """
 
 
-def test_literals_and_macros_are_quoted_too(shell: Shell) -> None:
+def test_literals_and_macro_arguments_are_quoted(shell: Shell) -> None:
     env = shell.run(rendered(shell, MACRO)).env
     assert [env[name] for name in ("FIRST", "SECOND", "THIRD", "FOURTH", "FIFTH")] == [
         "it's <&> 1", "it's", "it's", "a'b", "'",
@@ -57,14 +57,14 @@ export MINE={{ spec.name ~ " & 'co' $(id)" }}
 
 
 @pytest.mark.parametrize("direct", [False, True])
-def test_a_block_of_ours_is_extended(shell: Shell, direct: bool) -> None:
+def test_user_template_extends_a_block_of_the_default(shell: Shell, direct: bool) -> None:
     started = shell.run(rendered(shell, EXTENDED, direct=direct))
     assert started.argv[1:3] == ["batch", "supervise"]
     assert (started.env["MINE"], started.env["A"]) == ("gpt & 'co' $(id)", "b c")
     assert started.env["PYTHONUNBUFFERED"] == "1"
 
 
-def test_ours_is_replaced_and_values_are_still_quoted(shell: Shell) -> None:
+def test_template_that_replaces_the_default_still_quotes_values(shell: Shell) -> None:
     source = (
         "#!/bin/bash\n#SBATCH --comment={{ 'a \"b' | directive }}\n"
         "export X={{ site_env[0][1] }}\nexec {{ python }} {{ run_dir }} {{ 3 }}\n"
@@ -76,11 +76,11 @@ def test_ours_is_replaced_and_values_are_still_quoted(shell: Shell) -> None:
     assert started.env["X"] == "it's"
 
 
-def test_a_folder_without_a_template_of_this_name_changes_nothing(shell: Shell) -> None:
+def test_default_is_used_if_folder_has_no_template_of_this_name(shell: Shell) -> None:
     assert "hpcaccel_setup_failed" in rendered(shell, "other", name="other.j2")
 
 
-def test_a_file_beside_it_can_be_included(shell: Shell) -> None:
+def test_template_includes_a_file_from_its_folder(shell: Shell) -> None:
     (shell.folder / "templates").mkdir()
     (shell.folder / "templates" / "site.j2").write_text("export SITE_FILE={{ backend_name }}\n")
     source = (
@@ -103,12 +103,12 @@ def test_a_file_beside_it_can_be_included(shell: Shell) -> None:
         ("{{ spec.workdir }}", "None cannot be written"),
     ],
 )
-def test_what_is_wrong_with_a_template_is_told(shell: Shell, source: str, words: str) -> None:
+def test_template_error_names_its_cause(shell: Shell, source: str, words: str) -> None:
     with pytest.raises(SpecError, match=words):
         rendered(shell, source)
 
 
-def test_a_folder_of_templates_that_is_not_there(shell: Shell) -> None:
+def test_missing_template_is_refused(shell: Shell) -> None:
     with pytest.raises(SpecError, match="does not exist"):
         render(
             make_spec(),
