@@ -1,4 +1,4 @@
-"""A Slurm in memory for unit tests: the methods of :class:`~hpcaccel.slurm.commands.Slurm`, jobs that a test moves."""
+"""In-memory fake of :class:`~hpcaccel.slurm.commands.Slurm` for unit tests, which set the states of its jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUBMIT_LIMIT = (
     "QOSMaxSubmitJobPerUserLimit; Batch job submission failed: Job violates accounting/QOS policy "
     "(job submit limit, user's size and/or time limits)"
 )
-"""What Slurm 22.05 says when a job or an array is more than a QOS lets a user have in the queue."""
+"""Error of Slurm 22.05 for a job or array that exceeds a QOS's limit of jobs per user."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Submission:
 
 @dataclass
 class FakeSlurm:
-    """Jobs start PENDING; :meth:`move` them. What was asked for is in ``submissions``, ``cancelled`` and so on.
+    """Jobs start PENDING; :meth:`move` changes their state. Calls are recorded in ``submissions``, ``cancelled`` etc.
 
-    ``refuse`` and ``unreachable``, when set, are the words with which sbatch refuses, or every command fails. Without
-    ``may_requeue`` the site takes --requeue out of each job.
+    If set, ``refuse`` is the error of sbatch, and ``unreachable`` the error of every command. Without ``may_requeue``
+    the site removes --requeue from each job.
     """
 
     installed: bool = True
@@ -54,40 +54,40 @@ class FakeSlurm:
     known_associations: list[Association] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
     most_tasks: int | None = None
-    """The cluster refuses what would make more jobs and tasks than this, as a QOS may."""
+    """sbatch fails if there would be more unended jobs and tasks than this, as with a QOS."""
 
     jobs: dict[str, JobInfo] = field(default_factory=dict)
     """By address: ``45``, ``46_3``."""
     steps: dict[str, JobState] = field(default_factory=dict)
-    """How steps ended, by ``45.0``."""
+    """Final state of steps, by ID (``45.0``)."""
     submissions: list[Submission] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     requeued: list[str] = field(default_factory=list)
     signals: list[tuple[str, str, str]] = field(default_factory=list)
     throttled: dict[str, int] = field(default_factory=dict)
     dependencies: dict[str, str] = field(default_factory=dict)
-    """What waiting jobs were told to wait for, by address."""
+    """Dependencies of pending jobs, by job ID."""
     partition_rows: list[dict[str, str]] = field(default_factory=list)
     node_rows: list[dict[str, str]] = field(default_factory=list)
     association_rows: list[dict[str, str]] = field(default_factory=list)
     qos_rows: list[dict[str, str]] = field(default_factory=list)
-    """What Slurm tells of its site, with Slurm's own keys."""
+    """Rows of Slurm's tables of its site, with Slurm's keys."""
     pyxis: bool = False
     estimate: StartEstimate = field(default_factory=StartEstimate)
-    """What sbatch --test-only answers."""
+    """Result of sbatch --test-only."""
     tested: list[str] = field(default_factory=list)
-    """The scripts that it was asked about."""
+    """Scripts passed to sbatch --test-only."""
     others: list[WaitingJob] = field(default_factory=list)
-    """What waits in the queue, of all users."""
+    """Pending jobs of all users."""
     calls: list[str] = field(default_factory=list)
 
     def move(self, job_id: str, state: JobState, **changes: object) -> JobInfo:
-        """Give a job another state, and other fields of JobInfo by name."""
+        """Set a job's state, and other fields of JobInfo by name."""
         self.jobs[job_id] = replace(self.jobs[job_id], state=state, **changes)  # type: ignore[arg-type]
         return self.jobs[job_id]
 
     def forget(self, job_id: str) -> None:
-        """Let a job vanish, as Slurm does some minutes after its end."""
+        """Remove a job, as Slurm does some minutes after its end."""
         del self.jobs[job_id]
 
     @property
@@ -244,7 +244,7 @@ class FakeSlurm:
 
     def config(self) -> dict[str, str]:
         self._called("config")
-        return {"MinJobAge": "0 sec", **self.settings}  # so that a job which is forgotten is gone at once
+        return {"MinJobAge": "0 sec", **self.settings}  # so that a forgotten job is gone at once
 
     def partition_records(self) -> list[dict[str, str]]:
         self._called("partition_records")
@@ -285,7 +285,7 @@ class FakeSlurm:
 
 
 def _is_plainly_pending(state: JobState) -> bool:
-    """What ``scancel --state=PENDING`` takes: of older versions no job that is held after a requeue."""
+    """Whether ``scancel --state=PENDING`` cancels such a job; older versions skip jobs held after a requeue."""
     return state.is_pending and state not in (JobState.REQUEUE_HOLD, JobState.SPECIAL_EXIT)
 
 

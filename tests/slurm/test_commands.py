@@ -1,4 +1,4 @@
-"""How Slurm's commands are started, and what becomes of their failures."""
+"""Tests of Slurm's commands: how they are run, and how their failures are reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECORDED = Path(__file__).parents[1] / "data" / "slurm"
 
 
 class Terminal:
-    """Stands in for subprocess.run: answers in order, and remembers how it was called."""
+    """Replacement for subprocess.run: returns the given results in order and records its calls."""
 
     def __init__(self, *answers: tuple[int, str, str]) -> None:
         self.answers = list(answers)
@@ -44,7 +44,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def test_commands_speak_english_have_a_time_limit_and_no_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_run_in_c_locale_with_timeout_and_without_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQUEUE_FORMAT", "%i")
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
     terminal = Terminal((0, "", ""))
@@ -69,7 +69,7 @@ def test_sbatch_returns_the_job_id(script: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["22.05", "26.11"])
-def test_a_refused_partition_names_those_that_exist(script: Path, version: str) -> None:
+def test_error_for_unknown_partition_lists_existing_ones(script: Path, version: str) -> None:
     refusal = (RECORDED / version / "sbatch-bad-partition.txt").read_text().replace("nope", "gpuu")
     sinfo = "gpu*|up|4|8|20000|1-00:00:00|n/a|REQUEUE|1|gpu:2\nurgent|up|4|8|20000|1-00:00:00|n/a|OFF|10|gpu:2\n"
     with pytest.raises(ClusterError) as error:
@@ -80,7 +80,7 @@ def test_a_refused_partition_names_those_that_exist(script: Path, version: str) 
     assert "Did you mean 'gpu'?" in message
 
 
-def test_a_hint_that_cannot_be_had_does_not_hide_the_refusal(script: Path) -> None:
+def test_failing_sinfo_does_not_hide_error_of_sbatch(script: Path) -> None:
     refusal = "sbatch: error: invalid partition specified: nope\n"
     with pytest.raises(ClusterError, match="invalid partition specified: nope"):
         Slurm(Terminal((1, "", refusal), (1, "", "slurm_load_partitions: no"))).sbatch(script)
@@ -93,7 +93,7 @@ def test_a_hint_that_cannot_be_had_does_not_hide_the_refusal(script: Path) -> No
         "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
     ],
 )
-def test_a_silent_controller_is_not_the_users_mistake(script: Path, stderr: str) -> None:
+def test_sbatch_without_controller_raises_slurm_command_error(script: Path, stderr: str) -> None:
     _, slurm = failing(stderr)
     with pytest.raises(SlurmCommandError):
         slurm.sbatch(script)
@@ -103,7 +103,7 @@ def test_a_silent_controller_is_not_the_users_mistake(script: Path, stderr: str)
     ("failure", "nothing_was_handed_in"),
     [("connect", True), ("send", False), ("receive", False), ("shutdown", False)],
 )
-def test_only_without_a_connection_nothing_was_handed_in(
+def test_slurm_unreachable_is_raised_only_for_a_failed_connection(
     script: Path, failure: str, nothing_was_handed_in: bool
 ) -> None:
     words = f"Batch job submission failed: Unable to contact slurm controller ({failure} failure)"
@@ -116,12 +116,12 @@ def test_only_without_a_connection_nothing_was_handed_in(
         slurm.job("99")
 
 
-def test_a_job_that_slurm_does_not_know() -> None:
+def test_job_unknown_to_slurm_is_none() -> None:
     _, slurm = failing("slurm_load_jobs error: Invalid job id specified")
     assert slurm.job("99") is None
 
 
-def test_a_silent_controller_is_not_an_unknown_job() -> None:
+def test_unreachable_controller_is_not_reported_as_unknown_job() -> None:
     words = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     for method, argument in [("job", "99"), ("queue", ["99"]), ("cancel", "99"), ("requeue", "99")]:
         _, slurm = failing(words)
@@ -129,7 +129,7 @@ def test_a_silent_controller_is_not_an_unknown_job() -> None:
             getattr(slurm, method)(argument)
 
 
-def test_no_slurm_at_all(script: Path) -> None:
+def test_missing_sbatch_program_is_reported(script: Path) -> None:
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         raise FileNotFoundError(command[0])
 
@@ -137,7 +137,7 @@ def test_no_slurm_at_all(script: Path) -> None:
         Slurm(run).sbatch(script)
 
 
-def test_no_answer_in_time() -> None:
+def test_command_timeout_raises_slurm_command_error() -> None:
     def run(command: list[str], *, timeout: float, **_: Any) -> subprocess.CompletedProcess[str]:
         raise subprocess.TimeoutExpired(command, timeout)
 
@@ -145,14 +145,14 @@ def test_no_answer_in_time() -> None:
         Slurm(run, timeout_seconds=3).job("1")
 
 
-def test_one_task_of_an_array_among_all() -> None:
+def test_job_finds_one_task_of_an_array() -> None:
     text = (RECORDED / "22.05" / "scontrol-show-job-array.txt").read_text()
     job = Slurm(Terminal((0, text, ""))).job("46_0")
     assert job is not None
     assert (job.job_id, job.state) == ("48", JobState.RUNNING)
 
 
-def test_the_queue_holds_what_is_not_over() -> None:
+def test_queue_omits_ended_jobs_unless_requested() -> None:
     lines = "".join(
         f"{job_id}|{state}|gpu|ann||1|N/A|N/A|N/A|5:00|None|x\n"
         for job_id, state in [("1", "RUNNING"), ("2", "COMPLETED"), ("3_0", "COMPLETING"), ("3_1", "PENDING")]
@@ -161,26 +161,26 @@ def test_the_queue_holds_what_is_not_over() -> None:
     assert list(Slurm(Terminal((0, lines, ""))).queue(["2", "3"], include_ended=True)) == ["2", "3_0", "3_1"]
 
 
-def test_a_query_for_no_job_starts_nothing() -> None:
+def test_query_without_job_ids_runs_no_command() -> None:
     terminal = Terminal()
     assert Slurm(terminal).queue([]) == {}
     assert Slurm(terminal).accounting([]) == {}
     assert terminal.commands == []
 
 
-def test_more_job_ids_than_an_argument_can_hold() -> None:
+def test_queue_of_30000_job_ids_has_short_arguments() -> None:
     terminal = Terminal((0, "70000|RUNNING|gpu|ann||1|N/A|N/A|N/A|5:00|None|x\n9|RUNNING|||||||||||\n", ""))
     found = Slurm(terminal).queue([str(number) for number in range(60_000, 90_000)])
     assert list(found) == ["70000"]
     assert max(len(argument) for argument in terminal.commands[0]) < 1000
 
 
-def test_without_accounting_nothing_is_known() -> None:
+def test_accounting_is_empty_if_site_disabled_it() -> None:
     _, slurm = failing("Slurm accounting storage is disabled")
     assert slurm.accounting(["1"]) == {}
 
 
-def test_an_accounting_that_does_not_answer_is_an_error() -> None:
+def test_unreachable_accounting_raises_slurm_command_error() -> None:
     _, slurm = failing("sacct: error: slurm_persist_conn_open_without_init: failed to open persistent connection")
     with pytest.raises(SlurmCommandError):
         slurm.accounting(["1"])
@@ -192,18 +192,18 @@ def test_requeue_addresses_one_task() -> None:
     assert terminal.commands == [["scontrol", "requeue", "46_0"]]
 
 
-def test_requeue_of_a_job_that_is_back_already() -> None:
+def test_requeue_of_pending_job_returns_false() -> None:
     _, slurm = failing("Requested operation is presently disabled: Job is pending execution for job 46")
     assert slurm.requeue("46") is False
 
 
-def test_requeue_of_a_job_that_may_not_be_requeued() -> None:
+def test_requeue_of_non_requeueable_job_raises_cluster_error() -> None:
     _, slurm = failing("Requested operation is presently disabled for job 46")
     with pytest.raises(ClusterError, match="presently disabled"):
         slurm.requeue("46")
 
 
-def test_cancel() -> None:
+def test_cancel_runs_scancel_and_ignores_unknown_jobs() -> None:
     terminal = Terminal((0, "", ""), (0, "", ""), (1, "", "scancel: error: Kill job error on job id 9: Invalid job id"))
     slurm = Slurm(terminal)
     slurm.cancel("46_0")
@@ -212,38 +212,38 @@ def test_cancel() -> None:
     assert terminal.commands == [["scancel", "46_0"], ["scancel", "--state=PENDING", "46"], ["scancel", "9"]]
 
 
-def test_a_shell_in_a_running_job() -> None:
+def test_shell_command_joins_running_job_with_srun_overlap() -> None:
     command = Slurm().shell_command("46_0", node="n2")
     assert command[0] == "srun"
     assert {"--jobid=46_0", "--overlap", "--nodelist=n2", "--pty"} <= set(command)
 
 
-def test_a_shell_whose_input_is_a_pipe() -> None:
+def test_shell_command_without_terminal_omits_pty() -> None:
     assert "--pty" not in Slurm().shell_command("46_0", terminal=False)
 
 
-def test_failed_nodes() -> None:
+def test_failed_nodes_are_down_or_not_responding() -> None:
     # one line for each partition of a node
     terminal = Terminal((0, "n1|idle\nn2|down*\nn2|down*\nn3|mixed*\nn4|draining\nn5|down\n", ""))
     assert Slurm(terminal).failed_nodes(["n1", "n2", "n3", "n4", "n5"]) == ["n2", "n3", "n5"]
     assert "--nodes=n1,n2,n3,n4,n5" in terminal.commands[0]
 
 
-def test_signals_go_to_a_step() -> None:
+def test_signal_step_signals_the_step_with_scancel() -> None:
     terminal = Terminal((0, "", ""))
     Slurm(terminal).signal_step("46_0", 0, "TERM")
     assert terminal.commands == [["scancel", "--signal=TERM", "46_0.0"]]
 
 
 @pytest.mark.parametrize("job_id", ["", "--help", "1;rm", "1 2", "46_[0-3]", "n1"])
-def test_only_job_ids_reach_a_command(job_id: str) -> None:
+def test_cancel_rejects_invalid_job_id_and_runs_no_command(job_id: str) -> None:
     terminal = Terminal()
     with pytest.raises(ValueError, match="job ID"):
         Slurm(terminal).cancel(job_id)
     assert terminal.commands == []
 
 
-def test_a_job_submitted_from_inside_another_inherits_nothing_of_its_shape() -> None:
+def test_submission_environment_omits_variables_of_surrounding_job() -> None:
     base = {
         "PATH": "/bin",
         "SLURM_CONF": "/etc/slurm/slurm.conf",
@@ -256,7 +256,7 @@ def test_a_job_submitted_from_inside_another_inherits_nothing_of_its_shape() -> 
     assert kept == {"PATH": "/bin", "SLURM_CONF": "/etc/slurm/slurm.conf"}
 
 
-def test_a_users_defaults_fill_in_but_do_not_overrule() -> None:
+def test_submission_environment_omits_sbatch_variables_overriding_script() -> None:
     base = {
         "SBATCH_ACCOUNT": "phys",
         "SBATCH_PARTITION": "debug",
@@ -268,18 +268,18 @@ def test_a_users_defaults_fill_in_but_do_not_overrule() -> None:
     assert submission_environment(base, script=script) == {"SBATCH_ACCOUNT": "phys"}
 
 
-def test_how_a_step_ended() -> None:
+def test_step_state_is_that_of_newest_record_or_none() -> None:
     terminal = Terminal(
         (0, "RUNNING\nOUT_OF_ME+\n", ""), (0, "", ""), (1, "", "Slurm accounting storage is disabled\n")
     )
     slurm = Slurm(terminal)
-    assert slurm.step_state("45", 0) is JobState.OUT_OF_MEMORY  # of a job that was requeued the newest counts
+    assert slurm.step_state("45", 0) is JobState.OUT_OF_MEMORY  # the newest record of a requeued job
     assert slurm.step_state("45", "1") is None
     assert slurm.step_state("45", "1") is None
     assert "--jobs=45.0" in terminal.commands[0]
 
 
-def test_nodes_are_excluded_for_a_waiting_job() -> None:
+def test_exclude_updates_pending_job_and_rejects_invalid_node_name() -> None:
     terminal = Terminal((0, "", ""), (1, "", "Job is no longer pending execution for job 45\n"))
     Slurm(terminal).exclude("46_3", ["n1", "n2"])
     assert terminal.commands == [["scontrol", "update", "JobId=46_3", "ExcNodeList=n[1-2]"]]
@@ -289,7 +289,7 @@ def test_nodes_are_excluded_for_a_waiting_job() -> None:
         Slurm(terminal).exclude("45", ["n1 Requeue=0"])
 
 
-def test_a_command_without_an_answer_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_note_is_shown_while_command_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
     told = threading.Event()
     sentences: list[str] = []
 
@@ -310,7 +310,7 @@ def test_a_command_without_an_answer_is_told_of(monkeypatch: pytest.MonkeyPatch)
     assert sentences[0].startswith("scancel has not responded for 0.01 s; waiting for up to 60 s.")
 
 
-def test_jobs_are_found_by_their_script_through_other_symbolic_links(script: Path, tmp_path: Path) -> None:
+def test_jobs_and_workers_are_found_by_script_through_symbolic_link(script: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     there = tmp_path / "link" / script.name
     lines = f"45|45|{script}\n46|46|{script.with_name('other.sbatch')}\n47|47|bash\n"

@@ -1,4 +1,4 @@
-"""Slurm's expedited requeue: which clusters have it, and the state of a job on its way."""
+"""Tests of Slurm's expedited requeue: which clusters support it, and the states of an expediting job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENABLED = {"SlurmctldParameters": "idle_on_node_suspend,enable_expedited_requeue
         ({}, "an unknown release"),
     ],
 )
-def test_where_it_is_to_be_had(settings: dict[str, str], reason: str) -> None:
+def test_expedited_requeue_needs_slurm_25_11_and_its_parameter(settings: dict[str, str], reason: str) -> None:
     assert (why_not_expedited(settings) == "") is (reason == "")
     assert reason in why_not_expedited(settings)
 
@@ -35,7 +35,7 @@ def test_where_it_is_to_be_had(settings: dict[str, str], reason: str) -> None:
         ("REQUEUED+EXPEDITING", JobState.REQUEUED),
     ],
 )
-def test_a_job_on_its_way_waits(text: str, state: JobState) -> None:
+def test_expediting_job_is_pending_or_ending(text: str, state: JobState) -> None:
     assert parse_state(text) is state
     assert state.is_pending or state.is_ending
     assert not state.is_ended

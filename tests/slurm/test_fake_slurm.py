@@ -1,4 +1,4 @@
-"""The double must have the real one's methods and behave alike where it matters."""
+"""Tests of FakeSlurm: it has the methods of Slurm, and behaves like it where tests depend on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcaccel.slurm import JobState, Slurm
 from tests.slurm.fake_slurm import FakeSlurm
 
 
-def test_the_double_has_the_same_methods() -> None:
+def test_fake_slurm_has_the_methods_of_slurm() -> None:
     methods = {name for name, _ in inspect.getmembers(Slurm, inspect.isfunction) if not name.startswith("_")}
     assert {"sbatch", "queue", "partitions"} <= methods
     for name in methods:
@@ -26,7 +26,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def test_an_array_lives_task_by_task(script: Path) -> None:
+def test_array_tasks_change_state_separately(script: Path) -> None:
     slurm = FakeSlurm()
     array = slurm.sbatch(script)
     tasks = [f"{array}_{index}" for index in range(3)]
@@ -46,7 +46,7 @@ def test_an_array_lives_task_by_task(script: Path) -> None:
     assert slurm.job(tasks[0]) is None
 
 
-def test_a_dependency_is_for_what_still_waits(script: Path) -> None:
+def test_depend_applies_only_to_pending_jobs(script: Path) -> None:
     slurm = FakeSlurm()
     first, second = slurm.sbatch(script), slurm.sbatch(script)
     for index in range(3):
@@ -56,7 +56,7 @@ def test_a_dependency_is_for_what_still_waits(script: Path) -> None:
     assert slurm.dependencies == {second: "afterok:1"}
 
 
-def test_jobs_are_found_by_their_script(script: Path) -> None:
+def test_jobs_are_found_by_script(script: Path) -> None:
     slurm = FakeSlurm()
     assert slurm.jobs_of_script(script) == []
     jobs = [slurm.sbatch(script), slurm.sbatch(script)]
@@ -64,7 +64,7 @@ def test_jobs_are_found_by_their_script(script: Path) -> None:
     assert slurm.jobs_of_script(script.with_name("other.sbatch")) == []
 
 
-def test_refusals_and_outages(script: Path) -> None:
+def test_fake_slurm_raises_on_refusal_outage_and_missing_slurm(script: Path) -> None:
     with pytest.raises(ClusterError, match="invalid account"):
         FakeSlurm(refuse="invalid account").sbatch(script)
     with pytest.raises(SlurmCommandError):

@@ -26,7 +26,7 @@ def test_expand(text: str, hosts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["n[1-", "n[1-2", "n1-2]", "n[a-b]", "n[3-1]", "n[]"])
-def test_a_broken_host_list_is_refused_with_its_text(text: str) -> None:
+def test_expand_rejects_invalid_host_list(text: str) -> None:
     with pytest.raises(ValueError, match="host list"):
         expand(text)
 
@@ -48,7 +48,7 @@ def test_compress(hosts: list[str], text: str) -> None:
 
 
 @given(st.lists(st.from_regex(r"[a-z]{1,3}[0-9]{0,4}(-ib)?", fullmatch=True)))
-def test_compress_loses_no_host_and_invents_none(hosts: list[str]) -> None:
+def test_expand_of_compressed_hosts_returns_the_same_hosts(hosts: list[str]) -> None:
     assert sorted(expand(compress(hosts))) == sorted(set(hosts))
 
 
@@ -67,11 +67,11 @@ def test_array_indices(text: str, indices: list[int]) -> None:
     assert array_indices(text) == indices
 
 
-def test_array_indices_that_slurm_cut_short_are_refused() -> None:
+def test_array_indices_rejects_list_truncated_by_slurm() -> None:
     with pytest.raises(ValueError, match="array indices"):
         array_indices("1-5,7,...")
 
 
-def test_ranks_as_text() -> None:
+def test_ranks_text_shows_sorted_ranges() -> None:
     assert ranks_text([3]) == "rank 3"
     assert ranks_text([5, 0, 2, 3, 4]) == "ranks 0, 2-5"

@@ -1,4 +1,4 @@
-"""What real Slurms printed, read back."""
+"""Tests of the parsers of Slurm's output, mostly as Slurm 22.05 and 26.11 printed it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def recorded(version: str, name: str) -> str:
 
 
 @pytest.mark.parametrize(("version", "job_id", "nodes"), [("22.05", "45", "n[1-2]"), ("26.11", "4", "n[3-4]")])
-def test_a_running_job(version: str, job_id: str, nodes: str) -> None:
+def test_running_job_is_parsed(version: str, job_id: str, nodes: str) -> None:
     job = parsing.pick_job(parsing.jobs(recorded(version, "scontrol-show-job-running.txt")), job_id)
     assert job is not None
     assert (job.job_id, job.name, job.state, job.address) == (job_id, "train", JobState.RUNNING, job_id)
@@ -28,19 +28,19 @@ def test_a_running_job(version: str, job_id: str, nodes: str) -> None:
     assert (job.preempt_time, job.reason, job.comment, job.exit_code) == (None, "", "a b", "0:0")
 
 
-def test_a_preempted_job() -> None:
+def test_preempt_time_is_parsed() -> None:
     text = recorded("22.05", "scontrol-show-job-running.txt")
     text = text.replace("PreemptTime=None", "PreemptTime=2026-11-20T22:59:00")
     assert parsing.jobs(text)[0].preempt_time == parse_time("2026-11-20T22:59:00")
 
 
-def test_a_job_that_waits_for_another() -> None:
+def test_job_pending_on_a_dependency_is_parsed() -> None:
     (job,) = parsing.jobs(recorded("22.05", "scontrol-show-job-dependency.txt"))
     assert (job.state, job.reason, job.nodes) == (JobState.PENDING, "Dependency", "")
     assert (job.start_time, job.end_time) == (None, None)
 
 
-def test_tasks_of_an_array() -> None:
+def test_pick_job_finds_array_task_by_address_or_job_id() -> None:
     found = parsing.jobs(recorded("22.05", "scontrol-show-job-array.txt"))
     running = parsing.pick_job(found, "46_0")
     waiting = parsing.pick_job(found, "46_3")
@@ -53,7 +53,7 @@ def test_tasks_of_an_array() -> None:
     assert parsing.pick_job(found, "47") is None
 
 
-def test_a_heterogeneous_job_is_its_first_component() -> None:
+def test_heterogeneous_job_is_described_by_its_first_component() -> None:
     found = parsing.jobs(recorded("22.05", "scontrol-show-job-het.txt"))
     job = parsing.pick_job(found, found[0].job_id)
     assert job is not None
@@ -75,7 +75,7 @@ def test_a_heterogeneous_job_is_its_first_component() -> None:
         ("Priority", "None", "Priority"),
     ],
 )
-def test_a_heterogeneous_job_waits_for_any_of_its_components(
+def test_heterogeneous_job_has_most_specific_reason_of_its_components(
     first_waits_for: str, second_waits_for: str, told: str
 ) -> None:
     text = recorded("22.05", "scontrol-show-job-het.txt").replace("JobState=RUNNING", "JobState=PENDING")
@@ -100,8 +100,8 @@ HOSTILE = [
 
 @pytest.mark.parametrize("release", ["22.05", "26.11"])
 @pytest.mark.parametrize("comment", ["a b", "a b ", " ", "a b  "])
-def test_a_comments_own_blanks_stay(release: str, comment: str) -> None:
-    """22.05 prints one more behind it, releases from 25.11 on do not."""
+def test_spaces_of_comment_are_kept(release: str, comment: str) -> None:
+    """22.05 prints one more space after the comment, releases from 25.11 on do not."""
     honest = recorded(release, "scontrol-show-job-running.txt")
     printed = "Comment=a b \n" if release == "22.05" else "Comment=a b\n"
     assert printed in honest
@@ -110,7 +110,7 @@ def test_a_comments_own_blanks_stay(release: str, comment: str) -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_names_and_comments_cannot_pretend_to_be_fields(text: str) -> None:
+def test_names_and_comments_are_not_parsed_as_fields(text: str) -> None:
     honest = recorded("26.11", "scontrol-show-job-running.txt")
     hostile = honest.replace("JobName=train", f"JobName={text}").replace("Comment=a b", f"Comment={text}")
     (job,) = parsing.jobs(hostile)
@@ -120,7 +120,7 @@ def test_names_and_comments_cannot_pretend_to_be_fields(text: str) -> None:
     assert (job.reason, job.end_time, job.nodes) == (expected.reason, expected.end_time, expected.nodes)
 
 
-def test_squeue_lines() -> None:
+def test_squeue_lines_are_parsed() -> None:
     entries = parsing.queue_entries(
         "46_1|PENDING|gpu|ann||2|2026-11-20T23:13:00|N/A|2026-11-20T22:58:21|5:00|Resources|sweep\n"
         "45|RUNNING|gpu|ann|n[1-2]|2|2026-11-20T22:58:21|2026-11-20T23:03:21|2026-11-20T22:58:21|5:00|None|a|b\n"
@@ -138,7 +138,7 @@ def sacct_line(job_id: str, state: str, submit: str, name: str = "train") -> str
     return f"{job_id}|{state}|0:0|gpu|{submit}|{submit}|Unknown|14|n1|None|{name}\n"
 
 
-def test_the_newest_record_of_a_job_counts() -> None:
+def test_accounting_uses_newest_record_of_a_job() -> None:
     text = (
         sacct_line("1", "REQUEUED", "2026-11-20T22:57:17")
         + sacct_line("1", "RUNNING", "2026-11-20T22:58:07")
@@ -151,12 +151,12 @@ def test_the_newest_record_of_a_job_counts() -> None:
     assert entries["5_1"].name == "with|bar"
 
 
-def test_who_cancelled_a_job() -> None:
+def test_user_who_cancelled_a_job_is_parsed() -> None:
     entry = parsing.accounting_entries(sacct_line("7", "CANCELLED by 1000", "2026-11-20T22:57:17"))["7"]
     assert (entry.state, entry.cancelled_by) == (JobState.CANCELLED, "1000")
 
 
-def test_partitions_are_merged_over_their_kinds_of_node() -> None:
+def test_lines_of_one_partition_with_several_node_types_are_merged() -> None:
     text = (
         "gpu*|up|4|8|20000|1-00:00:00|n/a|REQUEUE|1|gpu:a100:4(S:0-1)\n"
         "gpu*|up|2|4|10000|1-00:00:00|n/a|REQUEUE|1|gpu:v100:2,nvme:1\n"
@@ -170,14 +170,14 @@ def test_partitions_are_merged_over_their_kinds_of_node() -> None:
     assert (cpu.time_limit_seconds, cpu.default_time_seconds) == (None, 3600)
 
 
-def test_associations() -> None:
+def test_associations_are_parsed() -> None:
     first, second = site_parsing.associations("phys|phys||normal|normal,long\nphys|chem|gpu||debug\n|||| \n")
     assert (first.account, first.default, first.qos, first.default_qos) == ("phys", True, ("normal", "long"), "normal")
     assert (second.account, second.default, second.partition, second.default_qos) == ("chem", False, "gpu", None)
 
 
 @pytest.mark.parametrize("version", ["22.05", "26.11"])
-def test_configuration(version: str) -> None:
+def test_configuration_values_are_parsed(version: str) -> None:
     values = site_parsing.config_values(recorded(version, "scontrol-show-config.txt"))
     assert values["KillWait"] == "10 sec"
     assert values["MaxArraySize"] == "1001"

@@ -1,4 +1,4 @@
-"""One question for everybody: how many there are, what an old answer is good for, and when a job is gone."""
+"""Tests of the shared queue cache: number of queries, use of old results, and when a job is gone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def files() -> QueueCacheFiles:
 
 
 class Clock:
-    """Time that passes when a test says so."""
+    """Fake clock: a test sets the time, and each call adds 1 ms."""
 
     def __init__(self) -> None:
         self.now = time.time()
@@ -64,10 +64,10 @@ def one(queue: Queue, job_id: str, **options: Any) -> CachedJob:
     return queue.look([job_id], **options).jobs[job_id]
 
 
-# -- few questions ----------------------------------------------------------------------------------------------------
+# -- number of queries ------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_serves_until_it_is_too_old(slurm: Any, files: QueueCacheFiles, clock: Clock) -> None:
+def test_cached_result_is_used_until_it_is_too_old(slurm: Any, files: QueueCacheFiles, clock: Clock) -> None:
     for _ in range(3):
         assert one(Queue(slurm, seconds=60, files=files), "1").state is JobState.RUNNING
         assert one(Queue(slurm, seconds=60, files=files), "46_3").state is JobState.RUNNING
@@ -78,18 +78,18 @@ def test_an_answer_serves_until_it_is_too_old(slurm: Any, files: QueueCacheFiles
     assert Queue(slurm, seconds=60, files=files).questions() == {"squeue": 2}
 
 
-def test_after_a_change_the_next_question_is_a_new_one(slurm: Any, files: QueueCacheFiles, clock: Clock) -> None:
+def test_next_look_after_a_change_queries_slurm_once(slurm: Any, files: QueueCacheFiles, clock: Clock) -> None:
     queue = Queue(slurm, seconds=60, files=files)
     queue.look(["1"])
     note_change()
     queue.look(["1"], after=0.0)
-    assert slurm.calls == ["queue"]  # who looks again and again is patient
+    assert slurm.calls == ["queue"]  # after=0.0: any valid result will do
     queue.look(["1"])
     queue.look(["1"])
     assert slurm.calls == ["queue", "queue"]
 
 
-def test_a_command_that_changes_the_queue_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sbatch_and_scancel_record_a_change_of_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, says in (("sbatch", "echo 45"), ("scancel", "true"), ("squeue", "true")):
@@ -111,7 +111,7 @@ def test_a_command_that_changes_the_queue_says_so(tmp_path: Path, monkeypatch: p
         assert files.changed() > before
 
 
-def test_a_job_that_is_newer_than_the_answer_is_asked_for(slurm: Any, files: QueueCacheFiles, clock: Clock) -> None:
+def test_job_newer_than_cached_result_is_queried(slurm: Any, files: QueueCacheFiles, clock: Clock) -> None:
     queue = Queue(slurm, seconds=60, files=files)
     queue.look(["1"])
     slurm.jobs["3"] = JobInfo(job_id="3", state=JobState.PENDING)
@@ -122,22 +122,24 @@ def test_a_job_that_is_newer_than_the_answer_is_asked_for(slurm: Any, files: Que
     assert slurm.calls == ["queue", "queue"]
 
 
-def test_the_users_own_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_hpcaccel_queue_seconds_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("soon", "-1", "nan", "1e9"):
         monkeypatch.setenv("HPCACCEL_QUEUE_SECONDS", text)
         with pytest.raises(UserError, match=f"HPCACCEL_QUEUE_SECONDS='{text}' is not a number of seconds"):
             Queue()
 
 
-# -- what is not gone -------------------------------------------------------------------------------------------------
+# -- jobs that are gone or not -----------------------------------------------------------------------------------------
 
 
-def test_an_empty_answer_makes_nothing_gone(slurm: Any, files: QueueCacheFiles, clock: Clock) -> None:
+def test_empty_queue_does_not_make_a_job_gone_before_min_job_age(
+    slurm: Any, files: QueueCacheFiles, clock: Clock
+) -> None:
     queue = Queue(slurm, seconds=60, files=files)
     queue.look(["1"])
     jobs, slurm.accounted = dict(slurm.jobs), False
     slurm.settings["MinJobAge"] = "300 sec"
-    slurm.jobs.clear()  # a controller that has just started, and has lost its state or not read it yet
+    slurm.jobs.clear()  # as a controller that has just started and lost its state, or has not read it yet
     clock.now += 61
     known = one(queue, "1")
     assert (known.state, known.gone) == (JobState.UNKNOWN, False)
@@ -147,9 +149,7 @@ def test_an_empty_answer_makes_nothing_gone(slurm: Any, files: QueueCacheFiles, 
     assert one(queue, "1").state is JobState.RUNNING
 
 
-def test_without_accounting_a_job_is_gone_once_slurm_may_have_forgotten_it(
-    slurm: Any, files: QueueCacheFiles, clock: Clock
-) -> None:
+def test_without_accounting_a_job_is_gone_after_min_job_age(slurm: Any, files: QueueCacheFiles, clock: Clock) -> None:
     slurm.accounted = False
     slurm.settings["MinJobAge"] = "300 sec"
     queue = Queue(slurm, seconds=60, files=files)
@@ -160,10 +160,10 @@ def test_without_accounting_a_job_is_gone_once_slurm_may_have_forgotten_it(
     slurm.calls.clear()
     clock.now += 61
     assert one(queue, "1").gone
-    assert slurm.calls == ["queue"]  # what is gone is not asked about again
+    assert slurm.calls == ["queue"]  # no further query for a job that is gone
 
 
-def test_an_end_in_the_accounting_is_an_end(
+def test_end_of_unlisted_job_is_read_from_accounting(
     slurm: Any, files: QueueCacheFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm.move("1", JobState.NODE_FAIL)
@@ -173,7 +173,7 @@ def test_an_end_in_the_accounting_is_an_end(
     assert slurm.calls == ["accounting"]
 
 
-def test_an_accounting_that_believes_in_a_job_that_is_over(
+def test_job_unknown_to_controller_is_gone_though_accounting_lists_it(
     slurm: Any, files: QueueCacheFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slurm, "queue", lambda *_, **__: {})
@@ -181,7 +181,7 @@ def test_an_accounting_that_believes_in_a_job_that_is_over(
     assert one(Queue(slurm, seconds=60, files=files), "1").gone
 
 
-def test_an_accounting_that_does_not_answer_is_left_alone_and_the_controller_asked(
+def test_after_accounting_fails_only_the_controller_is_queried(
     slurm: Any, files: QueueCacheFiles, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
@@ -198,9 +198,7 @@ def test_an_accounting_that_does_not_answer_is_left_alone_and_the_controller_ask
     assert asked == [["1"]]
 
 
-def test_many_jobs_that_are_not_listed_are_asked_for_by_and_by(
-    slurm: Any, files: QueueCacheFiles, clock: Clock
-) -> None:
+def test_at_most_ten_unlisted_jobs_are_queried_per_look(slurm: Any, files: QueueCacheFiles, clock: Clock) -> None:
     slurm.accounted = False
     ids = [str(number) for number in range(100, 125)]
     queue = Queue(slurm, seconds=60, files=files)
@@ -214,7 +212,7 @@ def test_many_jobs_that_are_not_listed_are_asked_for_by_and_by(
     assert gone == [10, 20, 25, 25]
 
 
-def test_what_was_found_before_a_job_was_submitted_is_of_another_job(
+def test_result_older_than_submission_does_not_make_a_job_gone(
     slurm: Any, files: QueueCacheFiles, clock: Clock
 ) -> None:
     slurm.accounted = False
@@ -225,10 +223,10 @@ def test_what_was_found_before_a_job_was_submitted_is_of_another_job(
     assert not one(queue, "7", submitted={"7": clock.time()}, after=0.0).gone
 
 
-# -- a Slurm that does not answer -------------------------------------------------------------------------------------
+# -- Slurm does not respond --------------------------------------------------------------------------------------------
 
 
-def test_an_outage_is_a_note_beside_the_last_answer(slurm: Any, files: QueueCacheFiles, clock: Clock) -> None:
+def test_outage_is_noted_and_the_last_result_is_returned(slurm: Any, files: QueueCacheFiles, clock: Clock) -> None:
     queue = Queue(slurm, seconds=60, files=files)
     before = queue.look(["1", "9"])
     slurm.calls.clear()
@@ -246,7 +244,7 @@ def test_an_outage_is_a_note_beside_the_last_answer(slurm: Any, files: QueueCach
     assert queue.look(["1"]).note == ""
 
 
-def test_who_waits_for_a_slow_answer_is_shown_the_old_one(
+def test_old_result_is_returned_while_another_query_is_slow(
     slurm: Any, files: QueueCacheFiles, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import fcntl
@@ -261,28 +259,28 @@ def test_who_waits_for_a_slow_answer_is_shown_the_old_one(
             JobState.RUNNING,
             "a Slurm query is still running",
         )
-        held.write("1.0")  # it was taken long ago: its holder was stopped by Ctrl-Z
+        held.write("1.0")  # the lock was taken long ago: Ctrl-Z stopped its holder
         held.flush()
         assert Queue(slurm, seconds=60, files=files).look(["1"]).note == ""
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', '{"version": 99}', '{"version":1,"jobs":{"1":3}}'])
-def test_a_damaged_file_costs_one_question(slurm: Any, files: QueueCacheFiles, text: str) -> None:
+def test_damaged_cache_file_is_replaced_by_a_query(slurm: Any, files: QueueCacheFiles, text: str) -> None:
     files.answer.write_text(text)
     assert one(Queue(slurm, seconds=60, files=files), "1").state is JobState.RUNNING
 
 
-# -- where it lies ----------------------------------------------------------------------------------------------------
+# -- the cache files --------------------------------------------------------------------------------------------------
 
 
-def test_it_is_private(slurm: Any, files: QueueCacheFiles) -> None:
+def test_cache_files_are_readable_by_their_owner_only(slurm: Any, files: QueueCacheFiles) -> None:
     Queue(slurm, seconds=60, files=files).look(["1"])
     note_change()
     assert files.folder.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in files.folder.iterdir()} == {0o600}
 
 
-def test_where_nothing_can_be_written_a_process_asks_alone(
+def test_result_is_cached_in_memory_if_state_directory_is_unusable(
     slurm: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "state").write_text("a file")
@@ -294,7 +292,7 @@ def test_where_nothing_can_be_written_a_process_asks_alone(
     assert slurm.calls == ["queue"]
 
 
-def test_each_cluster_has_an_answer_of_its_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_key_depends_on_cluster_name_and_host(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def key(text: str) -> str:
         (home / "slurm.conf").write_text(text)
         return cluster_key()

@@ -1,7 +1,7 @@
-"""Every recorded answer of Slurm is read back by what asks for it in earnest.
+"""Tests that every recorded output of Slurm is parsed by the function that parses it in production.
 
-Some were recorded with other columns than ours: these are put into the order that we ask for, by name. What squeue and
-sinfo say as JSON is of the same moment as the text, and tells whether the text was understood.
+Outputs that were recorded with other columns are put into the order that we request, by name. The JSON of squeue and
+sinfo was recorded at the same moment as the text, and shows whether the text was parsed correctly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OURS = ["22.05", "26.11"]
 
 @pytest.fixture(autouse=True)
 def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The recorded clusters had this time zone."""
+    """Time zone of the recorded clusters."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     yield
@@ -39,7 +39,7 @@ def recorded(version: str, name: str) -> str:
 
 
 def squeue(version: str, form: str = parsing.QUEUE_FORMAT) -> str:
-    """What squeue would have printed for our own columns; those that were not recorded are N/A."""
+    """Output of squeue with the columns of ``form``; columns that were not recorded are N/A."""
     lines = recorded(version, "squeue.txt").splitlines()
     rows = [dict(zip(SQUEUE.split("|"), line.split("|"), strict=True)) for line in lines]
     return "".join("|".join(row.get(code, "N/A") for code in form.split("|")) + "\n" for row in rows)
@@ -57,12 +57,12 @@ def sinfo(version: str) -> list[list[str]]:
 
 
 def asked(version: str, name: str) -> Slurm:
-    """A Slurm that answers so."""
+    """A Slurm whose commands print this file."""
     return Slurm(lambda command, **_: subprocess.CompletedProcess(command, 0, recorded(version, name), ""))
 
 
 def number(value: Any) -> int:
-    """A number as 22.05 prints it, or as an object that says whether it is set."""
+    """A number, plain as in 22.05 or in an object with the key ``number``."""
     return int(value["number"] if isinstance(value, dict) else value or 0)
 
 
@@ -99,23 +99,23 @@ READERS: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.mark.parametrize("path", sorted(RECORDED.glob("*/*")), ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_every_file_is_read(path: Path) -> None:
+def test_every_recorded_file_is_parsed(path: Path) -> None:
     assert READERS[path.name](path.parent.name)
 
 
-def test_the_versions() -> None:
+def test_recorded_versions_are_known() -> None:
     assert [READERS["version.txt"](version) for version in OURS] == ["22.05.8", "26.11.0-0rc1"]
     assert {path.name for path in RECORDED.iterdir() if path.is_dir()} == {*OURS, "23.02", "24.05"}
 
 
 @pytest.mark.parametrize("version", OURS)
-def test_the_queue_is_what_its_json_says(version: str) -> None:
+def test_parsed_squeue_text_matches_squeue_json(version: str) -> None:
     entries = parsing.queue_entries(squeue(version))
     found = 0
     for job in json.loads(recorded(version, "squeue.json"))["jobs"]:
         state = JobState(words(job["job_state"])[0])
         if state.is_ended:
-            continue  # squeue lists those only with --states=all
+            continue  # squeue lists ended jobs only with --states=all
         array = number(job["array_job_id"])
         pending = parsing.queue_entries(f"{array}_[{job['array_task_string']}]" + "|x" * 11)
         own = [f"{array}_{number(job['array_task_id'])}"] if array else [str(job["job_id"])]
@@ -134,7 +134,7 @@ def test_the_queue_is_what_its_json_says(version: str) -> None:
 
 
 @pytest.mark.parametrize(("version", "waiting"), [("22.05", ["46_[1-5%2]", "47"]), ("26.11", ["5_[0-5%2]", "6"])])
-def test_what_waits(version: str, waiting: list[str]) -> None:
+def test_pending_jobs_are_parsed(version: str, waiting: list[str]) -> None:
     found = [one for one in parse_waiting(squeue(version, WAITING_FORMAT)) if one.reason]
     assert [one.job_id for one in found] == waiting
     assert [(one.reason, one.partitions, one.time_limit_seconds) for one in found] == [
@@ -145,7 +145,7 @@ def test_what_waits(version: str, waiting: list[str]) -> None:
     assert found[0].priority >= 1
 
 
-def test_the_accounting() -> None:
+def test_accounting_entries_are_parsed() -> None:
     old, new = (parsing.accounting_entries(sacct(version)) for version in OURS)
     assert {job: (old[job].state, old[job].records) for job in ("8", "11", "13", "34_0", "45", "46_3")} == {
         "8": (JobState.CANCELLED, 2),
@@ -161,7 +161,7 @@ def test_the_accounting() -> None:
 
 
 @pytest.mark.parametrize("version", OURS)
-def test_nodes_are_what_their_json_says(version: str) -> None:
+def test_gpus_in_sinfo_text_match_sinfo_json(version: str) -> None:
     said = json.loads(recorded(version, "sinfo.json"))
     nodes = {one["name"]: one["gres"] for one in said.get("nodes", [])}
     for one in said.get("sinfo", []):
@@ -174,7 +174,7 @@ def test_nodes_are_what_their_json_says(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", OURS)
-def test_when_it_would_start(version: str) -> None:
+def test_start_estimate_is_parsed(version: str) -> None:
     estimate = parse_estimate(recorded(version, "sbatch-test-only.txt"))
     assert estimate is not None
     assert (estimate.nodes, estimate.partition, estimate.refusal) == ("n[1-3]", "gpu", "")
@@ -182,14 +182,14 @@ def test_when_it_would_start(version: str) -> None:
 
 
 @pytest.mark.parametrize(("version", "jobs"), [("22.05", ("51", "50")), ("26.11", ("9", "8"))])
-def test_slurm_takes_what_it_never_starts(version: str, jobs: tuple[str, str]) -> None:
-    """Such a site (EnforcePartLimits=NO) accepts jobs that are too long or too large: only our own checks tell."""
+def test_sbatch_accepts_jobs_that_can_never_start(version: str, jobs: tuple[str, str]) -> None:
+    """With EnforcePartLimits=NO Slurm accepts jobs that are too long or too large; only our own checks detect them."""
     assert READERS["scontrol-show-config.txt"](version)["EnforcePartLimits"] == "NO"
     names = ("sbatch-too-long.txt", "sbatch-too-many-nodes.txt")
     assert tuple(READERS[name](version) for name in names) == jobs
 
 
-def test_a_job_of_23_02() -> None:
+def test_job_and_node_of_23_02_are_parsed() -> None:
     (job,) = parsing.jobs(recorded("23.02", "scontrol-show-job.txt"))
     assert (job.job_id, job.name, job.state, job.reason) == ("44977164", "simple.sh", JobState.COMPLETED, "")
     assert (job.partition, job.nodes, job.requeue, job.restarts) == ("cpu_zen4", "b-cn1703", False, 0)
@@ -200,7 +200,7 @@ def test_a_job_of_23_02() -> None:
 
 
 @pytest.mark.parametrize(("version", "array", "task"), [("22.05", "46", 3), ("26.11", "5", 0)])
-def test_a_task_that_waits(version: str, array: str, task: int) -> None:
+def test_pending_array_task_is_parsed(version: str, array: str, task: int) -> None:
     found = parsing.pick_job(READERS["scontrol-show-job-array.txt"](version), f"{array}_{task}")
     assert found is not None
     assert (found.address, found.state, found.reason) == (f"{array}_{task}", JobState.PENDING, "Resources")

@@ -1,4 +1,4 @@
-"""What real Slurms say of their sites, and single forms of it."""
+"""Tests of the parsers of site data: partitions, nodes, generic resources, limits and tables."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ RECORDED = Path(__file__).parents[1] / "data" / "slurm"
 
 
 @pytest.mark.parametrize(("version", "names"), [("22.05", ["gpu", "urgent"]), ("24.05", ["l40", "gpu-bio"])])
-def test_partitions_on_one_line_and_on_many(version: str, names: list[str]) -> None:
+def test_partition_records_may_span_several_lines(version: str, names: list[str]) -> None:
     found = site_parsing.records((RECORDED / version / "scontrol-show-partition.txt").read_text(), "PartitionName")
     assert [one["PartitionName"] for one in found] == names
     assert all(one["State"] == "UP" and one["TRES"].startswith("cpu=") for one in found)
 
 
-def test_free_text_at_the_end_overrules_nothing() -> None:
+def test_reason_text_does_not_override_node_fields() -> None:
     line = "NodeName=n1 Gres=gpu:2 OS=Linux 6.1 #1 SMP  State=DOWN+DRAIN Reason=bad State=IDLE Gres=gpu:9 [root@now]"
     (found,) = site_parsing.records(line, "NodeName")
     assert (found["State"], found["Gres"], found["OS"]) == ("DOWN+DRAIN", "gpu:2", "Linux 6.1 #1 SMP")
@@ -36,11 +36,11 @@ def test_free_text_at_the_end_overrules_nothing() -> None:
         ("", {}, []),
     ],
 )
-def test_generic_resources(text: str, gpus: dict[str, int], others: list[str]) -> None:
+def test_gres_is_split_into_gpus_and_other_resources(text: str, gpus: dict[str, int], others: list[str]) -> None:
     assert site_parsing.gres(text) == (gpus, others)
 
 
-def test_limits() -> None:
+def test_durations_counts_and_tres_are_parsed() -> None:
     assert [site_parsing.minutes(text) for text in ("1-00:00:00", "30", "0 min", "UNLIMITED", "NONE", None)] == [
         1440, 30, 0, None, None, None,
     ]  # fmt: skip
@@ -51,7 +51,7 @@ def test_limits() -> None:
     assert site_parsing.tres("cpu=4,gres/gpu:a100=8") == {"cpu": "4", "gres/gpu:a100": "8"}
 
 
-def test_tables_are_read_by_their_headings() -> None:
+def test_table_rows_are_keyed_by_headings() -> None:
     rows = site_parsing.table((RECORDED / "26.11" / "sacctmgr-assoc.txt").read_text())
     assert [(row["Account"], row["User"], row["QOS"]) for row in rows] == [
         ("root", "", "normal"),

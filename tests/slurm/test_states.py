@@ -29,12 +29,12 @@ def test_parse_state(text: str, state: JobState) -> None:
 
 
 @pytest.mark.parametrize("state", list(JobState))
-def test_a_state_is_one_thing_only(state: JobState) -> None:
+def test_each_known_state_is_of_exactly_one_kind(state: JobState) -> None:
     kinds = [state.is_pending, state.is_running, state.is_ending, state.is_ended]
     assert sum(kinds) == (0 if state is JobState.UNKNOWN else 1)
 
 
-def test_what_comes_back_is_not_over() -> None:
+def test_requeued_completing_and_suspended_jobs_have_not_ended() -> None:
     assert JobState.REQUEUED.is_pending
     assert not JobState.COMPLETING.is_ended
     assert JobState.SUSPENDED.is_running
@@ -52,7 +52,7 @@ def test_what_comes_back_is_not_over() -> None:
         (JobState.RUNNING, "None", False),
     ],
 )
-def test_held(state: JobState, reason: str, held: bool) -> None:
+def test_is_held_depends_on_state_and_reason(state: JobState, reason: str, held: bool) -> None:
     assert JobInfo(job_id="1", state=state, reason=reason).is_held is held
 
 
@@ -85,16 +85,16 @@ def zurich(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("zurich")
-def test_times_are_local() -> None:
+def test_parse_time_uses_local_time_zone() -> None:
     assert parse_time("2026-11-20T22:58:21") == 1795211901.0
     assert parse_time("2026-07-01T00:00:00") == 1782856800.0
 
 
 @pytest.mark.parametrize("text", ["Unknown", "None", "N/A", "", "(null)"])
-def test_no_time(text: str) -> None:
+def test_parse_time_of_missing_time_is_none(text: str) -> None:
     assert parse_time(text) is None
 
 
-def test_the_address_of_an_array_task() -> None:
+def test_address_of_array_task_is_array_id_and_index() -> None:
     assert JobInfo(job_id="48", array_job_id="46", array_task_id=0, state=JobState.RUNNING).address == "46_0"
     assert JobInfo(job_id="45", state=JobState.RUNNING).address == "45"
