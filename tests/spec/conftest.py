@@ -9,13 +9,13 @@ from hypothesis import settings
 from hpcaccel.errors import SpecError
 from hpcaccel.spec import JobSpec, load_spec
 
-settings.register_profile("patient", deadline=None)  # on a machine under load any example may take its time
+settings.register_profile("patient", deadline=None)  # examples can be slow on a loaded machine
 settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test has a home, a configuration and a working directory of its own, with a script in it."""
+    """Set a fixed home, and give each test its own configuration and working directory with a ``train.py``."""
     monkeypatch.setenv("HOME", "/home/ada")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
@@ -27,7 +27,7 @@ Load = Callable[..., JobSpec]
 
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
-    """Load a spec from text. ``name: gpt`` and a script are added, so that a test shows only what it is about."""
+    """Load a spec from text. ``name: gpt`` and a script are added, so that a test shows only what it tests."""
 
     def from_text(text: str, *overrides: str, whole: bool = False) -> JobSpec:
         head = "" if whole else "name: gpt\n" + ("" if "entrypoint:" in text else "entrypoint: {script: train.py}\n")
@@ -39,7 +39,7 @@ def load(tmp_path: Path) -> Load:
 
 @pytest.fixture
 def problems(load: Load) -> Callable[..., Sequence[str]]:
-    """The lines of the error that a spec gives."""
+    """Return the lines of the error that loading a spec raises."""
 
     def of_text(text: str, *overrides: str, whole: bool = False) -> Sequence[str]:
         with pytest.raises(SpecError) as caught:

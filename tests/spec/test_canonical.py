@@ -1,4 +1,4 @@
-# ruff: noqa: E501  (messages stand here in one piece)
+# ruff: noqa: E501  (error messages are not wrapped)
 from __future__ import annotations
 
 import json
@@ -42,7 +42,7 @@ SPECS = st.builds(
 )
 
 
-def test_equal_specs_give_equal_text(load) -> None:
+def test_equal_specs_have_equal_json_and_hash(load) -> None:
     first, second = load("slurm: {time: 60, mem: 40960}"), load("slurm: {mem: 40G, time: '1:00:00'}\nruntime: {}")
     assert to_json(first) == to_json(second)
     assert spec_hash(first) == spec_hash(second)
@@ -51,13 +51,13 @@ def test_equal_specs_give_equal_text(load) -> None:
     assert spec_hash(load("slurm: {time: 61}")) != spec_hash(first)
 
 
-def test_the_order_of_arguments_counts(load) -> None:
+def test_argument_order_changes_the_hash(load) -> None:
     first = load("entrypoint: {script: train.py, args: {a: 1, b: 2}}")
     second = load("entrypoint: {script: train.py, args: {b: 2, a: 1}}")
     assert spec_hash(first) != spec_hash(second)
 
 
-def test_the_text_has_every_default_and_no_source(load) -> None:
+def test_json_contains_every_default_but_not_the_source_path(load) -> None:
     values = json.loads(to_json(load("")))
     assert values["code"] == {"copy": True, "include": [], "exclude": []}
     assert values["resilience"]["stop_timeout_seconds"] == 300
@@ -66,7 +66,7 @@ def test_the_text_has_every_default_and_no_source(load) -> None:
 
 
 @given(SPECS)
-def test_json_gives_the_same_spec(values: dict[str, Any]) -> None:
+def test_spec_survives_json_round_trip(values: dict[str, Any]) -> None:
     spec = JobSpec.model_validate(values)
     again = from_json(to_json(spec))
     assert again == spec
@@ -76,7 +76,7 @@ def test_json_gives_the_same_spec(values: dict[str, Any]) -> None:
 
 @given(values=SPECS)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_yaml_for_people_gives_the_same_spec(tmp_path: Path, values: dict[str, Any]) -> None:
+def test_spec_survives_yaml_round_trip(tmp_path: Path, values: dict[str, Any]) -> None:
     spec = JobSpec.model_validate(values)
     (tmp_path / "spec.yaml").write_text(to_yaml(spec), encoding="utf-8")
     again = load_spec(tmp_path / "spec.yaml")
@@ -84,7 +84,7 @@ def test_the_yaml_for_people_gives_the_same_spec(tmp_path: Path, values: dict[st
     assert again.arguments() == spec.arguments()
 
 
-def test_the_yaml_for_people_leaves_out_what_asks_for_nothing(load) -> None:
+def test_yaml_omits_empty_settings_but_keeps_a_null_that_overrides_a_default(load) -> None:
     text = to_yaml(load("checkpoint: {every_steps: null}"))
     assert "every_steps: null" in text
     assert "modules" not in text
@@ -99,12 +99,12 @@ def test_the_yaml_for_people_leaves_out_what_asks_for_nothing(load) -> None:
         ("[]", "spec.json: the file must be a mapping"),
     ],
 )
-def test_json_that_is_no_spec(text: str, problem: str) -> None:
+def test_json_that_is_not_a_spec_is_refused(text: str, problem: str) -> None:
     with pytest.raises(SpecError) as caught:
         from_json(text)
     assert caught.value.problems[0].startswith(problem)
 
 
-def test_a_function_survives_json() -> None:
+def test_function_entrypoint_survives_json_round_trip() -> None:
     spec = spec_from_values({"name": "a", "entrypoint": {"function": "train"}})
     assert from_json(to_json(spec)).entrypoint.function == "train"

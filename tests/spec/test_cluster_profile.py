@@ -1,4 +1,4 @@
-# ruff: noqa: E501  (messages stand here in one piece)
+# ruff: noqa: E501  (error messages are not wrapped)
 from __future__ import annotations
 
 from pathlib import Path
@@ -16,7 +16,7 @@ def add(tmp_path: Path, name: str, text: str) -> Path:
     return path
 
 
-def test_local_is_always_there() -> None:
+def test_local_profile_exists_without_a_file() -> None:
     profile = load_profile("local")
     assert profile is not None
     assert (profile.name, profile.backend, profile.source) == ("local", "local", None)
@@ -40,14 +40,14 @@ def test_a_profile_is_read_from_its_file(tmp_path: Path) -> None:
     assert profile_names() == ["alps", "local"]
 
 
-def test_local_may_have_a_file_too(tmp_path: Path) -> None:
+def test_local_profile_may_be_defined_by_a_file(tmp_path: Path) -> None:
     add(tmp_path, "local", "backend: local\nruns_dir: /runs\n")
     profile = load_profile("local")
     assert profile is not None
     assert profile.runs_dir == "/runs"
 
 
-def test_the_default_profile(tmp_path: Path) -> None:
+def test_default_profile_is_loaded_and_two_defaults_are_refused(tmp_path: Path) -> None:
     add(tmp_path, "alps", "default: true\n")
     add(tmp_path, "other", "default: false\n")
     profile = load_profile()
@@ -59,7 +59,7 @@ def test_the_default_profile(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["alsp", "../alps", ""])
-def test_an_unknown_profile(tmp_path: Path, name: str) -> None:
+def test_unknown_profile_error_lists_the_existing_profiles(tmp_path: Path, name: str) -> None:
     add(tmp_path, "alps", "slurm: {}\n")
     with pytest.raises(SpecError) as caught:
         load_profile(name)
@@ -68,7 +68,7 @@ def test_an_unknown_profile(tmp_path: Path, name: str) -> None:
     assert name == "" or problem.endswith("Did you mean 'alps'?")
 
 
-def test_all_that_is_wrong_with_a_profile(tmp_path: Path) -> None:
+def test_all_profile_errors_are_reported_with_their_lines(tmp_path: Path) -> None:
     path = add(
         tmp_path,
         "alps",
@@ -85,7 +85,7 @@ def test_all_that_is_wrong_with_a_profile(tmp_path: Path) -> None:
     ]
 
 
-def test_defaults_of_a_profile_lie_under_the_spec(tmp_path: Path) -> None:
+def test_spec_overrides_profile_defaults(tmp_path: Path) -> None:
     add(
         tmp_path,
         "alps",
@@ -104,7 +104,7 @@ def test_defaults_of_a_profile_lie_under_the_spec(tmp_path: Path) -> None:
     assert spec.environment.env == {"A": "site", "B": "own"}
 
 
-def test_what_the_profile_makes_wrong_names_the_profile(tmp_path: Path) -> None:
+def test_secret_that_the_profile_sets_in_env_is_refused(tmp_path: Path) -> None:
     path = add(tmp_path, "alps", "environment: {env: {TOKEN: x}}\n")
     (tmp_path / "job.yaml").write_text("name: a\nentrypoint: {module: m}\nenvironment: {env: {B: own}, conda: e}\n")
     spec = load_spec("job.yaml", profile=load_profile("alps"))

@@ -1,4 +1,4 @@
-"""Programs beside the ranks, on nodes of their own kind."""
+"""The section ``components``: programs that run beside the ranks, on their own nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def with_data(**own: Any) -> dict[str, Any]:
     return {"name": "gpt", "entrypoint": {"command": ["train"]}, "slurm": SLURM, "components": {"data": data}}
 
 
-def test_a_component_is_counted_and_inherits_what_says_who_pays() -> None:
+def test_component_adds_its_nodes_and_inherits_account_and_time() -> None:
     spec = spec_from_values(with_data(slurm={"partition": "cpu", "nodes": 3, "gpus_per_node": 1}))
     assert (spec.total_nodes, spec.total_gpus) == (5, 11)
     assert spec.of_component("data").slurm.flags() == [
@@ -32,7 +32,7 @@ def test_a_component_is_counted_and_inherits_what_says_who_pays() -> None:
     ]
 
 
-def test_it_survives_being_written(tmp_path: Path) -> None:
+def test_component_survives_yaml_and_json_round_trips(tmp_path: Path) -> None:
     spec = spec_from_values(with_data(slurm={"partition": "cpu", "mem": "9G"}))
     path = tmp_path / "again.yaml"
     path.write_text(to_yaml(spec))
@@ -40,12 +40,12 @@ def test_it_survives_being_written(tmp_path: Path) -> None:
     assert load_spec(path) == spec == from_json(to_json(spec))
 
 
-def test_settings_from_the_command_line(tmp_path: Path) -> None:
+def test_component_setting_can_be_overridden_on_the_command_line(tmp_path: Path) -> None:
     spec = spec_from_values(with_data(), overrides=["components.data.slurm.nodes=4"])
     assert spec.components["data"].slurm.nodes == "4"
 
 
-def test_its_program_is_looked_for_beside_the_file(tmp_path: Path) -> None:
+def test_component_script_is_relative_to_the_file(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     text = "name: x\nentrypoint: {command: [train]}\ncomponents: {data: {entrypoint: {script: serve.py}}}\n"
     path.write_text(text)
@@ -75,12 +75,12 @@ def test_its_program_is_looked_for_beside_the_file(tmp_path: Path) -> None:
         ({**with_data(), "resilience": {"chain": 3}}, "resilience.chain cannot be combined with components"),
     ],
 )
-def test_refused(values: dict[str, Any], words: str) -> None:
+def test_invalid_component_is_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words):
         spec_from_values(values)
 
 
-def test_no_sweep_has_components(tmp_path: Path) -> None:
+def test_sweep_with_components_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text(
         "name: x\nentrypoint: {command: [train]}\ncomponents: {data: {entrypoint: {command: [serve]}}}\n"

@@ -1,4 +1,4 @@
-"""The sections ``container`` and ``stage``, and what conflicts with them."""
+"""The sections ``container`` and ``stage``: path resolution and conflicts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def spec(**sections: Any) -> JobSpec:
     return spec_from_values({"name": "a", "entrypoint": {"command": ["true"]}, **sections}, base=BASE)
 
 
-def test_paths_are_the_files_and_names_are_the_registrys() -> None:
+def test_relative_paths_are_resolved_and_image_names_get_the_docker_scheme() -> None:
     container = spec(container={"image": "torch.sif", "mounts": ["data", "~/x:/x:ro", "/d:/e:rw"]}).container
     assert container is not None
     home = os.path.expanduser("~")
@@ -61,6 +61,6 @@ def test_paths_are_the_files_and_names_are_the_registrys() -> None:
         ({"launcher": "mpirun"}, r"launcher 'mpirun' is not valid \(allowed: srun, torchrun\)"),
     ],
 )
-def test_refused(sections: dict[str, Any], words: str) -> None:
+def test_invalid_container_stage_or_launcher_is_refused(sections: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words):
         spec(**sections)

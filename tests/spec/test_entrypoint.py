@@ -1,4 +1,4 @@
-# ruff: noqa: E501  (messages stand here in one piece)
+# ruff: noqa: E501  (error messages are not wrapped)
 from __future__ import annotations
 
 import math
@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from hpcaccel.spec.job.quantities import format_number
 
 
-def test_flags_in_the_order_of_the_file(load) -> None:
+def test_args_become_flags_in_file_order(load) -> None:
     spec = load(
         "entrypoint: {script: train.py, args: {lr: 3.0e-4, depth: 4, compile: true, old: false, tag: null, b: [1, x]}}"
     )
     assert spec.arguments() == ["--lr", "3e-4", "--depth", "4", "--compile", "--b", "1", "x"]
 
 
-def test_text_is_kept_character_by_character(load) -> None:
+def test_string_args_are_passed_unchanged(load) -> None:
     spec = load(
         """entrypoint: {script: train.py, args: {a: "$(x) `y` ' \\" # é \\t\\u2028", b_c: no, d: 0123, e: '007', f: ''}}"""
     )
@@ -38,12 +38,12 @@ def test_text_is_kept_character_by_character(load) -> None:
     ]
 
 
-def test_a_list_is_passed_as_it_was_written(load) -> None:
+def test_args_list_is_passed_as_written(load) -> None:
     spec = load("entrypoint: {script: train.py, args: [--lr, 3.0e-4, -v, true, 1.10]}")
     assert spec.arguments() == ["--lr", "3.0e-4", "-v", "true", "1.10"]
 
 
-def test_hydra_writes_everything_out(load) -> None:
+def test_key_value_style_writes_every_value_in_hydra_syntax(load) -> None:
     spec = load("""
 entrypoint:
   module: pkg.train
@@ -64,15 +64,15 @@ entrypoint:
 """
 
 
-def test_equals_writes_one_word_a_value_as_python_reads_it(load) -> None:
+def test_equals_style_writes_one_argument_per_value_in_python_syntax(load) -> None:
     assert load(EQUALS).arguments() == [
         "--lr=3e-4", "--compile=False", "--wandb_log=True", "--out=a b", "--betas=[0.9,0.95]", """--names=['a',"it's",True]""",
         "--optimizer.name=adamw", "--optimizer.fused=False", "--raw=false", "--empty=", "--big=12345678901234567890123", "--inf=inf",
     ]  # fmt: skip
 
 
-def test_equals_is_what_nanogpt_reads(load, tmp_path: Path) -> None:
-    """Its configurator takes a value only where ``literal_eval`` gives the type of the default."""
+def test_nanogpt_configurator_reads_equals_style(load, tmp_path: Path) -> None:
+    """nanoGPT's configurator accepts a value only if ``literal_eval`` gives the type of the default."""
     (tmp_path / "nano.py").write_text(NANOGPT)
     spec = load(
         "entrypoint: {script: nano.py, args_style: equals, args: {compile: false, learning_rate: 3e-4, max_iters: 5}}",
@@ -88,7 +88,7 @@ def test_equals_is_what_nanogpt_reads(load, tmp_path: Path) -> None:
 NANOGPT = (Path(__file__).parent / "programs" / "nanogpt_configurator.py").read_text()
 
 
-def test_numbers_that_no_float_can_hold_stay_text(load) -> None:
+def test_numbers_beyond_float_range_or_precision_are_passed_exactly(load) -> None:
     spec = load("entrypoint: {script: train.py, args: {a: .inf, b: 1e999, c: 12345678901234567890123}}")
     assert spec.arguments() == ["--a", "inf", "--b", "1e999", "--c", "12345678901234567890123"]
 
@@ -101,14 +101,14 @@ def test_numbers_that_no_float_can_hold_stay_text(load) -> None:
         ("{command: [bash, -c, 'exit 3']}", "command", "signals"),
     ],
 )
-def test_the_kind_decides_how_the_ranks_are_stopped(load, entrypoint: str, kind: str, mode: str) -> None:
+def test_entrypoint_kind_sets_the_default_stop_mode(load, entrypoint: str, kind: str, mode: str) -> None:
     spec = load(f"entrypoint: {entrypoint}")
     assert (spec.entrypoint.kind, spec.stop_mode) == (kind, mode)
     other = load(f"entrypoint: {entrypoint}\nruntime: {{stop: signals}}")
     assert other.stop_mode == "signals"
 
 
-def test_a_command_with_a_slash_is_a_path_beside_the_file(load, tmp_path: Path) -> None:
+def test_command_with_a_slash_is_relative_to_the_file(load, tmp_path: Path) -> None:
     (tmp_path / "run.sh").touch()
     assert load("entrypoint: {command: [./run.sh, ./data]}").entrypoint.command == [str(tmp_path / "run.sh"), "./data"]
 
@@ -135,7 +135,7 @@ def test_a_command_with_a_slash_is_a_path_beside_the_file(load, tmp_path: Path) 
         ("{script: train.py, args_style: hydra}", "entrypoint.args_style 'hydra' is not valid (allowed: flags, equals, key=value)"),
     ],
 )  # fmt: skip
-def test_problems(problems, tmp_path: Path, entrypoint: str, problem: str) -> None:
+def test_invalid_entrypoint_is_reported_with_its_line(problems, tmp_path: Path, entrypoint: str, problem: str) -> None:
     assert f"job.yaml:2: {problem.replace('{tmp}', str(tmp_path))}" in problems(f"entrypoint: {entrypoint}")
 
 
@@ -146,12 +146,12 @@ def test_problems(problems, tmp_path: Path, entrypoint: str, problem: str) -> No
         (1e16, "1e16"), (1.5e300, "1.5e300"), (0.0, "0.0"), (-0.0, "-0.0"), (123, "123"), (0.00015, "1.5e-4"), (0.0123, "0.0123"),
     ],
 )  # fmt: skip
-def test_format_number(value: float, text: str) -> None:
+def test_format_number_uses_the_short_decimal_or_exponent_form(value: float, text: str) -> None:
     assert format_number(value) == text
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_a_formatted_number_is_the_same_number(value: float) -> None:
+def test_format_number_round_trips(value: float) -> None:
     text = format_number(value)
     assert float(text) == value
     assert math.copysign(1, float(text)) == math.copysign(1, value)
@@ -168,6 +168,6 @@ def test_a_formatted_number_is_the_same_number(value: float) -> None:
         ('[--lr, 1,\n  "a\\nb"]', 3),
     ],
 )
-def test_a_mistake_in_args_has_a_line_of_its_own(problems, args: str, line: int) -> None:
+def test_error_in_args_has_the_line_of_the_argument(problems, args: str, line: int) -> None:
     found = problems(f"name: x\nentrypoint: {{command: [echo], args_style: equals, args: {args}}}\n", whole=True)
     assert [problem.partition(" ")[0] for problem in found] == [f"job.yaml:{line}:"]

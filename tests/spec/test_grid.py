@@ -6,7 +6,7 @@ from hpcaccel.errors import SpecError
 from hpcaccel.spec import grid
 
 
-def test_a_grid_is_every_combination(load) -> None:
+def test_grid_gives_every_combination_of_values(load) -> None:
     combinations = grid(["args.lr=1e-3,3e-4", "seed=1,2", "args.l=[1,2],'a,b'"])
     assert len(combinations) == 8
     assert combinations[0] == ["args.lr=1e-3", "seed=1", "args.l=[1,2]"]
@@ -24,7 +24,7 @@ def test_a_grid_is_every_combination(load) -> None:
         (["sede=1"], "command line: --grid sede=1: sede is not a known key. Did you mean 'runtime.seed'?"),
     ],
 )
-def test_grids_that_are_refused(axes: list[str], problem: str) -> None:
+def test_invalid_grid_axis_is_refused(axes: list[str], problem: str) -> None:
     with pytest.raises(SpecError) as caught:
         grid(axes)
     assert caught.value.problems == [problem]

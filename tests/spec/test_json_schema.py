@@ -18,19 +18,19 @@ def properties(node: dict[str, Any], name: str = "") -> list[tuple[str, dict[str
     return found + [item for key, value in node.get("$defs", {}).items() for item in properties(value, key)]
 
 
-def test_it_is_a_schema_of_draft_2020_12() -> None:
+def test_schema_is_valid_draft_2020_12() -> None:
     assert schema()["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     jsonschema.Draft202012Validator.check_schema(schema())
 
 
 @pytest.mark.parametrize("made", [schema, sweep_schema])
-def test_every_key_is_described(made: Callable[[], dict[str, Any]]) -> None:
+def test_every_schema_key_has_a_description(made: Callable[[], dict[str, Any]]) -> None:
     every = properties(made())
     assert len(every) > 80
     assert [name for name, value in every if len(value.get("description", "")) < 10] == []
 
 
-def test_the_names_are_those_of_the_file() -> None:
+def test_schema_uses_the_key_names_of_the_file() -> None:
     defs = schema()["$defs"]
     assert "copy" in defs["CodeSection"]["properties"]
     assert "function" not in defs["EntrypointSection"]["properties"]
@@ -38,7 +38,7 @@ def test_the_names_are_those_of_the_file() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(JOBS.rglob("*.yaml")), ids=lambda path: str(path.relative_to(JOBS)))
-def test_the_examples_fit(path: Path) -> None:
+def test_example_files_match_the_schema(path: Path) -> None:
     values = yaml.safe_load(path.read_text())
     fitting = sweep_schema() if "sweep" in values else schema()
     assert list(jsonschema.Draft202012Validator(fitting).iter_errors(values)) == []
@@ -69,5 +69,5 @@ def test_the_examples_fit(path: Path) -> None:
         ({"name": "a", "entrypoint": {"script": "x"}, "runtime": {"strategy": "x"}}, False),
     ],
 )
-def test_what_fits(values: dict[str, Any], fits: bool) -> None:
+def test_schema_accepts_valid_specs_and_rejects_invalid_ones(values: dict[str, Any], fits: bool) -> None:
     assert jsonschema.Draft202012Validator(schema()).is_valid(values) is fits

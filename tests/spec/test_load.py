@@ -1,4 +1,4 @@
-# ruff: noqa: E501  (messages stand here in one piece)
+# ruff: noqa: E501  (error messages are not wrapped)
 from __future__ import annotations
 
 from pathlib import Path
@@ -22,17 +22,17 @@ def failure(path: str | Path, *overrides: str) -> list[str]:
     return caught.value.problems
 
 
-# -- files that are none --------------------------------------------------------------------------------------------
+# -- unreadable files -----------------------------------------------------------------------------------------------
 
 
-def test_a_missing_file_names_the_closest(tmp_path: Path) -> None:
+def test_missing_file_error_suggests_the_closest_name(tmp_path: Path) -> None:
     write(tmp_path / "jobs/train.yaml", "x: 1")
     assert failure("jobs/trian.yaml") == ["jobs/trian.yaml: no such file. Did you mean 'jobs/train.yaml'?"]
     assert failure("nowhere/a.yaml") == ["nowhere/a.yaml: no such file"]
     assert failure("train.py/a.yaml") == ["train.py/a.yaml: no such file"]
 
 
-def test_a_directory_tells_what_it_holds(tmp_path: Path) -> None:
+def test_directory_error_lists_its_yaml_files(tmp_path: Path) -> None:
     write(tmp_path / "jobs/train.yaml", "x: 1")
     assert failure("jobs") == ["jobs is a directory, not a YAML file (it contains train.yaml)"]
 
@@ -49,12 +49,12 @@ def test_a_directory_tells_what_it_holds(tmp_path: Path) -> None:
         (b"\x7fELF\x00\x01", "f.yaml:1: the character U+007F is not allowed in YAML"),
     ],
 )  # fmt: skip
-def test_files_that_are_no_spec(tmp_path: Path, content: bytes, problem: str) -> None:
+def test_file_that_is_not_a_spec_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
     (tmp_path / "f.yaml").write_bytes(content)
     assert failure("f.yaml") == [problem]
 
 
-def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path) -> None:
+def test_byte_order_mark_and_crlf_line_endings_are_accepted(tmp_path: Path) -> None:
     (tmp_path / "f.yaml").write_bytes(b"\xef\xbb\xbfname: gpt\r\nentrypoint:\r\n  script: train.py\r\n")
     assert load_spec("f.yaml").name == "gpt"
 
@@ -62,7 +62,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path) -> Non
 # -- all errors at once ---------------------------------------------------------------------------------------------
 
 
-def test_all_errors_at_once_each_with_its_line(problems, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_errors_are_reported_at_once_with_their_lines(problems, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOPE", raising=False)
     text = """\
 entrypoint:
@@ -118,7 +118,7 @@ sweep: {trials: 3}
     ]  # fmt: skip
 
 
-def test_what_is_missing_says_what_it_is(problems) -> None:
+def test_missing_key_error_describes_the_key(problems) -> None:
     assert problems("slurm: {}", whole=True) == [
         "job.yaml:1: name is missing. A short name, used for the Slurm job and for the directory of its runs.",
         "job.yaml:1: entrypoint is missing. The program that the ranks run.",
@@ -126,16 +126,16 @@ def test_what_is_missing_says_what_it_is(problems) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "-x", "", "a b", "ü", "x" * 65, "[a]"])
-def test_a_name_is_a_safe_folder(problems, name: str) -> None:
+def test_name_unsafe_for_a_directory_is_refused(problems, name: str) -> None:
     (problem,) = problems(f"name: {name!r}\nentrypoint: {{script: train.py}}", whole=True)
     assert problem.startswith(f"job.yaml:1: name {name!r} is not a valid name: use at most 64 letters")
 
 
-def test_a_number_may_be_a_name(load) -> None:
+def test_numeric_name_keeps_its_spelling(load) -> None:
     assert load("name: 007\nentrypoint: {script: train.py}", whole=True).name == "007"
 
 
-def test_sections_with_nothing_behind_them_are_defaults(load) -> None:
+def test_empty_section_equals_its_defaults(load) -> None:
     assert load("slurm:\nenvironment:\n  env:\n  modules:\nsrun: {extra: }\n") == load("")
 
 
@@ -159,20 +159,20 @@ def test_sections_with_nothing_behind_them_are_defaults(load) -> None:
         ("workdir: ${env:1x}", "workdir '${env:1x}' is not valid: write ${env:NAME} with the name of an environment variable"),
     ],
 )  # fmt: skip
-def test_values_that_are_refused(problems, text: str, problem: str) -> None:
+def test_invalid_value_is_refused(problems, text: str, problem: str) -> None:
     assert problems(text) == [f"job.yaml:3: {problem}"]
 
 
-def test_a_value_of_a_hundred_kilobytes_is_refused_and_shown_short(problems) -> None:
+def test_value_over_100_kb_is_refused_and_truncated_in_the_error(problems) -> None:
     (problem,) = problems(f"environment: {{env: {{A: '{'x' * 100_001}'}}}}")
     assert problem.endswith("...' is 100001 bytes long (at most 100000)")
     assert len(problem) < 200
 
 
-# -- what values stand for ------------------------------------------------------------------------------------------
+# -- expansion of values and paths ----------------------------------------------------------------------------------
 
 
-def test_values_are_literal_but_for_env_and_tilde(load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_env_references_and_leading_tilde_slash_are_expanded(load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WHO", "a$b ${env:WHO}")
     spec = load("""
 environment:
@@ -189,14 +189,14 @@ environment:
     }
 
 
-def test_numbers_and_switches_may_come_from_the_environment(load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_and_booleans_may_come_from_the_environment(load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("N", "4")
     monkeypatch.setenv("YES", "true")
     spec = load("slurm: {nodes: '${env:N}', cpus_per_task: '${env:N}'}\nruntime: {deterministic: '${env:YES}'}")
     assert (spec.slurm.nodes, spec.slurm.cpus_per_task, spec.runtime.deterministic) == ("4", 4, True)
 
 
-def test_paths_start_at_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATA", "/data")
     write(tmp_path / "jobs/train.py", "")
     write(
@@ -215,7 +215,9 @@ def test_paths_start_at_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert spec.code.exclude == ["./data"]
 
 
-def test_a_spec_for_another_machine_names_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_spec_uses_remote_environment_except_for_local_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HERE", "base")
     monkeypatch.setenv("PLACE", "/here")
     write(
@@ -242,7 +244,7 @@ def test_a_spec_for_another_machine_names_what_is_there(tmp_path: Path, monkeypa
         assert "HERE is not set on alps" in failure(file, "args.x=${env:HERE}")[0]
 
 
-def test_another_machine_does_not_choose_what_is_sent_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_environment_does_not_select_what_is_uploaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WHICH", "mine")
     file = write(
         tmp_path / "job.yaml",
@@ -260,7 +262,7 @@ def test_another_machine_does_not_choose_what_is_sent_to_it(tmp_path: Path, monk
         assert load_spec(file, overrides=program).entrypoint.command == ["/soft/bin/tool"]
 
 
-def test_names_without_a_slash_are_no_paths(load) -> None:
+def test_names_without_a_slash_are_not_treated_as_paths(load) -> None:
     spec = load("entrypoint: {command: [bash]}\nenvironment: {conda: torch, python: python3.11}")
     assert (spec.entrypoint.command, spec.environment.conda, spec.environment.python) == (
         ["bash"],
@@ -301,14 +303,14 @@ def test_a_base_is_merged_key_by_key_and_lists_are_replaced(tmp_path: Path) -> N
     assert spec.workdir == str(tmp_path / "site/here")
 
 
-def test_a_script_of_a_base_stands_beside_the_base(tmp_path: Path) -> None:
+def test_script_in_a_base_is_relative_to_the_base(tmp_path: Path) -> None:
     write(tmp_path / "site/own.py", "")
     write(tmp_path / "site/base.yaml", "entrypoint: {script: own.py}\n")
     write(tmp_path / "job.yaml", "extends: site/base.yaml\nname: a\n")
     assert load_spec("job.yaml").entrypoint.script == str(tmp_path / "site/own.py")
 
 
-def test_errors_in_a_base_name_the_base(tmp_path: Path) -> None:
+def test_errors_in_a_base_name_the_base_file(tmp_path: Path) -> None:
     write(tmp_path / "base.yaml", "slurm:\n  tmie: 5\n  mem: lots\nslurm: {}\n")
     write(tmp_path / "job.yaml", "extends: base.yaml\nname: a\nentrypoint: {script: train.py}\nslurm: {nodes: x}\n")
     lines = failure("job.yaml")
@@ -329,13 +331,13 @@ def test_errors_in_a_base_name_the_base(tmp_path: Path) -> None:
         ("extends: [a, b]", "base.yaml:1: extends must be the path of one file, such as base.yaml"),
     ],
 )  # fmt: skip
-def test_bases_that_cannot_be_read(tmp_path: Path, base: str, problem: str) -> None:
+def test_invalid_base_is_refused(tmp_path: Path, base: str, problem: str) -> None:
     write(tmp_path / "base.yaml", base)
     write(tmp_path / "job.yaml", "extends: base.yaml\nname: a\nentrypoint: {script: train.py}\n")
     assert failure("job.yaml") == [problem]
 
 
-def test_conflicts_inside_one_file_stay_conflicts(tmp_path: Path) -> None:
+def test_conflict_within_one_file_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "base.yaml", "slurm: {mem_per_gpu: 1G}\n")
     write(
         tmp_path / "job.yaml",
@@ -349,7 +351,7 @@ def test_conflicts_inside_one_file_stay_conflicts(tmp_path: Path) -> None:
 # -- from Python ----------------------------------------------------------------------------------------------------
 
 
-def test_values_from_python_have_the_same_rules(tmp_path: Path) -> None:
+def test_spec_from_python_values_follows_the_file_rules(tmp_path: Path) -> None:
     spec = spec_from_values(
         {"name": "a", "entrypoint": {"script": Path("train.py"), "args": {"lr": 3e-4, "out": Path("x")}}},
         base=tmp_path,
@@ -362,10 +364,10 @@ def test_values_from_python_have_the_same_rules(tmp_path: Path) -> None:
         spec_from_values({"name": "a", "entrypoint": {"module": "m"}, "slurm": {"nodse": 2}})
 
 
-def test_a_function_is_named_from_python_only() -> None:
+def test_python_values_may_name_a_function() -> None:
     assert spec_from_values({"name": "a", "entrypoint": {"function": "train"}}).entrypoint.kind == "function"
 
 
 @pytest.mark.parametrize("name", ["HPCACCEL_USE_CPU", "HPCACCEL_ALONE", "HPCACCEL_GPUS_PER_TASK", "HPCACCEL_LOG_LEVEL"])
-def test_variables_that_are_documented_for_users_may_be_set(load, name: str) -> None:
+def test_documented_hpcaccel_variables_may_be_set(load, name: str) -> None:
     assert load(f"environment: {{env: {{{name}: '1'}}}}").environment.env == {name: "1"}

@@ -1,4 +1,4 @@
-# ruff: noqa: E501  (messages stand here in one piece)
+# ruff: noqa: E501  (error messages are not wrapped)
 from __future__ import annotations
 
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from hpcaccel.errors import presentable
 
 
-def test_the_leading_section_may_be_left_out(load) -> None:
+def test_override_key_may_omit_its_section(load) -> None:
     spec = load(
         "slurm: {nodes: 1}\nentrypoint: {script: train.py, args: {lr: 1.0, depth: 4}}",
         "args.lr=1e-3", "nodes=4", "slurm.time=10:00", "keep=5", "env.A=no", "name=other", "resilience.requeue=false", "fsdp.wrap=[Block]",
@@ -18,7 +18,7 @@ def test_the_leading_section_may_be_left_out(load) -> None:
     assert spec.runtime.fsdp.wrap == ["Block"]
 
 
-def test_a_value_is_taken_as_it_stands(load) -> None:
+def test_override_value_needs_no_quoting(load) -> None:
     spec = load(
         "", "comment=it's a: b # c", "args.x=[1, a b]", "env.N='7'", "env.S=$X ", "args.t=true", "exclusive=true"
     )
@@ -28,13 +28,13 @@ def test_a_value_is_taken_as_it_stands(load) -> None:
     assert spec.slurm.exclusive is True
 
 
-def test_a_mapping_replaces_the_whole_and_null_takes_a_value_away(load) -> None:
+def test_override_replaces_a_whole_mapping_and_null_removes_a_value(load) -> None:
     text = "entrypoint: {script: train.py, args: {a: 1, b: 2}}\nslurm: {partition: gpu}"
     assert load(text, "args={c: 3}").arguments() == ["--c", "3"]
     assert load(text, "args.a=null", "partition=null").arguments() == ["--b", "2"]
 
 
-def test_an_override_rules_out_what_cannot_stand_beside_it(load, problems) -> None:
+def test_override_removes_conflicting_values_of_the_file(load, problems) -> None:
     text = "slurm: {mem: 40G, gpus_per_node: 2}"
     slurm = load(text, "mem_per_cpu=2G", "gres=gpu:4").slurm
     assert (slurm.mem, slurm.mem_per_cpu, slurm.gpus_per_node, slurm.gres) == (None, "2G", None, "gpu:4")
@@ -44,13 +44,13 @@ def test_an_override_rules_out_what_cannot_stand_beside_it(load, problems) -> No
     ]
 
 
-def test_a_dot_goes_down_a_level_where_there_is_one(load) -> None:
+def test_dotted_override_enters_a_mapping_only_if_it_exists(load) -> None:
     text = "entrypoint: {script: train.py, args_style: key=value, args: {model: {depth: 4}, opt.lr: 1}}"
     overrides = ("args.model.depth=8", "args.opt.lr=2", "args.new.key=3")
     assert load(text, *overrides).arguments() == ["model.depth=8", "opt.lr=2", "new.key=3"]
 
 
-def test_the_last_of_two_wins(load) -> None:
+def test_last_override_of_a_key_wins(load) -> None:
     assert load("", "nodes=2", "nodes=3").slurm.nodes == "3"
 
 
@@ -78,7 +78,7 @@ def test_the_last_of_two_wins(load) -> None:
         ("env.A=\udcff", "environment.env.A '\\udcff' is not valid text: it contains bytes that are not UTF-8, or half of a surrogate pair"),
     ],
 )  # fmt: skip
-def test_problems_name_the_override(problems, override: str, problem: str | None) -> None:
+def test_error_in_an_override_quotes_the_override(problems, override: str, problem: str | None) -> None:
     lines = problems("environment: {modules: [a]}", override)
     assert len(lines) == 1
     shown = presentable(override)
@@ -87,11 +87,11 @@ def test_problems_name_the_override(problems, override: str, problem: str | None
         assert lines[0] == f"command line: {shown}: {problem}"
 
 
-def test_a_long_override_is_shown_short(problems) -> None:
+def test_long_override_is_truncated_in_the_error(problems) -> None:
     (line,) = problems("", "nodes=" + "x" * 1000)
     assert line.startswith("command line: nodes=" + "x" * 71 + "...: slurm.nodes 'xxx")
     assert len(line) < 300
 
 
-def test_paths_of_overrides_start_at_the_file(load, tmp_path) -> None:
+def test_override_paths_are_relative_to_the_file(load, tmp_path) -> None:
     assert load("", "workdir=out").workdir == str(tmp_path / "out")

@@ -27,13 +27,13 @@ from hpcaccel.spec.job import quantities as q
         ("0", "UNLIMITED", None),
     ],
 )
-def test_times(text: str, canonical: str, seconds: int | None) -> None:
+def test_time_is_converted_to_canonical_form_and_seconds(text: str, canonical: str, seconds: int | None) -> None:
     assert q.canonical_time(text) == canonical
     assert q.time_seconds(canonical) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "tomorrow", "1.5", "1h", "1:2:3:4", "1-2-3", "-2", "1-", ":30", "1 0", "١٠"])
-def test_what_is_no_time(text: str) -> None:
+def test_invalid_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a time"):
         q.canonical_time(text)
 
@@ -52,13 +52,13 @@ def test_what_is_no_time(text: str) -> None:
         ("0", "0", 0),
     ],
 )
-def test_memory(text: str, canonical: str, megabytes: int) -> None:
+def test_memory_is_converted_to_canonical_form_and_megabytes(text: str, canonical: str, megabytes: int) -> None:
     assert q.canonical_memory(text) == canonical
     assert q.memory_megabytes(canonical) == megabytes
 
 
 @pytest.mark.parametrize("text", ["", "-1", "40 G", "40X", "G", "1e3", "4,5G"])
-def test_what_is_no_memory(text: str) -> None:
+def test_invalid_memory_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a memory size"):
         q.canonical_memory(text)
 
@@ -74,13 +74,13 @@ def test_what_is_no_memory(text: str) -> None:
         ("1,2,4-8:2", "1,2,4-8:2", (1, 8)),
     ],
 )
-def test_nodes(text: str, canonical: str, span: tuple[int, int]) -> None:
+def test_nodes_are_converted_to_canonical_form_and_range(text: str, canonical: str, span: tuple[int, int]) -> None:
     assert q.canonical_nodes(text) == canonical
     assert q.node_range(canonical) == span
 
 
 @pytest.mark.parametrize("text", ["", "0", "4-2", "two", "-2", "2-", "1:2", "2-4:0", "1.5"])
-def test_what_is_no_number_of_nodes(text: str) -> None:
+def test_invalid_number_of_nodes_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a number of nodes"):
         q.canonical_nodes(text)
 
@@ -89,13 +89,13 @@ def test_what_is_no_number_of_nodes(text: str) -> None:
     ("text", "canonical", "count"),
     [("2", "2", 2), ("a100:2", "a100:2", 2), ("a100:2, v100:1", "a100:2,v100:1", 3), ("0", "0", 0)],
 )
-def test_gpus(text: str, canonical: str, count: int) -> None:
+def test_gpus_are_converted_to_canonical_form_and_count(text: str, canonical: str, count: int) -> None:
     assert q.canonical_gpus(text) == canonical
     assert q.gpu_count(canonical) == count
 
 
 @pytest.mark.parametrize("text", ["", "a100", "a100:", ":2", "a100:two", "2.5", "gpu:a100:2"])
-def test_what_is_no_number_of_gpus(text: str) -> None:
+def test_invalid_number_of_gpus_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a number of GPUs"):
         q.canonical_gpus(text)
 
@@ -114,33 +114,33 @@ def test_what_is_no_number_of_gpus(text: str) -> None:
         ("NONE", "none", 0),
     ],
 )
-def test_gres(text: str, canonical: str, gpus: int) -> None:
+def test_gres_is_converted_to_canonical_form_and_gpu_count(text: str, canonical: str, gpus: int) -> None:
     assert q.canonical_gres(text) == canonical
     assert q.gres_gpus(canonical) == gpus
 
 
 @pytest.mark.parametrize("text", ["", "gpu:", "gpu::2", "gpu:a100:2:3", "2", "gpu:a b:2", "gpu:2,"])
-def test_what_is_no_gres(text: str) -> None:
+def test_invalid_gres_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a list of generic resources"):
         q.canonical_gres(text)
 
 
 @given(st.integers(1, 10**9))
-def test_a_time_survives_its_canonical_form(seconds: int) -> None:
+def test_canonical_time_keeps_its_value(seconds: int) -> None:
     canonical = q.canonical_time(f"0:{seconds}")
     assert q.canonical_time(canonical) == canonical
     assert q.time_seconds(canonical) == seconds
 
 
 @given(st.integers(1, 10**9))
-def test_memory_survives_its_canonical_form(megabytes: int) -> None:
+def test_canonical_memory_keeps_its_value(megabytes: int) -> None:
     canonical = q.canonical_memory(f"{megabytes}M")
     assert q.canonical_memory(canonical) == canonical
     assert q.memory_megabytes(canonical) == megabytes
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**4), st.integers(0, 50)), min_size=1, max_size=4))
-def test_node_counts_survive_their_canonical_form(parts: list[tuple[int, int]]) -> None:
+def test_canonical_node_counts_keep_their_range(parts: list[tuple[int, int]]) -> None:
     canonical = q.canonical_nodes(",".join(f"{low}-{low + more}" for low, more in parts))
     assert q.canonical_nodes(canonical) == canonical
     assert q.node_range(canonical) == (min(low for low, _ in parts), max(low + more for low, more in parts))
@@ -152,7 +152,7 @@ FORMS = (q.canonical_time, q.canonical_memory, q.canonical_nodes, q.canonical_gp
 @given(st.sampled_from(FORMS), st.text(alphabet="0123456789-:,.kKmMGT a", max_size=12) | st.text(max_size=12))
 @example(q.canonical_gpus, "00000")
 @example(q.canonical_gpus, "10000")
-def test_any_text_is_canonical_or_refused(form: Callable[[str], str], text: str) -> None:
+def test_any_text_is_refused_or_has_a_stable_canonical_form(form: Callable[[str], str], text: str) -> None:
     try:
         canonical = form(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The facts of a cluster: their file."""
+"""The cluster facts file: storing, loading and validation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FACTS = SiteFacts(
 )
 
 
-def test_facts_come_back_as_they_were() -> None:
+def test_stored_facts_load_unchanged_from_a_private_file() -> None:
     path = store_facts(FACTS)
     assert load_facts("alps") == FACTS
     assert path == facts_path("alps")
@@ -39,13 +39,13 @@ def test_facts_come_back_as_they_were() -> None:
     assert load_facts("other") is None
 
 
-def test_age() -> None:
+def test_age_text_uses_the_largest_whole_unit() -> None:
     now = FACTS.probed_at
     ages = [FACTS.age_text(now + seconds) for seconds in (-5, 59, 60, 7200, 86400, 3 * 86400)]
     assert ages == ["less than a minute", "less than a minute", "1 minute", "2 hours", "1 day", "3 days"]
 
 
-def test_kinds_of_nodes_of_partitions() -> None:
+def test_node_types_of_a_partition_and_their_gpu_count() -> None:
     assert [kind.name for kind in FACTS.node_types_of(["gpu"])] == ["4xa100"]
     assert FACTS.node_types[0].gpu_count == 6
 
@@ -62,7 +62,7 @@ def test_kinds_of_nodes_of_partitions() -> None:
         ("\x00\x01", "facts.yaml"),
     ],
 )
-def test_files_that_are_no_facts(text: str, message: str) -> None:
+def test_invalid_facts_file_is_refused_with_a_hint_to_probe(text: str, message: str) -> None:
     path = facts_path("alps")
     path.parent.mkdir(parents=True)
     path.write_text(text)
@@ -71,13 +71,13 @@ def test_files_that_are_no_facts(text: str, message: str) -> None:
     assert "hpcaccel cluster probe alps" in str(caught.value)
 
 
-def test_a_folder_in_place_of_the_file() -> None:
+def test_directory_in_place_of_the_facts_file_is_refused() -> None:
     facts_path("alps").mkdir(parents=True)
     with pytest.raises(SpecError, match="is a directory"):
         load_facts("alps")
 
 
 @pytest.mark.parametrize("name", ["../x", "", "a/b"])
-def test_names_that_would_lead_elsewhere(name: str) -> None:
+def test_invalid_profile_name_is_refused(name: str) -> None:
     with pytest.raises(SpecError, match="is not a valid profile name"):
         facts_path(name)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 
-def test_flags_are_sbatchs_own(load) -> None:
+def test_slurm_section_becomes_sbatch_flags(load) -> None:
     spec = load("""
 slurm:
   partition: [gpu, gpu0]
@@ -37,7 +37,7 @@ slurm:
     ]
 
 
-def test_the_least_that_is_asked_for(load) -> None:
+def test_empty_slurm_section_gives_the_default_flags(load) -> None:
     assert load("").slurm.flags() == [("nodes", "1"), ("ntasks-per-node", "1"), ("time", "01:00:00")]
 
 
@@ -55,16 +55,16 @@ def test_the_least_that_is_asked_for(load) -> None:
         ("{gpus_per_node: 0}", 1, 0),
     ],
 )
-def test_ranks_default_to_the_gpus_of_a_node(load, slurm: str, ranks: int, gpus: int) -> None:
+def test_ranks_per_node_default_to_gpus_per_node(load, slurm: str, ranks: int, gpus: int) -> None:
     spec = load(f"slurm: {slurm}")
     assert (spec.ranks_per_node, spec.slurm.node_gpus) == (ranks, gpus)
 
 
-def test_no_gpus_are_not_asked_for(load) -> None:
+def test_zero_gpus_are_not_requested(load) -> None:
     assert "gpus-per-node" not in dict(load("slurm: {gpus_per_node: 0}").slurm.flags())
 
 
-def test_quantities_as_numbers(load) -> None:
+def test_slurm_quantities_are_available_as_numbers(load) -> None:
     slurm = load("slurm: {nodes: 2-4, time: 10:00, mem: 1.5T}").slurm
     assert (slurm.min_nodes, slurm.max_nodes, slurm.time_seconds, slurm.mem_megabytes) == (2, 4, 600, 1536 * 1024)
     assert load("slurm: {time: infinite}").slurm.time_seconds is None
@@ -125,16 +125,16 @@ def test_quantities_as_numbers(load) -> None:
         ("5", "slurm 5 must be a mapping"),
     ],
 )
-def test_problems(problems, slurm: str, problem: str) -> None:
+def test_invalid_slurm_value_is_refused(problems, slurm: str, problem: str) -> None:
     assert problems(f"slurm: {slurm}") == [f"job.yaml:3: {problem}"]
 
 
-def test_gres_without_gpus_may_stand_beside_gpus(load) -> None:
+def test_gres_without_gpus_may_be_combined_with_gpus_per_node(load) -> None:
     flags = dict(load("slurm: {gpus_per_node: 2, gres: 'nvme:1'}").slurm.flags())
     assert (flags["gpus-per-node"], flags["gres"]) == ("2", "nvme:1")
 
 
-def test_srun_flags_are_passed_as_they_are(load, problems) -> None:
+def test_srun_flags_are_passed_through_unless_hpcaccel_sets_them(load, problems) -> None:
     assert load("srun: {extra: [--cpu-bind=none, --mem-bind, local]}").srun.extra == [
         "--cpu-bind=none",
         "--mem-bind",

@@ -1,11 +1,11 @@
-# ruff: noqa: E501  (messages stand here in one piece)
+# ruff: noqa: E501  (error messages are not wrapped)
 from __future__ import annotations
 
 import subprocess
 import sys
 
 
-def test_the_room_imports_nothing_heavy() -> None:
+def test_importing_spec_imports_no_heavy_dependency() -> None:
     program = (
         "import sys, hpcaccel.spec\n"
         "print(*sorted({'torch', 'numpy', 'optuna', 'fabric', 'submitit', 'jinja2', 'rich', 'typer'} & set(sys.modules)))"

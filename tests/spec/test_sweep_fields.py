@@ -1,4 +1,4 @@
-# ruff: noqa: E501  (messages stand here in one piece)
+# ruff: noqa: E501  (error messages are not wrapped)
 from __future__ import annotations
 
 import subprocess
@@ -22,7 +22,7 @@ LR = "parameters: {args.lr: {float: [1.0e-4, 1.0e-1], log: true}}"
 
 
 def load(sweep: str, *overrides: str, head: str = HEAD) -> SweepSpec:
-    """A sweep from the text of its section; ``metric`` and ``max_trials`` are added."""
+    """Load a sweep from the text of its section; ``metric`` and a limit are added if missing."""
     lines = [
         *([] if "metric:" in sweep else ["metric: loss"]),
         *([] if "max_trials" in sweep or "max_gpu" in sweep else ["max_trials: 10"]),
@@ -46,10 +46,10 @@ def parameter(text: str) -> str:
     return f"parameters: {{args.lr: {text}}}"
 
 
-# -- what it says ---------------------------------------------------------------------------------------------------
+# -- loading --------------------------------------------------------------------------------------------------------
 
 
-def test_a_whole_sweep() -> None:
+def test_sweep_with_every_key_loads() -> None:
     spec = load(
         """\
 method: tpe
@@ -79,13 +79,13 @@ seed: 0"""
     assert SweepSpec.model_validate(spec.model_dump(mode="json")) == spec
 
 
-def test_a_file_may_extend_the_job(tmp_path: Path) -> None:
+def test_sweep_file_may_extend_a_job_file(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(HEAD)
     spec = load(f"{LR}\npruner: {{asha: {{}}}}", head="extends: job.yaml\n")
     assert (spec.job.name, spec.sweep.pruner.name) == ("gpt", "asha")
 
 
-def test_values_of_python() -> None:
+def test_sweep_loads_from_python_values() -> None:
     values = {
         "name": "a",
         "entrypoint": {"script": "train.py"},
@@ -95,7 +95,7 @@ def test_values_of_python() -> None:
     assert (spec.sweep.modes, spec.sweep.workers, spec.sweep.parameters["args.lr"].choice) == (["max"], 2, [1, 2])
 
 
-def test_overrides_reach_both_halves() -> None:
+def test_overrides_apply_to_the_sweep_and_to_the_job() -> None:
     spec = load(LR, "max_trials=3", "sweep.pruner={median: {startup_trials: 2}}", "nodes=2", "args.lr=1")
     args: Any = spec.job.entrypoint.args
     assert (spec.sweep.max_trials, spec.job.slurm.nodes, args["lr"]) == (3, "2", 1)
@@ -104,7 +104,7 @@ def test_overrides_reach_both_halves() -> None:
 
 
 @pytest.mark.parametrize(("text", "name"), [("none", "none"), ("", "none"), ("{asha: }", "asha"), ("{hyperband: {max_steps: 81}}", "hyperband")])  # fmt: skip
-def test_pruners(text: str, name: str) -> None:
+def test_pruner_may_be_a_name_a_mapping_or_empty(text: str, name: str) -> None:
     assert load(f"{LR}\npruner: {text}").sweep.pruner.name == name
 
 
@@ -116,22 +116,22 @@ def test_pruners(text: str, name: str) -> None:
         f"{LR}\npruner: {{hyperband: {{max_steps: 64}}}}\nmax_trials: null\nmax_gpu_hours: 3\nkeep_checkpoints: null",
     ],
 )
-def test_what_is_written_down_loads_as_the_same(sweep: str) -> None:
+def test_sweep_survives_yaml_round_trip(sweep: str) -> None:
     spec = load(sweep)
     Path("again.yaml").write_text(sweep_to_yaml(spec))
     again = load_sweep("again.yaml")
     assert (again.job, again.sweep) == (spec.job, spec.sweep)
 
 
-def test_commands_that_know_no_sweeps_do_not_build_its_models() -> None:
+def test_importing_spec_does_not_import_the_sweep_models() -> None:
     code = "import sys, hpcaccel.spec; print('hpcaccel.spec.sweep.sweep_fields' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
-# -- what it means --------------------------------------------------------------------------------------------------
+# -- trials and parameters ------------------------------------------------------------------------------------------
 
 
-def test_a_trial_is_the_job_with_the_point_in_it() -> None:
+def test_trial_spec_is_the_job_with_the_point_applied() -> None:
     spec = load("parameters: {args.lr: {choice: [1, 2]}, args.new: {choice: [a, null]}, keep: {int: [1, 4]}}")
     job = resolve(spec, {"args.lr": 2, "args.new": "a", "keep": 3}, seed=7)
     assert isinstance(job, JobSpec)
@@ -140,7 +140,7 @@ def test_a_trial_is_the_job_with_the_point_in_it() -> None:
     assert resolve(spec, {}) == spec.job
 
 
-def test_arguments_below_a_level_and_lists_as_values() -> None:
+def test_parameters_may_be_nested_arguments_and_lists() -> None:
     head = "name: g\nentrypoint: {script: train.py, args_style: key=value, args: {model: {depth: 4}}}\n"
     spec = load(
         "parameters: {args.model.depth: {int: [2, 8]}, args.betas: {choice: [[0.9, 0.95], [0.9, 0.99]]}}", head=head
@@ -151,7 +151,7 @@ def test_arguments_below_a_level_and_lists_as_values() -> None:
     ]
 
 
-def test_every_trial_and_task_of_a_grid_writes_its_arguments_in_the_style_of_the_spec() -> None:
+def test_trials_and_grid_tasks_use_the_args_style_of_the_spec() -> None:
     head = "name: g\nentrypoint: {script: train.py, args_style: equals, args: {compile: true, model: {depth: 4}}}\n"
     spec = load(
         "parameters: {args.compile: {choice: [true, false]}, args.lr: {float: [1.0e-4, 1.0]}, args.model.depth: {int: [2, 8]}}",
@@ -167,20 +167,20 @@ def test_every_trial_and_task_of_a_grid_writes_its_arguments_in_the_style_of_the
     assert tasks == [["--compile=True", "--model.depth=4", "--x=a"], ["--compile=False", "--model.depth=4", "--x=a"]]
 
 
-def test_choices_are_kept_as_the_job_spec_takes_them(tmp_path: Path) -> None:
+def test_choices_are_stored_as_the_job_spec_parses_them(tmp_path: Path) -> None:
     spec = load("parameters: {checkpoint.resume: {choice: [never, ckpt/a]}, args.id: {choice: [007, 8]}}")
     assert spec.sweep.parameters["checkpoint.resume"].choice == ["never", str(tmp_path / "ckpt/a")]
     assert spec.sweep.parameters["args.id"].choice == ["007", 8]
 
 
-def test_the_specs_own_values_are_a_point_as_far_as_they_lie_in_the_space() -> None:
+def test_own_point_has_the_values_of_the_spec_that_are_in_the_space() -> None:
     spec = load(
         "parameters: {args.lr: {float: [1.0e-4, 1.0]}, args.depth: {choice: [2, 8]}, mixed_precision: {choice: [bf16, no]}}"
     )
     assert own_point(spec) == {"args.lr": 3e-3, "mixed_precision": "no"}
 
 
-def test_parameters_stand_behind_their_conditions() -> None:
+def test_parameters_come_after_those_they_depend_on() -> None:
     spec = load(
         "parameters:\n  args.m: {float: [0, 1], step: 0.5, when: {entrypoint.args.opt: sgd}}\n  args.opt: {choice: [adam, sgd]}\n"
         "  args.n: {choice: [true, false], when: {args.m: [0.5, 1]}}"
@@ -193,7 +193,7 @@ def test_parameters_stand_behind_their_conditions() -> None:
     assert len(every) == count(parameters) == 6
 
 
-def test_the_number_of_points() -> None:
+def test_points_of_a_finite_space_are_counted() -> None:
     spec = load(
         "parameters: {args.a: {int: [1, 9], step: 2}, args.b: {float: [0, 1], step: 0.1}, args.c: {choice: [x, y]}}"
     )
@@ -203,22 +203,22 @@ def test_the_number_of_points() -> None:
 
 
 @pytest.mark.parametrize(("head", "seeds"), [(HEAD, [5, 6]), (HEAD + "runtime: {seed: 40}\n", [40, 41])])
-def test_repeats_have_seeds_one_after_another(head: str, seeds: list[int]) -> None:
+def test_repeats_have_consecutive_seeds(head: str, seeds: list[int]) -> None:
     spec = load(f"{LR}\nrepeat: 2\nseed: 5", head=head)
     assert [seed_of(spec, 0), seed_of(spec, 1)] == seeds
     assert seed_of(load(LR), 0) is None
 
 
-# -- what it refuses ------------------------------------------------------------------------------------------------
+# -- errors and notes -----------------------------------------------------------------------------------------------
 
 
-def test_submit_points_to_sweep_start() -> None:
+def test_loading_a_sweep_file_as_a_job_points_to_sweep_start() -> None:
     load(LR)
     with pytest.raises(SpecError, match=r"sweep.yaml:3: sweep is for `hpcaccel sweep start`"):
         load_spec("sweep.yaml")
 
 
-def test_a_file_without_a_sweep() -> None:
+def test_file_without_a_sweep_section_is_refused() -> None:
     Path("job.yaml").write_text(HEAD)
     with pytest.raises(SpecError) as caught:
         load_sweep("job.yaml")
@@ -292,7 +292,7 @@ GRID = "use `hpcaccel submit --grid`, which submits one job for each value"
         ("parameters: {args.a: {choice: [1, 2], when: {args.b: 1}}, args.b: {choice: [1, 2]}}\nenqueue: [{args.a: 1, args.b: 2}]", "5: sweep.enqueue.0.args.a does not apply at this point: it needs args.b 1"),
     ],
 )  # fmt: skip
-def test_sweeps_that_are_refused(problems: Callable[..., Sequence[str]], sweep: str, problem: str | None) -> None:
+def test_invalid_sweep_is_refused(problems: Callable[..., Sequence[str]], sweep: str, problem: str | None) -> None:
     lines = problems(sweep)
     assert len(lines) == 1, lines
     assert lines[0].startswith("sweep.yaml:")
@@ -300,14 +300,14 @@ def test_sweeps_that_are_refused(problems: Callable[..., Sequence[str]], sweep: 
         assert lines[0] == f"sweep.yaml:{problem}"
 
 
-def test_all_problems_at_once(problems: Callable[..., Sequence[str]]) -> None:
+def test_all_sweep_errors_are_reported_at_once(problems: Callable[..., Sequence[str]]) -> None:
     lines = problems(
         "method: grid\nparameters: {slurm.nodes: {choice: [1, 2]}, args.lr: {float: [1, 2]}, keep: {int: [0, 2]}}\nenqueue: [{args.x: 1}]"
     )
     assert len(lines) == 3
 
 
-def test_arguments_that_are_a_list_have_no_names(problems: Callable[..., Sequence[str]]) -> None:
+def test_parameter_for_an_args_list_is_refused(problems: Callable[..., Sequence[str]]) -> None:
     (line,) = problems(LR, head="name: g\nentrypoint: {script: train.py, args: [--lr, 3]}\n")
     assert (
         line
@@ -322,20 +322,20 @@ def test_arguments_that_are_a_list_have_no_names(problems: Callable[..., Sequenc
         (f"{LR}\nrepeat: 3", "max_trials 10 is not a multiple of repeat 3: 9 trials will run"),
         (f"{LR}\nworkers: 11", "at most 10 trials will run: only 10 of 11 workers will be started"),
         ("method: grid\nparameters: {args.a: {int: [1, 6]}}\nworkers: 8\npack: 2", "at most 6 trials will run: only 3 of 8 workers will be started"),
-        (f"{LR}\nworkers: 5\npack: 2", None),  # each of the five has something to do
+        (f"{LR}\nworkers: 5\npack: 2", None),  # all five workers get a trial
         ("parameters: {args.a: {choice: [1]}}", "the search space contains only one point: there is nothing to search"),
         (LR, None),
     ],
 )  # fmt: skip
-def test_what_may_be_a_surprise(sweep: str, note: str | None) -> None:
+def test_notes_warn_of_trials_that_never_run_idle_workers_and_single_points(sweep: str, note: str | None) -> None:
     assert notes(load(sweep)) == ([] if note is None else [note])
 
 
-def test_the_grid_without_a_number_runs_whole() -> None:
+def test_grid_without_max_trials_has_no_notes() -> None:
     assert notes(load("method: grid\nmax_trials: null\nparameters: {args.a: {int: [1, 50]}}")) == []
 
 
-# -- its schema -----------------------------------------------------------------------------------------------------
+# -- JSON schema ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_the_grid_without_a_number_runs_whole() -> None:
         ({"metric": "a", "parameters": {"a": {"int": [1]}}}, False),
     ],
 )  # fmt: skip
-def test_the_schema(sweep: dict[str, Any], fits: bool) -> None:
+def test_sweep_schema_accepts_valid_and_rejects_invalid_sweeps(sweep: dict[str, Any], fits: bool) -> None:
     jsonschema.Draft202012Validator.check_schema(sweep_schema())
     values = {**yaml.safe_load(HEAD), "sweep": sweep}
     assert jsonschema.Draft202012Validator(sweep_schema()).is_valid(values) is fits

@@ -1,4 +1,4 @@
-"""The files that docs/sweeps.md shows are sweeps."""
+"""The sweep files shown in docs/sweeps.md."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FILES = [text for text in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE 
 
 
 @pytest.mark.parametrize("text", FILES)
-def test_the_files_are_valid(text: str) -> None:
+def test_sweep_files_in_the_docs_are_valid(text: str) -> None:
     Path("job.yaml").write_text("name: gpt\nentrypoint: {script: train.py, args: {lr: 1.0e-3}}\n")
     Path("sweep.yaml").write_text(text)
     assert notes(load_sweep("sweep.yaml")) == []
 
 
-def test_every_method_has_its_line() -> None:
+def test_docs_list_every_search_method() -> None:
     assert len(FILES) == 4
     assert [name for name in METHODS if f"\n| `{name}`" not in PAGE] == []

@@ -1,4 +1,4 @@
-"""Several jobs in one file: what they share, their order, and what is wrong with them."""
+"""Several jobs in one file: shared settings, order and errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_each_job_stands_behind_those_it_waits_for(file: Path) -> None:
+def test_jobs_are_ordered_by_dependency_and_share_settings(file: Path) -> None:
     jobs = read_jobs(file, overrides=["slurm.qos=long", "train.slurm.nodes=8"])
     assert jobs is not None
     assert [job.name for job in jobs] == ["prepare", "train"]
@@ -40,7 +40,7 @@ def test_each_job_stands_behind_those_it_waits_for(file: Path) -> None:
     assert jobs[1].after == ["afterok:prepare", "afterany:an-earlier-run"]
 
 
-def test_a_file_of_one_job_is_none_of_these(file: Path) -> None:
+def test_file_of_a_single_job_is_not_a_workflow(file: Path) -> None:
     file.write_text("name: one\nentrypoint: {command: [echo]}\n")
     assert read_jobs(file) is None
 
@@ -63,7 +63,7 @@ def test_a_file_of_one_job_is_none_of_these(file: Path) -> None:
         ("[prepare,", "[train,", "jobs depend on each other in a cycle: train → train"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(file: Path, old: str, new: str, words: str) -> None:
+def test_invalid_workflow_is_reported_with_its_line(file: Path, old: str, new: str, words: str) -> None:
     file.write_text(JOBS.replace(old, new))
     with pytest.raises(SpecError, match=words):
         read_jobs(file)

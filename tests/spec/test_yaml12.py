@@ -1,4 +1,4 @@
-# ruff: noqa: E501  (messages stand here in one piece)
+# ruff: noqa: E501  (error messages are not wrapped)
 from __future__ import annotations
 
 import math
@@ -36,7 +36,7 @@ def value(text: str) -> object:
         "<<x",
     ],
 )
-def test_what_only_yaml_1_1_takes_for_something_else_is_text(text: str) -> None:
+def test_scalar_not_special_in_yaml_1_2_is_text(text: str) -> None:
     assert value(text) == text
 
 
@@ -57,14 +57,14 @@ def test_numbers_keep_their_spelling(text: str, number: float) -> None:
     assert value(text) == PlainScalar(text, number)
 
 
-def test_booleans_null_and_infinity() -> None:
+def test_booleans_null_and_infinity_are_parsed() -> None:
     assert value("TRUE") == PlainScalar("TRUE", True)
     assert value("~") is None
     assert value("") is None
     assert value("-.inf") == PlainScalar("-.inf", -math.inf)
 
 
-def test_quoted_scalars_and_explicit_text_are_text() -> None:
+def test_quoted_and_str_tagged_scalars_are_text() -> None:
     assert [value(text) for text in ("'1'", '"true"', "!!str 7", "'~'")] == ["1", "true", "7", "~"]
 
 
@@ -72,7 +72,7 @@ def test_a_number_too_long_for_python_is_text() -> None:
     assert value("9" * 6000) == "9" * 6000
 
 
-def test_anchors_and_merge_keys() -> None:
+def test_anchors_and_merge_keys_are_resolved() -> None:
     text = "a: &a {x: one, y: two}\nb: &b {z: three}\nc:\n  <<: [*a, *b]\n  y: own\nd: *b\n"
     document = parse_yaml(text, "f.yaml")
     assert document.problems == []
@@ -113,18 +113,18 @@ def test_anchors_and_merge_keys() -> None:
         ),
     ],
 )
-def test_problems_name_the_line(text: str, problem: list[str]) -> None:
+def test_yaml_errors_name_the_line(text: str, problem: list[str]) -> None:
     assert sorted(str(found) for found in parse_yaml(text, "f.yaml").problems) == problem
 
 
 @pytest.mark.parametrize("double", ["&a{0} [*a{1}, *a{1}]", "&a{0} {{<<: [*a{1}, *a{1}]}}"])
-def test_aliases_that_double_themselves_are_stopped(double: str) -> None:
+def test_exponentially_expanding_aliases_are_refused(double: str) -> None:
     lines = ["a0: &a0 {x: y}", *(f"a{i}: " + double.format(i, i - 1) for i in range(1, 40))]
     (problem,) = parse_yaml("\n".join(lines), "f.yaml").problems
     assert "more than 100000 values" in problem.message
 
 
-def test_deep_nesting_is_a_problem_not_a_crash() -> None:
+def test_deep_nesting_is_an_error_not_a_crash() -> None:
     (problem,) = parse_yaml("a: " + "[" * 5000 + "]" * 5000, "f.yaml").problems
     assert str(problem) == "f.yaml:1: nested too deeply"
 
@@ -141,15 +141,15 @@ def test_deep_nesting_is_a_problem_not_a_crash() -> None:
         ("'1'", "1"),
     ],
 )
-def test_an_override_is_one_scalar(text: str, expected: object) -> None:
+def test_override_value_is_parsed_as_one_scalar(text: str, expected: object) -> None:
     assert parse_value(text, SourceLocation("command line")).value == expected
 
 
-def test_an_override_may_be_a_flow_collection() -> None:
+def test_override_value_may_be_a_flow_collection() -> None:
     assert parse_value("[a, {b: c}]", SourceLocation("command line")).value == ["a", {"b": "c"}]
 
 
-def test_long_texts_are_read_by_libyaml_with_the_same_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_text_parsed_by_libyaml_gives_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [
         f"  KEY_{index}: {value}"
         for index, value in enumerate(["007", "yes", "1e-3", "'a b'", "~", '"\\u00e9"'] * 2000)
@@ -164,6 +164,6 @@ def test_long_texts_are_read_by_libyaml_with_the_same_outcome(monkeypatch: pytes
     assert len(fast.value["env"]) == 12_000
 
 
-def test_a_long_text_that_is_nested_deeply_is_refused() -> None:
+def test_deeply_nested_long_text_is_refused() -> None:
     for text in ("[" * 60_000, "- " * 60_000, "{a: " * 30_000):
         assert parse_yaml(text, "job.yaml").problems
