@@ -39,7 +39,7 @@ while pathlib.Path("hold").exists():
 
 
 class Project:
-    """A folder with a spec and a script, as a user has it; the current directory of the test."""
+    """A user's project folder with a spec and a script; the current directory of the test."""
 
     def __init__(self, path: Path, slurm: FakeSlurm) -> None:
         self.path = path
@@ -53,7 +53,7 @@ class Project:
         return path
 
     def queue(self, *overrides: str, grid: list[str] | None = None, **options: object) -> Run | RunArray:
-        """Submit to the Slurm in memory."""
+        """Submit to the in-memory Slurm."""
         prepared = prepare("job.yaml", cluster="slurm", overrides=overrides, grid=grid, slurm=self.slurm, **options)  # type: ignore[arg-type]
         return submit_prepared(prepared)
 
@@ -62,20 +62,20 @@ class Project:
         return submit("job.yaml", cluster="local", overrides=overrides, grid=grid)
 
     def hold(self) -> None:
-        """Let scripts run until :meth:`release`."""
+        """Keep scripts running until :meth:`release`."""
         self.write("hold", "")
 
     def release(self) -> None:
         (self.path / "hold").unlink()
 
     def left(self) -> list[str]:
-        """What lies in the folder of runs."""
+        """All paths in the runs folder."""
         return sorted(str(path.relative_to(self.path)) for path in self.runs.rglob("*"))
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nobody's index, profiles or runs."""
+    """An environment without the user's index, profiles and runs."""
     for name in [
         name for name in os.environ if name.startswith(("HPCACCEL_", "SBATCH_", "SLURM_")) and "TEST" not in name
     ]:
@@ -106,7 +106,7 @@ def project(tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def told() -> Iterator[list[str]]:
-    """What a program would tell people on the way."""
+    """Progress notes shown to the user."""
     found: list[str] = []
     token = progress_notes.SHOW_NOTE.set(found.append)
     yield found

@@ -1,4 +1,4 @@
-"""Kills a process of our own at a chosen moment: at the n-th file, folder or process that it touches."""
+"""Kill a forked process at a chosen moment: at its n-th file, folder or process event."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_REACHED = 77
 
 
 class SharedSlurm(FakeSlurm):
-    """A Slurm in memory that several processes see, by a file."""
+    """An in-memory Slurm that several processes share through a file."""
 
     file: Path
 
@@ -47,8 +47,8 @@ class SharedSlurm(FakeSlurm):
 
 
 def killed_at(moment: int, action: Callable[[], object], *, number: int = signal.SIGKILL) -> bool:
-    """Carry ``action`` out in a fork of this process that gets a signal at its ``moment``-th event, counted from the
-    first folder that it makes; False: it has not so many."""
+    """Run ``action`` in a fork that receives a signal at its ``moment``-th event, counted from the first folder that
+    it creates; False if it has fewer events."""
     child = os.fork()
     if child == 0:
         code = 1

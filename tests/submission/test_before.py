@@ -1,4 +1,4 @@
-"""What stands between a spec and the queue: debugging jobs, changes, plans, explanations; with a Slurm in memory."""
+"""Plan, debug jobs, changes since the last run, explain and allocations, with an in-memory Slurm."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hpcaccel.submission.submit.prepare import prepare
 from hpcaccel.submission.submit.salloc import SallocAllocation, allocation_around, overrides_inside, prepared_inside
 
 
-def test_the_answers_of_slurm_are_read() -> None:
+def test_start_estimates_and_waiting_jobs_are_parsed() -> None:
     old = "sbatch: Job 49 to start at 2026-11-20T23:06:21 using 3 processors on nodes n[1-3] in partition gpu\n"
     new = "sbatch: Job 7 to start at 2026-11-20T23:06:21 a using 3 processors on nodes n[1-3] in partition gpu\n"
     estimates = {parse_estimate(old), parse_estimate(new)}
@@ -43,7 +43,7 @@ def test_the_answers_of_slurm_are_read() -> None:
 # -- plan -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_asks_for_every_combination(project: Any) -> None:
+def test_plan_queries_every_combination_of_partition_and_nodes(project: Any) -> None:
     project.slurm.estimate = StartEstimate(start_time=time.time() + 3600, partition="a")
     found = plan_choices(
         project.path / "job.yaml",
@@ -60,13 +60,13 @@ def test_a_plan_asks_for_every_combination(project: Any) -> None:
     assert project.left() == []
 
 
-def test_what_slurm_would_refuse_stands_in_the_plan(project: Any) -> None:
+def test_plan_reports_why_slurm_would_refuse_a_job(project: Any) -> None:
     project.slurm.refuse = "Requested node configuration is not available"
     (one,) = plan_choices(project.path / "job.yaml", partitions=[], nodes=[], slurm=project.slurm)
     assert (one.start_time, "node configuration" in one.problem) == (None, True)
 
 
-def test_a_plan_does_not_ask_what_the_facts_forbid(project: Any) -> None:
+def test_plan_does_not_query_combinations_that_facts_forbid(project: Any) -> None:
     facts = SiteFacts.model_validate(
         {"name": "c", "probed_at": 1.0, "slurm_version": "22.05", "partitions": [{"name": "a", "nodes": 2}]}
     )
@@ -77,14 +77,14 @@ def test_a_plan_does_not_ask_what_the_facts_forbid(project: Any) -> None:
     assert len(project.slurm.tested) == 1
 
 
-def test_too_many_questions_are_refused(project: Any) -> None:
+def test_plan_refuses_too_many_combinations_and_invalid_nodes(project: Any) -> None:
     with pytest.raises(UserError, match="42 combinations are too many"):
         plan_choices(project.path / "job.yaml", partitions=list("abcdefg"), nodes=list("123456"), slurm=project.slurm)
     with pytest.raises(SpecError, match="--nodes 'many'"):
         plan_choices(project.path / "job.yaml", partitions=[], nodes=["many"], slurm=project.slurm)
 
 
-def test_each_job_of_a_file_is_planned(project: Any) -> None:
+def test_plan_covers_each_job_of_a_jobs_file(project: Any) -> None:
     jobs = (
         "slurm: {time: 60}\njobs:\n  a: {entrypoint: {command: [x]}, after: [b]}\n  b: {entrypoint: {command: [x]}}\n"
     )
@@ -95,7 +95,7 @@ def test_each_job_of_a_file_is_planned(project: Any) -> None:
         plan_jobs(file, partitions=list("abcdefg"), nodes=list("123"), slurm=project.slurm)
 
 
-def test_what_is_behind_ssh_is_submitted_by_the_program(project: Any, home: Path) -> None:
+def test_prepare_for_an_ssh_cluster_points_to_the_command_line(project: Any, home: Path) -> None:
     folder = home / "config" / "hpcaccel" / "clusters"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "alps.yaml").write_text("host: me@alps\n")
@@ -115,7 +115,7 @@ def debugged(project: Any, *own: str, **site: Any) -> tuple[Any, str]:
     return final, job.note(final)
 
 
-def test_a_debugging_job_is_small_and_goes_where_the_site_wants_it(project: Any) -> None:
+def test_debug_job_is_small_and_uses_the_debug_partition(project: Any) -> None:
     partitions = [{"name": "gpu"}, {"name": "debugging"}, {"name": "gpu-debug", "max_time_minutes": 10}]
     spec, note = debugged(project, partitions=partitions)
     assert (spec.name, spec.slurm.nodes, spec.slurm.time) == ("demo-debug", "1", "00:10:00")
@@ -125,7 +125,7 @@ def test_a_debugging_job_is_small_and_goes_where_the_site_wants_it(project: Any)
     assert note.startswith("debugging: 2 nodes, at most 00:30:00, in partition 'gpu-debug'")
 
 
-def test_a_debugging_job_takes_the_qos_where_there_is_no_partition(project: Any) -> None:
+def test_debug_job_uses_debug_qos_without_a_usable_partition(project: Any) -> None:
     closed = [{"name": "debug", "state": "DOWN"}, {"name": "test", "allow_accounts": ["others"]}]
     accounts = [{"account": "ml", "default": True, "qos": ["normal", "debug"]}]
     spec, _ = debugged(project, partitions=closed, accounts=accounts)
@@ -138,7 +138,7 @@ def test_a_debugging_job_takes_the_qos_where_there_is_no_partition(project: Any)
 # -- changes --------------------------------------------------------------------------------------------------------
 
 
-def test_what_has_changed_since_the_last_run(project: Any) -> None:
+def test_changes_since_last_run_list_settings_files_and_diff(project: Any) -> None:
     first = prepare("job.yaml", cluster="slurm", slurm=project.slurm)
     assert changes_since_last(first) is None
     run = project.queue()
@@ -158,7 +158,7 @@ def test_what_has_changed_since_the_last_run(project: Any) -> None:
     assert "+print('new')" in found.diff
 
 
-def test_without_a_copy_of_the_code_only_settings_are_compared(project: Any) -> None:
+def test_changes_without_a_code_copy_compare_settings_only(project: Any) -> None:
     project.queue("code.copy=false")
     found = changes_since_last(prepare("job.yaml", cluster="slurm", slurm=project.slurm))
     assert found is not None
@@ -169,7 +169,7 @@ def test_without_a_copy_of_the_code_only_settings_are_compared(project: Any) -> 
 # -- explain --------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_waits_is_explained(project: Any) -> None:
+def test_waiting_run_is_explained_by_its_reason_and_jobs_ahead(project: Any) -> None:
     run = project.queue()
     start = time.time() + 7200
     project.slurm.move(run.job_id, JobState.PENDING, reason="Priority", start_time=start)
@@ -191,7 +191,7 @@ def test_a_run_that_waits_is_explained(project: Any) -> None:
     assert ([one.job_id for one in found.before], found.nodes_before, found.priority) == (["7", "12_[1-3]"], 8, 50)
 
 
-def test_the_controllers_word_is_newer_than_what_is_shared(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_prefers_the_controller_to_the_cached_state(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = project.queue()
     shared = status(run.dir, project.slurm)
     monkeypatch.setattr("hpcaccel.submission.runs.explain.status", lambda *_: replace(shared, reason="Resources"))
@@ -203,7 +203,7 @@ def test_the_controllers_word_is_newer_than_what_is_shared(project: Any, monkeyp
     assert (found.state, found.why, found.detail) == ("starting", (), "its nodes have just been allocated")
 
 
-def test_a_dependency_that_can_never_be_is_said_plainly(project: Any) -> None:
+def test_unsatisfiable_dependency_is_explained(project: Any) -> None:
     run = project.queue()
     project.slurm.move(run.job_id, JobState.PENDING, reason="DependencyNeverSatisfied")
     assert "it will not start on its own" in status(run.dir, project.slurm).detail
@@ -216,7 +216,7 @@ def test_a_dependency_that_can_never_be_is_said_plainly(project: Any) -> None:
 
 
 @pytest.mark.parametrize("state", [JobState.REQUEUE_HOLD, JobState.PENDING])
-def test_a_job_that_waits_though_its_run_has_ended_is_told(project: Any, state: JobState) -> None:
+def test_job_left_in_the_queue_after_its_run_ended_is_reported(project: Any, state: JobState) -> None:
     run = project.queue()
     append_line(run.dir.ledger, ending(reason="failed", detail="rank 0: KeyError: 'lr'"))
     project.slurm.move(run.job_id, state, reason="JobHeldUser")
@@ -230,7 +230,7 @@ def ending(**more: Any) -> dict[str, Any]:
     return {**to_dict(AttemptEnd(attempt=1, time=time.time(), reason="cancelled", decision="end")), **more}
 
 
-def test_a_run_that_has_failed_is_explained_by_its_end(project: Any) -> None:
+def test_cancelled_run_is_explained_with_advice_to_resume(project: Any) -> None:
     run = project.queue()
     project.slurm.move(run.job_id, JobState.CANCELLED)
     found = explain_run(run.dir, project.slurm)
@@ -242,7 +242,7 @@ def test_a_run_that_has_failed_is_explained_by_its_end(project: Any) -> None:
 INSIDE = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": "16(x2)"}
 
 
-def test_the_allocation_around_a_shell() -> None:
+def test_allocation_is_read_from_the_shell_environment() -> None:
     assert allocation_around(INSIDE) == SallocAllocation(job_id="9", nodes=("n1", "n2"), cpus_per_node=(16, 16))
     with pytest.raises(UserError, match="salloc"):
         allocation_around({})
@@ -254,10 +254,10 @@ HETEROGENEOUS = {
     "SLURM_JOB_ID": "9", "SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_HET_GROUP_0": "n[1-2]",
     "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_0": "16(x2)", "SLURM_JOB_NODELIST_HET_GROUP_1": "n3",
 }  # fmt: skip
-"""As salloc of 22.05 has it: nothing but the number stands without the number of a component."""
+"""Environment of salloc 22.05: all but the job id and the number of groups are set per group only."""
 
 
-def test_a_heterogeneous_allocation(project: Any) -> None:
+def test_components_need_a_heterogeneous_allocation(project: Any) -> None:
     around = allocation_around(HETEROGENEOUS)
     assert around == SallocAllocation(job_id="9", nodes=("n1", "n2"), cpus_per_node=(16, 16), components=2)
     beside = "components={data: {entrypoint: {command: [serve]}}}"
@@ -267,7 +267,7 @@ def test_a_heterogeneous_allocation(project: Any) -> None:
         prepared_inside(prepared, allocation_around(INSIDE), project.slurm)
 
 
-def test_an_allocation_decides_nodes_and_time(project: Any) -> None:
+def test_allocation_sets_nodes_time_and_partition(project: Any) -> None:
     job = JobInfo(job_id="9", state=JobState.RUNNING, partition="gpu", end_time=10_000.0)
     project.slurm.jobs["9"] = job
     around = allocation_around(INSIDE)
@@ -278,7 +278,7 @@ def test_an_allocation_decides_nodes_and_time(project: Any) -> None:
         overrides_inside(around, project.slurm, 0.0)
 
 
-def test_inside_an_allocation_nothing_is_submitted(project: Any) -> None:
+def test_run_inside_an_allocation_submits_no_job(project: Any) -> None:
     from hpcaccel.submission.submit.api import submit_prepared
 
     around = allocation_around(INSIDE)
@@ -292,7 +292,7 @@ def test_inside_an_allocation_nothing_is_submitted(project: Any) -> None:
         prepared_inside(wide, around, project.slurm)
 
 
-def test_stored_facts_refuse_a_submission(project: Any, home: Path) -> None:
+def test_spec_that_contradicts_stored_facts_is_refused(project: Any, home: Path) -> None:
     from hpcaccel.spec.cluster.cluster_facts import store_facts
 
     folder = home / "config" / "hpcaccel" / "clusters"

@@ -30,7 +30,7 @@ MODULE = (Path(__file__).parent / "programs" / "functions.py").read_text()
 
 @pytest.fixture
 def work(project: Project, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The user's module beside the spec."""
+    """The user's module, next to the spec."""
     import importlib
 
     project.write("work_of_mine.py", MODULE)
@@ -45,14 +45,14 @@ def call(function: Callable[..., Any], *args: Any, spec: Any = SPEC, **kwargs: A
     return run
 
 
-def test_the_result_is_that_of_rank_zero(work: Any) -> None:
+def test_result_is_the_return_value_of_rank_zero(work: Any) -> None:
     run = call(work.add, 1, b=2)
     assert run.result(60) == 3
     assert run.job.results() == [3, 103]
     assert run.job.done()
 
 
-def test_an_error_comes_back_with_its_traceback(work: Any) -> None:
+def test_error_of_a_function_is_raised_with_its_traceback(work: Any) -> None:
     run = call(work.fail)
     with pytest.raises(RunFailed, match=r"is failed(.|\n)*in fail(.|\n)*ValueError: unlucky"):
         run.result(60)
@@ -73,7 +73,7 @@ ALONE: dict[str, Any] = {**SPEC, "slurm": {"ntasks_per_node": 1}}
         ),
     ],
 )
-def test_an_end_without_a_result_is_told_in_one_sentence(
+def test_missing_result_is_explained_without_a_traceback(
     work: Any, name: str, args: tuple[Any, ...], sentence: str
 ) -> None:
     run = call(getattr(work, name), *args, spec=ALONE)
@@ -83,11 +83,11 @@ def test_an_end_without_a_result_is_told_in_one_sentence(
     assert "Traceback" not in str(caught.value)
 
 
-def test_a_function_that_leaves_with_zero_has_no_result(work: Any) -> None:
+def test_function_that_exits_with_zero_has_no_result(work: Any) -> None:
     assert call(work.leave, 0, spec=ALONE).result(timeout=120) is None
 
 
-def test_map_is_one_array_with_a_task_for_each_item(work: Any) -> None:
+def test_map_submits_one_array_with_a_task_per_item(work: Any) -> None:
     import hpcaccel
 
     array = hpcaccel.map(work.add, [1, 2], iter([10, 20, 30]), spec=ALONE, cluster="local")
@@ -99,7 +99,7 @@ def test_map_is_one_array_with_a_task_for_each_item(work: Any) -> None:
         hpcaccel.map(work.add, [], spec=ALONE, cluster="local")
 
 
-def test_a_run_is_a_future_and_can_be_awaited(work: Any) -> None:
+def test_run_can_be_awaited_and_used_as_a_future(work: Any) -> None:
     run = call(work.add, 1, 2, spec=ALONE)
     future = run.as_future()
 
@@ -116,45 +116,45 @@ def test_a_run_is_a_future_and_can_be_awaited(work: Any) -> None:
     assert isinstance(failed.exception(timeout=120), RunFailed)
 
 
-def test_the_ranks_run_the_copy_lightly_and_without_submitits_handlers(work: Any) -> None:
+def test_ranks_run_the_code_copy_without_heavy_imports_or_handlers(work: Any) -> None:
     run = call(work.surroundings, spec={**SPEC, "code": {"copy": True}})
     found = run.result(60)
     assert found == {"term": True, "loaded": [], "file": str(run.dir.code / "work_of_mine.py")}
 
 
-def test_a_file_whose_entrypoint_the_function_replaces(project: Project, work: Any) -> None:
+def test_function_replaces_the_entrypoint_of_a_spec_file(project: Project, work: Any) -> None:
     run = call(work.add, 5, 6, spec="job.yaml")
     assert run.result(60) == 11
     assert run.name == "demo"
 
 
-def test_a_function_without_a_module(project: Project) -> None:
+def test_function_defined_in_main_can_be_submitted(project: Project) -> None:
     space: dict[str, Any] = {"__name__": "__main__"}
     exec("def twice(x):\n    return 2 * x", space)
     assert call(space["twice"], 21).result(60) == 42
 
 
-def test_one_result_a_task(work: Any) -> None:
+def test_grid_of_a_function_returns_one_result_per_task(work: Any) -> None:
     array = submit(work.add, 1, 2, spec=SPEC, cluster="local", grid=["runtime.seed=1,2"])
     assert isinstance(array, RunArray)
     assert array.results(90) == [3, 3]
 
 
-def test_a_result_that_was_torn_by_a_kill_is_no_obstacle(work: Any, project: Project) -> None:
-    # an attempt that was killed while it wrote leaves its temporary file; the next one has the same job id
+def test_temporary_result_of_a_killed_attempt_is_ignored(work: Any, project: Project) -> None:
+    # an attempt killed while writing leaves its temporary file; the next attempt has the same job id
     torn = "cd runs/call/*/submitit && touch ${HPCACCEL_LOCAL_JOB}_0_result.pkl.save_tmp; cd -"
     spec = {**SPEC, "environment": {"python": sys.executable, "setup": [f"cd {project.path} && {torn}"]}}
     run = call(work.add, 1, 2, spec=spec)
     assert run.result(60) == 3
 
 
-def test_what_cannot_be_pickled_is_refused_before_anything_is_made(project: Project) -> None:
+def test_unpicklable_argument_is_refused_before_anything_is_created(project: Project) -> None:
     with pytest.raises(UserError, match="cannot pickle"):
         call(print, threading.Lock())
     assert project.left() == []
 
 
-def test_a_result_that_will_never_come(project: Project, work: Any) -> None:
+def test_result_of_a_cancelled_run_raises_run_failed(project: Project, work: Any) -> None:
     run = project.queue()
     assert isinstance(run, Run)
     run.cancel()
@@ -162,7 +162,7 @@ def test_a_result_that_will_never_come(project: Project, work: Any) -> None:
         run.result(60)
 
 
-def test_the_pickles_of_scripts_are_opened_by_nobody(project: Project) -> None:
+def test_pickle_of_a_script_run_holds_a_placeholder(project: Project) -> None:
     run = project.queue()
     assert isinstance(run, Run)
     stub: Any = run.job.task(0).submission().function
@@ -171,7 +171,7 @@ def test_the_pickles_of_scripts_are_opened_by_nobody(project: Project) -> None:
         stub()
 
 
-def test_handlers_of_this_process_stay(work: Any) -> None:
+def test_submit_keeps_the_signal_handlers_of_this_process(work: Any) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)]
     call(work.add, 1, 2)
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)] == before

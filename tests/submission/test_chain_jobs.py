@@ -1,4 +1,4 @@
-"""Chains as the login node sees them: what is handed in, where a run stands, how it is ended and resumed."""
+"""Chains of jobs as seen on the login node: submission, state, cancel, pause and resume."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def attempt(run: Run, job_id: str, *end: str) -> None:
         append_line(run.dir.ledger, to_dict(line))
 
 
-def test_followers_wait_for_all_before_them(project: Project, run: Run) -> None:
+def test_chain_job_depends_on_all_jobs_before_it(project: Project, run: Run) -> None:
     first, second, third = project.slurm.submissions
     assert (second.script, third.script) == (first.script, first.script)
     assert second.args == ("--dependency=afterany:100", "--begin=now")
@@ -37,19 +37,21 @@ def test_followers_wait_for_all_before_them(project: Project, run: Run) -> None:
     assert "#SBATCH --no-requeue" in first.text
 
 
-def test_a_follower_of_a_callable_finds_its_call(run: Run) -> None:
+def test_each_chain_job_has_a_copy_of_the_submitted_pickle(run: Run) -> None:
     pickles = [(run.dir.submitit / f"{job_id}_submitted.pkl").read_bytes() for job_id in run.record.links]
     assert len(pickles) == 3
     assert pickles == pickles[:1] * 3
 
 
 @pytest.mark.parametrize(("settings", "count"), [(("resilience.chain_ahead=4",), 5), (("resilience.chain=2",), 2)])
-def test_never_more_than_the_chain_has(project: Project, settings: tuple[str, ...], count: int) -> None:
+def test_queued_chain_jobs_never_exceed_the_chain_length(
+    project: Project, settings: tuple[str, ...], count: int
+) -> None:
     project.queue(*CHAIN, *settings)
     assert len(project.slurm.submissions) == count
 
 
-def test_one_that_is_refused_takes_the_others_back(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_chain_job_cancels_the_jobs_before_it(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     sbatch = project.slurm.sbatch
 
     def refuses_the_third(*args: object) -> object:
@@ -64,18 +66,18 @@ def test_one_that_is_refused_takes_the_others_back(project: Project, monkeypatch
     assert project.left() == []
 
 
-def test_an_array_of_chains_is_refused(project: Project) -> None:
+def test_chain_of_an_array_is_refused(project: Project) -> None:
     with pytest.raises(SpecError, match=r"resilience\.chain 5 works in single jobs only"):
         project.queue(*CHAIN, grid=["args.lr=1,2"])
     assert project.slurm.submissions == []
 
 
-def test_a_chain_needs_a_run_that_may_come_back(project: Project) -> None:
+def test_chain_without_requeue_is_refused(project: Project) -> None:
     with pytest.raises(SpecError, match=r"resilience\.chain conflicts with requeue: false"):
         project.queue("resilience.chain=5")
 
 
-def test_a_run_stands_where_its_first_job_stands_that_is_not_over(project: Project, run: Run) -> None:
+def test_run_state_follows_its_first_unfinished_chain_job(project: Project, run: Run) -> None:
     project.slurm.move("100", JobState.RUNNING)
     assert run.status().state == "starting"
     attempt(run, "100", "preempted", "requeue")
@@ -88,18 +90,18 @@ def test_a_run_stands_where_its_first_job_stands_that_is_not_over(project: Proje
     assert run.status().state == "lost"
 
 
-def test_a_run_is_found_by_each_of_its_jobs(run: Run) -> None:
+def test_run_is_found_by_each_of_its_chain_jobs(run: Run) -> None:
     assert [find_run(job_id).run_id for job_id in run.record.links] == [run.run_id] * 3
 
 
-def test_a_cancel_takes_the_followers_first(project: Project, run: Run) -> None:
+def test_cancel_of_a_chain_cancels_the_last_job_first(project: Project, run: Run) -> None:
     project.slurm.move("100", JobState.RUNNING)
     run.cancel()
     assert project.slurm.cancelled == ["102", "101", "100"]
     assert run.status().state == "cancelled"
 
 
-def test_a_pause_between_two_jobs_gives_the_place_in_the_queue_back(project: Project, run: Run) -> None:
+def test_pause_between_two_chain_jobs_cancels_the_queued_ones(project: Project, run: Run) -> None:
     attempt(run, "100", "preempted", "requeue")
     project.slurm.move("100", JobState.PREEMPTED)
     run.stop()
@@ -107,7 +109,7 @@ def test_a_pause_between_two_jobs_gives_the_place_in_the_queue_back(project: Pro
     assert run.status().state == "paused"
 
 
-def test_resume_begins_a_new_chain(project: Project, run: Run) -> None:
+def test_resume_submits_a_new_chain(project: Project, run: Run) -> None:
     attempt(run, "100", "stop", "pause")  # and the job ended before it could cancel the others
     project.slurm.move("100", JobState.FAILED)
     run.resume()

@@ -1,4 +1,4 @@
-"""Which checkpoint a word means, and runs that branch from one."""
+"""Finding a checkpoint by name, path or step, and runs that branch from a checkpoint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.submission.conftest import Project
 
 
 def make(directory: Path, step: int) -> Path:
-    """A checkpoint as far as manifest and sizes go."""
+    """A checkpoint whose manifest and sizes are valid."""
     path = directory / checkpoint_files.checkpoint_name(step)
     path.mkdir(parents=True)
     data = os.urandom(100)
@@ -47,7 +47,7 @@ def damage(path: Path) -> None:
 
 @pytest.fixture
 def run(project: Project) -> Run:
-    """A run with the checkpoints of three steps."""
+    """A run with checkpoints of three steps."""
     run = project.queue("name=first")
     assert isinstance(run, Run)
     for step in (100, 200, 300):
@@ -62,7 +62,7 @@ def spec_of(run: Any) -> dict[str, Any]:
     return spec
 
 
-def test_a_word_means_a_checkpoint(run: Run, project: Project) -> None:
+def test_checkpoint_is_found_by_run_name_path_or_step(run: Run, project: Project) -> None:
     there = run.dir.checkpoints
     for word, step in [
         ("first", 300),
@@ -76,7 +76,7 @@ def test_a_word_means_a_checkpoint(run: Run, project: Project) -> None:
     ]:
         assert find_checkpoint(word) == there / checkpoint_files.checkpoint_name(step), word
     assert find_place("first") == there
-    (project.path / "first").mkdir()  # a folder that is called as the run is, and holds no checkpoint
+    (project.path / "first").mkdir()  # a folder with the run's name and no checkpoint
     assert find_checkpoint("first@100").name == "step_00000100"
     origin = find_origin("first@200")
     assert (origin.run_id, origin.step) == (run.run_id, 200)
@@ -85,7 +85,7 @@ def test_a_word_means_a_checkpoint(run: Run, project: Project) -> None:
     assert find_origin(lone).step == 7
 
 
-def test_the_newest_good_one_is_meant_and_a_named_one_must_be_good(run: Run) -> None:
+def test_newest_good_checkpoint_is_chosen_and_a_damaged_named_one_refused(run: Run) -> None:
     there = run.dir.checkpoints
     damage(there / "step_00000300")
     assert find_checkpoint("first").name == "step_00000200"
@@ -99,7 +99,7 @@ def test_the_newest_good_one_is_meant_and_a_named_one_must_be_good(run: Run) -> 
         find_checkpoint("first")
 
 
-def test_what_is_not_there_is_said(run: Run, project: Project) -> None:
+def test_unknown_checkpoint_is_refused_with_the_reason(run: Run, project: Project) -> None:
     for word, error, message in [
         ("first@150", CheckpointError, r"no checkpoint of step 150 in .* \(steps: 100, 200, 300\)"),
         ("first@half", UserError, "the part after @ must be a step, as in first@1200, not 'half'"),
@@ -112,7 +112,7 @@ def test_what_is_not_there_is_said(run: Run, project: Project) -> None:
             find_checkpoint(word)
 
 
-def test_a_branch_begins_there_and_holds_it(run: Run, project: Project) -> None:
+def test_branch_starts_from_its_checkpoint_and_pins_it(run: Run, project: Project) -> None:
     branch = project.queue("name=second", from_run="first@200")
     path = run.dir.checkpoints / "step_00000200"
     assert spec_of(branch)["checkpoint"]["resume"] == str(path)
@@ -128,7 +128,7 @@ def test_a_branch_begins_there_and_holds_it(run: Run, project: Project) -> None:
 
 
 @pytest.mark.parametrize("error", [ClusterError("no"), SlurmUnreachable(["sbatch"], 1, "no")])
-def test_a_submission_that_fails_pins_nothing(
+def test_failed_submission_pins_nothing(
     run: Run, project: Project, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def refuse(*_: object, **__: object) -> str:
@@ -146,7 +146,7 @@ def test_a_submission_that_fails_pins_nothing(
     ]
 
 
-def test_a_run_that_never_had_a_job_pins_nothing_once_it_is_submitted_anew(
+def test_resubmission_replaces_the_pin_of_a_run_without_a_job(
     run: Run, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def silent(*_: object, **__: object) -> str:
@@ -163,12 +163,14 @@ def test_a_run_that_never_had_a_job_pins_nothing_once_it_is_submitted_anew(
     assert json.loads((path / checkpoint_files.PINNED).read_text())["why"] == f"run {branch.run_id} branches from it"
 
 
-def test_two_words_on_where_to_begin_are_one_too_many(run: Run, project: Project) -> None:
+def test_from_conflicts_with_checkpoint_resume(run: Run, project: Project) -> None:
     with pytest.raises(SpecError, match=r"checkpoint\.resume is 'never', and --from is .*@300"):
         project.queue("checkpoint.resume=never", from_run="first")
 
 
-def test_somebody_elses_checkpoint_may_vanish(run: Run, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_of_an_unwritable_run_is_not_pinned_but_warned_about(
+    run: Run, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     prepared = prepare("job.yaml", cluster="slurm", slurm=project.slurm, from_run="first")
     assert any("that run may delete it before the new run starts" in sentence for sentence in prepared.advice)

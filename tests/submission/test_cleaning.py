@@ -25,7 +25,7 @@ from hpcaccel.submission.runs.clean import Origins, delete, plan_cleaning
 
 @pytest.fixture(autouse=True)
 def good(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints whose manifest can be read are good; what else makes one good has tests of its own."""
+    """Every checkpoint with a readable manifest is good; other criteria have their own tests."""
 
     def read(path: Path) -> dict[str, Any]:
         manifest = checkpoint_files.read_manifest(path)
@@ -61,7 +61,7 @@ def names(found: Any) -> list[str]:
 
 
 def done(project: Any) -> Any:
-    """A run that is completed, of which everything is remembered at once."""
+    """A completed run with one checkpoint and one attempt."""
     run = project.queue()
     checkpoint(run, 10)
     run.dir.attempt(1).mkdir()
@@ -69,7 +69,7 @@ def done(project: Any) -> Any:
     return run
 
 
-def test_a_run_that_is_done_is_read_once(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completed_run_is_read_once(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_index, "SETTLING_SECONDS", -1.0)
     run = done(project)
     first = plan(project, run, whole_runs=True)
@@ -80,9 +80,7 @@ def test_a_run_that_is_done_is_read_once(project: Any, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("how", ["pinned", "resumed", "went on", "a new file", "a longer metrics file"])
-def test_what_has_changed_of_a_run_that_was_done_is_seen(
-    project: Any, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_change_to_a_completed_run_is_noticed(project: Any, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     monkeypatch.setattr(run_index, "SETTLING_SECONDS", -1.0)
     run = done(project)
     first = plan(project, run, whole_runs=True)
@@ -106,7 +104,7 @@ def test_what_has_changed_of_a_run_that_was_done_is_seen(
         assert now.bytes > first.bytes
 
 
-def test_the_newest_good_checkpoint_stays(project: Any) -> None:
+def test_newest_good_and_pinned_checkpoints_are_kept(project: Any) -> None:
     run = project.queue()
     for step in (10, 20, 30):
         checkpoint(run, step)
@@ -121,7 +119,7 @@ def test_the_newest_good_checkpoint_stays(project: Any) -> None:
     assert sorted(path.name for path in run.dir.checkpoints.iterdir()) == ["step_00000005", "step_00000030"]
 
 
-def test_what_may_still_run_is_left_alone(project: Any) -> None:
+def test_run_that_may_still_be_active_is_kept(project: Any) -> None:
     run = project.queue()
     checkpoint(run, 10)
     checkpoint(run, 20)
@@ -130,7 +128,7 @@ def test_what_may_still_run_is_left_alone(project: Any) -> None:
     assert plan(project, run, whole_runs=True).items == ()
 
 
-def test_young_runs_are_left_alone(project: Any) -> None:
+def test_recent_runs_are_kept(project: Any) -> None:
     run = project.queue()
     checkpoint(run, 10)
     checkpoint(run, 20)
@@ -139,7 +137,7 @@ def test_young_runs_are_left_alone(project: Any) -> None:
     assert names(plan(project, run)) == ["step_00000010"]
 
 
-def test_whole_runs_go_only_when_they_are_done_or_have_nothing(project: Any) -> None:
+def test_whole_run_is_deleted_only_if_completed_or_empty(project: Any) -> None:
     done, failed, empty, pinned = (project.queue() for _ in range(4))
     checkpoint(done, 10)
     checkpoint(failed, 10)
@@ -153,7 +151,7 @@ def test_whole_runs_go_only_when_they_are_done_or_have_nothing(project: Any) -> 
     assert [run.path.exists() for run in (done, failed, empty, pinned)] == [False, True, False, True]
 
 
-def test_a_run_that_has_come_back_keeps_what_it_has(project: Any) -> None:
+def test_checkpoint_of_a_run_active_again_is_not_deleted(project: Any) -> None:
     run = project.queue()
     checkpoint(run, 10)
     checkpoint(run, 20)
@@ -165,7 +163,7 @@ def test_a_run_that_has_come_back_keeps_what_it_has(project: Any) -> None:
     assert item.path.exists()
 
 
-def test_what_was_pinned_since_it_was_told_stays(project: Any) -> None:
+def test_run_pinned_after_the_plan_is_not_deleted(project: Any) -> None:
     runs = [project.queue() for _ in range(2)]
     for run in runs:
         checkpoint(run, 10)
@@ -178,7 +176,7 @@ def test_what_was_pinned_since_it_was_told_stays(project: Any) -> None:
     assert [item.path.exists() for item in (first, second)] == [True, False]
 
 
-def test_a_pin_in_the_very_moment_of_the_deletion_counts(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pin_made_during_the_deletion_is_respected(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = project.queue()
     path = checkpoint(run, 10)
     end(run, "completed")
@@ -196,7 +194,7 @@ def test_a_pin_in_the_very_moment_of_the_deletion_counts(project: Any, monkeypat
     assert (path / checkpoint_files.PINNED).exists()
 
 
-def test_what_another_run_is_to_begin_from_stays(project: Any) -> None:
+def test_checkpoint_that_another_run_will_start_from_is_kept(project: Any) -> None:
     run = project.queue()
     old, _ = checkpoint(run, 10), checkpoint(run, 20)
     end(run, "completed")
@@ -211,9 +209,7 @@ def test_what_another_run_is_to_begin_from_stays(project: Any) -> None:
     assert names(plan(project, run)) == [old.name]
 
 
-def test_all_runs_are_read_once_for_many_deletions_and_anew_after_a_while(
-    project: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_origins_are_cached_across_deletions_and_refreshed(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = project.queue()
     for step in (10, 20, 30, 40):
         checkpoint(run, step)
@@ -239,7 +235,7 @@ def test_all_runs_are_read_once_for_many_deletions_and_anew_after_a_while(
     assert readings == [100.0, 106.0]
 
 
-def test_the_newest_good_checkpoint_stays_where_a_newer_one_has_gone(project: Any) -> None:
+def test_planned_checkpoint_is_kept_if_a_newer_one_was_lost(project: Any) -> None:
     run = project.queue()
     checkpoint(run, 10)
     newest = checkpoint(run, 20)
@@ -250,7 +246,7 @@ def test_the_newest_good_checkpoint_stays_where_a_newer_one_has_gone(project: An
         delete(item, slurm=project.slurm)
 
 
-def test_a_directory_that_cannot_be_read_does_not_end_the_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_of_a_folder_skips_unreadable_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "closed").mkdir()
     (tmp_path / "open" / "file").write_bytes(b"1234")

@@ -1,4 +1,4 @@
-"""Which files are copied, and how links arrive."""
+"""The code copy: which files are copied, and how links are handled."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ def names(root: Path, **options: object) -> set[str]:
     return {str(name) for name in plan_code(root, **options).files}  # type: ignore[arg-type]
 
 
-def test_outside_of_git_everything_but_what_is_no_code(root: Path) -> None:
+def test_all_files_except_non_code_are_copied_outside_git(root: Path) -> None:
     write(root, "train.py", "data/words.txt", ".hidden", "pkg/a.py")
     write(root, "__pycache__/a.pyc", "pkg/b.pyc", ".venv/x.py", "node_modules/y.js", "wandb/run", "checkpoints/s/f")
     write(root, "env/pyvenv.cfg", "env/lib/z.py", "old/node.pyz", "old/spec.json")
     assert names(root) == {"train.py", "data/words.txt", ".hidden", "pkg/a.py"}
 
 
-def test_a_package_with_the_name_of_a_folder_of_results_is_code(root: Path) -> None:
+def test_package_named_like_a_results_folder_is_copied(root: Path) -> None:
     write(root, "lib/checkpoints/__init__.py", "checkpoints/model.bin")
     assert names(root) == {"lib/checkpoints/__init__.py"}
 
 
-def test_the_folder_of_runs_is_never_copied(root: Path) -> None:
+def test_runs_dir_is_never_copied(root: Path) -> None:
     write(root, "train.py", "results/here/run/file")
     assert names(root, runs_dir=root / "results") == {"train.py"}
 
 
-def test_in_git_what_it_knows_or_would_offer(root: Path) -> None:
+def test_tracked_and_unignored_files_are_copied_in_git(root: Path) -> None:
     git(root, "init", "-q")
     write(root, "train.py", "gone.py", "runs/tracked.py", "ignored.bin", "new.py", "wandb/log", "a.pyc")
     (root / ".gitignore").write_text("*.bin\n")
@@ -63,21 +63,21 @@ def test_in_git_what_it_knows_or_would_offer(root: Path) -> None:
     assert names(root) == {"train.py", "runs/tracked.py", ".gitignore", "new.py"}
 
 
-def test_below_the_top_of_a_work_tree(root: Path) -> None:
+def test_gitignore_applies_to_a_subfolder_of_the_work_tree(root: Path) -> None:
     git(root, "init", "-q")
     write(root, "top.py", "jobs/train.py", "jobs/skip.bin")
     (root / ".gitignore").write_text("*.bin\n")
     assert names(root / "jobs") == {"train.py"}
 
 
-def test_a_repository_inside_is_copied_too(root: Path) -> None:
+def test_nested_git_repository_is_copied(root: Path) -> None:
     git(root, "init", "-q")
     write(root, "train.py", "inner/lib.py")
     git(root / "inner", "init", "-q")
     assert names(root) == {"train.py", "inner/lib.py"}
 
 
-def test_include_adds_and_exclude_has_the_last_word(root: Path) -> None:
+def test_include_adds_files_and_exclude_overrides_it(root: Path) -> None:
     git(root, "init", "-q")
     (root / ".gitignore").write_text("data/\n")
     write(root, "train.py", "notes/a.md", "data/train.bin", "data/raw/huge.bin")
@@ -95,24 +95,26 @@ def test_include_adds_and_exclude_has_the_last_word(root: Path) -> None:
         ("**/y.bin", {"a.py", "lib/b.py", "data/x.bin"}),
     ],
 )
-def test_patterns(root: Path, pattern: str, left: set[str]) -> None:
+def test_exclude_pattern_leaves_out_matching_files(root: Path, pattern: str, left: set[str]) -> None:
     write(root, "a.py", "lib/b.py", "data/x.bin", "lib/data/y.bin")
     assert names(root, exclude=[pattern]) == left
 
 
-def test_include_stays_below_the_folder(root: Path) -> None:
+def test_include_outside_the_code_folder_is_refused(root: Path) -> None:
     with pytest.raises(SpecError, match="must be a path in the code folder"):
         plan_code(root, include=["../secrets"])
 
 
-def test_the_entrypoint_comes_along_in_any_case(root: Path) -> None:
+def test_entrypoint_is_copied_even_if_ignored_or_excluded(root: Path) -> None:
     git(root, "init", "-q")
     (root / ".gitignore").write_text("*\n")
     write(root, "train.py", "other.py")
     assert names(root, entrypoint=root / "train.py", exclude=["*.py"]) == {"train.py"}
 
 
-def test_too_much_names_the_largest(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_above_the_size_limit_is_refused_with_its_largest_files(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(code_copy, "MAX_BYTES", 10_000)
     write(root, "train.py")
     write(root, "data/big.bin", size=20_000)
@@ -120,20 +122,20 @@ def test_too_much_names_the_largest(root: Path, monkeypatch: pytest.MonkeyPatch)
         plan_code(root)
 
 
-def test_too_many_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_above_the_file_limit_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_copy, "MAX_FILES", 3)
     write(root, *(f"f{number}" for number in range(5)))
     with pytest.raises(SpecError, match="more than 3 files"):
         plan_code(root)
 
 
-def test_what_is_excluded_does_not_count(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_excluded_files_do_not_count_towards_the_limit(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_copy, "MAX_FILES", 3)
     write(root, "train.py", *(f"data/f{number}" for number in range(5)))
     assert names(root, exclude=["data"]) == {"train.py"}
 
 
-def test_modes_and_contents_arrive(root: Path, tmp_path: Path) -> None:
+def test_copy_keeps_modes_and_contents(root: Path, tmp_path: Path) -> None:
     write(root, "run.sh", size=3)
     (root / "run.sh").chmod(0o755)
     copy_code(plan_code(root), tmp_path / "copy")
@@ -141,7 +143,7 @@ def test_modes_and_contents_arrive(root: Path, tmp_path: Path) -> None:
     assert os.access(tmp_path / "copy" / "run.sh", os.X_OK)
 
 
-def test_links(root: Path, tmp_path: Path) -> None:
+def test_links_are_kept_or_replaced_by_copies_of_their_files(root: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     write(outside, "file.txt", "set/big.bin", size=5)
     write(root, "lib/real.py", "wandb/log")
@@ -162,13 +164,13 @@ def test_links(root: Path, tmp_path: Path) -> None:
     assert (copy / "log").read_bytes() == b"x"
 
 
-def test_sockets_and_pipes_are_left_out(root: Path) -> None:
+def test_named_pipes_are_left_out(root: Path) -> None:
     write(root, "train.py")
     os.mkfifo(root / "pipe")
     assert names(root) == {"train.py"}
 
 
-def test_where_a_file_lies_in_the_copy(root: Path, tmp_path: Path) -> None:
+def test_path_in_the_copy_is_none_for_files_not_copied(root: Path, tmp_path: Path) -> None:
     write(root, "sub/train.py", "left.py")
     plan = plan_code(root, exclude=["left.py"])
     copy = tmp_path / "copy"
@@ -178,7 +180,7 @@ def test_where_a_file_lies_in_the_copy(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("in_git", [False, True], ids=["no git", "git"])
-def test_core_dumps_stay_behind_and_what_is_only_called_so_comes_along(root: Path, in_git: bool) -> None:
+def test_core_dumps_are_left_out_and_files_named_core_are_copied(root: Path, in_git: bool) -> None:
     if in_git:
         git(root, "init", "-q")
     write(root, "train.py", "core/__init__.py", "core.py", "lib/core")
