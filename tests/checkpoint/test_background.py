@@ -1,4 +1,4 @@
-"""Saves that are written while the training goes on: the same bits, one at a time, and every failure is heard of."""
+"""Background saves: same bytes as a blocking save, one at a time, and every failure is raised on all ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def files(path):
 
 
 def settle(engine):
-    """As the training loop does it, once all ranks are through."""
+    """Wait for the save in flight and finish it, as the training loop does."""
     while engine.progress() == "busy":
         time.sleep(0.002)
     engine.drain()
@@ -52,7 +52,7 @@ def message(work):
 
 
 class Program:
-    """What two ranks go through together; what each part found, by its name."""
+    """Background saves on two ranks, one method per part; results by name in ``found``."""
 
     def __init__(self, rank, directory):
         self.rank, self.directory = rank, directory
@@ -134,7 +134,7 @@ def _program(rank, directory):
     return Program(rank, directory).run()
 
 
-def test_two_ranks_save_in_the_background(tmp_path):
+def test_two_ranks_save_in_the_background_and_recover_from_failures(tmp_path):
     first, second = run_ranks(_program, tmp_path)
     assert first["in flight"] == second["in flight"] == (1, None)
     assert first["newest"] == second["newest"] == "step_00000004"
@@ -177,7 +177,7 @@ def _same(rank, directory):
     return digest
 
 
-def test_the_bits_are_those_of_a_save_that_is_waited_for_whatever_the_training_does_meanwhile(tmp_path):
+def test_background_save_writes_the_same_bytes_as_a_blocking_save(tmp_path):
     digest, _ = run_ranks(_same, tmp_path)
     waited, later = (tmp_path / name / "step_00000002" for name in ("waited", "background"))
     assert files(waited) == files(later)
@@ -194,7 +194,7 @@ def test_the_bits_are_those_of_a_save_that_is_waited_for_whatever_the_training_d
     assert again.digest() == digest
 
 
-# -- the disk is full, a rank is killed --------------------------------------------------------------------------------
+# -- full disk, killed rank --------------------------------------------------------------------------------------------
 
 
 def _fill_the_disk(rank, directory):
@@ -204,12 +204,12 @@ def _fill_the_disk(rank, directory):
     engine.save(TrainingState(per_rank=large), step=2, background=True)
     while rank == 1 and engine.progress() != "failed":
         time.sleep(0.002)
-    said = message(lambda: engine.settle(failed=True))  # as at the step at which all have heard of it
+    said = message(lambda: engine.settle(failed=True))  # as the training loop does once all ranks know
     engine.close()
     return said
 
 
-def test_a_full_disk_is_an_error_on_all_ranks_and_the_older_one_stays(mounted):
+def test_full_disk_is_an_error_on_all_ranks_and_older_checkpoint_stays(mounted):
     disk = mounted("size=1m")
     first, second = run_ranks(_fill_the_disk, disk)
     assert contents(disk) == ["step_00000001"]
@@ -244,7 +244,7 @@ def _killed_rank(rank, directory, who, where):
 
 
 @pytest.mark.parametrize(("who", "where"), [(0, "at once"), (0, "others wait"), (1, "at once")])
-def test_a_killed_rank_takes_its_writer_along_and_what_is_there_is_whole(tmp_path, who, where):
+def test_writer_ends_with_its_killed_rank_and_checkpoints_are_complete(tmp_path, who, where):
     results = run_ranks(_killed_rank, tmp_path, who, where)
     assert isinstance(results[who], Killed)
     time.sleep(0.2)
@@ -274,7 +274,7 @@ def _is_gone(pid):
     return False
 
 
-# -- alone -------------------------------------------------------------------------------------------------------------
+# -- one process -------------------------------------------------------------------------------------------------------
 
 
 class Holder:
@@ -288,7 +288,7 @@ class Holder:
         self.value = state["value"]
 
 
-def test_another_size_another_snapshot(tmp_path):
+def test_state_that_changes_size_between_saves_is_saved_whole(tmp_path):
     engine = CheckpointEngine(tmp_path, keep=None)
     values = [torch.arange(size, dtype=torch.float32) for size in (5, 200_000, 3, 1_000_000)]
     for step, value in enumerate(values, 1):
@@ -301,7 +301,7 @@ def test_another_size_another_snapshot(tmp_path):
         assert torch.equal(holder.value, value)
 
 
-def test_a_ring_that_is_smaller_than_the_file_goes_round(tmp_path):
+def test_snapshot_memory_smaller_than_the_file_streams_the_whole_file(tmp_path):
     pieces = [os.urandom(size) for size in (0, 64, 5000, 1 << 20, 3_000_001, 64)]
     padded = [data + bytes(-len(data) % 64) for data in pieces]
     for number, size in enumerate((1, 4096, 1 << 20, 1 << 24)):
@@ -312,7 +312,7 @@ def test_a_ring_that_is_smaller_than_the_file_goes_round(tmp_path):
         assert crcs == [zlib.crc32(whole) for whole in padded]
 
 
-def test_memory_is_looked_for_beforehand(monkeypatch):
+def test_snapshot_too_large_for_the_memory_of_the_node_is_refused(monkeypatch):
     free = snapshot_memory.available_bytes()
     assert free is None or free > 0
     monkeypatch.setattr(snapshot_memory, "available_bytes", lambda: 10_000)
@@ -320,11 +320,11 @@ def test_memory_is_looked_for_beforehand(monkeypatch):
     assert "0.00 GB on each of this node's 3 ranks does not fit" in (snapshot_memory.no_room(4000, of=3) or "")
 
 
-# -- in a training -----------------------------------------------------------------------------------------------------
+# -- in a training loop ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", ["break", "stop"])
-def test_the_training_hears_of_a_failure_on_all_ranks_and_waits_for_the_last_save(tmp_path, end):
+def test_failed_background_save_raises_on_all_ranks_and_last_one_completes(tmp_path, end):
     run = make_run(tmp_path / "run", checkpoint={"every_steps": 4, "when_busy": "skip", "keep": None})
     ended = run_program("background.py", [end], run=run)
     assert ended.codes == ([85, 85] if end == "stop" else [0, 0]), "\n".join(ended.outputs)

@@ -1,4 +1,4 @@
-"""CRCs: the numbers of zlib, from whichever library."""
+"""CRC32 of checkpoint files: equal to zlib's, whichever library computes it."""
 
 import json
 import subprocess
@@ -12,21 +12,21 @@ from hpcaccel.checkpoint import shard_files, writer
 from hpcaccel.checkpoint_files import manifest
 
 
-def test_the_numbers_are_those_of_zlib():
+def test_crc32_equals_that_of_zlib():
     data = bytes(range(256)) * 5000
     assert shard_files.crc32(data) == zlib.crc32(data)
     assert shard_files.crc32(data[7:], shard_files.crc32(data[:7])) == zlib.crc32(data)
 
 
 @pytest.mark.parametrize("cuts", [(), (1,), (64, 64, 4096)])
-def test_parts_are_combined(cuts):
+def test_combined_crc_of_parts_equals_the_crc_of_the_whole(cuts):
     data = bytes(range(256)) * 40
     edges = [0, *cuts, len(data)]
     parts = [(zlib.crc32(data[start:stop]), stop - start) for start, stop in pairwise(edges)]
     assert manifest.combined_crc(parts) == zlib.crc32(data)
 
 
-def test_the_writer_reckons_with_the_library_that_the_rank_has():
+def test_writer_process_uses_the_same_crc_library_as_its_rank():
     program = writer.PROGRAM.replace(
         "writer import main; main(sys.argv[2:])", "shard_files import crc32; print(crc32.__module__)"
     )

@@ -1,4 +1,4 @@
-"""What was committed is what is loaded, or an error; damage sends all ranks to the same older checkpoint."""
+"""Damaged checkpoints: damage is detected on load, and all ranks fall back to the same older checkpoint."""
 
 import json
 import logging
@@ -35,7 +35,7 @@ def two(tmp_path):
     return tmp_path / "checkpoints", digests
 
 
-def test_every_flipped_byte_is_found(two):
+def test_load_detects_a_flipped_bit_and_names_the_file(two):
     directory, _ = two
     path = directory / "step_00000002"
     engine = CheckpointEngine(directory)
@@ -63,7 +63,7 @@ def zero_a_page(path):
 
 @pytest.mark.parametrize("name", ["rank_00000.bin", "index.json", checkpoint_files.MANIFEST])
 @pytest.mark.parametrize("harm", [truncate, zero_a_page, lambda path: path.unlink(), lambda path: flip(path, 200)])
-def test_all_fall_back_to_the_older_one_and_the_bad_one_is_kept(two, name, harm, caplog):
+def test_load_falls_back_and_quarantines_the_damaged_checkpoint(two, name, harm, caplog):
     directory, digests = two
     harm(directory / "step_00000002" / name)
     engine = CheckpointEngine(directory)
@@ -77,7 +77,7 @@ def test_all_fall_back_to_the_older_one_and_the_bad_one_is_kept(two, name, harm,
     assert contents(directory) == ["quarantined_step_00000002", "step_00000001", "step_00000002"]
 
 
-def test_when_none_is_good_nothing_starts_at_zero(two):
+def test_resume_fails_if_every_checkpoint_is_damaged(two):
     directory, _ = two
     flip(directory / "step_00000002" / checkpoint_files.MANIFEST, 30)
     flip(directory / "step_00000001" / "rank_00000.bin", 30)
@@ -90,7 +90,7 @@ def test_when_none_is_good_nothing_starts_at_zero(two):
     assert CheckpointEngine(directory).find(None) is None
 
 
-def test_a_checkpoint_elsewhere_is_never_renamed(two, tmp_path):
+def test_damaged_checkpoint_of_another_directory_is_not_renamed(two, tmp_path):
     directory, _ = two
     flip(directory / "step_00000002" / "rank_00000.bin", 30)
     engine = CheckpointEngine(tmp_path / "another")
@@ -121,12 +121,12 @@ def _fall_back_together(rank, directory):
     return loaded.step, again.digest() == digests[2]
 
 
-def test_ranks_fall_back_together(tmp_path):
+def test_all_ranks_fall_back_to_the_same_checkpoint(tmp_path):
     assert run_ranks(_fall_back_together, tmp_path) == [(2, True), (2, True)]
     assert contents(tmp_path) == ["quarantined_step_00000003", "step_00000002"]
 
 
-def test_swapped_files_are_found(tmp_path):
+def test_shard_file_of_another_checkpoint_is_detected(tmp_path):
     for name, seed in (("a", 0), ("b", 1)):
         CheckpointEngine(tmp_path / name).save(Training("plain", seed=seed).state(), step=1)
     (tmp_path / "a/step_00000001/rank_00000.bin").replace(tmp_path / "b/step_00000001/rank_00000.bin")
@@ -134,7 +134,7 @@ def test_swapped_files_are_found(tmp_path):
         CheckpointEngine(tmp_path / "b").load(tmp_path / "b/step_00000001", Training("plain").state(), fall_back=False)
 
 
-def test_nothing_is_ever_unpickled(two, monkeypatch):
+def test_load_and_save_never_use_pickle(two, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("a pickle was opened")
 
@@ -151,7 +151,7 @@ def test_nothing_is_ever_unpickled(two, monkeypatch):
     engine.save(training.state(), step=3)
 
 
-def test_a_newer_format_is_refused(two):
+def test_manifest_of_a_newer_format_is_refused(two):
     directory, _ = two
     path = directory / "step_00000002" / checkpoint_files.MANIFEST
     content = {**json.loads(path.read_text()), "version": 99}
@@ -161,7 +161,7 @@ def test_a_newer_format_is_refused(two):
     assert path.exists()
 
 
-def test_another_model_is_an_error_that_names_the_difference(two, caplog):
+def test_different_model_is_an_error_that_names_the_differences(two, caplog):
     caplog.set_level(logging.WARNING)
     directory, _ = two
     training = Training("plain")
@@ -173,4 +173,4 @@ def test_another_model_is_an_error_that_names_the_difference(two, caplog):
     text = str(caught.value)
     assert "models.0.more.weight is not in the checkpoint" in text
     assert "models.0.head.weight has shape (11, 7) in the checkpoint, (12, 7) in this model" in text
-    assert contents(directory) == ["step_00000001", "step_00000002"]  # nothing wrong with them
+    assert contents(directory) == ["step_00000001", "step_00000002"]  # not quarantined

@@ -1,4 +1,4 @@
-"""Our files behind DCP's own ``save`` and ``load``."""
+"""``ShardWriter`` and ``ShardReader`` as the storage of DCP's own ``save`` and ``load``."""
 
 import errno
 import os
@@ -26,12 +26,12 @@ FACTS = {"step": 1, "epoch": 0, "world_size": 1, "guarantee": "state-exact"}
         (errno.EIO, "", "Input/output error"),
     ],
 )
-def test_free_bytes_are_told_of_a_full_disk_only(number, folder, said, tmp_path):
+def test_write_error_gives_the_free_bytes_only_on_a_full_disk(number, folder, said, tmp_path):
     error = OSError(number, os.strerror(number))
     assert re.fullmatch(said, why_not_written(error, tmp_path / folder, 5000))
 
 
-def test_dcp_saves_and_loads_through_them(tmp_path):
+def test_dcp_saves_and_loads_through_shard_writer_and_reader(tmp_path):
     state = {"model": {"weight": torch.randn(5, 3), "scale": torch.tensor(2.0)}, "list": [torch.arange(4)]}
     dcp.save(state, storage_writer=ShardWriter(tmp_path, rank=0, facts=FACTS))
     assert not (tmp_path / ".metadata").exists()
@@ -42,7 +42,7 @@ def test_dcp_saves_and_loads_through_them(tmp_path):
     assert target["list"][0].tolist() == [0, 1, 2, 3]
 
 
-def test_what_dcp_would_pickle_is_refused(tmp_path):
+def test_value_that_dcp_would_pickle_is_refused(tmp_path):
     with pytest.raises(dcp.CheckpointException, match="number is not a tensor") as caught:
         dcp.save({"number": 3}, storage_writer=ShardWriter(tmp_path, rank=0, facts=FACTS))
     assert any(isinstance(error, CheckpointError) for error, _ in caught.value.failures.values())
@@ -53,7 +53,7 @@ def test_what_dcp_would_pickle_is_refused(tmp_path):
     "dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.complex64]
 )
 @pytest.mark.parametrize("shape", [(), (0, 2), (7,), (3, 5)])
-def test_every_dtype_and_shape_keeps_its_bytes(tmp_path, dtype, shape):
+def test_tensor_of_every_dtype_and_shape_round_trips(tmp_path, dtype, shape):
     tensor = torch.randint(0, 2, shape).to(dtype)
     dcp.save({"x": tensor}, storage_writer=ShardWriter(tmp_path, rank=0, facts=FACTS))
     target = {"x": torch.empty_like(tensor)}
@@ -61,7 +61,7 @@ def test_every_dtype_and_shape_keeps_its_bytes(tmp_path, dtype, shape):
     assert torch.equal(target["x"], tensor)
 
 
-def test_a_target_that_is_not_contiguous_or_a_part_of_the_tensor(tmp_path):
+def test_tensor_loads_into_a_non_contiguous_target(tmp_path):
     tensor = torch.arange(12.0).reshape(3, 4)
     dcp.save({"x": tensor}, storage_writer=ShardWriter(tmp_path, rank=0, facts=FACTS))
     target = {"x": torch.zeros(4, 3).T}

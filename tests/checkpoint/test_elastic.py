@@ -1,4 +1,4 @@
-"""One training on ever other numbers of ranks: the same state after each load, each sample exactly once an epoch."""
+"""Elastic resume: one training on changing numbers of ranks keeps its state and sees each sample once per epoch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpcaccel.checkpoint.loading import describe_sources, rank_sources
 from tests.checkpoint.world import run_ranks
 
 SAMPLES, TOGETHER = 100, 12
-"""So many samples are one micro-batch of all ranks together, and two of these are one step: 5 steps an epoch."""
+"""Size of the dataset, and of a micro-batch over all ranks. Two micro-batches are one step: 5 steps per epoch."""
 
 
 class Numbers(Dataset):
@@ -52,7 +52,7 @@ class StatefulStream(Stream):
 
 
 class Turned(Sampler):
-    """A sampler that draws by itself, as users write them."""
+    """User-written sampler that draws its own permutation."""
 
     def __iter__(self):
         return iter(torch.randperm(SAMPLES).tolist())
@@ -62,7 +62,7 @@ class Turned(Sampler):
 
 
 class Buckets(Sampler):
-    """Batches of unequal sizes, of which a position counts batches and not samples."""
+    """Batches of unequal sizes: a position counts batches, not samples."""
 
     def __iter__(self):
         order = torch.randperm(SAMPLES).tolist()
@@ -76,7 +76,7 @@ class Buckets(Sampler):
 
 
 class Net(nn.Module):
-    """Tied weights, dropout, a buffer, and sizes that no number of ranks above 1 can share evenly."""
+    """Tied weights, dropout, a buffer, and sizes that no number of ranks above 1 divides evenly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ LOADERS = {
 
 
 def link(rank: int, size: int, folder: Path, how: str, loader: str, steps: int | None, epochs: int):
-    """Train on from the newest checkpoint, for ``steps`` steps or to the end.
+    """Resume from the newest checkpoint and train ``steps`` steps or to the end.
 
     Returns:
         The state's digest and this rank's next random number, at the beginning and at the end, and the samples of all
@@ -160,7 +160,7 @@ def link(rank: int, size: int, folder: Path, how: str, loader: str, steps: int |
 
 
 def digest(accelerator, model, optimizer, scheduler) -> str:
-    """Of all that a resume restores, in words that do not depend on how it is spread over the ranks."""
+    """Hash of model, optimizer, scheduler and scaler states, independent of how they are sharded."""
     module = accelerator.unwrap_model(model)
     text = hashlib.sha256(repr(sorted(scheduler.scheduler.state_dict().items())).encode())
     text.update(repr(accelerator.scaler and sorted(accelerator.scaler.state_dict().items())).encode())
@@ -186,9 +186,9 @@ def assert_once(seen, epochs: int, what: str) -> None:
 WAY = [(2, "ddp", 3), (1, "ddp", 3), (3, "fsdp", 3), (4, "hybrid", 3), (2, "fsdp", 2), (2, "ddp", None)]
 
 
-def test_every_number_of_ranks_and_every_mesh(tmp_path: Path) -> None:
-    """Tied weights, dropout, AdamW, a schedule, an fp16 scaler, accumulation; and the newest checkpoint damaged on the
-    way, so that another number of ranks falls back to the one before it."""
+def test_state_and_samples_survive_changes_of_world_size_and_mesh(tmp_path: Path) -> None:
+    """Tied weights, dropout, AdamW, a schedule, an fp16 scaler, accumulation. The newest checkpoint is damaged on the
+    way: a different number of ranks falls back to the one before it."""
     logs, ends, seen = [], [], []
     for size, how, steps in WAY:
         results = run_ranks(_with_log, size, tmp_path, how, "shuffled", steps, 3, world_size=size)
@@ -244,7 +244,7 @@ def _other_loaders(rank: int, size: int, folder: Path, steps: int | None):
 
 
 @pytest.mark.chaos
-def test_every_kind_of_loader(tmp_path: Path) -> None:
+def test_every_kind_of_loader_yields_each_sample_once_per_epoch(tmp_path: Path) -> None:
     ends: dict[str, str] = {}
     seen = collections.defaultdict(list)
     for size, steps in [(2, 2), (3, 3), (1, None)]:
@@ -287,7 +287,7 @@ def test_every_kind_of_loader(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_whose_random_state_goes_on_where(manifest, size, tensor, expected, said) -> None:
+def test_rank_sources_maps_saved_random_states_to_the_current_ranks(manifest, size, tensor, expected, said) -> None:
     found = rank_sources(manifest, world_size=size, tensor=tensor)
     assert found == expected
     assert describe_sources(found, world_size=manifest["world_size"]) == said

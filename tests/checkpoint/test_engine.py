@@ -1,4 +1,4 @@
-"""Finding, keeping and giving up checkpoints."""
+"""``CheckpointEngine`` in one process: find, save, retention, and checkpoints that are superseded."""
 
 import threading
 
@@ -35,7 +35,7 @@ def load(engine, resume="auto"):
     return counter.value
 
 
-def test_only_the_newest_are_kept(tmp_path):
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
     engine = CheckpointEngine(tmp_path, keep=2)
     save(engine, 1, 2, 3)
     assert steps_of(tmp_path) == [2, 3]
@@ -45,7 +45,7 @@ def test_only_the_newest_are_kept(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000003", "step_00000004"]
 
 
-def test_old_ones_lose_their_names_at_once_and_are_gone_before_the_next_save(tmp_path, monkeypatch):
+def test_old_checkpoint_is_renamed_at_once_and_deleted_before_next_save(tmp_path, monkeypatch):
     told = []
     begin, goes_on, delete = commit.begin, threading.Event(), commit.delete
     monkeypatch.setattr(commit, "delete", lambda doomed: goes_on.wait(60) and delete(doomed))
@@ -61,14 +61,14 @@ def test_old_ones_lose_their_names_at_once_and_are_gone_before_the_next_save(tmp
     assert steps_of(tmp_path) == [3]
 
 
-def test_keep_none_keeps_all_and_less_than_one_is_refused(tmp_path):
+def test_keep_none_keeps_every_checkpoint_and_keep_zero_is_refused(tmp_path):
     save(CheckpointEngine(tmp_path, keep=None), 1, 2, 3)
     assert steps_of(tmp_path) == [1, 2, 3]
     with pytest.raises(CheckpointError, match="keep=0 must be at least 1"):
         CheckpointEngine(tmp_path, keep=0)
 
 
-def test_damaged_ones_do_not_count_as_kept(tmp_path):
+def test_damaged_checkpoint_does_not_count_towards_keep(tmp_path):
     engine = CheckpointEngine(tmp_path, keep=2)
     save(engine, 1, 2)
     (tmp_path / "step_00000002" / "index.json").unlink()
@@ -76,7 +76,7 @@ def test_damaged_ones_do_not_count_as_kept(tmp_path):
     assert steps_of(tmp_path) == [1, 2, 3]
 
 
-def test_the_old_one_is_deleted_only_when_the_new_one_is_committed(tmp_path):
+def test_old_checkpoint_is_deleted_only_after_the_new_one_is_committed(tmp_path):
     engine = CheckpointEngine(tmp_path, keep=1)
     save(engine, 1)
     with pytest.raises(CheckpointError):
@@ -94,7 +94,7 @@ def test_a_committed_step_is_not_written_again(tmp_path):
     assert load(engine) == 5
 
 
-def test_the_manifest_says_what_was_saved(tmp_path):
+def test_manifest_records_step_reason_guarantee_and_file_sizes(tmp_path):
     path = CheckpointEngine(tmp_path, attempt=3).save(
         TrainingState(), step=7, epoch=2, reason="preempted", guarantee="bit-exact"
     )
@@ -107,7 +107,7 @@ def test_the_manifest_says_what_was_saved(tmp_path):
     }
 
 
-def test_find(tmp_path):
+def test_find_accepts_auto_a_name_a_path_and_a_run_directory(tmp_path):
     run = tmp_path / "run"
     engine = CheckpointEngine(run / "checkpoints")
     assert engine.find("auto") is None
@@ -122,7 +122,7 @@ def test_find(tmp_path):
         engine.find("step_00000009")
 
 
-def test_going_on_from_an_older_one_gives_up_the_newer_ones(tmp_path):
+def test_newer_checkpoints_are_superseded_after_resume_from_an_older_one(tmp_path):
     save(CheckpointEngine(tmp_path, keep=None), 1, 2, 3)
     engine = CheckpointEngine(tmp_path, keep=None)
     assert load(engine, "step_00000001") == 1
@@ -136,7 +136,7 @@ def test_going_on_from_an_older_one_gives_up_the_newer_ones(tmp_path):
     ]
 
 
-def test_starting_anew_beside_old_ones_gives_them_up(tmp_path):
+def test_start_from_scratch_supersedes_checkpoints_found_on_disk(tmp_path):
     save(CheckpointEngine(tmp_path), 5, 9)
     engine = CheckpointEngine(tmp_path)
     assert engine.find(None) is None
@@ -145,20 +145,20 @@ def test_starting_anew_beside_old_ones_gives_them_up(tmp_path):
     assert load(CheckpointEngine(tmp_path)) == 50
 
 
-def test_saving_beside_others_without_resuming_touches_none_of_them(tmp_path):
+def test_save_without_resume_leaves_checkpoints_of_later_steps_alone(tmp_path):
     save(CheckpointEngine(tmp_path, keep=None), 5, 9, 10)
     save(CheckpointEngine(tmp_path, keep=1), 7)
     assert steps_of(tmp_path) == [7, 9, 10]
 
 
-def test_what_another_training_left_under_the_same_step_is_not_taken_for_ours(tmp_path):
+def test_checkpoint_of_another_training_at_the_same_step_is_superseded(tmp_path):
     save(CheckpointEngine(tmp_path), 5)
     CheckpointEngine(tmp_path).save(TrainingState(objects={"counter": Counter(50)}), step=5)
     assert load(CheckpointEngine(tmp_path)) == 50
     assert (tmp_path / "superseded_step_00000005").exists()
 
 
-def test_going_on_from_the_newest_gives_up_nothing(tmp_path):
+def test_resume_from_the_newest_checkpoint_supersedes_nothing(tmp_path):
     save(CheckpointEngine(tmp_path, keep=None), 1, 2)
     engine = CheckpointEngine(tmp_path, keep=None)
     load(engine)
@@ -166,7 +166,7 @@ def test_going_on_from_the_newest_gives_up_nothing(tmp_path):
     assert steps_of(tmp_path) == [1, 2, 3]
 
 
-def test_an_unreadable_file_is_an_error_and_no_damage(tmp_path, monkeypatch):
+def test_unreadable_file_is_an_error_and_not_treated_as_damage(tmp_path, monkeypatch):
     engine = CheckpointEngine(tmp_path)
     save(engine, 1)
 

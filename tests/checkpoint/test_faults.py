@@ -1,4 +1,4 @@
-"""Whatever fails while saving: the same error on all ranks, nothing half-made, the older checkpoints as they were."""
+"""Failed saves: the same error on all ranks, no partial checkpoint, older checkpoints unchanged."""
 
 import os
 import re
@@ -40,7 +40,7 @@ def _message(engine, state, step):
 
 
 def _fail_in_turn(rank, directory):
-    """The errors of rank 1's failures, and what a save after them leaves."""
+    """Fail several saves, then save once more: the errors, the contents before that save, and the digest."""
     engine = CheckpointEngine(directory, rank=rank, world_size=2)
     training = Training("ddp", rank=rank)
     training.steps(1)
@@ -57,7 +57,7 @@ def _fail_in_turn(rank, directory):
     messages.append(_message(engine, state, 2))
 
     if rank == 1:
-        dcp_storage.ALIGNMENT_BYTES = 0  # a mistake of ours while writing: nothing divides by it
+        dcp_storage.ALIGNMENT_BYTES = 0  # a bug of ours while writing: division by zero
     messages.append(_message(engine, training.state(), 2))
     dcp_storage.ALIGNMENT_BYTES = 64
 
@@ -85,7 +85,7 @@ def _not_the_parent(path):
         raise OSError(5, "Input/output error")
 
 
-def test_a_failure_on_one_rank_is_an_error_on_all_and_leaves_nothing(tmp_path):
+def test_failure_on_one_rank_raises_on_all_and_leaves_no_files(tmp_path):
     directory = tmp_path / "checkpoints"
     (messages, left, digest), (other_messages, _, _) = run_ranks(_fail_in_turn, directory)
     assert messages == other_messages
@@ -102,7 +102,7 @@ def test_a_failure_on_one_rank_is_an_error_on_all_and_leaves_nothing(tmp_path):
     assert contents(directory) == ["step_00000001", "step_00000002"]
     again = Training("plain", seed=9)
     again.load(CheckpointEngine(directory))
-    assert again.digest(buffers=False) != digest  # of DDP with its buffers
+    assert again.digest(buffers=False) != digest  # the DDP digest includes buffers
     assert again.steps(1)
 
 
@@ -113,7 +113,7 @@ def _fill_the_disk(rank, directory):
     return _message(engine, TrainingState(per_rank=large), 2)
 
 
-def test_a_full_disk_on_one_rank_is_an_error_on_all_and_gives_the_space_back(mounted):
+def test_full_disk_on_one_rank_raises_on_all_and_frees_the_space(mounted):
     disk = mounted("size=1m")
     message, other = run_ranks(_fill_the_disk, disk)
     assert contents(disk) == ["step_00000001"]
@@ -158,7 +158,7 @@ def _die(*_, **__):
 
 
 @pytest.mark.parametrize("when", KILLS)
-def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(tmp_path, when):
+def test_kill_during_a_save_leaves_only_complete_checkpoints(tmp_path, when):
     results = run_ranks(_killed, tmp_path, *KILLS[when], world_size=2)
     killed = results[int(KILLS[when][0].removeprefix("rank "))]
     assert isinstance(killed, Killed)
@@ -174,20 +174,20 @@ def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(tmp_path, when):
     assert not [name for name in contents(tmp_path) if name.endswith(".tmp")]
 
 
-def test_an_error_before_anything_is_written_leaves_no_directory(tmp_path):
+def test_error_before_the_first_write_leaves_no_directory(tmp_path):
     directory = tmp_path / "checkpoints"
     with pytest.raises(CheckpointError, match=r"per_rank|rank\.0\['f'\]"):
         CheckpointEngine(directory).save(TrainingState(per_rank={"f": print}), step=1)
     assert not directory.exists()
 
 
-def test_a_directory_that_cannot_be_made_is_an_error(tmp_path):
+def test_directory_that_cannot_be_created_is_an_error(tmp_path):
     (tmp_path / "checkpoints").write_text("a file")
     with pytest.raises(CheckpointError, match="checkpoint of step 1 cannot be saved"):
         CheckpointEngine(tmp_path / "checkpoints").save(TrainingState(), step=1)
 
 
-def test_uncovered_tensors_are_refused(tmp_path, monkeypatch):
+def test_save_fails_if_a_tensor_chunk_was_not_written(tmp_path, monkeypatch):
     write = dcp_storage.ShardWriter._write_file
     monkeypatch.setattr(dcp_storage.ShardWriter, "_write_file", lambda *args: write(*args)[1:])
     training = Training("plain")
@@ -196,7 +196,7 @@ def test_uncovered_tensors_are_refused(tmp_path, monkeypatch):
     assert contents(tmp_path) == []
 
 
-def test_leftovers_of_former_attempts_are_removed(tmp_path):
+def test_temporary_directory_of_an_earlier_attempt_is_removed(tmp_path):
     left = tmp_path / checkpoint_files.temporary_name(7, 3)
     left.mkdir()
     (left / "rank_00000.bin").write_bytes(b"half")

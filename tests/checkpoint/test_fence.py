@@ -1,4 +1,4 @@
-"""Ranks that were believed dead commit nothing beside those that took their place."""
+"""Commit fence: ranks of an older attempt cannot commit once a newer attempt has started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def publish(run: Path, *, attempt: int | str, place: str = "checkpoints") -> boo
 
 
 @pytest.mark.parametrize("attempt", [2, 9])
-def test_a_later_attempt_has_begun(tmp_path: Path, attempt: int) -> None:
+def test_older_attempt_cannot_commit_after_a_newer_one_has_started(tmp_path: Path, attempt: int) -> None:
     (tmp_path / "attempts" / "10").mkdir(parents=True)
     with pytest.raises(
         CheckpointError, match=f"attempt 10 of this run has started: attempt {attempt} can no longer save"
@@ -28,12 +28,12 @@ def test_a_later_attempt_has_begun(tmp_path: Path, attempt: int) -> None:
     assert not (tmp_path / "checkpoints" / checkpoint_name(4)).exists()
 
 
-def test_the_newest_attempt_saves(tmp_path: Path) -> None:
+def test_newest_attempt_commits_and_other_directories_are_not_fenced(tmp_path: Path) -> None:
     for attempt in (1, 2, 10):
         (tmp_path / "attempts" / str(attempt)).mkdir(parents=True)
     assert publish(tmp_path, attempt=10)
-    assert publish(tmp_path, attempt=1, place="elsewhere")  # save_state("elsewhere") is the script's own affair
+    assert publish(tmp_path, attempt=1, place="elsewhere")  # the fence covers only "checkpoints"
 
 
-def test_there_are_no_attempts(tmp_path: Path) -> None:
+def test_commit_needs_no_attempts_directory(tmp_path: Path) -> None:
     assert publish(tmp_path, attempt=1)

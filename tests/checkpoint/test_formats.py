@@ -1,4 +1,4 @@
-"""Out to safetensors and torch files and in again: the same bits, whatever the ranks were, one tensor at a time."""
+"""Conversion to and from safetensors, torch and DCP files: same bits, one tensor in memory at a time."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ from tests.checkpoint.world import run_ranks
 
 @pytest.fixture(scope="module")
 def fsdp(tmp_path_factory):
-    """The checkpoints of two ranks, ours and DCP's, of one sharded training, and the model's weights in full."""
+    """Directory with an hpcaccel and a DCP checkpoint of one training on two ranks, and the model's full weights."""
     directory = tmp_path_factory.mktemp("fsdp")
     whole = run_ranks(_save, directory)[0]
     return directory, whole
@@ -34,7 +34,7 @@ def _save(rank, directory):
     training = Training("fsdp", rank=rank)
     training.steps(2)
     for buffer in training.model.buffers():
-        torch.distributed.broadcast(buffer, src=0)  # of which DCP would take any rank's
+        torch.distributed.broadcast(buffer, src=0)  # DCP would save any rank's copy
     path = CheckpointEngine(directory, rank=rank, world_size=2).save(training.state(), step=2)
     dcp.save(
         {"model": training.model.state_dict(), "optimizer": {"lr": 0.1}, "epoch": 3},
@@ -50,7 +50,7 @@ def same(found, expected):
         assert np.array_equal(found[name].numpy(), value), name
 
 
-def test_a_sharded_model_becomes_safetensors_files(fsdp, tmp_path):
+def test_sharded_model_converts_to_safetensors(fsdp, tmp_path):
     directory, whole = fsdp
     told = []
     done = convert(
@@ -69,7 +69,7 @@ def test_a_sharded_model_becomes_safetensors_files(fsdp, tmp_path):
         convert(ConvertRequest(str(directory / "step_00000002"), str(tmp_path / "out"), "safetensors"))
 
 
-def test_files_of_a_size_have_an_index(fsdp, tmp_path):
+def test_safetensors_split_by_size_have_an_index(fsdp, tmp_path):
     directory, whole = fsdp
     request = ConvertRequest(str(directory / "step_00000002"), str(tmp_path), "safetensors", max_shard_bytes=500)
     done = convert(request)
@@ -89,7 +89,7 @@ def test_files_of_a_size_have_an_index(fsdp, tmp_path):
     same(model.state_dict(), whole)
 
 
-def test_a_model_becomes_a_torch_file_with_its_ties(fsdp, tmp_path):
+def test_model_converts_to_a_torch_file_with_tied_weights(fsdp, tmp_path):
     directory, whole = fsdp
     convert(ConvertRequest(str(directory / "step_00000002"), str(tmp_path / "m.pt"), "torch"))
     for mapped in (False, True):
@@ -100,7 +100,7 @@ def test_a_model_becomes_a_torch_file_with_its_ties(fsdp, tmp_path):
     assert verify(tmp_path / "m.pt").good
 
 
-def test_a_whole_state_goes_on_without_hpcaccel(tmp_path):
+def test_whole_state_in_a_torch_file_resumes_without_hpcaccel(tmp_path):
     training = Training("plain")
     training.steps(2)
     path = CheckpointEngine(tmp_path).save(training.state(), step=2)
@@ -130,7 +130,7 @@ class Odd:
         self.value = value
 
 
-def test_whatever_a_checkpoint_holds_becomes_plain(tmp_path):
+def test_whole_conversion_is_loadable_with_weights_only(tmp_path):
     from collections import Counter, OrderedDict, defaultdict, deque
 
     value = {
@@ -155,7 +155,7 @@ def test_whatever_a_checkpoint_holds_becomes_plain(tmp_path):
     assert found["torch"][3].shape == (0, 4)
 
 
-def test_only_one_tensor_is_in_memory_at_a_time(tmp_path):
+def test_write_torch_holds_one_tensor_in_memory_at_a_time(tmp_path):
     alive = 0
 
     def read():
@@ -177,11 +177,11 @@ def test_only_one_tensor_is_in_memory_at_a_time(tmp_path):
     assert set(torch.load(tmp_path / "w.pt", weights_only=True)) == set(weights)
 
 
-# -- in
+# -- import
 
 
 def resumed(path, *, seed=5):
-    """A training that has begun from the checkpoint in ``path``."""
+    """Training that starts from the imported checkpoint in ``path``."""
     training = Training("plain", seed=seed)
     before = training.scheduler.state_dict()
     loaded = CheckpointEngine(path.parent / "run").load(path, training.state())
@@ -194,7 +194,7 @@ def resumed(path, *, seed=5):
 
 
 @pytest.mark.parametrize("source", ["safetensors", "parts", "torch", "nested", "dcp", "ours", "ddp"])
-def test_weights_from_everywhere_become_a_checkpoint(fsdp, tmp_path, source):
+def test_weights_of_every_source_format_convert_to_a_checkpoint(fsdp, tmp_path, source):
     directory, whole = fsdp
     tensors = {name: torch.from_numpy(value) for name, value in whole.items()}
     path = tmp_path / "source"
@@ -218,7 +218,7 @@ def test_weights_from_everywhere_become_a_checkpoint(fsdp, tmp_path, source):
     same(resumed(tmp_path / "made").model.state_dict(), whole)
 
 
-def test_a_tied_name_that_a_file_leaves_out_is_known_to_the_model(fsdp, tmp_path):
+def test_tied_weight_missing_from_the_file_is_restored_by_the_model(fsdp, tmp_path):
     _, whole = fsdp
     tensors = {name: torch.from_numpy(value) for name, value in whole.items() if name != "head.weight"}
     save_file(tensors, tmp_path / "model.safetensors")
@@ -233,14 +233,14 @@ def _resume_sharded(rank, path):
     return {name: value.numpy() for name, value in training.whole().items() if ":" not in name}
 
 
-def test_a_sharded_training_begins_from_imported_weights(fsdp, tmp_path):
+def test_sharded_training_starts_from_imported_weights(fsdp, tmp_path):
     directory, whole = fsdp
     convert(ConvertRequest(str(directory / "stock"), str(tmp_path / "made"), "hpcaccel"))
     for found in run_ranks(_resume_sharded, tmp_path / "made"):
         same({name: torch.from_numpy(value) for name, value in found.items()}, whole)
 
 
-def test_weights_are_cast_and_the_rest_is_not(fsdp, tmp_path):
+def test_dtype_option_casts_only_floating_point_tensors(fsdp, tmp_path):
     directory, whole = fsdp
     convert(ConvertRequest(str(directory / "step_00000002"), str(tmp_path), "safetensors", dtype="bfloat16"))
     found = load_file(tmp_path / "model.safetensors")
@@ -248,7 +248,7 @@ def test_weights_are_cast_and_the_rest_is_not(fsdp, tmp_path):
     assert torch.equal(found["body.0.weight"], torch.from_numpy(whole["body.0.weight"]).bfloat16())
 
 
-def test_what_cannot_be_done_is_said(fsdp, tmp_path):
+def test_unsupported_conversion_is_refused_with_the_reason(fsdp, tmp_path):
     directory, _ = fsdp
     ours, stock = str(directory / "step_00000002"), str(directory / "stock")
     two = nn.Linear(1, 1), nn.Linear(2, 2)
@@ -282,7 +282,7 @@ def test_what_cannot_be_done_is_said(fsdp, tmp_path):
     assert torch.load(tmp_path / "second.pt", weights_only=True)["weight"].shape == (2, 2)
 
 
-def test_damage_ends_a_conversion_and_leaves_nothing(fsdp, tmp_path):
+def test_conversion_of_a_damaged_checkpoint_fails_and_leaves_no_files(fsdp, tmp_path):
     from tests.checkpoint.test_damage import flip
 
     path = tmp_path / "source"
@@ -297,7 +297,7 @@ def test_damage_ends_a_conversion_and_leaves_nothing(fsdp, tmp_path):
     assert sorted(item.name for item in tmp_path.iterdir()) in (["out", "source"], ["source"])
 
 
-def test_names_lose_what_wrappers_put_into_them():
+def test_plain_names_removes_the_prefixes_of_wrappers():
     names = ["module._orig_mod.layers.0._checkpoint_wrapped_module.weight", "module.head.bias"]
     assert list(plain_names(names).values()) == ["layers.0.weight", "head.bias"]
     assert list(plain_names(["module.a", "b"]).values()) == ["module.a", "b"]

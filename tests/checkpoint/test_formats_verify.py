@@ -1,4 +1,4 @@
-"""Reading from end to end: damage is found and named, and nothing that lies in a directory is ever run."""
+"""``verify``: damage is found and named, and code in pickles is never executed."""
 
 import json
 import os
@@ -28,7 +28,7 @@ from tests.checkpoint.world import run_ranks
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
-def test_boxes_that_tile_and_boxes_that_do_not():
+def test_covering_problem_finds_gaps_overlaps_and_boxes_outside():
     assert covering_problem((4, 6), [((0, 0), (2, 6)), ((2, 0), (2, 3)), ((2, 3), (2, 3))]) is None
     assert covering_problem((), [((), ())]) is None
     assert covering_problem((0, 3), []) is None
@@ -38,7 +38,7 @@ def test_boxes_that_tile_and_boxes_that_do_not():
     assert "not inside" in covering_problem((4,), [((2,), (3,))])
 
 
-# -- ours
+# -- checkpoints of hpcaccel
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def ours(saved, tmp_path):
     return tmp_path / "step_00000001"
 
 
-def test_every_file_of_a_good_one_is_read(ours):
+def test_verify_reads_every_file_of_an_intact_checkpoint(ours):
     report = verify(ours)
     assert report.good, report.problems
     assert (
@@ -70,7 +70,7 @@ def test_every_file_of_a_good_one_is_read(ours):
     )
 
 
-def test_every_flipped_byte_is_found_and_its_file_named(ours):
+def test_verify_finds_a_flipped_bit_and_names_the_file(ours):
     names = sorted(file.name for file in ours.iterdir())
     assert names == [checkpoint_files.MANIFEST, "index.json", "rank_00000.bin", "rank_00001.bin"]
     for name in names:
@@ -83,7 +83,7 @@ def test_every_flipped_byte_is_found_and_its_file_named(ours):
     assert verify(ours).good
 
 
-def test_several_damages_are_all_told(ours):
+def test_verify_reports_every_damaged_file(ours):
     flip(ours / "rank_00000.bin", 300)
     (ours / "rank_00001.bin").unlink()
     report = verify(ours)
@@ -92,13 +92,13 @@ def test_several_damages_are_all_told(ours):
     assert any("rank_00001.bin is missing" in problem for problem in report.problems)
 
 
-def test_without_its_index_the_other_files_are_read_all_the_same(ours):
+def test_verify_reads_the_other_files_if_the_index_is_damaged(ours):
     flip(ours / "index.json", 10)
     flip(ours / "rank_00001.bin", 10)
     assert len(verify(ours).problems) == 2
 
 
-def test_swapped_files_and_a_missing_manifest_are_found(ours):
+def test_verify_finds_swapped_files_and_a_missing_manifest(ours):
     one, other = ours / "rank_00000.bin", ours / "rank_00001.bin"
     one.rename(ours / "x")
     other.rename(one)
@@ -109,7 +109,7 @@ def test_swapped_files_and_a_missing_manifest_are_found(ours):
 
 
 def resealed(path, change):
-    """Write the index anew, and a manifest that vouches for it: what a bug would have committed."""
+    """Rewrite the index, and the manifest with the new CRC: what a bug would have committed."""
     index = json.loads((path / sealed.INDEX).read_bytes())
     change(index["tensors"])
     text = json.dumps(index).encode()
@@ -119,7 +119,7 @@ def resealed(path, change):
     (path / checkpoint_files.MANIFEST).write_bytes(sealed.seal(manifest))
 
 
-def test_tensors_that_are_not_covered_or_nowhere_are_found(ours):
+def test_verify_finds_tensors_with_gaps_or_missing_from_the_index(ours):
     def change(tensors):
         tensors["models.0.body.0.weight"]["chunks"].pop()
         tensors["models.0.embed.weight"]["chunks"][0]["at"] = [1, 0]
@@ -132,12 +132,12 @@ def test_tensors_that_are_not_covered_or_nowhere_are_found(ours):
     assert "models.0.body.0.bias, which is not in the index" in problems
 
 
-def test_a_manifest_that_is_none_is_no_crash(ours):
+def test_verify_reports_a_sealed_file_that_is_not_a_manifest(ours):
     (ours / checkpoint_files.MANIFEST).write_bytes(sealed.seal({"anything": "else"}))
     assert "is not the manifest of a checkpoint" in verify(ours).problems[0]
 
 
-def test_a_run_is_its_checkpoints_and_a_stranger_is_an_error(saved, tmp_path):
+def test_checkpoints_in_lists_those_of_a_run_and_refuses_other_paths(saved, tmp_path):
     assert checkpoints_in(saved) == [saved / "step_00000001"]
     (tmp_path / "file").write_text("no checkpoint")
     with pytest.raises(CheckpointError, match="contains no checkpoint"):
@@ -146,14 +146,14 @@ def test_a_run_is_its_checkpoints_and_a_stranger_is_an_error(saved, tmp_path):
         checkpoints_in(tmp_path / "nothing")
 
 
-def test_verifying_needs_no_torch(ours):
+def test_checkpoint_commands_do_not_import_torch(ours):
     code = "import sys; from hpcaccel.cli.main import app; app(sys.argv[1:], standalone_mode=False); "
     code += "sys.exit(int('torch' in sys.modules))"
     for command in ("verify", "show", "list"):
         subprocess.run([sys.executable, "-c", code, "checkpoint", command, str(ours)], check=True, capture_output=True)
 
 
-# -- DCP's
+# -- checkpoints of DCP
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ def stock(stock_saved, tmp_path):
     return tmp_path / "stock"
 
 
-def test_a_stock_checkpoint_is_read_and_every_flip_in_its_tensors_found(stock):
+def test_verify_finds_flipped_bits_in_tensors_of_a_dcp_checkpoint(stock):
     report = verify(stock)
     assert report.good, report.problems
     assert report.bytes == sum(file.stat().st_size for file in stock.glob("*.distcp"))
@@ -204,7 +204,7 @@ def _part(file, place):
     return io.BytesIO(file.read_bytes()[place.offset : place.offset + place.length])
 
 
-def test_a_stock_checkpoint_with_less_than_its_metadata_says(stock):
+def test_verify_finds_missing_data_and_metadata_of_a_dcp_checkpoint(stock):
     file = sorted(stock.glob("*.distcp"))[0]
     data = file.read_bytes()
     file.write_bytes(data[:-1])
@@ -232,7 +232,7 @@ class Malice:
         return os.mkdir, (str(self.marker),)
 
 
-def test_no_pickle_is_ever_run(ours, stock, tmp_path):
+def test_verify_and_convert_never_execute_a_pickle(ours, stock, tmp_path):
     marker = tmp_path / "was run"
     evil = pickle.dumps(Malice(marker))
     (stock / ".metadata").write_bytes(evil)
@@ -241,7 +241,7 @@ def test_no_pickle_is_ever_run(ours, stock, tmp_path):
     torch.save({"weight": Malice(marker)}, tmp_path / "evil.pt")
     (tmp_path / "evil.bin").write_bytes(evil)
     for name in ("data.pkl", "tree.pkl", "function.pkl", ".metadata"):
-        (ours / name).write_bytes(evil)  # which nobody opens there
+        (ours / name).write_bytes(evil)  # never opened there
     assert verify(ours).good
     flip(ours / checkpoint_files.MANIFEST, 0)
     (ours / checkpoint_files.MANIFEST).write_bytes(evil)
@@ -256,7 +256,7 @@ def test_no_pickle_is_ever_run(ours, stock, tmp_path):
     assert not marker.exists()
 
 
-def test_malice_in_one_record_of_a_stock_checkpoint_is_not_run(stock, tmp_path):
+def test_malicious_pickle_in_a_record_of_dcp_is_not_executed(stock, tmp_path):
     from hpcaccel.checkpoint_files.dcp_reader import Dcp
 
     marker = tmp_path / "was run"

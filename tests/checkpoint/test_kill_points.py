@@ -1,8 +1,8 @@
-"""A process is killed at one system call after the other of a save: what is there afterwards loads, and is whole.
+"""Kill a process at each system call of a save: the checkpoint found afterwards loads and is complete.
 
-strace kills on entering a chosen call, so nothing in the code takes part, and any moment can be had: before the
-directory is made, in the middle of a file, before its fsync, before the index, the manifest, the rename, and while old
-checkpoints are taken away.
+strace kills on entry to a chosen call, so the code needs no hooks and any moment can be chosen: before the directory is
+created, in the middle of a file, before its fsync, before the index, the manifest, the rename, and while old
+checkpoints are deleted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.checkpoint.world import Killed, run_ranks
 
 CALLS = "mkdir,write,pwrite64,fsync,fdatasync,ftruncate,fallocate,rename,unlink,unlinkat,rmdir"
 POINTS = {"rank 0": 8, "rank 1": 3, "writer 0": 6, "writer 1": 3}
-"""Moments in each of the four processes that have a part in a save of two ranks."""
+"""Number of kill points in each of the four processes that take part in a save of two ranks."""
 
 
 def has_strace() -> bool:
@@ -44,7 +44,7 @@ needs_strace = pytest.mark.skipif(not has_strace(), reason="needs strace, and th
 
 
 def state_of(step: int) -> tuple[nn.Module, TrainingState]:
-    """A model that tells which step it is of, in every one of its bytes."""
+    """A model whose parameters all equal ``step``, and its state."""
     model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 200), nn.Linear(200, 300))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -58,7 +58,7 @@ def values(model: nn.Module) -> set[float]:
 
 @contextmanager
 def traced(process: int, *options: str):
-    """``process``, with all its threads, is under strace inside."""
+    """Trace ``process`` and all its threads with strace inside the block."""
     tracer = subprocess.Popen(["strace", "-f", "-qq", "-p", str(process), "-e", f"trace={CALLS}", *options])
     try:
         while not all("TracerPid:\t0\n" not in text for text in _statuses(process)):
@@ -80,7 +80,7 @@ def writer_of(process: int) -> int:
 
 
 def _save(rank: int, directory: Path, victim: str, options: list[str]) -> str:
-    """Step 1 is saved undisturbed; then step 2, while strace looks at the victim."""
+    """Save step 1 undisturbed, then step 2 with the victim under strace."""
     who, number = victim.split()
     engine = CheckpointEngine(directory, rank=rank, world_size=2, attempt=1, keep=1)
     background = who == "writer"
@@ -93,7 +93,7 @@ def _save(rank: int, directory: Path, victim: str, options: list[str]) -> str:
 
 
 def _second(engine: CheckpointEngine, *, background: bool) -> str:
-    """What the save of step 2 said; when it was the writer that died, the training goes on and saves step 3."""
+    """Save step 2; return its error, if any. After an error, which only a dead writer causes, save step 3."""
     try:
         engine.save(state_of(2)[1], step=2, background=background)
         engine.drain()
@@ -109,7 +109,7 @@ def _second(engine: CheckpointEngine, *, background: bool) -> str:
 
 @needs_strace
 @pytest.mark.parametrize("victim", POINTS)
-def test_killed_at_twenty_points(tmp_path: Path, victim: str) -> None:
+def test_kill_at_twenty_points_leaves_complete_checkpoints(tmp_path: Path, victim: str) -> None:
     every = points_of(victim, tmp_path)
     wanted = min(POINTS[victim], len(every))
     kill_at([every[number * (len(every) - 1) // (wanted - 1)] for number in range(wanted)], victim, tmp_path)
@@ -118,12 +118,12 @@ def test_killed_at_twenty_points(tmp_path: Path, victim: str) -> None:
 @needs_strace
 @pytest.mark.chaos
 @pytest.mark.parametrize("victim", POINTS)
-def test_killed_at_every_point(tmp_path: Path, victim: str) -> None:
+def test_kill_at_every_point_leaves_complete_checkpoints(tmp_path: Path, victim: str) -> None:
     kill_at(points_of(victim, tmp_path), victim, tmp_path)
 
 
 def points_of(victim: str, folder: Path) -> list[tuple[str, int]]:
-    """The calls of an undisturbed save in their order, each with how often its thread has made it: strace counts so."""
+    """Calls of an undisturbed save in order, each with its count in its thread, as strace counts them."""
     log = folder / "calls"
     assert run_ranks(_save, folder / "whole", victim, ["-o", str(log)]) == ["", ""]
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -149,7 +149,7 @@ def assert_whole(directory: Path, results: list, victim: str, what: str) -> None
     assert "hangs" not in str(results), what
     if victim.startswith("rank"):
         killed = results[int(victim[-1])]
-        # How many writes a file takes depends on how fast the disk is: of the later ones there may be none this time.
+        # The number of writes per file depends on the speed of the disk: a later one may not occur this time.
         if not (killed == "" and "pwrite64 number" in what and "pwrite64 number 1:" not in what):
             assert isinstance(killed, Killed), what
             assert killed.args == (-signal.SIGKILL,), what
@@ -167,7 +167,7 @@ def assert_whole(directory: Path, results: list, victim: str, what: str) -> None
 
 
 def _until_killed(rank: int, directory: Path, crash: int) -> None:
-    """Go on from what there is, save every step in the background, and die at a random moment after the first one."""
+    """Resume, save every step in the background, and die at a random moment after the first save."""
     dice = random.Random(crash)
     engine = CheckpointEngine(directory, rank=rank, world_size=2, attempt=crash, keep=1)
     model, state = state_of(0)
@@ -184,7 +184,7 @@ def _until_killed(rank: int, directory: Path, crash: int) -> None:
 
 
 @pytest.mark.chaos
-def test_one_checkpoint_is_kept_and_ten_crashes_come_in_a_row(tmp_path: Path) -> None:
+def test_ten_crashes_in_a_row_with_keep_one_lose_no_progress(tmp_path: Path) -> None:
     steps = [0]
     for crash in range(10):
         results = run_ranks(_until_killed, tmp_path, crash)

@@ -1,4 +1,4 @@
-"""A training that is loaded goes on as if it had never stopped."""
+"""Resume: a training loaded from a checkpoint continues as if it had never stopped."""
 
 import json
 
@@ -20,7 +20,7 @@ def _one_thread():
 
 
 def interrupted(directory, wrap, optimizer="adamw", *, rank=0, world_size=1, group=None):
-    """Losses and final state of a training, and of a second one that goes on from the middle of it."""
+    """Losses and final state of a training, and of a second one resumed from the middle of it."""
     options = {"rank": rank, "world_size": world_size, "group": group}
     first = Training(wrap, optimizer, rank=rank)
     first.steps(3)
@@ -58,7 +58,7 @@ def test_two_ranks_resume_bit_exact(tmp_path):
 
 
 def _save(rank, world_size, wrap, source, target):
-    """Load from ``source`` (None: train), save to ``target``; the digest of the whole state."""
+    """Load from ``source`` (None: train), save to ``target``; return the digest without batch norm buffers."""
     training = Training(wrap, seed=3, rank=rank)
     if source is None:
         training.steps(3)
@@ -97,7 +97,7 @@ def _two_save_their_own(rank, directory):
     CheckpointEngine(directory, rank=rank, world_size=2).save(state, step=1, guarantee="bit-exact")
 
 
-def test_a_rank_without_an_entry_of_its_own_gets_none(tmp_path):
+def test_rank_without_saved_state_of_its_own_loads_none(tmp_path):
     run_ranks(_two_save_their_own, tmp_path)
     results = run_ranks(_rng_of_a_third_rank, tmp_path, world_size=3)
     assert [own and own["seen"] for own, _, _ in results] == [0, 1, None]
@@ -106,14 +106,14 @@ def test_a_rank_without_an_entry_of_its_own_gets_none(tmp_path):
     assert results[0][2] == ("world_size: 2 at the save, 3 now",)
 
 
-def test_why_a_checkpoint_promises_no_more_comes_back_with_it(tmp_path):
+def test_guarantee_reasons_are_loaded_with_the_checkpoint(tmp_path):
     engine = CheckpointEngine(tmp_path)
     engine.save(TrainingState(), step=1, guarantee="state-exact", guarantee_reasons=["a batch was carried along"])
     loaded = engine.load(tmp_path / "step_00000001", TrainingState())
     assert (loaded.guarantee, loaded.differences) == ("state-exact", ("a batch was carried along",))
 
 
-def test_an_earlier_release_called_checkpoints_bit_exact_without_looking(tmp_path):
+def test_bit_exact_checkpoint_without_reasons_loads_as_state_exact(tmp_path):
     engine = CheckpointEngine(tmp_path)
     path = engine.save(TrainingState(), step=1, guarantee="bit-exact")
     content = json.loads((path / "COMMITTED").read_text())

@@ -1,4 +1,4 @@
-"""What stays: the newest good ones, milestones, pinned ones; and nothing goes before a newer one is committed."""
+"""Retention: the newest intact checkpoints, milestones and pinned ones stay; none is deleted before a newer commit."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def steps(directory):
     return [checkpoint.step for checkpoint in checkpoint_files.committed(directory)]
 
 
-def test_the_first_of_every_so_many_steps_stays(tmp_path):
+def test_keep_every_keeps_the_first_checkpoint_of_each_interval(tmp_path):
     save(CheckpointEngine(tmp_path, keep=2, keep_every=100), 50, 90, 100, 150, 199, 230, 270, 299, 350)
     assert steps(tmp_path) == [100, 230, 299, 350]
     save(CheckpointEngine(tmp_path, keep=1, keep_every=100), 400, 410)
@@ -36,7 +36,7 @@ def test_the_first_of_every_so_many_steps_stays(tmp_path):
     assert steps(tmp_path) == [500]
 
 
-def test_a_damaged_one_is_no_milestone(tmp_path):
+def test_damaged_checkpoint_is_not_kept_as_a_milestone(tmp_path):
     save(CheckpointEngine(tmp_path, keep=None), 100, 110, 120)
     (tmp_path / "step_00000100" / "rank_00000.bin").unlink()
     save(CheckpointEngine(tmp_path, keep=1, keep_every=100), 130)
@@ -44,7 +44,7 @@ def test_a_damaged_one_is_no_milestone(tmp_path):
     assert 120 not in steps(tmp_path)
 
 
-def test_pinned_ones_stay_until_they_are_not(tmp_path):
+def test_pinned_checkpoint_stays_until_it_is_unpinned(tmp_path):
     engine = CheckpointEngine(tmp_path, keep=1)
     save(engine, 1)
     pin = tmp_path / "step_00000001" / checkpoint_files.PINNED
@@ -57,7 +57,7 @@ def test_pinned_ones_stay_until_they_are_not(tmp_path):
     assert steps(tmp_path) == [4]
 
 
-def test_good_ones_count_and_nothing_goes_before_the_commit(tmp_path, monkeypatch):
+def test_only_intact_checkpoints_count_and_none_is_deleted_before_commit(tmp_path, monkeypatch):
     engine = CheckpointEngine(tmp_path, keep=2)
     save(engine, 1, 2, 3)
     (tmp_path / "step_00000003" / "rank_00000.bin").write_bytes(b"")
@@ -69,6 +69,6 @@ def test_good_ones_count_and_nothing_goes_before_the_commit(tmp_path, monkeypatc
     assert steps(tmp_path) == [2, 3, 4]
 
 
-def test_what_is_saved_elsewhere_is_never_pruned(tmp_path):
+def test_keep_none_deletes_nothing(tmp_path):
     save(CheckpointEngine(tmp_path, keep=None), *range(1, 6))
     assert steps(tmp_path) == [1, 2, 3, 4, 5]

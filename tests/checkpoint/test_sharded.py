@@ -1,4 +1,4 @@
-"""State that is sharded, outside the model too, and what cannot be told apart."""
+"""Sharded state, also in registered objects, and state that cannot be reassembled."""
 
 import copy
 
@@ -14,7 +14,7 @@ from tests.checkpoint.world import run_ranks
 
 
 class Average:
-    """A moving average of weights, sharded as they are; taken over by assignment."""
+    """Moving average of the weights, sharded like them; loaded in place."""
 
     def __init__(self, model):
         self.shadow = {name: copy.deepcopy(value.detach()) for name, value in model.named_parameters()}
@@ -37,7 +37,7 @@ def _move_average(rank, directory):
     return all(torch.equal(average.shadow[name].to_local(), again.shadow[name].to_local()) for name in again.shadow)
 
 
-def test_registered_objects_may_be_sharded(tmp_path):
+def test_registered_object_with_sharded_tensors_is_restored(tmp_path):
     assert run_ranks(_move_average, tmp_path) == [True, True]
     model = Training("plain").model
     whole = Average(model)
@@ -75,7 +75,7 @@ class Partial:
         raise AssertionError
 
 
-def test_what_cannot_be_put_together_again_is_refused(tmp_path):
+def test_state_that_ranks_cannot_reassemble_is_refused(tmp_path):
     (messages, left), (others, _) = run_ranks(_refused, tmp_path / "checkpoints")
     assert messages == others
     local, shape, names, partial = messages

@@ -1,4 +1,4 @@
-"""Models, optimizers, schedulers, scalers and objects come back as they were."""
+"""Models, optimizers, schedulers, scalers and registered objects are restored as saved."""
 
 import collections
 import copy
@@ -46,13 +46,13 @@ def equal(a, b):
     return a == b
 
 
-def test_a_fresh_optimizer_stays_fresh_and_makes_a_used_one_fresh(tmp_path):
+def test_loading_a_fresh_optimizer_clears_the_state_of_a_used_one(tmp_path):
     model, used = nn.Linear(2, 2), nn.Linear(2, 2)
     optimizer, other = torch.optim.AdamW(model.parameters()), torch.optim.AdamW(used.parameters())
     stepped(used, other)
     before = copy.deepcopy(model.state_dict())
     move(tmp_path, TrainingState([model], [optimizer]), TrainingState([used], [other]))
-    assert not optimizer.state  # saving made no step of its own
+    assert not optimizer.state  # saving did not initialize it
     assert not other.state
     assert equal(used.state_dict(), before)
 
@@ -71,7 +71,7 @@ def test_float32_moments_of_bfloat16_parameters_keep_their_bits(tmp_path):
     assert other.state[again.weight]["momentum_buffer"].dtype is torch.float32
 
 
-def test_groups_keep_their_own_hyperparameters_whatever_the_order_inside(tmp_path):
+def test_group_hyperparameters_load_whatever_the_order_of_parameters(tmp_path):
     def build(turned):
         model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
         first = [model["a"].weight, model["b"].weight]
@@ -94,7 +94,7 @@ def test_groups_keep_their_own_hyperparameters_whatever_the_order_inside(tmp_pat
         assert equal(other.state[parameter], optimizer.state[dict(model.named_parameters())[name]])
 
 
-def test_other_groups_are_an_error_that_names_the_parameter(tmp_path):
+def test_different_parameter_groups_are_an_error_naming_the_difference(tmp_path):
     model, again = nn.Linear(2, 2), nn.Linear(2, 2)
     saved = TrainingState([model], [torch.optim.SGD(model.parameters(), lr=1)])
     two = torch.optim.SGD([{"params": [again.weight]}, {"params": [again.bias]}], lr=1)
@@ -105,7 +105,7 @@ def test_other_groups_are_an_error_that_names_the_parameter(tmp_path):
         move(tmp_path / "b", saved, TrainingState([again], [fewer]))
 
 
-def test_several_models_with_their_own_and_a_common_optimizer(tmp_path):
+def test_models_with_their_own_and_a_shared_optimizer_are_restored(tmp_path):
     def build(seed):
         torch.manual_seed(seed)
         models = [nn.Linear(2, 3), nn.Linear(2, 3)]
@@ -121,7 +121,7 @@ def test_several_models_with_their_own_and_a_common_optimizer(tmp_path):
     assert equal([item.state_dict() for item in optimizers], [item.state_dict() for item in others])
 
 
-def test_parameters_of_no_model_come_back_with_their_state(tmp_path):
+def test_parameter_outside_any_model_is_restored_with_its_state(tmp_path):
     def build(value):
         parameter = nn.Parameter(torch.tensor([value]))
         return parameter, torch.optim.Adam([parameter])
@@ -134,7 +134,7 @@ def test_parameters_of_no_model_come_back_with_their_state(tmp_path):
     assert equal(other.state_dict(), optimizer.state_dict())
 
 
-def test_lbfgs_with_its_lists_of_tensors(tmp_path):
+def test_lbfgs_state_with_lists_of_tensors_is_restored(tmp_path):
     def build(seed):
         torch.manual_seed(seed)
         model = nn.Linear(3, 1)
@@ -176,7 +176,7 @@ SCHEDULERS = {
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_every_scheduler_goes_on(tmp_path, name):
+def test_every_scheduler_continues_after_a_load(tmp_path, name):
     def build():
         optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.5)
         return optimizer, SCHEDULERS[name](optimizer)
@@ -195,7 +195,7 @@ def test_every_scheduler_goes_on(tmp_path, name):
     assert rates(other, again, 5) == rates(optimizer, scheduler, 5)
 
 
-def test_a_scaler_and_its_absence(tmp_path, caplog):
+def test_scaler_is_restored_and_a_missing_one_is_logged(tmp_path, caplog):
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     again = torch.amp.GradScaler("cpu")
     move(tmp_path / "a", TrainingState(scaler=scaler), TrainingState(scaler=again))
@@ -204,7 +204,7 @@ def test_a_scaler_and_its_absence(tmp_path, caplog):
     assert "the checkpoint contains a gradient scaler, but this training has none" in caplog.text
 
 
-def test_objects_hold_anything_a_tree_holds(tmp_path):
+def test_registered_object_with_every_type_of_value_is_restored(tmp_path):
     value = {
         "order": torch.randperm(50),
         "array": np.arange(6).reshape(2, 3),
@@ -225,7 +225,7 @@ def test_objects_hold_anything_a_tree_holds(tmp_path):
     assert equal(target.value, value)
 
 
-def test_other_objects_are_an_error(tmp_path):
+def test_different_registered_objects_are_an_error(tmp_path):
     source = TrainingState(objects={"ema": Holder(1), "same": Holder(1)})
     target = TrainingState(objects={"new": Holder(1), "same": Holder(1)})
     with pytest.raises(
@@ -251,7 +251,7 @@ class Extra(nn.Module):
         self.note = state
 
 
-def test_extra_state_and_buffers(tmp_path):
+def test_extra_state_buffers_and_frozen_parameters_are_restored(tmp_path):
     source, target = Extra({"scale": torch.ones(3)}), Extra({"scale": torch.zeros(7), "old": 1})
     source.count.fill_(9)
     move(tmp_path, TrainingState([nn.Sequential(source)]), TrainingState([nn.Sequential(target)]))
@@ -278,7 +278,7 @@ def test_tied_weights_are_stored_once_and_may_be_untied_later(tmp_path, tied_now
     assert (tmp_path / "step_00000001" / "index.json").read_text().count("models.0.") == 1
 
 
-def test_another_dtype_is_an_error(tmp_path):
+def test_different_parameter_dtype_is_an_error(tmp_path):
     with pytest.raises(
         CheckpointError, match=r"weight is torch.float32 in the checkpoint, torch.bfloat16 in this model"
     ):
@@ -289,8 +289,8 @@ def draw():
     return random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(1).item()
 
 
-def test_all_generators_go_on_where_they_were(tmp_path):
-    random.gauss(0, 1)  # leaves a second value for later
+def test_random_generators_continue_where_they_were_saved(tmp_path):
+    random.gauss(0, 1)  # caches a second value
     np.random.randn()
     loaded = None
     engine = CheckpointEngine(tmp_path)

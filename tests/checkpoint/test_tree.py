@@ -1,4 +1,4 @@
-"""What goes into a tree comes out equal and of the same type; what cannot go in is named."""
+"""``pack`` and ``unpack``: values round-trip with their types; unsupported ones are refused with their path."""
 
 import collections
 import enum
@@ -49,7 +49,7 @@ def there_and_back(value):
 
 
 def same(a, b):
-    """Equal, of the same types all the way down, and floats by their bits."""
+    """Whether values are equal, with the same types at every level; floats are compared by their bits."""
     if type(a) is not type(b):
         return False
     if isinstance(a, float):
@@ -65,11 +65,11 @@ def same(a, b):
 
 @settings(max_examples=200, deadline=None)
 @given(trees)
-def test_every_tree_comes_back(value):
+def test_every_tree_round_trips(value):
     assert same(there_and_back(value), value)
 
 
-def test_long_and_odd_values_come_back():
+def test_long_and_unusual_values_round_trip():
     value = {
         "int": -(7**5000),
         "bytes": bytes(range(256)) * 20,
@@ -93,7 +93,7 @@ def test_long_and_odd_values_come_back():
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "u8", "c16", "?", "U5", "S3", "M8[ns]", ">i4"])
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
-def test_numpy_arrays_and_scalars_come_back(dtype, shape):
+def test_numpy_arrays_and_scalars_round_trip(dtype, shape):
     array = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
     back = there_and_back({"array": array, "scalar": array.reshape(-1)[:1].sum() if dtype == "f4" else np.float32(1.5)})
     assert back["array"].dtype == array.dtype
@@ -103,7 +103,7 @@ def test_numpy_arrays_and_scalars_come_back(dtype, shape):
     back["array"][...] = array  # is writable
 
 
-def test_tensors_are_taken_out_and_not_copied():
+def test_pack_extracts_tensors_without_copying_them():
     tensor = torch.ones(3)
     packed = pack({"a": [tensor], "a.b": {"c": tensor}}, "objects.x")
     assert sorted(packed.tensors) == ["objects.x['a'][0]", "objects.x['a.b']['c']"]
@@ -134,7 +134,7 @@ Point = collections.namedtuple("Point", "x y")
         (collections.defaultdict(lambda: 1), "function"),
     ],
 )
-def test_an_unknown_type_is_refused_with_its_path(value, name):
+def test_unsupported_type_is_refused_with_its_path(value, name):
     with pytest.raises(CheckpointError) as caught:
         pack({"state": [{"fn": value}]}, "objects.sampler")
     assert str(caught.value).startswith("objects.sampler['state'][0]['fn']")

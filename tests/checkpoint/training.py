@@ -1,4 +1,4 @@
-"""A small training, in every wrapping, whose every bit of state can be looked at."""
+"""A small training in every wrapping (DDP, FSDP, HSDP, compile), with a digest of its state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPTIMIZERS = {
 
 
 class Net(nn.Module):
-    """Tied weights, dropout, batch norm, and sizes that two and three ranks cannot share evenly."""
+    """Tied weights, dropout, batch norm, and sizes that two and three ranks do not divide evenly."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Real ranks for tests: processes with a gloo group, started from a server that has torch imported already."""
+"""Real ranks for tests: processes with a gloo group, forked from a server that has already imported torch."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ TIMEOUT_SECONDS = 90
 
 
 class Killed(Exception):
-    """A rank ended without a word, with the exit code in ``args``, or had to be ended."""
+    """A rank ended without a result (exit code in ``args``) or hung and was killed."""
 
 
 def run_ranks(function, *args, world_size=2):
-    """Call ``function(rank, *args)`` in ``world_size`` processes with a default process group; what each returned.
+    """Call ``function(rank, *args)`` in ``world_size`` processes with a default process group; return their results.
 
-    A rank that raised makes this raise. One that was killed has ``Killed`` as its result; the others, whose result may
-    then be the text of an error, are given five seconds to end.
+    If a rank raised, this raises. The result of a killed rank is ``Killed``; the other ranks then have five seconds to
+    end, and their result may be the text of an error.
     """
     with tempfile.TemporaryDirectory() as folder:
         ranks = []
@@ -60,7 +60,7 @@ def _collect(ranks):
 
 
 def _result(process, pipe, deadline):
-    """What the rank sent: its value in a tuple, or the text of its error. ``Killed`` when it sent nothing in time."""
+    """The rank's value in a tuple, or the text of its error. ``Killed`` if it sent neither in time."""
     if not pipe.poll(max(0.0, deadline - time.monotonic())):
         process.kill()
         return Killed("hangs")
@@ -83,7 +83,7 @@ def _main(pipe: Connection, function, rank, world_size, folder, args):
         result = (function(rank, *args),)
     except BaseException:
         result = f"rank {rank}:\n{traceback.format_exc()}"
-    pipe.send_bytes(pickle.dumps(result))  # tensors by value: this process may be gone when the answer is read
+    pipe.send_bytes(pickle.dumps(result))  # tensors by value: this process may have ended when the result is read
     pipe.close()
     if not isinstance(result, str):
         dist.barrier()
