@@ -1,4 +1,4 @@
-"""Real ranks for tests: one process each, torchrun's variables set by hand, a run directory made by hand."""
+"""Real ranks for tests: one process each, with the environment that torchrun, srun or no launcher sets."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ TIMEOUT_SECONDS = 300
 BLOCKED = (signal.SIGTERM, signal.SIGUSR2)
 GPUS = [path for path in ("/dev/nvidiactl", "/dev/kfd") if os.path.exists(path)]
 FRESH = bool(GPUS or os.environ.get("HPCACCEL_TEST_FRESH_RANKS"))
-"""Whether ranks are started as Python programs of their own, and not forked from one that has imported torch, which
-saves seconds of each. Where there are GPUs an import might touch one, which no fork survives."""
+"""Whether each rank is a new Python process. Otherwise it is forked from a process that has imported torch, which saves
+seconds per rank. Not where there are GPUs: the import might use one, and a GPU does not survive a fork."""
 
 
 def free_port() -> int:
@@ -51,13 +51,13 @@ def make_run(path: Path, *, runtime: dict[str, Any] | None = None, checkpoint: d
 
 @dataclass
 class Ended:
-    """How the ranks of one attempt ended."""
+    """Exit codes and outputs of the ranks of one attempt."""
 
     codes: list[int]
     outputs: list[str]
 
     def result(self) -> dict[str, Any]:
-        """The JSON line that rank 0 printed last."""
+        """The last JSON line that rank 0 printed."""
         lines = [line for line in self.outputs[0].splitlines() if line.startswith("{")]
         assert lines, "\n".join(self.outputs)
         value: dict[str, Any] = json.loads(lines[-1])
@@ -65,7 +65,7 @@ class Ended:
 
 
 class Ranks:
-    """Ranks that run now."""
+    """Running ranks."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Ranks:
     ) -> None:
         """
         Args:
-            blocked: as the rank shim does before it becomes the user's program, see ``BLOCKED``.
+            blocked: start with the signals ``BLOCKED`` blocked, as the rank shim does before it executes the program.
             fresh: see ``FRESH``.
         """
         port = free_port()
@@ -109,7 +109,7 @@ class Ranks:
 def start(
     command: Sequence[str], environs: Sequence[dict[str, str]], *, blocked: Sequence[int] = (), fresh: bool = FRESH
 ) -> Sequence[subprocess.Popen[str] | Forked]:
-    """A program once for each environment, with its output and its errors in one pipe."""
+    """Start the program once for each environment, with stdout and stderr in one pipe."""
     if found := [] if fresh else templates(environs):
         pairs = zip(found, environs, strict=True)
         return [Forked(template, command, env=env, blocked=blocked) for template, env in pairs]
@@ -167,5 +167,5 @@ def outcome(run: RunDir, attempt: int = 1) -> dict[str, Any] | None:
 
 
 def metrics(run: RunDir, name: str = "loss") -> dict[int, float]:
-    """The newest value for each step."""
+    """The newest value of the metric at each step."""
     return {line["step"]: line["values"][name] for line, _ in read_lines(run.metrics) if name in line["values"]}

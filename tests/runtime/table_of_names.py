@@ -1,4 +1,4 @@
-"""Rows of the table of names, and what its program wrote about them."""
+"""Rows of the table of names (``programs/table``), and the results that ``programs/names.py`` wrote."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS = [
 
 @dataclass(frozen=True)
 class Results:
-    """What all ranks found; ``said`` is what they printed."""
+    """Results of all ranks; ``said`` is their output."""
 
     out: Path
     size: int

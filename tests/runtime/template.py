@@ -1,7 +1,7 @@
-"""A process that has imported torch and waits to be forked: ``python template.py FD``, started by ``forked.py``.
+"""A process that has imported torch and forks a child per request: ``python template.py FD``, started by ``forked.py``.
 
-For each request that comes through the socket FD it forks a child, which becomes the program asked for: with the
-environment, the session, the ``__main__`` and the end of a Python that was started for it.
+Requests arrive on the socket FD. The child runs the requested program with the environment, the session, the
+``__main__`` and the exit of a Python process started for it.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ from typing import Any
 LARGEST_REQUEST = 1 << 17
 WHAT_RANKS_IMPORT = (
     "numpy",
-    "torch._dynamo",  # which the first step of an optimizer imports
+    "torch._dynamo",  # imported by an optimizer's first step
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
-    "torch.distributed.tensor.debug",  # which a DTensor's first operation imports
+    "torch.distributed.tensor.debug",  # imported by a DTensor's first operation
     "torch.distributed.tensor.parallel",
 )
-"""Of hpcaccel nothing: it is quickly imported, and is to meet each program's environment."""
+"""Nothing of hpcaccel: it imports quickly and must see each program's environment."""
 
 
 def serve(requests: socket.socket) -> dict[str, Any] | None:
-    """In a child that was forked: what it is to become. In the template itself, when nobody asks any more: None."""
+    """Fork a child per request. Returns the request in the child, and None in the template when the socket closes."""
     children, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a signal that is ignored wakes nobody up
-    reports: dict[int, int] = {}  # where somebody waits for the end of which child
+    signal.signal(
+        signal.SIGCHLD, lambda number, frame: None
+    )  # without a handler SIGCHLD does not write to the wakeup fd
+    reports: dict[int, int] = {}  # by child: the pipe for its exit code
     sources: list[Any] = [requests, children]
     while True:
         ready, _, _ = select.select(sources, [], [])
@@ -71,7 +73,7 @@ def _report_ends(reports: dict[int, int]) -> None:
         try:
             os.write(report, _number(os.waitstatus_to_exitcode(status)))
         except BrokenPipeError:
-            pass  # nobody wants to know any more
+            pass  # the reader has closed the pipe
         os.close(report)
         del reports[child]
 
@@ -81,7 +83,7 @@ def _number(value: int) -> bytes:
 
 
 def _leave(requests: socket.socket, output: int) -> None:
-    """What is the template's, and not the child's."""
+    """Drop the template's state in the child: signal handling, session, output and open files."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -92,14 +94,14 @@ def _leave(requests: socket.socket, output: int) -> None:
 
 
 def become(program: str, *, arguments: list[str], environment: dict[str, str], folder: str, blocked: list[int]) -> None:
-    """Run the program as ``python PROGRAM ARGUMENT ...`` does; what it raises, and its end, are the interpreter's."""
+    """Run the program as ``python PROGRAM ARGUMENT ...`` does. The interpreter handles exceptions and the exit."""
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
     tempfile.tempdir = None
-    sys.modules["numpy"].random.seed()  # Python's own generator does so by itself
+    sys.modules["numpy"].random.seed()  # Python's own generator is reseeded after a fork
     sys.argv = [program, *arguments]
     sys.path[0] = os.path.dirname(os.path.realpath(program))
     main = ModuleType("__main__")
@@ -114,7 +116,7 @@ def main() -> None:
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, "a process with threads must not be forked"
     gc.collect()
-    gc.freeze()  # or each child's last collection would go through, and copy, all that torch has made
+    gc.freeze()  # otherwise each child's last collection would visit, and so copy, all of torch's objects
     wanted = serve(socket.socket(fileno=int(sys.argv[1])))
     if wanted is not None:
         become(**wanted)

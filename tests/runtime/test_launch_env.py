@@ -1,4 +1,4 @@
-"""Variables of the environment that a program started by torchrun or by ``accelerate launch`` finds."""
+"""Settings from the environment of programs started by torchrun or ``accelerate launch``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def fresh() -> Iterator[None]:
         ),
     ],
 )
-def test_settings(environ: dict[str, str], expected: dict[str, Any]) -> None:
+def test_settings_are_read_from_the_environment(environ: dict[str, str], expected: dict[str, Any]) -> None:
     assert settings_from_env(environ) == expected
 
 
@@ -56,12 +56,12 @@ def test_settings(environ: dict[str, str], expected: dict[str, Any]) -> None:
         ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "two"}, "whole number"),
     ],
 )
-def test_values_that_cannot_be(environ: dict[str, str], message: str) -> None:
+def test_invalid_environment_values_are_refused(environ: dict[str, str], message: str) -> None:
     with pytest.raises(RuntimeMisuse, match=message):
         settings_from_env(environ)
 
 
-def test_the_family_of_fsdp(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fsdp_variables_fill_unset_plugin_values(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "VERSION": "1",
         "SHARDING_STRATEGY": "2",
@@ -81,7 +81,7 @@ def test_the_family_of_fsdp(monkeypatch: pytest.MonkeyPatch) -> None:
     choices = choose(Settings(), plugin)
     assert choices.reshard_after_forward is False
     assert choices.activation_checkpointing
-    monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "true")  # the newer word wins
+    monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "true")  # overrides FSDP_SHARDING_STRATEGY
     assert choose(Settings(), fsdp_plugin(None, wanted=True)).reshard_after_forward is True
     told = FullyShardedDataParallelPlugin(reshard_after_forward=False, cpu_offload=False)
     filled = fsdp_plugin(told, wanted=True)
@@ -93,13 +93,13 @@ def test_the_family_of_fsdp(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["SHARDING_STRATEGY", "AUTO_WRAP_POLICY", "OFFLOAD_PARAMS", "MIN_NUM_PARAMS"])
-def test_a_wrong_value_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_fsdp_variable_is_named_in_the_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"FSDP_{name}", "nonsense")
     with pytest.raises(RuntimeMisuse, match=f"FSDP_{name}='nonsense'"):
         fsdp_plugin(None, wanted=True)
 
 
-def test_a_script_under_torchrun_shards_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_turns_on_fsdp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "false")
     accelerator = Accelerator(cpu=True)
@@ -110,14 +110,14 @@ def test_a_script_under_torchrun_shards_by_a_variable(monkeypatch: pytest.Monkey
     accelerator.end_training()
 
 
-def test_the_scripts_own_word_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strategy_argument_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCACCEL_STRATEGY", "fsdp")
     accelerator = Accelerator(cpu=True, strategy="ddp")
     assert not accelerator.is_fsdp2
     assert accelerator.state.fsdp_plugin is None
 
 
-def test_a_run_says_it_in_its_spec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_strategy_variable_is_ignored_in_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     monkeypatch.setenv("HPCACCEL_RUN_DIR", str(run.path))
     monkeypatch.setenv("HPCACCEL_STRATEGY", "fsdp")
@@ -125,7 +125,7 @@ def test_a_run_says_it_in_its_spec(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 @pytest.mark.parametrize("in_a_run", [True, False])
-def test_in_a_run_the_scripts_plugin_is_as_the_script_gives_it(
+def test_fsdp_variables_fill_the_scripts_plugin_only_outside_a_run(
     in_a_run: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if in_a_run:

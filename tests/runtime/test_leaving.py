@@ -1,4 +1,4 @@
-"""A rank leaves at once, whatever its loaders' workers do: at its end, of an exception, when it is stopped."""
+"""A rank exits at once, whatever its loaders' workers do: at its end, on an exception, on a stop."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ROWS = [(how, kind, launcher) for how in ENDS for kind in ("plain", "persistent"
     ("how", "kind", "launcher"),
     [pytest.param(*row, marks=() if row in IN_MAKE_TEST else pytest.mark.chaos) for row in ROWS],
 )
-def test_workers_keep_no_rank(tmp_path: Path, how: str, kind: str, launcher: str) -> None:
-    """Without the runtime's care a rank waits for a persistent worker for ever, which is killed after five minutes."""
+def test_loader_workers_do_not_delay_a_ranks_exit(tmp_path: Path, how: str, kind: str, launcher: str) -> None:
+    """If the runtime did not end persistent workers, the rank would wait for them and be killed after 5 minutes."""
     run = make_run(tmp_path / "run")
     ended = run_ranks("leaving.py", [how, kind], run=run, launcher=launcher, blocked=True)
     code = ENDS[how]
@@ -31,5 +31,5 @@ def test_workers_keep_no_rank(tmp_path: Path, how: str, kind: str, launcher: str
 
 
 def code_of(code: int) -> int:
-    """Python ends itself by SIGINT after a KeyboardInterrupt, a rank that was forked for a test with 1."""
+    """After a KeyboardInterrupt Python kills itself with SIGINT, while a forked rank exits with 1."""
     return 1 if code == -2 else code

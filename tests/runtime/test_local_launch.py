@@ -1,4 +1,4 @@
-"""Ranks that a program starts by itself, as in a notebook."""
+"""debug_launcher and notebook_launcher: ranks started from inside a program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(scope="module")
 def ended() -> Ended:
-    return run_ranks("launch.py", size=1, launcher="alone", fresh=True)  # it forks by itself, and uses OpenMP before
+    return run_ranks("launch.py", size=1, launcher="alone", fresh=True)  # it forks after it has used OpenMP
 
 
 @pytest.fixture(scope="module")
@@ -30,16 +30,16 @@ def test_debug_launcher_starts_ranks_on_the_cpu(found: dict[str, Any]) -> None:
     assert found["debug"] == [[rank, 2, "cpu", "no", 11.0, "1"] for rank in range(2)]
 
 
-def test_the_function_may_be_a_closure(found: dict[str, Any]) -> None:
+def test_launched_function_may_be_a_closure(found: dict[str, Any]) -> None:
     assert found["closure"] == [[rank, 3, "cpu", "no", 111.0, "1"] for rank in range(3)]
 
 
-def test_a_failure_comes_back_with_the_functions_own_traceback(found: dict[str, Any]) -> None:
+def test_rank_failure_is_raised_with_the_functions_traceback(found: dict[str, Any]) -> None:
     for case, rank in (("debug fails", 1), ("notebook fails", 0)):
         kind, text = found[case]
         assert kind == "RunFailed"
         assert text.startswith(f"rank {rank}")
-        assert "launch.py" in text.splitlines()[2]  # the first frame is the script's
+        assert "launch.py" in text.splitlines()[2]  # the first frame is in the script
         assert f"ValueError: rank {rank} has had enough" in text
         assert "launching.py" not in text
     assert found["debug dies"] == ["RunFailed", found["debug dies"][1]]
@@ -50,11 +50,11 @@ def test_notebook_launcher_starts_ranks_as_torchrun_does(found: dict[str, Any]) 
     assert found["notebook"] == [[rank, 2, "cpu", "bf16", 11.0, "1"] for rank in range(2)]
 
 
-def test_a_single_rank_is_the_process_itself(found: dict[str, Any]) -> None:
+def test_single_rank_runs_in_the_calling_process(found: dict[str, Any]) -> None:
     assert found["alone"] == [[0, 1, "cpu", "bf16", 1.0, None]]
 
 
-def test_wrong_use(found: dict[str, Any]) -> None:
+def test_notebook_launcher_refuses_wrong_use(found: dict[str, Any]) -> None:
     assert found["precision"] == [
         "RuntimeMisuse",
         "mixed_precision='fp17' is not a valid value (allowed: no, fp8, fp16, bf16)",
@@ -64,18 +64,20 @@ def test_wrong_use(found: dict[str, Any]) -> None:
     assert "create them only inside the function" in found["too late"][1]
 
 
-def test_the_environment_is_left_as_it_was(found: dict[str, Any]) -> None:
+def test_launchers_leave_the_environment_unchanged(found: dict[str, Any]) -> None:
     assert found["variables"] == []
 
 
-def test_a_gpu_that_was_used_before_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_launcher_refuses_to_fork_after_gpu_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     monkeypatch.setattr(local_launch, "_refuse_group", lambda what: None)
     with pytest.raises(RuntimeMisuse, match=r"has already used a GPU.*Restart the notebook's kernel"):
         notebook_launcher(print, num_processes=2)
 
 
-def test_an_old_kernel_is_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_notebook_launcher_warns_of_an_old_kernel(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("platform.release", lambda: "4.18.0-553.el8")
     monkeypatch.setattr(local_launch, "_refuse_group", lambda what: None)
     monkeypatch.setattr(local_launch, "_launch_elastic", lambda *args, **options: None)

@@ -1,4 +1,4 @@
-"""What a rank says of its loop while the program goes on: its phase, and where the script has left it."""
+"""Status of a rank's training loop: its phase, and the line at which the script left the loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fresh() -> Iterator[None]:
 
 
 class Training:
-    """A lone rank that trains on six batches an epoch."""
+    """A training on one rank with six batches per epoch."""
 
     def __init__(self) -> None:
         self.accelerator = Accelerator(cpu=True)
@@ -75,13 +75,13 @@ def steps_of_its_own(training: Training) -> None:
 
 
 @pytest.mark.parametrize("train", [epochs_to_their_end, steps_to_their_end, another_epoch, steps_of_its_own])
-def test_a_break_is_forgotten_when_the_training_has_gone_on(train: Callable[[Training], None]) -> None:
+def test_left_loop_is_cleared_when_training_continues(train: Callable[[Training], None]) -> None:
     training = Training()
     train(training)
     assert training.status.left_at is None
 
 
-def test_a_loop_that_was_left_is_known_until_the_end() -> None:
+def test_left_loop_is_kept_through_an_evaluation_and_a_checkpoint() -> None:
     training = Training()
     training.an_epoch(until=2)
     for _ in training.accelerator.prepare(DataLoader(TensorDataset(torch.ones(2, 1)))):  # an evaluation
@@ -90,7 +90,7 @@ def test_a_loop_that_was_left_is_known_until_the_end() -> None:
     assert (training.status.left_at or "").startswith("tests/runtime/test_loop.py:")
 
 
-def test_a_loop_of_the_scripts_own_after_ours_is_a_training_again() -> None:
+def test_training_step_after_the_steps_loop_ends_phase_finishing() -> None:
     training = Training()
     for _ in training.accelerator.steps(3):
         training.step()

@@ -1,4 +1,4 @@
-"""Models without memory, and weights that are read slice by slice."""
+"""Models on the meta device, and weights loaded slice by slice."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def save(model: nn.Module, path: Path, *, leave_out: tuple[str, ...] = (), **mor
     return path
 
 
-def test_a_sharded_model_is_built_without_memory_and_loaded_by_slices(tmp_path: Path) -> None:
+def test_sharded_meta_model_is_loaded_by_slices(tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     ended = run_ranks("materialised.py", [str(tmp_path / "weights")])
     assert ended.codes == [0, 0], "\n".join(ended.outputs)
 
 
-def test_parameters_are_empty_and_buffers_real_and_ties_hold() -> None:
+def test_init_empty_weights_keeps_buffers_and_tied_weights() -> None:
     with init_empty_weights():
         model = Tied()
     assert all(parameter.is_meta for parameter in model.parameters())
@@ -56,7 +56,7 @@ def test_parameters_are_empty_and_buffers_real_and_ties_hold() -> None:
         assert nn.Linear(1, 1).weight.is_meta
 
 
-def test_one_process_loads_an_empty_model(tmp_path: Path) -> None:
+def test_load_sharded_fills_a_meta_model_in_one_process(tmp_path: Path) -> None:
     full = Tied()
     full.norm.running_mean += 2
     path = save(full, tmp_path / "model.safetensors", leave_out=("head.weight",))
@@ -70,18 +70,18 @@ def test_one_process_loads_an_empty_model(tmp_path: Path) -> None:
     assert load_sharded(Tied().half(), path) == ([], [])
 
 
-def test_memory_without_values_is_not_trained_on() -> None:
+def test_forward_with_uninitialised_parameters_is_refused() -> None:
     with init_empty_weights(include_buffers=True):
         model = Tied()
     give_memory(model, torch.device("cpu"))
-    assert model.norm.running_var.tolist() == [1, 1, 1]  # its reset_parameters knows
+    assert model.norm.running_var.tolist() == [1, 1, 1]  # set by BatchNorm's reset_parameters
     with pytest.raises(RuntimeMisuse, match=r"still uninitialised: .*embedding\.weight"):
         model(torch.tensor([0, 1]))
     nn.init.ones_(model.embedding.weight)
     model(torch.tensor([0, 1]))
 
 
-def test_names_and_shapes_that_do_not_fit(tmp_path: Path) -> None:
+def test_load_sharded_reports_mismatched_names_and_shapes(tmp_path: Path) -> None:
     path = save(Tied(), tmp_path / "a.safetensors", leave_out=("head.weight", "norm.bias"), extra=torch.ones(1))
     with pytest.raises(CheckpointError, match=r"missing in the file: norm\.bias; unexpected in the file: extra"):
         load_sharded(Tied(), path)
@@ -91,7 +91,7 @@ def test_names_and_shapes_that_do_not_fit(tmp_path: Path) -> None:
         load_sharded(nn.Linear(3, 5), other)
 
 
-def test_files_that_are_not_there_or_nothing_of_the_kind(tmp_path: Path) -> None:
+def test_load_sharded_reports_missing_and_invalid_files(tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     with pytest.raises(CheckpointError, match="does not exist"):
         load_sharded(Tied(), tmp_path / "nothing.safetensors")
