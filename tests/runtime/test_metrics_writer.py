@@ -1,4 +1,4 @@
-"""What rank 0 writes down of what is logged."""
+"""MetricsWriter: how rank 0 writes logged values to metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
     return [(line["step"], line["values"]) for line, _ in read_lines(path)]
 
 
-def test_values_become_plain(path: Path) -> None:
+def test_logged_values_become_plain_numbers_and_strings(path: Path) -> None:
     writer = MetricsWriter(path, attempt=1)
     values = {"loss": torch.tensor([0.5]), "n": np.int64(3), "note": "x", "none": None, "parts": {"a": torch.tensor(1)}}
     writer.write(values, step=1, epoch=0)
@@ -46,7 +46,7 @@ def test_values_become_plain(path: Path) -> None:
     assert writer.last_loss == 0.5
 
 
-def test_what_is_no_number_is_left_to_trackers_and_said_once(path: Path) -> None:
+def test_arrays_are_left_out_with_one_warning_unless_a_tracker_listens(path: Path) -> None:
     writer = MetricsWriter(path, attempt=1)
     said = r"'weights' has type Tensor and is not written, because metrics.jsonl stores only numbers and strings"
     with pytest.warns(UserWarning, match=said):
@@ -60,11 +60,11 @@ def test_what_is_no_number_is_left_to_trackers_and_said_once(path: Path) -> None
     assert lines(path) == [(1, {"x": 1}), (3, {}), (2, {"x": 1})]
 
 
-def test_between_boundaries_values_wait_for_the_boundary_and_none_is_lost(path: Path) -> None:
+def test_values_held_between_boundaries_are_merged_by_step(path: Path) -> None:
     writer = MetricsWriter(path, attempt=1)
     total = torch.tensor(1.0)
     writer.hold({"loss": total, "accuracy": 0.5}, step=1, epoch=0)
-    total += 1  # the line has the value at the time of the call
+    total += 1  # the line holds the value at the time of the call
     writer.hold({"loss": 3.0, "seen": total}, step=1, epoch=0)
     total += 1
     writer.write({"loss": 4.0}, step=1, epoch=0)
@@ -78,25 +78,25 @@ def test_between_boundaries_values_wait_for_the_boundary_and_none_is_lost(path: 
     ]
 
 
-def test_a_listener_is_told_when_to_flush_and_where_a_checkpoint_goes_on(path: Path) -> None:
+def test_listener_gets_flush_and_the_resumed_step(path: Path) -> None:
     writer, listener = MetricsWriter(path, attempt=1), Listener()
     writer.listener = listener
     writer.write({}, step=40, epoch=0)  # the first line of a process is written at once
     writer.hold({}, step=41, epoch=0)
     assert (listener.heard, writer.logged_step) == (["flush"], 41)
     writer.resume({"first_loss": 1.0, "last_loss": 0.5, "logged_step": 30, "step": 10})
-    writer.resume({"first_loss": 1.0, "last_loss": 0.5, "step": 10})  # as older checkpoints have it
+    writer.resume({"first_loss": 1.0, "last_loss": 0.5, "step": 10})  # as in older checkpoints
     assert listener.heard == ["flush", 30, 10]
     assert (writer.resumed_step, writer.first_loss) == (10, 1.0)
 
 
-def test_without_a_place_nothing_is_read_from_the_device() -> None:
+def test_writer_without_a_path_does_not_read_tensors() -> None:
     writer = MetricsWriter(None, attempt=1)
     writer.write({"loss": torch.ones(1, device="meta")}, step=3, epoch=0)  # reading it would fail
     assert writer.logged_step == 3
 
 
-def test_a_program_that_dies_of_an_exception_leaves_its_last_values(path: Path) -> None:
+def test_last_values_are_written_when_the_program_raises(path: Path) -> None:
     code = (
         "from pathlib import Path; from hpcaccel.runtime.training.metrics_writer import MetricsWriter\n"
         f"writer = MetricsWriter(Path({str(path)!r}), attempt=1)\n"
@@ -108,7 +108,7 @@ def test_a_program_that_dies_of_an_exception_leaves_its_last_values(path: Path) 
     assert [step for step, _ in lines(path)] == [0, 1, 2], done.stderr
 
 
-def test_plain() -> None:
+def test_plain_leaves_arrays_and_dicts_unchanged() -> None:
     several, table = torch.ones(2), np.ones(2)
     assert plain(several) is several
     assert plain(table) is table

@@ -1,4 +1,4 @@
-"""docs/migration.md goes through all public names of Accelerate 1.15, and what it says about each is true."""
+"""docs/migration.md lists every public name of Accelerate 1.15, and its verdict on each is true."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ PAGE = (ROOT / "docs/migration.md").read_text()
 VERDICTS = {"same", "better", "not here", "in name"}
 OTHERS = "Accelerate's other modules"
 WHOLE_MODULES = ("checkpointing", "hooks", "inference", "test_utils")
-"""Of these the page speaks in one sentence."""
+"""Modules that the page covers in one sentence."""
 
 
 def tables() -> dict[str, dict[str, str]]:
-    """The verdict on each name: by the section's heading, or by the class that a table's own heading names."""
+    """The verdict on each name, by section heading or by the class that a table's own heading names."""
     found: dict[str, dict[str, str]] = {}
     section = table = ""
     for line in PAGE.splitlines():
@@ -74,7 +74,7 @@ def test_every_exported_name_is_on_the_page() -> None:
         if module not in ("utils", *WHOLE_MODULES)
         for name in RECORD[f"accelerate.{module}"]
     }
-    # One that a module imports from another one stands there, too.
+    # A name that several modules export may be listed under only one of them.
     assert set(TABLES[OTHERS]) - names == set()
     known = {name.rpartition(".")[2] for name in TABLES[OTHERS]} | set(TABLES["`accelerate`"])
     assert {name.rpartition(".")[2] for name in names} - known == set()
@@ -103,7 +103,7 @@ def paths() -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("page", "name", "verdict"), paths())
-def test_what_is_here_can_be_imported_and_what_is_not_says_why(page: str, name: str, verdict: str) -> None:
+def test_name_is_importable_or_its_import_error_gives_the_reason(page: str, name: str, verdict: str) -> None:
     statement = f"from {page} import {name}"
     if verdict != "not here":
         scope: dict[str, Any] = {}
@@ -125,8 +125,8 @@ def home(kind: str) -> Any:
     ("kind", "name"),
     [(kind, name) for kind, table in CLASSES.items() for name, verdict in verdicts(table) if verdict != "not here"],
 )
-def test_members_that_are_here(made: dict[str, Any], kind: str, name: str) -> None:
-    """With at least the parameters of Accelerate's, in its order."""
+def test_supported_member_takes_accelerates_parameters(made: dict[str, Any], kind: str, name: str) -> None:
+    """At least those of Accelerate's method, in the same order."""
     recorded = MEMBERS[kind][name]
     if recorded is None:
         getattr(made[kind], name)
@@ -143,7 +143,7 @@ def test_members_that_are_here(made: dict[str, Any], kind: str, name: str) -> No
     ("kind", "name"),
     [(kind, name) for kind, table in CLASSES.items() for name, verdict in verdicts(table) if verdict == "not here"],
 )
-def test_members_that_are_not_here_say_why(made: dict[str, Any], kind: str, name: str) -> None:
+def test_unsupported_member_raises_an_error_with_the_reason(made: dict[str, Any], kind: str, name: str) -> None:
     with pytest.raises((AttributeError, RuntimeMisuse)) as raised:
         getattr(made[kind], name)
     if kind not in HOMES or kind == "Accelerator":
@@ -152,7 +152,7 @@ def test_members_that_are_not_here_say_why(made: dict[str, Any], kind: str, name
 
 @pytest.fixture(scope="module")
 def made() -> Any:
-    """One of each class, in this process alone."""
+    """One object of each class, in a single process."""
     import torch
 
     from hpcaccel import Accelerator
@@ -173,15 +173,15 @@ def made() -> Any:
         "AcceleratedScheduler": scheduler,
     }
     accelerator.end_training()
-    AcceleratorState._reset_state(reset_partial_state=True)  # else its ranks answer in all tests behind these
+    AcceleratorState._reset_state(reset_partial_state=True)  # or later tests would use this state
 
 
-def test_prepared_objects_are_of_the_classes_on_the_pages(made: dict[str, Any]) -> None:
+def test_prepared_objects_are_instances_of_the_public_classes(made: dict[str, Any]) -> None:
     for kind in HOMES:
         assert isinstance(made[kind], home(kind))
 
 
-def test_every_keyword_is_taken() -> None:
+def test_accelerator_accepts_every_keyword_of_accelerate() -> None:
     from hpcaccel import Accelerator
     from hpcaccel.runtime.configuration import ELSEWHERE
 
@@ -192,7 +192,7 @@ def test_every_keyword_is_taken() -> None:
     assert ours[1:7] == recorded[:6]
 
 
-def test_the_table_of_what_is_absent_holds_nothing_else() -> None:
+def test_reasons_cover_exactly_the_unsupported_names() -> None:
     from hpcaccel.runtime.compat.unsupported import REASONS
 
     said = {
@@ -200,7 +200,7 @@ def test_the_table_of_what_is_absent_holds_nothing_else() -> None:
     }
     said |= {name for module in WHOLE_MODULES[:-1] for name in RECORD[f"accelerate.{module}"]}
     said -= {"megatron_lm_plugin", "deepspeed_plugin"}  # keywords
-    said -= {"pipeline_parallel_rank", "context_parallel_rank"}  # properties with words of their own
+    said -= {"pipeline_parallel_rank", "context_parallel_rank"}  # properties with their own messages
     said -= {name for kind in ("AcceleratedOptimizer", "AcceleratedScheduler") for name in TABLES[kind]}
     assert set(REASONS) == said
 
@@ -210,7 +210,7 @@ def test_the_table_of_what_is_absent_holds_nothing_else() -> None:
     [(module, name) for module in WHOLE_MODULES for name in RECORD[f"accelerate.{module}"]]
     + [("commands.launch", "launch_command_parser"), ("commands.config", "default_config"), ("commands", "anything")],
 )
-def test_every_name_of_modules_that_are_not_here_says_why(page: str, name: str) -> None:
+def test_name_in_an_unsupported_module_raises_with_the_reason(page: str, name: str) -> None:
     module = import_module(f"hpcaccel.{page}")
     if name in getattr(module, "__all__", ()):
         assert getattr(module, name) is not None
@@ -220,7 +220,7 @@ def test_every_name_of_modules_that_are_not_here_says_why(page: str, name: str) 
     assert len(str(raised.value)) > len(f"hpcaccel has no {name}. ") + 20
 
 
-def test_what_scripts_take_from_the_accelerators_module() -> None:
+def test_accelerator_module_exports_what_scripts_import_from_it() -> None:
     from hpcaccel.accelerator import DataLoaderConfiguration, GradientAccumulationPlugin, gather
     from hpcaccel.utils import gather as of_utils
 
@@ -232,7 +232,7 @@ def test_what_scripts_take_from_the_accelerators_module() -> None:
 
 
 @pytest.mark.parametrize("name", ["DummyOptim", "DummyScheduler"])
-def test_what_is_here_in_name_says_why_when_it_is_used(name: str) -> None:
+def test_placeholder_class_raises_when_it_is_created(name: str) -> None:
     made = getattr(import_module("hpcaccel.utils.deepspeed"), name)
     assert getattr(import_module("hpcaccel.utils"), name) is made
     with pytest.raises(RuntimeMisuse, match="DeepSpeed"):
@@ -248,7 +248,7 @@ PAGES_WITHOUT_A_FILE = {
 @pytest.mark.parametrize(
     "page", [f"hpcaccel.{part}.{name}" for part, names in PAGES_WITHOUT_A_FILE.items() for name in names.split()]
 )
-def test_pages_without_a_file_are_imported_in_every_way(page: str) -> None:
+def test_modules_without_a_file_can_be_imported(page: str) -> None:
     package, _, name = page.rpartition(".")
     code = f"""
         import {page}

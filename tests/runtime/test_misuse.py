@@ -1,4 +1,4 @@
-"""Wrong use ends by itself, and says which call in which line waits for which ranks."""
+"""Misused collective calls fail with an error that names the call, its line and the missing ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def said(ended: Ended, rank: int = 0) -> dict[str, Any]:
-    """What this rank was told."""
+    """The last JSON line that this rank printed."""
     lines = [line for line in ended.outputs[rank].splitlines() if line.startswith("{")]
     assert lines, "\n".join(ended.outputs)
     found: dict[str, Any] = json.loads(lines[-1])
@@ -30,13 +30,13 @@ def said(ended: Ended, rank: int = 0) -> dict[str, Any]:
 
 
 def line_of(case: str, text: str) -> int:
-    """The number of the first line with this text in a case of the program."""
+    """The number of the first line with ``text`` in a case of the program."""
     start = next(number for number, line in enumerate(LINES) if line.startswith(f"def {case}("))
     return next(number for number, line in enumerate(LINES[start:], start + 1) if text in line)
 
 
 @pytest.mark.chaos
-def test_ranks_that_do_not_come_are_named_at_the_timeout() -> None:
+def test_ranks_missing_from_a_gather_are_named_at_the_timeout() -> None:
     ended = run_ranks("misuse.py", ["gather_on_main", "3"], size=4)
     found = said(ended)
     assert found["error"] == "RuntimeMisuse"
@@ -46,7 +46,7 @@ def test_ranks_that_do_not_come_are_named_at_the_timeout() -> None:
     assert ended.codes[0] == 1
 
 
-def test_a_rank_that_has_left_the_program_is_not_waited_for() -> None:
+def test_gather_fails_early_when_another_rank_has_ended() -> None:
     ended = run_ranks("misuse.py", ["gather_and_end", LONG], size=2)
     found = said(ended)
     assert "for rank 1, which has reached the end of the program" in found["said"]
@@ -54,7 +54,7 @@ def test_a_rank_that_has_left_the_program_is_not_waited_for() -> None:
     assert found["seconds"] < 60
 
 
-def test_ranks_in_different_calls_all_find_out_at_once() -> None:
+def test_ranks_in_different_collectives_all_get_the_error() -> None:
     ended = run_ranks("misuse.py", ["barrier_and_gather", LONG], size=4)
     for rank in range(4):
         found = said(ended, rank)
@@ -70,7 +70,7 @@ def _place(case: str, text: str) -> str:
     return f"tests/runtime/programs/misuse.py:{line_of(case, text)}"
 
 
-def test_ranks_that_wait_for_each_other_in_the_loop_and_in_a_call_find_out() -> None:
+def test_deadlock_between_a_training_step_and_a_gather_is_reported() -> None:
     ended = run_ranks("misuse.py", ["gather_and_loop", LONG], size=2)
     call = f"is waiting in gather at {_place('gather_and_loop', 'accelerator.gather')}"
     step = f"is waiting in a step of the training loop at {_place('gather_and_loop', 'accelerator.checkpoint')}"
@@ -81,7 +81,7 @@ def test_ranks_that_wait_for_each_other_in_the_loop_and_in_a_call_find_out() -> 
     assert ended.codes == [1, 1]
 
 
-def test_a_model_that_only_the_main_process_prepares() -> None:
+def test_model_prepared_only_on_rank_0_is_reported_on_all_ranks() -> None:
     ended = run_ranks("misuse.py", ["prepare_on_main", LONG], size=2)
     for rank in (0, 1):
         text = said(ended, rank)["said"]
@@ -91,7 +91,7 @@ def test_a_model_that_only_the_main_process_prepares() -> None:
 
 
 @pytest.mark.chaos
-def test_the_main_process_leaves_while_the_others_wait_for_it() -> None:
+def test_barrier_fails_when_the_main_process_has_ended() -> None:
     ended = run_ranks("misuse.py", ["barrier_in_the_middle", LONG], size=3)
     for rank in (1, 2):
         text = said(ended, rank)["said"]
@@ -99,7 +99,7 @@ def test_the_main_process_leaves_while_the_others_wait_for_it() -> None:
     assert ended.codes == [0, 1, 1]
 
 
-def test_a_rank_out_of_memory_does_not_wait_for_ever_for_those_that_wait_for_its_gradients(tmp_path: Path) -> None:
+def test_rank_out_of_memory_stops_waiting_at_the_time_limit(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", runtime={"control_timeout_seconds": 3})
     ended = run_ranks("misuse.py", ["too_large_for_one", LONG], size=2, run=run)
     text = said(ended, 1)["said"]
@@ -109,7 +109,7 @@ def test_a_rank_out_of_memory_does_not_wait_for_ever_for_those_that_wait_for_its
 
 
 @pytest.mark.parametrize("case", ["one_fails", pytest.param("one_fails_late", marks=pytest.mark.chaos)])
-def test_a_rank_that_fails_is_named_with_its_error_on_all_others(case: str) -> None:
+def test_failed_rank_and_its_error_are_named_on_all_other_ranks(case: str) -> None:
     ended = run_ranks("misuse.py", [case, LONG], size=3)
     assert "ValueError: a bug of the script's own" in ended.outputs[2]
     for rank in (0, 1):
@@ -121,7 +121,7 @@ def test_a_rank_that_fails_is_named_with_its_error_on_all_others(case: str) -> N
 
 
 @pytest.mark.chaos
-def test_a_rank_that_is_merely_late_is_waited_for() -> None:
+def test_late_rank_is_waited_for() -> None:
     ended = run_ranks("misuse.py", ["one_is_late", LONG], size=2)
     assert ended.result() == {"total": 2.0}
     assert ended.codes == [0, 0]

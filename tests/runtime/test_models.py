@@ -1,4 +1,4 @@
-"""Questions about models: sizes, ties, wrappers; files of them without an Accelerator; the progress bar."""
+"""Model sizes, tied parameters and wrappers; saving and loading without an Accelerator; the progress bar."""
 
 from __future__ import annotations
 
@@ -42,28 +42,28 @@ class Tied(nn.Module):
         ("1TB", 10**12),
     ],
 )
-def test_sizes_as_people_write_them(text: Any, expected: int) -> None:
+def test_file_sizes_are_parsed(text: Any, expected: int) -> None:
     assert introspection.convert_file_size_to_int(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "GB", "5XB", "five GB", "-1GB"])
-def test_what_is_no_size(text: str) -> None:
+def test_invalid_file_size_is_refused(text: str) -> None:
     with pytest.raises(RuntimeMisuse, match="is not a size"):
         introspection.convert_file_size_to_int(text)
 
 
-def test_sizes_for_people() -> None:
+def test_byte_counts_are_formatted() -> None:
     assert [introspection.convert_bytes(size) for size in (10, 2048, 3 * 2**30)] == ["10 bytes", "2.0 KB", "3.0 GB"]
 
 
-def test_sizes_of_modules() -> None:
+def test_module_sizes_are_computed() -> None:
     model = Tied()
     sizes = introspection.compute_module_sizes(model)
     assert sizes["embed.weight"] == 80
     assert sizes["body.0"] == 4 * 4 * 4 + 4 * 4
     assert sizes["body.1"] == 2 * 16 + 2 * 16 + 8
     assert sizes["mask"] == 3 / 8
-    assert sizes[""] == 80 + sizes["body"] + 3 / 8  # the tie counts once
+    assert sizes[""] == 80 + sizes["body"] + 3 / 8  # tied weights count once
     half = introspection.compute_module_sizes(model, dtype=torch.float16)
     assert half["embed"] == 40
     assert half["body.1.num_batches_tracked"] == 8
@@ -73,7 +73,7 @@ def test_sizes_of_modules() -> None:
     assert (total, largest, names) == (sizes[""], 80, ["embed", "body.0"])
 
 
-def test_tensors_of_a_module() -> None:
+def test_tensors_of_a_module_are_listed() -> None:
     model = Tied()
     assert [name for name, _ in introspection.named_module_tensors(model)] == ["mask"]
     names = [name for name, _ in introspection.named_module_tensors(model, recurse=True, remove_non_persistent=True)]
@@ -84,7 +84,7 @@ def test_tensors_of_a_module() -> None:
     assert introspection.id_tensor_storage(one) == introspection.id_tensor_storage(other)
 
 
-def test_ties() -> None:
+def test_tied_parameters_are_found_and_tied_again() -> None:
     model = Tied()
     assert introspection.find_tied_parameters(model) == [["embed.weight", "head.weight"]]
     assert introspection.find_tied_parameters(nn.Linear(1, 1)) == []
@@ -94,14 +94,14 @@ def test_ties() -> None:
     assert model.embed.weight.device.type == "cpu"
 
 
-def test_children_come_before_their_parents() -> None:
+def test_child_modules_come_before_their_parents() -> None:
     model = Tied()
     order = [name for name, _ in introspection.get_module_children_bottom_up(model, return_fqns=True)]
     assert order == ["embed", "body.0", "body.1", "body", "head", ""]
     assert introspection.get_module_children_bottom_up(model)[-1] is model
 
 
-def test_wrappers_of_others() -> None:
+def test_compiled_and_parallel_wrappers_are_detected_and_removed() -> None:
     model = nn.Sequential(nn.Linear(1, 1))
     assert not introspection.is_compiled_module(model)
     assert not introspection.has_compiled_regions(model)
@@ -114,7 +114,7 @@ def test_wrappers_of_others() -> None:
     assert standalone.extract_model_from_parallel(nn.DataParallel(model)) is model
 
 
-def test_compiled_regions() -> None:
+def test_compile_regions_keeps_the_output() -> None:
     blocks = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2)) for _ in range(3)))
     x = torch.ones(1, 2)
     expected = blocks(x)
@@ -124,7 +124,7 @@ def test_compiled_regions() -> None:
     assert introspection.is_compiled_module(standalone.compile_regions(single, backend="eager"))
 
 
-def test_files(tmp_path: Path) -> None:
+def test_save_and_load_work_without_an_accelerator(tmp_path: Path) -> None:
     standalone.save({"a": torch.ones(2)}, tmp_path / "a.pt")
     assert standalone.load(tmp_path / "a.pt")["a"].tolist() == [1, 1]
     torch.save(ZeroDivisionError(), tmp_path / "b.pt")
@@ -133,7 +133,7 @@ def test_files(tmp_path: Path) -> None:
     assert isinstance(standalone.load(tmp_path / "b.pt", weights_only=False), ZeroDivisionError)
 
 
-def test_the_progress_bar_is_shown_by_one_process_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_bar_is_shown_by_one_process_per_node(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[tuple[list[int], bool]] = []
 
     def bar(items: list[int], disable: bool) -> list[int]:

@@ -1,6 +1,6 @@
-"""The table of names: what each does, edges included, at 1 rank, and at 2 and 4 that torchrun starts.
+"""The table of names: the behaviour of each public name at 1 rank, and at 2 and 4 ranks started by torchrun.
 
-One start serves all rows. The checks are in ``programs/table``; ``tests/cluster/test_names.py`` has srun start them.
+One start serves all rows. The checks are in ``programs/table``; ``tests/cluster/test_names.py`` starts them by srun.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ def torchrun(size: int, out: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_row(results: Results, name: str) -> None:
+def test_table_row_holds_on_every_rank(results: Results, name: str) -> None:
     results.check(name)
 
 
-def test_the_program_ended_well_and_quietly(results: Results) -> None:
+def test_program_ends_without_a_traceback(results: Results) -> None:
     assert "Traceback" not in results.said, results.said
     assert "terminated" not in results.said, results.said
 
 
-def test_rows_are_found(tmp_path: Path) -> None:
+def test_table_rows_are_found_and_unique(tmp_path: Path) -> None:
     assert len(ROWS) > 30
     assert len(set(ROWS)) == len(ROWS)

@@ -1,4 +1,4 @@
-"""The state of numpy's global generator is read without a change, and written as it was."""
+"""The state of numpy's global generator: reading does not change it, writing restores it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def draws() -> list[Any]:
 
 @pytest.mark.parametrize("draw", [lambda: None, np.random.randn, np.random.rand, lambda: np.random.rand(312)])
 @pytest.mark.parametrize("known", [True, False])
-def test_a_state_comes_back(draw: Any, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also that of a generator that holds a normal number back; and where its memory is laid out in another way."""
+def test_numpy_state_is_restored(draw: Any, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with a cached normal draw, and where the generator's memory layout is unknown."""
     if not known:
         monkeypatch.setattr(generators, "_memory_layout_is_known", lambda: False)
     np.random.seed(5)
@@ -48,7 +48,7 @@ def test_a_state_comes_back(draw: Any, known: bool, monkeypatch: pytest.MonkeyPa
     assert isinstance(state, bytes) == (known and draw is not np.random.randn)
 
 
-def test_a_global_generator_of_another_kind() -> None:
+def test_state_of_another_bit_generator_is_restored() -> None:
     _random.set_bit_generator(np.random.PCG64(3))
     state = read_numpy()
     expected = draws()

@@ -1,4 +1,4 @@
-"""What ranks do together, on one, two and four of them."""
+"""Collective operations on 1, 2 and 4 ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CASES = _cases()
     scope="module", params=[1, pytest.param(2, marks=pytest.mark.chaos), 4], ids=lambda size: f"{size}-ranks"
 )
 def results(request: pytest.FixtureRequest) -> dict[str, str]:
-    """All cases in one start of the ranks: most of what a case costs is the start."""
+    """The results of all cases from one start of the ranks, which takes longer than the cases."""
     ended = run_ranks(PROGRAM, size=request.param)
     found: dict[str, str] = ended.result()
     failed = [name for name, said in found.items() if said != "ok"]
@@ -37,11 +37,11 @@ def results(request: pytest.FixtureRequest) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_together(results: dict[str, str], case: str) -> None:
+def test_collective_case_passes(results: dict[str, str], case: str) -> None:
     assert results.get(case, "another case has failed before") == "ok"
 
 
-def test_the_program_runs_every_case_that_it_has() -> None:
+def test_program_runs_every_case_it_defines() -> None:
     tree = ast.parse((PROGRAMS / PROGRAM).read_text())
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     assert {node.name for node in functions} - {"ranks"} == set(CASES)

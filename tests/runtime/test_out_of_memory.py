@@ -1,4 +1,4 @@
-"""A batch size that fits, on a lone rank; together with others: see ``test_ops``."""
+"""find_executable_batch_size on one rank; on several ranks: see ``test_ops``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def out_of_memory() -> RuntimeError:
     return RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
 
 
-def test_it_shrinks_until_it_fits_and_remembers() -> None:
+def test_batch_size_shrinks_until_it_fits_and_is_remembered() -> None:
     tried: list[int] = []
 
     @find_executable_batch_size(starting_batch_size=100)
@@ -36,7 +36,7 @@ def test_it_shrinks_until_it_fits_and_remembers() -> None:
     assert (train.__name__, train.__doc__) == ("train", "Doc.")
 
 
-def test_the_script_may_say_how_it_shrinks() -> None:
+def test_custom_function_chooses_the_next_batch_size() -> None:
     sizes = iter([50, 7])
 
     def train(batch_size: int) -> int:
@@ -47,7 +47,7 @@ def test_the_script_may_say_how_it_shrinks() -> None:
     assert find_executable_batch_size(train, starting_batch_size=64, reduce_batch_size_fn=lambda: next(sizes))() == 7
 
 
-def test_no_size_at_all() -> None:
+def test_error_is_raised_when_no_batch_size_fits() -> None:
     @find_executable_batch_size(starting_batch_size=3)
     def train(batch_size: int) -> None:
         raise out_of_memory()
@@ -56,7 +56,7 @@ def test_no_size_at_all() -> None:
         train()
 
 
-def test_the_batch_size_is_not_the_callers_to_give() -> None:
+def test_passing_the_batch_size_is_refused() -> None:
     @find_executable_batch_size
     def train(batch_size: int, model: str) -> None: ...
 
@@ -64,7 +64,7 @@ def test_the_batch_size_is_not_the_callers_to_give() -> None:
         train(128, "m")
 
 
-def test_other_errors_are_the_scripts() -> None:
+def test_other_errors_are_raised_unchanged() -> None:
     @find_executable_batch_size(starting_batch_size=3)
     def train(batch_size: int) -> None:
         raise ValueError("out of memory for names")
@@ -73,20 +73,20 @@ def test_other_errors_are_the_scripts() -> None:
         train()
 
 
-def test_what_counts_as_too_little_memory() -> None:
+def test_out_of_memory_errors_are_recognised() -> None:
     assert should_reduce_batch_size(torch.OutOfMemoryError("x"))
     assert should_reduce_batch_size(out_of_memory())
     assert should_reduce_batch_size(RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear"))
     assert not should_reduce_batch_size(RuntimeError("shape mismatch"))
 
 
-def test_a_real_allocation_that_cannot_succeed_is_recognised() -> None:
+def test_failed_cpu_allocation_is_recognised() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     assert should_reduce_batch_size(caught.value)
 
 
-def test_memory_is_released() -> None:
+def test_release_memory_returns_none_for_each_object() -> None:
     held = torch.ones(3)
     nothing, more = release_memory(held, [held])
     assert (nothing, more) == (None, None)

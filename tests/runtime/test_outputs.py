@@ -1,4 +1,4 @@
-"""Sharded models are trained whatever they return, or say why they cannot be."""
+"""Sharded models train whatever type they return, or raise an error with the reason."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.runtime.ranks import run_ranks
 
 
 @pytest.mark.parametrize("finder", ["torch's", "tree_flatten"])
-def test_sharded_models_learn_through_objects_of_any_class(finder: str) -> None:
-    """Also under releases of torch that look for tensors by tree_flatten."""
+def test_sharded_models_train_through_outputs_of_any_class(finder: str) -> None:
+    """Also with releases of torch that find tensors by tree_flatten."""
     ended = run_ranks("outputs.py", [finder])
     assert ended.codes == [0, 0], "\n".join(ended.outputs)
     found = ended.result()
@@ -34,7 +34,7 @@ def test_sharded_models_learn_through_objects_of_any_class(finder: str) -> None:
     )
 
 
-def test_each_tensor_is_found_once() -> None:
+def test_each_output_tensor_is_found_once() -> None:
     x = torch.ones(2, requires_grad=True)
     plain, hidden = x * 2, x * 3
     output = {"loss": plain, "more": (plain, [SimpleNamespace(value=hidden, again=plain)]), "leaf": x, "n": 3}
@@ -44,20 +44,20 @@ def test_each_tensor_is_found_once() -> None:
     assert is_whole
 
 
-def test_an_output_that_leads_to_very_much_is_not_looked_through() -> None:
+def test_search_of_a_very_large_output_is_cut_off() -> None:
     tensor = torch.ones(1, requires_grad=True) * 2
     assert tensors_in([[tensor], *([] for _ in range(LARGEST - 3))]) == ([tensor], True)
     assert tensors_in([[tensor], *([] for _ in range(LARGEST))]) == ([], False)
 
 
 class Sharded(torch.nn.Linear):
-    """As far as the hook looks at a sharded module."""
+    """The part of a sharded module that the hook uses."""
 
     def _get_fsdp_state(self) -> SimpleNamespace:
         return SimpleNamespace(_pre_backward=lambda grad: grad)
 
 
-def test_of_an_output_that_is_cut_the_error_says_so() -> None:
+def test_error_says_that_the_output_search_was_cut_off() -> None:
     models = ShardedModels()
     small, large = Sharded(1, 1), Sharded(1, 1)
     models._modules += [large, small]
