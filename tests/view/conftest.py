@@ -12,7 +12,7 @@ from hpcaccel.core.run_dir import RunDir
 
 
 class HandMade:
-    """A run directory whose files are written by hand, as the node and the ranks would."""
+    """A run directory with files as the node and the ranks write them."""
 
     def __init__(self, path: Path, *, name: str = "gpt") -> None:
         self.run = RunDir(path)

@@ -1,4 +1,4 @@
-"""The attempts of a run and the steps that it lost."""
+"""Tests of the attempts of a run, as read from its ledger, and of the steps that it lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_a_run_that_never_started_has_no_attempts(hand_made):
     assert steps_lost([]) == 0
 
 
-def test_attempts_come_in_order_with_what_is_known_of_each(hand_made):
+def test_attempts_are_read_in_order_with_resumed_step_and_end(hand_made):
     hand_made.start(1)
     hand_made.progress(1)
     hand_made.end(1, reason="stop", decision="requeue", last_step=120)
@@ -27,7 +27,7 @@ def test_attempts_come_in_order_with_what_is_known_of_each(hand_made):
     assert (second.number, second.resumed_step, second.end) == (2, None, None)
 
 
-def test_nothing_is_lost_when_the_next_attempt_goes_on_where_the_last_one_stopped(hand_made):
+def test_no_step_is_lost_if_next_attempt_resumes_at_last_step(hand_made):
     hand_made.start(1)
     hand_made.progress(1)
     hand_made.end(1, reason="stop", decision="requeue", last_step=120)
@@ -37,7 +37,7 @@ def test_nothing_is_lost_when_the_next_attempt_goes_on_where_the_last_one_stoppe
     assert steps_lost(read_attempts(hand_made.run)) == 0
 
 
-def test_steps_behind_the_last_checkpoint_are_lost(hand_made):
+def test_steps_after_the_last_checkpoint_are_lost(hand_made):
     hand_made.start(1)
     hand_made.progress(1)
     hand_made.end(1, reason="failed", decision="restart", last_step=117)
@@ -50,7 +50,7 @@ def test_steps_behind_the_last_checkpoint_are_lost(hand_made):
     assert steps_lost(read_attempts(hand_made.run)) == 17 + 3
 
 
-def test_the_metrics_know_of_steps_that_the_ledger_does_not(hand_made):
+def test_lost_steps_are_counted_from_metrics_if_not_in_ledger(hand_made):
     hand_made.start(1)
     hand_made.progress(1)
     hand_made.end(1, reason="lost", decision="requeue", last_step=None)
@@ -63,7 +63,7 @@ def test_the_metrics_know_of_steps_that_the_ledger_does_not(hand_made):
     assert steps_lost(read_attempts(hand_made.run, metrics.logged)) == 10
 
 
-def test_an_attempt_that_never_reached_its_loop_loses_nothing(hand_made):
+def test_attempt_preempted_during_start_up_loses_no_step(hand_made):
     hand_made.start(1)
     hand_made.progress(1)
     hand_made.end(1, reason="stop", decision="requeue", last_step=50)
@@ -75,7 +75,7 @@ def test_an_attempt_that_never_reached_its_loop_loses_nothing(hand_made):
     assert steps_lost(read_attempts(hand_made.run)) == 0
 
 
-def test_lines_of_a_later_version_are_passed_over(hand_made):
+def test_ledger_lines_and_fields_of_later_versions_are_ignored(hand_made):
     append_line(hand_made.run.ledger, {"event": "moved", "attempt": 1})
     hand_made.start(1)
     append_line(

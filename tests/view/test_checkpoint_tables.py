@@ -1,4 +1,4 @@
-"""Checkpoints as tables: what is damaged, pinned or put aside is told, and no name repaints the terminal."""
+"""Tests of the checkpoint table: damaged, pinned and quarantined checkpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcaccel.view.checkpoint_tables import list_checkpoints, print_checkpoints,
 from tests.submission.test_checkpoints import damage, make
 
 
-def test_a_list_tells_of_each_how_it_is(tmp_path: Path) -> None:
+def test_checkpoint_list_shows_damaged_and_pinned_checkpoints(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         make(tmp_path, step)
     damage(tmp_path / "step_00000001")

@@ -1,4 +1,4 @@
-"""Each second of a run belongs to exactly one part, whatever has happened to it."""
+"""Tests of the split of a run's time into parts: each second belongs to exactly one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DECISIONS = ["end", "requeue", "restart", "pause"]
 
 
 def timing(**facts: float | None) -> Timing:
-    """Started at 100: launch 1, imports 2, meeting 3, build 4, load 5, a first step of 6, 9 more of 1 s, 2 of stall."""
+    """Starts at 100 s: launch 1 s, imports 2, meeting 3, build 4, load 5, first step 6, nine steps of 1 s, stall 2."""
     usual = {
         "process_started": 101.0, "imported": 103.0, "formed": 106.0, "prepared": 110.0, "loaded": 115.0,
         "first_step_time": 121.0, "resumed_step": 20, "last_step": 30, "last_step_time": 132.0, "step_seconds": 1.0,
@@ -54,7 +54,7 @@ def span(
     )
 
 
-def test_an_attempt_that_ended_well() -> None:
+def test_completed_attempt_is_split_into_its_parts() -> None:
     work = split(span(timing(stall_after_last_step=0.0)), kept=None)
     assert work.seconds == pytest.approx(
         {
@@ -65,13 +65,13 @@ def test_an_attempt_that_ended_well() -> None:
     assert (work.steps, work.steps_kept) == (10, 10)
 
 
-def test_steps_that_are_done_again_are_lost_and_the_time_to_its_end_is_not_theirs() -> None:
+def test_repeated_steps_are_lost_and_time_from_last_step_to_end_is_hang() -> None:
     work = split(span(timing(), reason="failed", decision="restart"), kept=24)
     assert (work.steps, work.steps_kept) == (10, 4)
     assert {part: work.seconds[part] for part in ("training", "lost", "hang")} == {"training": 4, "lost": 6, "hang": 8}
 
 
-def test_slow_steps_and_a_save_at_the_end() -> None:
+def test_slow_steps_and_final_save_have_their_own_parts() -> None:
     work = split(span(timing(last_step_time=135.0, stall_seconds=4.0, stall_after_last_step=2.0)), kept=None)
     assert {part: work.seconds[part] for part in ("training", "slow", "stall", "leaving")} == pytest.approx(
         {"training": 10, "slow": 3, "stall": 4, "leaving": 3}
@@ -87,14 +87,14 @@ def test_slow_steps_and_a_save_at_the_end() -> None:
         ({}, "first_step"),
     ],
 )
-def test_an_attempt_that_never_trained_ended_in_what_it_was_about_to_do(facts: dict[str, None], part: str) -> None:
+def test_attempt_without_steps_ends_in_the_part_that_it_had_reached(facts: dict[str, None], part: str) -> None:
     times = timing(**{"first_step_time": None, "last_step": None, "last_step_time": None, **facts})
     seconds = split(span(times, reason="failed"), kept=None).seconds
     assert list(seconds)[-1] == part
     assert sum(seconds.values()) == pytest.approx(40)
 
 
-def test_a_program_without_the_runtime_says_nothing() -> None:
+def test_time_of_program_without_timing_is_untold() -> None:
     assert split(span(None), kept=None).seconds == {"untold": 40}
 
 
@@ -112,7 +112,7 @@ def before(decision: str) -> AttemptEnd:
     ],
     ids=["the first", "requeued", "in the same allocation", "resumed by somebody"],
 )
-def test_the_time_between_attempts(end: AttemptEnd | None, seconds: dict[str, float]) -> None:
+def test_time_between_attempts_is_queue_paused_or_launch(end: AttemptEnd | None, seconds: dict[str, float]) -> None:
     start = AttemptStart(attempt=2, time=125.0, job_id="1", queued_at=112.0, allocated_at=120.0)
     assert between(end, 100.0, start) == seconds
 
@@ -124,7 +124,7 @@ marks = st.lists(st.floats(0, 50), min_size=6, max_size=6)
 
 @st.composite
 def spans(draw: st.DrawFn) -> AttemptSpan:
-    """Marks in their order, of which any may be missing, some even behind the attempt's end (clocks differ)."""
+    """Time marks in order; any may be missing, and some are later than the attempt's end (clocks differ)."""
     gaps, at = draw(marks), 100.0
     facts: dict[str, float | int | None] = {}
     names = ["process_started", "imported", "formed", "prepared", "loaded", "first_step_time"]

@@ -1,4 +1,4 @@
-"""A list of many runs: what is over is read once, and what has changed is seen."""
+"""Tests of the list of runs: a run that has ended is read once, and again only after a change."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def runs(tmp_path):
     return [over(tmp_path / "runs" / "gpt" / f"20261120-15301{number}-4f2a") for number in range(3)]
 
 
-def test_what_is_over_is_read_once(runs, monkeypatch):
+def test_ended_run_is_read_once(runs, monkeypatch):
     first = listed([made.run for made in runs])
     assert [(one.state, one.step, one.attempts) for one in first] == [("completed", 400, 1)] * 3
     assert first[0].to_json()["history"][0]["end"]["reason"] == "completed"
@@ -47,7 +47,7 @@ def test_what_is_over_is_read_once(runs, monkeypatch):
     assert json.dumps([one.to_json() for one in again], allow_nan=False)
 
 
-def test_a_run_that_goes_on_is_read_each_time(runs, monkeypatch):
+def test_run_that_has_not_ended_is_read_each_time(runs, monkeypatch):
     runs[1].start(2)
     listed([made.run for made in runs])
     asked = []
@@ -67,7 +67,7 @@ def test_a_run_that_goes_on_is_read_each_time(runs, monkeypatch):
         ("the metrics grew", ("completed", 1, 700)),
     ],
 )
-def test_what_another_process_has_changed_is_seen(runs, how, shown):
+def test_run_changed_by_another_process_is_read_again(runs, how, shown):
     made = runs[0]
     listed([one.run for one in runs])
     if how == "another attempt has ended":
@@ -83,7 +83,7 @@ def test_what_another_process_has_changed_is_seen(runs, how, shown):
     assert (now.state, now.attempts, now.step) == shown
 
 
-def test_another_run_at_the_same_place_is_another_run(runs, tmp_path):
+def test_run_replaced_by_another_at_the_same_path_is_read_again(runs, tmp_path):
     first, second = runs[0], runs[1]
     second.metric(900, attempt=1, loss=1.0)
     before = listed([made.run for made in runs])
@@ -93,7 +93,7 @@ def test_another_run_at_the_same_place_is_another_run(runs, tmp_path):
     assert (before[0].step, now.step) == (400, 900)
 
 
-def test_runs_that_are_gone_are_no_trouble_and_are_forgotten(runs, monkeypatch):
+def test_deleted_run_is_removed_from_the_index(runs, monkeypatch):
     monkeypatch.setattr(run_index, "_SPARE_LINES", 0)
     listed([made.run for made in runs])
     shutil.rmtree(runs[2].run.path)

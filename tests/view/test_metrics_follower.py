@@ -1,4 +1,4 @@
-"""Reading metrics a little at a time."""
+"""Tests of reading metrics incrementally."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from hpcaccel.view.attempts import Metrics
 
 
-def test_only_new_lines_are_read(hand_made):
+def test_only_new_metric_lines_are_read(hand_made):
     metrics = Metrics(hand_made.run)
     assert metrics.read() == []
     assert metrics.step is None
@@ -23,7 +23,7 @@ def test_only_new_lines_are_read(hand_made):
     assert metrics.last["loss"] == (3, 4.5)
 
 
-def test_a_line_that_is_being_written_waits_for_its_end(hand_made):
+def test_incomplete_metric_line_is_read_after_its_end_is_written(hand_made):
     metrics = Metrics(hand_made.run)
     hand_made.run.metrics.write_text('{"step": 1, "attempt": 1, "time": 1.0, "val')
     assert metrics.read() == []
@@ -32,7 +32,7 @@ def test_a_line_that_is_being_written_waits_for_its_end(hand_made):
     assert [m.values for m in metrics.read()] == [{"loss": 2.0}]
 
 
-def test_steps_that_are_done_again_count_as_the_newer_attempt_says(hand_made):
+def test_last_step_and_value_are_those_of_the_newer_attempt(hand_made):
     for step in (1, 2, 3):
         hand_made.metric(step, attempt=1, loss=10.0 - step)
     for step in (2, 3, 4):
@@ -46,14 +46,14 @@ def test_steps_that_are_done_again_count_as_the_newer_attempt_says(hand_made):
     assert metrics.last_step == {1: 3, 2: 4}
 
 
-def test_the_pace_is_that_of_the_newest_attempt(hand_made):
+def test_seconds_per_step_are_those_of_the_newest_attempt(hand_made):
     hand_made.metric(1, attempt=1, time=0.0)
     hand_made.metric(11, attempt=1, time=10.0)
     metrics = Metrics(hand_made.run)
     metrics.read()
     assert metrics.seconds_per_step() == 1.0
 
-    hand_made.metric(12, attempt=2, time=5000.0)  # long in the queue
+    hand_made.metric(12, attempt=2, time=5000.0)  # after a long time in the queue
     metrics.read()
     assert metrics.seconds_per_step() is None
     hand_made.metric(14, attempt=2, time=5001.0)
@@ -61,7 +61,7 @@ def test_the_pace_is_that_of_the_newest_attempt(hand_made):
     assert metrics.seconds_per_step() == 0.5
 
 
-def test_what_is_no_metric_is_passed_over(hand_made):
+def test_invalid_metric_lines_and_values_are_ignored(hand_made):
     hand_made.run.metrics.write_text(
         '[1]\n{"step": "one"}\nnonsense\n{"step": 1, "attempt": 1, "time": 0, "values": {"loss": NaN, "note": "x"}}\n'
     )
@@ -75,7 +75,7 @@ def append(hand_made, text, *, attempt):
         file.write(text)
 
 
-def test_what_a_program_appends_is_shown_like_what_is_logged(hand_made):
+def test_metrics_appended_by_a_program_are_read_like_logged_ones(hand_made):
     hand_made.start(1)
     hand_made.start(2)
     hand_made.metric(1, attempt=1, loss=9.0)
@@ -88,7 +88,7 @@ def test_what_a_program_appends_is_shown_like_what_is_logged(hand_made):
     assert (metrics.step, metrics.last_step) == (2, {1: 2, 2: 2})
 
 
-def test_the_last_words_of_an_attempt_do_not_count_against_the_next_ones(hand_made):
+def test_late_metric_of_previous_attempt_does_not_replace_newer_one(hand_made):
     hand_made.start(1)
     metrics = Metrics(hand_made.run)
     hand_made.start(2)

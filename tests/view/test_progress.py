@@ -1,4 +1,4 @@
-"""The live display of one run."""
+"""Tests of the live display of one run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def clock():
 
 
 def watcher(hand_made, *answers, clock=None, queue_seconds=10.0):
-    """A watcher whose status query gives ``answers`` one after the other, the last one for ever."""
+    """A watcher whose status query returns ``answers`` in order, then always the last one."""
     asked = []
 
     def status():
@@ -44,7 +44,7 @@ def watcher(hand_made, *answers, clock=None, queue_seconds=10.0):
     return made
 
 
-def test_a_look_takes_in_the_attempt_the_step_and_the_values(hand_made):
+def test_snapshot_has_attempt_step_values_and_time_left(hand_made):
     hand_made.start(1)
     hand_made.progress(1, total_steps=400)
     hand_made.metric(1, attempt=1, time=10.0, loss=5.5)
@@ -57,7 +57,7 @@ def test_a_look_takes_in_the_attempt_the_step_and_the_values(hand_made):
     assert facts(snapshot) == ["step 101/400", "loss 2.413", "12.3k tokens/s", "30s left"]
 
 
-def test_an_attempt_that_has_logged_nothing_stands_where_it_resumed(hand_made):
+def test_step_of_attempt_without_metrics_is_its_resumed_step(hand_made):
     hand_made.start(1)
     hand_made.progress(1)
     hand_made.metric(150, attempt=1)
@@ -69,7 +69,7 @@ def test_an_attempt_that_has_logged_nothing_stands_where_it_resumed(hand_made):
     assert snapshot.step == 120
 
 
-def test_the_queue_is_asked_seldom(hand_made, clock):
+def test_status_is_queried_once_per_interval(hand_made, clock):
     watching = watcher(hand_made, RUNNING, clock=clock)
     for clock.now in (0.0, 1.0, 5.0, 9.9):
         watching.look()
@@ -79,7 +79,7 @@ def test_the_queue_is_asked_seldom(hand_made, clock):
     assert len(watching.asked) == 2
 
 
-def test_a_new_line_in_the_ledger_is_a_reason_to_ask_at_once(hand_made, clock):
+def test_new_ledger_line_triggers_a_status_query(hand_made, clock):
     watching = watcher(hand_made, RUNNING, COMPLETED, clock=clock)
     hand_made.start(1)
     assert watching.look().status.state == "running"
@@ -87,7 +87,7 @@ def test_a_new_line_in_the_ledger_is_a_reason_to_ask_at_once(hand_made, clock):
     assert watching.look().status.state == "completed"
 
 
-def test_following_ends_with_the_run(hand_made):
+def test_follow_returns_when_the_run_ends(hand_made):
     shown = []
 
     class Keep:
@@ -101,7 +101,7 @@ def test_following_ends_with_the_run(hand_made):
     assert shown == ["running", "running", "completed"]
 
 
-def test_plain_lines_tell_what_happens_and_now_and_then_the_step(hand_made, clock):
+def test_plain_display_prints_events_and_at_intervals_the_step(hand_made, clock):
     out = io.StringIO()
     plain = PlainDisplay(out, clock=clock)
     pending = replace(RUNNING, state="pending", detail="Priority")
@@ -144,7 +144,7 @@ def test_plain_lines_tell_what_happens_and_now_and_then_the_step(hand_made, cloc
     ]
 
 
-def test_what_is_no_terminal_gets_plain_lines():
+def test_plain_display_is_used_without_a_terminal():
     with display(stream=io.StringIO()) as chosen:
         assert isinstance(chosen, PlainDisplay)
 
@@ -154,7 +154,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_gets_a_bar_and_names_are_no_markup(hand_made, monkeypatch):
+def test_terminal_display_has_a_bar_and_escapes_names(hand_made, monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "120")
     hand_made.start(1)

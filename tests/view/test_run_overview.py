@@ -1,4 +1,4 @@
-"""What is shown about runs: the record of one, tables, and the last words."""
+"""Tests of the overview of a run, its summary and status, and the table of runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def status_of(hand_made, state="completed", **facts):
 
 @pytest.fixture
 def came_back(hand_made):
-    """A run that was stopped at step 120 of 400 and came back."""
+    """A run that was stopped at step 120 of 400, requeued, and completed."""
     hand_made.start(1)
     hand_made.progress(1)
     for step in (1, 60, 120):
@@ -39,7 +39,7 @@ def came_back(hand_made):
     return hand_made
 
 
-def test_the_record_of_a_run(came_back):
+def test_overview_has_state_steps_losses_and_checkpoint(came_back):
     run = overview(came_back.run, status_of(came_back))
 
     assert (run.name, run.job_id, run.state) == ("gpt", "local-1", "completed")
@@ -62,7 +62,7 @@ def test_slow_ranks_are_shown_while_they_are_slow(came_back):
     assert overview(came_back.run, status_of(came_back)).slow_ranks == []
 
 
-def test_the_record_becomes_json_whatever_the_loss(came_back):
+def test_overview_with_nan_loss_becomes_valid_json(came_back):
     came_back.metric(401, attempt=2, loss=float("nan"))
     plain = overview(came_back.run, status_of(came_back)).to_json()
 
@@ -71,7 +71,7 @@ def test_the_record_becomes_json_whatever_the_loss(came_back):
     assert again["history"][0]["end"]["reason"] == "stop"
 
 
-def test_the_summary(came_back):
+def test_summary_of_completed_run(came_back):
     said = summary(overview(came_back.run, status_of(came_back)))
 
     assert said.splitlines() == [
@@ -85,7 +85,7 @@ def test_the_summary(came_back):
     ]
 
 
-def test_the_summary_of_a_failure_says_why(hand_made):
+def test_summary_of_failed_run_has_reason_and_advice(hand_made):
     hand_made.start(1)
     hand_made.end(1, reason="failed", error_class="oom", detail="rank 0 ran out of memory", advice="Take less.")
     failed = overview(hand_made.run, status_of(hand_made, "failed", reason="failed"))
@@ -99,7 +99,7 @@ def test_the_summary_of_a_failure_says_why(hand_made):
     assert "advice      Take less.\n" in "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def test_a_run_that_could_never_start_says_why_and_one_that_was_cancelled_does_not(hand_made):
+def test_advice_is_shown_for_impossible_dependency_but_not_for_cancel(hand_made):
     hand_made.start(1)
     hand_made.end(1, reason="cancelled", error_class="dependency", detail="afterok: run x failed", advice="Resume x.")
     never = overview(hand_made.run, status_of(hand_made, "cancelled"))
@@ -110,19 +110,19 @@ def test_a_run_that_could_never_start_says_why_and_one_that_was_cancelled_does_n
     assert overview(hand_made.run, status_of(hand_made, "cancelled")).advice == ""
 
 
-def test_a_run_that_went_on_has_no_advice(hand_made):
+def test_run_that_continued_after_a_failure_has_no_advice(hand_made):
     hand_made.start(1)
     hand_made.end(1, reason="failed", error_class="oom", advice="Take less.", decision="restart")
     assert overview(hand_made.run, status_of(hand_made, "running")).advice == ""
 
 
-def test_the_summary_of_a_run_that_never_started_says_what_slurm_says(hand_made):
+def test_summary_of_run_that_never_started_has_slurms_state_as_reason(hand_made):
     said = summary(overview(hand_made.run, status_of(hand_made, "cancelled", detail="Slurm says CANCELLED")))
     assert "  reason: Slurm says CANCELLED\n" in said
     assert "steps" not in said
 
 
-def test_the_table_of_runs(came_back):
+def test_run_table_has_one_row_per_run(came_back):
     out = io.StringIO()
     print_runs([overview(came_back.run, status_of(came_back))], stream=out)
     head, row = out.getvalue().splitlines()
@@ -131,7 +131,7 @@ def test_the_table_of_runs(came_back):
     assert row.split()[:7] == [came_back.run.run_id, "gpt", "local-1", "completed", "2", "400/400", "2"]
 
 
-def test_the_status_of_one_run(came_back):
+def test_status_shows_stops_and_path_and_escapes_detail(came_back):
     out = io.StringIO()
     print_status(overview(came_back.run, status_of(came_back, "running", detail="[b]x[/b]\x07")), stream=out)
     text = out.getvalue()
@@ -141,7 +141,7 @@ def test_the_status_of_one_run(came_back):
     assert str(came_back.run.path) in text
 
 
-def test_metrics_that_are_of_no_use_are_told(came_back):
+def test_status_reports_metric_lines_that_were_skipped(came_back):
     with came_back.run.foreign_metrics(2).open("w") as file:
         file.write('loss 0.5\n{"step": 401, "acc": NaN}\n')
     run = overview(came_back.run, status_of(came_back))
@@ -154,7 +154,7 @@ def test_metrics_that_are_of_no_use_are_told(came_back):
     assert json.loads(json.dumps(run.to_json(), allow_nan=False))["values"] == {"loss": 2.0, "acc": None}
 
 
-def test_a_pruned_trial_is_no_failure(hand_made):
+def test_pruned_trial_has_exit_code_zero(hand_made):
     hand_made.start(1)
     hand_made.end(1, reason="pruned", detail="at step 20", last_step=20)
     pruned = overview(hand_made.run, status_of(hand_made, "pruned", reason="pruned"))
@@ -162,8 +162,8 @@ def test_a_pruned_trial_is_no_failure(hand_made):
     assert status_of(hand_made, "pruned").exit_code == 0
 
 
-def test_a_script_that_resumes_without_a_loop_of_ours_shows_where_it_began(hand_made):
-    """As `resume()` alone leaves it: no progress.json, but rank 0's clock."""
+def test_resumed_step_is_read_from_timing_without_progress_file(hand_made):
+    """With ``resume()`` alone there is no progress.json, only rank 0's timing."""
     hand_made.start(1)
     write_json(hand_made.run.timing(1), {"loaded": 1.0, "first_step_time": 2.0, "last_step": 10})
     hand_made.end(1, reason="stop", decision="requeue", last_step=10, checkpoint_step=10)
@@ -176,7 +176,7 @@ def test_a_script_that_resumes_without_a_loop_of_ours_shows_where_it_began(hand_
     assert (spent.steps, spent.steps_lost) == (30, 0)
 
 
-def test_an_attempt_that_was_warned_before_its_first_step_has_lost_none(hand_made):
+def test_attempt_preempted_before_its_first_step_loses_no_step(hand_made):
     hand_made.start(1)
     hand_made.progress(1)
     hand_made.end(1, reason="preempted", decision="requeue", last_step=5, checkpoint_step=5, resumed_step=0)

@@ -1,4 +1,4 @@
-"""Dumps of stacks: read, and equal ones put together."""
+"""Tests of stack dumps: requesting and reading them, and grouping ranks with equal stacks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ READS = ['File "/data/reading.py", line 8 in fetch', 'File "train.py", line 20 i
 
 
 def dump(main: list[str], *, current: str = OTHER, time: bool = False) -> str:
-    """As faulthandler writes it: the newest thread first."""
+    """A dump as faulthandler writes it: the newest thread first."""
     text = "\n2026-11-21T07:10:37 rank 0\n" if time else ""
     for name, calls in ((OTHER, ['File "threading.py", line 331 in wait']), (MAIN, main)):
         text += f"{'Current thread' if name == current else 'Thread'} {name} (most recent call first):\n"
@@ -41,7 +41,7 @@ def ranks(run: RunDir, *texts: str) -> None:
         (run.stacks(1) / f"{rank}.txt").write_text(text)
 
 
-def test_ranks_at_the_same_place_come_together_the_odd_one_first(tmp_path: Path) -> None:
+def test_ranks_with_equal_stacks_are_grouped_smallest_group_first(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     ranks(run, *(dump(READS if rank == 3 else WAITS) for rank in range(5)))
     odd, rest = group(newest_dump(run, 1))
@@ -50,7 +50,7 @@ def test_ranks_at_the_same_place_come_together_the_odd_one_first(tmp_path: Path)
     assert (rest.ranks, rest.nodes, rest.waits) == ((0, 1, 2, 4), ("n0", "n1", "n2"), True)
 
 
-def test_ranks_in_a_collective_of_the_script_wait(tmp_path: Path) -> None:
+def test_rank_in_a_collective_of_the_script_is_waiting(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     folder = Path(hpcaccel.__file__).parent / "runtime/distributed/collectives"
     assert (folder / "exchange.py").is_file()
@@ -59,13 +59,13 @@ def test_ranks_in_a_collective_of_the_script_wait(tmp_path: Path) -> None:
     assert found.waits
 
 
-def test_of_two_ranks_the_one_that_does_not_wait_comes_first(tmp_path: Path) -> None:
+def test_of_equal_sized_groups_the_one_not_waiting_is_first(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     ranks(run, dump(WAITS), dump(READS))
     assert [one.ranks for one in group(newest_dump(run, 1))] == [(1,), (0,)]
 
 
-def test_the_last_of_several_dumps_counts_however_it_was_asked_for(tmp_path: Path) -> None:
+def test_last_of_several_dumps_is_used_with_and_without_time_line(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     ranks(
         run,
@@ -80,17 +80,17 @@ def test_the_last_of_several_dumps_counts_however_it_was_asked_for(tmp_path: Pat
     assert [len(one.threads) for one in newest_dump(run, 1)] == [2, 2, 2, 2]
 
 
-def test_a_rank_that_never_wrote_is_left_out(tmp_path: Path) -> None:
+def test_rank_without_a_dump_is_omitted(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     ranks(run, "", dump(WAITS))
     assert [one.rank for one in newest_dump(run, 1)] == [1]
 
 
-def test_ranks_that_do_not_answer_are_named(hand_made: HandMade, monkeypatch: Any) -> None:
+def test_ranks_that_write_no_dump_are_returned(hand_made: HandMade, monkeypatch: Any) -> None:
     monkeypatch.setattr("hpcaccel.view.stack_groups.ANSWER_SECONDS", 0.5)
     run = hand_made.run
     assert request_dump(run, 1) == {}
-    assert list(run.control.iterdir()) == []  # nobody is asked where nobody lives
+    assert list(run.control.iterdir()) == []  # no request without heartbeat files
     ranks(run, dump(WAITS), "")
     before = request_dump(run, 1)
     assert [path.name.partition("-")[0] for path in run.control.iterdir()] == ["stacks"]

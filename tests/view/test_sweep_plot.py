@@ -1,4 +1,4 @@
-"""Drawings of sweeps of every kind: that they can be made, and what stands in them."""
+"""Tests of the plots of a sweep: they can be written for all kinds of sweeps, and their content."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def drawings(page: str) -> list[str]:
     return ["<svg" + part.partition("</svg>")[0] + "</svg>" for part in page.split("<svg")[1:]]
 
 
-def test_a_page_of_two_metrics_conditions_and_failures(place: Place) -> None:
+def test_page_of_sweep_with_two_metrics_a_condition_and_a_failure(place: Place) -> None:
     Path("sweep.yaml").write_text(CONDITIONAL.replace("metric: loss", "metric: [loss, seconds]\n  mode: [min, min]"))
     sweep, trials = swept(place, "name=a-b")
     for number in range(8):
@@ -53,13 +53,13 @@ def test_a_page_of_two_metrics_conditions_and_failures(place: Place) -> None:
     assert "args.wide" in page
 
 
-def test_what_the_mouse_rests_on_says_which_trial_it_is(place: Place) -> None:
+def test_tooltips_of_lines_and_points_name_the_trial(place: Place) -> None:
     sweep, trials = swept(place)
     for number in range(7):
         trials.complete(1.0 + number)
     page = write_plot(sweep, Path("sweep.html")).read_text()
     parallel, history = drawings(page)[:2]
-    for drawing, count in ((parallel, 8), (history, 7)):  # the best has a second line
+    for drawing, count in ((parallel, 8), (history, 7)):  # the best trial has a second line
         titles = [
             title.text or "" for title in ElementTree.fromstring(drawing).iter("{http://www.w3.org/2000/svg}title")
         ]
@@ -67,7 +67,7 @@ def test_what_the_mouse_rests_on_says_which_trial_it_is(place: Place) -> None:
         assert any(title.startswith("trial 3, complete\nloss 4\nargs.") for title in titles)
 
 
-def test_no_cell_of_the_page_is_empty_and_no_legend_lies_over_a_drawing(place: Place) -> None:
+def test_page_has_no_empty_cell_and_no_legend_covers_its_plot(place: Place) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -90,7 +90,7 @@ def test_no_cell_of_the_page_is_empty_and_no_legend_lies_over_a_drawing(place: P
             assert not legend.get_window_extent().overlaps(axes.xaxis.label.get_window_extent()), panel.title
 
 
-def test_of_a_large_sweep_some_trials_have_lines(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_sweep_has_lines_for_best_and_some_other_trials(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep_plot, "MOST_LINES", 6)
     monkeypatch.setattr(sweep_plot, "MOST_CURVES", 3)
     sweep, trials = swept(place, "sweep.max_trials=40")
@@ -103,7 +103,7 @@ def test_of_a_large_sweep_some_trials_have_lines(place: Place, monkeypatch: pyte
     assert "6 trials are not drawn as lines" in write_plot(sweep, Path("sweep.html")).read_text()
 
 
-def test_a_picture(place: Place) -> None:
+def test_plot_is_written_as_png_and_bad_paths_are_rejected(place: Place) -> None:
     sweep, trials = swept(place)
     with pytest.raises(UserError, match="has a value yet: there is nothing to plot"):
         write_plot(sweep, Path("sweep.png"))
@@ -115,7 +115,7 @@ def test_a_picture(place: Place) -> None:
         write_plot(sweep, Path("nowhere/sweep.png"))
 
 
-def test_curves_and_rungs(place: Place) -> None:
+def test_rungs_are_counted_and_curves_are_thinned_out(place: Place) -> None:
     sweep, trials = swept(place, "sweep.pruner={asha: {min_steps: 2, reduction_factor: 2, max_steps: 8}}")
     for number, last in enumerate((8, 2, 4)):
         assert trials.begin() == number

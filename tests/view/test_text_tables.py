@@ -1,4 +1,4 @@
-"""Tables on narrow terminals: what names a run, its state and its metric are whole, and a pipe gets everything."""
+"""Tests of text tables: narrow terminals never cut names, states and metrics, and a pipe gets everything."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Terminal(io.StringIO):
         return True
 
     def lines(self) -> list[str]:
-        """What can be seen, without colours."""
+        """The visible lines, without colours."""
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.getvalue()).splitlines()
 
 
@@ -44,7 +44,7 @@ def failed(hand_made) -> Overview:
     return replace(overview(hand_made.run, status), name="llama-large-pretraining", job_id="4711", total_steps=400)
 
 
-def test_a_run_that_failed_leaves_the_name_whole(failed, terminal):
+def test_name_of_failed_run_is_not_cut_at_80_columns(failed, terminal):
     print_runs([failed, replace(failed, name="a", state="running", error_class="")], stream=terminal)
     head, first, second = terminal.lines()
 
@@ -55,7 +55,7 @@ def test_a_run_that_failed_leaves_the_name_whole(failed, terminal):
 
 
 @pytest.mark.parametrize("columns", [20, 40, 60, 100, 140, 200])
-def test_name_state_and_loss_are_whole_at_any_width(failed, terminal, monkeypatch, columns):
+def test_name_state_and_loss_are_not_cut_at_any_width(failed, terminal, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     print_runs([failed], stream=terminal)
     row = terminal.lines()[1].split()
@@ -66,7 +66,7 @@ def test_name_state_and_loss_are_whole_at_any_width(failed, terminal, monkeypatc
     assert ("1970-01-01" in row) == (columns >= 140)
 
 
-def test_a_pipe_gets_all_of_it_without_blanks_at_the_ends(failed):
+def test_output_to_a_pipe_is_complete_without_trailing_spaces(failed):
     out = io.StringIO()
     print_runs([replace(failed, name="x" * 300), failed], stream=out)
     print_status(replace(failed, path="/scratch/" + "y" * 300, detail="word " * 100), stream=out)
@@ -78,7 +78,7 @@ def test_a_pipe_gets_all_of_it_without_blanks_at_the_ends(failed):
     assert [line for line in out.getvalue().splitlines() if line != line.rstrip()] == []
 
 
-def test_a_path_is_not_cut_where_it_is_longer_than_the_terminal(failed, terminal):
+def test_path_longer_than_the_terminal_is_not_cut(failed, terminal):
     print_status(replace(failed, path="/scratch/" + "y" * 300, detail="some words " * 10), stream=terminal)
     assert f"directory   /scratch/{'y' * 300}" in terminal.lines()
     state = next(place for place, line in enumerate(terminal.lines()) if line.startswith("state"))
@@ -86,7 +86,7 @@ def test_a_path_is_not_cut_where_it_is_longer_than_the_terminal(failed, terminal
     assert max(len(line) for line in terminal.lines() if "scratch" not in line) <= 80
 
 
-def test_a_table_of_trials_keeps_state_and_metrics(terminal):
+def test_trial_table_keeps_state_and_metrics_at_80_columns(terminal):
     params = ["args.learning_rate", "args.weight_decay", "args.optimizer.momentum"]
     row = {"trial": 12, "state": "complete", "validation/perplexity": 23.4567, "train/loss": 0.123456,
            **dict.fromkeys(params, 0.000123), "step": 1200, "seconds": 812.5, "gpu_seconds": 6500.0, "worker": 3,
@@ -102,14 +102,14 @@ def test_a_table_of_trials_keeps_state_and_metrics(terminal):
     assert left_out == ["args.optimizer.momentum", "step", "seconds", "gpu_seconds", "worker", "attempts"]
 
 
-def test_parameters_whose_last_words_are_alike_keep_their_paths(terminal):
+def test_parameters_with_equal_last_parts_keep_their_paths(terminal):
     params = ["args.encoder.depth", "args.decoder.depth", "args.step"]
     row = {"trial": 1, "state": "complete", "x" * 20: 1.0, **dict.fromkeys(params, 2), "attempts": 1}
     print_trials([row], params=params, stream=terminal)
     assert terminal.lines()[0].split()[3:] == ["args.encoder.depth", "args.decoder.depth"]
 
 
-def test_columns_give_way_in_their_order(terminal):
+def test_columns_are_dropped_and_shortened_in_their_order(terminal):
     columns = (
         Column(title="NAME"),
         Column(title="FIRST", leaves=0),
@@ -124,7 +124,7 @@ def test_columns_give_way_in_their_order(terminal):
     assert " ".join(" ".join(line[32:].split()) for line in lines[1:]) == "some words of a sentence ssss"
 
 
-def test_wide_characters_count_as_two(terminal, monkeypatch):
+def test_wide_characters_take_two_columns(terminal, monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
     print_table(
         (Column(title="NAME"), Column(title="STATE")),
@@ -134,14 +134,14 @@ def test_wide_characters_count_as_two(terminal, monkeypatch):
     assert terminal.lines()[1:] == ["訓練  done", "abcd  done"]
 
 
-def test_a_table_without_rows_has_its_head():
+def test_table_without_rows_has_its_header():
     out = io.StringIO()
     print_table((Column(title="A"), Column(title="B")), [], console=console_for(out))
     print_facts([], console=console_for(out))
     assert out.getvalue() == "A  B\n"
 
 
-def test_a_terminal_that_asks_over_ssh_has_a_width(failed, monkeypatch):
+def test_table_for_a_terminal_over_ssh_has_its_width(failed, monkeypatch):
     monkeypatch.setenv(COLUMNS_THERE, "80")
     out = io.StringIO()
     print_runs([failed], stream=out)
@@ -149,7 +149,7 @@ def test_a_terminal_that_asks_over_ssh_has_a_width(failed, monkeypatch):
     assert out.getvalue().splitlines()[0].split() == ["RUN", "NAME", "JOB", "STATE", "STEP", "LOSS"]
 
 
-def test_the_live_display_cuts_no_value(terminal):
+def test_live_display_cuts_no_value(terminal):
     status = RunStatus(run_id="r", name="gpt", state="running", attempts=1)
     values = {"loss": 2.4131, "tokens_per_second": 12_300.0, "validation/perplexity": 23.45}
     snapshot = Snapshot(

@@ -1,4 +1,4 @@
-"""``hpcaccel report``: of a real run that was disturbed at known moments, and of others that were not."""
+"""Tests of ``hpcaccel report``, for a real run disturbed at known times and for run directories made by hand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROGRAM = Path(__file__).parent / "programs" / "disturbed.py"
 
 
 class Disturbed:
-    """The run, and what its script says of itself."""
+    """The run, and the events that its script prints."""
 
     def __init__(self, folder: Path) -> None:
         self.env = {**os.environ, "XDG_STATE_HOME": str(folder), "OMP_NUM_THREADS": "1"}
@@ -63,7 +63,7 @@ class Disturbed:
         return float(lines[attempt - 1]["time"])
 
     def gaps(self, attempt: int) -> dict[int, float]:
-        """Seconds of each step but an attempt's first: from the end of the one before, without the save between."""
+        """Seconds of each step except an attempt's first: since the end of the last step, without the save between."""
         seconds: dict[int, float] = {}
         before, saving = 0.0, 0.0
         for line, _ in read_lines(self.dir.rank_log(attempt, 0)):
@@ -84,7 +84,7 @@ class Disturbed:
 
 @pytest.fixture(scope="module")
 def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Disturbed:
-    """Killed at step 35, stopped some steps after 44, resumed by hand 3 seconds later, and completed."""
+    """A run killed at step 35, stopped some steps after 44, resumed by hand 3 seconds later, and completed."""
     run = Disturbed(tmp_path_factory.mktemp("disturbed"))
     run.wait_for(2, "waits to be stopped")
     run.cli("stop", run.dir.run_id)
@@ -95,8 +95,8 @@ def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Disturbed:
     return run
 
 
-def test_every_part_is_within_two_percent_of_what_was_injected(disturbed: Disturbed) -> None:
-    """Of what was injected, and of what the machine itself added to it, which the gaps between steps hold as well."""
+def test_every_part_is_within_two_percent_of_the_injected_time(disturbed: Disturbed) -> None:
+    """Expected times include delays caused by the machine, as they are computed from the gaps between steps."""
     run, told = disturbed, json.loads(disturbed.cli("report", disturbed.dir.run_id, "--json"))
     steps = {n: {line["step"]: line["time"] for line in run.said(n, "step")} for n in (1, 2, 3)}
     resumed = {n: min(steps[n]) - 1 for n in steps}
@@ -116,7 +116,7 @@ def test_every_part_is_within_two_percent_of_what_was_injected(disturbed: Distur
         "training": training,
         "slow": slow,
         "lost": 5 * typical[1],
-        "stall": sum(run.all("saved")) + 1.2,  # those at which the script left, or that came after its loop
+        "stall": sum(run.all("saved")) + 1.2,  # not printed: the saves at the stop and after the loop
         "build": sum(run.one(n, "prepared") - run.one(n, "formed") for n in steps),
         "load": sum(run.one(n, "loaded") - run.one(n, "prepared") for n in steps),
         "first_step": first_steps,
@@ -148,7 +148,7 @@ def test_every_part_is_within_two_percent_of_what_was_injected(disturbed: Distur
     assert [timing["resumed_step"] for timing in timings] == [0, 30, stopped]
 
 
-def test_what_people_see(disturbed: Disturbed) -> None:
+def test_report_and_status_text_show_goodput(disturbed: Disturbed) -> None:
     text = disturbed.cli("report", disturbed.dir.run_id)
     for word in ("effective training time (ETTR)", "goodput", "steps: 70", "paused", "checkpoint interval: every"):
         assert word in text, text
@@ -159,7 +159,7 @@ def test_what_people_see(disturbed: Disturbed) -> None:
     assert "% of the time with nodes" in status, status
 
 
-# -- runs that are made by hand ---------------------------------------------------------------------------------------
+# -- run directories made by hand --------------------------------------------------------------------------------------
 
 
 def gather(made: HandMade, *, state: str = "running", now: float = 1400.0) -> TimeReport:
@@ -169,13 +169,13 @@ def gather(made: HandMade, *, state: str = "running", now: float = 1400.0) -> Ti
     return told
 
 
-def test_a_run_that_waits_has_only_waited(hand_made: HandMade) -> None:
+def test_time_of_pending_run_is_all_queue(hand_made: HandMade) -> None:
     told = gather(hand_made, state="pending")
     assert {part: value for part, value in told.seconds.items() if value} == {"queue": 400.0}
     assert (told.ettr, told.goodput, told.interval) == (0.0, None, None)
 
 
-def test_a_run_in_its_first_attempt(hand_made: HandMade) -> None:
+def test_current_step_of_running_attempt_counts_as_training(hand_made: HandMade) -> None:
     hand_made.start(1, allocated_at=1000.0)  # at 1000 s, which is when the run was submitted
     times = Timing(
         process_started=1010, imported=1020, formed=1025, prepared=1050, loaded=1050, first_step_time=1100,
@@ -189,7 +189,7 @@ def test_a_run_in_its_first_attempt(hand_made: HandMade) -> None:
     assert "running" not in str(told.attempts[0].reason)
 
 
-def test_a_run_that_came_back_waits_in_the_queue(hand_made: HandMade) -> None:
+def test_time_after_a_requeue_is_queue(hand_made: HandMade) -> None:
     hand_made.start(1)
     hand_made.end(1, reason="preempted", decision="requeue", seconds=100.0)
     told = gather(hand_made, state="requeued")
@@ -197,7 +197,7 @@ def test_a_run_that_came_back_waits_in_the_queue(hand_made: HandMade) -> None:
     assert told.seconds["untold"] == 100
 
 
-def test_tasks_of_an_array_are_added_up(hand_made: HandMade, tmp_path: Path) -> None:
+def test_times_of_array_tasks_are_added_up(hand_made: HandMade, tmp_path: Path) -> None:
     (hand_made.run.path / "tasks").mkdir()
     tasks = [HandMade(hand_made.run.task(index).path) for index in (0, 1)]
     tasks[0].start(1)
@@ -213,7 +213,7 @@ def test_tasks_of_an_array_are_added_up(hand_made: HandMade, tmp_path: Path) -> 
     assert told.total_seconds == told.to_json()["total_seconds"] == 650
 
 
-def test_the_terminal_shows_any_of_them(hand_made: HandMade, capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_report_of_tasks_escapes_the_name(hand_made: HandMade, capsys: pytest.CaptureFixture[str]) -> None:
     hand_made.start(1)
     told = gather(hand_made)
     both = TimeReport(
@@ -244,6 +244,6 @@ def interval(**facts: Any) -> Interval:
         ({}, "every 240 steps (2m 00s) costs least, 3.3 % of the time"),
     ],
 )
-def test_how_often_to_save(facts: dict[str, Any], words: str) -> None:
+def test_interval_lines_suggest_how_often_to_save(facts: dict[str, Any], words: str) -> None:
     assert words in "\n".join(interval_lines(interval(**facts)))
     assert interval(**facts).far_off is ("far too" in words or "only at the end" in words)

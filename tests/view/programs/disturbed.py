@@ -1,5 +1,5 @@
-"""A training whose steps are sleeps, with delays and a kill at known moments. What happened when is printed, a line of
-JSON each, by the script's own clock."""
+"""A training whose steps are sleeps, with delays and a kill at known times. Prints each event with the time of the
+script's clock, as a line of JSON."""
 
 import json
 import os
@@ -44,7 +44,7 @@ tell("loaded")
 for step in accelerator.steps(STEPS):
     begun = time.time()
     time.sleep(0.7 if step == accelerator.resume().step else 0)  # the first step of an attempt takes longer
-    time.sleep(0.25 if attempt == 3 and 52 <= step < 58 else 0)  # and these are slow
+    time.sleep(0.25 if attempt == 3 and 52 <= step < 58 else 0)  # slow steps
     accelerator.backward(model(torch.ones(1, 2)).sum())
     optimizer.step()
     optimizer.zero_grad()
@@ -58,7 +58,7 @@ for step in accelerator.steps(STEPS):
     if took > 0.3:
         tell("saved", seconds=took)
     if attempt == 1 and step + 1 == 35:
-        time.sleep(1.7)  # hangs, and dies
+        time.sleep(1.7)  # a hang before the kill
         tell("killed")
         os.kill(os.getpid(), signal.SIGKILL)
     if attempt == 2 and step + 1 == 44:
