@@ -1,4 +1,4 @@
-"""An Apptainer that is none, and an image with torch and without hpcaccel."""
+"""Fixtures: a stand-in for Apptainer, and an image with torch but without hpcaccel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGES = (
 
 
 def make_image(folder: Path) -> Path:
-    """An image of ours: what torch needs, from where this Python has it."""
+    """A stand-in image: links to this Python's torch and its dependencies."""
     libraries = folder / "libraries"
     libraries.mkdir()
     found = importlib.util.find_spec("torch")
@@ -34,7 +34,7 @@ def make_image(folder: Path) -> Path:
 
 
 def make_apptainer(folder: Path) -> Path:
-    """A folder for PATH with an ``apptainer`` in it."""
+    """A directory for PATH with the stand-in ``apptainer``."""
     programs = folder / "programs"
     programs.mkdir()
     (programs / "apptainer").write_text(f'#!/bin/sh\nexec {sys.executable} {STAND_IN} "$@"\n')
@@ -43,7 +43,7 @@ def make_apptainer(folder: Path) -> Path:
 
 
 def system_python_is_ours() -> bool:
-    """Whether the image's Python, the system's, can import the torch of this one."""
+    """Whether the system's Python, which the image uses, has this Python's version and can import its torch."""
     system = shutil.which("python3", path="/usr/bin")
     if system is None:
         return False

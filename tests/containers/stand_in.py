@@ -1,9 +1,8 @@
-"""A stand-in for Apptainer's ``exec`` and ``pull`` by Debian's bubblewrap: another root, the same words.
+"""A stand-in for Apptainer's ``exec`` and ``pull`` with bubblewrap: another root file system, the same command line.
 
-An "image" is a file that names a folder of libraries. The root that it makes holds the system's own /usr, and those
-libraries under /opt/libraries, which the image's environment puts on PYTHONPATH: nothing of hpcaccel, of the tests or
-of the environment that they run in.
-Written against the words of Apptainer's own help: --nv, --bind src[:dest[:opts]], --pwd.
+An "image" is a file that contains the path of a directory of libraries. Its root file system has the system's /usr, and
+the libraries under /opt/libraries, which is on PYTHONPATH. hpcaccel, the tests and their environment are not in it.
+The options follow Apptainer's help: --nv, --bind src[:dest[:opts]], --pwd.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def main(words: list[str]) -> None:
     for name in [name for name in os.environ if name.startswith("APPTAINERENV_")]:
         os.environ[name.removeprefix("APPTAINERENV_")] = os.environ.pop(name)
     os.environ["PATH"] = "/usr/bin:/bin"
-    # As Apptainer does not, bubblewrap would end by a signal that Slurm sends to every process of a step.
+    # Unlike Apptainer, bubblewrap would be killed by a signal that Slurm sends to every process of a step.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
     os.execvp("bwrap", ["bwrap", *root(Path(image).read_text().strip()), *binds, "--chdir", workdir, "--", *command])
 

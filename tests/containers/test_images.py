@@ -1,4 +1,4 @@
-"""Images before the queue: one that is not there is found when the user still looks on."""
+"""Checks of container images at submission: a missing image is an error before the job is queued."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def skopeo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
 
-def test_a_file_must_be_there_and_be_an_image(tmp_path: Path) -> None:
+def test_image_file_must_exist_and_have_a_supported_format(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"torch.sif' does not exist"):
         look_at_image(spec(f"{tmp_path}/torch.sif"), tmp_path)
     (tmp_path / "torch.sif").touch()
@@ -48,7 +48,7 @@ def test_a_file_must_be_there_and_be_an_image(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("skopeo")
-def test_the_registry_is_asked(tmp_path: Path) -> None:
+def test_image_is_looked_up_in_the_registry(tmp_path: Path) -> None:
     there = look_at_image(spec("there/is:1"), tmp_path)
     assert there is not None
     assert there.advice == ()
@@ -59,7 +59,9 @@ def test_the_registry_is_asked(tmp_path: Path) -> None:
     assert "could not be checked" in silent.advice[0]
 
 
-def test_without_a_tool_the_user_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_skopeo_gives_advice_unless_the_image_was_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     image = look_at_image(spec("there/is:1"), tmp_path)
     assert image is not None
@@ -73,7 +75,7 @@ def test_without_a_tool_the_user_is_told(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("skopeo")
 @pytest.mark.parametrize("image", ["gone/is:1", "not-there.sif"])
-def test_a_submission_without_its_image_leaves_nothing(
+def test_submission_with_a_missing_image_leaves_no_job_and_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -87,7 +89,9 @@ def test_a_submission_without_its_image_leaves_nothing(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_mount_that_pyxis_would_give_to_a_shell_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mount_path_with_shell_characters_is_rejected_for_pyxis(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     (tmp_path / "torch.sqsh").touch()

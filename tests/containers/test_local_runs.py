@@ -1,4 +1,4 @@
-"""A run on the local backend whose ranks have another root, in which there is torch and no hpcaccel."""
+"""Runs on the local backend in an image with torch but without hpcaccel."""
 
 from __future__ import annotations
 

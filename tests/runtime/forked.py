@@ -1,7 +1,6 @@
-"""Processes that need not import torch, because they are forked from one that has: see ``template.py``.
+"""Starts programs by forking a process that has already imported torch: see ``template.py``.
 
-Each process of pytest has templates of its own, which it starts when it first wants something of them, and which end
-with it.
+Each pytest process has its own templates, which start on first use and end with it.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ READ_AT_START = (
     "LC_",
     "LANG",
 )
-"""What begins like this is read before a program's first line, and not again: by Python, the C library, torch."""
+"""Prefixes of environment variables that Python, the C library and torch read only at start-up."""
 
 
 class Forked:
-    """A program that runs now; as ``subprocess.Popen``, with its output and its errors as one text in a pipe."""
+    """A running program, with the interface of ``subprocess.Popen``. stdout and stderr share one pipe."""
 
     returncode: int | None = None
 
@@ -67,7 +66,7 @@ class Forked:
         self.pid = self._number()
 
     def _number(self) -> int:
-        """What the template says next: the process, then its exit code."""
+        """The next number from the template: first the process id, then the exit code."""
         said = os.read(self._report, NUMBER_BYTES)
         assert said, "the template has ended"
         return int.from_bytes(said, sys.byteorder, signed=True)
@@ -138,9 +137,9 @@ _templates: list[Template] = []
 
 
 def templates(environs: Sequence[Mapping[str, str]]) -> list[Template]:
-    """The one for each of these processes to be, or none at all where they need a Python of their own.
+    """A template for each environment, or an empty list if a new Python process is needed.
 
-    They take turns, so that what Python has in its sets is not in the same order on neighbours.
+    Templates alternate, so that the order of sets differs between neighbouring ranks.
     """
     while len(_templates) < min(len(environs), DIFFERENT):
         _templates.append(Template({**os.environ, **_read_at_start(environs[0])}))

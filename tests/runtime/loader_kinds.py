@@ -1,4 +1,4 @@
-"""Every kind of loader that can be prepared, over data that draws from all global generators."""
+"""Every kind of loader that can be prepared, over data that draws from all global random generators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH_SIZE = 2
 
 
 def noisy(number: int) -> torch.Tensor:
-    """The sample of this number, with noise from each global generator."""
+    """Sample ``number``, with noise from each global random generator."""
     noise = [torch.rand(()).item(), random.random(), float(np.random.rand())]
     return torch.tensor([float(number), *noise], dtype=torch.float64)
 
@@ -36,7 +36,7 @@ class Map(Dataset[torch.Tensor]):
 
 
 class Pairs(BatchSampler):
-    """Batches of two neighbours in an order of its own."""
+    """Batches of two neighbouring samples, in random order."""
 
     def __init__(self) -> None:
         super().__init__(range(SAMPLES), BATCH_SIZE, drop_last=False)
@@ -48,7 +48,7 @@ class Pairs(BatchSampler):
 
 
 class OverRandom:
-    """A batch sampler without a length, over one that draws when it is begun, and drawing itself as it goes on."""
+    """A batch sampler without a length, which draws during iteration, over one that draws when iteration begins."""
 
     def __iter__(self) -> Iterator[list[int]]:
         batches = iter(RandomSampler(range(SAMPLES - 1)))
@@ -58,7 +58,7 @@ class OverRandom:
 
 
 class Triples:
-    """Batches of three, an odd number of them, in an order of its own, and nobody knows how many."""
+    """An odd number of batches of three, in random order and without a length."""
 
     def __iter__(self) -> Iterator[list[int]]:
         starts = list(range(0, SAMPLES - 2, 3))
@@ -68,7 +68,7 @@ class Triples:
 
 
 class LeftOver:
-    """Batches of two out of all samples, of which one is left over, and nobody knows how many."""
+    """Batches of two, in random order and without a length. The last batch has a single sample."""
 
     def __iter__(self) -> Iterator[list[int]]:
         order = list(RandomSampler(range(SAMPLES)))
@@ -76,7 +76,7 @@ class LeftOver:
 
 
 class Sorted(BatchSampler):
-    """Batches of a sampler that draws when it is begun, each one sorted."""
+    """Sorted batches of a sampler that draws when iteration begins."""
 
     def __init__(self) -> None:
         super().__init__(RandomSampler(range(SAMPLES)), BATCH_SIZE, drop_last=False)
@@ -86,7 +86,7 @@ class Sorted(BatchSampler):
 
 
 class Shuffled(IterableDataset[torch.Tensor]):
-    """A stream that workers share out, with a buffer of samples out of which it draws."""
+    """A stream split among workers and shuffled through a buffer."""
 
     def places(self) -> list[int]:
         worker = get_worker_info()
@@ -105,7 +105,7 @@ class Shuffled(IterableDataset[torch.Tensor]):
 
 
 class Drawing(Shuffled):
-    """A stream that draws from a generator of its own as well."""
+    """A stream that also draws from its own generator."""
 
     def __init__(self) -> None:
         self.generator = torch.Generator().manual_seed(11)
@@ -116,7 +116,7 @@ class Drawing(Shuffled):
 
 
 class Stateful(Shuffled):
-    """A stream that knows where it is, in each worker."""
+    """A stream with ``state_dict()``, which contains its position in each worker."""
 
     def __init__(self) -> None:
         self.place = 0
@@ -146,7 +146,7 @@ class StatefulDrawing(Stateful):
 
 
 class StatefulIterator(Shuffled):
-    """A stream whose iterator knows where it is."""
+    """A stream whose iterator has ``state_dict()``."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return Walk(self.places())
@@ -173,7 +173,7 @@ class Walk:
 
 
 class OwnLoader(DataLoader[Any]):
-    """A loader of the user's own class, with a state."""
+    """A loader of a user's class, with ``state_dict()``."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -198,11 +198,10 @@ class OwnLoader(DataLoader[Any]):
 class Kind:
     """
     Args:
-        dataset: makes it.
+        dataset: creates the dataset.
         loader: options of the DataLoader.
-        options: what ``prepare`` is told besides.
-        sizes: numbers of ranks.
-        own_class: the loader's, if it is not torch's.
+        options: options of the prepared loader.
+        own_class: the loader's class if it is not torch's: ``torchdata``, or ``another`` for ``OwnLoader``.
     """
 
     dataset: Callable[[], Any]

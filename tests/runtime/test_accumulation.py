@@ -1,4 +1,4 @@
-"""Which micro-batches end in an optimizer step, and which keep their gradients to their rank."""
+"""Gradient accumulation: which micro-batches end in an optimizer step, and which reduce gradients over the ranks."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def boundaries(accumulation: Accumulation, count: int) -> list[bool]:
     return found
 
 
-def test_every_third() -> None:
+def test_every_third_micro_batch_is_a_boundary() -> None:
     assert boundaries(Accumulation(3), 7) == [False, False, True, False, False, True, False]
 
 
-def test_outside_of_accumulation_every_step_counts() -> None:
+def test_is_boundary_is_true_before_the_first_micro_batch() -> None:
     assert Accumulation(3).is_boundary
 
 
-def test_the_last_batch_of_the_loader_in_use_is_a_boundary_and_counting_begins_anew() -> None:
+def test_last_batch_of_the_loader_in_use_is_a_boundary_and_resets_the_count() -> None:
     accumulation, source = Accumulation(3), Source()
     accumulation.loaders.took_batch_from(source)
     boundaries(accumulation, 1)
@@ -43,7 +43,7 @@ def test_the_last_batch_of_the_loader_in_use_is_a_boundary_and_counting_begins_a
     assert boundaries(accumulation, 3) == [False, False, True]
 
 
-def test_an_evaluation_that_was_left_half_way_does_not_hide_the_end_of_the_training_loader() -> None:
+def test_unfinished_evaluation_does_not_hide_the_end_of_the_training_loader() -> None:
     accumulation, training, evaluation = Accumulation(3), Source(), Source()
     accumulation.loaders.took_batch_from(training)
     accumulation.loaders.took_batch_from(evaluation)
@@ -54,14 +54,14 @@ def test_an_evaluation_that_was_left_half_way_does_not_hide_the_end_of_the_train
     assert accumulation.loaders.current is evaluation
 
 
-def test_the_end_of_a_loader_is_no_boundary_when_the_script_says_so() -> None:
+def test_last_batch_is_no_boundary_without_sync_with_dataloader() -> None:
     accumulation, source = Accumulation(3, sync_with_dataloader=False), Source()
     accumulation.loaders.took_batch_from(source)
     source.at_last_batch = True
     assert boundaries(accumulation, 4) == [False, False, True, False]
 
 
-def test_two_halves_of_a_gan_count_for_themselves() -> None:
+def test_two_models_of_a_gan_accumulate_independently() -> None:
     accumulation, first, second = Accumulation(2), nn.Linear(1, 1), nn.Linear(1, 1)
     found = []
     for _ in range(4):
@@ -71,7 +71,7 @@ def test_two_halves_of_a_gan_count_for_themselves() -> None:
     assert found == [False, False, True, True] * 2
 
 
-def test_steps_may_change_on_the_way() -> None:
+def test_set_steps_takes_effect_at_once_and_rejects_invalid_values() -> None:
     accumulation = Accumulation(4)
     assert boundaries(accumulation, 2) == [False, False]
     accumulation.set_steps(2)
@@ -82,7 +82,7 @@ def test_steps_may_change_on_the_way() -> None:
 
 
 class Synced(nn.Module):
-    """A model that notes whether its gradients would be shared."""
+    """A model that records whether its gradients would be reduced over the ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Synced(nn.Module):
         self.__dict__["_hpcaccel_no_sync"] = NoSync(lambda on: setattr(self, "shares", on))
 
 
-def test_gradients_of_all_models_stay_here_until_the_boundary_also_after_an_exception() -> None:
+def test_gradient_sync_is_off_until_the_boundary_and_on_after_an_exception() -> None:
     accumulation, models = Accumulation(3), (Synced(), Synced())
     for expected in (False, False, True):
         with MicroBatch(accumulation, models):
@@ -109,14 +109,14 @@ def test_gradients_of_all_models_stay_here_until_the_boundary_also_after_an_exce
     assert accumulation.inside == 0
 
 
-def test_gradients_are_shared_in_every_micro_batch_when_the_script_says_so() -> None:
+def test_sync_each_batch_reduces_gradients_in_every_micro_batch() -> None:
     accumulation, model = Accumulation(3, sync_each_batch=True), Synced()
     with MicroBatch(accumulation, (model,)):
         assert model.shares
         assert not accumulation.is_boundary
 
 
-def test_contexts_inside_of_each_other_give_back_what_they_took() -> None:
+def test_nested_micro_batches_restore_gradient_sync_on_exit() -> None:
     accumulation, outer, inner = Accumulation(2), Synced(), Synced()
     with MicroBatch(accumulation, (outer,)):
         with MicroBatch(accumulation, (inner, outer)):

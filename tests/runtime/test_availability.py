@@ -1,4 +1,4 @@
-"""Whether packages and devices are here, and versions."""
+"""Availability of packages and devices, and comparison of versions."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize("name", sorted({*PACKAGES, *BACKENDS, *FACTS}))
-def test_each_has_a_function_that_answers(name: str) -> None:
+def test_each_package_backend_and_feature_has_an_availability_function(name: str) -> None:
     check = getattr(availability, f"is_{name}_available")
     assert check() in (True, False)
     assert check.__name__ == f"is_{name}_available"
 
 
-def test_what_is_here_and_what_is_not() -> None:
+def test_availability_of_installed_missing_and_unknown_packages() -> None:
     assert availability.is_pytest_available()
     assert availability.is_pytest_available(min_version="8.0")
     assert not availability.is_pytest_available(min_version="999")
@@ -41,7 +41,7 @@ def test_what_is_here_and_what_is_not() -> None:
         is_available("nonsense")
 
 
-def test_a_folder_without_code_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_directory_is_not_an_available_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lomo_optim").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     availability.found.cache_clear()
@@ -55,7 +55,7 @@ def test_a_folder_without_code_is_no_package(tmp_path: Path, monkeypatch: pytest
         availability.found.cache_clear()
 
 
-def test_functions_that_need_a_package_say_so() -> None:
+def test_torchao_required_raises_import_error_without_torchao() -> None:
     @torchao_required
     def convert() -> str:
         return "done"
@@ -79,11 +79,11 @@ def test_functions_that_need_a_package_say_so() -> None:
         ("2.0", "<=", "1.9", False),
     ],
 )
-def test_versions(version: str, operation: str, other: str, expected: bool) -> None:
+def test_compare_versions_of_two_version_strings(version: str, operation: str, other: str, expected: bool) -> None:
     assert compare_versions(version, operation, other) is expected
 
 
-def test_versions_of_packages() -> None:
+def test_compare_versions_of_installed_packages() -> None:
     assert compare_versions("pytest", ">=", "8.2")
     assert is_torch_version(">=", "2.6")
     assert not is_torch_version("<", "2.6")

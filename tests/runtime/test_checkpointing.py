@@ -1,4 +1,4 @@
-"""save_state and load_state as scripts call them: on all ranks, on some, late, numbered, with hooks."""
+"""``save_state`` and ``load_state``: called on all ranks, on some, late, with numbered directories and with hooks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.runtime.ranks import make_run, run_ranks
 pytestmark = pytest.mark.torch
 
 
-def test_two_ranks_that_hold_the_same_save_together_alone_late_numbered_and_with_hooks(tmp_path: Path) -> None:
+def test_replicated_ranks_save_together_alone_late_numbered_and_with_hooks(tmp_path: Path) -> None:
     for name in ("only_the_main_process_calls", "a_rank_comes_late", "numbered", "hooks", "misuse"):
         run = make_run(tmp_path / "runs" / name, runtime={"save_wait_seconds": 1.5})
     ended = run_ranks("saving.py", [str(tmp_path)], run=run)
@@ -32,7 +32,7 @@ def test_two_ranks_that_hold_the_same_save_together_alone_late_numbered_and_with
 
 
 class Meeting:
-    """Two ranks in threads, with a store between them."""
+    """Two ranks in threads that share a store."""
 
     def __init__(self) -> None:
         self._store = dist.HashStore()  # type: ignore[attr-defined]
@@ -78,17 +78,17 @@ def call(where: str = "", *, step: int = 1, line: int = 10) -> CollectiveCall:
     return CollectiveCall("save_state()", where, step, [f"train.py:{line}"])
 
 
-def test_those_who_come_in_time_take_part() -> None:
+def test_ranks_that_call_in_time_take_part_in_the_save() -> None:
     meeting = Meeting()
     for number in (1, 2):
         assert meeting.both(call(step=number), call(step=number)) == [ParticipantTable(number, [], "")] * 2
 
 
-def test_a_directory_that_each_rank_names_after_the_time_is_rank_0s() -> None:
+def test_directory_of_rank_0_is_used_if_ranks_pass_different_directories() -> None:
     assert Meeting().both(call("at-12:01"), call("at-12:02")) == [ParticipantTable(1, [], "at-12:01")] * 2
 
 
-def test_who_comes_too_late_hears_of_it_once_and_takes_part_the_next_time() -> None:
+def test_late_rank_gets_the_result_once_and_joins_the_next_save() -> None:
     meeting = Meeting()
     assert meeting.attend(0, call(), seconds=0) == ParticipantTable(1, [1], "")
     meeting.ranks[0].report(1, done="step_1")
@@ -97,14 +97,14 @@ def test_who_comes_too_late_hears_of_it_once_and_takes_part_the_next_time() -> N
     assert meeting.both(call(), call()) == [ParticipantTable(2, [], "")] * 2
 
 
-def test_who_never_came_before_is_not_late_at_another_line() -> None:
+def test_rank_that_missed_saves_at_one_line_is_not_late_at_another_line() -> None:
     meeting = Meeting()
     for step in (1, 2):
         assert meeting.attend(0, call(step=step), seconds=0).missing == [1]
     assert meeting.both(call(step=3, line=20), call(step=3, line=20)) == [ParticipantTable(3, [], "")] * 2
 
 
-def test_ranks_at_two_calls_that_need_all_are_told_at_once() -> None:
+def test_call_that_needs_all_ranks_fails_if_a_rank_waits_in_another_call() -> None:
     meeting = Meeting()
 
     def wait() -> None:
@@ -118,7 +118,7 @@ def test_ranks_at_two_calls_that_need_all_are_told_at_once() -> None:
     waits.join()
 
 
-def test_what_fails_on_rank_0_fails_for_who_came_too_late() -> None:
+def test_failed_save_on_rank_0_raises_on_the_late_rank() -> None:
     meeting = Meeting()
     assert not meeting.attend(0, call(), seconds=0).complete
     meeting.ranks[0].report(1, problem="disk full")
@@ -129,7 +129,7 @@ def test_what_fails_on_rank_0_fails_for_who_came_too_late() -> None:
         meeting.ranks[1].result(2, limit=0)
 
 
-def test_nobody_waits_for_rank_0_for_ever() -> None:
+def test_rank_1_stops_waiting_for_rank_0_at_the_time_limit() -> None:
     meeting = Meeting()
     with pytest.raises(RuntimeMisuse, match="rank 0 did not reach this call within 0 s"):
         meeting.attend(1, call(), seconds=0)

@@ -1,4 +1,4 @@
-"""A rank's children pass the scheduler's signals over, and leave when the rank ends them or ends itself."""
+"""Child processes of a rank: they ignore the scheduler's signals, and end when the rank terminates them or ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.runtime.ranks import BLOCKED, ROOT
 
 PROGRAM = Path(__file__).parent / "programs" / "parent.py"
 TIMEOUT_SECONDS = 60
-"""Far more than any of it takes; without the shield nearly all of it takes for ever."""
+"""Far more than any case takes. Without ``shield_children`` nearly every case hangs."""
 
 FORKED = [(kind, "fork") for kind in ("serve", "deaf", "tidy")]
 ANEW = [
@@ -25,7 +25,7 @@ ANEW = [
 
 
 def run_parent(kind: str, *, method: str = "fork", end: str = "ok", early: str = "late") -> tuple[int, list[str]]:
-    """What a rank with such children prints, as the shim starts it."""
+    """Exit code and output lines of a rank with children, started as the shim starts it."""
     with subprocess.Popen(
         [sys.executable, str(PROGRAM), kind, method, end, early],
         env={**os.environ, "PYTHONPATH": str(ROOT), "HPCACCEL_RUN_DIR": "/"},
@@ -46,14 +46,14 @@ def run_parent(kind: str, *, method: str = "fork", end: str = "ok", early: str =
 @pytest.mark.parametrize(
     ("end", "code"), [("ok", 0), ("raise", 1), ("exit", 3), ("interrupt", -signal.SIGINT), ("scheduler", 0)]
 )
-def test_a_rank_does_not_wait_for_its_daemonic_children(end: str, code: int) -> None:
+def test_rank_ends_without_waiting_for_its_daemonic_children(end: str, code: int) -> None:
     assert run_parent("serve", end=end) == (code, ["9", *(["16 1 True"] if end == "scheduler" else []), "ready"])
 
 
 @pytest.mark.parametrize(("kind", "method"), [*FORKED, *ANEW])
 @pytest.mark.parametrize("early", ["early", "late"])
-def test_children_of_all_start_methods_leave_at_the_end(kind: str, method: str, early: str) -> None:
-    """Also those that were started before there was an Accelerator, with the mask that the shim sets."""
+def test_children_of_every_start_method_end_with_the_rank(kind: str, method: str, early: str) -> None:
+    """Also children started before the Accelerator exists, with the signal mask that the shim sets."""
     code, lines = run_parent(kind, method=method, early=early)
     assert (code, lines[:2]) == (0, ["9", "ready"])
     if kind == "tidy" and (method == "fork" or early == "late"):
@@ -62,24 +62,24 @@ def test_children_of_all_start_methods_leave_at_the_end(kind: str, method: str, 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.chaos)])
 @pytest.mark.parametrize("early", ["early", "late"])
-def test_a_pool_that_works_is_left(method: str, early: str) -> None:
-    """Its ``with`` ends the children by SIGTERM, and waits for them."""
+def test_leaving_a_busy_pool_ends_its_workers(method: str, early: str) -> None:
+    """Leaving its ``with`` block sends SIGTERM to the workers and waits for them."""
     assert run_parent("pool", method=method, early=early) == (0, ["285", "ready"])
 
 
-def test_a_pool_with_fewer_tasks_than_workers_is_left() -> None:
+def test_leaving_a_pool_with_fewer_tasks_than_workers_ends_its_workers() -> None:
     assert run_parent("small_pools") == (0, [*["5"] * 10, "ready"])
 
 
-def test_children_that_are_terminated_as_they_start() -> None:
-    """They have not set up yet what they listen to."""
+def test_children_terminated_right_after_their_start_end() -> None:
+    """Their signal handlers are not installed yet."""
     assert run_parent("at_once") == (0, ["40", "ready"])
 
 
-def test_terminate_ends_a_child_as_it_does_without_us() -> None:
+def test_terminated_child_has_the_same_exit_code_as_without_hpcaccel() -> None:
     assert run_parent("serve", end="terminate") == (0, ["9", "exit code -15", "ready"])
     assert run_parent("tidy", end="terminate") == (0, ["9", "tidied up", "exit code 7", "ready"])
 
 
-def test_a_childs_own_program_hears_sigterm() -> None:
+def test_subprocess_of_a_child_is_ended_by_sigterm() -> None:
     assert run_parent("with_program") == (0, ["-15", "ready"])

@@ -1,4 +1,4 @@
-"""Clipping: of scaled, accumulated and sharded gradients, and of any part of them."""
+"""Gradient clipping: scaled, accumulated and sharded gradients, and subsets of the parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.runtime.ranks import run_ranks
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_norms_over_all_ranks_of_gradients_in_every_layout(size: int) -> None:
+def test_clipping_over_all_ranks_is_correct_for_every_gradient_layout(size: int) -> None:
     ended = run_ranks("clipping.py", size=size)
     assert ended.codes == [0] * size, "\n".join(ended.outputs)
     assert ended.result() == {"done": True}
@@ -46,7 +46,7 @@ def gradients(weights: list[nn.Parameter]) -> list[list[float]]:
     return [weight.grad.tolist() for weight in weights if weight.grad is not None]
 
 
-def test_fp16_is_unscaled_first_and_once(weights: list[nn.Parameter]) -> None:
+def test_fp16_gradients_are_unscaled_once_before_clipping(weights: list[nn.Parameter]) -> None:
     optimizer = torch.optim.SGD(weights, lr=1.0)
     session = session_of(optimizer, scale=1024.0)
     backward(session, weights, 3.0)
@@ -59,7 +59,7 @@ def test_fp16_is_unscaled_first_and_once(weights: list[nn.Parameter]) -> None:
     assert weights[0].tolist() == [-1.0, -1.0]
 
 
-def test_only_the_optimizers_of_the_parameters_are_unscaled(weights: list[nn.Parameter]) -> None:
+def test_clipping_unscales_only_the_optimizers_of_the_given_parameters(weights: list[nn.Parameter]) -> None:
     optimizers = [torch.optim.SGD([weight], lr=1.0) for weight in weights]
     session = session_of(*optimizers, scale=8.0)
     backward(session, weights, 1.0)
@@ -72,7 +72,7 @@ def test_only_the_optimizers_of_the_parameters_are_unscaled(weights: list[nn.Par
 
 
 @pytest.mark.parametrize("scale", [None, 16.0])
-def test_between_boundaries_there_is_a_norm_and_nothing_changes(
+def test_between_boundaries_gradients_are_unchanged_and_the_norm_is_returned(
     weights: list[nn.Parameter], scale: float | None
 ) -> None:
     session = session_of(torch.optim.SGD(weights, lr=1.0), scale=scale, steps=2)
@@ -85,7 +85,7 @@ def test_between_boundaries_there_is_a_norm_and_nothing_changes(
     assert gradients(weights) == before
 
 
-def test_it_clips_as_torch_does(weights: list[nn.Parameter]) -> None:
+def test_clip_norm_returns_the_norm_and_clips_like_torch(weights: list[nn.Parameter]) -> None:
     session = session_of(torch.optim.SGD(weights, lr=1.0))
     backward(session, weights, 1.0)
     norm = clip_norm(session, (weight for weight in weights), max_norm=1.0, norm_type=2)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.torch
 
 
 class Store:
-    """What a TCPStore does with keys and values."""
+    """The operations of a TCPStore, on a dict."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -42,7 +42,7 @@ class Store:
 
 
 class Broken:
-    """A store whose host is gone."""
+    """A store whose connection is lost."""
 
     def __getattr__(self, name: str) -> Any:
         def fail(*_: Any) -> None:
@@ -52,7 +52,7 @@ class Broken:
 
 
 class Never:
-    """A collective with a missing rank; it completes after so many polls."""
+    """A collective with a missing rank; it completes after ``polls`` polls."""
 
     def __init__(self, polls: int = 10**9) -> None:
         self.polls = polls
@@ -94,42 +94,42 @@ def wait(watchdog: CollectiveWatchdog, work: Any, channel: str = CALLS) -> None:
     watchdog.wait(work, "gather", channel=channel, number=watchdog.enter(channel))
 
 
-def test_a_collective_that_completes_in_time_uses_no_store() -> None:
+def test_collective_that_completes_in_time_does_not_use_the_store() -> None:
     store = Store()
     wait(make(store=store), Never(polls=0))
     assert store.values == {}
 
 
-def test_a_late_rank_is_waited_for_and_the_published_wait_is_withdrawn() -> None:
+def test_wait_for_a_late_rank_is_published_and_then_withdrawn() -> None:
     store = Store()
-    publishes(store, 1, calls=0)  # it has not come, and waits for nothing
+    publishes(store, 1, calls=0)  # has not made the call, and is not waiting
     wait(make(store=store), Never(polls=4))
     assert json.loads(store.values["status/0"]) == {"entered": {CALLS: 1}}
 
 
-def test_two_ranks_that_wait_for_each_other() -> None:
+def test_two_ranks_that_wait_for_each_other_raise_an_error() -> None:
     store = Store()
     publishes(store, 1, ticks=5, channel=TICKS, number=5, what="a step", site="train.py:9")
     with pytest.raises(RuntimeMisuse, match=r"test_collective_watchdog\.py:\d+ for rank 1, .* a step at train\.py:9"):
         wait(make(store=store), Never())
 
 
-def test_a_rank_that_waits_for_a_third_rank_is_no_deadlock() -> None:
+def test_rank_that_waits_for_a_third_rank_is_not_a_deadlock() -> None:
     store = Store()
-    # It waits for the tick that this rank has issued long ago: a third rank is late.
+    # Rank 1 waits for a tick that this rank issued long ago: a third rank is late.
     publishes(store, 1, ticks=1, channel=TICKS, number=1, what="a step", site="train.py:9")
     watchdog = make(store=store, size=3)
     watchdog.enter(TICKS)
     wait(watchdog, Never(polls=4))
 
 
-def test_a_rank_that_has_made_the_call_is_not_missing() -> None:
+def test_departed_rank_that_has_made_the_call_is_not_missing() -> None:
     store = Store()
     publishes(store, 1, calls=1, departure="has reached the end of the program")
     wait(make(store=store, size=3), Never(polls=4))
 
 
-def test_a_rank_at_the_end_of_the_program_makes_no_more_calls() -> None:
+def test_waiting_for_a_rank_at_the_end_of_its_program_raises_an_error() -> None:
     store = Store()
     make(rank=1, store=store).publish_departure("has reached the end of the program")
     with pytest.raises(
@@ -138,7 +138,7 @@ def test_a_rank_at_the_end_of_the_program_makes_no_more_calls() -> None:
         wait(make(store=store), Never())
 
 
-def test_the_end_of_the_program_is_waited_for_without_a_collective() -> None:
+def test_end_barrier_returns_none_or_the_reason_it_is_incomplete() -> None:
     store = Store()
     first, second = make(store=store), make(rank=1, store=store)
     assert first.end_barrier.wait(0.05) == "only 1 of 2 ranks reached the end of the program within 0 s"
@@ -148,7 +148,7 @@ def test_the_end_of_the_program_is_waited_for_without_a_collective() -> None:
     assert "the connection to the ranks' store was lost" in str(make(store=Broken()).end_barrier.wait(60))
 
 
-def test_ranks_at_the_end_are_listed_with_the_line_where_they_left_their_loop() -> None:
+def test_ranks_at_end_lists_ranks_with_the_line_where_they_left_their_loop() -> None:
     store = Store()
     watchdog, other = make(store=store), make(rank=1, store=store)
     other.left_at = "train.py:20"
@@ -158,14 +158,14 @@ def test_ranks_at_the_end_are_listed_with_the_line_where_they_left_their_loop() 
     assert watchdog.ranks_at_end() == []
 
 
-def test_a_rank_that_has_failed() -> None:
+def test_waiting_for_a_failed_rank_raises_rank_failed() -> None:
     store = Store()
     make(rank=1, store=store).publish_departure("has failed at train.py:3: ValueError: x")
     with pytest.raises(RankFailed, match=r"rank 1, which has failed at train\.py:3: ValueError: x"):
         wait(make(store=store), Never())
 
 
-def test_an_abort_ends_the_other_ranks_calls_and_all_later_ones() -> None:
+def test_abort_ends_the_calls_of_other_ranks_and_all_later_calls() -> None:
     store = Store()
     first = make(store=store, timeout=0.01)
     with pytest.raises(RuntimeMisuse, match=r"for rank 1 of 2 and reached the time limit"):
@@ -176,7 +176,7 @@ def test_an_abort_ends_the_other_ranks_calls_and_all_later_ones() -> None:
         wait(make(rank=1, store=store), Never(), TICKS)
 
 
-def test_a_lost_connection_is_explained_by_the_other_ranks_status() -> None:
+def test_lost_connection_is_explained_by_the_status_of_the_other_rank() -> None:
     store = Store()
     publishes(store, 1, departure="has failed at train.py:3: ValueError: x")
     with pytest.raises(RankFailed, match=r"ValueError: x \(Connection closed by peer \[10\.0\.0\.1\]:5\)"):
@@ -185,12 +185,12 @@ def test_a_lost_connection_is_explained_by_the_other_ranks_status() -> None:
         wait(make(store=Store()), Lost())
 
 
-def test_a_store_that_is_gone_does_not_hide_the_timeout() -> None:
+def test_lost_store_does_not_hide_the_timeout_error() -> None:
     with pytest.raises(RuntimeMisuse, match="and reached the time limit"):
         wait(make(store=Broken(), timeout=0.01), Never())
 
 
-def test_a_long_wait_prints_the_missing_ranks(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_long_wait_prints_the_missing_ranks(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr("hpcaccel.runtime.distributed.collectives.collective_watchdog.WARNING_SECONDS", 0.0)
     wait(make(size=4), Never(polls=5))
     said = capsys.readouterr().err

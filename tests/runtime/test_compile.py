@@ -1,4 +1,4 @@
-"""torch.compile before, by and after prepare, and activation checkpointing."""
+"""``torch.compile`` before, in and after ``prepare``, and activation checkpointing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def start(made: list[Accelerator], **options: Any) -> Accelerator:
     return made[-1]
 
 
-def test_prepare_compiles_and_unwrapping_gives_the_users_own_module(made: list[Accelerator]) -> None:
+def test_prepare_compiles_and_unwrap_model_returns_the_original_module(made: list[Accelerator]) -> None:
     accelerator = start(made, dynamo_backend="eager", mixed_precision="bf16")
     model, x = Net(), torch.randn(3, 4)
     prepared = accelerator.prepare(model)
@@ -71,7 +71,7 @@ def test_prepare_compiles_and_unwrapping_gives_the_users_own_module(made: list[A
     assert "forward" not in model.__dict__
 
 
-def test_a_model_compiled_before_is_compiled_again_around_the_wrappers(made: list[Accelerator]) -> None:
+def test_model_compiled_before_prepare_is_recompiled_around_the_wrappers(made: list[Accelerator]) -> None:
     accelerator = start(made)
     model = Net()
     calls = []
@@ -87,7 +87,7 @@ def test_a_model_compiled_before_is_compiled_again_around_the_wrappers(made: lis
     assert calls
 
 
-def test_a_model_compiled_after_prepare_is_unwrapped_too(made: list[Accelerator]) -> None:
+def test_model_compiled_after_prepare_is_unwrapped(made: list[Accelerator]) -> None:
     model = Net()
     prepared = torch.compile(start(made).prepare(model), backend="eager")
     prepared(torch.randn(3, 4))
@@ -118,17 +118,17 @@ def test_regional_compilation_compiles_blocks_in_place(made: list[Accelerator]) 
         ),
     ],
 )
-def test_what_torch_is_told(wish: Any, expected: dict[str, Any] | None) -> None:
+def test_dynamo_settings_become_options_of_torch_compile(wish: Any, expected: dict[str, Any] | None) -> None:
     assert options_of(wish) == expected
 
 
-def test_the_spec_may_ask_for_it_and_unknown_backends_are_named() -> None:
+def test_spec_enables_compilation_and_unknown_backends_are_rejected() -> None:
     assert options_of(None, setting=True) == {"regional": False}
     with pytest.raises(RuntimeMisuse, match=r"unknown dynamo_backend 'inductr' .* inductor"):
         options_of("inductr")
 
 
-def test_activations_are_computed_again_and_nothing_else_changes() -> None:
+def test_recompute_runs_forward_twice_and_keeps_gradients_and_names() -> None:
     model = Net()
     names, x = list(model.state_dict()), torch.randn(3, 4)
     expected = torch.autograd.grad(model(x).sum(), list(model.parameters()))

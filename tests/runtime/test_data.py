@@ -1,4 +1,4 @@
-"""Prepared loaders: epochs, places in the middle of one, and what the user's own loader was."""
+"""Prepared loaders: epochs, positions within an epoch, and the attributes of the user's loader."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.torch
 
 
 class Hooks:
-    """A training loop that is asked and told."""
+    """A training loop that counts calls of its hooks."""
 
     finishing = False
     finished_epochs_are_over = False
@@ -84,7 +84,7 @@ def values(loader: DataLoader[Any], count: int | None = None) -> list[list[int]]
 @pytest.mark.parametrize("even", [False, True])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("samples", [1, 7, 8, 9])
-def test_the_batch_sampler_of_a_rank_gives_what_its_loader_reads(
+def test_batch_sampler_of_a_rank_yields_the_batches_that_its_loader_reads(
     samples: int, drop_last: bool, even: bool, split: bool
 ) -> None:
     for rank in range(2):
@@ -97,7 +97,7 @@ def test_the_batch_sampler_of_a_rank_gives_what_its_loader_reads(
         assert len(loader.batch_sampler) == len(alone) == len(expected)
 
 
-def test_the_batch_sampler_sets_whether_batches_are_even() -> None:
+def test_even_batches_can_be_set_through_the_batch_sampler() -> None:
     loader = prepared(DataLoader(TensorDataset(torch.arange(3))), rank=1, size=2)
     assert (loader.batch_sampler.even_batches, len(loader)) == (True, 2)
     loader.batch_sampler.even_batches = False
@@ -105,7 +105,7 @@ def test_the_batch_sampler_sets_whether_batches_are_even() -> None:
 
 
 @pytest.mark.parametrize("seedable", [False, True])
-def test_the_batch_sampler_sets_the_epoch(seedable: bool) -> None:
+def test_epoch_can_be_set_through_the_batch_sampler(seedable: bool) -> None:
     loader, other = (prepared(shuffled(), rank=1, size=2, seedable=seedable) for _ in range(2))
     shown = loader.batch_sampler
     shown.set_epoch(7)
@@ -114,7 +114,7 @@ def test_the_batch_sampler_sets_the_epoch(seedable: bool) -> None:
     assert values(loader) == values(other)
 
 
-def test_another_ranks_part_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_data_loader_reads_another_ranks_part_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(World, "_current", None)
 
     class Stream(IterableDataset[int]):
@@ -132,12 +132,12 @@ def test_another_ranks_part_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None
     assert part(1, 0) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
-def test_one_rank_alone_has_the_users_own_batch_sampler() -> None:
+def test_single_rank_keeps_the_users_batch_sampler() -> None:
     user = shuffled()
     assert prepared(user).batch_sampler is user.batch_sampler
 
 
-def test_a_seedable_order_is_that_of_the_sampler_that_is_shown() -> None:
+def test_seedable_order_is_that_of_the_exposed_sampler() -> None:
     loader = prepared(shuffled(), rank=0, size=2, seedable=True)
     shown = loader.batch_sampler.batch_sampler
     assert isinstance(shown.sampler, SeedableRandomSampler)
@@ -145,7 +145,7 @@ def test_a_seedable_order_is_that_of_the_sampler_that_is_shown() -> None:
     assert values(loader)[:-1] == expected[:-1]
 
 
-def test_it_is_a_dataloader_with_the_users_own_attributes() -> None:
+def test_prepared_loader_is_a_dataloader_with_the_users_attributes() -> None:
     user = shuffled()
     loader = prepared(user, size=2)
     assert isinstance(loader, DataLoader)
@@ -154,7 +154,7 @@ def test_it_is_a_dataloader_with_the_users_own_attributes() -> None:
     assert len(values(loader)) == 6
 
 
-def test_every_epoch_has_an_order_of_its_own_also_after_a_break() -> None:
+def test_order_of_an_epoch_does_not_depend_on_breaks_in_earlier_epochs() -> None:
     whole = prepared(shuffled())
     first, second, third = values(whole), values(whole), values(whole)
     broken = prepared(shuffled())
@@ -165,7 +165,7 @@ def test_every_epoch_has_an_order_of_its_own_also_after_a_break() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("own_generator", [False, True])
-def test_a_loader_goes_on_in_the_middle_of_an_epoch(workers: int, own_generator: bool) -> None:
+def test_loader_resumes_in_the_middle_of_an_epoch(workers: int, own_generator: bool) -> None:
     def make() -> DataLoader[Any]:
         generator = torch.Generator().manual_seed(8) if own_generator else None
         return shuffled(num_workers=workers, generator=generator)
@@ -187,7 +187,7 @@ def test_a_loader_goes_on_in_the_middle_of_an_epoch(workers: int, own_generator:
     assert hooks.restored == 1
 
 
-def test_a_place_saved_between_epochs_leads_to_the_next_one() -> None:
+def test_position_saved_between_epochs_resumes_with_the_next_epoch() -> None:
     undisturbed = prepared(shuffled())
     second = [values(undisturbed) for _ in range(2)][1]
     stopped = prepared(shuffled())
@@ -197,7 +197,7 @@ def test_a_place_saved_between_epochs_leads_to_the_next_one() -> None:
     assert values(resumed) == second
 
 
-def test_an_epoch_whose_batches_are_all_used_is_empty_when_it_is_taken_up() -> None:
+def test_resumed_epoch_is_empty_if_all_its_batches_were_used() -> None:
     stopped = prepared(shuffled())
     batches = iter(stopped)
     for _ in range(11):
@@ -208,7 +208,7 @@ def test_an_epoch_whose_batches_are_all_used_is_empty_when_it_is_taken_up() -> N
     assert len(values(resumed)) == 11
 
 
-def test_a_place_means_the_same_to_another_number_of_ranks() -> None:
+def test_resume_with_another_number_of_ranks_reads_each_sample_once() -> None:
     stopped = [prepared(shuffled(24), rank=rank, size=2) for rank in range(2)]
     seen = [sample for loader in stopped for batch in values(loader, 3) for sample in batch]
     running = [prepared(shuffled(24), rank=rank, size=2) for rank in range(2)]
@@ -246,32 +246,32 @@ def test_random_augmentation_in_workers_is_the_same_after_a_resume() -> None:
     assert [[part.tolist() for part in batch] for batch in resumed] == whole[3:]
 
 
-def test_iterating_leaves_the_global_generators_alone() -> None:
+def test_iteration_does_not_change_torchs_global_generator() -> None:
     loader = prepared(shuffled())
     before = torch.get_rng_state()
     values(loader)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_persistent_workers_serve_every_epoch() -> None:
+def test_persistent_workers_read_the_same_epochs_as_no_workers() -> None:
     kept = prepared(shuffled(num_workers=1, persistent_workers=True))
     fresh = prepared(shuffled())
     assert [values(kept) for _ in range(3)] == [values(fresh) for _ in range(3)]
 
 
-def test_single_samples_without_batching_are_shared_out() -> None:
+def test_samples_without_batching_are_divided_among_ranks() -> None:
     loaders = [
         prepared(DataLoader(TensorDataset(torch.arange(6)), batch_size=None), rank=rank, size=2) for rank in range(2)
     ]
     assert [[int(item[0]) for item in loader] for loader in loaders] == [[0, 2, 4], [1, 3, 5]]
 
 
-def test_the_last_batch_is_known_as_such() -> None:
+def test_at_last_batch_is_true_only_at_the_last_batch() -> None:
     loader = prepared(shuffled(5))
     assert [loader.at_last_batch for _ in loader] == [False, False, True]
 
 
-def test_a_training_that_is_to_finish_ends_its_loader_and_no_other() -> None:
+def test_finishing_training_ends_only_the_training_loader() -> None:
     hooks = Hooks()
     training, evaluation = prepared(shuffled(), hooks=hooks), prepared(shuffled(), hooks=hooks)
     training.trains = True
@@ -285,7 +285,7 @@ def test_a_training_that_is_to_finish_ends_its_loader_and_no_other() -> None:
     assert training.state_dict()["running"]
 
 
-def test_an_iteration_that_is_left_and_closed_late_does_not_disturb_the_next_one() -> None:
+def test_abandoned_iteration_closed_late_does_not_affect_the_next_one() -> None:
     in_use = LoadersInUse()
     loader = prepared(shuffled(), in_use=in_use)
     held = iter(loader)
@@ -298,7 +298,7 @@ def test_an_iteration_that_is_left_and_closed_late_does_not_disturb_the_next_one
     assert loader.state_dict()["epoch"] == 1
 
 
-def test_an_evaluation_that_was_left_without_a_word_is_not_taken_up_again() -> None:
+def test_abandoned_evaluation_is_not_saved_as_running() -> None:
     in_use, hooks = LoadersInUse(), Hooks()
     training = prepared(shuffled(), in_use=in_use, hooks=hooks)
     evaluation = prepared(shuffled(), in_use=in_use, hooks=hooks)
@@ -312,7 +312,7 @@ def test_an_evaluation_that_was_left_without_a_word_is_not_taken_up_again() -> N
     assert training.state_dict()["running"]
 
 
-def test_two_loaders_that_are_read_together_are_both_in_use() -> None:
+def test_two_loaders_read_together_are_both_saved_as_running() -> None:
     in_use, hooks = LoadersInUse(), Hooks()
     pair = [prepared(shuffled(), in_use=in_use, hooks=hooks) for _ in range(2)]
     both = zip(*pair, strict=True)
@@ -330,7 +330,7 @@ def test_two_loaders_that_are_read_together_are_both_in_use() -> None:
         (True, True, [(None, 1)] * 5 + [(0, 1)], [3, 3]),
     ],
 )
-def test_it_says_how_many_samples_of_a_batch_are_real(
+def test_valid_in_batch_excludes_repeated_samples(
     even: bool, split: bool, valid: list[Any], samples: list[int]
 ) -> None:
     found = []
@@ -343,7 +343,7 @@ def test_it_says_how_many_samples_of_a_batch_are_real(
     assert sorted(found[0] + found[1], key=str) == sorted(valid, key=str)
 
 
-def test_drop_last_of_the_users_own_batch_sampler_counts() -> None:
+def test_drop_last_of_the_users_batch_sampler_is_respected() -> None:
     def make(rank: int) -> PreparedLoader:
         data = TensorDataset(torch.arange(11))
         batches = BatchSampler(SequentialSampler(data), 2, drop_last=True)
@@ -354,7 +354,7 @@ def test_drop_last_of_the_users_own_batch_sampler_counts() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_first_batches_are_skipped_and_the_epochs_go_on(workers: int) -> None:
+def test_loader_that_skips_first_batches_shares_the_epoch_count(workers: int) -> None:
     whole = prepared(shuffled(num_workers=workers), size=2)
     epochs = [values(whole) for _ in range(3)]
     loader = prepared(shuffled(num_workers=workers), size=2)
@@ -364,8 +364,8 @@ def test_the_first_batches_are_skipped_and_the_epochs_go_on(workers: int) -> Non
     assert [values(later), values(loader), values(later)] == [epochs[0][3:], epochs[1], epochs[2][3:]]
 
 
-def test_skipping_means_the_same_when_the_middle_of_an_epoch_was_restored() -> None:
-    """Scripts that compute how far they were skip by themselves what the checkpoint knows too."""
+def test_skipped_batches_are_not_skipped_twice_after_a_resume() -> None:
+    """Scripts that compute their position skip batches that the restored loader skips too."""
     undisturbed = prepared(shuffled())
     epochs = [values(undisturbed) for _ in range(3)]
     for used, skipped, expected in ((4, 4, epochs[1][4:]), (11, 0, epochs[2])):
@@ -380,7 +380,7 @@ def test_skipping_means_the_same_when_the_middle_of_an_epoch_was_restored() -> N
 
 
 @pytest.mark.parametrize("options", [{"shuffle": True}, {}, {"batch_size": None}, {"shuffle": True, "drop_last": True}])
-def test_plain_loaders_skip_too(options: dict[str, Any]) -> None:
+def test_skip_first_batches_of_a_plain_dataloader(options: dict[str, Any]) -> None:
     loader = DataLoader(TensorDataset(torch.arange(11)), **{"batch_size": 2} | options)
     torch.manual_seed(4)
     whole = [batch[0].tolist() for batch in loader]
@@ -391,7 +391,7 @@ def test_plain_loaders_skip_too(options: dict[str, Any]) -> None:
     assert type(later) is DataLoader
 
 
-def test_an_epoch_that_is_set_is_the_next_one_unless_it_is_resumed() -> None:
+def test_set_epoch_selects_the_epoch_and_keeps_a_resumed_position() -> None:
     whole = prepared(shuffled())
     epochs = [values(whole) for _ in range(4)]
     loader = prepared(shuffled())
@@ -408,7 +408,7 @@ def test_an_epoch_that_is_set_is_the_next_one_unless_it_is_resumed() -> None:
     assert values(resumed) == epochs[0]
 
 
-def test_another_order_than_the_checkpoints_is_noticed() -> None:
+def test_order_that_differs_from_the_checkpoint_causes_a_warning() -> None:
     stopped = prepared(shuffled(22))
     next(iter(stopped))
     batches = iter(stopped)
@@ -419,7 +419,7 @@ def test_another_order_than_the_checkpoints_is_noticed() -> None:
         next(iter(resumed))
 
 
-def test_a_batch_is_moved_with_all_that_is_in_it() -> None:
+def test_to_device_moves_nested_batches_and_objects_with_a_to_method() -> None:
     class Own(dict[str, Any]):
         moved_to: Any = None
 
@@ -436,19 +436,19 @@ def test_a_batch_is_moved_with_all_that_is_in_it() -> None:
     assert moved["c"].moved_to == torch.device("meta")
 
 
-def test_generators_nobody_knows_are_refused() -> None:
+def test_unknown_rng_types_are_rejected() -> None:
     with pytest.raises(RuntimeMisuse, match=r"'sobol'.*torch, cuda, numpy, python"):
         prepared(shuffled(), rng_types=["generator", "sobol"])
 
 
-def test_iterating_on_one_rank_alone_needs_no_other() -> None:
-    """There is no group at all here: a collective would fail."""
+def test_iteration_on_one_rank_makes_no_collective_call() -> None:
+    """There is no process group: a collective would fail."""
     loader = prepared(shuffled(), rank=0, size=4, rng_types=["generator"])
     assert len(values(loader)) == 3
     assert loader.passes == 1
 
 
-def test_evaluating_on_rank_0_alone_ends_and_is_warned_of_once() -> None:
+def test_evaluation_on_rank_0_alone_ends_and_warns_once() -> None:
     ended = run_ranks("alone.py", size=2)
     assert ended.codes == [0, 0], "\n".join(ended.outputs)
     assert ended.outputs[0].count("saw 4") == 3

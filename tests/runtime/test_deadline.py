@@ -1,4 +1,4 @@
-"""Saves before an end that comes: begun where they fit, left out where they do not, and what that costs is said."""
+"""Saves before a deadline: made if they fit, otherwise skipped with a message about the lost steps; step times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hpcaccel.runtime.training.process_exit import is_in_time, read_request
 from tests.runtime.ranks import Ranks, make_run, outcome
 
 
-def test_median_and_largest_of_very_many_steps() -> None:
+def test_step_times_give_median_and_maximum_of_100_000_steps() -> None:
     times = StepTimes()
     for number in range(100_000):
         times.add(float(number % 101))
@@ -30,7 +30,7 @@ def test_median_and_largest_of_very_many_steps() -> None:
     assert times.median == pytest.approx(50, abs=3)
 
 
-def test_what_is_written_is_what_happened(tmp_path: Path) -> None:
+def test_timing_file_contains_the_measured_times_and_steps(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     clock = AttemptClock(run, 1, begun=time.time() - 2, formed=time.time() - 1)
     clock.prepared()
@@ -55,7 +55,7 @@ def test_what_is_written_is_what_happened(tmp_path: Path) -> None:
     assert later.expected_save_seconds == times.slowest_save_seconds, "known from the attempt before"
 
 
-def test_a_step_is_written_down_as_soon_as_it_is_done(tmp_path: Path) -> None:
+def test_step_is_recorded_as_soon_as_it_is_done(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     clock = AttemptClock(run, 1, begun=time.time(), formed=time.time())
     clock.loaded(180)
@@ -65,7 +65,7 @@ def test_a_step_is_written_down_as_soon_as_it_is_done(tmp_path: Path) -> None:
     assert (read_steps(run, 1).from_step, read_steps(run, 1).last_step) == (180, 199), "and nobody has ended the clock"
 
 
-def test_what_is_loaded_after_the_first_step_is_not_where_the_attempt_began(tmp_path: Path) -> None:
+def test_load_after_the_first_step_does_not_change_from_step(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     clock = AttemptClock(run, 1, begun=time.time(), formed=time.time())
     for step in range(1, 101):
@@ -76,7 +76,7 @@ def test_what_is_loaded_after_the_first_step_is_not_where_the_attempt_began(tmp_
     assert (read_steps(run, 1).from_step, read_steps(run, 1).last_step) == (0, 100)
 
 
-def test_a_file_that_cannot_be_written_costs_the_report_only(
+def test_failed_write_of_step_times_is_logged_and_not_raised(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     configure_training_log(0)  # as the session does
@@ -89,7 +89,7 @@ def test_a_file_that_cannot_be_written_costs_the_report_only(
     assert "report will have no newer step times" in capsys.readouterr().out
 
 
-def test_a_save_fits_or_not() -> None:
+def test_is_in_time_compares_the_save_time_with_the_deadline() -> None:
     def request(deadline: float | None) -> StopRequest:
         return StopRequest(reason="preempted", then="requeue", time=time.time(), deadline=deadline)
 
@@ -106,7 +106,7 @@ def supervised(run: RunDir) -> OutputLocation:
     return OutputLocation(run=run, attempt=1)
 
 
-def test_ranks_with_slow_saves_ask_what_a_signal_means(tmp_path: Path) -> None:
+def test_read_request_waits_for_the_stop_request_only_if_saves_are_slow(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     place = supervised(run)
     assert read_request(place, save_seconds=1.0) is None
@@ -125,8 +125,8 @@ def test_ranks_with_slow_saves_ask_what_a_signal_means(tmp_path: Path) -> None:
     assert (found["reason"], found["deadline"]) == ("preempted", 2.0)
 
 
-def test_two_ranks_leave_together_without_a_save_that_cannot_end_in_time(tmp_path: Path) -> None:
-    """The save that they know of takes 2 s, and 1 s is left when they are asked; then there is time."""
+def test_two_ranks_exit_together_and_skip_a_save_that_cannot_finish(tmp_path: Path) -> None:
+    """The measured save takes 2 s. 1 s is left in the first attempt, 60 s in the second."""
     run = make_run(tmp_path / "run", checkpoint={"every_steps": 40})
     for attempt, left_seconds in ((1, 1.0), (2, 60.0)):
         ranks = Ranks("slow_to_save.py", size=2, run=run, attempt=attempt, blocked=True)
@@ -150,7 +150,7 @@ def test_two_ranks_leave_together_without_a_save_that_cannot_end_in_time(tmp_pat
 
 
 def _wait_for_step(run: RunDir, attempt: int) -> None:
-    """Until the first save is behind, and some steps."""
+    """Wait until the first save and some more steps are done."""
     end = time.monotonic() + 90
     while True:
         times = from_dict(Timing, read_json(run.timing(attempt)) or {})

@@ -1,4 +1,4 @@
-"""Rank 0 reads for all ranks, and each gets its own part only."""
+"""``dispatch_batches``: rank 0 reads for all ranks, and each rank receives only its part."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def batches(part: list[Any]) -> list[list[int]]:
     return [batch for batch, *_ in part]
 
 
-def test_full_rounds_are_whole_batches_and_the_last_one_is_filled_up(found: dict[str, Any]) -> None:
+def test_ranks_get_whole_batches_and_the_last_round_is_filled_up(found: dict[str, Any]) -> None:
     assert [batches(part) for part in found["8 False False"]] == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
     assert [batches(part) for part in found["9 False False"]] == [[[0, 1], [4, 5], [8]], [[2, 3], [6, 7], [0]]]
     assert [batches(part) for part in found["8 True False"]] == [[[0], [2], [4], [6]], [[1], [3], [5], [7]]]
@@ -36,7 +36,7 @@ def test_full_rounds_are_whole_batches_and_the_last_one_is_filled_up(found: dict
     assert [batches(part) for part in found["3 False False"]] == [[[0, 1]], [[2, 0]]]
 
 
-def test_each_rank_knows_what_is_real_and_what_is_last(found: dict[str, Any]) -> None:
+def test_each_rank_gets_the_valid_count_and_the_last_batch_flag(found: dict[str, Any]) -> None:
     assert [part[-1][1:] for part in found["3 False False"]] == [[2, None, True], [2, 1, True]]
     for name, parts in found.items():
         if name[0].isdigit():
@@ -44,45 +44,45 @@ def test_each_rank_knows_what_is_real_and_what_is_last(found: dict[str, Any]) ->
                 assert [last for *_, last in part] == [False] * (len(part) - 1) + [True] * bool(part)
 
 
-def test_without_filling_a_rank_may_get_less(found: dict[str, Any]) -> None:
+def test_rank_may_get_fewer_batches_with_even_batches_false(found: dict[str, Any]) -> None:
     assert [batches(part) for part in found["uneven"]] == [[[0, 1], [4]], [[2, 3]]]
     assert [part[-1][3] for part in found["uneven"]] == [True, True]
 
 
-def test_map_style_data_is_dispatched_in_the_samplers_own_order(found: dict[str, Any]) -> None:
+def test_map_style_dataset_is_dispatched_in_the_order_of_its_sampler(found: dict[str, Any]) -> None:
     order = found["order"]
     assert found["map"][0] == [order[0:2], order[4:6], order[8:9]]
     assert found["map"][1] == [order[2:4], order[6:8], order[9:10]]
     assert found["length"] == 3
 
 
-def test_anything_travels_also_where_batches_differ_in_shape(found: dict[str, Any]) -> None:
+def test_batches_of_differing_shapes_and_types_are_dispatched(found: dict[str, Any]) -> None:
     first, second = found["rich"]
     assert first[0] == [[[0.0] * 3], "torch.bfloat16", [False], ["s0"], [1, 1], 0]
     assert second[1] == [[[3.0] * 3], "torch.bfloat16", [True], ["s3"], [1, 4], 0]
     assert len(first) == len(second) == 3
 
 
-def test_a_function_of_the_users_divides_batches(found: dict[str, Any]) -> None:
+def test_slice_fn_of_the_user_divides_batches(found: dict[str, Any]) -> None:
     assert found["slice_fn"] == [[[0, 10, 20, 30]], [[41, 51, 61, 71]]]
 
 
-def test_batches_that_cannot_be_divided_are_an_error_everywhere(found: dict[str, Any]) -> None:
+def test_batch_that_cannot_be_divided_is_an_error_on_all_ranks(found: dict[str, Any]) -> None:
     for text in found["ragged"]:
         assert text.startswith("RuntimeMisuse: a batch with first dimensions [2, 7]")
 
 
-def test_what_goes_wrong_on_rank_0_ends_all_ranks(found: dict[str, Any]) -> None:
+def test_read_error_on_rank_0_raises_on_all_ranks(found: dict[str, Any]) -> None:
     assert found["failed"][0] == "OSError: the disk is gone"
     assert found["failed"][1].startswith("HpcaccelError: rank 0 could not read the data: OSError: the disk is gone")
 
 
-def test_it_goes_on_in_the_middle(found: dict[str, Any]) -> None:
+def test_dispatched_loader_resumes_in_the_middle_of_an_epoch(found: dict[str, Any]) -> None:
     assert found["resumed"] == [[[8, 9], [12, 13]], [[10, 11], [14, 15]]]
     assert [len(texts) for texts in found["warned"]] == [1, 0]
 
 
-def test_generators_are_brought_to_rank_0s_state_on_request(found: dict[str, Any]) -> None:
+def test_rng_types_copies_the_generator_state_of_rank_0(found: dict[str, Any]) -> None:
     assert found["synced"][0] == found["synced"][1]
 
 
@@ -90,14 +90,14 @@ def parts(raw: list[Any], size: int = 2, **options: Any) -> list[list[RankBatch 
     return [given for given, _ in shared_out(raw, Sharing(rank=0, size=size, **{"batch_size": 2} | options))]
 
 
-def test_short_batches_in_the_middle_lose_no_sample() -> None:
-    """Workers that read a stream each end in a short batch of their own; the peer cuts samples away there."""
+def test_short_batches_in_the_middle_lose_no_samples() -> None:
+    """Each worker of a stream ends with a short batch, where Accelerate drops samples."""
     raw = [torch.arange(0, 2), torch.arange(2, 3), torch.arange(3, 5), torch.arange(5, 7)]
     given = parts(raw)
     assert [[part.batch.tolist() for part in row if part] for row in given] == [[[0, 1], [2]], [[3, 4], [5, 6]]]
 
 
-def test_unequally_padded_batches_are_not_put_together() -> None:
+def test_batches_padded_to_different_widths_are_not_joined() -> None:
     given = parts([torch.zeros(2, width) for width in (3, 4, 5, 6)], size=3)
     assert [(tuple(part.batch.shape), part.valid) for part in given[1] if part] == [
         ((1, 6), None),
@@ -112,6 +112,6 @@ def test_unequally_padded_batches_are_not_put_together() -> None:
     ]
 
 
-def test_nothing_to_divide_by_is_said() -> None:
+def test_batch_without_tensors_cannot_be_divided() -> None:
     with pytest.raises(RuntimeMisuse, match="no tensor with a first dimension"):
         parts([{"text": "a"}], split=True)
