@@ -1,4 +1,4 @@
-"""What prepare() gives back, on one rank and on several."""
+"""prepare() on one rank and on several: the device mesh, FSDP's choices, models and optimizers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.runtime.ranks import run_ranks
 pytestmark = pytest.mark.torch
 
 
-def test_prepared_objects_on_two_ranks() -> None:
+def test_prepare_checks_pass_on_two_ranks() -> None:
     ended = run_ranks("prepared.py")
     assert ended.codes == [0, 0], "\n".join(ended.outputs)
     assert len(ended.result()["passed"]) > 9
@@ -52,7 +52,7 @@ def handlers(**given: object) -> SimpleNamespace:
         ),
     ],
 )
-def test_eight_ranks_on_nodes_of_two_are_arranged(
+def test_eight_ranks_on_nodes_of_two_are_arranged_in_a_mesh(
     settings: Settings, given: dict[str, object], expected: MeshLayout
 ) -> None:
     assert arrange(8, 2, settings, handlers(**given)) == expected
@@ -76,7 +76,7 @@ def test_eight_ranks_on_nodes_of_two_are_arranged(
         ),
     ],
 )
-def test_sizes_that_do_not_fit(settings: Settings, given: dict[str, object], message: str) -> None:
+def test_mesh_sizes_that_do_not_fit_are_refused(settings: Settings, given: dict[str, object], message: str) -> None:
     with pytest.raises(RuntimeMisuse, match=message):
         arrange(8, 2, settings, handlers(**given))
 
@@ -94,7 +94,7 @@ class Tower(nn.Module):
         self.out = nn.Linear(2, 2)
 
 
-def test_repeated_blocks_are_found_and_inner_ones_come_first() -> None:
+def test_repeated_and_named_blocks_are_found_inner_blocks_first() -> None:
     model = Tower()
     assert blocks(model) == list(model.blocks)
     named = blocks(model, ["Block", "Linear"])
@@ -103,13 +103,13 @@ def test_repeated_blocks_are_found_and_inner_ones_come_first() -> None:
         blocks(model, ["Blok"])
 
 
-def test_a_block_that_is_tied_to_something_outside_is_not_handled_alone() -> None:
+def test_block_with_a_weight_tied_outside_is_not_handled_alone() -> None:
     model = Tower()
     model.out.weight = model.blocks[1].inner.weight
     assert owned_alone(model, model.blocks) == [model.blocks[0]]
 
 
-def test_settings_and_the_plugin_over_them() -> None:
+def test_fsdp_choices_come_from_settings_and_plugin() -> None:
     found = choose(Settings(mixed_precision="bf16", fsdp_reduce_dtype="bf16", reshard_after_forward=False))
     assert (found.param_dtype, found.reduce_dtype, found.reshard_after_forward) == (
         torch.bfloat16,
@@ -129,7 +129,7 @@ def test_settings_and_the_plugin_over_them() -> None:
     assert found.find_blocks(Tower()) == []
 
 
-def test_plugin_values_that_cannot_be_honoured() -> None:
+def test_unsupported_plugin_values_are_refused_or_warned_of() -> None:
     with pytest.raises(RuntimeMisuse, match='use strategy="ddp" instead of NO_SHARD'):
         choose(Settings(), FullyShardedDataParallelPlugin(sharding_strategy="NO_SHARD"))
     with pytest.raises(RuntimeMisuse, match=r"fsdp\.param_dtype: unknown dtype 'fp12'"):
@@ -138,14 +138,14 @@ def test_plugin_values_that_cannot_be_honoured() -> None:
         choose(Settings(), FullyShardedDataParallelPlugin(backward_prefetch="BACKWARD_PRE", use_orig_params=False))
 
 
-def test_ignored_modules_by_pattern() -> None:
+def test_ignored_modules_are_found_by_pattern() -> None:
     model = Tower()
     assert ignored_parameters(model, r"blocks\.\d\.inner") == {
         parameter for block in model.blocks for parameter in block.parameters()
     }
 
 
-def test_policies_of_fsdp1_still_find_their_modules() -> None:
+def test_fsdp1_wrap_policies_find_their_modules() -> None:
     model = Tower()
 
     def policy(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
@@ -164,7 +164,7 @@ def accelerator() -> Iterator[Accelerator]:
     made.end_training()
 
 
-def test_a_lone_rank_gets_its_model_back_and_twins_are_refused(accelerator: Accelerator) -> None:
+def test_single_rank_gets_its_model_back_and_raw_duplicates_are_refused(accelerator: Accelerator) -> None:
     model = Tower()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     assert accelerator.prepare(model) is model
@@ -178,7 +178,7 @@ def test_a_lone_rank_gets_its_model_back_and_twins_are_refused(accelerator: Acce
     assert accelerator.prepare(model, prepared)[1].optimizer is optimizer
 
 
-def test_models_without_values_and_spread_ones(accelerator: Accelerator) -> None:
+def test_meta_model_is_refused_and_device_map_model_is_kept(accelerator: Accelerator) -> None:
     with init_empty_weights():
         empty = Tower()
     with pytest.raises(RuntimeMisuse, match="created on the meta device, and its parameters are uninitialised"):
@@ -189,7 +189,7 @@ def test_models_without_values_and_spread_ones(accelerator: Accelerator) -> None
     assert accelerator.prepare(spread) is spread
 
 
-def test_fp8_is_refused_where_the_hardware_has_none() -> None:
+def test_fp8_is_refused_without_a_gpu() -> None:
     with pytest.raises(RuntimeMisuse, match=r"fp8 needs a GPU"):
         Accelerator(cpu=True, mixed_precision="fp8")
     Accelerator(cpu=True).end_training()

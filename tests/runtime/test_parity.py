@@ -1,4 +1,4 @@
-"""However a model is trained, the weights are those of a plain loop on one process (float64)."""
+"""Weights after every kind of parallel training match those of a plain loop on one process (float64)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("size", [1, 2, pytest.param(4, marks=pytest.mark.chaos)])
-def test_the_weights_are_those_of_a_plain_loop(size: int) -> None:
+def test_trained_weights_match_a_plain_loop(size: int) -> None:
     ended = run_ranks("parity.py", WAYS[size], size=size)
     assert ended.codes == [0] * size, "\n".join(ended.outputs)
     found = ended.result()
@@ -36,7 +36,7 @@ def test_the_weights_are_those_of_a_plain_loop(size: int) -> None:
     assert {way: far for way, far in found.items() if far > 1e-10} == {}
 
 
-def test_a_compiled_model_gives_the_same_weights() -> None:
+def test_compiled_model_weights_match_a_plain_loop() -> None:
     ways = ["ddp-compile", "fsdp-regional"]
     ended = run_ranks("parity.py", ways)
     assert ended.codes == [0, 0], "\n".join(ended.outputs)

@@ -1,4 +1,4 @@
-"""A rank that parts from the others is named, with the line where it did so."""
+"""A rank that leaves the training early is named, with the line at which it left."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def line_of(text: str) -> int:
         pytest.param("return", 1, "fsdp", True, marks=pytest.mark.chaos),
     ],
 )
-def test_a_rank_that_leaves_early_is_named_while_the_others_wait(
+def test_rank_that_leaves_early_is_named_while_the_others_wait(
     tmp_path: Path, how: str, rank: int, strategy: str, verbs: bool
 ) -> None:
-    """As the supervisor sees it, in what the ranks write."""
+    """Found as the supervisor finds it: in the ranks' heartbeats."""
     run = make_run(tmp_path / "run")
     arguments = ["--how", how, "--rank", str(rank), "--strategy", strategy, "--verbs", str(int(verbs))]
     ranks = Ranks("parting.py", *arguments, size=3, run=run)

@@ -1,4 +1,4 @@
-"""A shuffle without a list: a bijection, other each epoch, as even as a shuffle is."""
+"""Permutation, a shuffle without a list: a bijection that differs by epoch and is as even as a shuffle."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 7, 1000, LISTED, LISTED + 1, 20_011, 65_536, 99_999])
-def test_every_sample_comes_once(length: int) -> None:
+def test_permutation_yields_every_sample_once(length: int) -> None:
     order = Permutation(length, seed=3, epoch=1).at(np.arange(length))
     assert np.array_equal(np.sort(order), np.arange(length))
 
 
-def test_the_order_is_a_function_of_seed_and_epoch() -> None:
+def test_permutation_depends_on_seed_and_epoch() -> None:
     def order(seed: int, epoch: int) -> list[int]:
         return list(Permutation(50_000, seed=seed, epoch=epoch).at(np.arange(50_000)))
 
@@ -27,7 +27,7 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     assert len({tuple(order(*parts)) for parts in ((1, 2), (1, 3), (2, 2))}) == 3
 
 
-def test_any_places_can_be_asked_for() -> None:
+def test_permutation_can_be_read_at_any_positions() -> None:
     order = Permutation(1 << 61, seed=0, epoch=0)
     places = np.array([0, 5, (1 << 61) - 1])
     found = order.at(places)
@@ -37,9 +37,9 @@ def test_any_places_can_be_asked_for() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_it_is_as_even_as_a_shuffle(seed: int) -> None:
-    """Where samples go to: 64 x 64 cells of (place, sample) hold equally many, by the chi-square test; neighbours are
-    torn apart; half of them come in ascending order."""
+def test_permutation_is_as_even_as_a_shuffle(seed: int) -> None:
+    """By the chi-square test over 64 x 64 cells of (position, sample). Neighbours are separated, and half of them come
+    in ascending order."""
     length, cells = 262_144 - 77, 64
     order = Permutation(length, seed=seed, epoch=0).at(np.arange(length))
     counts, _, _ = np.histogram2d(np.arange(length), order, bins=cells)
@@ -53,7 +53,7 @@ def test_it_is_as_even_as_a_shuffle(seed: int) -> None:
     assert np.abs(np.corrcoef(np.arange(length), order)[0, 1]) < 0.01
 
 
-def test_a_sampler_shuffles_a_plain_loader_anew_each_epoch() -> None:
+def test_sampler_reshuffles_a_plain_loader_each_epoch() -> None:
     sampler = PermutationSampler(20_000, seed=5)
     loader = DataLoader(TensorDataset(torch.arange(20_000)), batch_size=64, sampler=sampler)
     first, second = ([item for (batch,) in loader for item in batch.tolist()] for _ in range(2))
@@ -64,6 +64,6 @@ def test_a_sampler_shuffles_a_plain_loader_anew_each_epoch() -> None:
     assert len(PermutationSampler(TensorDataset(torch.arange(9)))) == 9
 
 
-def test_a_size_that_cannot_be_is_refused() -> None:
+def test_negative_size_is_refused() -> None:
     with pytest.raises(RuntimeMisuse, match=r"between 0 and 2\^62, not -1"):
         PermutationSampler(-1)

@@ -1,4 +1,4 @@
-"""What prepared models compute in, and what they give back."""
+"""Precision of prepared models: the dtype they compute in, the dtype they return, scaling and fp8."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Output:
     loss: torch.Tensor | None = None
 
 
-def test_fp16_on_two_ranks_skips_a_step_on_all_when_one_overflows() -> None:
+def test_fp16_overflow_on_one_rank_skips_the_step_on_all() -> None:
     ended = run_ranks("scaled.py")
     assert ended.codes == [0, 0], "\n".join(ended.outputs)
     expected = [[[False, False], [True, True], [False, False]], 512.0]
@@ -55,7 +55,7 @@ def test_fp16_on_two_ranks_skips_a_step_on_all_when_one_overflows() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_it_computes_in_half_and_gives_fp32_back(precision: str) -> None:
+def test_wrapped_forward_computes_in_half_and_returns_fp32(precision: str) -> None:
     model = Net()
     inside = []
     model.linear.register_forward_hook(lambda module, args, out: inside.append(out.dtype))
@@ -69,10 +69,10 @@ def test_it_computes_in_half_and_gives_fp32_back(precision: str) -> None:
     assert inside[-1] == torch.float32
 
 
-def test_the_forward_can_be_inspected_copied_pickled_and_taken_off() -> None:
+def test_wrapped_forward_can_be_inspected_copied_pickled_and_removed() -> None:
     model = Net()
     wrap_forward(model, CPU, "bf16")
-    wrap_forward(model, CPU, "bf16")  # once only, however often it is prepared
+    wrap_forward(model, CPU, "bf16")  # wrapping again has no effect
     assert list(inspect.signature(model.forward).parameters) == ["x", "scale"]
     x = torch.randn(3, 2)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -85,7 +85,7 @@ def test_the_forward_can_be_inspected_copied_pickled_and_taken_off() -> None:
     assert torch.equal(model(x), model.linear(x))
 
 
-def test_what_lies_around_a_forward_is_taken_off_one_by_one() -> None:
+def test_forward_wrappers_are_removed_one_by_one() -> None:
     model = Net()
     recompute([model])
     wrap_forward(model, CPU, "bf16")
@@ -113,7 +113,7 @@ def test_what_lies_around_a_forward_is_taken_off_one_by_one() -> None:
         lambda tensor: {"deep": [(tensor,)]},
     ],
 )
-def test_outputs_of_every_form_become_fp32_and_keep_their_form(make: Any) -> None:
+def test_outputs_of_every_type_become_fp32_and_keep_their_type(make: Any) -> None:
     given, expected = make(torch.ones(2, dtype=torch.bfloat16)), make(torch.ones(2))
     found = to_fp32(given)
     assert type(found) is type(expected)
@@ -122,7 +122,7 @@ def test_outputs_of_every_form_become_fp32_and_keep_their_form(make: Any) -> Non
     assert to_fp32(whole) is whole
 
 
-def test_a_scaler_is_made_for_fp16_only_and_a_cpu_warns_once() -> None:
+def test_scaler_is_made_for_fp16_only_and_warns_once_on_a_cpu() -> None:
     assert make_scaler(CPU, "bf16") is None
     with pytest.warns(UserWarning, match="fp16 on a CPU") as warned:
         scaler = make_scaler(CPU, "fp16", GradScalerKwargs(init_scale=8.0))
@@ -131,7 +131,7 @@ def test_a_scaler_is_made_for_fp16_only_and_a_cpu_warns_once() -> None:
     assert scaler.get_scale() == 8.0
 
 
-def test_fp8_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp8_error_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeMisuse, match=r"fp8 needs a GPU with compute capability 8\.9 .* trains on cpu"):
         precision.refuse_fp8(CPU)
     with pytest.raises(RuntimeMisuse, match="fp8 with TERecipeKwargs is not supported, only fp8 with torchao"):

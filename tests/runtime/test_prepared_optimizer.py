@@ -1,4 +1,4 @@
-"""Prepared optimizers: nothing between boundaries, the user's own optimizer at them, right under fp16."""
+"""Prepared optimizers: steps at accumulation boundaries, access to the user's optimizer, fp16 scaling."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sgd(*parameters: nn.Parameter, **options: Any) -> PreparedOptimizer:
     return PreparedOptimizer(torch.optim.SGD(parameters, lr=1.0), accumulation, **options)
 
 
-def test_it_steps_and_forgets_at_boundaries_only(weight: nn.Parameter) -> None:
+def test_optimizer_steps_and_clears_gradients_at_boundaries_only(weight: nn.Parameter) -> None:
     accumulation, steps = Accumulation(2), list[int]()
     optimizer = sgd(weight, accumulation=accumulation, on_step=lambda: steps.append(1))
     weight.grad = torch.ones(2)
@@ -42,7 +42,7 @@ def test_it_steps_and_forgets_at_boundaries_only(weight: nn.Parameter) -> None:
     assert (weight.tolist(), weight.grad, steps) == ([0, 0], None, [1])
 
 
-def test_it_is_an_optimizer_and_shows_the_users_own(weight: nn.Parameter) -> None:
+def test_prepared_optimizer_exposes_the_users_optimizer(weight: nn.Parameter) -> None:
     optimizer = sgd(weight)
     assert isinstance(optimizer, torch.optim.Optimizer)
     assert isinstance(optimizer, AcceleratedOptimizer)
@@ -60,7 +60,7 @@ def test_it_is_an_optimizer_and_shows_the_users_own(weight: nn.Parameter) -> Non
         _ = optimizer.no_such_thing
 
 
-def test_hooks_that_are_registered_on_it_run(weight: nn.Parameter) -> None:
+def test_step_hooks_of_a_prepared_optimizer_run(weight: nn.Parameter) -> None:
     optimizer, seen = sgd(weight), list[str]()
     optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
     optimizer.register_step_post_hook(lambda *_: seen.append("after"))
@@ -69,7 +69,7 @@ def test_hooks_that_are_registered_on_it_run(weight: nn.Parameter) -> None:
     assert seen == ["before", "after"]
 
 
-def test_zero_grad_says_only_what_the_script_says(weight: nn.Parameter) -> None:
+def test_zero_grad_passes_on_only_the_given_arguments(weight: nn.Parameter) -> None:
     class Plain(torch.optim.SGD):
         def zero_grad(self) -> None:  # type: ignore[override]
             super().zero_grad(set_to_none=False)
@@ -83,7 +83,7 @@ def test_zero_grad_says_only_what_the_script_says(weight: nn.Parameter) -> None:
     assert weight.grad is None
 
 
-def test_a_closure_may_compute_the_loss_again_and_again(weight: nn.Parameter) -> None:
+def test_closure_may_be_called_several_times_per_step(weight: nn.Parameter) -> None:
     optimizer = PreparedOptimizer(torch.optim.LBFGS([weight], max_iter=4), Accumulation(1))
     losses: list[float] = []
 
@@ -99,7 +99,7 @@ def test_a_closure_may_compute_the_loss_again_and_again(weight: nn.Parameter) ->
     assert weight.tolist() == pytest.approx([3, 3])
 
 
-def test_modes_reach_optimizers_that_have_them(weight: nn.Parameter) -> None:
+def test_train_and_eval_reach_optimizers_that_have_modes(weight: nn.Parameter) -> None:
     class ScheduleFree(torch.optim.SGD):
         mode = ""
 
@@ -119,12 +119,12 @@ def test_modes_reach_optimizers_that_have_them(weight: nn.Parameter) -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda item: pickle.loads(pickle.dumps(item))])
-def test_copies_step_parameters_of_their_own_and_are_not_counted(
+def test_copied_optimizer_steps_its_own_parameters_uncounted(
     weight: nn.Parameter, copied: Callable[[Any], Any]
 ) -> None:
     steps: list[int] = []
     optimizer = sgd(weight, on_step=lambda: steps.append(1))
-    torch.optim.lr_scheduler.StepLR(optimizer, 1)  # puts a function around step
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)  # wraps step in a function
     twin = copied(optimizer)
     for group in twin.param_groups:
         for parameter in group["params"]:
@@ -147,7 +147,7 @@ def backward(scaling: Scaling, *weights: nn.Parameter, gradient: float = 1.0) ->
     scaling.scale(loss).backward()  # type: ignore[no-untyped-call]
 
 
-def test_an_overflow_skips_the_step_and_is_told(weight: nn.Parameter, scaling: Scaling) -> None:
+def test_overflow_skips_the_step_and_is_reported(weight: nn.Parameter, scaling: Scaling) -> None:
     steps: list[int] = []
     optimizer = sgd(weight, scaling=scaling, on_step=lambda: steps.append(1))
     for gradient, skipped, left in ((float("inf"), True, 1.0), (1.0, False, 0.0), (float("nan"), True, 0.0)):
@@ -161,7 +161,7 @@ def test_an_overflow_skips_the_step_and_is_told(weight: nn.Parameter, scaling: S
     assert optimizer.scaler is scaling.scaler
 
 
-def test_an_overflow_in_one_optimizer_skips_that_one_only(scaling: Scaling) -> None:
+def test_overflow_in_one_optimizer_skips_only_that_optimizer(scaling: Scaling) -> None:
     bad, good = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     first, second = sgd(bad, scaling=scaling), sgd(good, scaling=scaling)
     for _ in range(2):
@@ -174,10 +174,10 @@ def test_an_overflow_in_one_optimizer_skips_that_one_only(scaling: Scaling) -> N
             optimizer.zero_grad()
         assert (first.step_was_skipped, second.step_was_skipped) == (True, False)
     assert (bad.item(), good.item()) == (1.0, -1.0)
-    assert scaling.scaler.get_scale() == 1.0  # once a step, not once an optimizer
+    assert scaling.scaler.get_scale() == 1.0  # halved once per step, not once per optimizer
 
 
-def test_gradients_of_a_second_optimizer_are_not_unscaled_twice(scaling: Scaling) -> None:
+def test_gradients_of_two_optimizers_are_unscaled_once(scaling: Scaling) -> None:
     weights = [nn.Parameter(torch.ones(1)) for _ in range(2)]
     optimizers = [sgd(weight, scaling=scaling) for weight in weights]
     backward(scaling, *weights)
@@ -189,7 +189,7 @@ def test_gradients_of_a_second_optimizer_are_not_unscaled_twice(scaling: Scaling
     assert [weight.item() for weight in weights] == [0, 0]
 
 
-def test_the_turns_of_a_gan(scaling: Scaling) -> None:
+def test_two_optimizers_can_alternate_as_in_a_gan(scaling: Scaling) -> None:
     weights = [nn.Parameter(torch.ones(1)) for _ in range(2)]
     optimizers = [sgd(weight, scaling=scaling) for weight in weights]
     for _ in range(2):
@@ -201,11 +201,11 @@ def test_the_turns_of_a_gan(scaling: Scaling) -> None:
     assert [weight.item() for weight in weights] == [0.5, 0.5]
 
 
-def test_a_script_may_leave_a_step_out_after_looking_at_the_gradients(weight: nn.Parameter, scaling: Scaling) -> None:
+def test_gradients_are_unscaled_again_after_an_omitted_step(weight: nn.Parameter, scaling: Scaling) -> None:
     optimizer = sgd(weight, scaling=scaling)
     backward(scaling, weight)
     scaling.unscale(optimizer.optimizer)
-    weight.grad = None  # not even by the optimizer's own zero_grad
+    weight.grad = None  # instead of the optimizer's zero_grad
     backward(scaling, weight)
     scaling.unscale(optimizer.optimizer)
     assert weight.grad is not None
@@ -214,7 +214,7 @@ def test_a_script_may_leave_a_step_out_after_looking_at_the_gradients(weight: nn
     assert weight.tolist() == [0, 0]
 
 
-def test_the_step_is_the_optimizers_own_again_afterwards(weight: nn.Parameter, scaling: Scaling) -> None:
+def test_step_method_is_restored_after_a_scaled_step(weight: nn.Parameter, scaling: Scaling) -> None:
     inner = torch.optim.SGD([weight], lr=1.0)
     optimizer = PreparedOptimizer(inner, Accumulation(1), scaling=scaling)
     backward(scaling, weight)
@@ -227,7 +227,7 @@ def test_the_step_is_the_optimizers_own_again_afterwards(weight: nn.Parameter, s
     assert inner.step is around
 
 
-def test_a_fused_optimizer_decides_by_itself_and_is_asked_later(weight: nn.Parameter, scaling: Scaling) -> None:
+def test_skipped_step_of_a_fused_optimizer_is_detected(weight: nn.Parameter, scaling: Scaling) -> None:
     optimizer = PreparedOptimizer(torch.optim.SGD([weight], lr=1.0, fused=True), Accumulation(1), scaling=scaling)
     for gradient, skipped in ((float("inf"), True), (1.0, False)):
         backward(scaling, weight, gradient=gradient)
@@ -237,6 +237,6 @@ def test_a_fused_optimizer_decides_by_itself_and_is_asked_later(weight: nn.Param
     assert weight.tolist() == [0, 0]
 
 
-def test_a_closure_under_fp16_is_refused(weight: nn.Parameter, scaling: Scaling) -> None:
+def test_closure_with_fp16_is_refused(weight: nn.Parameter, scaling: Scaling) -> None:
     with pytest.raises(RuntimeMisuse, match=r"SGD.step\(closure\) with mixed_precision=fp16"):
         sgd(weight, scaling=scaling).step(lambda: 0.0)

@@ -1,4 +1,4 @@
-"""Prepared schedulers: with their optimizers, as often as was said, and of every kind. Warnings are errors here."""
+"""Prepared schedulers of every kind: when they step and how often. Warnings are errors here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def halving(optimizer: Any) -> lr_scheduler.LRScheduler:
 
 
 @pytest.mark.parametrize(("repeats", "expected"), [(1, 0.5), (2, 0.25)])
-def test_it_steps_with_its_optimizer_as_often_as_was_said(weight: nn.Parameter, repeats: int, expected: float) -> None:
+def test_scheduler_steps_repeats_times_per_optimizer_step(weight: nn.Parameter, repeats: int, expected: float) -> None:
     accumulation = Accumulation(2)
     optimizer = optimizer_of(weight, accumulation)
     schedule = PreparedScheduler(halving(optimizer.optimizer), [optimizer], accumulation, repeats=repeats)
@@ -45,7 +45,7 @@ def test_it_steps_with_its_optimizer_as_often_as_was_said(weight: nn.Parameter, 
     assert isinstance(schedule, AcceleratedScheduler)
 
 
-def test_it_waits_when_the_optimizer_was_skipped_also_the_first_time(weight: nn.Parameter) -> None:
+def test_scheduler_does_not_step_when_the_optimizer_step_was_skipped(weight: nn.Parameter) -> None:
     scaling = Scaling(torch.amp.GradScaler("cpu", init_scale=4.0))
     optimizer = optimizer_of(weight, scaling=scaling)
     schedule = PreparedScheduler(halving(optimizer.optimizer), [optimizer], Accumulation(1))
@@ -58,7 +58,7 @@ def test_it_waits_when_the_optimizer_was_skipped_also_the_first_time(weight: nn.
 
 
 @pytest.mark.parametrize("on", ["the user's", "the prepared"])
-def test_built_on_either_optimizer_it_sets_the_rate_of_both(weight: nn.Parameter, on: str) -> None:
+def test_scheduler_on_raw_or_prepared_optimizer_sets_the_rate_of_both(weight: nn.Parameter, on: str) -> None:
     optimizer = optimizer_of(weight)
     schedule = PreparedScheduler(
         halving(optimizer if on == "the prepared" else optimizer.optimizer), [optimizer], Accumulation(1)
@@ -69,7 +69,7 @@ def test_built_on_either_optimizer_it_sets_the_rate_of_both(weight: nn.Parameter
     assert weight.tolist() == [0, 0]
 
 
-def test_a_wrapper_that_comes_around_the_step_later_is_called(weight: nn.Parameter) -> None:
+def test_step_wrapped_by_a_later_scheduler_is_called(weight: nn.Parameter) -> None:
     optimizer = optimizer_of(weight)
     optimizer.step()
     inner = halving(optimizer.optimizer)
@@ -95,8 +95,8 @@ KINDS: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("repeats", [1, 2])
-def test_kinds_of_schedules(weight: nn.Parameter, kind: str, repeats: int) -> None:
-    """The prepared one sets what the plain one would, and stays at its end where it has one."""
+def test_prepared_schedule_matches_the_plain_one(weight: nn.Parameter, kind: str, repeats: int) -> None:
+    """A one-cycle schedule stays at its last value."""
     plain = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
     expected = KINDS[kind](plain)
     optimizer = optimizer_of(weight)
@@ -112,7 +112,7 @@ def test_kinds_of_schedules(weight: nn.Parameter, kind: str, repeats: int) -> No
     assert schedule.state_dict().keys() == expected.state_dict().keys()
 
 
-def test_the_state_is_the_users_schedulers_own(weight: nn.Parameter) -> None:
+def test_state_dict_is_that_of_the_users_scheduler(weight: nn.Parameter) -> None:
     optimizer = optimizer_of(weight)
     schedule = PreparedScheduler(halving(optimizer.optimizer), [optimizer], Accumulation(1))
     for _ in range(3):
@@ -124,20 +124,20 @@ def test_the_state_is_the_users_schedulers_own(weight: nn.Parameter) -> None:
     assert (other.last_epoch, other.gamma) == (3, 0.5)
 
 
-def test_a_plateau_counts_evaluations(weight: nn.Parameter) -> None:
+def test_plateau_scheduler_counts_evaluations(weight: nn.Parameter) -> None:
     accumulation = Accumulation(4)
     optimizer = optimizer_of(weight, accumulation)
     plateau = lr_scheduler.ReduceLROnPlateau(optimizer.optimizer, patience=0, factor=0.5)
     schedule = PreparedScheduler(plateau, [optimizer], accumulation, repeats=1)
     with MicroBatch(accumulation, ()):
-        schedule.step(1.0)  # of a micro-batch that does not end in a step
+        schedule.step(1.0)  # in a micro-batch without a step: ignored
     assert plateau.last_epoch == 0
-    for metric in (1.0, 2.0):  # after an epoch, wherever accumulation stands
+    for metric in (1.0, 2.0):  # after an epoch, at any point of the accumulation
         schedule.step(metric)
     assert (plateau.last_epoch, optimizer.param_groups[0]["lr"]) == (2, 0.5)
 
 
-def test_a_scheduler_of_the_scripts_own(weight: nn.Parameter) -> None:
+def test_custom_scheduler_class_is_stepped_and_saved(weight: nn.Parameter) -> None:
     class Own:
         steps = 0
 
@@ -152,7 +152,7 @@ def test_a_scheduler_of_the_scripts_own(weight: nn.Parameter) -> None:
     assert schedule.state_dict() == {"steps": 3}
 
 
-# -- by the settings of a session --------------------------------------------------------------------------------------
+# -- settings of a session ---------------------------------------------------------------------------------------------
 
 
 def prepared(optimizer: PreparedOptimizer, scheduler: Any, **settings: Any) -> tuple[PreparedScheduler, list[str]]:
@@ -176,23 +176,23 @@ def steps_of(weight: nn.Parameter, **settings: Any) -> tuple[int, list[str]]:
     return schedule.last_epoch, logged
 
 
-def test_once_a_process_as_users_of_accelerate_expect_and_the_log_says_so(weight: nn.Parameter) -> None:
+def test_scheduler_steps_once_per_process_by_default_and_logs_it(weight: nn.Parameter) -> None:
     steps, logged = steps_of(weight)
     assert steps == 4
     assert "steps 4 times" in logged[0]
     assert "step_scheduler_per_process=False" in logged[0]
 
 
-def test_once_when_batches_are_split_or_the_script_says_so(weight: nn.Parameter) -> None:
+def test_scheduler_steps_once_with_split_batches_or_on_request(weight: nn.Parameter) -> None:
     assert steps_of(weight, split_batches=True) == (1, [])
     assert steps_of(weight, step_scheduler_per_process=False) == (1, [])
 
 
-def test_whenever_the_script_steps_it_once(weight: nn.Parameter) -> None:
+def test_scheduler_without_its_optimizer_steps_on_every_call(weight: nn.Parameter) -> None:
     assert steps_of(weight, step_scheduler_with_optimizer=False) == (2, [])
 
 
-def test_one_that_does_not_say_whose_rate_it_sets_follows_all(weight: nn.Parameter) -> None:
+def test_scheduler_of_unknown_optimizer_follows_all_optimizers(weight: nn.Parameter) -> None:
     scaling = Scaling(torch.amp.GradScaler("cpu", init_scale=4.0))
     optimizer = optimizer_of(weight, scaling=scaling)
     own = SimpleNamespace(steps=0)

@@ -1,4 +1,4 @@
-"""The states that scripts ask, alone and together, before, with and after an Accelerator."""
+"""PartialState, AcceleratorState and GradientState, before, with and after an Accelerator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.torch
 
 
 def torchrun(program: str, *, size: int) -> dict[str, Any]:
-    """The JSON that rank 0 printed, under the real torchrun."""
+    """The JSON that rank 0 prints under the real torchrun."""
     outside = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "HPCACCEL_"))}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
     answer = subprocess.run(
@@ -54,7 +54,7 @@ def ranks(found: dict[str, Any]) -> int:
     return len(found["before"])
 
 
-def test_place(found: dict[str, Any]) -> None:
+def test_states_report_rank_device_and_backend(found: dict[str, Any]) -> None:
     if ranks(found) == 1:
         assert found["before"] == [[0, 1, 0, True, True, True, False, "cpu", "NO"]]
     else:
@@ -66,23 +66,23 @@ def test_place(found: dict[str, Any]) -> None:
     assert all(found["after"])
 
 
-def test_print_is_once_a_node(found: dict[str, Any]) -> None:
+def test_print_writes_once_per_node(found: dict[str, Any]) -> None:
     assert found["printed"] == ["word\n", ""][: ranks(found)]
 
 
-def test_functions_of_some_processes(found: dict[str, Any]) -> None:
-    if ranks(found) == 1:  # a single process is every one of them
+def test_decorated_functions_run_on_their_processes_only(found: dict[str, Any]) -> None:
+    if ranks(found) == 1:  # a single process runs all of them
         assert found["calls"] == [["main", "early", "second", "local second", "last", "local main"]]
     else:
         assert found["calls"] == [["main", "early", "local main"], ["second", "local second", "last"]]
     assert found["returned"] == ["main", None][: ranks(found)]
 
 
-def test_the_main_process_goes_first(found: dict[str, Any]) -> None:
+def test_main_process_first_runs_the_main_process_first(found: dict[str, Any]) -> None:
     assert found["order"] == ([0] if ranks(found) == 1 else [1, 2])
 
 
-def test_what_is_split_comes_back_in_order_and_without_the_padding(found: dict[str, Any]) -> None:
+def test_gather_for_metrics_restores_a_split_without_its_padding(found: dict[str, Any]) -> None:
     upper = ["A", "BB", "CCC", "DDDD", "EEEEE"]
     padding = ranks(found) - 1
     for gathered, metrics, nested in zip(found["gathered"], found["metrics"], found["nested"], strict=True):
@@ -92,7 +92,7 @@ def test_what_is_split_comes_back_in_order_and_without_the_padding(found: dict[s
     assert found["few"][-1] == [["a"] if ranks(found) == 1 else [], ["a"], ["a"]]
 
 
-def test_the_gradient_state_follows_the_loop(found: dict[str, Any]) -> None:
+def test_gradient_state_follows_the_training_loop(found: dict[str, Any]) -> None:
     for seen, inside in found["gradients"]:
         assert [boundary for boundary, _, _ in seen] == (
             [False, True] * 3 if ranks(found) == 1 else [False, True, True]
@@ -102,14 +102,14 @@ def test_the_gradient_state_follows_the_loop(found: dict[str, Any]) -> None:
         assert inside is False
 
 
-def test_after_the_end(found: dict[str, Any]) -> None:
-    assert found["ended"] == [["word\n", "word\n", True, False]]  # rank 0's, for there is no group to gather with
+def test_states_keep_their_values_after_end_training(found: dict[str, Any]) -> None:
+    assert found["ended"] == [["word\n", "word\n", True, False]]  # of rank 0 only: there is no group to gather with
     assert found["ended_of"] == [0, ranks(found)]
     assert ("waited" in found) == (ranks(found) > 1)
     assert "Create a new Accelerator()" in found.get("waited", "Create a new Accelerator()")
 
 
-def test_a_group_that_the_script_has_formed(found: dict[str, Any]) -> None:
+def test_process_group_made_by_the_script_is_used_and_kept(found: dict[str, Any]) -> None:
     if ranks(found) > 1:
         assert found["group kept"] == [True, True]
         assert found["own group"] == [[2, 0], [2, 1]]
@@ -118,7 +118,7 @@ def test_a_group_that_the_script_has_formed(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
-def test_begin_and_end_five_times(launcher: str) -> None:
+def test_accelerator_can_be_created_and_ended_five_times(launcher: str) -> None:
     if launcher == "torchrun":
         result = torchrun("again.py", size=2)
     else:
@@ -139,7 +139,7 @@ def fresh() -> Iterator[None]:
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def test_there_is_no_accelerator_state_before_an_accelerator(fresh: None) -> None:
+def test_accelerator_state_before_an_accelerator_is_refused(fresh: None) -> None:
     with pytest.raises(RuntimeMisuse, match="create an Accelerator first"):
         AcceleratorState()
     PartialState()
@@ -147,7 +147,7 @@ def test_there_is_no_accelerator_state_before_an_accelerator(fresh: None) -> Non
         AcceleratorState()
 
 
-def test_a_state_that_was_reset_says_so(fresh: None) -> None:
+def test_reset_state_raises_on_access(fresh: None) -> None:
     state = PartialState()
     PartialState._reset_state()
     assert not state.initialized
@@ -155,7 +155,7 @@ def test_a_state_that_was_reset_says_so(fresh: None) -> None:
         state.process_index  # noqa: B018
 
 
-def test_the_state_refuses_another_precision(fresh: None) -> None:
+def test_accelerator_state_refuses_another_precision(fresh: None) -> None:
     accelerator = Accelerator(mixed_precision="bf16", cpu=True)
     assert AcceleratorState("bf16").mixed_precision == accelerator.mixed_precision == "bf16"
     with pytest.raises(RuntimeMisuse, match=r"mixed_precision='no'.*already"):
@@ -163,19 +163,19 @@ def test_the_state_refuses_another_precision(fresh: None) -> None:
     assert AcceleratorState._shared_state["mixed_precision"] == "bf16"
 
 
-def test_unknown_keywords(fresh: None) -> None:
+def test_partial_state_refuses_unknown_keywords(fresh: None) -> None:
     with pytest.raises(RuntimeMisuse, match=r"PartialState\(ranks=3\).*cpu, backend, init_method, timeout"):
         PartialState(ranks=3)
 
 
-def test_the_gradient_state_without_an_accelerator(fresh: None) -> None:
+def test_gradient_state_without_an_accelerator_has_defaults(fresh: None) -> None:
     GradientState._reset_state()
     state = GradientState()
     assert (state.sync_gradients, state.num_steps, state.in_dataloader, state.remainder) == (True, 1, False, -1)
     assert (state.end_of_dataloader, state.dataloader_references, state.initialized) == (False, [None], False)
 
 
-def test_the_gradient_state_is_the_accelerators(fresh: None) -> None:
+def test_gradient_state_is_shared_with_the_accelerator(fresh: None) -> None:
     accelerator = Accelerator(gradient_accumulation_steps=4, cpu=True)
     state = GradientState()
     assert state.num_steps == 4
@@ -187,12 +187,12 @@ def test_the_gradient_state_is_the_accelerators(fresh: None) -> None:
 
 
 @pytest.mark.parametrize("value", [(n for n in range(4)), "text", torch.utils.data.DataLoader([1, 2])])
-def test_what_cannot_be_split_is_an_error_on_one_rank_too(fresh: None, value: Any) -> None:
+def test_unsupported_type_cannot_be_split_on_one_rank_either(fresh: None, value: Any) -> None:
     with pytest.raises(RuntimeMisuse, match="cannot split"), PartialState(cpu=True).split_between_processes(value):
         pass
 
 
-def test_debug_is_set_by_the_script(fresh: None) -> None:
+def test_debug_flag_is_shared_by_all_states(fresh: None) -> None:
     state = PartialState(cpu=True)
     assert not state.debug
     state.debug = True
@@ -200,7 +200,7 @@ def test_debug_is_set_by_the_script(fresh: None) -> None:
     assert Accelerator(cpu=True).state.debug
 
 
-def test_the_script_may_say_how_the_ranks_work_together(fresh: None) -> None:
+def test_distributed_type_can_be_assigned(fresh: None) -> None:
     accelerator = Accelerator(cpu=True)
     before = accelerator.state.distributed_type
     accelerator.state.distributed_type = DistributedType.FSDP
@@ -212,12 +212,12 @@ def test_the_script_may_say_how_the_ranks_work_together(fresh: None) -> None:
     assert accelerator.distributed_type is before
 
 
-def test_repr(fresh: None) -> None:
+def test_repr_shows_processes_and_precision(fresh: None) -> None:
     assert "Num processes: 1" in repr(PartialState())
     assert "Mixed precision type: no" in repr(Accelerator(cpu=True).state)
 
 
-def test_a_world_of_one_by_choice(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_hpcaccel_alone_gives_a_world_of_one(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     monkeypatch.setenv("SLURM_NTASKS", "4")
     monkeypatch.setenv("HPCACCEL_ALONE", "1")

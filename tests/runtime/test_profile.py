@@ -1,4 +1,4 @@
-"""Profiles: torch's profiler by a handler's settings, a trace a rank."""
+"""Profiling: torch's profiler configured by a handler, with one trace per rank."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Group:
         self.meetings += 1
 
 
-def test_the_profiler_comes_back_and_knows_what_ran() -> None:
+def test_profile_yields_a_profiler_with_the_operations_that_ran() -> None:
     with ProfileContext(ProfileKwargs(activities=["cpu"], record_shapes=True), Group()) as profiler:  # type: ignore[arg-type]
         torch.ones(3, 3) @ torch.ones(3, 3)
     assert "aten::mm" in {event.key for event in profiler.key_averages()}
 
 
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events")
-def test_a_schedule_hands_out_a_trace_for_each_cycle() -> None:
+def test_profile_schedule_reports_a_trace_for_each_cycle() -> None:
     seen: list[int] = []
     handler = ProfileKwargs(
         activities=["cpu"],
@@ -44,7 +44,7 @@ def test_a_schedule_hands_out_a_trace_for_each_cycle() -> None:
     assert seen == [3, 6]
 
 
-def test_each_rank_leaves_its_trace_and_waits_for_the_others(tmp_path: Path) -> None:
+def test_each_rank_writes_its_trace_and_waits_for_the_others(tmp_path: Path) -> None:
     group: Any = Group()
     with ProfileContext(ProfileKwargs(activities=["cpu"], output_trace_dir=str(tmp_path / "a" / "b")), group):
         torch.ones(2).sum()
@@ -53,7 +53,7 @@ def test_each_rank_leaves_its_trace_and_waits_for_the_others(tmp_path: Path) -> 
     assert group.meetings == 1
 
 
-def test_after_an_exception_nobody_is_waited_for(tmp_path: Path) -> None:
+def test_profile_neither_waits_nor_writes_after_an_exception(tmp_path: Path) -> None:
     group: Any = Group()
 
     def fails() -> None:
@@ -65,13 +65,13 @@ def test_after_an_exception_nobody_is_waited_for(tmp_path: Path) -> None:
     assert (group.meetings, list(tmp_path.iterdir())) == (0, [])
 
 
-def test_an_unknown_activity_names_the_known_ones() -> None:
+def test_unknown_activity_error_lists_the_known_ones() -> None:
     with pytest.raises(RuntimeMisuse, match=r"unknown activity 'gpu' .*cpu, cuda"):
         build(ProfileKwargs(activities=["gpu"]))
 
 
-def test_through_the_accelerator_on_two_ranks(tmp_path: Path) -> None:
-    """And what else a training step has, where it needs an Accelerator to be tried."""
+def test_accelerator_profiles_two_ranks(tmp_path: Path) -> None:
+    """The program also checks the other parts of a training step that need an Accelerator."""
     ended = run_ranks("step_names.py", [str(tmp_path)])
     assert ended.codes == [0, 0], "\n".join(ended.outputs)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["profile_0.json", "profile_1.json"]
