@@ -1,4 +1,4 @@
-"""The seam to submitit."""
+"""The executor and jobs based on submitit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.submission.conftest import Project
 
 @pytest.fixture(autouse=True)
 def one_slurm(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """submitit's jobs find their Slurm by themselves."""
+    """Give the in-memory Slurm to submitit jobs, which create their own."""
     monkeypatch.setattr("hpcaccel.slurm.queue_cache.Slurm", lambda **_: project.slurm)
     monkeypatch.setattr("hpcaccel.submission.runs.control.Slurm", lambda: project.slurm)
     monkeypatch.setattr(RunJob, "watcher", RunWatcher())
@@ -36,12 +36,12 @@ def complete(run: Run) -> None:
     append_line(run.dir.ledger, to_dict(AttemptEnd(attempt=1, time=1.0, reason="completed", decision="end")))
 
 
-def test_the_executor_is_submitits(tmp_path: Path) -> None:
+def test_executor_and_job_extend_those_of_submitit(tmp_path: Path) -> None:
     assert issubclass(RunExecutor, SlurmExecutor)
     assert issubclass(RunJob, RunExecutor.job_class)
 
 
-def test_arrays_are_rendered_by_our_template_too(project: Project) -> None:
+def test_array_is_rendered_by_the_hpcaccel_template(project: Project) -> None:
     array = project.queue(grid=["args.lr=1,2"])
     assert isinstance(array, RunArray)
     (submission,) = project.slurm.submissions
@@ -50,13 +50,13 @@ def test_arrays_are_rendered_by_our_template_too(project: Project) -> None:
     assert "submitit.core._submit" not in submission.text
 
 
-def test_a_grid_of_one_is_an_array_of_one(project: Project) -> None:
+def test_grid_with_one_task_is_an_array(project: Project) -> None:
     array = project.queue(grid=["args.lr=1"])
     assert isinstance(array, RunArray)
     assert [job.job_id for job in array.jobs] == ["100_0"]
 
 
-def test_pickles_have_the_names_that_submitit_looks_for(project: Project, run: Run) -> None:
+def test_pickles_have_the_names_that_submitit_expects(project: Project, run: Run) -> None:
     assert run.job.task(1).paths.submitted_pickle == run.dir.submitit / "100_submitted.pkl"
     assert run.job.task(1).paths.result_pickle == run.dir.submitit / "100_1_result.pkl"
     array = project.queue(grid=["args.lr=1,2"])
@@ -67,7 +67,7 @@ def test_pickles_have_the_names_that_submitit_looks_for(project: Project, run: R
     assert [path for path in array.path.rglob("*.pkl") if path.name.startswith(".")] == []
 
 
-def test_an_old_result_does_not_end_a_job(run: Run) -> None:
+def test_result_of_an_earlier_attempt_does_not_end_a_job(run: Run) -> None:
     job = run.job.task(0)
     job.paths.result_pickle.write_bytes(b"of an earlier attempt")
     assert not job.done()
@@ -75,12 +75,12 @@ def test_an_old_result_does_not_end_a_job(run: Run) -> None:
     assert job.done()
 
 
-def test_a_preempted_job_is_not_done(project: Project, run: Run) -> None:
+def test_preempted_job_is_not_done(project: Project, run: Run) -> None:
     project.slurm.move(run.job_id, JobState.REQUEUED)
     assert not run.job.done(force_check=True)
 
 
-def test_all_jobs_of_a_process_cost_one_question_a_while(project: Project) -> None:
+def test_all_jobs_of_a_process_share_one_queue_query(project: Project) -> None:
     runs = [run for run in (project.queue() for _ in range(4)) if isinstance(run, Run)]
     jobs = [run.job for run in runs]
     project.slurm.calls.clear()
@@ -90,14 +90,14 @@ def test_all_jobs_of_a_process_cost_one_question_a_while(project: Project) -> No
     assert project.slurm.calls == ["queue"]
 
 
-def test_cancel_leaves_a_request(project: Project, run: Run) -> None:
+def test_cancel_of_a_job_cancels_its_run(project: Project, run: Run) -> None:
     run.job.cancel()
     assert project.slurm.cancelled == ["100"]
     assert run.status().state == "cancelled"
     run.job.cancel(check=False)
 
 
-def test_what_a_rank_printed(run: Run) -> None:
+def test_stdout_of_a_task_is_the_log_of_the_last_attempt(run: Run) -> None:
     assert run.job.task(1).stdout() is None
     for attempt in (2, 10):
         run.dir.attempt(attempt).mkdir()
@@ -105,7 +105,7 @@ def test_what_a_rank_printed(run: Run) -> None:
     assert run.job.task(1).stdout() == "attempt 10"
 
 
-def test_the_journal_lists_the_tasks(project: Project) -> None:
+def test_journal_lists_overrides_and_run_id_of_each_task(project: Project) -> None:
     array = project.queue(grid=["args.lr=1,2", "runtime.seed=3"])
     assert isinstance(array, RunArray)
     lines = [line for line, _ in read_lines(array.dir.journal)]
@@ -128,7 +128,7 @@ def test_the_journal_lists_the_tasks(project: Project) -> None:
         (["slurm.partitoin=a,b"], "partition"),
     ],
 )
-def test_an_invalid_grid_is_refused(project: Project, grid: list[str], words: str) -> None:
+def test_invalid_grid_is_refused(project: Project, grid: list[str], words: str) -> None:
     with pytest.raises(SpecError, match=words):
         project.queue(grid=grid)
     assert project.slurm.submissions == []

@@ -1,4 +1,4 @@
-"""Every reason that Slurm has is put into words."""
+"""Explanations of Slurm's reasons why a job waits."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ AssocMaxBillingMinutesPerJob QOSGrpBilling QOSGrpBillingMinutes QOSGrpBillingRun
 QOSMaxBillingPerNode QOSMaxBillingPerUser QOSMaxBillingMinutesPerJob MaxBillingPerAccount QOSMinBilling
 ReservationDeleted ReservationInvalid Constraints
 """.split()  # noqa: SIM905
-"""All names of the table in Slurm's src/common/job_state_reason.c."""
+"""All names in the table of Slurm's src/common/job_state_reason.c."""
 
 ONE_OF_MANY = """
 AssocGrpCpuLimit | the jobs of the account together have reached its limit for CPUs | waits
@@ -56,7 +56,7 @@ QOSMinGRES | the job's request is below the QOS minimum for GPUs or other generi
 
 
 @pytest.mark.parametrize("reason", REASONS)
-def test_every_reason_has_words_and_advice(reason: str) -> None:
+def test_every_reason_has_an_explanation_and_advice(reason: str) -> None:
     said = meaning(reason)
     assert said.words
     assert said.advice
@@ -64,12 +64,12 @@ def test_every_reason_has_words_and_advice(reason: str) -> None:
 
 
 @pytest.mark.parametrize("line", ONE_OF_MANY.strip().splitlines())
-def test_limits_are_put_together_from_their_names(line: str) -> None:
+def test_limit_is_explained_from_the_parts_of_its_name(line: str) -> None:
     reason, words, waits = (part.strip() for part in line.split("|"))
     assert (meaning(reason).words, meaning(reason).waits) == (words, waits == "waits")
 
 
-def test_what_stands_behind_the_reason_is_passed_over() -> None:
+def test_reason_is_recognized_with_details_and_as_a_sentence() -> None:
     for text in ("ReqNodeNotAvail, UnavailableNodes:n[1-2]", "(ReqNodeNotAvail)", "ReqNodeNotAvail(Unavailable:n1)"):
         assert meaning(text).words == meaning("ReqNodeNotAvail").words
     assert meaning("launch failed requeued held").waits is False
@@ -77,11 +77,11 @@ def test_what_stands_behind_the_reason_is_passed_over() -> None:
     assert "down, drained" in meaning(long).words
 
 
-def test_a_reason_of_a_later_slurm_names_the_source() -> None:
+def test_unknown_reason_points_to_slurms_source() -> None:
     assert SOURCE in meaning("SomethingNew").advice
 
 
-def test_a_reason_in_one_line() -> None:
+def test_reason_is_explained_in_one_line() -> None:
     assert in_words("Priority") == "Priority: jobs with a higher priority are ahead of it"
     down = "ReqNodeNotAvail, UnavailableNodes:n[1-2]"
     assert in_words(down).startswith("ReqNodeNotAvail: nodes that the job needs are down")

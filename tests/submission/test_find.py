@@ -1,4 +1,4 @@
-"""Naming a run by what one remembers."""
+"""Finding a run by ID, name, job ID or path, and the cache of known runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.submission.conftest import Project
 
 @pytest.fixture(autouse=True)
 def readable_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids that begin alike in pairs, in the order of submission."""
+    """Give runs readable IDs in order of submission; each pair shares a prefix."""
     numbers = iter(range(100))
 
     def new_run_id() -> str:
@@ -31,7 +31,7 @@ def readable_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpcaccel.submission.submit.request.new_run_id", new_run_id)
 
 
-def test_by_every_name_it_has(project: Project) -> None:
+def test_run_is_found_by_id_name_job_id_and_path(project: Project) -> None:
     run = project.queue()
     other = project.queue(name="other")
     latest = project.queue()
@@ -50,19 +50,19 @@ def test_by_every_name_it_has(project: Project) -> None:
             assert find_run(token).path == expected.path, token
 
 
-def test_from_any_directory(project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_run_is_found_from_any_directory(project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run = project.queue()
     monkeypatch.chdir(tmp_path)
     assert find_run(run.run_id).path == run.path
 
 
-def test_without_an_index(project: Project, home: Path) -> None:
+def test_run_is_found_without_an_index(project: Project, home: Path) -> None:
     run = project.queue()
     shutil.rmtree(home / "state")
     assert find_run("demo").path == run.path
 
 
-def test_a_beginning_of_several(project: Project) -> None:
+def test_ambiguous_id_prefix_lists_all_matching_runs(project: Project) -> None:
     runs = [project.queue(), project.queue()]
     with pytest.raises(RunNotFound, match="matches 2 run IDs") as refusal:
         find_run(runs[0].run_id[:-3])
@@ -70,7 +70,7 @@ def test_a_beginning_of_several(project: Project) -> None:
         assert run.run_id in str(refusal.value)
 
 
-def test_nothing_like_it(project: Project) -> None:
+def test_unknown_run_suggests_similar_runs(project: Project) -> None:
     with pytest.raises(RunNotFound, match="there are no runs yet"):
         find_run("demo")
     project.queue()
@@ -78,19 +78,19 @@ def test_nothing_like_it(project: Project) -> None:
         find_run("dmeo")
 
 
-def test_a_run_that_was_deleted_is_forgotten(project: Project) -> None:
+def test_deleted_run_is_not_found(project: Project) -> None:
     shutil.rmtree(project.queue().path)
     with pytest.raises(RunNotFound):
         find_run("demo")
 
 
-def test_a_damaged_record_hides_nothing(project: Project) -> None:
+def test_damaged_record_does_not_hide_other_runs(project: Project) -> None:
     broken, whole = project.queue(), project.queue()
     RunDir(broken.path).record.write_text("{")
     assert [run.path for run in all_runs()] == [whole.path]
 
 
-def test_a_sweep_is_found_although_its_best_trial_was_submitted_under_its_name(project: Project) -> None:
+def test_only_sweeps_finds_a_sweep_that_shares_its_name_with_a_run(project: Project) -> None:
     sweep = project.queue()
     record = read_record(RunDir(sweep.path))
     write_record(RunDir(sweep.path), replace(record, kind="sweep", array_size=1))
@@ -98,12 +98,12 @@ def test_a_sweep_is_found_although_its_best_trial_was_submitted_under_its_name(p
     assert best.name == sweep.name
     assert find_run(sweep.name).path == best.path
     assert find_run(sweep.name, only_sweeps=True).path == sweep.path
-    assert find_run(sweep.run_id[:-4], only_sweeps=True).path == sweep.path  # with which the other's id begins, too
+    assert find_run(sweep.run_id[:-4], only_sweeps=True).path == sweep.path  # a prefix of both IDs
     assert find_run(best.run_id, only_sweeps=True).path == best.path
 
 
 def changed(project: Project, run: Run, how: str) -> Path | None:
-    """What somebody does to the directory of a run; where it lies afterwards."""
+    """Change the directory of a run. Returns its new path, or None if it was deleted."""
     if how == "deleted":
         shutil.rmtree(run.path)
         return None
@@ -130,7 +130,7 @@ def changed(project: Project, run: Run, how: str) -> Path | None:
         ("replaced by another with the same times", "dema"),
     ],
 )
-def test_what_is_remembered_of_a_run_is_checked(
+def test_cached_run_is_checked_against_its_directory(
     project: Project, monkeypatch: pytest.MonkeyPatch, how: str, name: str | None
 ) -> None:
     monkeypatch.setattr(run_index, "SETTLING_SECONDS", -1.0)
@@ -141,7 +141,7 @@ def test_what_is_remembered_of_a_run_is_checked(
     assert [(one.path, one.name) for one in known_runs()] == ([] if path is None else [(path, name)])
 
 
-def test_a_run_that_is_known_is_not_read_again(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_run_is_not_read_again(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_index, "SETTLING_SECONDS", -1.0)
     runs = [project.queue(), project.queue()]
     first = known_runs()
@@ -150,15 +150,15 @@ def test_a_run_that_is_known_is_not_read_again(project: Project, monkeypatch: py
     assert [run.run_id for run in all_runs()] == [run.run_id for run in runs]
 
 
-def test_what_has_just_changed_is_not_remembered(project: Project) -> None:
-    """A second change within one tick of the file system's clock could not be told from the first."""
+def test_recently_changed_run_is_not_cached(project: Project) -> None:
+    """A second change within one tick of the file system's clock would go unnoticed."""
     project.queue()
     known_runs()
     assert list(user_state.state_home().rglob("names.jsonl")) == []
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[1]\n", b'{"path": 3}\n', b"\xff\xfe\n", b'{"version": "0.0/1"}\n'])
-def test_a_torn_or_strange_memory_only_costs_reading(
+def test_damaged_cache_is_ignored_and_written_again(
     project: Project, monkeypatch: pytest.MonkeyPatch, damage: bytes
 ) -> None:
     monkeypatch.setattr(run_index, "SETTLING_SECONDS", -1.0)
@@ -169,10 +169,10 @@ def test_a_torn_or_strange_memory_only_costs_reading(
     file.write_bytes(damage + whole[: len(whole) // 2])
     assert known_runs() == first
     assert known_runs() == first
-    assert file.read_bytes().endswith(whole)  # it was read, and remembered again
+    assert file.read_bytes().endswith(whole)  # the run was read and cached again
 
 
-def test_the_memory_does_not_grow_without_end(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_file_does_not_grow_without_limit(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_index, "SETTLING_SECONDS", -1.0)
     monkeypatch.setattr(run_index, "_SPARE_LINES", 3)
     run, other = project.queue(), project.queue()
@@ -184,9 +184,7 @@ def test_the_memory_does_not_grow_without_end(project: Project, monkeypatch: pyt
     assert len(file.read_bytes().splitlines()) <= 2 * 2 + 3
 
 
-def test_a_state_directory_that_cannot_be_written_costs_nothing_else(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_are_found_without_a_writable_state_directory(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_index, "SETTLING_SECONDS", -1.0)
     project.queue()
     (project.path / "file").touch()
@@ -194,7 +192,7 @@ def test_a_state_directory_that_cannot_be_written_costs_nothing_else(
     assert [one.name for one in known_runs()] == ["demo"]
 
 
-def test_tasks_of_an_array(project: Project) -> None:
+def test_array_task_is_found_by_run_id_or_job_id(project: Project) -> None:
     array = project.queue(grid=["args.lr=1,2"])
     assert isinstance(array, RunArray)
     assert isinstance(find_run(array.run_id), RunArray)
@@ -204,7 +202,7 @@ def test_tasks_of_an_array(project: Project) -> None:
         find_run(f"{array.run_id}_7")
 
 
-def test_a_resumed_run_answers_to_all_its_jobs(project: Project) -> None:
+def test_resumed_run_is_found_by_each_of_its_job_ids(project: Project) -> None:
     run = project.queue()
     run.stop()
     run.resume()

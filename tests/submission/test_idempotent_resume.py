@@ -1,4 +1,4 @@
-"""A resume that is killed at some point and made again: one new job."""
+"""Resume repeated after a killed resume: one new job in all."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(project: Project) -> Run:
 
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> Killed:
-    """Resume as far as a process gets that is killed behind sbatch, or behind the record too."""
+    """Resume like a process killed after sbatch or, if ``recorded``, after it wrote the record."""
 
     def resume(run: Run | RunArray, *, recorded: bool) -> None:
         with monkeypatch.context() as patch:
@@ -52,7 +52,9 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Killed:
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_the_next_one_takes_up_its_job(project: Project, run: Run, killed: Killed, recorded: bool) -> None:
+def test_second_resume_adopts_the_job_of_a_killed_one(
+    project: Project, run: Run, killed: Killed, recorded: bool
+) -> None:
     killed(run, recorded=recorded)
     run.resume()
     assert run.record.job_ids == ["100", "101"]
@@ -62,7 +64,7 @@ def test_the_next_one_takes_up_its_job(project: Project, run: Run, killed: Kille
         run.resume()
 
 
-def test_it_is_found_by_another_path_of_the_run_too(project: Project, run: Run, killed: Killed) -> None:
+def test_killed_resume_is_recovered_through_a_symlinked_path(project: Project, run: Run, killed: Killed) -> None:
     killed(run, recorded=False)
     (project.path / "link").symlink_to(project.runs)
     other = open_run(project.path / "link" / run.path.relative_to(project.runs), slurm=project.slurm)
@@ -73,7 +75,7 @@ def test_it_is_found_by_another_path_of_the_run_too(project: Project, run: Run, 
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_of_an_array_too(project: Project, killed: Killed, recorded: bool) -> None:
+def test_second_resume_of_an_array_adopts_its_job(project: Project, killed: Killed, recorded: bool) -> None:
     array = project.queue(grid=["args.lr=1,2,3"])
     assert isinstance(array, RunArray)
     end = AttemptEnd(attempt=1, time=2.0, reason="failed", decision="end")
@@ -86,7 +88,7 @@ def test_of_an_array_too(project: Project, killed: Killed, recorded: bool) -> No
     assert len(project.slurm.submissions) == 2
 
 
-def test_a_job_that_has_ended_meanwhile_is_followed_by_another(project: Project, run: Run, killed: Killed) -> None:
+def test_ended_job_of_a_killed_resume_is_followed_by_a_new_job(project: Project, run: Run, killed: Killed) -> None:
     killed(run, recorded=False)
     project.slurm.move("101", JobState.FAILED)
     append_line(run.dir.ledger, to_dict(AttemptEnd(attempt=1, time=2.0, reason="failed", decision="end")))
@@ -94,7 +96,7 @@ def test_a_job_that_has_ended_meanwhile_is_followed_by_another(project: Project,
     assert run.record.job_ids == ["100", "101", "102"]
 
 
-def test_one_that_was_killed_before_sbatch_is_made_anew(project: Project, run: Run) -> None:
+def test_resume_killed_before_sbatch_is_submitted_again(project: Project, run: Run) -> None:
     os.utime(run.dir.script, (1.0, 1.0))
     long_ago = job_submission.JobSubmission(run.dir, slurm=project.slurm, now=lambda: 1.0)
     long_ago.write_intent()
@@ -103,8 +105,8 @@ def test_one_that_was_killed_before_sbatch_is_made_anew(project: Project, run: R
     assert not run.dir.resuming.exists()
 
 
-def test_the_controller_has_its_time_after_a_long_copy_too(project: Project, run: Run) -> None:
-    """The note is older than what was copied before sbatch."""
+def test_settling_time_is_counted_from_the_end_of_the_copy(project: Project, run: Run) -> None:
+    """The intent is older than the script, which was written just before sbatch."""
     job_submission.JobSubmission(run.dir, slurm=project.slurm, now=lambda: 1000.0).write_intent()
     os.utime(run.dir.script, (1090.0, 1090.0))
     for at, is_underway in ((1100.0, True), (1106.0, False)):
@@ -115,7 +117,7 @@ def test_the_controller_has_its_time_after_a_long_copy_too(project: Project, run
                 assert recovery.arrived_jobs(turn, earlier) == []
 
 
-def test_without_locks_it_is_taken_up_all_the_same(
+def test_killed_resume_is_recovered_without_file_locks(
     project: Project, run: Run, killed: Killed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_locks(*_: object) -> None:
@@ -136,9 +138,7 @@ def test_without_locks_it_is_taken_up_all_the_same(
     assert "cannot be used (its file system does not support locks)" in told[0]
 
 
-def test_a_state_directory_that_cannot_be_used_costs_one_note(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unusable_state_directory_shows_one_note(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(project.path / "job.yaml"))
     monkeypatch.setattr(progress_notes, "_SHOWN", set())
     message = r"cannot be used \(Not a directory\): the command continues without it"
@@ -148,7 +148,7 @@ def test_a_state_directory_that_cannot_be_used_costs_one_note(
     assert run.status().state == "pending"
 
 
-def test_who_waits_for_a_lock_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_lock_shows_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = threading.Event()
     token = progress_notes.SHOW_NOTE.set(lambda sentence: told.set())
     monkeypatch.setattr(progress_notes, "SILENT_SECONDS", 0.05)
@@ -167,7 +167,7 @@ def test_who_waits_for_a_lock_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
         progress_notes.SHOW_NOTE.reset(token)
 
 
-def test_a_controller_that_did_not_answer_may_have_taken_the_job(
+def test_second_resume_adopts_the_job_after_an_sbatch_timeout(
     project: Project, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sbatch = project.slurm.sbatch
@@ -185,7 +185,7 @@ def test_a_controller_that_did_not_answer_may_have_taken_the_job(
     assert len(project.slurm.submissions) == 2
 
 
-def test_a_queue_that_does_not_answer_leaves_the_question_open(
+def test_second_resume_adopts_the_job_after_a_failed_queue_query(
     project: Project, run: Run, killed: Killed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed(run, recorded=False)
@@ -201,7 +201,7 @@ def test_a_queue_that_does_not_answer_leaves_the_question_open(
     assert len(project.slurm.submissions) == 2
 
 
-def test_secrets_are_needed_once_more(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_required_again_on_resume(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "planted")
     run = project.queue("environment.secrets=[TOKEN]")
     run.stop()

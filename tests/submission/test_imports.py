@@ -1,4 +1,4 @@
-"""Which programs notice a stop through hpcaccel: by what they import, without running anything."""
+"""Static detection, by imports, of programs that notice stops through hpcaccel."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def hears(folder: Path, script: str, *, name: str = "train.py", copy: bool = Tru
 
 
 @pytest.mark.parametrize(("script", "expected"), [*((s, True) for s in HEARS), *((s, False) for s in DEAF)])
-def test_the_script_itself(tmp_path: Path, script: str, expected: bool) -> None:
+def test_use_of_hpcaccel_is_detected_in_the_script(tmp_path: Path, script: str, expected: bool) -> None:
     assert hears(tmp_path, script) is expected
 
 
@@ -64,13 +64,13 @@ ELSEWHERE = [
 
 @pytest.mark.parametrize("copy", [True, False])
 @pytest.mark.parametrize(("file", "script"), ELSEWHERE)
-def test_what_it_imports_from_its_folder(tmp_path: Path, file: str, script: str, copy: bool) -> None:
+def test_use_of_hpcaccel_is_detected_in_imported_files(tmp_path: Path, file: str, script: str, copy: bool) -> None:
     hears(tmp_path, HEARS[0], name=file)
     assert hears(tmp_path, script, copy=copy)
     assert not hears(tmp_path, "import torch", copy=copy), "a file that it does not import"
 
 
-def test_imports_are_followed_through_each_other(tmp_path: Path) -> None:
+def test_imports_are_followed_recursively(tmp_path: Path) -> None:
     for name, text in {
         "lib/__init__.py": "",
         "lib/a.py": "from . import b",
@@ -82,7 +82,7 @@ def test_imports_are_followed_through_each_other(tmp_path: Path) -> None:
     assert hears(tmp_path, "import lib.a")
 
 
-def test_a_script_in_a_folder_of_its_own_imports_from_there_and_from_the_root(tmp_path: Path) -> None:
+def test_imports_are_resolved_in_the_folder_of_the_script(tmp_path: Path) -> None:
     hears(tmp_path, HEARS[0], name="tools/loop.py")
     assert hears(tmp_path, "import loop", name="tools/train.py")
     assert not hears(tmp_path, "import loop", name="train.py")
@@ -107,14 +107,14 @@ def launched(project: Project, script: str, *overrides: str) -> dict[str, Any]:
         (HEARS[0], ("runtime.stop=signals",), "signals"),
     ],
 )
-def test_how_the_ranks_are_stopped(project: Project, script: str, overrides: tuple[str, ...], stop: str) -> None:
+def test_stop_mode_depends_on_the_script_and_the_setting(
+    project: Project, script: str, overrides: tuple[str, ...], stop: str
+) -> None:
     assert launched(project, script, *overrides)["stop"] == stop
 
 
 @pytest.mark.parametrize(("script", "shielded"), [(HEARS[0], False), (DEAF[0], True)])
-def test_ranks_that_are_stopped_by_signals_have_the_shield_for_loader_workers(
-    project: Project, script: str, shielded: bool
-) -> None:
+def test_ranks_stopped_by_signals_get_the_loader_shield(project: Project, script: str, shielded: bool) -> None:
     launch = launched(project, script)
     folder = launch["loader_shield"]
     assert (folder is not None and Path(folder, "sitecustomize.py").is_file()) is shielded
@@ -129,9 +129,7 @@ def test_ranks_that_are_stopped_by_signals_have_the_shield_for_loader_workers(
         ({"stop": "cooperative", "stop_is_default": True}, "cooperative"),
     ],
 )
-def test_an_accelerator_that_was_overlooked_hears_sigterm_all_the_same(
-    tmp_path: Path, launch: dict[str, Any], stop: str
-) -> None:
+def test_undetected_accelerator_defaults_to_cooperative_stop(tmp_path: Path, launch: dict[str, Any], stop: str) -> None:
     run = RunDir(tmp_path / "run")
     run.create()
     spec = {"runtime": {"stop": None}, "entrypoint": {"script": "train.py"}}

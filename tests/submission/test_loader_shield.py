@@ -1,4 +1,4 @@
-"""Data-loader workers of a program that handles SIGTERM itself live through the signal that Slurm sends to all."""
+"""The loader shield: DataLoader workers survive the SIGTERM that Slurm sends to all processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def start(folder: Path, path: list[Path]) -> subprocess.Popen[str]:
 
 
 def signal_all(process: subprocess.Popen[str]) -> list[int]:
-    """SIGTERM to every process of the group, as Slurm sends it to every process of a step; the workers."""
+    """Send SIGTERM to the process group, as Slurm does to all processes of a step. Returns the workers' pids."""
     assert process.stdout is not None
     workers = [int(pid) for pid in process.stdout.readline().split()[1:]]
     os.killpg(process.pid, signal.SIGTERM)
@@ -49,14 +49,14 @@ def started(tmp_path: Path, shield: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_the_workers_live_and_end_with_their_program(started: subprocess.Popen[str]) -> None:
+def test_workers_survive_sigterm_and_end_with_their_program(started: subprocess.Popen[str]) -> None:
     workers = signal_all(started)
     out, errors = started.communicate(timeout=120)
     assert (started.returncode, out) == (0, "saved\n"), errors
     assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
 
 
-def test_without_the_shield_they_die_and_the_program_with_them(tmp_path: Path) -> None:
+def test_workers_without_the_shield_die_and_fail_the_program(tmp_path: Path) -> None:
     process = start(tmp_path, [])
     signal_all(process)
     _, errors = process.communicate(timeout=120)
@@ -64,7 +64,7 @@ def test_without_the_shield_they_die_and_the_program_with_them(tmp_path: Path) -
     assert "killed by signal: Terminated" in errors
 
 
-def test_workers_of_a_program_that_was_killed_go_by_themselves(started: subprocess.Popen[str]) -> None:
+def test_workers_of_a_killed_program_exit(started: subprocess.Popen[str]) -> None:
     assert started.stdout is not None
     workers = [int(pid) for pid in started.stdout.readline().split()[1:]]
     started.kill()
@@ -75,7 +75,7 @@ def test_workers_of_a_program_that_was_killed_go_by_themselves(started: subproce
         time.sleep(0.1)
 
 
-def test_other_forked_processes_hear_the_signal(tmp_path: Path, shield: Path) -> None:
+def test_other_forked_processes_receive_sigterm(tmp_path: Path, shield: Path) -> None:
     code = (
         "import os, signal, time\n"
         "pid = os.fork()\n"
@@ -87,7 +87,7 @@ def test_other_forked_processes_hear_the_signal(tmp_path: Path, shield: Path) ->
     assert done.stdout == "-15\n"
 
 
-def test_the_environments_own_sitecustomize_runs_as_well(tmp_path: Path, shield: Path) -> None:
+def test_sitecustomize_of_the_environment_runs_too(tmp_path: Path, shield: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "sitecustomize.py").write_text("import builtins\nbuiltins.theirs = 'ran'\n")

@@ -1,4 +1,4 @@
-"""Real runs on the local backend: the same script, supervisor and ledger, without a queue."""
+"""Real runs on the local backend: the script, supervisor and ledger of Slurm runs, without a queue."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def in_state(run: Run | RunArray, state: str) -> Callable[[], bool]:
     return lambda: run.status().state == state
 
 
-def test_a_run_to_its_end(project: Project) -> None:
+def test_run_completes_and_writes_its_logs(project: Project) -> None:
     run = local(project)
     assert run.wait(60).state == "completed"
     assert run.log(1).read_text() == "rank 1 --lr 3e-4\n"
     assert run.result() is None
 
 
-def test_a_failure(project: Project) -> None:
+def test_failing_script_fails_the_run(project: Project) -> None:
     project.write("train.py", "import sys; sys.exit(3)")
     assert local(project).wait(60).state == "failed"
 
 
-def test_it_outlives_whoever_submitted_it(project: Project) -> None:
+def test_run_outlives_the_submitting_process(project: Project) -> None:
     project.hold()
     code = "import hpcaccel; print(hpcaccel.submit('job.yaml', cluster='local').run_id)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -51,7 +51,7 @@ def test_it_outlives_whoever_submitted_it(project: Project) -> None:
     assert run.wait(60).state == "completed"
 
 
-def test_nothing_of_a_job_around_us_comes_along(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_does_not_inherit_variables_of_an_outer_job(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "7")
     monkeypatch.setenv("SLURM_PROCID", "7")
     monkeypatch.setenv("HPCACCEL_ATTEMPT", "7")
@@ -61,7 +61,9 @@ def test_nothing_of_a_job_around_us_comes_along(project: Project, monkeypatch: p
     assert run.log(0).read_text() == "0 None\n"
 
 
-def test_a_run_that_a_trial_starts_is_none_of_its_worker(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_started_by_a_trial_does_not_inherit_worker_variables(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = ["EXPEDITE", "WORKER_JOB", "KILL_WAIT", "WORKER_END", "NODES_CHECKED", "SLOT", "KILLED"]
     for name in names:
         monkeypatch.setenv(f"HPCACCEL_{name}", "1")
@@ -71,7 +73,7 @@ def test_a_run_that_a_trial_starts_is_none_of_its_worker(project: Project, monke
     assert not [name for name in names if f"'HPCACCEL_{name}'" in run.log().read_text()]
 
 
-def test_cancelled_while_it_runs(project: Project, eventually: Eventually) -> None:
+def test_cancel_ends_a_running_run(project: Project, eventually: Eventually) -> None:
     project.hold()
     run = local(project)
     eventually(lambda: run.log().exists() and run.log().read_text())
@@ -82,7 +84,7 @@ def test_cancelled_while_it_runs(project: Project, eventually: Eventually) -> No
     assert not process.is_alive
 
 
-def test_cancelled_while_it_sets_up(project: Project) -> None:
+def test_cancel_ends_a_run_during_setup(project: Project) -> None:
     run = local(project, "environment.setup=[sleep 60]")
     began = time.monotonic()
     run.cancel()
@@ -90,7 +92,7 @@ def test_cancelled_while_it_sets_up(project: Project) -> None:
     assert time.monotonic() - began < 50
 
 
-def test_paused_and_resumed(project: Project, eventually: Eventually) -> None:
+def test_paused_run_resumes_and_completes(project: Project, eventually: Eventually) -> None:
     project.hold()
     run = local(project)
     eventually(in_state(run, "running"))
@@ -104,7 +106,7 @@ def test_paused_and_resumed(project: Project, eventually: Eventually) -> None:
     assert run.status().attempts == 2
 
 
-def test_a_supervisor_that_was_killed_is_seen(project: Project, eventually: Eventually) -> None:
+def test_run_with_a_killed_supervisor_is_lost_and_can_be_resumed(project: Project, eventually: Eventually) -> None:
     project.hold()
     run = local(project)
     eventually(in_state(run, "running"))
@@ -117,7 +119,7 @@ def test_a_supervisor_that_was_killed_is_seen(project: Project, eventually: Even
     assert run.wait(60).state == "completed"
 
 
-def test_an_array_runs_its_tasks_in_turn(project: Project) -> None:
+def test_array_runs_its_tasks_one_after_another(project: Project) -> None:
     array = project.start(grid=["args.lr=1,2"])
     assert isinstance(array, RunArray)
     assert array.wait(60).state == "completed"
@@ -126,7 +128,7 @@ def test_an_array_runs_its_tasks_in_turn(project: Project) -> None:
     assert ends[0][-1] <= ends[1][0]
 
 
-def test_a_cancelled_array_starts_no_further_task(project: Project, eventually: Eventually) -> None:
+def test_cancelled_array_starts_no_further_task(project: Project, eventually: Eventually) -> None:
     project.hold()
     array = project.start(grid=["args.lr=1,2,3"])
     assert isinstance(array, RunArray)
@@ -137,7 +139,7 @@ def test_a_cancelled_array_starts_no_further_task(project: Project, eventually: 
     assert not array[2].log().exists()
 
 
-def test_one_failed_task_goes_on_alone(project: Project) -> None:
+def test_resume_of_an_array_runs_only_the_failed_task(project: Project) -> None:
     project.write("train.py", "import os, sys; sys.exit('2' in sys.argv and not os.path.exists('mended'))")
     array = project.start(grid=["args.lr=1,2"])
     assert isinstance(array, RunArray)
@@ -148,7 +150,7 @@ def test_one_failed_task_goes_on_alone(project: Project) -> None:
     assert len(array[0].record.job_ids) == 1
 
 
-def test_waiting_no_longer_than_asked(project: Project) -> None:
+def test_wait_raises_timeout_error_and_the_run_continues(project: Project) -> None:
     project.hold()
     run = local(project)
     with pytest.raises(TimeoutError, match="it continues"):
@@ -156,7 +158,7 @@ def test_waiting_no_longer_than_asked(project: Project) -> None:
     assert not run.status().ended
 
 
-def test_what_has_ended_cannot_be_cancelled(project: Project) -> None:
+def test_completed_run_cannot_be_cancelled(project: Project) -> None:
     run = local(project)
     run.wait(60)
     with pytest.raises(UserError, match="is completed"):

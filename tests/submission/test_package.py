@@ -1,4 +1,4 @@
-"""The batch step's program."""
+"""The program of the batch step, node.pyz."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-def test_it_runs_from_an_empty_directory_without_any_package(program: Path, tmp_path: Path) -> None:
-    # -S: no site-packages; -I: nothing of the environment or of the current directory
+def test_node_program_runs_without_any_installed_package(program: Path, tmp_path: Path) -> None:
+    # -S: no site-packages; -I: ignore PYTHON* variables and the current directory
     command = [sys.executable, "-S", "-I", str(program), "supervise", str(tmp_path / "no-run")]
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "is not the directory of a submitted run" in done.stderr
 
 
-def test_it_holds_the_base_and_the_batch_step_only(program: Path) -> None:
+def test_node_program_contains_only_base_and_batch_step(program: Path) -> None:
     with zipfile.ZipFile(program) as archive:
         names = [name.removesuffix("c") for name in archive.namelist() if name.endswith((".py", ".pyc"))]
     rooms = {name.split("/")[1] for name in names if name.startswith("hpcaccel/")}
@@ -37,7 +37,7 @@ def test_it_holds_the_base_and_the_batch_step_only(program: Path) -> None:
     assert rooms == {*base, "node"}
 
 
-def test_what_is_compiled_for_this_python_is_used_and_the_source_by_others(program: Path) -> None:
+def test_node_program_uses_bytecode_of_this_python_or_else_source(program: Path) -> None:
     def used() -> str:
         code = (
             f"import sys; sys.path.insert(0, {str(program)!r}); import hpcaccel.core.run_dir as it; print(it.__file__)"
@@ -55,10 +55,10 @@ def test_what_is_compiled_for_this_python_is_used_and_the_source_by_others(progr
     assert used().endswith("run_dir.py")
 
 
-def test_the_same_code_makes_the_same_bytes(program: Path) -> None:
+def test_node_program_build_is_reproducible(program: Path) -> None:
     assert program.read_bytes() == build_node_program()
 
 
-def test_it_can_be_started_by_its_name(program: Path) -> None:
+def test_node_program_is_executable(program: Path) -> None:
     assert os.access(program, os.X_OK)
     assert program.read_bytes().startswith(b"#!/usr/bin/env python3\n")

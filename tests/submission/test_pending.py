@@ -1,4 +1,4 @@
-"""Keys of commands: given again by who was cut off, and forgotten in the end."""
+"""Keys of interrupted commands: reused by a repeated command, and removed once old."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cut_off(stack: ExitStack) -> PendingKey:
     return stack.enter_context(pending_key("commands", {"of": 1}, kept_seconds=3600.0))
 
 
-def test_one_that_was_cut_off_is_repeated_before_a_new_one_begins() -> None:
+def test_interrupted_command_is_repeated_before_a_new_one_starts() -> None:
     with ExitStack() as first:
         first_key = cut_off(first)
         with ExitStack() as second:
@@ -38,7 +38,7 @@ def test_one_that_was_cut_off_is_repeated_before_a_new_one_begins() -> None:
         assert not cut_off(at_last).is_repeated
 
 
-def test_what_nobody_repeats_is_forgotten(state: Path) -> None:
+def test_old_command_keys_are_removed(state: Path) -> None:
     with ExitStack() as stack:
         cut_off(stack)
     for folder in ("submissions", "keys"):
