@@ -1,4 +1,4 @@
-"""Submits that are killed at some moment: their job is found again, or there is none, and nothing else is left."""
+"""Submissions killed at any moment: their job is found again or does not exist, and nothing else is left."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ pytestmark = pytest.mark.usefixtures("told")
 
 
 class Kind:
-    """A way to submit, and how many jobs it is."""
+    """A kind of submission and its number of jobs."""
 
     def __init__(self, project: Project, name: str) -> None:
         self.project = project
@@ -82,25 +82,25 @@ class Kind:
 
 
 def living(slurm: Any) -> list[str]:
-    """Plain ids of jobs that are not over."""
+    """IDs of unfinished jobs, without array indices."""
     found = {address.partition("_")[0] for address, job in slurm.seen().jobs.items() if not job.state.is_ended}
     return sorted(found, key=int)
 
 
 def settle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A queue that shows no job has none: it is not asked again and again."""
+    """Trust the first answer of the queue: if it shows no job, there is none."""
     monkeypatch.setattr("hpcaccel.submission.jobs.recovery.SETTLING_SECONDS", -1.0)
 
 
 def check(kind: Kind, moment: int, number: int) -> bool:
-    """Submit, die at ``moment``, look, clean, submit once more; False: it was through before."""
+    """Submit and die at ``moment``, read the states, clean, submit again. False if it ended before ``moment``."""
     project, slurm = kind.project, kind.project.slurm
     if not killed_at(moment, kind.submit, number=number):
         return False
     runs = all_runs(slurm=slurm)
     states = [run.status() for run in runs]
     assert all(one.state != "lost" for one in states), states
-    jobs = living(slurm)  # by now: the beginning of a chain is made anew when it is looked at
+    jobs = living(slurm)  # read after the states: reading them replaces an incomplete chain
     for job_id in jobs:
         assert find_run(job_id, slurm=slurm).status().state == "pending", (moment, states)
     plan = plan_cleaning(runs, older_than_seconds=-1.0, whole_runs=True, slurm=slurm, folders=[project.runs])
@@ -128,7 +128,9 @@ KINDS = ["run", "array", "chain", "sweep", "workflow"]
 @pytest.mark.chaos
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP], ids=["kill", "hup"])
 @pytest.mark.parametrize("name", KINDS)
-def test_killed_at_any_moment(project: Project, monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
+def test_submission_killed_at_any_moment_loses_no_job(
+    project: Project, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+) -> None:
     settle(monkeypatch)
     kind = Kind(project, name)
     moment = 0
@@ -139,8 +141,10 @@ def test_killed_at_any_moment(project: Project, monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP], ids=["kill", "hup"])
 @pytest.mark.parametrize("name", KINDS)
-def test_killed_behind_sbatch(project: Project, monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
-    """The job is in the queue, and whoever handed it in is gone before it is written down."""
+def test_job_of_a_submission_killed_after_sbatch_is_adopted(
+    project: Project, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+) -> None:
+    """The job is in the queue, but its submitter dies before recording it."""
     settle(monkeypatch)
     kind = Kind(project, name)
     sbatch = SharedSlurm.sbatch
@@ -172,7 +176,7 @@ def _not_permitted(*_: object, **__: object) -> None:
     raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
 
-def test_what_a_killed_submit_had_begun_to_make_is_cleaned(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_of_a_killed_submission_are_cleaned(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     _killed_while_it_copies(project, monkeypatch, signal.SIGKILL)
     (left,) = project.runs.glob("*/.*.tmp")
     assert plan_cleaning([], older_than_seconds=3600.0, folders=[project.runs]).items == ()
@@ -188,14 +192,14 @@ def test_what_a_killed_submit_had_begun_to_make_is_cleaned(project: Project, mon
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM], ids=["hup", "term"])
-def test_a_dropped_connection_undoes_what_was_made(
+def test_hangup_or_termination_undoes_a_submission(
     project: Project, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     _killed_while_it_copies(project, monkeypatch, number)
     assert not project.runs.exists()
 
 
-def test_a_running_submit_is_not_a_leftover(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submission_in_progress_is_pending_and_not_cleaned(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[object, str]] = []
 
     def look(*_: object) -> None:
@@ -209,9 +213,7 @@ def test_a_running_submit_is_not_a_leftover(project: Project, monkeypatch: pytes
     assert seen == [("pending", "it is being submitted"), ([], "it is pending")]
 
 
-def test_a_run_without_a_job_is_not_lost_and_can_be_handed_in(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_without_a_job_is_failed_and_can_be_resumed(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     settle(monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(SharedSlurm, "sbatch", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
@@ -225,7 +227,7 @@ def test_a_run_without_a_job_is_not_lost_and_can_be_handed_in(
 
 
 @pytest.mark.parametrize(("name", "command"), [("array", "resume"), ("sweep", "sweep resume")])
-def test_of_many_jobs_the_whole_is_what_can_be_handed_in(
+def test_array_or_sweep_without_a_job_names_its_resume_command(
     project: Project, monkeypatch: pytest.MonkeyPatch, name: str, command: str
 ) -> None:
     settle(monkeypatch)
@@ -239,7 +241,7 @@ def test_of_many_jobs_the_whole_is_what_can_be_handed_in(
         assert one.detail.endswith(f"nothing is running. Submit it with `hpcaccel {command} {run.run_id}`")
 
 
-def test_tasks_that_are_not_handed_in_again_are_as_they_were(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_outside_a_partial_resume_keep_their_state(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     array = project.queue(grid=["args.lr=1,2"])
     assert isinstance(array, RunArray)
     for task, reason in zip(array, ("completed", "failed"), strict=True):
@@ -252,7 +254,7 @@ def test_tasks_that_are_not_handed_in_again_are_as_they_were(project: Project, m
         assert [task.status().state for task in array] == ["completed", "pending"]
 
 
-def test_an_unresponsive_slurm_is_queried_once_for_all_runs(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresponsive_slurm_is_queried_once_for_all_runs(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "two", "three"):
         _killed_behind_sbatch(project, monkeypatch, partial(project.queue, f"name={name}"))
     asked = []
@@ -267,7 +269,7 @@ def test_an_unresponsive_slurm_is_queried_once_for_all_runs(project: Project, mo
     assert ["it is unknown whether it has a job: squeue" in one.detail for one in found] == [True] * 3
 
 
-def test_a_disk_that_is_full_does_not_hide_other_runs(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_that_cannot_be_recorded_leaves_its_run_pending(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     _killed_behind_sbatch(project, monkeypatch, Kind(project, "run").submit)
     monkeypatch.setattr("hpcaccel.submission.jobs.recovery.record_job", _not_permitted)
     (now,) = statuses([run.dir for run in all_runs()], project.slurm)
@@ -275,7 +277,7 @@ def test_a_disk_that_is_full_does_not_hide_other_runs(project: Project, monkeypa
     assert "its job cannot be recorded: " in now.detail
 
 
-def test_an_unresponsive_queue_leaves_the_submission_open(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresponsive_queue_leaves_the_submission_undecided(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     settle(monkeypatch)
     _killed_behind_sbatch(project, monkeypatch, Kind(project, "run").submit)
     slurm = project.slurm.seen()
@@ -294,7 +296,7 @@ def test_an_unresponsive_queue_leaves_the_submission_open(project: Project, monk
 
 @pytest.mark.parametrize("name", ["run", "sweep", "workflow"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ClusterError("no squeue"), SlurmUnreachable(["squeue"], 1, "")])
-def test_a_repeated_command_that_is_given_up_while_it_waits_can_be_repeated(
+def test_repeated_command_that_fails_in_recovery_can_be_repeated(
     project: Project, monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException
 ) -> None:
     kind = Kind(project, name)
@@ -313,7 +315,7 @@ def test_a_repeated_command_that_is_given_up_while_it_waits_can_be_repeated(
 
 
 @pytest.mark.parametrize("name", ["run", "sweep", "workflow"])
-def test_a_call_that_returns_an_earlier_run_shows_a_note(
+def test_submission_that_returns_an_earlier_run_shows_a_note(
     project: Project, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     settle(monkeypatch)
@@ -325,7 +327,9 @@ def test_a_call_that_returns_an_earlier_run_shows_a_note(
     progress_notes.SHOW_NOTE.reset(token)
 
 
-def test_a_controller_that_may_have_accepted_the_job(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_submission_adopts_the_job_after_an_sbatch_timeout(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settle(monkeypatch)
     sbatch = SharedSlurm.sbatch
 
@@ -342,9 +346,7 @@ def test_a_controller_that_may_have_accepted_the_job(project: Project, monkeypat
     assert len(project.slurm.seen().submissions) == 1
 
 
-def test_a_job_that_the_queue_has_forgotten_is_known_by_its_lease(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_missing_from_the_queue_is_found_by_its_lease(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     settle(monkeypatch)
     _killed_behind_sbatch(project, monkeypatch, Kind(project, "run").submit)
     (run,) = all_runs(slurm=project.slurm)
@@ -359,7 +361,7 @@ def test_a_job_that_the_queue_has_forgotten_is_known_by_its_lease(
 @pytest.mark.parametrize(
     ("name", "log"), [("run", "slurm.log"), ("array", "tasks/1/slurm.log"), ("sweep", "workers/1/slurm.log")]
 )
-def test_a_run_that_a_forgotten_job_has_begun_is_not_removed(
+def test_run_with_output_of_a_job_gone_from_the_queue_is_kept(
     project: Project, monkeypatch: pytest.MonkeyPatch, name: str, log: str
 ) -> None:
     settle(monkeypatch)
@@ -374,7 +376,7 @@ def test_a_run_that_a_forgotten_job_has_begun_is_not_removed(
     assert script.exists()
 
 
-def test_a_job_that_no_record_names_and_that_holds_the_lease_is_not_lost(project: Project) -> None:
+def test_unrecorded_job_that_holds_the_lease_is_active_and_cancelled(project: Project) -> None:
     run = project.queue()
     assert isinstance(run, Run)
     slurm = project.slurm
@@ -409,7 +411,7 @@ LOCAL_MOMENTS = range(0, 200)
 
 
 @pytest.mark.chaos
-def test_killed_at_any_moment_on_this_machine(project: Project) -> None:
+def test_local_submission_killed_at_any_moment_loses_no_run(project: Project) -> None:
     for moment in LOCAL_MOMENTS:
         if not _killed_locally(project, moment):
             assert moment > 10
@@ -417,8 +419,10 @@ def test_killed_at_any_moment_on_this_machine(project: Project) -> None:
     raise AssertionError("it has no end")
 
 
-def test_killed_when_the_process_is_there(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job waits until it is written down: with its submit it goes."""
+def test_local_job_of_a_submission_killed_before_its_record_fails(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A local job waits until it is recorded, and ends if its submitter dies before that."""
     project.hold()
     die = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
     with monkeypatch.context() as patch:
@@ -432,7 +436,7 @@ def test_killed_when_the_process_is_there(project: Project, monkeypatch: pytest.
     assert again.wait(120).state == "completed"
 
 
-def test_killed_when_it_has_begun_on_this_machine(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_job_started_by_a_killed_submission_is_adopted(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     project.hold()
     die = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
     with monkeypatch.context() as patch:

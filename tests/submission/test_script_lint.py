@@ -27,37 +27,37 @@ def told(folder: Path, script: str, *, copy: bool = True, **runtime: Any) -> str
 
 
 @pytest.mark.parametrize("line", ["for epoch in a.epochs(3): ...", "a.resume()", "a.steps(9)", "a.load_state()"])
-def test_a_script_that_takes_up_a_checkpoint_needs_no_advice(tmp_path: Path, line: str) -> None:
+def test_script_that_loads_a_checkpoint_gets_no_advice(tmp_path: Path, line: str) -> None:
     assert told(tmp_path, FOUR_LINES + line) == ""
 
 
-def test_a_script_that_never_loads_is_told_so(tmp_path: Path) -> None:
+def test_script_that_never_loads_a_checkpoint_gets_advice(tmp_path: Path) -> None:
     assert "train.py never loads a checkpoint" in told(tmp_path, FOUR_LINES)
     assert "train.py never loads a checkpoint" in told(tmp_path, FOUR_LINES, copy=False)
 
 
-def test_another_file_of_the_code_may_do_it(tmp_path: Path) -> None:
+def test_checkpoint_loading_in_an_imported_file_is_found(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text("def run(accelerator):\n    accelerator.resume()\n")
     assert told(tmp_path, FOUR_LINES + "import loop") == ""
 
 
-def test_a_script_without_hpcaccel_is_told_how_it_is_stopped(tmp_path: Path) -> None:
+def test_script_without_hpcaccel_gets_advice_on_sigterm(tmp_path: Path) -> None:
     assert "to stop the ranks, hpcaccel sends SIGTERM" in told(tmp_path, "import torch\n")
     assert "Set runtime.stop to signals" in told(tmp_path, "import torch\n", stop="cooperative")
     assert told(tmp_path, "import torch\n", stop="signals") == ""
 
 
-def test_logging_through_hpcaccel_is_no_way_to_notice_a_stop(tmp_path: Path) -> None:
+def test_script_that_only_logs_through_hpcaccel_does_not_notice_stops(tmp_path: Path) -> None:
     assert "sends SIGTERM" in told(tmp_path, "import hpcaccel\nhpcaccel.log({'loss': 1.0})\n")
     assert "sends SIGTERM" in told(tmp_path, "from hpcaccel import log\nlog({'loss': 1.0})\n")
 
 
-def test_another_file_of_the_folder_is_another_program(tmp_path: Path) -> None:
+def test_file_that_the_script_does_not_import_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text(FOUR_LINES)
     assert "sends SIGTERM" in told(tmp_path, "import torch\n")
 
 
-def test_a_script_that_is_no_python_is_left_to_the_ranks(tmp_path: Path) -> None:
+def test_unparsable_script_counts_as_not_using_hpcaccel(tmp_path: Path) -> None:
     assert "nor the files it imports from its folder use hpcaccel" in told(tmp_path, "this is not python\n")
 
 
@@ -66,12 +66,12 @@ def test_a_script_that_is_no_python_is_left_to_the_ranks(tmp_path: Path) -> None
     [
         ("cheap", {}, True),
         ("gpu,cheap", {}, True),
-        (None, {}, False),  # the default one
+        (None, {}, False),  # the default partition
         ("cheap", {"chain": 5}, False),
         ("cheap", {"requeue": False}, False),
     ],
 )
-def test_a_partition_that_preempts_by_cancelling(
+def test_partition_that_preempts_by_cancelling_gets_advice(
     tmp_path: Path, partition: str | None, resilience: dict[str, Any], told: bool
 ) -> None:
     slurm: Any = FakeSlurm(
@@ -90,7 +90,7 @@ def test_a_partition_that_preempts_by_cancelling(
 
 
 @pytest.mark.parametrize("grid", [None, ["args.lr=1,2"]])
-def test_a_site_that_takes_the_requeue_away(project: Project, grid: list[str] | None) -> None:
+def test_requeue_disabled_by_the_site_is_reported_if_requested(project: Project, grid: list[str] | None) -> None:
     told = []
     for project.slurm.may_requeue in (True, False):
         for overrides in (["resilience.requeue=true"], []):
@@ -102,7 +102,7 @@ def test_a_site_that_takes_the_requeue_away(project: Project, grid: list[str] | 
 @pytest.mark.parametrize(
     "script", ["import torch.nn as nn\nfrom hpcaccel import Accelerator\n", "from torch import nn\n"]
 )
-def test_a_core_only_install_has_no_torch_for_a_script(
+def test_missing_torch_is_reported_for_a_script_that_imports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     stop: dict[str, Any] = {"stop": "signals"}
@@ -114,7 +114,7 @@ def test_a_core_only_install_has_no_torch_for_a_script(
     assert not any("needs torch" in one for one in advice(spec, Entry(tmp_path / "train.py", tmp_path), None))
 
 
-def test_more_ranks_than_this_machine_can_start_are_told_of(project: Project) -> None:
+def test_too_many_local_ranks_get_advice(project: Project) -> None:
     told = prepare("job.yaml", cluster="local", overrides=["ntasks_per_node=100000"]).advice
     assert any(
         "100,000 ranks, each a separate process, would start on this machine, which has" in sentence

@@ -1,4 +1,4 @@
-"""A spec against the facts of a cluster: what is found, what is proposed, and that nothing else is."""
+"""Checks of a spec against the facts of a cluster: errors, warnings and proposed values."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ OPEN = facts(
     accounts=[{"account": "chiefs", "default": True, "qos": ["normal"], "default_qos": "normal"}],
     qos=[{"name": "normal"}],
 )
-"""To those who may use all of it."""
+"""Facts for a user with an account that may use partition vip, and without QOS limits."""
 
 
 def said(
@@ -86,7 +86,7 @@ GOOD: dict[str, Any] = {"partition": "gpu", "nodes": 2, "gpus_per_node": "a100:4
         {"partition": "debug", "qos": "debug", "time": 30, "gres": "gpu:v100:2,nvme:1"},
     ],
 )
-def test_what_the_cluster_can_do_is_left_in_peace(slurm: dict[str, Any]) -> None:
+def test_feasible_request_gets_no_finding(slurm: dict[str, Any]) -> None:
     assert said(slurm) == []
 
 
@@ -108,7 +108,7 @@ def test_what_the_cluster_can_do_is_left_in_peace(slurm: dict[str, Any]) -> None
         ({"partition": "debug", "qos": "debug"}, ["error: slurm.time 01:00:00 is longer than partition 'debug'"]),
     ],
 )  # fmt: skip
-def test_components_are_looked_at_as_jobs_are(slurm: dict[str, Any], expected: list[str]) -> None:
+def test_components_are_checked_like_jobs(slurm: dict[str, Any], expected: list[str]) -> None:
     data = {"entrypoint": {"command": ["true"]}, "slurm": slurm}
     found = said({"partition": "gpu", "nodes": 8}, components={"data": data})
     assert len(found) == len(expected), found
@@ -116,13 +116,13 @@ def test_components_are_looked_at_as_jobs_are(slurm: dict[str, Any], expected: l
         assert words in line
 
 
-def test_what_is_not_known_is_no_mistake() -> None:
+def test_unknown_facts_give_no_finding() -> None:
     empty = SiteFacts(name="alps", probed_at=NOW, slurm_version="23.11.4")
     wild = {**GOOD, "partition": "x", "account": "y", "qos": "z", "nodes": 4000, "time": "90-0", "constraint": "q"}
     assert said(wild, site=empty, tasks=10**6) == []
 
 
-def test_accounts_do_not_matter_where_slurm_does_not_enforce_them() -> None:
+def test_accounts_are_not_checked_unless_slurm_enforces_them() -> None:
     lax = facts(config={**CONFIG, "accounting_enforce": []})
     assert said(
         {**GOOD, "account": "nobody's", "qos": "none", "nodes": 7, "gpus_per_node": 4, "mem": None}, site=lax
@@ -187,14 +187,14 @@ def test_accounts_do_not_matter_where_slurm_does_not_enforce_them() -> None:
         ),
     ],
 )
-def test_errors_say_the_value_what_is_allowed_and_how_old_the_facts_are(changes: dict[str, Any], expected: str) -> None:
+def test_error_gives_value_allowed_values_and_age_of_the_facts(changes: dict[str, Any], expected: str) -> None:
     lines = said({**GOOD, **changes})
     assert any(line.startswith(f"error: {expected}") for line in lines), lines
     assert all(line.endswith("[facts of alps, 3 days old]") for line in lines)
 
 
 def limited(**limits: Any) -> SiteFacts:
-    """Partition gpu, its QOS, the job's QOS or the account with one more limit."""
+    """Facts with more limits on partition gpu, its QOS, the job's QOS or the account."""
     partition = {**PARTITIONS[0], **limits.get("partition", {})}
     account = {
         "account": "ml",
@@ -285,7 +285,7 @@ def limited(**limits: Any) -> SiteFacts:
         ),
     ],
 )
-def test_limits_of_partition_qos_and_account(
+def test_limits_of_partition_qos_and_account_are_checked(
     limits: dict[str, Any], within: dict[str, Any], beyond: dict[str, Any], expected: str
 ) -> None:
     site = limited(**limits)
@@ -294,7 +294,7 @@ def test_limits_of_partition_qos_and_account(
     assert any(line.startswith(f"error: {expected}") for line in lines), lines
 
 
-def test_partitions_that_are_not_for_everybody() -> None:
+def test_partition_restricted_to_root_or_groups_is_refused() -> None:
     rooted = [{**PARTITIONS[0], "root_only": True}]
     (line,) = said(GOOD, site=facts(partitions=rooted))
     assert line.startswith("error: slurm.partition 'gpu' is restricted to root: use another partition")
@@ -305,32 +305,32 @@ def test_partitions_that_are_not_for_everybody() -> None:
     assert said(GOOD, site=grouped.model_copy(update={"groups": ["bio"]})) == []
 
 
-def test_more_nodes_than_there_are_is_said_once() -> None:
+def test_too_many_nodes_are_reported_once() -> None:
     (line,) = said(
         {**GOOD, "partition": "debug", "qos": "debug", "nodes": 3, "gpus_per_node": 2, "mem": None, "time": 9}
     )
     assert line.startswith("error: slurm.nodes 3 is more than partition 'debug' has (2): set slurm.nodes to 2")
 
 
-def test_one_of_several_partitions_is_enough() -> None:
+def test_limit_of_one_among_several_partitions_is_a_warning() -> None:
     (line,) = said({**GOOD, "partition": "gpu,spot", "time": "2-00:00:00", "qos": None})
     assert line.startswith("warning: slurm.time 2-00:00:00 is longer than partition 'gpu' allows")
 
 
-def test_a_partition_that_was_down_is_a_warning() -> None:
+def test_drained_partition_is_a_warning() -> None:
     (line,) = said({"partition": "old"})
     assert line.startswith(
         "warning: slurm.partition 'old' was DRAIN when the cluster was probed: it accepts no new jobs"
     )
 
 
-def test_arrays() -> None:
+def test_array_above_max_array_size_is_reported() -> None:
     assert said(GOOD, tasks=1001) == []
     (line,) = said(GOOD, tasks=1002)
     assert "the array of 1002 tasks is larger than cluster 'alps' allows (at most 1001, MaxArraySize)" in line
 
 
-def test_more_tasks_than_one_may_have_in_the_queue() -> None:
+def test_array_above_the_submit_limit_is_a_warning() -> None:
     site = limited(qos={"max_submit": 10})
     assert said(GOOD, tasks=10, site=site) == []
     (line,) = said(GOOD, tasks=11, site=site)
@@ -343,7 +343,7 @@ def test_more_tasks_than_one_may_have_in_the_queue() -> None:
 SLOW = History(run_id="r", checkpoint_bytes=20 * 10**9, checkpoint_files=40, save_seconds=41, step_seconds=1.5)
 
 
-def test_a_save_that_a_preemption_does_not_wait_for() -> None:
+def test_preemption_without_time_to_save_is_a_warning() -> None:
     (line,) = said({**GOOD, "partition": "spot"}, history=SLOW, checkpoint={"keep": 1})
     assert line.startswith(
         "warning: checkpoint.every_steps 500, about 12 minutes: preemption in partition 'spot' leaves too little "
@@ -355,11 +355,11 @@ def test_a_save_that_a_preemption_does_not_wait_for() -> None:
     assert said({**GOOD, "partition": "gpu", "account": "ml"}, history=quick) == []
 
 
-def test_nothing_brings_back_what_is_cancelled() -> None:
+def test_preemption_without_chain_or_requeue_is_a_warning() -> None:
     (line,) = said({**GOOD, "partition": "cancelling"})
     assert line.startswith("warning: resilience.chain null: partition 'cancelling' preempts by cancelling")
     assert said({**GOOD, "partition": "cancelling"}, resilience={"chain": 5}) == []
-    # JobRequeue=0 is a default that our --requeue overrules
+    # JobRequeue=0 is only a default, which --requeue overrides
     assert said({**GOOD, "partition": "spot"}) == []
     (line,) = said({**GOOD, "partition": "spot"}, resilience={"requeue": False})
     assert line.startswith("warning: resilience.requeue false: preemption in partition 'spot' (PreemptMode=REQUEUE)")
@@ -368,7 +368,7 @@ def test_nothing_brings_back_what_is_cancelled() -> None:
 
 
 @pytest.mark.parametrize(("known", "refused"), [(False, True), (True, False), (None, False)])
-def test_an_expedited_requeue_where_there_is_none(known: bool | None, refused: bool) -> None:
+def test_expedited_requeue_is_refused_where_it_is_disabled(known: bool | None, refused: bool) -> None:
     spec = spec_from_values(
         {"name": "x", "entrypoint": {"command": ["true"]}, "resilience": {"requeue": "expedite"}}, base=Path()
     )
@@ -377,7 +377,7 @@ def test_an_expedited_requeue_where_there_is_none(known: bool | None, refused: b
     assert any("enable_expedited_requeue" in one for one in errors) is refused, errors
 
 
-def test_a_qos_that_others_preempt() -> None:
+def test_qos_that_is_preempted_by_cancelling_is_a_warning() -> None:
     by_qos = {**CONFIG, "preempt_type": "preempt/qos"}
     qos = [{"name": "normal", "preempt_mode": "cancel", "grace_seconds": 60}, {"name": "high", "preempts": ["normal"]}]
     (line,) = said({**GOOD, "partition": "spot"}, site=facts(config=by_qos, qos=qos))
@@ -387,17 +387,17 @@ def test_a_qos_that_others_preempt() -> None:
     assert said({**GOOD, "partition": "spot"}, site=facts(config=by_qos, qos=alone)) == []
 
 
-def test_grace_time_counts_for_a_save() -> None:
+def test_grace_time_counts_as_time_to_save() -> None:
     kind = [{**PARTITIONS[2], "grace_seconds": 60}, PARTITIONS[4]]
     assert said({**GOOD, "partition": "spot"}, history=SLOW, checkpoint={"keep": 1}, site=facts(partitions=kind)) == []
 
 
-def test_a_partition_that_nobody_is_above_is_not_preempted() -> None:
+def test_partition_with_the_highest_priority_is_not_preempted() -> None:
     top = [{**PARTITIONS[3], "priority_tier": 9}]
     assert said({**GOOD, "partition": "cancelling"}, site=facts(partitions=top)) == []
 
 
-def test_checkpoints_against_the_quota() -> None:
+def test_checkpoints_above_the_space_quota_are_reported() -> None:
     large = History(run_id="r", checkpoint_bytes=20 * 10**9, checkpoint_files=40)
     (line,) = said(GOOD, history=large, checkpoint={"keep": 3})
     assert "warning: checkpoint.keep 3 needs 80.0 GB, including the next checkpoint" in line
@@ -407,7 +407,7 @@ def test_checkpoints_against_the_quota() -> None:
     assert said(GOOD, history=large, checkpoint={"keep": 2}) == []
 
 
-def test_files_of_checkpoints_against_the_quota() -> None:
+def test_checkpoints_above_the_file_quota_are_reported() -> None:
     many = History(run_id="r", checkpoint_bytes=10**6, checkpoint_files=400)
     quota = [{"path": "/scratch", "bytes_limit": 10**12, "inodes_limit": 2000, "inodes_used": 500}]
     assert said(GOOD, history=many, checkpoint={"keep": 2}, site=facts(quota=quota)) == []
@@ -421,7 +421,7 @@ def test_files_of_checkpoints_against_the_quota() -> None:
     assert "uses 400 files" in line
 
 
-def test_the_line_of_the_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_the_line_of_the_spec_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hpcaccel.spec import load_spec
 
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Where a run stands, from its directory and from what Slurm says."""
+"""The state of a run, from its directory and from Slurm."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def move(project: Project, run: Run, state: JobState | None, **changes: object) 
         ("preempted", "pause", "paused", 85),
     ],
 )
-def test_the_ledgers_last_word_counts_and_slurm_is_not_asked(
+def test_final_ledger_entry_gives_the_state_without_slurm(
     project: Project, run: Run, reason: Reason, decision: Decision, state: str, exit_code: int
 ) -> None:
     started(run)
@@ -87,7 +87,7 @@ def test_the_ledgers_last_word_counts_and_slurm_is_not_asked(
         (["start", "requeue"], JobState.PENDING, "requeued"),
         (["start", "requeue"], JobState.RUNNING, "starting"),
         (["start", "restart"], JobState.RUNNING, "starting"),
-        (["start"], JobState.PENDING, "requeued"),  # a node failed, and Slurm requeued the job by itself
+        (["start"], JobState.PENDING, "requeued"),  # a node failed, and Slurm requeued the job
         (["start"], JobState.NODE_FAIL, "lost"),
         (["start"], JobState.COMPLETED, "lost"),
         (["start"], JobState.CANCELLED, "cancelled"),
@@ -98,7 +98,7 @@ def test_the_ledgers_last_word_counts_and_slurm_is_not_asked(
         ([], None, "lost"),
     ],
 )
-def test_where_nothing_is_decided_slurm_is_asked(
+def test_state_without_a_final_ledger_entry_comes_from_slurm(
     project: Project, run: Run, history: list[str], says: JobState | None, state: str
 ) -> None:
     for word in history:
@@ -111,34 +111,34 @@ def test_where_nothing_is_decided_slurm_is_asked(
 
 
 @pytest.mark.parametrize("says", [JobState.CANCELLED, JobState.FAILED, None])
-def test_a_cancel_request_explains_a_job_that_is_gone(project: Project, run: Run, says: JobState | None) -> None:
+def test_ended_job_with_a_cancel_request_is_cancelled(project: Project, run: Run, says: JobState | None) -> None:
     started(run)
     asked(run, "cancel")
     move(project, run, says)
     assert run.status().state == "cancelled"
 
 
-def test_a_pause_request_explains_a_job_that_left_the_queue(project: Project, run: Run) -> None:
+def test_cancelled_job_with_a_pause_request_is_paused(project: Project, run: Run) -> None:
     asked(run, "pause")
     move(project, run, JobState.CANCELLED)
     assert run.status().state == "paused"
 
 
-def test_asked_to_stop(project: Project, run: Run) -> None:
+def test_run_with_an_open_stop_request_is_stopping(project: Project, run: Run) -> None:
     started(run)
     move(project, run, JobState.RUNNING)
     asked(run, "pause")
     assert run.status().state == "stopping"
 
 
-def test_the_ranks_have_been_told(project: Project, run: Run) -> None:
+def test_run_with_a_stop_file_for_its_ranks_is_stopping(project: Project, run: Run) -> None:
     started(run)
     move(project, run, JobState.RUNNING)
     write_json(run.dir.stop(1), to_dict(StopRequest(reason="preempted", then="requeue", time=0)))
     assert run.status().state == "stopping"
 
 
-def test_what_squeue_does_not_know_sacct_may(project: Project, run: Run) -> None:
+def test_job_missing_from_squeue_is_looked_up_in_sacct(project: Project, run: Run) -> None:
     started(run)
     move(project, run, JobState.NODE_FAIL)
     project.slurm.calls.clear()
@@ -151,9 +151,7 @@ def test_what_squeue_does_not_know_sacct_may(project: Project, run: Run) -> None
 
 
 @pytest.mark.parametrize(("history", "state"), [([], "pending"), (["start"], "running")])
-def test_a_controller_that_is_down_makes_nothing_look_lost(
-    project: Project, run: Run, history: list[str], state: str
-) -> None:
+def test_unreachable_controller_makes_no_run_lost(project: Project, run: Run, history: list[str], state: str) -> None:
     for _ in history:
         started(run)
     project.slurm.unreachable = "Unable to contact slurm controller (connect failure)"
@@ -162,7 +160,7 @@ def test_a_controller_that_is_down_makes_nothing_look_lost(
     assert "Slurm does not respond" in now.detail
 
 
-def test_a_job_that_slurm_should_still_remember_is_not_gone(project: Project, run: Run) -> None:
+def test_job_unlisted_within_min_job_age_is_not_lost(project: Project, run: Run) -> None:
     started(run)
     project.slurm.settings["MinJobAge"] = "300 sec"
     project.slurm.forget(run.job_id)
@@ -171,7 +169,7 @@ def test_a_job_that_slurm_should_still_remember_is_not_gone(project: Project, ru
     assert "no longer lists it, although it did a moment ago" in now.detail
 
 
-def test_the_ledger_tells_of_later_things_than_an_answer_that_is_not_new(project: Project, run: Run) -> None:
+def test_ledger_entry_newer_than_the_cached_queue_gives_the_state(project: Project, run: Run) -> None:
     asking = Queue(project.slurm, seconds=60.0, files=shared_files())
     statuses([run.dir], queue=asking)
     line = AttemptStart(attempt=1, time=time.time(), job_id=run.job_id)
@@ -185,7 +183,7 @@ def test_the_ledger_tells_of_later_things_than_an_answer_that_is_not_new(project
     assert statuses([run.dir], queue=asking)[0].state == "requeued"
 
 
-def test_an_outage_shows_what_slurm_said_before_and_when(project: Project, run: Run) -> None:
+def test_outage_shows_the_last_known_state_and_its_time(project: Project, run: Run) -> None:
     asking = Queue(project.slurm, seconds=0.0, files=shared_files())
     project.slurm.move(run.job_id, JobState.PENDING, reason="Priority")
     (before,) = statuses([run.dir], queue=asking)
@@ -197,14 +195,16 @@ def test_an_outage_shows_what_slurm_said_before_and_when(project: Project, run: 
     assert now.detail.startswith("Priority: jobs with a higher priority are ahead of it (as of ")
 
 
-def test_why_a_job_waits(project: Project, run: Run) -> None:
+def test_pending_reason_is_explained(project: Project, run: Run) -> None:
     move(project, run, JobState.PENDING, reason="QOSMaxJobsPerUserLimit")
     assert run.status().detail == ("QOSMaxJobsPerUserLimit: the QOS limit for running jobs per user is reached")
     move(project, run, JobState.PENDING, reason="Priority")
     assert run.status().detail == "Priority: jobs with a higher priority are ahead of it"
 
 
-def test_the_end_that_came_while_slurm_was_asked(project: Project, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_that_ends_during_the_query_is_completed(
+    project: Project, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started(run)
     move(project, run, JobState.COMPLETED)
     asking = project.slurm.queue
@@ -217,7 +217,7 @@ def test_the_end_that_came_while_slurm_was_asked(project: Project, run: Run, mon
     assert run.status().state == "completed"
 
 
-def test_an_attempt_of_an_earlier_job_says_nothing_about_the_new_one(project: Project, run: Run) -> None:
+def test_attempt_of_an_earlier_job_does_not_affect_the_new_job(project: Project, run: Run) -> None:
     started(run)
     ended(run, "stop", "pause")
     run.resume()
@@ -225,7 +225,7 @@ def test_an_attempt_of_an_earlier_job_says_nothing_about_the_new_one(project: Pr
     assert (now.state, now.job_id, now.attempts) == ("requeued", "101", 1)
 
 
-def test_many_runs_cost_one_question(project: Project) -> None:
+def test_many_runs_share_one_queue_query(project: Project) -> None:
     runs = [project.queue() for _ in range(5)]
     for run in runs[:2]:
         project.slurm.forget(run.job_id)
@@ -247,9 +247,7 @@ print(now.state, now.note)
 LINE = "{job}|RUNNING|gpu|ann|n1|1|N/A|N/A|N/A|5:00|None|x"
 
 
-def test_twenty_processes_that_look_at_runs_cause_one_squeue(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_twenty_processes_share_one_squeue(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [project.queue() for _ in range(3)]
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -271,7 +269,7 @@ def test_twenty_processes_that_look_at_runs_cause_one_squeue(
     assert (tmp_path / "asked").read_text().split() == ["squeue"]
 
 
-def test_an_array_is_what_its_tasks_are(project: Project) -> None:
+def test_array_state_summarizes_its_tasks(project: Project) -> None:
     array = project.queue(grid=["args.lr=1,2,3"])
     assert isinstance(array, RunArray)
 
