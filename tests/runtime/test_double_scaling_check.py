@@ -1,4 +1,4 @@
-"""A loss that the script has divided by the accumulation steps, too."""
+"""Warning about a loss that the script has already divided by the accumulation steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Y = torch.tensor(4.0, requires_grad=True)
         lambda: torch.div(X.sum(), 4).squeeze(),
     ],
 )
-def test_a_warning_names_the_line(loss: Callable[[], Any]) -> None:
+def test_loss_divided_by_the_steps_causes_a_warning_with_its_line(loss: Callable[[], Any]) -> None:
     with pytest.warns(UserWarning, match=r"test_double_scaling_check\.py:\d+: this loss has already been divided by 4"):
         assert warn_if_divided(loss(), 4)
 
@@ -46,7 +46,7 @@ def test_a_warning_names_the_line(loss: Callable[[], Any]) -> None:
         lambda: torch.ones(2).sum() / 4,
     ],
 )
-def test_other_losses_are_none_of_its_business(loss: Callable[[], Any]) -> None:
+def test_other_losses_cause_no_warning(loss: Callable[[], Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not warn_if_divided(loss(), 4)

@@ -1,4 +1,4 @@
-"""Environment variables, names of objects, the machine."""
+"""Environment variables, introspection of objects, ports and the kernel version."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize("word", ["y", "Yes", "t", "TRUE", "on", "1"])
-def test_yes(word: str) -> None:
+def test_str_to_bool_accepts_words_for_true(word: str) -> None:
     assert launch_env.str_to_bool(word) == 1
     assert launch_env.str_to_bool(word, to_bool=True) is True
 
 
 @pytest.mark.parametrize("word", ["n", "No", "f", "FALSE", "off", "0"])
-def test_no(word: str) -> None:
+def test_str_to_bool_accepts_words_for_false(word: str) -> None:
     assert launch_env.str_to_bool(word) == 0
     assert launch_env.str_to_bool(word, to_bool=True) is False
 
 
-def test_neither() -> None:
+def test_str_to_bool_rejects_other_words() -> None:
     with pytest.raises(RuntimeMisuse, match="'maybe' is not a boolean"):
         launch_env.str_to_bool("maybe")
 
 
-def test_variables_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patch_and_clear_environment_restore_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THERE", "before")
     with launch_env.patch_environment(there="now", new=3):
         assert (os.environ["THERE"], os.environ["NEW"]) == ("now", "3")
@@ -47,7 +47,7 @@ def test_variables_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "NEW" not in os.environ
 
 
-def test_reading_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_are_read_as_int_flag_or_choice_with_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBER", "4")
     monkeypatch.setenv("FLAG", "yes")
     monkeypatch.delenv("MISSING", raising=False)
@@ -58,13 +58,13 @@ def test_reading_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launch_env.parse_choice_from_env("MISSING", "no") == "no"
 
 
-def test_lines_of_an_environment_file(caplog: pytest.LogCaptureFixture) -> None:
+def test_environment_file_omits_unrepresentable_values_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert launch_env.convert_dict_to_env_variables({"A": "1", "B": "x y", "C": ""}) == ["A=1\n"]
     assert [record.args for record in caplog.records] == [("B", "x y"), ("C", "")]
 
 
-def test_looking_into_objects() -> None:
+def test_introspection_of_attributes_dicts_names_and_libraries() -> None:
     assert introspection.recursive_getattr(Path("a/b"), "parent.name") == "a"
     assert introspection.merge_dicts({"a": {"b": 1}, "c": 2}, {"a": {"d": 3}}) == {"a": {"b": 1, "d": 3}, "c": 2}
     assert introspection.get_pretty_name(Path) == "Path"
@@ -72,7 +72,7 @@ def test_looking_into_objects() -> None:
     assert availability.are_libraries_initialized("torch", "nonsense") == ["torch"]
 
 
-def test_ports() -> None:
+def test_is_port_in_use_detects_a_listening_socket() -> None:
     with socket.socket() as taken:
         taken.bind(("localhost", 0))
         taken.listen()
@@ -82,7 +82,7 @@ def test_ports() -> None:
 
 
 @pytest.mark.parametrize(("release", "warns"), [("5.4.0-42-generic", True), ("4.18.0", True), ("5.15.0", False)])
-def test_old_kernels(
+def test_check_os_kernel_warns_about_old_kernels(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, release: str, warns: bool
 ) -> None:
     monkeypatch.setattr(platform, "release", lambda: release)

@@ -1,4 +1,4 @@
-"""Whatever kind of loader, and wherever it is stopped: every later step is that of the undisturbed training."""
+"""Exact resume: with any kind of loader, stopped at any step, every later step equals the uninterrupted training's."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ EPOCHS = 3
 
 
 class Killed(Exception):
-    """The process has been killed."""
+    """Simulates that the process is killed."""
 
 
 class Loop(Hooks):
     """A training loop that saves, and is killed some steps later.
 
     Args:
-        last_mark_at: a step after which streams are not asked for their state any more; None: they are at each step.
+        last_mark_at: step after which the state of streams is no longer recorded; None: recorded at each step.
     """
 
     def __init__(self, *, save_at: int = -1, kill_at: int = -1, last_mark_at: int | None = None) -> None:
@@ -73,7 +73,7 @@ class Loop(Hooks):
 
 
 def process(kinds: list[Kind], loop: Loop, *, rank: int, size: int, seed: int, saved: Any = None) -> Loop:
-    """A process that trains, with generators as scripts seed them, or as they happen to be."""
+    """A simulated training process, whose global generators are seeded with ``seed``."""
     seed_generators(seed)
     loop.loaders = [prepared(kind.make(), rank=rank, size=size, hooks=loop, **kind.options) for kind in kinds]
     for loader in loop.loaders:
@@ -125,14 +125,14 @@ def need_torchdata(name: str) -> None:
 
 @pytest.mark.parametrize("name", WITHOUT)
 @pytest.mark.parametrize("size", [1, 2])
-def test_without_workers(name: str, size: int) -> None:
+def test_resume_without_workers_is_exact(name: str, size: int) -> None:
     need_torchdata(name)
     for save_at in (1, 5, 14):
         check([name], save_at=save_at, rank=size - 1, size=size)
 
 
 @pytest.mark.parametrize("name", workers_rows())
-def test_with_workers(name: str) -> None:
+def test_resume_with_workers_is_exact(name: str) -> None:
     need_torchdata(name)
     check([name], save_at=9, rank=1, size=2)
 
@@ -146,8 +146,8 @@ MARKED = [
 
 
 @pytest.mark.parametrize(("name", "size"), MARKED)
-def test_from_a_state_that_is_older_than_the_save(name: str, size: int) -> None:
-    """What was read since then is read again, and thrown away."""
+def test_resume_is_exact_if_the_stream_state_is_older_than_the_save(name: str, size: int) -> None:
+    """Samples read since that state are read again and discarded."""
     need_torchdata(name)
     check([name], save_at=5, rank=size - 1, size=size, last_mark_at=2)
 
@@ -155,15 +155,15 @@ def test_from_a_state_that_is_older_than_the_save(name: str, size: int) -> None:
 @pytest.mark.parametrize(
     "names", [["map", "stream"], ["stateful", "map, own batches"], ["stream", "stateful"]], ids=" and ".join
 )
-def test_two_loaders_in_one_step(names: list[str]) -> None:
-    """Where one of them is opened, the other one gives batches already."""
+def test_resume_with_two_loaders_per_step_is_exact(names: list[str]) -> None:
+    """One loader has already returned a batch when the other one starts."""
     check(names, save_at=5, rank=0, size=1)
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("name", KINDS)
-def test_at_every_moment(name: str) -> None:
-    """Moments drawn by chance, the same in each run of the tests."""
+def test_resume_from_random_steps_is_exact(name: str) -> None:
+    """The steps are drawn at random with a fixed seed."""
     need_torchdata(name)
     draws = random.Random(name)
     for _ in range(6):
@@ -172,8 +172,8 @@ def test_at_every_moment(name: str) -> None:
 
 
 def resumed_steps(path: Path, arguments: list[str], *, size: int, background: bool = False) -> tuple[str, list[int]]:
-    """Ranks that save every 5 steps, and are killed two steps later: what the second attempt says, and the steps that
-    are not those of ranks that nobody has killed."""
+    """Ranks that save every 5 steps and are killed at step 7: the output of the second attempt, and the steps that
+    differ from those of an uninterrupted run."""
     schedule = {"every_steps": 5, "keep": None, "background": background}
     whole, killed = make_run(path / "whole", checkpoint=schedule), make_run(path / "killed", checkpoint=schedule)
     assert run_ranks("exact.py", arguments, size=size, run=whole).codes == [0] * size
@@ -205,7 +205,7 @@ PROCESSES = [
 
 
 @pytest.mark.parametrize(("arguments", "size"), PROCESSES)
-def test_processes_that_are_killed_repeat_every_step(tmp_path: Path, arguments: list[str], size: int) -> None:
+def test_steps_of_killed_ranks_are_identical_after_a_resume(tmp_path: Path, arguments: list[str], size: int) -> None:
     need_torchdata(arguments[1])
     said, wrong = resumed_steps(tmp_path, arguments, size=size)
     assert "resumed at step 5" in said

@@ -1,4 +1,4 @@
-"""A checkpoint is called bit-exact only where nothing speaks against it, and it says what does."""
+"""``Exactness``: when a checkpoint is bit-exact, and the reasons that it gives when it is not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:.*set_vital"
 
 
 class Training:
-    """A script with its loaders, and the part of the loop that counts its steps."""
+    """A script with its loaders, and the part of the loop that counts steps."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ def plain(samples: int = 12, **options: Any) -> DataLoader[Any]:
 
 
 def one_epoch(training: Training, between: Callable[[], object] = lambda: None) -> list[list[str]]:
-    """What is said at each step's save, as the next batch is asked for."""
+    """The doubts at a save after each step, taken when the next batch is requested."""
     said: list[list[str]] = []
     training.hooks.step_is_over = lambda: said.append(training.doubts()) if training.hooks.step else None  # type: ignore[method-assign]
     for _ in training.loaders[0]:
@@ -73,12 +73,12 @@ def one_epoch(training: Training, between: Callable[[], object] = lambda: None) 
     return said
 
 
-def test_nothing_speaks_against_steps_on_a_prepared_loader() -> None:
+def test_steps_on_a_prepared_loader_are_exact() -> None:
     assert one_epoch(Training(plain())) == [[]] * 6
 
 
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.loader.get("num_workers", 0) == 0])
-def test_nor_against_any_kind_of_loader(name: str) -> None:
+def test_steps_on_every_known_kind_of_loader_are_exact(name: str) -> None:
     if "torchdata" in name:
         pytest.importorskip("torchdata")
     kind = KINDS[name]
@@ -86,13 +86,13 @@ def test_nor_against_any_kind_of_loader(name: str) -> None:
     assert set(map(tuple, one_epoch(Training(kind.make(), **kind.options)))) == {tuple(expected)}
 
 
-def test_without_determinism_that_is_all_that_is_said() -> None:
+def test_missing_determinism_is_the_only_reason_given() -> None:
     training = Training(plain(), deterministic=False)
     training.step()
     assert training.doubts() == ["saved without runtime.deterministic"]
 
 
-def test_batches_that_come_from_elsewhere() -> None:
+def test_steps_without_a_prepared_loader_or_its_batch_are_not_exact() -> None:
     training = Training()
     training.step()
     assert training.doubts() == ["no DataLoader was prepared"]
@@ -101,8 +101,8 @@ def test_batches_that_come_from_elsewhere() -> None:
     assert training.doubts() == ["step 1 took no batch from a prepared DataLoader"]
 
 
-def test_a_loader_that_no_checkpoint_holds() -> None:
-    """As ``prepare_data_loader`` makes them."""
+def test_batches_of_a_loader_outside_the_checkpoint_are_not_exact() -> None:
+    """``prepare_data_loader`` creates such loaders."""
     training = Training(plain())
     outside = training.prepare(plain())
     training.prepared.loaders.remove(outside)
@@ -112,7 +112,7 @@ def test_a_loader_that_no_checkpoint_holds() -> None:
         break
 
 
-def test_several_steps_on_one_batch() -> None:
+def test_second_step_on_one_batch_is_not_exact() -> None:
     training = Training(plain())
     for _ in training.loaders[0]:
         training.step()
@@ -122,7 +122,7 @@ def test_several_steps_on_one_batch() -> None:
         break
 
 
-def test_a_batch_that_is_carried_along() -> None:
+def test_batch_kept_for_the_next_step_is_not_exact() -> None:
     training = Training(plain())
     batches = iter(training.loaders[0])
     following = next(batches)
@@ -133,7 +133,7 @@ def test_a_batch_that_is_carried_along() -> None:
     assert training.doubts()[0].startswith(text)
 
 
-def test_a_batch_that_is_left_out_cannot_be_told_from_it() -> None:
+def test_skipped_batch_gives_the_same_reason_as_a_kept_batch() -> None:
     training = Training(plain())
     batches = iter(training.loaders[0])
     next(batches)
@@ -142,7 +142,7 @@ def test_a_batch_that_is_left_out_cannot_be_told_from_it() -> None:
     assert training.doubts()[-1].endswith("a batch that is kept is not saved")
 
 
-def test_accumulation_ends_an_epoch_with_fewer_batches() -> None:
+def test_last_accumulation_of_an_epoch_may_have_fewer_batches() -> None:
     training = Training(plain())
     for number, _ in enumerate(training.loaders[0]):
         if number % 4 == 3 or training.loaders[0].at_last_batch:
@@ -150,7 +150,7 @@ def test_accumulation_ends_an_epoch_with_fewer_batches() -> None:
             assert training.doubts() == []
 
 
-def test_saves_in_the_middle_of_a_step() -> None:
+def test_saves_in_the_middle_of_a_step_are_not_exact() -> None:
     training = Training(plain())
     assert "saved before the first step" in training.doubts()[0]
     batches = iter(training.loaders[0])
@@ -167,7 +167,7 @@ def test_saves_in_the_middle_of_a_step() -> None:
     assert "after its forward pass" in training.doubts()[0]
 
 
-def test_a_batch_of_an_evaluation_is_no_batch_of_a_step() -> None:
+def test_save_within_an_evaluation_is_not_exact_and_after_it_is_exact() -> None:
     training = Training(plain(), plain(4))
     for _ in training.loaders[0]:
         training.step()
@@ -176,7 +176,7 @@ def test_a_batch_of_an_evaluation_is_no_batch_of_a_step() -> None:
         assert training.doubts() == []
 
 
-def test_a_loader_and_its_view_without_the_first_batches_are_one() -> None:
+def test_loader_and_its_skipping_view_count_as_one_loader() -> None:
     training = Training(plain())
     for loader in (training.loaders[0].skipping(2), training.loaders[0]):
         for _ in loader:
@@ -184,7 +184,7 @@ def test_a_loader_and_its_view_without_the_first_batches_are_one() -> None:
             assert training.doubts() == []
 
 
-def test_loaders_one_after_the_other() -> None:
+def test_loaders_used_one_after_the_other_are_not_exact() -> None:
     training = Training(plain(), plain())
     for _ in training.loaders[0]:
         training.step()
@@ -194,7 +194,7 @@ def test_loaders_one_after_the_other() -> None:
         assert "one after the other" in training.doubts()[0]
 
 
-def test_a_loader_that_was_not_prepared() -> None:
+def test_partly_read_unprepared_loader_is_not_exact() -> None:
     training = Training(plain())
     other = iter(plain())
     next(other)
@@ -205,7 +205,7 @@ def test_a_loader_that_was_not_prepared() -> None:
     assert one_epoch(Training(plain()))[0] == []
 
 
-def test_a_loader_that_reads_otherwise_than_the_one_that_was_saved() -> None:
+def test_changes_of_a_loader_since_the_save_are_listed() -> None:
     saved = Training(plain()).loaders[0].state_dict()
     for loader, expected in (
         (plain(), ()),

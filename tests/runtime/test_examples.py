@@ -1,4 +1,4 @@
-"""Scripts as Accelerate's users write them: nothing is changed but the name of the package."""
+"""Example scripts for Accelerate run with hpcaccel: only the package name in their imports is changed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_example(run: Run, name: str) -> None:
+def test_example_script_prints_the_expected_line(run: Run, name: str) -> None:
     texts = run.texts(name)
     assert run.codes(name) == ["0"] * run.size, "\n".join(texts)
     assert SAYS[name] in texts[0].splitlines(), "\n".join(texts)
@@ -78,7 +78,7 @@ def test_example(run: Run, name: str) -> None:
         assert all(SAYS[name] not in text for text in texts[1:])
 
 
-def test_nothing_else_is_rewritten() -> None:
+def test_example_scripts_do_not_mention_hpcaccel() -> None:
     for name in NAMES:
         source = (EXAMPLES / f"{name}.py").read_text()
         assert "hpcaccel" not in source

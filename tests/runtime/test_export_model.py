@@ -1,4 +1,4 @@
-"""Weights in files that any program opens."""
+"""Export of model weights to safetensors and torch files, and loading of these files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def save_model(model: nn.Module, path: Path, **options: Any) -> None:
     model_weight_files.save_model(model, path, ALONE, Settings(), **options)
 
 
-def test_two_ranks_write_plain_whole_tensors_whatever_the_strategy(tmp_path: Path) -> None:
+def test_two_ranks_export_whole_tensors_with_fsdp_and_ddp(tmp_path: Path) -> None:
     ended = run_ranks("exporting.py", [str(tmp_path)])
     assert ended.codes == [0, 0], ended.outputs
     told = [json.loads(line) for line in ended.outputs[0].splitlines() if line.startswith("{")]
@@ -79,9 +79,7 @@ def test_two_ranks_write_plain_whole_tensors_whatever_the_strategy(tmp_path: Pat
         pytest.param("load_state", 30, marks=pytest.mark.chaos),
     ],
 )
-def test_shards_that_only_rank_0_asks_for_are_an_error_that_names_the_line_and_the_missing_ranks(
-    tmp_path: Path, call: str, line: int
-) -> None:
+def test_sharded_call_on_rank_0_alone_raises_with_line_and_missing_rank(tmp_path: Path, call: str, line: int) -> None:
     run = make_run(tmp_path / "run", runtime={"control_timeout_seconds": 2.0})
     ended = run_ranks("main_only.py", [call, str(tmp_path)], run=run)
     assert all(ended.codes), ended.outputs
@@ -90,7 +88,7 @@ def test_shards_that_only_rank_0_asks_for_are_an_error_that_names_the_line_and_t
         assert f"main_only.py:{line}: rank 1 did not reach this call within 2 s" in said
 
 
-def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_failed_save_leaves_the_previous_file_intact(tmp_path: Path) -> None:
     save({"a": 1}, tmp_path / "x.pt")
     with pytest.raises(AttributeError, match="pickle"):
         save({"a": lambda: None}, tmp_path / "x.pt")
@@ -98,7 +96,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["x.pt"]
 
 
-def test_safetensors_files_hold_tensors_by_name_only(tmp_path: Path) -> None:
+def test_safetensors_export_rejects_values_other_than_named_tensors(tmp_path: Path) -> None:
     with pytest.raises(RuntimeMisuse, match="unlike these entries: step"):
         save({"weight": torch.ones(2), "step": 3}, tmp_path / "x.safetensors", safe=True)
     with pytest.raises(RuntimeMisuse, match="not a list"):
@@ -116,7 +114,7 @@ def test_tensors_that_share_memory_are_written_once_or_copied() -> None:
 
 
 @pytest.mark.parametrize("safe", [True, False])
-def test_ties_survive_the_way_through_files(tmp_path: Path, safe: bool) -> None:
+def test_tied_weights_are_still_tied_after_export_and_load(tmp_path: Path, safe: bool) -> None:
     model, other = Tied(), Tied()
     save_model(model, tmp_path, safe=safe, max_shard_size="64B")
     index = json.loads(next(tmp_path.glob("*.index.json")).read_text())
@@ -127,7 +125,7 @@ def test_ties_survive_the_way_through_files(tmp_path: Path, safe: bool) -> None:
     assert all(torch.equal(other.state_dict()[name], value) for name, value in model.state_dict().items())
 
 
-def test_a_model_goes_where_models_go(tmp_path: Path) -> None:
+def test_save_model_rejects_file_paths_meta_tensors_and_invalid_sizes(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RuntimeMisuse, match="this path is a file"):
         save_model(Tied(), tmp_path / "file")
@@ -137,13 +135,13 @@ def test_a_model_goes_where_models_go(tmp_path: Path) -> None:
         save_model(Tied(), tmp_path / "x", max_shard_size="big")
 
 
-def test_a_file_that_would_run_code_is_not_loaded(tmp_path: Path) -> None:
+def test_file_that_could_run_code_is_not_loaded(tmp_path: Path) -> None:
     torch.save({"first.weight": Path("/")}, tmp_path / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="could run code"):
         load_model.load_checkpoint_in_model(Tied(), tmp_path)
 
 
-def test_weights_of_another_model(tmp_path: Path) -> None:
+def test_weights_of_another_model_load_only_if_not_strict_and_shapes_match(tmp_path: Path) -> None:
     torch.save({"first.weight": torch.zeros(4, 4), "third": torch.ones(1)}, tmp_path / "x.bin")
     model = Tied()
     load_model.load_checkpoint_in_model(model, tmp_path / "x.bin")

@@ -1,4 +1,4 @@
-"""A rank that was forked is as one that was started: the same programs, once in each way."""
+"""Forked ranks behave like ranks with a new Python process: the same programs run in both ways."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def place(tmp_path: Path, *, fresh: bool, **options: Any) -> tuple[dict[str, Any
 
 
 @pytest.mark.parametrize("blocked", [False, True], ids=["signals", "blocked signals"])
-def test_it_finds_what_a_python_of_its_own_would(
+def test_forked_rank_has_the_same_process_state_as_a_new_python(
     blocked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place(tmp_path, fresh=False)
@@ -63,7 +63,7 @@ def end(tmp_path: Path, text: str, *, fresh: bool) -> Ended:
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_it_ends_as_a_python_of_its_own_would(name: str, tmp_path: Path) -> None:
+def test_forked_rank_ends_like_a_new_python(name: str, tmp_path: Path) -> None:
     forked, started = (end(tmp_path, ENDS[name], fresh=fresh) for fresh in (False, True))
     assert forked.codes == started.codes
     lines, wanted = (ended.outputs[0].splitlines() for ended in (forked, started))
@@ -72,21 +72,19 @@ def test_it_ends_as_a_python_of_its_own_would(name: str, tmp_path: Path) -> None
         assert any('template.py", line ' in line for line in lines)
 
 
-def test_sets_are_not_in_the_same_order_on_neighbours(tmp_path: Path) -> None:
+def test_neighbouring_ranks_have_different_hash_seeds(tmp_path: Path) -> None:
     program = tmp_path / "order.py"
     program.write_text("print(hash('word'))")
     assert len(set(run_ranks(str(program)).outputs)) == 2
 
 
-def test_what_numpy_draws_differs_from_rank_to_rank(tmp_path: Path) -> None:
+def test_random_numbers_differ_from_rank_to_rank(tmp_path: Path) -> None:
     program = tmp_path / "draws.py"
     program.write_text("import numpy, random\nprint(numpy.random.random(), random.random())")
     assert len(set(run_ranks(str(program), size=3).outputs)) == 3
 
 
-def test_an_environment_that_is_read_at_the_start_takes_a_python_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_read_at_start_up_cause_a_new_python_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "flags.py"
     program.write_text("import sys; print(sys.flags.dev_mode)")
     assert run_ranks(str(program)).outputs == ["False\n"] * 2
@@ -94,7 +92,7 @@ def test_an_environment_that_is_read_at_the_start_takes_a_python_of_its_own(
     assert run_ranks(str(program)).outputs == ["True\n"] * 2
 
 
-def test_it_can_be_waited_for_and_signalled(tmp_path: Path) -> None:
+def test_forked_process_can_be_waited_for_and_signalled(tmp_path: Path) -> None:
     program = tmp_path / "waits.py"
     program.write_text("import time\nprint('waits', flush=True)\ntime.sleep(600)")
     (process,) = Ranks(str(program), size=1).processes

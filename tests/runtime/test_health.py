@@ -1,4 +1,4 @@
-"""Signs of life, stacks on demand, and ranks that keep the others waiting."""
+"""Heartbeats, thread stacks on demand, and stragglers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def beat(run: RunDir, rank: int) -> dict[str, Any]:
     return read_json(run.heartbeats(1) / f"{rank}.json") or {}
 
 
-def test_ranks_tell_how_far_they_are_and_where_and_which_one_is_slow(tmp_path: Path) -> None:
+def test_ranks_record_heartbeats_thread_stacks_and_stragglers(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", checkpoint={"every_steps": None})
     ranks = Ranks("ailing.py", "--slow", "1", "--steps", "260", "--pause", "0.005", size=2, run=run)
     stacks = run.stacks(1)
@@ -55,7 +55,7 @@ def test_ranks_tell_how_far_they_are_and_where_and_which_one_is_slow(tmp_path: P
     last = beat(run, 1)
     assert (last["rank"], last["host"], last["pid"]) == (1, node_name(), ranks.processes[1].pid)
     assert (last["step"], last["batches"]) == (260, 260)
-    assert last["phase"] in ("finishing", "leaving")  # whichever of the two its last beat met
+    assert last["phase"] in ("finishing", "leaving")  # the last beat may be in either phase
     assert 0 < last["step_seconds"] < 5
     assert last["thread"] in (stacks / "1.txt").read_text()
     assert "ailing.py" in (stacks / "1.txt").read_text()
@@ -70,7 +70,7 @@ def test_ranks_tell_how_far_they_are_and_where_and_which_one_is_slow(tmp_path: P
 IN_C_CODE = (Path(__file__).parent / "programs" / "keeps_gil.py").read_text()
 
 
-def test_c_code_that_keeps_the_lock_is_seen_too_and_forked_workers_are_left_alone(tmp_path: Path) -> None:
+def test_stacks_show_c_code_that_holds_the_gil_and_omit_forked_workers(tmp_path: Path) -> None:
     program = subprocess.Popen(
         [sys.executable, "-c", IN_C_CODE, str(tmp_path)],
         stdout=subprocess.PIPE,
@@ -86,14 +86,14 @@ def test_c_code_that_keeps_the_lock_is_seen_too_and_forked_workers_are_left_alon
     assert "in keeps_pythons_lock" in (tmp_path / "0.txt").read_text()
 
 
-def test_where_a_thread_is() -> None:
+def test_thread_position_gives_call_site_and_fingerprint() -> None:
     here, again = thread_position(sys._getframe()), thread_position(sys._getframe())
     assert here.site.startswith("tests/runtime/test_health.py:")
     assert here.fingerprint != again.fingerprint
     assert not here.waits
 
 
-def test_a_thread_in_a_collective_of_the_script_waits() -> None:
+def test_thread_in_a_collective_call_counts_as_waiting() -> None:
     seen = []
 
     class Work:
@@ -115,16 +115,18 @@ def test_a_thread_in_a_collective_of_the_script_waits() -> None:
         ([100, 100, 100, 115], 0.0002, {}),
         ([100, 200], 0.0003, {1: 2.0}),  # of two the faster one is the median
         ([100, 200, 100, 300], 0.0003, {1: 2.0, 3: 3.0}),
-        ([100, 200], 0.1, {}),  # a share of the step that nobody would notice
-        ([0, 200, 0, 0], 0.0001, {}),  # nobody to compare with
+        ([100, 200], 0.1, {}),  # too small a share of the step
+        ([0, 200, 0, 0], 0.0001, {}),  # no other rank to compare with
         ([0, 100, 100, 200], 0.0001, {3: 2.0}),
     ],
 )
-def test_who_is_slow(times: list[int], step_seconds: float, slow: dict[int, float]) -> None:
+def test_slow_ranks_compares_own_times_with_the_median(
+    times: list[int], step_seconds: float, slow: dict[int, float]
+) -> None:
     assert slow_ranks(times, step_seconds) == slow
 
 
-def test_slow_ranks_are_told_of_when_they_last_and_when_they_have_gone(
+def test_slow_ranks_are_reported_when_confirmed_and_when_they_recover(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = RunDir(tmp_path)
@@ -143,10 +145,10 @@ def test_slow_ranks_are_told_of_when_they_last_and_when_they_have_gone(
 
 
 @pytest.mark.parametrize(("until_batch", "microseconds"), [(True, 2000), (False, 52_000)])
-def test_a_ranks_own_time_ends_where_it_may_wait_for_others(
+def test_own_time_ends_where_the_rank_may_wait_for_others(
     monkeypatch: pytest.MonkeyPatch, until_batch: bool, microseconds: int
 ) -> None:
-    """With sharded models that is when the batch has come, else when the backward pass begins."""
+    """With sharded models when the batch has arrived, otherwise when the backward pass begins."""
     now = 1.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     own = OwnTime(torch.device("cpu"), until_batch=until_batch)
@@ -165,7 +167,7 @@ def test_a_ranks_own_time_ends_where_it_may_wait_for_others(
 
 
 class Event:
-    """Of a device that is a millisecond further at each event, and behind with the last ones."""
+    """An event of a GPU, one millisecond after the previous event. Only the first eight are complete."""
 
     count = 0
 
@@ -180,7 +182,7 @@ class Event:
         return float(other.number - self.number)
 
 
-def test_on_a_gpu_its_own_clock_counts_on_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_time_on_a_gpu_is_measured_with_events_in_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpcaccel.runtime.health.stragglers._event", Event)
     own = OwnTime(torch.device("cuda"), until_batch=False)
     for _ in range(5 * SAMPLE_STEPS):
@@ -191,7 +193,7 @@ def test_on_a_gpu_its_own_clock_counts_on_some_steps(monkeypatch: pytest.MonkeyP
     assert own.take() == 1000
 
 
-def test_a_step_that_is_over_only_at_the_next_backward_pass_is_not_measured() -> None:
+def test_step_that_ends_at_the_next_backward_pass_is_not_measured() -> None:
     own = OwnTime(torch.device("cpu"), until_batch=False)
     for _ in range(3):
         own.backward_begins()

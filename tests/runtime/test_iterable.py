@@ -1,4 +1,4 @@
-"""Streams: each rank's part, and ways back into the middle."""
+"""Iterable datasets (streams): each rank's part, and resuming in the middle."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def values(loader: Any) -> list[Any]:
     return [batch.tolist() for batch in loader]
 
 
-def test_ranks_get_what_the_peer_gives_them() -> None:
+def test_ranks_read_the_same_samples_as_with_accelerate() -> None:
     for case, expected in GOLDEN["streams"].items():
         samples, batch_size, size, split, drop_last = map(int, case.split("/"))
         for rank in range(size):
@@ -57,7 +57,7 @@ def test_ranks_get_what_the_peer_gives_them() -> None:
             assert list(chain(*values(loader))) == expected[rank], case
 
 
-def test_it_says_what_is_real_and_what_is_last() -> None:
+def test_valid_in_batch_and_at_last_batch_of_a_stream() -> None:
     for workers in (0, 1):
         loaders = [make(rank, num_workers=workers) for rank in range(2)]
         found = [
@@ -67,14 +67,14 @@ def test_it_says_what_is_real_and_what_is_last() -> None:
         assert found[1] == [(None, 2, False)] * 3 + [(0, 2, True)]
 
 
-def test_uneven_ranks_get_each_sample_once() -> None:
+def test_uneven_batches_give_each_sample_to_one_rank() -> None:
     assert [values(make(rank, even_batches=False)) for rank in range(2)] == [
         [[0, 1], [4, 5], [8, 9], [12, 13]],
         [[2, 3], [6, 7], [10, 11]],
     ]
 
 
-def test_what_a_dataset_gives_ready_made_is_shared_out_whole() -> None:
+def test_batches_made_by_the_dataset_are_distributed_whole() -> None:
     class Batches(IterableDataset[Any]):
         def __iter__(self) -> Iterator[Any]:
             return (torch.full((number + 1,), number) for number in range(3))
@@ -85,7 +85,7 @@ def test_what_a_dataset_gives_ready_made_is_shared_out_whole() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_is_read_forward_with_a_warning_that_says_why(workers: int) -> None:
+def test_stream_without_state_is_read_forward_with_a_warning(workers: int) -> None:
     whole = values(make(1, data=Stream(32), num_workers=workers))
     stopped = make(1, data=Stream(32), num_workers=workers)
     batches = iter(stopped)
@@ -98,7 +98,7 @@ def test_a_stream_is_read_forward_with_a_warning_that_says_why(workers: int) -> 
     assert resumed.dataset.epochs == [0]  # type: ignore[attr-defined]
 
 
-def test_a_place_in_a_stream_means_the_same_to_another_number_of_ranks() -> None:
+def test_stream_resumed_on_more_ranks_reads_each_sample_once() -> None:
     stopped = make(0, data=Stream(24))
     batches = iter(stopped)
     seen = [*next(batches).tolist(), 2, 3]
@@ -111,7 +111,7 @@ def test_a_place_in_a_stream_means_the_same_to_another_number_of_ranks() -> None
 
 
 class Stateful(Stream):
-    """A stream that knows where it is."""
+    """A stream with ``state_dict()``."""
 
     def __init__(self, samples: int = 14) -> None:
         super().__init__(samples)
@@ -134,8 +134,8 @@ class Stateful(Stream):
 
 @pytest.mark.parametrize("seconds", [0.0, 3600.0])
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_stateful_stream_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, seconds: float, size: int) -> None:
-    """Whether it was asked for its state at every batch, or never."""
+def test_stateful_stream_resumes_at_its_position(monkeypatch: pytest.MonkeyPatch, seconds: float, size: int) -> None:
+    """With its state recorded at every batch, or never."""
     monkeypatch.setattr(iterable, "BOOKMARK_SECONDS", seconds)
     last = size - 1
     whole = values(make(last, size, data=Stateful(40)))
@@ -152,8 +152,8 @@ def test_a_stateful_stream_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch,
     assert values(again) == whole
 
 
-def test_a_stateful_loader_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the manner of torchdata's: its state is that of what its iterator gave last."""
+def test_stateful_loader_saves_and_loads_its_own_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like torchdata's: its state is that after the last batch of its iterator."""
 
     class Loader(DataLoader[Any]):
         asked = 0
@@ -194,7 +194,7 @@ def test_a_stateful_loader_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> 
         assert values(resumed) == whole[rank][3:]
 
 
-def test_streams_skip_their_first_batches() -> None:
+def test_skip_first_batches_of_a_stream() -> None:
     later = skip_first_batches(make(1), 2)
     assert values(later) == [[10, 11], [0, 1]]
     plain = skip_first_batches(skip_first_batches(DataLoader(Stream(), batch_size=4), 1), 1)
@@ -202,7 +202,7 @@ def test_streams_skip_their_first_batches() -> None:
     assert isinstance(plain, DataLoader)
 
 
-def test_reading_forward_shows_how_far_it_is(
+def test_reading_forward_prints_its_progress(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(iterable, "QUIET_SECONDS", 0.0)
@@ -212,7 +212,7 @@ def test_reading_forward_shows_how_far_it_is(
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_receivers_are_kept_waiting_every_two_seconds_also_where_lines_are_rare(
+def test_skip_progress_calls_meanwhile_every_two_seconds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shown: bool
 ) -> None:
     now = 0.0
