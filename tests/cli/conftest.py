@@ -23,7 +23,7 @@ slurm:
 
 
 class Shell:
-    """A machine of its own for the ``hpcaccel`` program: a folder, a home, and a PATH with what a test puts there."""
+    """Isolated environment for the ``hpcaccel`` program: work folder, home, and a PATH that the test fills."""
 
     def __init__(self, folder: Path, system: Path) -> None:
         self.folder = folder / "work"
@@ -66,7 +66,7 @@ class Shell:
         path.chmod(0o755)
 
     def files(self) -> set[str]:
-        """Everything that lies in the work folder."""
+        """Paths of everything in the work folder."""
         return {str(path.relative_to(self.folder)) for path in self.folder.rglob("*")}
 
 
@@ -75,7 +75,7 @@ SLURM_PROGRAMS = {"sacct", "sacctmgr", "salloc", "sbatch", "scancel", "scontrol"
 
 @pytest.fixture(scope="session")
 def no_slurm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the system's programs, Slurm's left out."""
+    """Folder with links to the system's programs, except Slurm's."""
     folder = tmp_path_factory.mktemp("programs")
     for directory in ("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"):
         for program in Path(directory).glob("*"):
@@ -96,7 +96,7 @@ def spec(shell: Shell) -> Path:
 
 
 def refused(result: Result[str]) -> str:
-    """The message of a command that refused the user's input in the one way there is."""
+    """Error message of a command that refused its input: exit code 2, no traceback."""
     assert result.returncode == 2, (result.stdout, result.stderr)
     assert "Traceback" not in result.stderr
     assert result.stderr.startswith(("error: ", "Usage: ")), result.stderr

@@ -1,4 +1,4 @@
-"""Whatever the user gets wrong: one clear message, exit code 2, no traceback, nothing half-made left behind."""
+"""Invalid user input: one clear message, exit code 2, no traceback, no files left behind."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SPECS: dict[str, tuple[Any, str]] = {
 
 @pytest.fixture(params=SPECS, ids=lambda name: name.replace(" ", "-"))
 def bad_spec(request, shell):
-    """The words that the message must hold, for a bad job.yaml that now lies in the work folder."""
+    """Write a bad job.yaml to the work folder. Value: words that the error message must contain."""
     text, words = SPECS[request.param]
     if text is not None:
         (shell.folder / "job.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -67,7 +67,7 @@ def test_a_bad_spec_is_refused(shell, refused, bad_spec, command):
     assert shell.files() == before
 
 
-def test_all_mistakes_are_named_at_once(shell, refused):
+def test_all_errors_of_a_spec_are_reported_at_once(shell, refused):
     shell.write("job.yaml", GOOD.replace("nodes: 1", "nodes: many").replace('"10:00"', "soon") + "colour: red\n")
     message = refused(shell("validate", "job.yaml"))
     for key in ("slurm.nodes", "slurm.time", "colour"):
@@ -90,12 +90,12 @@ def test_a_bad_grid_is_refused(shell, spec, refused, grid):
     assert shell.files() == before
 
 
-def test_a_folder_is_no_spec(shell, refused):
+def test_directory_as_spec_is_refused(shell, refused):
     (shell.folder / "job.yaml").mkdir()
     assert "job.yaml" in refused(shell("validate", "job.yaml"))
 
 
-def test_without_slurm_the_local_backend_is_offered(shell, spec, refused):
+def test_submit_without_slurm_suggests_the_local_backend(shell, spec, refused):
     before = shell.files()
     message = refused(shell("submit", "job.yaml"))
     assert "sbatch" in message
@@ -103,13 +103,13 @@ def test_without_slurm_the_local_backend_is_offered(shell, spec, refused):
     assert shell.files() == before
 
 
-def test_a_cluster_that_is_not_known(shell, spec, refused):
+def test_unknown_cluster_is_refused(shell, spec, refused):
     before = shell.files()
     assert "alps" in refused(shell("submit", "job.yaml", "--cluster", "alps"))
     assert shell.files() == before
 
 
-def test_a_job_that_slurm_refuses_leaves_nothing_behind(shell, spec, refused):
+def test_job_refused_by_sbatch_leaves_no_files(shell, spec, refused):
     shell.program("sbatch", SBATCH_REFUSES)
     before = shell.files()
     assert "invalid partition" in refused(shell("submit", "job.yaml", "slurm.partition=gpuu")).lower()
@@ -117,7 +117,7 @@ def test_a_job_that_slurm_refuses_leaves_nothing_behind(shell, spec, refused):
     assert shell("list", "--json").stdout.strip() == "[]"
 
 
-def test_a_run_directory_below_a_file(shell, spec, refused):
+def test_runs_dir_below_a_file_is_refused(shell, spec, refused):
     shell.write("occupied", "")
     before = shell.files()
     assert "occupied" in refused(shell("submit", "job.yaml", "--cluster", "local", "--runs-dir", "occupied/runs"))
@@ -125,8 +125,8 @@ def test_a_run_directory_below_a_file(shell, spec, refused):
 
 
 @pytest.mark.parametrize("part", [0, 0.3, 0.7, 0.95])
-def test_a_full_disk_leaves_nothing_behind(shell, spec, refused, mounted, part):
-    """The disk is full at once, or after a part of what submit writes was written."""
+def test_submit_on_a_full_disk_leaves_no_files(shell, spec, refused, mounted, part):
+    """The disk is full at once, or after submit has written a part of its files."""
     assert shell("submit", "job.yaml", "--cluster", "local", "--wait").returncode == 0
     written = ("node.pyz", "job.sbatch", "spec.json", "spec.yaml", "record.json")
     needed = sum(path.stat().st_size for path in (shell.folder / "runs").rglob("*") if path.name in written)
@@ -141,22 +141,22 @@ def test_a_full_disk_leaves_nothing_behind(shell, spec, refused, mounted, part):
     assert [path for path in runs.rglob("*") if path != ballast] == []
 
 
-def test_a_read_only_disk(shell, spec, refused, mounted):
+def test_submit_on_a_read_only_disk_is_refused(shell, spec, refused, mounted):
     runs = mounted("ro")
     message = refused(shell("submit", "job.yaml", "--cluster", "local", "--runs-dir", str(runs)))
     assert "Read-only" in message
 
 
 @pytest.mark.parametrize("command", ["status", "wait", "stop", "resume", "cancel", "shell", "logs"])
-def test_a_run_that_nobody_knows(shell, refused, command):
+def test_unknown_run_is_refused(shell, refused, command):
     assert "20991231" in refused(shell(command, "20991231"))
 
 
-def test_logs_without_any_run(shell, refused):
+def test_logs_without_any_run_is_refused(shell, refused):
     assert "no runs yet" in refused(shell("logs"))
 
 
-def test_an_option_that_is_none(shell, refused):
+def test_unknown_option_is_refused(shell, refused):
     assert "--colour" in refused(shell("list", "--colour"))
 
 
@@ -168,27 +168,27 @@ LONG = "x" * 300
     [["validate", LONG], ["render", LONG], ["submit", LONG, "--cluster", "local"], ["init", LONG], ["status", LONG]],
     ids=lambda words: words[0],
 )
-def test_a_name_that_is_too_long_for_a_file(shell, refused, words):
+def test_name_too_long_for_a_file_is_refused(shell, refused, words):
     assert LONG[:70] in refused(shell(*words))
 
 
 @pytest.mark.parametrize(("escape", "why"), [("\\0", "contains a NUL character"), ("\\ud800", "is not valid text")])
 @pytest.mark.parametrize("key", ["extends", "workdir"])
-def test_what_no_file_name_can_hold(shell, refused, key, escape, why):
+def test_path_with_nul_or_surrogate_is_refused(shell, refused, key, escape, why):
     shell.write("job.yaml", GOOD + f'{key}: "a{escape}b"\n')
     message = refused(shell("validate", "job.yaml"))
     assert f"job.yaml:8: {key}" in message
     assert why in message
 
 
-def test_control_characters_of_a_spec_reach_no_terminal(shell, refused):
+def test_control_characters_of_a_spec_are_escaped_in_messages(shell, refused):
     shell.write("job.yaml", GOOD + '"k\\e[31m\\a\\u202e": 1\n')
     message = refused(shell("validate", "job.yaml"))
     assert r"k\x1b[31m\x07\u202e is not a known key" in message
     assert message.replace("\n", "").isprintable()
 
 
-def test_a_value_of_a_megabyte_is_cut_in_messages(shell, refused):
+def test_value_of_a_megabyte_is_shortened_in_messages(shell, refused):
     shell.write("job.yaml", GOOD.replace("name: hello", f"name: {'y' * 1_000_000}"))
     message = refused(shell("validate", "job.yaml"))
     assert len(message) < 2000
@@ -196,12 +196,12 @@ def test_a_value_of_a_megabyte_is_cut_in_messages(shell, refused):
     assert len(refused(shell("validate", "job.yaml"))) < 10_000
 
 
-def test_a_spec_from_standard_input(shell):
+def test_spec_is_read_from_standard_input(shell):
     told = shell("validate", "-", input=GOOD)
     assert (told.returncode, told.stdout) == (0, "- is valid: hello, 1 node × 1 rank\n")
 
 
-def test_a_spec_from_a_pipe_starts_at_the_current_directory(shell):
+def test_paths_of_a_spec_from_a_pipe_are_relative_to_current_directory(shell):
     os.mkfifo(shell.folder / "pipe")
     shell.write("train.py", "")
     text = GOOD.replace("command: [echo, hello]", "script: train.py")
@@ -212,7 +212,7 @@ def test_a_spec_from_a_pipe_starts_at_the_current_directory(shell):
     assert told.returncode == 0, told
 
 
-def test_a_pipe_that_nobody_writes_to_is_told_of(tmp_path, monkeypatch):
+def test_reading_a_pipe_without_a_writer_shows_a_note(tmp_path, monkeypatch):
     monkeypatch.setattr(progress_notes, "SILENT_SECONDS", 0.01)
     os.mkfifo(tmp_path / "pipe")
     told = []
@@ -229,7 +229,7 @@ def test_a_pipe_that_nobody_writes_to_is_told_of(tmp_path, monkeypatch):
     assert "a pipe (Ctrl-C to cancel)" in told[0]
 
 
-def test_a_current_directory_that_has_gone(shell):
+def test_deleted_current_directory_causes_no_traceback(shell):
     gone = shell.folder / "gone"
     gone.mkdir()
     program = (
@@ -254,7 +254,7 @@ def test_a_current_directory_that_has_gone(shell):
         assert expected in done.stderr or words == ["list"]
 
 
-def test_on_a_terminal_an_error_has_colour_and_whole_words(monkeypatch, capsys):
+def test_error_on_a_terminal_is_coloured_and_wrapped_at_words(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -268,7 +268,7 @@ def test_on_a_terminal_an_error_has_colour_and_whole_words(monkeypatch, capsys):
     assert "\x1b[" in told
 
 
-def test_a_hint_is_not_called_an_error(capsys):
+def test_hint_is_printed_with_its_own_prefix(capsys):
     error = SpecError("slurm.partition 'x' is not there", hints=["`hpcaccel cluster refresh` asks again"])
     with pytest.raises(typer.Exit):
         main._fail(error.problems, 2, hints=error.hints)
@@ -277,6 +277,6 @@ def test_a_hint_is_not_called_an_error(capsys):
     ]  # fmt: skip
 
 
-def test_a_number_of_gpus_with_40_digits(shell, refused):
+def test_number_of_gpus_with_40_digits_is_refused(shell, refused):
     shell.write("job.yaml", GOOD + f"  gpus_per_node: {'1234567890' * 4}\n")
     assert "is not a valid number of GPUs (at most 9999)" in refused(shell("validate", "job.yaml"))

@@ -1,6 +1,6 @@
-"""What every command does for a cluster behind SSH: whatever is given has an effect there, or here, or is refused.
+"""Every command for a cluster behind SSH: each option takes effect on the login node or here, or is refused.
 
-The connection is played: what would be sent is looked at. What comes of it has tests with a real sshd (tests/remote).
+The connection is faked, and the tests check what would be sent. tests/remote uses a real sshd.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ GOES = {
     "sweep plot", "sweep stop", "sweep resume", "sweep retry-failed", "sweep extend", "sweep throttle",
     "checkpoint list", "checkpoint show", "checkpoint verify", "checkpoint pin", "checkpoint unpin",
 }  # fmt: skip
-"""They are carried out on the login node."""
+"""Commands that run on the login node."""
 REFUSED = {"run", "checkpoint convert"}
 STAYS = {"init", "schema", "validate", "answer"}
-"""They need nothing of a cluster but what is stored here. ``cluster …`` speaks with the login node in its own way."""
+"""Commands that need only what is stored here. ``cluster …`` connects to the login node in its own way."""
 
 ARGUMENTS = {
     "file": "job.yaml", "run": "alps:toy", "runs": "alps:toy", "sweep": "alps:toy", "checkpoint": "alps:toy",
     "place": "alps:toy", "places": "alps:toy@10", "source": "alps:toy", "target": "out", "most": "3",
 }  # fmt: skip
 OPTIONS = {"--top": "3", "--to": "torch"}
-"""Those that must be given."""
+"""Required options."""
 FACTS = """\
 {version: 1, name: alps, probed_at: 1700000000, slurm_version: 23.11.4,
  partitions: [{name: gpu, default: true, max_time_minutes: 60, nodes: 4}]}
@@ -48,12 +48,12 @@ RUN = {"run_id": "20261121-100000-abcd", "name": "toy", "job_id": "7", "path": "
 
 
 class Played:
-    """Frames of the other side, and what was asked of it."""
+    """Fake login node: the frames that it sends, and the requests that it got."""
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
         self.asks_for: list[str] = []
-        """Names of variables of this machine."""
+        """Names of variables of this machine that the login node requests."""
         self.given: list[dict[str, str]] = []
 
     def converse(self, _: RemoteCluster, request: dict[str, Any], talk: Any) -> Any:
@@ -132,7 +132,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
 
 @pytest.fixture
 def effect(there: Played, capfdbinary: Any) -> Any:
-    """What a call sends, prints on stdout, and ends with; and what it says on stderr."""
+    """Call the program: ``(requests sent, stdout, exit code), stderr``."""
 
     def call(*args: str) -> tuple[Any, bytes]:
         there.requests.clear()
@@ -161,7 +161,7 @@ COMMANDS = dict(leaves(typer.main.get_command(app)))
 
 
 def call_of(name: str) -> list[str]:
-    """The least that must be said, about something on the cluster."""
+    """Shortest valid call of a command, for something on the cluster."""
     command = COMMANDS[name.removesuffix(" --live")]
     words, options = [], []
     for param in command.params:
@@ -176,7 +176,7 @@ def call_of(name: str) -> list[str]:
 
 
 def samples(param: Any) -> list[list[str]]:
-    """The option with values, one of which is of its kind."""
+    """The option with sample values, one of which has the right type."""
     option = max(param.opts, key=len)
     return [[option]] if param.is_flag else [[option, value] for value in ("args.x=1,2", "3")]
 
@@ -186,13 +186,13 @@ def options(name: str) -> list[Any]:
     return [one for one in params if not one.required and one.name not in ("cluster", "help", "live")]
 
 
-def test_of_every_command_it_is_known_what_it_does() -> None:
+def test_every_command_is_listed_as_remote_refused_or_local() -> None:
     known = {name.removesuffix(" --live") for name in GOES} | REFUSED | STAYS
     assert {name for name in COMMANDS if not name.startswith("cluster ")} == known
 
 
 @pytest.mark.parametrize("name", sorted(GOES))
-def test_it_goes_there_and_no_option_is_dropped(effect: Any, name: str) -> None:
+def test_remote_command_is_sent_and_each_option_has_an_effect(effect: Any, name: str) -> None:
     without, err = effect(*call_of(name))
     assert without[2] == 0, err
     assert without[0], "something was asked of the cluster"
@@ -210,13 +210,15 @@ def test_it_goes_there_and_no_option_is_dropped(effect: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_it_is_refused_with_a_way_out(effect: Any, name: str) -> None:
+def test_command_without_remote_support_is_refused_with_an_alternative(effect: Any, name: str) -> None:
     (sent, out, code), err = effect(*call_of(name))
     assert (sent, out, code) == ([], b"", 2)
     assert b"ssh me@alps" in err
 
 
-def test_what_variables_mean(effect: Any, there: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_the_spec_have_the_values_of_the_login_node(
+    effect: Any, there: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SCRATCH", "/laptop")
     job = Path("job.yaml").read_text()
     Path("job.yaml").write_text(job.replace("train.py", "train.py, args: {data: '${env:SCRATCH}/data', out: ~/out}"))
@@ -231,7 +233,7 @@ def test_what_variables_mean(effect: Any, there: Played, monkeypatch: pytest.Mon
     assert b"workdir 'work' is relative to this file, but the job runs on alps" in err
 
 
-def test_the_facts_go_along_and_hold_back_here(effect: Any) -> None:
+def test_stored_facts_are_sent_along_and_checked_before_connecting(effect: Any) -> None:
     (sent, _, _), _ = effect("submit", "job.yaml", "--cluster", "alps")
     assert (sent[-1]["do"], sent[-1]["facts"]) == ("submit", FACTS)
     (sent, _, code), err = effect("submit", "job.yaml", "slurm.time=90", "--cluster", "alps")
@@ -247,7 +249,7 @@ def test_the_facts_go_along_and_hold_back_here(effect: Any) -> None:
     assert (sent[-1]["facts"], sent[-1]["command"]) == (FACTS, ["plan", "--nodes=1,2"])
 
 
-def test_a_spec_through_a_pipe_starts_from_the_current_folder(
+def test_paths_of_a_spec_from_a_pipe_are_relative_to_current_directory(
     effect: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = tmp_path / "pipe"
@@ -262,7 +264,7 @@ def test_a_spec_through_a_pipe_starts_from_the_current_folder(
     assert (entrypoint["script"], entrypoint["args"]) == ("./train.py", {"data": "/there/scratch/data"})
 
 
-def test_a_sweep_elsewhere_is_not_hidden_by_a_run_here(effect: Any, tmp_path: Path) -> None:
+def test_remote_sweep_is_found_despite_a_local_run_of_the_same_name(effect: Any, tmp_path: Path) -> None:
     remote_index.remember("alps", {**RUN, "kind": "sweep"})
     place = tmp_path / "project" / "runs" / "toy" / "20301121-100000-abcd"
     place.mkdir(parents=True)
@@ -272,7 +274,7 @@ def test_a_sweep_elsewhere_is_not_hidden_by_a_run_here(effect: Any, tmp_path: Pa
     assert (code, sent[-1]["args"]) == (0, ["sweep", "status", RUN["run_id"]]), err
 
 
-def test_what_is_in_two_places_is_asked_for_twice(effect: Any) -> None:
+def test_arguments_on_different_machines_are_refused(effect: Any) -> None:
     (sent, _, code), err = effect("clean", "alps:toy", "other")
     assert (sent, code) == ([], 2)
     assert b"on different machines (alps:toy on alps, other on this machine)" in err
@@ -288,7 +290,7 @@ jobs:
 """
 
 
-def test_several_jobs_of_one_file(effect: Any, there: Played) -> None:
+def test_file_with_several_jobs_is_sent_as_one_request(effect: Any, there: Played) -> None:
     Path("jobs.yaml").write_text(JOBS)
     (sent, _, code), err = effect(
         "submit", "jobs.yaml", "train.slurm.nodes=2", "--after", "alps:old", "--cluster", "alps"
@@ -324,19 +326,19 @@ def test_a_file_with_several_jobs_is_read_once(effect: Any, monkeypatch: pytest.
         assert readings == ["jobs.yaml"] * 2
 
 
-def test_a_run_may_bear_the_name_of_a_command(effect: Any, there: Played) -> None:
+def test_run_may_have_the_name_of_a_command(effect: Any, there: Played) -> None:
     for words, once_only in ((("stop", "alps:status"), True), (("status", "alps:stop"), False)):
         effect(*words)
         assert ("id" in there.requests[-1]) == once_only, words
 
 
 HANDS_IN = {"resume", "sweep resume", "sweep retry-failed", "sweep extend"}
-"""Jobs come of them, which are to have their secrets."""
+"""Commands that submit jobs, which need their secrets."""
 
 
 @pytest.fixture
 def wanted(there: Played, effect: Any, monkeypatch: pytest.MonkeyPatch) -> Played:
-    """Variables that a login node may like to have, one of which it has been sent."""
+    """Two variables with secrets, of which TOKEN was sent when the run was submitted."""
     for name in ("TOKEN", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, f"the {name}")
     _, err = effect("submit", "job.yaml", "environment.secrets=[TOKEN]", "--cluster", "alps")
@@ -345,7 +347,7 @@ def wanted(there: Played, effect: Any, monkeypatch: pytest.MonkeyPatch) -> Playe
 
 
 @pytest.mark.parametrize("name", sorted(GOES))
-def test_the_login_node_gets_what_the_run_was_submitted_with(effect: Any, wanted: Played, name: str) -> None:
+def test_login_node_gets_only_secrets_that_the_run_was_submitted_with(effect: Any, wanted: Played, name: str) -> None:
     wanted.asks_for = ["TOKEN"]
     effect(*call_of(name))
     assert wanted.given == ([{"TOKEN": "the TOKEN"}] if name in HANDS_IN else [])
@@ -358,7 +360,7 @@ def test_the_login_node_gets_what_the_run_was_submitted_with(effect: Any, wanted
 
 
 @pytest.mark.parametrize("name", sorted(HANDS_IN))
-def test_what_the_user_names_is_handed_on_and_is_no_argument_there(effect: Any, wanted: Played, name: str) -> None:
+def test_secret_option_sends_the_variable_and_is_not_passed_as_argument(effect: Any, wanted: Played, name: str) -> None:
     (plain, _, _), _ = effect(*call_of(name))
     wanted.asks_for = ["TOKEN", "AWS_SECRET_ACCESS_KEY", "NOT_SET"]
     for words in (["--secret", "AWS_SECRET_ACCESS_KEY"], ["--secret=AWS_SECRET_ACCESS_KEY"]):
@@ -370,7 +372,7 @@ def test_what_the_user_names_is_handed_on_and_is_no_argument_there(effect: Any, 
     assert wanted.given == [{"TOKEN": "the TOKEN", "AWS_SECRET_ACCESS_KEY": "the AWS_SECRET_ACCESS_KEY"}]
 
 
-def test_each_run_has_its_own_secrets_and_each_cluster_its_own_runs(effect: Any, wanted: Played) -> None:
+def test_secrets_are_remembered_per_cluster_and_run(effect: Any, wanted: Played) -> None:
     jobs = JOBS.replace("[echo, hello]}", "[echo, hello]}, environment: {secrets: [AWS_SECRET_ACCESS_KEY]}")
     Path("jobs.yaml").write_text(jobs)
     (_, _, code), err = effect("submit", "jobs.yaml", "--cluster", "alps")
@@ -381,6 +383,6 @@ def test_each_run_has_its_own_secrets_and_each_cluster_its_own_runs(effect: Any,
     assert found == [["AWS_SECRET_ACCESS_KEY"], [], ["TOKEN"], ["OTHER"], [], []]
 
 
-def test_a_secret_is_not_named_for_a_run_of_this_machine(effect: Any) -> None:
+def test_secret_option_is_refused_for_a_run_of_this_machine(effect: Any) -> None:
     (sent, _, code), err = effect("resume", "./here", "--secret", "HOME")
     assert (sent, code, b"from this shell" in err) == ([], 2, True)

@@ -1,4 +1,4 @@
-"""``hpcaccel checkpoint`` and ``submit --from``, with trainings that really run on this machine."""
+"""``hpcaccel checkpoint`` and ``submit --from``, with trainings that run on this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ environment: {env: {OMP_NUM_THREADS: "1"}}
 
 
 def ended(shell, *arguments, job="job.yaml"):
-    """Submit and wait; the directory and the end."""
+    """Submit and wait; return what ``--json`` prints."""
     result = shell("submit", job, "--cluster", "local", "--wait", "--json", *arguments)
     assert result.returncode == 0, (result.stdout, result.stderr, shell("logs").stdout)
     return json.loads(result.stdout)
@@ -38,20 +38,20 @@ def said(result):
     return result.stdout
 
 
-def test_a_training_is_looked_at_branched_and_converted(shell, refused):
+def test_checkpoints_are_listed_verified_branched_and_converted(shell, refused):
     shell.write("train.py", TRAIN)
     shell.write("job.yaml", JOB)
     run = ended(shell, f"args.aside={shell.folder / 'aside'}")
     whole = weights(shell, run)
 
-    # what is there
+    # list, pin, show, verify
     assert "now pinned" in said(shell("checkpoint", "pin", "trains@3"))
     listed = json.loads(said(shell("checkpoint", "list", run["run_id"], "--json")))
     assert [(one["step"], one["good"], one["pinned"]) for one in listed] == [(3, True, True), (4, True, False)]
     assert "models.0.weight" in said(shell("checkpoint", "show", "trains@3", "--tensors"))
     assert said(shell("checkpoint", "verify", "trains", "aside")).count("good") == 3
 
-    # what was saved aside is never deleted, and begins a run
+    # a checkpoint saved elsewhere is not deleted, and a run can start from it
     aside = shell.folder / "aside"
     assert [path.name for path in aside.iterdir()] == ["step_00000002"]
     branch = ended(shell, "--from", "aside", "name=branch")
@@ -62,7 +62,7 @@ def test_a_training_is_looked_at_branched_and_converted(shell, refused):
     assert weights(shell, branch) == whole
     assert "there is no checkpoint of step 2" in refused(shell("submit", "job.yaml", "--from", "trains@2"))
 
-    # weights go out, come in, and begin another one
+    # export the weights, import them, and start a run from them
     out = json.loads(said(shell("checkpoint", "convert", "trains", "model", "--to", "safetensors", "--json")))
     assert out["files"] == [str(shell.folder / "model" / "model.safetensors")]
     said(shell("checkpoint", "convert", "model", "start", "--to", "hpcaccel"))

@@ -1,4 +1,4 @@
-"""``hpcaccel cluster``, on machines without Slurm; tests/cluster/test_probing.py has a real one."""
+"""``hpcaccel cluster``, on machines without Slurm; tests/cluster/test_probing.py uses a real one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stored(shell: Shell, text: str) -> Path:
     return path
 
 
-def test_a_profile_from_its_first_day(shell: Shell) -> None:
+def test_new_profile_is_checked_listed_and_shown(shell: Shell) -> None:
     added = shell("cluster", "add", "alps", "--no-probe", "--set", "slurm.partition=gpux", "--set", "slurm.time=10")
     assert added.returncode == 0, added.stderr
     assert "hpcaccel cluster check alps" in added.stdout
@@ -46,14 +46,14 @@ def test_a_profile_from_its_first_day(shell: Shell) -> None:
     assert "slurm_version: 24.05.6" in shell("cluster", "show", "alps").stdout
 
 
-def test_a_machine_without_slurm(shell: Shell) -> None:
+def test_cluster_add_without_slurm_is_refused_and_adds_no_profile(shell: Shell) -> None:
     probed = shell("cluster", "add", "alps")
     assert probed.returncode == 2
     assert "sinfo was not found on this machine" in probed.stderr
     assert json.loads(shell("cluster", "list", "--json").stdout)[0]["name"] == "local"
 
 
-def test_bad_input_has_one_message(shell: Shell) -> None:
+def test_bad_cluster_command_prints_one_error(shell: Shell) -> None:
     shell("cluster", "add", "alps", "--no-probe")
     stored(shell, "version: 99\n")
     for arguments, words in (
@@ -73,7 +73,7 @@ def test_bad_input_has_one_message(shell: Shell) -> None:
     assert "newer hpcaccel" in shell("cluster", "list").stdout
 
 
-def test_without_a_terminal_each_step_of_an_installation_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_install_progress_without_a_terminal_is_one_line_per_step(capsys: pytest.CaptureFixture[str]) -> None:
     with _progress() as tell:
         tell("Collecting \x1b[2Jtorch", None)
         tell("Downloading torch", 40)

@@ -1,4 +1,4 @@
-"""What a shell offers for the name of a run."""
+"""Shell completion of run names, and ``status --watch``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.cli.conftest import Shell
 
 
 def offered(shell: Shell, line: str) -> list[str]:
-    """What bash is given for a command line with the cursor at its end."""
+    """Completions in bash for a command line with the cursor at its end."""
     words = line.split(" ")
     env = {
         **shell.environment,
@@ -25,7 +25,7 @@ def offered(shell: Shell, line: str) -> list[str]:
     return said.stdout.split()
 
 
-def test_runs_are_offered_by_name_and_id(shell: Shell) -> None:
+def test_runs_are_completed_by_name_and_id(shell: Shell) -> None:
     shell.write("train.py", "")
     for name, words in (("gpt", []), ("gpt-best", []), ("other", [])):
         shell.write("job.yaml", f"name: {name}\nentrypoint: {{script: train.py}}\nruntime: {{stop: signals}}\n")
@@ -36,7 +36,7 @@ def test_runs_are_offered_by_name_and_id(shell: Shell) -> None:
     assert offered(shell, "hpcaccel sweep status g") == []
 
 
-def test_status_is_watched_until_the_run_ends(shell: Shell) -> None:
+def test_status_watch_ends_with_the_run(shell: Shell) -> None:
     shell.write("train.py", "import time; time.sleep(3)")
     shell.write("job.yaml", "name: gpt\nentrypoint: {script: train.py}\nruntime: {stop: signals}\n")
     shell("submit", "job.yaml", "--cluster", "local")

@@ -1,4 +1,4 @@
-"""Submitting to this machine, and everything that can be done to a run afterwards."""
+"""Runs on this machine: submit, logs, status, stop, resume, cancel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ slurm: {ntasks_per_node: 1, time: "10:00"}
 
 
 def submitted(shell, text, *arguments):
-    """Submit a spec; gives what ``submit --json`` says."""
+    """Submit a spec; return what ``submit --json`` prints."""
     shell.write("job.yaml", text)
     result = shell("submit", "job.yaml", "--cluster", "local", "--json", *arguments)
     assert result.returncode == 0, result.stderr
@@ -42,7 +42,7 @@ def status(shell, run):
 
 
 def until(shell, run, *states):
-    """Wait until the run is in one of ``states`` and its rank has said something."""
+    """Wait until the run is in one of ``states`` and its rank has printed ``here``."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         now = status(shell, run)
@@ -54,7 +54,7 @@ def until(shell, run, *states):
 
 @pytest.fixture
 def waiting(shell):
-    """A run that goes on until it is told to leave."""
+    """A run that continues until SIGTERM."""
     run = submitted(shell, WAITS)
     until(shell, run["run_id"], "running")
     yield run
@@ -62,7 +62,7 @@ def waiting(shell):
         shell("cancel", run["run_id"])
 
 
-def test_submit_says_what_follows(shell):
+def test_submit_prints_the_job_the_directory_and_the_next_commands(shell):
     shell.write("job.yaml", TALKS)
     result = shell("submit", "job.yaml", "--cluster", "local")
     assert result.returncode == 0, result.stderr
@@ -76,7 +76,7 @@ def test_submit_says_what_follows(shell):
     assert shell("wait", run).returncode == 0
 
 
-def test_wait_ends_with_the_result_of_the_run(shell):
+def test_submit_wait_exits_with_the_result_of_the_run(shell):
     shell.write("job.yaml", TALKS)
     good = shell("submit", "job.yaml", "--cluster", "local", "--wait")
     assert good.returncode == 0, good.stderr
@@ -88,14 +88,14 @@ def test_wait_ends_with_the_result_of_the_run(shell):
     assert ": failed\n" in bad.stdout
 
 
-def test_waiting_programs_read_one_document(shell):
+def test_submit_wait_json_prints_one_document(shell):
     shell.write("job.yaml", TALKS)
     result = shell("submit", "job.yaml", "--cluster", "local", "--wait", "--json")
     assert json.loads(result.stdout)["state"] == "completed"
 
 
 @pytest.mark.parametrize("grid", [[], ["--grid", "args.x=1,2"]], ids=["single", "array"])
-def test_a_dry_run_makes_nothing(shell, grid):
+def test_dry_run_creates_no_files(shell, grid):
     shell.write("job.yaml", "name: dry\nentrypoint: {command: [echo], args: {x: 0}}\nslurm: {ntasks_per_node: 1}\n")
     before = shell.files()
     result = shell("submit", "job.yaml", "--cluster", "local", "--dry-run", *grid)
@@ -105,7 +105,7 @@ def test_a_dry_run_makes_nothing(shell, grid):
     assert shell.files() == before
 
 
-def test_logs_of_the_latest_run(shell):
+def test_logs_default_to_rank_0_of_the_latest_run(shell):
     run = submitted(shell, TALKS, "--wait")
     assert run["state"] == "completed"
     assert shell("logs").stdout.splitlines() == ["rank 0 of 2", "to stderr"]
@@ -118,7 +118,7 @@ def test_logs_of_the_latest_run(shell):
     assert shell("logs", "-f", "--rank", "1").stdout.splitlines() == ["rank 1 of 2", "to stderr"]
 
 
-def test_a_reader_that_leaves_is_no_error(shell):
+def test_logs_into_a_closed_pipe_prints_no_error(shell):
     """`hpcaccel logs | head -1`"""
     submitted(shell, TALKS.replace("echo rank $RANK of $WORLD_SIZE", "seq 100000"), "--wait")
     command = f"{sys.executable} -m hpcaccel logs | head -1; exit ${{PIPESTATUS[0]}}"
@@ -141,7 +141,7 @@ def test_runs_are_listed_newest_first(shell):
     assert "--all" in table.stderr
 
 
-def test_a_run_is_named_by_id_beginning_name_and_job(shell):
+def test_run_is_found_by_id_prefix_of_id_name_and_job(shell):
     run = submitted(shell, TALKS, "--wait")
     for name in (run["run_id"], run["run_id"][:-1], "talks", run["job_id"]):
         assert status(shell, name)["run_id"] == run["run_id"]
@@ -163,7 +163,7 @@ def test_a_stopped_run_is_paused_and_can_be_resumed(shell, waiting):
     assert until(shell, run, "running")["attempts"] == 2
 
 
-def test_a_run_that_is_stopped_to_be_requeued_comes_back(shell, waiting):
+def test_stop_with_requeue_starts_a_second_attempt(shell, waiting):
     run = waiting["run_id"]
     assert shell("stop", "--requeue", run).returncode == 0
     deadline = time.monotonic() + 60
@@ -174,7 +174,7 @@ def test_a_run_that_is_stopped_to_be_requeued_comes_back(shell, waiting):
     assert now["history"][0]["end"]["decision"] == "requeue"
 
 
-def test_a_cancelled_run_is_over(shell, waiting, refused):
+def test_cancelled_run_cannot_be_stopped_or_cancelled_again(shell, waiting, refused):
     run = waiting["run_id"]
     assert shell("cancel", run).returncode == 0
     assert shell("wait", run).returncode == 130
@@ -183,7 +183,7 @@ def test_a_cancelled_run_is_over(shell, waiting, refused):
     assert "cancelled" in refused(shell("cancel", run))
 
 
-def test_ctrl_c_leaves_the_run_alone(shell, waiting):
+def test_ctrl_c_on_wait_leaves_the_run_running(shell, waiting):
     run = waiting["run_id"]
     process = subprocess.Popen(
         [sys.executable, "-m", "hpcaccel", "wait", run],
@@ -204,17 +204,17 @@ def test_ctrl_c_leaves_the_run_alone(shell, waiting):
     assert status(shell, run)["state"] == "running"
 
 
-def test_stop_has_one_meaning(shell, waiting, refused):
+def test_stop_refuses_requeue_together_with_finish(shell, waiting, refused):
     assert "--finish" in refused(shell("stop", waiting["run_id"], "--requeue", "--finish"))
 
 
-def test_a_shell_in_a_local_run(shell, waiting):
+def test_shell_opens_in_the_directory_of_a_local_run(shell, waiting):
     run = waiting["run_id"]
     result = shell("shell", run, input="pwd; echo $HPCACCEL_RUN_DIR\n")
     assert result.stdout.split() == [waiting["path"], waiting["path"]]
 
 
-def test_an_array_of_all_combinations(shell):
+def test_grid_runs_all_combinations(shell):
     shell.write("say.sh", 'echo "$@"\n')
     text = TALKS.replace('command: [bash, -c, "', "command: [bash, say.sh]\n  args: {x: 0, y: 0}\n#")
     run = submitted(shell, text, "--grid", "args.x=1,2", "--grid", "args.y=3,4", "--wait")

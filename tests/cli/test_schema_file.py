@@ -1,4 +1,4 @@
-"""The schemas for editors in the repository, and the examples that name it in their header."""
+"""The JSON schemas in docs/, and the example files that name them in their header."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADER = "# yaml-language-server: $schema="
 EXAMPLES = sorted(path for path in (ROOT / "jobs").rglob("*.yaml"))
 
 
-def test_the_file_is_what_the_command_prints():
+def test_schema_files_are_up_to_date():
     assert json.loads(SCHEMA.read_text()) == schema(), "run: hpcaccel schema > docs/job.schema.json"
     assert json.loads(SWEEP_SCHEMA.read_text()) == sweep_schema(), (
         "run: hpcaccel schema --sweep > docs/sweep.schema.json"
@@ -26,7 +26,7 @@ def test_the_file_is_what_the_command_prints():
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_an_example_names_the_schema_and_fits_it(path):
+def test_example_names_its_schema_and_is_valid_against_it(path):
     first = path.read_text().splitlines()[0]
     assert first.startswith(HEADER)
     values = yaml.safe_load(path.read_text())

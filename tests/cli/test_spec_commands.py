@@ -23,12 +23,12 @@ def job(shell):
     return shell.write("job.yaml", TRAIN)
 
 
-def test_validate_says_what_the_job_is(shell, job):
+def test_validate_prints_name_and_size_of_the_job(shell, job):
     result = shell("validate", "job.yaml")
     assert (result.returncode, result.stdout) == (0, "job.yaml is valid: gpt, 2 nodes × 2 ranks\n")
 
 
-def test_validate_takes_overrides(shell, job):
+def test_validate_applies_overrides(shell, job):
     result = shell("validate", "job.yaml", "nodes=1", "args.lr=1e-3", "--json")
     said = json.loads(result.stdout)
     assert said["valid"] is True
@@ -36,7 +36,7 @@ def test_validate_takes_overrides(shell, job):
     assert len(said["hash"]) == 64
 
 
-def test_validate_tells_programs_what_is_wrong(shell, job):
+def test_validate_json_lists_the_problems(shell, job):
     result = shell("validate", "job.yaml", "slurm.nodes=many", "slurm.time=soon", "--json")
     said = json.loads(result.stdout)
     assert result.returncode == 2
@@ -44,12 +44,12 @@ def test_validate_tells_programs_what_is_wrong(shell, job):
     assert len(said["problems"]) == 2
 
 
-def test_the_schema_is_json_and_knows_the_sections(shell):
+def test_schema_is_json_and_contains_the_sections(shell):
     schema = json.loads(shell("schema").stdout)
     assert {"entrypoint", "slurm", "resilience"} <= set(schema["properties"])
 
 
-def test_render_prints_the_script_and_touches_nothing(shell, job):
+def test_render_prints_the_script_and_writes_no_files(shell, job):
     before = shell.files()
     result = shell("render", "job.yaml", "slurm.partition=debug")
     assert result.returncode == 0, result.stderr
@@ -60,19 +60,19 @@ def test_render_prints_the_script_and_touches_nothing(shell, job):
     assert not (shell.folder.parent / "state").exists()
 
 
-def test_the_rendered_script_is_one_that_bash_reads(shell, job):
+def test_rendered_script_is_valid_bash(shell, job):
     script = shell("render", "job.yaml").stdout
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 
 
 def header(path):
-    """The schema that the editor's header of a file names."""
+    """Path of the schema that the editor header of a file names."""
     first = path.read_text().splitlines()[0]
     return path.parent / first.removeprefix("# yaml-language-server: $schema=")
 
 
 @pytest.mark.parametrize("script", [None, "train.py", "src/my train.py"])
-def test_init_writes_a_spec_that_is_valid(shell, script):
+def test_init_writes_a_valid_spec(shell, script):
     if script is not None:
         shell.write(script, "")
     result = shell("init", *([script] if script else []))
@@ -84,7 +84,7 @@ def test_init_writes_a_spec_that_is_valid(shell, script):
     assert written["entrypoint"].get("script") == script
 
 
-def test_init_names_a_schema_for_editors_that_is_there_and_fits(shell):
+def test_init_names_an_editor_schema_that_exists_and_accepts_the_spec(shell):
     jsonschema = pytest.importorskip("jsonschema")
     shell("init")
     job = shell.folder / "job.yaml"
@@ -102,7 +102,7 @@ def test_init_finds_the_script_beside_the_file(shell):
     assert shell("validate", "sub/job.yaml").returncode == 0
 
 
-def test_init_writes_over_nothing(shell, refused):
+def test_init_overwrites_a_file_only_with_force(shell, refused):
     job = shell.write("job.yaml", "mine\n")
     assert "--force" in refused(shell("init"))
     assert job.read_text() == "mine\n"
@@ -112,12 +112,12 @@ def test_init_writes_over_nothing(shell, refused):
     assert job.read_text() != "mine\n"
 
 
-def test_init_refuses_a_script_that_is_not_there(shell, refused):
+def test_init_refuses_a_missing_script(shell, refused):
     assert "nowhere.py" in refused(shell("init", "nowhere.py"))
     assert shell.files() == set()
 
 
-def test_init_into_a_folder_that_is_not_there(shell, refused):
+def test_init_refuses_a_missing_output_folder(shell, refused):
     assert "nowhere" in refused(shell("init", "-o", "nowhere/job.yaml"))
     assert shell.files() == set()
 
@@ -136,13 +136,13 @@ physics|physics|||normal
 
 @pytest.fixture
 def slurm(shell):
-    """A machine with a Slurm that knows three partitions and two accounts."""
+    """A fake Slurm with three partitions and two accounts."""
     shell.program("sbatch", "exit 1")
     shell.program("sinfo", f"cat <<'END'\n{PARTITIONS}END")
     shell.program("sacctmgr", f"cat <<'END'\n{ACCOUNTS}END")
 
 
-def test_init_asks_slurm(shell, slurm):
+def test_init_takes_partition_account_and_limits_from_slurm(shell, slurm):
     shell.write("train.py", "")
     assert shell("init", "train.py").returncode == 0
     text = (shell.folder / "job.yaml").read_text()
@@ -161,7 +161,7 @@ def test_init_asks_slurm(shell, slurm):
     assert shell("validate", "job.yaml").returncode == 0
 
 
-def test_init_on_a_cluster_without_gpus(shell, slurm):
+def test_init_on_a_cluster_without_gpus_sets_ntasks_per_node(shell, slurm):
     shell.program("sinfo", "echo 'batch*|up|4|32|512000|infinite|n/a|OFF|1|(null)'")
     shell.program("sacctmgr", "true")
     assert shell("init").returncode == 0
@@ -172,7 +172,7 @@ def test_init_on_a_cluster_without_gpus(shell, slurm):
     assert shell("validate", "job.yaml").returncode == 0
 
 
-def test_init_says_when_slurm_does_not_answer(shell, slurm):
+def test_init_reports_unreachable_slurm_and_writes_no_partition(shell, slurm):
     shell.program("sinfo", "echo 'slurm_load_partitions: Unable to contact slurm controller' >&2; exit 1")
     result = shell("init")
     assert result.returncode == 0
@@ -188,7 +188,7 @@ jobs:
 """
 
 
-def test_a_file_with_several_jobs_is_told_job_by_job(shell, refused):
+def test_file_with_several_jobs_is_validated_and_rendered_per_job(shell, refused):
     shell.write("jobs.yaml", JOBS)
     said = shell("validate", "jobs.yaml", "--cluster", "slurm")
     assert said.returncode == 0, said.stderr

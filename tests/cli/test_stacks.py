@@ -1,4 +1,4 @@
-"""`stacks`: of runs that have nothing to show, and of one that hung."""
+"""``hpcaccel stacks``: runs without stacks, and a run that hung."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DUMP = """Thread 0x00000000000000aa (most recent call first):
 """
 
 
-def test_stacks(shell, refused):
+def test_stacks_groups_ranks_by_stack_and_refuses_missing_ones(shell, refused):
     run = submitted(shell, TALKS)
     assert shell("wait", run["run_id"]).returncode == 0
     assert "none of its attempts wrote stacks" in refused(shell("stacks", run["run_id"]))
@@ -36,7 +36,7 @@ def test_stacks(shell, refused):
     assert "error: no stacks of rank 7: it did not respond or does not exist (stacks of: ranks 0-2)" in result.stderr
 
 
-def test_a_program_that_shows_no_sign_of_life_is_an_error(shell, refused):
+def test_stacks_of_a_program_without_heartbeats_is_an_error(shell, refused):
     waits = TALKS.replace("echo to stderr >&2; exit ${CODE:-0}", "sleep 60")
     run = submitted(shell, waits)
     try:

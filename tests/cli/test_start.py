@@ -1,4 +1,4 @@
-"""How the program starts: quickly, with plain help, and without what a command does not need."""
+"""Start of the program: help texts, and imports limited to what a command needs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_help_has_groups_whole_summaries_and_examples(shell):
 
 
 @pytest.mark.parametrize("group", ["sweep", "cluster", "checkpoint"])
-def test_help_of_a_group_cuts_no_summary(shell, group):
+def test_help_of_a_group_truncates_no_summary(shell, group):
     text = shell(group, "--help").stdout
     assert "Commands:" in text
     assert "..." not in text.partition("Commands:")[2]
@@ -68,35 +68,35 @@ def test_help_of_a_group_cuts_no_summary(shell, group):
         ("env", "hpcaccel --version"),
     ],
 )
-def test_commands_of_accelerate_answer_with_what_to_use(shell, refused, command, instead):
+def test_accelerate_commands_are_refused_with_their_replacement(shell, refused, command, instead):
     said = refused(shell(command, "--multi_gpu", "train.py"))
     assert f"hpcaccel has no command '{command}'" in said
     assert instead in said
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command):
+def test_every_command_has_help(command):
     result = CliRunner().invoke(app, [command, "--help"])
     assert result.exit_code == 0
     assert "Usage:" in result.stdout
 
 
-def test_help_imports_next_to_nothing(shell):
+def test_help_imports_no_heavy_packages(shell):
     loaded = modules_after(shell, "--help")
     for name in (*HEAVY, "rich", "pydantic", "jinja2", "yaml"):
         assert name not in loaded
 
 
-def test_render_imports_nothing_that_trains_or_submits(shell, spec):
+def test_render_imports_no_training_or_submission_packages(shell, spec):
     loaded = modules_after(shell, "render", "job.yaml")
     assert "jinja2" in loaded
     for name in (*HEAVY, "rich"):
         assert name not in loaded
 
 
-def test_the_version(shell):
+def test_version_option_prints_the_version(shell):
     assert shell("--version").stdout == f"hpcaccel {hpcaccel.__version__}\n"
 
 
-def test_a_command_that_is_none_is_refused_with_the_closest_one(shell, refused):
+def test_unknown_command_is_refused_with_the_closest_match(shell, refused):
     assert "Did you mean 'submit'" in refused(shell("sumbit"))

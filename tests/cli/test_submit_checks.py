@@ -1,4 +1,4 @@
-"""Commands that come before the queue, as a user types them; there is no Slurm here."""
+"""Commands used before a job is queued (``validate``, ``--diff``, ``clean``, ``plan``), without Slurm."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def alps(shell: Any, spec: Path) -> None:
     (folder / "alps.facts" / "facts.yaml").write_text(FACTS)
 
 
-def test_validate_holds_a_spec_against_the_facts(shell: Any, alps: None, refused: Any) -> None:
+def test_validate_checks_a_spec_against_the_facts_of_its_cluster(shell: Any, alps: None, refused: Any) -> None:
     answer = shell("validate", "job.yaml", "--cluster", "alps", "slurm.partition=cancelling")
     assert answer.returncode == 0
     assert "note: resilience.chain null: partition 'cancelling' preempts by cancelling" in answer.stderr
@@ -46,7 +46,7 @@ def test_validate_holds_a_spec_against_the_facts(shell: Any, alps: None, refused
     assert json.loads(answer.stdout)["problems"][0].startswith("slurm.time 01:30:00 is longer than partition 'gpu'")
 
 
-def test_what_changed_and_what_would_be_cleaned(shell: Any, spec: Path) -> None:
+def test_submit_diff_shows_changes_and_clean_deletes_only_with_yes(shell: Any, spec: Path) -> None:
     first = json.loads(shell("submit", "job.yaml", "--cluster", "local", "--wait", "--json").stdout)
     answer = shell("submit", "job.yaml", "--cluster", "local", "--diff", "--dry-run", "slurm.time=20")
     assert f"changed since {first['run_id']}" in answer.stdout
@@ -59,7 +59,7 @@ def test_what_changed_and_what_would_be_cleaned(shell: Any, spec: Path) -> None:
     assert not Path(first["path"]).exists()
 
 
-def test_what_could_not_be_deleted_is_not_told_as_deleted(
+def test_clean_reports_failed_deletions_as_errors(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def delete(item: Item, **_: Any) -> None:
@@ -75,7 +75,7 @@ def test_what_could_not_be_deleted_is_not_told_as_deleted(
     assert told.err == "error: b stays: a test\n"
 
 
-def test_what_cannot_be_is_said(shell: Any, spec: Path, refused: Any) -> None:
+def test_unsupported_commands_are_refused_and_debug_renames_the_run(shell: Any, spec: Path, refused: Any) -> None:
     assert "not an age" in refused(shell("clean", "--older-than", "soon"))
     assert "salloc" in refused(shell("run", "job.yaml"))
     assert "the local backend has no queue" in refused(shell("plan", "job.yaml", "--cluster", "local"))

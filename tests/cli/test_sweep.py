@@ -1,4 +1,4 @@
-"""The commands of sweeps, on a machine without Slurm."""
+"""``hpcaccel sweep`` on a machine without Slurm."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def started(shell: Shell, *words: str) -> dict[str, str]:
     return said
 
 
-def test_a_sweep_from_its_start_to_a_spec_of_its_best_trial(shell: Shell, sweep: Path) -> None:
+def test_sweep_runs_and_its_best_trial_is_submitted_again(shell: Shell, sweep: Path) -> None:
     now = json.loads(shell("sweep", "start", "sweep.yaml", "--cluster", "local", "--wait", "--json").stdout)
     assert (now["state"], now["workers"], now["best"]["trial"]) == ("completed", {"completed": 1}, 0)
     assert {state: count for state, count in now["trials"].items() if count} == {"complete": 1, "failed": 2}
@@ -88,7 +88,7 @@ def test_a_sweep_from_its_start_to_a_spec_of_its_best_trial(shell: Shell, sweep:
     assert shell("wait", name).returncode == 0
 
 
-def test_a_dry_run_tells_all_and_makes_nothing(shell: Shell, sweep: Path) -> None:
+def test_sweep_dry_run_prints_the_plan_and_creates_no_files(shell: Shell, sweep: Path) -> None:
     before = shell.files()
     result = shell("sweep", "start", "sweep.yaml", "sweep.max_gpu_hours=7", "--cluster", "local", "--dry-run")
     assert result.returncode == 0
@@ -109,13 +109,13 @@ def test_a_dry_run_tells_all_and_makes_nothing(shell: Shell, sweep: Path) -> Non
         (["sweep", "start", "sweep.yaml", "sweep.metric=null", "--cluster", "local"], "sweep.metric"),
     ],
 )
-def test_mistakes_are_one_message(
+def test_bad_sweep_command_is_refused(
     shell: Shell, sweep: Path, spec: Path, refused: Callable[[Result[str]], str], words: list[str], message: str
 ) -> None:
     assert message in refused(shell(*words))
 
 
-def test_a_run_is_no_sweep_and_a_sweep_is_no_run(
+def test_sweep_commands_refuse_runs_and_run_commands_refuse_sweeps(
     shell: Shell, sweep: Path, spec: Path, refused: Callable[[Result[str]], str]
 ) -> None:
     run = json.loads(shell("submit", "job.yaml", "--cluster", "local", "--json").stdout)["run_id"]
@@ -128,7 +128,7 @@ def test_a_run_is_no_sweep_and_a_sweep_is_no_run(
     assert ".html, .png" in refused(shell("sweep", "plot", name, "-o", "sweep.txt"))
 
 
-def test_a_read_only_place_is_told_and_nothing_started(
+def test_sweep_start_fails_if_its_run_directory_cannot_be_created(
     shell: Shell, sweep: Path, refused: Callable[[Result[str]], str]
 ) -> None:
     shell.write("runs", "a file where the folder of runs would be")

@@ -1,4 +1,4 @@
-"""``status --watch``: a page in place of the one before."""
+"""``status --watch``: each page replaces the one before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("stream", [Terminal, io.StringIO])
-def test_a_page_stands_until_the_next_one_is_there(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_stays_until_the_next_one_is_complete(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     out, err = stream(), stream()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
