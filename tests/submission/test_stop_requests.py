@@ -1,4 +1,4 @@
-"""Stopping, cancelling and going on, as Slurm sees it."""
+"""Stop, cancel and resume: requests in the run directory and commands to Slurm."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ def wishes(run: Run) -> list[str]:
     return [request.then for _, request in open_requests(run.dir)]
 
 
-def test_a_running_job_is_asked_and_not_killed(project: Project, run: Run) -> None:
+def test_stop_of_a_running_job_writes_a_request_and_cancels_nothing(project: Project, run: Run) -> None:
     begin(project, run)
     run.stop("requeue")
     assert wishes(run) == ["requeue"]
     assert project.slurm.jobs[run.job_id].state is JobState.RUNNING
 
 
-def test_a_stop_reaches_a_job_that_starts_at_this_moment(project: Project, run: Run) -> None:
+def test_stop_of_a_starting_job_writes_a_request(project: Project, run: Run) -> None:
     project.slurm.move(run.job_id, JobState.RUNNING)
     run.stop()
     assert wishes(run) == ["pause"]
     assert project.slurm.jobs[run.job_id].state is JobState.RUNNING
 
 
-def test_a_waiting_job_is_paused_by_leaving_the_queue(project: Project, run: Run) -> None:
+def test_pause_of_a_pending_job_removes_it_from_the_queue(project: Project, run: Run) -> None:
     run.stop()
     assert run.status().state == "paused"
     run.resume()
@@ -65,54 +65,52 @@ def test_a_waiting_job_is_paused_by_leaving_the_queue(project: Project, run: Run
 
 
 @pytest.mark.parametrize(("then", "words"), [("requeue", "it is already queued"), ("finish", "loop is not running")])
-def test_what_a_waiting_job_cannot_do(run: Run, then: str, words: str) -> None:
+def test_pending_job_refuses_requeue_and_finish(run: Run, then: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         run.stop(then)  # type: ignore[arg-type]
     assert wishes(run) == []
 
 
-def test_a_program_that_signals_stop_cannot_finish(project: Project, run: Run) -> None:
+def test_finish_is_refused_for_a_program_stopped_by_signals(project: Project, run: Run) -> None:
     begin(project, run)
     with pytest.raises(UserError, match="do not support 'finish'"):
         run.stop("finish")
     assert wishes(run) == []
 
 
-def test_what_runs_is_stopped_without_a_word_to_slurm(project: Project, run: Run) -> None:
+def test_running_job_is_stopped_while_slurm_is_unreachable(project: Project, run: Run) -> None:
     begin(project, run)
     project.slurm.unreachable = "Unable to contact slurm controller"
     run.stop()
     assert wishes(run) == ["pause"]
 
 
-def test_the_wish_to_cancel_is_written_before_slurm_kills(
-    project: Project, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancel_request_is_written_before_scancel(project: Project, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
     monkeypatch.setattr(project.slurm, "cancel", lambda job_id, **_: seen.append(wishes(run)))
     run.cancel()
     assert seen == [["cancel"]]
 
 
-def test_cancelled(project: Project, run: Run) -> None:
+def test_cancel_of_a_pending_job_cancels_it_in_slurm(project: Project, run: Run) -> None:
     run.cancel()
     assert project.slurm.cancelled == [run.job_id]
     assert run.status().state == "cancelled"
 
 
 @pytest.mark.parametrize("what", ["stop", "cancel"])
-def test_what_has_ended_cannot_be_ended(project: Project, run: Run, what: str) -> None:
+def test_completed_run_cannot_be_stopped_or_cancelled(project: Project, run: Run, what: str) -> None:
     finish(run)
     project.slurm.move(run.job_id, JobState.COMPLETED)
     with pytest.raises(UserError, match="is completed: there is nothing to"):
         getattr(run, what)()
 
 
-def test_a_job_that_slurm_holds_after_the_end_is_taken_out(project: Project, run: Run) -> None:
+def test_cancel_removes_the_held_job_of_an_ended_run(project: Project, run: Run) -> None:
     begin(project, run)
     finish(run, "failed")
     with pytest.raises(UserError, match="nothing to cancel"):
-        run.cancel()  # it runs: Slurm is about to learn of the end
+        run.cancel()  # its job is still running and about to end
     project.slurm.move(run.job_id, JobState.REQUEUE_HOLD, reason="job_requeued_in_held_state")
     with pytest.warns(UserWarning, match=f"already ended .failed., but job {run.job_id} is still in the queue .held"):
         run.cancel()
@@ -121,7 +119,7 @@ def test_a_job_that_slurm_holds_after_the_end_is_taken_out(project: Project, run
         run.cancel()
 
 
-def test_a_resume_takes_a_held_job_out_before(project: Project, run: Run) -> None:
+def test_resume_cancels_a_held_job_first(project: Project, run: Run) -> None:
     begin(project, run)
     finish(run, "failed")
     held = run.job_id
@@ -131,7 +129,7 @@ def test_a_resume_takes_a_held_job_out_before(project: Project, run: Run) -> Non
     assert run.job_id != held
 
 
-def test_a_resume_that_cannot_take_a_held_job_out_changes_nothing(
+def test_resume_changes_nothing_if_a_held_job_cannot_be_cancelled(
     project: Project, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(project, run)
@@ -149,20 +147,20 @@ def test_a_resume_that_cannot_take_a_held_job_out_changes_nothing(
     assert not run.dir.resuming.exists()
 
 
-def test_an_array_is_cancelled_by_one_command(project: Project, array: RunArray) -> None:
+def test_array_is_cancelled_by_one_scancel(project: Project, array: RunArray) -> None:
     finish(array[1])
     array.cancel()
     assert project.slurm.cancelled == ["100"]
     assert [task.state for task in array.status().tasks] == ["cancelled", "completed", "cancelled"]
 
 
-def test_one_task_is_cancelled_alone(project: Project, array: RunArray) -> None:
+def test_single_task_can_be_cancelled(project: Project, array: RunArray) -> None:
     array[2].cancel()
     assert project.slurm.cancelled == ["100_2"]
     assert [task.state for task in array.status().tasks] == ["pending", "pending", "cancelled"]
 
 
-# -- asked once more, since the answer to the first time was lost ---------------------------------------------------
+# -- commands repeated because the first reply was lost -------------------------------------------------------------
 
 
 def honour(run: Run) -> None:
@@ -171,14 +169,14 @@ def honour(run: Run) -> None:
 
 
 @pytest.mark.parametrize("then", ["requeue", "pause"])
-def test_a_stop_that_is_repeated_asks_for_nothing_new(project: Project, run: Run, then: Then) -> None:
+def test_repeated_stop_command_writes_no_second_request(project: Project, run: Run, then: Then) -> None:
     begin(project, run)
     for _ in range(2):
         with asked_as("abcd"):
             run.stop(then)
     assert wishes(run) == [then], "it is still open"
     honour(run)
-    states = [JobState.RUNNING, JobState.PENDING, JobState.COMPLETED]  # it has come back, waits, has ended
+    states = [JobState.RUNNING, JobState.PENDING, JobState.COMPLETED]  # requeued and running, pending, ended
     for state in states:
         project.slurm.move(run.job_id, state)
         with asked_as("abcd"):
@@ -190,7 +188,7 @@ def test_a_stop_that_is_repeated_asks_for_nothing_new(project: Project, run: Run
     assert wishes(run) == [then]
 
 
-def test_a_stop_that_was_killed_half_way_is_finished(project: Project, array: RunArray) -> None:
+def test_repeated_stop_of_an_array_stops_the_remaining_tasks(project: Project, array: RunArray) -> None:
     for index in range(3):
         project.slurm.move(f"{array.job_id}_{index}", JobState.RUNNING)
     with asked_as("abcd"):
@@ -201,7 +199,7 @@ def test_a_stop_that_was_killed_half_way_is_finished(project: Project, array: Ru
     assert [wishes(task) for task in (array[0], array[1], array[2])] == [[], ["pause"], ["pause"]]
 
 
-def test_a_pause_that_was_killed_before_it_left_the_queue_leaves_it(
+def test_repeated_pause_removes_the_job_from_the_queue(
     project: Project, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object) -> None:
@@ -216,7 +214,7 @@ def test_a_pause_that_was_killed_before_it_left_the_queue_leaves_it(
     assert (project.slurm.cancelled, wishes(run)) == ([run.job_id], ["pause"])
 
 
-def test_a_cancel_that_is_repeated_leaves_what_was_resumed_meanwhile(project: Project, run: Run) -> None:
+def test_repeated_cancel_command_does_not_cancel_a_resumed_run(project: Project, run: Run) -> None:
     for _ in range(2):
         with asked_as("abcd"):
             run.cancel()
@@ -231,10 +229,10 @@ def test_a_cancel_that_is_repeated_leaves_what_was_resumed_meanwhile(project: Pr
     assert wishes(run) == ["cancel"]
 
 
-# -- going on -------------------------------------------------------------------------------------------------------
+# -- resume ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_resumed_run_has_a_new_job_with_the_same_script(project: Project, run: Run) -> None:
+def test_resumed_run_gets_a_new_job_with_the_same_script(project: Project, run: Run) -> None:
     begin(project, run)
     finish(run, "stop", "pause")
     run.resume()
@@ -244,20 +242,20 @@ def test_a_resumed_run_has_a_new_job_with_the_same_script(project: Project, run:
 
 
 @pytest.mark.parametrize("state", [JobState.PENDING, JobState.RUNNING, JobState.COMPLETING])
-def test_an_active_run_is_not_resumed(project: Project, run: Run, state: JobState) -> None:
+def test_active_run_cannot_be_resumed(project: Project, run: Run, state: JobState) -> None:
     project.slurm.move(run.job_id, state)
     with pytest.raises(RunBusy, match="Stop it first"):
         run.resume()
     assert len(project.slurm.submissions) == 1
 
 
-def test_a_completed_run_is_not_resumed(run: Run) -> None:
+def test_completed_run_cannot_be_resumed(run: Run) -> None:
     finish(run)
     with pytest.raises(UserError, match="is completed"):
         run.resume()
 
 
-def test_a_resume_that_slurm_refuses_changes_nothing(project: Project, run: Run) -> None:
+def test_resume_refused_by_slurm_changes_nothing(project: Project, run: Run) -> None:
     run.stop()
     before = sorted(path.name for path in run.path.rglob("*"))
     project.slurm.refuse = "the account is out of hours"
@@ -267,7 +265,7 @@ def test_a_resume_that_slurm_refuses_changes_nothing(project: Project, run: Run)
     assert sorted(path.name for path in run.path.rglob("*")) == before
 
 
-def test_of_an_array_only_what_is_not_done_goes_on(project: Project, array: RunArray) -> None:
+def test_resume_of_an_array_submits_only_tasks_not_completed(project: Project, array: RunArray) -> None:
     finish(array[0])
     finish(array[1], "failed")
     finish(array[2], "stop", "pause")
@@ -277,7 +275,7 @@ def test_of_an_array_only_what_is_not_done_goes_on(project: Project, array: RunA
     assert [task.state for task in array.status().tasks] == ["completed", "requeued", "requeued"]
 
 
-def test_one_task_goes_on_alone(project: Project, array: RunArray) -> None:
+def test_single_task_can_be_resumed(project: Project, array: RunArray) -> None:
     for run in array:
         finish(run, "failed")
     array[2].resume()
@@ -286,7 +284,7 @@ def test_one_task_goes_on_alone(project: Project, array: RunArray) -> None:
 
 
 @pytest.mark.parametrize("what", ["stop", "cancel"])
-def test_a_request_that_slurm_does_not_hear_of_stands(project: Project, what: str) -> None:
+def test_request_is_saved_while_slurm_is_unreachable(project: Project, what: str) -> None:
     run = project.queue()
     project.slurm.unreachable = "Unable to contact slurm controller (connect failure)"
     with pytest.raises(SlurmCommandError, match=rf"The request to {what} {run.run_id} is saved in the run directory"):
@@ -294,10 +292,10 @@ def test_a_request_that_slurm_does_not_hear_of_stands(project: Project, what: st
     assert [request.reason for _, request in open_requests(run.dir)] == [{"stop": "stop", "cancel": "cancelled"}[what]]
 
 
-def test_a_resume_that_slurm_may_have_taken_leaves_the_stop_behind(
+def test_resume_after_an_sbatch_timeout_clears_the_stop_request(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job that it took would read an open request, and end."""
+    """An accepted job would read an open request and end."""
     run = project.queue()
     run.stop()
 

@@ -1,4 +1,4 @@
-"""What a submission makes, and that a failed one makes nothing."""
+"""Submission: what it creates, and that a failed submission leaves nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def submitted(project: Project, *overrides: str, **options: Any) -> Run:
     return run
 
 
-def test_slurm_gets_the_script_that_lies_in_the_run_directory(project: Project) -> None:
+def test_submitted_script_is_the_one_in_the_run_directory(project: Project) -> None:
     run = submitted(project)
     (submission,) = project.slurm.submissions
     assert submission.script == run.dir.script
@@ -62,13 +62,13 @@ def test_slurm_gets_the_script_that_lies_in_the_run_directory(project: Project) 
         (["slurm.gpus_per_task=1", "srun.extra=[--gpu-bind=single:1]"], False),
     ],
 )
-def test_ranks_see_the_gpus_of_their_node_unless_they_are_bound(
+def test_unbound_gpus_per_task_are_shared_by_the_ranks_of_a_node(
     project: Project, overrides: list[str], share: bool
 ) -> None:
     assert launch_of(submitted(project, *overrides))["share_gpus"] is share
 
 
-def test_the_run_directory_is_complete(project: Project) -> None:
+def test_run_directory_contains_spec_code_and_node_program(project: Project) -> None:
     run = submitted(project, "args.depth=4")
     document = read_json(run.dir.spec)
     assert document is not None
@@ -82,13 +82,13 @@ def test_the_run_directory_is_complete(project: Project) -> None:
     assert [path.name for path in run.path.parent.iterdir()] == [run.run_id]
 
 
-def test_the_record_tells_where_it_came_from(project: Project) -> None:
+def test_record_contains_commit_packages_and_origin(project: Project) -> None:
     for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=b", "commit", "-qm", "c"]):
         subprocess.run(["git", *words], check=True)
     submitted(project)
     record = submitted(project).record
     commit = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    assert (record.git_commit, record.git_dirty) == (commit, False)  # earlier runs beside the code do not count
+    assert (record.git_commit, record.git_dirty) == (commit, False)  # runs in the same folder do not count as changes
     project.write("new.py", "")
     assert submitted(project).record.git_dirty
     assert record.packages["pydantic"]
@@ -96,19 +96,19 @@ def test_the_record_tells_where_it_came_from(project: Project) -> None:
     assert record.job_ids == ["101"]
 
 
-def test_a_run_is_remembered(project: Project) -> None:
+def test_submitted_run_is_added_to_the_index(project: Project) -> None:
     run = submitted(project)
     assert [line["path"] for line in index_lines()] == [str(run.path)]
 
 
-def test_a_jobspec_is_submitted_as_its_file_is(project: Project) -> None:
+def test_loaded_jobspec_is_submitted_like_its_file(project: Project) -> None:
     from_file = submitted(project)
     prepared = prepare(load_spec("job.yaml"), cluster="slurm", slurm=project.slurm)
     from_spec = submit_prepared(prepared)
     assert from_spec.record.spec_hash == from_file.record.spec_hash
 
 
-def test_profile_defaults_lie_under_the_spec(project: Project, home: Path) -> None:
+def test_spec_overrides_profile_defaults(project: Project, home: Path) -> None:
     folder = home / "config" / "hpcaccel" / "clusters"
     folder.mkdir(parents=True)
     (folder / "alps.yaml").write_text("default: true\nruns_dir: /nowhere\nslurm: {partition: big, time: 5}\n")
@@ -119,10 +119,10 @@ def test_profile_defaults_lie_under_the_spec(project: Project, home: Path) -> No
     assert run.record.cluster == "alps"
 
 
-# -- what the ranks start -------------------------------------------------------------------------------------------
+# -- the program of the ranks ---------------------------------------------------------------------------------------
 
 
-def test_a_script_runs_from_its_copy(project: Project) -> None:
+def test_script_runs_from_its_copy(project: Project) -> None:
     run = submitted(project)
     assert launch_of(run)["program"] == ["{python}", str(run.dir.code / "train.py"), "--lr", "3e-4"]
     assert launch_of(run)["pythonpath"] == [str(run.dir.code)]
@@ -130,13 +130,13 @@ def test_a_script_runs_from_its_copy(project: Project) -> None:
     assert launch_of(run)["python"] == sys.executable
 
 
-def test_without_a_copy_the_script_itself_runs(project: Project) -> None:
+def test_original_script_runs_without_a_code_copy(project: Project) -> None:
     run = submitted(project, "code.copy=false")
     assert launch_of(run)["program"][1] == str(project.path / "train.py")
     assert not run.dir.code.exists()
 
 
-def test_a_module_runs_from_its_copy_though_the_original_is_nearer(project: Project) -> None:
+def test_module_runs_from_its_copy_even_beside_the_original(project: Project) -> None:
     project.write("pkg/__init__.py", "")
     project.write("pkg/go.py", "import sys, __main__; print(__name__, __main__.__file__, sys.argv[1:])")
     project.write("job.yaml", "name: m\nentrypoint: {module: pkg.go, args: {a: 1}}\n")
@@ -146,14 +146,14 @@ def test_a_module_runs_from_its_copy_though_the_original_is_nearer(project: Proj
     assert done.stdout.split(maxsplit=2) == ["__main__", str(run.dir.code / "pkg" / "go.py"), "['--a', '1']\n"]
 
 
-def test_an_installed_module_is_started_by_its_name(project: Project) -> None:
+def test_installed_module_is_started_by_its_name(project: Project) -> None:
     project.write("job.yaml", "name: m\nentrypoint: {module: json.tool}\n")
     run = submitted(project)
     assert launch_of(run)["program"] == ["{python}", "-m", "json.tool"]
     assert not run.dir.code.exists()
 
 
-def test_a_program_beside_the_spec_runs_from_its_copy(project: Project) -> None:
+def test_program_beside_the_spec_runs_from_its_copy(project: Project) -> None:
     project.write("tools/go.sh", "#!/bin/sh\n").chmod(0o755)
     project.write("job.yaml", "name: c\nentrypoint: {command: [./tools/go.sh, -x], args: [y]}\n")
     run = submitted(project)
@@ -163,21 +163,21 @@ def test_a_program_beside_the_spec_runs_from_its_copy(project: Project) -> None:
     assert launch_of(run)["stop"] == "signals"
 
 
-def test_a_program_on_path_copies_nothing(project: Project) -> None:
+def test_program_on_path_copies_no_code(project: Project) -> None:
     project.write("job.yaml", "name: c\nentrypoint: {command: [echo, a]}\n")
     run = submitted(project)
     assert launch_of(run)["program"] == ["echo", "a"]
     assert not run.dir.code.exists()
 
 
-def test_the_python_of_a_virtual_environment_is_found_on_the_node(project: Project) -> None:
+def test_python_of_a_venv_is_found_on_the_node(project: Project) -> None:
     assert launch_of(submitted(project, "environment.venv=/opt/env"))["python"] is None
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_slurm_refuses_leaves_nothing(project: Project) -> None:
+def test_job_refused_by_slurm_leaves_nothing(project: Project) -> None:
     project.slurm.refuse = "invalid partition"
     with pytest.raises(ClusterError, match="invalid partition"):
         project.queue()
@@ -185,7 +185,7 @@ def test_a_job_that_slurm_refuses_leaves_nothing(project: Project) -> None:
     assert all_runs(slurm=project.slurm) == []
 
 
-def test_folders_of_others_stay(project: Project) -> None:
+def test_refused_job_keeps_the_folders_of_other_runs(project: Project) -> None:
     kept = submitted(project)
     project.slurm.refuse = "no"
     with pytest.raises(ClusterError):
@@ -193,21 +193,21 @@ def test_folders_of_others_stay(project: Project) -> None:
     assert [path.name for path in (project.runs / "demo").iterdir()] == [kept.run_id]
 
 
-def test_a_controller_that_cannot_be_reached_leaves_nothing(project: Project) -> None:
+def test_unreachable_controller_leaves_nothing(project: Project) -> None:
     project.slurm.unreachable = "Unable to contact slurm controller (connect failure)"
     with pytest.raises(SlurmCommandError):
         project.queue()
     assert not project.runs.exists()
 
 
-def test_a_controller_that_may_have_accepted_the_job_leaves_the_run_directory(project: Project) -> None:
+def test_run_directory_is_kept_if_slurm_may_have_accepted_the_job(project: Project) -> None:
     project.slurm.unreachable = "Unable to contact slurm controller (receive failure)"
     with pytest.raises(SlurmCommandError):
         project.queue()
     assert len(list(project.runs.glob("demo/*"))) == 1
 
 
-def test_an_interrupted_submission_leaves_nothing(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_submission_leaves_nothing(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -218,10 +218,10 @@ def test_an_interrupted_submission_leaves_nothing(project: Project, monkeypatch:
 
 
 @pytest.mark.parametrize("other_threads", [0, 1])
-def test_ctrl_c_while_slurm_takes_the_job_takes_it_back(
+def test_ctrl_c_during_sbatch_cancels_the_job(
     project: Project, monkeypatch: pytest.MonkeyPatch, other_threads: int
 ) -> None:
-    """A signal goes to whichever thread takes it; Python then interrupts the main one."""
+    """Any thread can receive the signal; Python interrupts the main thread."""
     taken = FakeSlurm.sbatch
 
     def slowly(slurm: FakeSlurm, script: Path, args: Any = (), env: Any = None) -> str:
@@ -242,7 +242,7 @@ def test_ctrl_c_while_slurm_takes_the_job_takes_it_back(
     assert not project.runs.exists()
 
 
-def test_a_job_that_cannot_be_recorded_is_cancelled(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_that_cannot_be_recorded_is_cancelled(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -253,7 +253,7 @@ def test_a_job_that_cannot_be_recorded_is_cancelled(project: Project, monkeypatc
     assert not project.runs.exists()
 
 
-def test_a_disk_that_fills_up_leaves_nothing(project: Project) -> None:
+def test_write_failure_leaves_no_run_directory(project: Project) -> None:
     code = (
         "import resource, hpcaccel\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"  # node.pyz is larger
@@ -265,19 +265,21 @@ def test_a_disk_that_fills_up_leaves_nothing(project: Project) -> None:
     assert not project.runs.exists()
 
 
-def test_a_folder_of_runs_that_cannot_be_made(project: Project) -> None:
+def test_runs_dir_that_cannot_be_created_is_refused(project: Project) -> None:
     project.write("file", "")
     with pytest.raises(RunDirectoryError, match="--runs-dir"):
         project.queue(runs_dir="file/runs")
     assert project.slurm.submissions == []
 
 
-def test_a_folder_of_runs_whose_name_means_something_to_submitit(project: Project) -> None:
+def test_runs_dir_with_a_submitit_placeholder_is_refused(project: Project) -> None:
     with pytest.raises(RunDirectoryError, match="contains %a"):
         project.queue(runs_dir="50%a")
 
 
-def test_a_current_directory_that_is_gone(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_current_directory_is_reported(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -286,7 +288,7 @@ def test_a_current_directory_that_is_gone(project: Project, tmp_path: Path, monk
         prepare(project.path / "job.yaml", cluster="local")
 
 
-def test_parents_that_were_made_before_the_disk_was_full_go_too(
+def test_parent_folders_are_removed_if_the_run_directory_fails(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make_half(run: RunDir) -> None:
@@ -299,7 +301,7 @@ def test_parents_that_were_made_before_the_disk_was_full_go_too(
     assert not project.runs.exists()
 
 
-def test_a_run_of_the_same_id_is_not_touched(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_run_with_the_same_id_is_not_touched(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     first = submitted(project)
     monkeypatch.setattr("hpcaccel.submission.submit.request.new_run_id", lambda: "20260101-000000-abcd")
     prepared = [prepare("job.yaml", cluster="slurm", slurm=project.slurm) for _ in range(2)]
@@ -310,14 +312,14 @@ def test_a_run_of_the_same_id_is_not_touched(project: Project, monkeypatch: pyte
     assert second.status().state == "pending"
 
 
-def test_no_slurm_here(project: Project) -> None:
+def test_missing_slurm_suggests_the_local_backend(project: Project) -> None:
     project.slurm.installed = False
     with pytest.raises(ClusterError, match="--cluster local"):
         project.queue()
     assert not project.runs.exists()
 
 
-def test_a_secret_is_never_written_down(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_value_is_not_written_to_the_run_directory(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SpecError, match=r"environment\.secrets: THE_KEY is not set"):
         project.queue("environment.secrets=[THE_KEY]")
     monkeypatch.setenv("THE_KEY", "hunter2secret")
@@ -326,27 +328,27 @@ def test_a_secret_is_never_written_down(project: Project, monkeypatch: pytest.Mo
         assert not path.is_file() or b"hunter2secret" not in path.read_bytes(), path
 
 
-def test_arguments_without_a_function(project: Project) -> None:
+def test_arguments_without_a_function_are_refused(project: Project) -> None:
     with pytest.raises(UserError, match="only for Python functions"):
         submit("job.yaml", 1, cluster="local")
 
 
-def test_a_function_without_a_spec(project: Project) -> None:
+def test_function_without_a_spec_is_refused(project: Project) -> None:
     with pytest.raises(UserError, match="needs a spec"):
         submit(print, cluster="local")
 
 
-def test_a_working_directory_that_is_not_there(project: Project) -> None:
+def test_missing_workdir_is_refused(project: Project) -> None:
     with pytest.raises(SpecError, match="workdir"):
         project.queue("workdir=/no/such/place")
 
 
-def test_a_name_of_ones_own(project: Project) -> None:
+def test_name_argument_overrides_the_name_of_the_spec(project: Project) -> None:
     run = submitted(project, name="other")
     assert (run.name, run.path.parent.name) == ("other", "other")
 
 
-def test_looking_at_runs_loads_no_heavy_library() -> None:
+def test_run_lookup_imports_no_heavy_library() -> None:
     code = (
         "import sys, hpcaccel.submission as s; s.find_run, s.Run, s.statuses\n"
         "print(*{'pydantic', 'submitit', 'jinja2', 'torch', 'yaml'} & set(sys.modules))"
@@ -361,14 +363,14 @@ def test_looking_at_runs_loads_no_heavy_library() -> None:
     assert done.stdout.split() == []
 
 
-def test_a_spec_built_in_python(project: Project) -> None:
+def test_spec_built_in_python_is_submitted(project: Project) -> None:
     spec = JobSpec.model_validate({"name": "py", "entrypoint": {"script": str(project.path / "train.py")}})
     run = submit_prepared(prepare(spec, cluster="slurm", slurm=project.slurm))
     assert isinstance(run, Run)
     assert launch_of(run)["program"] == ["{python}", str(run.dir.code / "train.py")]
 
 
-def test_a_grid_that_slurm_would_refuse_is_refused_before_anything_is_made(
+def test_grid_above_max_array_size_is_refused_before_expansion(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeSlurm, "config", lambda _: {"MaxArraySize": "1001"})
@@ -383,7 +385,7 @@ def test_a_grid_that_slurm_would_refuse_is_refused_before_anything_is_made(
     assert project.slurm.submissions == []
 
 
-def test_a_map_of_too_many_items_is_refused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_map_of_too_many_items_is_refused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeSlurm, "config", lambda _: {"MaxArraySize": "1001"})
     axis = "args.item=" + ",".join(map(str, range(2000)))
     with pytest.raises(
@@ -392,7 +394,7 @@ def test_a_map_of_too_many_items_is_refused(project: Project, monkeypatch: pytes
         prepare(ItemCall(print, [()]), spec="job.yaml", cluster="slurm", grid=[axis], slurm=project.slurm)
 
 
-def test_the_file_and_the_template_of_a_grid_are_read_once(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grid_parses_its_spec_and_template_once(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     templates._environment.cache_clear()
     compiled, read = [], []
     compile_, parse = jinja2.Environment.compile, layers.parse_yaml  # type: ignore[attr-defined]
@@ -404,7 +406,7 @@ def test_the_file_and_the_template_of_a_grid_are_read_once(project: Project, mon
     assert (len(compiled), len(read)) == (1, 1)
 
 
-def test_a_long_grid_shows_its_progress(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_grid_shows_its_progress(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(progress_notes, "SILENT_SECONDS", 0.0)
     token = progress_notes.SHOW_NOTE.set(told.append)
@@ -416,7 +418,7 @@ def test_a_long_grid_shows_its_progress(project: Project, monkeypatch: pytest.Mo
     assert "2 of 3 tasks created" in told
 
 
-def test_a_spec_file_is_read_once_for_a_whole_grid(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grid_opens_the_spec_file_and_its_base_once(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     project.write("base.yaml", "resilience: {requeue: false}\n")
     spec = project.path / "job.yaml"
     spec.write_text("extends: base.yaml\n" + spec.read_text())

@@ -1,4 +1,4 @@
-"""Waiting for a run: seldom at the scheduler's cost, and not fooled by what lags behind."""
+"""Waiting for a run: few Slurm queries, late ledger entries and outages."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ def complete(run: Run) -> None:
     append_line(run.dir.ledger, to_dict(AttemptEnd(attempt=1, time=2.0, reason="completed", decision="end")))
 
 
-def test_the_directory_is_read_often_and_slurm_asked_seldom(project: Project, run: Run) -> None:
+def test_wait_reads_the_run_directory_and_queries_slurm_once(project: Project, run: Run) -> None:
     project.slurm.calls.clear()
     threading.Timer(0.5, complete, [run]).start()
     assert run.wait(30).state == "completed"
     assert project.slurm.calls == ["queue"]
 
 
-def test_a_last_line_that_shows_late(project: Project, run: Run) -> None:
+def test_wait_returns_completed_if_the_final_ledger_entry_is_late(project: Project, run: Run) -> None:
     project.slurm.forget(run.job_id)
     threading.Timer(0.1, complete, [run]).start()
     assert run.wait(30).state == "completed"
 
 
-def test_what_stays_lost_is_lost(project: Project, run: Run) -> None:
+def test_wait_returns_lost_if_no_ledger_entry_follows(project: Project, run: Run) -> None:
     project.slurm.forget(run.job_id)
     assert run.wait(30).state == "lost"
 
 
-def test_an_outage_does_not_end_a_wait(project: Project, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_outage_does_not_end_a_wait(project: Project, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpcaccel.submission.runs.run_handle.ASK_SECONDS", {"slurm": 0.05})
     project.slurm.unreachable = "Unable to contact slurm controller"
     with pytest.raises(TimeoutError):
@@ -56,6 +56,6 @@ def test_an_outage_does_not_end_a_wait(project: Project, run: Run, monkeypatch: 
     assert run.wait(30).state == "cancelled"
 
 
-def test_a_paused_run_is_not_waited_for(run: Run) -> None:
+def test_wait_returns_for_a_paused_run(run: Run) -> None:
     append_line(run.dir.ledger, to_dict(AttemptEnd(attempt=1, time=2.0, reason="stop", decision="pause")))
     assert run.wait(30).state == "paused"

@@ -1,4 +1,4 @@
-"""The jobs of one file: what becomes of those that are submitted when a later one cannot be."""
+"""Workflows: the submitted jobs of a file when a later job cannot be submitted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def submit_all(project: Project) -> list[Run]:
 
 
 def at_the_third(project: Project, error: Exception, monkeypatch: pytest.MonkeyPatch, *, silent: bool) -> None:
-    """Let the third sbatch fail, and with ``silent`` every command behind it."""
+    """Let the third sbatch fail and, if ``silent``, all later Slurm commands."""
     sbatch = project.slurm.sbatch
 
     def submit(*args: Any, **more: Any) -> str:
@@ -42,7 +42,7 @@ def at_the_third(project: Project, error: Exception, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(project.slurm, "sbatch", submit)
 
 
-def test_the_same_command_continues_after_the_controller_was_unreachable(
+def test_same_command_continues_after_the_controller_was_unreachable(
     project: Project, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = SlurmUnreachable(["sbatch"], 1, "Unable to contact slurm controller")
@@ -63,7 +63,9 @@ def test_the_same_command_continues_after_the_controller_was_unreachable(
     assert [run.job_id for run in submit_all(project)] == ["103", "104", "105"], "given once more it is meant"
 
 
-def test_a_refusal_cancels_all_submitted_jobs_and_is_raised(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_job_cancels_all_submitted_jobs_and_is_raised(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         at_the_third(project, ClusterError("Slurm refused the job"), patch, silent=True)
         with pytest.warns(UserWarning, match="could not be cancelled"), pytest.raises(ClusterError, match="refused"):

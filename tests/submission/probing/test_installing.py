@@ -1,4 +1,4 @@
-"""Building the environment; a small script stands in for Python, its venv and its pip."""
+"""Building the environment; a shell script replaces Python, venv and pip."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def wheel(tmp_path: Path) -> Path:
     return path
 
 
-def test_an_environment_and_a_newer_one(
+def test_second_installation_switches_to_a_new_environment(
     tmp_path: Path, python: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "it's shared"
@@ -104,7 +104,7 @@ def test_an_environment_and_a_newer_one(
         ("Traceback\nImportError: broken", ": Traceback ImportError: broken$"),
     ],
 )
-def test_what_fails_says_why_and_leaves_nothing(
+def test_failed_installation_reports_the_cause_and_leaves_nothing(
     tmp_path: Path, python: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch, said: str, expected: str
 ) -> None:
     monkeypatch.setenv("PIP_SAYS", said)
@@ -133,9 +133,7 @@ Progress 1 of 2
 Installing collected packages: torch"""
 
 
-def test_what_pip_does_is_told_as_it_goes(
-    tmp_path: Path, python: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pip_progress_is_reported(tmp_path: Path, python: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_DOES", DOES)
     told: list[tuple[str, int | None]] = []
     place = tmp_path / "place"
@@ -159,8 +157,8 @@ def test_what_pip_does_is_told_as_it_goes(
         install_hpcaccel(PROFILE, directory=str(tmp_path / "x"), python=str(python), wheel=wheel)
 
 
-def test_pip_is_told_of_while_it_is_at_work(tmp_path: Path, python: Path, wheel: Path) -> None:
-    """Who hears of its first line has not heard its last one: this one lets it go on."""
+def test_pip_output_is_reported_while_pip_runs(tmp_path: Path, python: Path, wheel: Path) -> None:
+    """pip prints its second line only after the callback for the first one has created a file."""
     go_on = tmp_path / "go-on"
     waits = f"echo Collecting torch; until [ -e {go_on} ]; do sleep 0.05; done; echo Installing torch"
     python.write_text(PYTHON.replace('[ -z "$PIP_DOES" ] ||', f"{waits}; [ 1 ] ||"))
@@ -202,7 +200,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, python: Path, wheel: Path) -> Non
     assert not (tmp_path / "place").exists()
 
 
-def test_a_python_that_will_not_do(tmp_path: Path, python: Path, wheel: Path) -> None:
+def test_unsuitable_python_is_refused(tmp_path: Path, python: Path, wheel: Path) -> None:
     with pytest.raises(ClusterError, match="python9 was not found: load a module"):
         install_hpcaccel(PROFILE, directory=str(tmp_path / "x"), python="python9", wheel=wheel)
     old = python.rename(python.with_name("oldpython"))
@@ -214,7 +212,7 @@ def test_a_python_that_will_not_do(tmp_path: Path, python: Path, wheel: Path) ->
     assert not (tmp_path / "x").exists()
 
 
-def test_a_place_that_is_taken(tmp_path: Path, python: Path, wheel: Path) -> None:
+def test_unusable_installation_directory_is_refused(tmp_path: Path, python: Path, wheel: Path) -> None:
     (tmp_path / "env").mkdir()
     with pytest.raises(ClusterError, match="was not created by this command"):
         install_hpcaccel(PROFILE, directory=str(tmp_path), python=str(python), wheel=wheel)

@@ -1,4 +1,4 @@
-"""The environment built in earnest: pip, venv, a package index, a disk that is full."""
+"""Building the environment with the real venv and pip, a package index and a full disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def install(
     return subprocess.run(command, env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False)
 
 
-def test_an_environment_that_works(tmp_path: Path) -> None:
+def test_installed_environment_works_and_can_install_itself(tmp_path: Path) -> None:
     done = install(tmp_path / "place")
     if "does not answer pip" in done.stderr:
         pytest.skip("no package index answers here")
@@ -40,13 +40,13 @@ def test_an_environment_that_works(tmp_path: Path) -> None:
     first = os.readlink(tmp_path / "place/env")
     assert install(tmp_path / "place", "--wheel", str(again)).returncode == 0
     assert os.readlink(tmp_path / "place/env") != first
-    # what was installed can install itself elsewhere: it is packed as it lies there
+    # the installed hpcaccel packs its own files and installs itself elsewhere
     second = [str(program), "cluster", "install", "local", "--dir", str(tmp_path / "second")]
     assert subprocess.run(second, check=False).returncode == 0
     assert (tmp_path / "second/env/bin/hpcaccel").exists()
 
 
-def test_an_index_that_does_not_answer(tmp_path: Path) -> None:
+def test_unreachable_package_index_leaves_nothing(tmp_path: Path) -> None:
     nobody = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_CONFIG_FILE": "/dev/null", "PIP_RETRIES": "1"}
     nobody |= {"PIP_NO_CACHE_DIR": "1", "PIP_FIND_LINKS": ""}
     done = install(tmp_path / "place", env=nobody)
@@ -58,7 +58,7 @@ def test_an_index_that_does_not_answer(tmp_path: Path) -> None:
     assert not (tmp_path / "place").exists()
 
 
-def test_a_disk_that_is_full(tmp_path: Path) -> None:
+def test_full_disk_leaves_nothing(tmp_path: Path) -> None:
     small = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", SMALL_DISK, "sh", str(tmp_path))
     done = install(tmp_path / "place", before=small)
     if done.returncode == 77 or "unshare" in done.stderr:

@@ -44,7 +44,7 @@ Filesystem Inodes IUsed IFree IUse% Mounted on
 """
 
 
-def test_what_it_says() -> None:
+def test_machine_facts_are_parsed() -> None:
     found = machine.read(ANSWER)
     assert (found.user, found.groups, found.home, found.scratch) == (
         "ada",
@@ -61,7 +61,7 @@ def test_what_it_says() -> None:
     assert (scratch.inodes_limit, scratch.inodes_used) == (20, 10)
 
 
-def test_a_quota_of_the_user_counts_more_than_the_file_system() -> None:
+def test_user_quota_overrides_the_size_of_the_file_system() -> None:
     told = (
         "@@ quota\nDisk quotas for user ada (uid 1000):\n  Filesystem  blocks  quota  limit  grace  files  quota\n"
         "  nfs:/home     600    800   1000             100      0      0\n"
@@ -70,12 +70,12 @@ def test_a_quota_of_the_user_counts_more_than_the_file_system() -> None:
     assert (home.source, home.bytes_limit, home.inodes_limit, home.inodes_used) == ("quota", 1000 * 1024, None, 100)
 
 
-def test_nothing_said_is_nothing_known() -> None:
+def test_missing_answers_are_unknown() -> None:
     assert machine.read("") == machine.Machine()
     assert machine.read("@@ hpcaccel\nsh: hpcaccel: command not found\n@@ python\n").hpcaccel is None
 
 
-def test_the_script_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_reads_the_facts_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "with space").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("SCRATCH", str(tmp_path / "with space"))

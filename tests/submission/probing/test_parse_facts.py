@@ -1,6 +1,6 @@
-"""From what Slurms of several versions print to facts.
+"""Parsing of cluster facts from the output of several Slurm versions.
 
-22.05 and 26.11 were recorded on clusters of our own. 23.02.7's configuration is the example in the tests of
+22.05 and 26.11 were recorded on our own clusters. 23.02.7's configuration is the example in the tests of
 vantage-agent (github.com/vantagecompute), shortened; 24.05.6's node and the partition l40 are in the user guide of the
 PRAJNA (AI/ML) cluster, the partition gpu-bio in Charles University's "Kickstarter to HPC resources for bioinfo".
 """
@@ -29,7 +29,7 @@ def records(version: str, what: str, key: str) -> list[dict[str, str]]:
         ("26.11", 10, ("preempt/partition_prio", "REQUEUE")),
     ],
 )
-def test_the_configuration(version: str, kill_wait: int, preempt: tuple[str, str]) -> None:
+def test_recorded_configuration_is_parsed(version: str, kill_wait: int, preempt: tuple[str, str]) -> None:
     values = site_parsing.config_values((RECORDED / version / "scontrol-show-config.txt").read_text())
     found = parse_facts.config(values)
     assert (found.kill_wait_seconds, found.max_array_size, found.job_requeue) == (kill_wait, 1001, True)
@@ -38,14 +38,14 @@ def test_the_configuration(version: str, kill_wait: int, preempt: tuple[str, str
     assert (found.max_mem_per_node_mb, found.licenses, found.submit_plugins) == (None, [], [])
 
 
-def test_without_accounting() -> None:
+def test_missing_accounting_is_recognized() -> None:
     assert parse_facts.config({"AccountingStorageType": "accounting_storage/none"}).accounting is False
     assert parse_facts.config({"AccountingStorageType": ""}).accounting is False
     assert parse_facts.config({}).accounting is None
 
 
 @pytest.mark.parametrize("version", ["22.05", "26.11"])
-def test_our_own_partitions_and_nodes(version: str) -> None:
+def test_recorded_partitions_and_nodes_are_parsed(version: str) -> None:
     kinds = parse_facts.node_types(records(version, "node", "NodeName"))
     (kind,) = kinds
     assert (kind.name, kind.gpus, kind.cpus, kind.memory_mb) == ("2xgpu-8cpu-20G", {"gpu": 2}, 8, 20000)
@@ -57,7 +57,7 @@ def test_our_own_partitions_and_nodes(version: str) -> None:
     assert (urgent.priority_tier, urgent.preempt_mode, urgent.node_types) == (10, "OFF", ["2xgpu-8cpu-20G"])
 
 
-def test_partitions_and_nodes_of_24_05() -> None:
+def test_partitions_and_nodes_of_24_05_are_parsed() -> None:
     (kind,) = parse_facts.node_types(records("24.05", "node", "NodeName"))
     assert (kind.gpus, kind.cpus, kind.threads_per_core, kind.memory_mb) == ({"gpu": 4}, 64, 2, 515317)
     l40, bio = parse_facts.partitions(records("24.05", "partition", "PartitionName"), [kind])
@@ -66,7 +66,7 @@ def test_partitions_and_nodes_of_24_05() -> None:
     assert (bio.exclusive, bio.priority_tier, bio.preempt_mode) == (False, 800, "REQUEUE")
 
 
-def test_kinds_of_nodes() -> None:
+def test_nodes_are_grouped_by_hardware_and_features() -> None:
     rows = [
         {"NodeName": "a1", "Gres": "gpu:a100:4(S:0-1)", "CPUTot": "64", "CPUEfctv": "60", "RealMemory": "512000"},
         {"NodeName": "a2", "Gres": "gpu:a100:4(S:0)", "CPUTot": "64", "CPUEfctv": "60", "RealMemory": "512000"},
@@ -83,7 +83,7 @@ def test_kinds_of_nodes() -> None:
     assert kinds[1].features == ["ib", "amd"]
 
 
-def test_accounts_of_this_cluster_only() -> None:
+def test_accounts_of_other_clusters_are_ignored() -> None:
     head = "Def Acct|Cluster|Account|Partition|Def QOS|QOS|MaxJobs|MaxSubmit|MaxWall|MaxTRES|GrpTRES"
     rows = site_parsing.table(
         f"{head}\nml|alps|ml|||normal,high|4|100|2-00:00:00|gres/gpu=16|\nml|alps|bio|gpu|high|high|||||node=8\n"
@@ -96,13 +96,13 @@ def test_accounts_of_this_cluster_only() -> None:
 
 
 @pytest.mark.parametrize("version", ["22.05", "26.11"])
-def test_qos(version: str) -> None:
+def test_recorded_qos_is_parsed(version: str) -> None:
     (normal,) = parse_facts.qos(site_parsing.table((RECORDED / version / "sacctmgr-qos.txt").read_text()))
     assert (normal.name, normal.priority, normal.grace_seconds, normal.preempt_mode) == ("normal", 0, 0, "cluster")
     assert (normal.max_wall_minutes, normal.max_nodes, normal.flags) == (None, None, [])
 
 
-def test_limits_of_a_qos() -> None:
+def test_limits_of_a_qos_are_parsed() -> None:
     head = "Name|Priority|GraceTime|Preempt|PreemptMode|Flags|MaxWall|MaxTRES|MaxTRESPU|MaxJobsPU|MaxSubmitPU|MinTRES"
     (debug,) = parse_facts.qos(
         site_parsing.table(

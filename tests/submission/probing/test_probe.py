@@ -1,4 +1,4 @@
-"""Probing a cluster that answers as real ones did."""
+"""Probing a cluster, with recorded output of Slurm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ACCOUNTS = (
 
 
 class Recorded:
-    """Stands in for ``subprocess.run``: what a release printed; ``changes``: other answers, None a missing program."""
+    """Replaces ``subprocess.run`` with a release's recorded output; ``changes`` override it (None: no such program)."""
 
     def __init__(self, release: str, **changes: tuple[int, str, str] | None) -> None:
         self.folder = RECORDED / release
@@ -56,7 +56,7 @@ class Recorded:
 
 
 @pytest.mark.parametrize(("version", "release"), [("22.05", "22.05.8"), ("26.11", "26.11.0-0rc1")])
-def test_a_whole_cluster(version: str, release: str) -> None:
+def test_probe_reads_the_facts_of_a_recorded_cluster(version: str, release: str) -> None:
     facts = probe(PROFILE, Recorded(version), now=1.8e9)
     assert (facts.slurm_version, facts.user, facts.home, facts.probed_at) == (release, "ada", "/home/ada", 1.8e9)
     assert facts.config.cluster_name in ("dev", "new")
@@ -81,13 +81,13 @@ def test_a_whole_cluster(version: str, release: str) -> None:
         (1, "", "You are not running a supported accounting_storage plugin\n"),
     ],
 )
-def test_without_accounts(answer: tuple[int, str, str] | None) -> None:
+def test_unreadable_accounts_do_not_fail_the_probe(answer: tuple[int, str, str] | None) -> None:
     facts = probe(PROFILE, Recorded("22.05", user=answer, qos=answer))
     assert (facts.accounts, facts.qos, facts.config.accounting) == ([], [], True)
     assert facts.partitions
 
 
-def test_a_cluster_that_keeps_no_accounts_is_not_asked_for_them() -> None:
+def test_accounts_are_not_queried_without_accounting() -> None:
     text = (RECORDED / "22.05/scontrol-show-config.txt").read_text()
     text = text.replace("accounting_storage/slurmdbd", "accounting_storage/none")
     facts = probe(PROFILE, Recorded("22.05", config=(0, text, ""), user=None, qos=None))
@@ -95,7 +95,7 @@ def test_a_cluster_that_keeps_no_accounts_is_not_asked_for_them() -> None:
     assert facts.unknown[0] == "accounts and QOS: this cluster has no accounting (AccountingStorageType is none)"
 
 
-def test_what_may_not_be_seen_is_named() -> None:
+def test_denied_queries_are_listed_as_unknown() -> None:
     denied = (1, "", "slurm_load_node error: Access/permission denied\n")
     sinfo = (0, "gpu*|up|4|64|512000|1-00:00:00|1:00:00|REQUEUE|1|gpu:a100:4(S:0-1)\n", "")
     recorded = Recorded("22.05", node=denied, srun=None)
@@ -107,7 +107,7 @@ def test_what_may_not_be_seen_is_named() -> None:
     assert [line.partition(":")[0] for line in facts.unknown[:2]] == ["scontrol show node", "srun --help"]
 
 
-def test_no_slurm_and_no_controller() -> None:
+def test_missing_slurm_or_controller_fails_the_probe() -> None:
     with pytest.raises(ClusterError, match="sinfo was not found on this machine"):
         probe(PROFILE, Recorded("22.05", version=None))
     behind_ssh = ClusterProfile(name="alps", host="ada@alps", runs_dir="~/runs")
@@ -120,7 +120,7 @@ def test_no_slurm_and_no_controller() -> None:
         probe(ClusterProfile(name="local", backend="local"), Recorded("22.05"))
 
 
-def test_a_profile_against_the_facts() -> None:
+def test_profile_is_checked_against_the_facts() -> None:
     facts = probe(PROFILE, Recorded("22.05"))
     assert check(PROFILE, facts) == []
     wrong = ClusterProfile.model_validate(

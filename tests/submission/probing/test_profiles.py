@@ -14,7 +14,7 @@ def new(*settings: str, host: str | None = None) -> dict[str, object]:
     return new_profile("alps", host=host, default=False, settings=settings)
 
 
-def test_what_is_set_is_what_is_read() -> None:
+def test_written_profile_is_read_back_unchanged() -> None:
     values = new(
         "slurm.account=0123", "slurm.time=1-00:00:00", "environment.modules=[gcc/12, cuda]", "env.NCCL_DEBUG=WARN",
         "environment.env.HF_HOME=~/hf", "runs_dir=/scratch/ada", "exclude=[n07, 'n[20-23]']", host="ada@alps",
@@ -41,29 +41,29 @@ def test_what_is_set_is_what_is_read() -> None:
         (["slurm=x", "slurm.nodes=1"], "slurm is already set to 'x' and cannot contain keys"),
     ],
 )
-def test_wrong_settings(settings: list[str], message: str) -> None:
+def test_invalid_setting_is_refused(settings: list[str], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         new(*settings)
 
 
 @pytest.mark.parametrize("name", ["local", "slurm", "../x", "a b", "", "-x"])
-def test_names_that_no_profile_can_have(name: str) -> None:
+def test_invalid_profile_name_is_refused(name: str) -> None:
     with pytest.raises(SpecError, match="is not a valid profile name"):
         new_profile(name, host=None, default=False, settings=[])
 
 
 @pytest.mark.parametrize("host", ["-oProxyCommand=x", "ada@", "a b", "", "@alps", "ada@alps;id"])
-def test_logins_that_are_none(host: str) -> None:
+def test_invalid_login_is_refused(host: str) -> None:
     with pytest.raises(SpecError, match="is not a valid login"):
         new(host=host)
 
 
-def test_paths_of_a_login_node_begin_there() -> None:
+def test_relative_runs_dir_on_a_login_node_is_refused() -> None:
     with pytest.raises(SpecError, match="is a path on the login node"):
         new("runs_dir=runs", host="alps")
 
 
-def test_what_the_facts_settle() -> None:
+def test_facts_supply_missing_runs_dir_and_account() -> None:
     facts = FACTS.model_copy(update={"scratch": ["/scratch/ada"], "accounts": [Account(account="ml")]})
     values, told = completed({}, facts)
     assert values == {"runs_dir": "/scratch/ada/hpcaccel-runs", "slurm": {"account": "ml"}}
@@ -73,7 +73,7 @@ def test_what_the_facts_settle() -> None:
     assert completed(given, facts) == (given, [])
 
 
-def test_where_the_program_is_is_written_once() -> None:
+def test_program_path_in_a_profile_is_not_overwritten() -> None:
     write_profile("alps", new(host="alps"))
     profile = load_profile("alps")
     assert profile is not None

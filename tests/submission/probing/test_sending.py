@@ -1,4 +1,4 @@
-"""The wheel that is sent."""
+"""The wheel that is sent to a cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def wheel_in(data: bytes) -> zipfile.ZipFile:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An hpcaccel as pip leaves it: with its list of files, among them some that are this machine's."""
+    """hpcaccel as installed by pip, with its list of files, some of which are specific to this machine."""
     site = tmp_path / "site"
     info = site / "hpcaccel-9.9.dist-info"
     files = ["hpcaccel/__init__.py", "hpcaccel/templates/sbatch.j2", "hpcaccel/__pycache__/__init__.pyc"]
@@ -39,7 +39,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return site
 
 
-def test_an_installed_hpcaccel_is_packed_as_it_is(installed: Path) -> None:
+def test_installed_hpcaccel_is_packed_unchanged(installed: Path) -> None:
     wheel = wheel_in(archives.archive(None))
     assert set(wheel.namelist()) == {
         "hpcaccel/__init__.py", "hpcaccel/templates/sbatch.j2", "hpcaccel-9.9.dist-info/METADATA",
@@ -51,13 +51,13 @@ def test_an_installed_hpcaccel_is_packed_as_it_is(installed: Path) -> None:
     assert all(",sha256=" in line for line in lines[:-1])
 
 
-def test_an_installation_without_its_list_of_files(installed: Path) -> None:
+def test_installation_without_a_file_list_is_refused(installed: Path) -> None:
     (installed / "hpcaccel-9.9.dist-info/RECORD").unlink()
     with pytest.raises(UserError, match="does not list its files: pass a wheel with --wheel"):
         archives.archive(None)
 
 
-def test_what_is_no_wheel(tmp_path: Path) -> None:
+def test_missing_or_invalid_wheel_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.whl' does not exist"):
         archives.archive(tmp_path / "none.whl")
     for name in ("hpcaccel-0.1.0.tar.gz", "hpcaccel-0.1.0-py3-none-any.whl", "torch-2.13.0-py3-none-any.whl"):
