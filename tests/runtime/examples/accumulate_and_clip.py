@@ -1,4 +1,4 @@
-"""Large batches in small pieces, with clipped gradients."""
+"""Gradient accumulation with gradient clipping."""
 
 import torch
 from accelerate import Accelerator

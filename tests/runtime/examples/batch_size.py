@@ -1,4 +1,4 @@
-"""The largest batch that fits."""
+"""``find_executable_batch_size``: the largest batch that fits in memory."""
 
 import torch
 from accelerate import Accelerator

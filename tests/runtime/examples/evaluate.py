@@ -1,4 +1,4 @@
-"""Accuracy over all ranks: the right count although the data does not divide."""
+"""Accuracy over all ranks, counted correctly although the samples are not divisible by the ranks."""
 
 import torch
 from accelerate import Accelerator

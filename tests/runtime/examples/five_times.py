@@ -1,4 +1,4 @@
-"""Begun and ended five times in one script."""
+"""Starts and ends training five times in one script."""
 
 import torch
 from accelerate import Accelerator

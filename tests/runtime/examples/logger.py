@@ -1,4 +1,4 @@
-"""One line for all ranks, or one from each."""
+"""``get_logger``: one line for all ranks, or one from each rank."""
 
 import logging
 import sys

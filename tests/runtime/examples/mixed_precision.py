@@ -1,4 +1,4 @@
-"""bf16, with a loss that the model knows nothing of."""
+"""bf16, with a loss that is computed outside the model."""
 
 import torch
 from accelerate import Accelerator

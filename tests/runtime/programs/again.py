@@ -1,4 +1,4 @@
-"""Trains five times in one process, each time with a new group of ranks, replicated and sharded in turn."""
+"""Trains five times in one process, each time with a new process group, alternately with DDP and FSDP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that are slow, or stand still: what their heartbeats, their stacks and the list of slow ranks say."""
+"""Trains with a slow rank or a rank that hangs, for tests of heartbeats, thread stacks and stragglers."""
 
 import argparse
 import ctypes
@@ -46,9 +46,9 @@ class Data(torch.utils.data.Dataset):
 def stand_still() -> None:
     if args.how == "signal":
         os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(5)  # the signal that asks for the stacks may reach another thread a moment after this one is woken
+        time.sleep(5)  # the signal that requests the stacks may reach another thread shortly after this one resumes
     while args.how == "lock":
-        ctypes.PyDLL(None).sleep(60)  # C code that keeps Python's lock
+        ctypes.PyDLL(None).sleep(60)  # C code that holds the GIL
     while args.how == "sleep":
         time.sleep(1)
 

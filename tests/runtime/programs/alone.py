@@ -1,4 +1,4 @@
-"""Rank 0 evaluates alone, on a prepared loader, between the epochs of a training."""
+"""Trains, and evaluates on a prepared loader on rank 0 alone after each epoch."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Saves in the background whose writers stand still, die, and are under way when the program ends."""
+"""Background saves whose writer is stopped, killed, or still writing when the program ends."""
 
 import json
 import os
@@ -32,7 +32,7 @@ for step in accelerator.steps(25):
     if step == 4 or step > 16:
         wait_for_writer()
     if step == 6 and rank == 1:
-        os.kill(writer(), signal.SIGSTOP)  # what is due at step 8 stays under way
+        os.kill(writer(), signal.SIGSTOP)  # the save due at step 8 stays in progress
     if step == 13 and rank == 1:
         os.kill(writer(), signal.SIGKILL)
         time.sleep(0.2)
@@ -43,7 +43,7 @@ for step in accelerator.steps(25):
         accelerator.checkpoint()
     except CheckpointError as error:
         error_at, said = step + 1, str(error)
-    if step == 23:  # of which the save has just begun
+    if step == 23:  # its save has just begun
         if sys.argv[1] == "stop" and rank == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         if sys.argv[1] == "break":

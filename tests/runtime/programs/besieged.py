@@ -1,4 +1,4 @@
-"""Signals by the hundred: from the middle of the rendezvous or of the training on, until this process is gone."""
+"""Trains under hundreds of signals, sent from the rendezvous or a given step on until this process has ended."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""Gradients that are whole, sharded in several ways, or both, clipped: compared with the same tensors in one piece."""
+"""Clips gradients that are whole, sharded in several ways, or both, and compares them with unsharded gradients."""
 
 import json
 
@@ -20,7 +20,7 @@ def gradient(number, *shape):
 
 
 def with_gradient(whole, spread):
-    """A parameter whose gradient is ``whole``, laid out as ``spread`` says."""
+    """A parameter whose gradient is ``whole``, with the layout of ``spread``."""
     parameter = nn.Parameter(spread(torch.zeros_like(whole)))
     parameter.grad = spread(whole)
     return parameter
@@ -37,7 +37,7 @@ WAYS = {
     "another mesh": lambda whole: distribute_tensor(whole, other, [Replicate(), Shard(0)]),
     "plain": lambda whole: whole.clone(),
 }
-SHAPES = [(4, 6), (1, 3), (5, 2)]  # the second leaves nothing for some ranks
+SHAPES = [(4, 6), (1, 3), (5, 2)]  # some ranks get no part of the second
 
 
 def both(ways):
@@ -67,7 +67,7 @@ for ways in ([way] for way in WAYS), (["rows", "plain"], ["rows", "columns", "ev
         accelerator.clip_grad_value_(spread, 0.3)
         same(reference, spread)
 
-# a single tensor, a part of the parameters, a gradient that is still to be summed up
+# a single tensor, some of the parameters, a gradient that is not summed over the ranks yet
 reference, spread = both(list(WAYS))
 nn.utils.clip_grad_norm_(reference[3], 0.1)
 accelerator.clip_grad_norm_(spread[3], 0.1)
@@ -81,7 +81,7 @@ torch.testing.assert_close(accelerator.clip_grad_norm_([unsummed], 1e9), whole.n
 assert accelerator.clip_grad_norm_([], 1.0).item() == 0.0
 assert accelerator.clip_grad_norm_([nn.Parameter(torch.zeros(1))], 1.0).item() == 0.0
 
-# between boundaries nothing changes, and there is a norm all the same
+# between boundaries gradients do not change, and the norm is returned
 reference, spread = both(["rows", "plain"])
 with accelerator.accumulate():
     assert not accelerator.sync_gradients
@@ -90,7 +90,7 @@ with accelerator.accumulate():
     torch.testing.assert_close(norm, nn.utils.get_total_norm([one.grad for one in reference]))
     same(reference, spread)
 
-# a model that prepare() has sharded, and a part of it
+# a model that prepare() has sharded, and some of its parameters
 accelerator.end_training()
 torch.manual_seed(1)
 plain = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double()

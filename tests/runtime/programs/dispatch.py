@@ -1,4 +1,4 @@
-"""Rank 0 reads for all: what every rank gets, printed by rank 0 as one JSON line."""
+"""Dispatched loaders: rank 0 prints what every rank receives, as one JSON line."""
 
 import json
 import warnings

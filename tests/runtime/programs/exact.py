@@ -1,4 +1,4 @@
-"""A training with dropout over any kind of loader, which is killed without a warning once it is told to."""
+"""Trains with dropout on any kind of loader, and kills itself at a given step in the first attempt."""
 
 import argparse
 import os

@@ -1,7 +1,7 @@
-"""Runs each of the scripts in a process of its own, one after the other: ``examples.py OUT script.py …``.
+"""Runs the scripts one after the other, each in its own process: ``examples.py OUT script.py …``.
 
-They are forked from a process that has imported torch, which is what takes the time. What a script prints goes to
-``OUT/<name>.<rank>``, its exit code to the line after; ``OUT/<name>`` is its argument, a folder.
+The processes are forked from one that has imported torch, which saves time. A script's output is in
+``OUT/<name>.<rank>``, its exit code in ``OUT/<name>.<rank>.code``; its argument is the directory ``OUT/<name>``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-import torch._dynamo  # which the first step of an optimizer imports
+import torch._dynamo  # imported by the first step of an optimizer
 import torch.distributed.checkpoint
 import torch.distributed.fsdp  # noqa: F401
 
@@ -38,9 +38,9 @@ def main() -> None:
     out, scripts = Path(sys.argv[1]), [Path(path) for path in sys.argv[2:]]
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     port = int(os.environ["MASTER_PORT"])
-    gc.freeze()  # or each child's last collection would go through, and copy, all that torch has made
+    gc.freeze()  # else each child's last garbage collection would scan, and copy, all objects of torch
     for script in scripts:
-        port += 1  # the last one may still be closing
+        port += 1  # the previous port may still be closing
         os.environ["MASTER_PORT"] = str(port)
         code = run(script, out, rank)
         (out / f"{script.stem}.{rank}.code").write_text(str(code))

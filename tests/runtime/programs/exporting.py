@@ -1,4 +1,4 @@
-"""Weights written by two ranks, of a sharded model and of a replicated one, and read again in place."""
+"""Exports the weights of a sharded and of a replicated model from two ranks, and loads them again."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ folder = Path(sys.argv[1])
 
 
 class Net(nn.Module):
-    """Tied weights, a buffer, sizes that two ranks cannot share evenly."""
+    """Tied weights, a buffer, and sizes that are not divisible by two."""
 
     def __init__(self):
         super().__init__()
@@ -46,7 +46,7 @@ def check(strategy):
     model, expected = fresh(accelerator, 1)
     is_main, unwrapped = accelerator.is_main_process, accelerator.unwrap_model(model)
 
-    # Everybody calls save; under DDP rank 0 may do so alone, and nothing waits.
+    # All ranks call save; with DDP rank 0 may call it alone without waiting.
     accelerator.save({"model": unwrapped.state_dict(), "step": 3}, place / "all.pt")
     accelerator.save(unwrapped.state_dict(), place / "all.safetensors", safe_serialization=True)
     if strategy == "ddp" and is_main:
@@ -70,13 +70,13 @@ def check(strategy):
         assert not equal(other, expected)
         found = accelerator.get_state_dict(again)
         assert equal(found, expected) if found else not is_main
-        accelerator.wait_for_everyone()  # under DDP rank 0 saves alone, and what others still load would go
+        accelerator.wait_for_everyone()  # with DDP rank 0 saves alone and would delete files that others still load
         accelerator.save_model(model, where, safe_serialization=safe)
         accelerator.wait_for_everyone()
         one = [path.name for path in where.iterdir()]
         print(json.dumps({"strategy": strategy, "safe": safe, "many": many, "one": one}))
 
-    # What fails on rank 0 is an error on all ranks of a sharded model.
+    # With a sharded model, a failed save on rank 0 is an error on all ranks.
     (place / "file").touch()
     accelerator.wait_for_everyone()
     try:

@@ -1,4 +1,4 @@
-"""Starts ranks from inside a program in every way, and prints as JSON what became of them."""
+"""Starts ranks with ``debug_launcher`` and ``notebook_launcher``, and prints the results as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ found: dict[str, Any] = {}
 
 
 def train(name: str, fails: int | None = None) -> None:
-    torch.randn(200, 200) @ torch.randn(200, 200)  # OpenMP's threads must not be missing
+    torch.randn(200, 200) @ torch.randn(200, 200)  # needs OpenMP's threads
     accelerator = Accelerator()
     total = accelerator.reduce(torch.tensor(10.0**accelerator.process_index)).item()
     if accelerator.process_index == fails:
@@ -42,7 +42,7 @@ def error(function: Any, *args: Any, **words: Any) -> list[str]:
     return []
 
 
-torch.randn(500, 500) @ torch.randn(500, 500)  # OpenMP's threads exist in the parent
+torch.randn(500, 500) @ torch.randn(500, 500)  # starts OpenMP's threads in the parent
 debug_launcher(train, ("debug",))
 found["debug"] = outcome("debug")
 debug_launcher(lambda: train("closure"), num_processes=3)

@@ -1,4 +1,4 @@
-"""A training that leaves in the way it is told, while workers of two loaders are there: ``HOW LOADER``."""
+"""Trains while workers of two loaders are running, and ends in the given way: ``HOW LOADER``."""
 
 import os
 import signal
@@ -48,8 +48,8 @@ for _ in accelerator.epochs(2):
             if how == "rank":
                 os.kill(os.getpid(), signal.SIGUSR2)
         if how == "wait" and first:
-            time.sleep(1.5)  # for somebody to stop it from outside, on a busy machine too
+            time.sleep(1.5)  # time for the test to stop it, on a busy machine too
         accelerator.checkpoint()
 if first:
-    next(held)  # its workers are still there
+    next(held)  # its workers are still running
 print("through at", f"{time.time():.1f}", flush=True)

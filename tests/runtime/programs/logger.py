@@ -1,4 +1,4 @@
-"""Ranks that log: before they have met, on the main process only, on all, and in order."""
+"""Ranks that log: before the rendezvous, on the main process only, on all ranks, and in order."""
 
 from __future__ import annotations
 

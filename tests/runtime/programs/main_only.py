@@ -1,4 +1,4 @@
-"""A sharded model, and a call that needs all ranks made by rank 0 alone, while the others go on training."""
+"""With a sharded model, rank 0 alone makes a call that needs all ranks, while the others go on training."""
 
 import sys
 

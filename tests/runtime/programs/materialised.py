@@ -1,4 +1,4 @@
-"""A model built without memory is sharded, loaded from safetensors by slices, trained, and has the plain one's weights.
+"""Shards a model built on the meta device, loads it from safetensors, and trains it to the same weights as a plain one.
 
 Arguments: a directory to work in.
 """
@@ -68,7 +68,7 @@ if accelerator.is_main_process:
     from safetensors.torch import save_file
 
     where.mkdir(exist_ok=True)
-    parts = {key: value for key, value in saved.items() if key != "head.weight"}  # tied: once is enough
+    parts = {key: value for key, value in saved.items() if key != "head.weight"}  # tied to embedding.weight
     names = sorted(parts)
     half = len(names) // 2
     files = {"model-1.safetensors": names[:half], "model-2.safetensors": names[half:]}
@@ -104,7 +104,7 @@ for _ in range(3):
 for name, value in model.state_dict().items():
     assert torch.allclose(full(value), plain.state_dict()[name], rtol=1e-10, atol=1e-12), name
 
-# Buffers on meta too: what no file holds cannot be known.
+# Buffers on meta too: the value of a buffer that is not saved is unknown.
 accelerator.free_memory()
 with init_empty_weights(include_buffers=True):
     lost = Net()
@@ -115,7 +115,7 @@ except RuntimeMisuse as error:
     said = str(error)
 assert "not saved in checkpoints: scale" in said, said
 
-# Rank 0 has the values, the others have none.
+# Only rank 0 has the values.
 accelerator.free_memory()
 torch.manual_seed(5)
 if accelerator.is_main_process:
@@ -129,7 +129,7 @@ for name, parameter in mixed.named_parameters():
     assert torch.equal(full(parameter.detach()), saved[name]), name
 accelerator.end_training()
 
-# Every rank reads the file's names, so every rank says the same.
+# Every rank reads the names in the file, so all ranks raise the same error.
 accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(reshard_after_forward=False))
 other = accelerator.prepare(nn.Sequential(nn.Linear(6, 10), nn.Linear(10, 6)))
 said = ""

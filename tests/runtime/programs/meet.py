@@ -1,4 +1,4 @@
-"""Meets the other ranks and says what it found, one JSON line a rank."""
+"""Joins the other ranks, and prints one JSON line per rank."""
 
 from __future__ import annotations
 

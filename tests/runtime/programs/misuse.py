@@ -1,4 +1,4 @@
-"""Calls that only some ranks make. Each case prints what the rank was told, and how long that took."""
+"""Collective calls that only some ranks make. Each case prints the rank's error and the seconds until it was raised."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def gather_on_main(accelerator: Accelerator) -> None:
 
 
 def gather_and_end(accelerator: Accelerator) -> None:
-    """The others go on to the end of the program."""
+    """The other ranks continue to the end of the program."""
     if accelerator.is_main_process:
         accelerator.gather(torch.ones(2))
 
@@ -36,7 +36,7 @@ def barrier_and_gather(accelerator: Accelerator) -> None:
 
 
 def gather_and_loop(accelerator: Accelerator) -> None:
-    """The others train on: they wait for the main process's next step, which it will not make."""
+    """The other ranks go on training and wait for the main process's next step, which it does not make."""
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer, loader = accelerator.prepare(optimizer, DataLoader(torch.randn(64, 4), batch_size=4))
@@ -51,7 +51,7 @@ def gather_and_loop(accelerator: Accelerator) -> None:
 
 
 def prepare_on_main(accelerator: Accelerator) -> None:
-    """The others prepare a loader only, and train a model that shares nothing."""
+    """The other ranks prepare a loader only."""
     model, loader = torch.nn.Linear(1, 1), DataLoader(torch.randn(64, 4), batch_size=4)
     if accelerator.is_main_process:
         model = accelerator.prepare(model)
@@ -59,14 +59,14 @@ def prepare_on_main(accelerator: Accelerator) -> None:
 
 
 def barrier_in_the_middle(accelerator: Accelerator) -> None:
-    """All ranks but the main one wait; it has gone on to the end, and leaves by an exit code of its own."""
+    """All ranks but the main process wait; it has already exited with code 0."""
     if accelerator.is_main_process:
         sys.exit(0)
     accelerator.wait_for_everyone()
 
 
 def too_large_for_one(accelerator: Accelerator) -> None:
-    """The others wait for its gradients, from where nothing can call them back."""
+    """The main process waits for the gradients of the others in its backward pass, which cannot be interrupted."""
 
     @find_executable_batch_size(starting_batch_size=8)
     def train(batch_size: int) -> None:
@@ -85,7 +85,7 @@ def one_fails(accelerator: Accelerator) -> None:
 
 
 def one_fails_late(accelerator: Accelerator) -> None:
-    """While the others have long been waiting."""
+    """The other ranks have been waiting for 3 s."""
     if accelerator.process_index == accelerator.num_processes - 1:
         time.sleep(3)
     one_fails(accelerator)
