@@ -31,7 +31,7 @@ lines = st.lists(
 ).map("".join)
 words = lines.filter(lambda text: bool(text.strip()))
 file_names = words.filter(lambda text: "/" not in text and len(text.encode()) <= 200 and text not in (".", ".."))
-LONG = "".join(PIECES) * 60  # more than 10,000 characters
+LONG = "".join(PIECES) * 60  # more than 7,000 characters
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ loader = DataLoader(Slow(), batch_size=2, num_workers=2, persistent_workers=True
 batches: Any = iter(loader)
 after = 0
 print("ready", *(worker.pid for worker in batches._workers), flush=True)
-while after < 20:  # many more than the workers have ready
+while after < 20:  # far more batches than the workers prefetch
     next(batches)
     after += bool(asked)
 print("saved", flush=True)
