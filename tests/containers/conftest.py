@@ -43,7 +43,7 @@ def make_apptainer(folder: Path) -> Path:
 
 
 def system_python_is_ours() -> bool:
-    """Whether the system's Python, which the image uses, has this Python's version and can import its torch."""
+    """Whether the system's Python, which the image uses, has this Python's version, so that it can import its torch."""
     system = shutil.which("python3", path="/usr/bin")
     if system is None:
         return False
