@@ -1,4 +1,4 @@
-"""Run directories made by hand, with a supervisor that is started as the batch script starts it."""
+"""Run directories made by hand, with a supervisor started as the batch script starts it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class LocalRun:
             },
         }
         write_json(self.dir.spec, document)
-        # The real one is a zip; here the package itself stands in, so that a change needs no build.
+        # In production this is a zip. Here it imports the package itself, so that a change needs no build.
         self.dir.node_program.write_text(
             f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom hpcaccel.node.__main__ import main\nmain()\n"
         )
@@ -90,7 +90,7 @@ class LocalRun:
         write_json(self.dir.control / f"{name}.json", to_dict(request))
 
     def wait_for(self, text: str, *, attempt: int = 1, rank: int = 0, timeout: float = 30) -> None:
-        """Until a rank has printed ``text``."""
+        """Wait until a rank has printed ``text``."""
         log, end = self.dir.rank_log(attempt, rank), time.monotonic() + timeout
         while not (log.exists() and text in log.read_text()):
             if time.monotonic() > end:
@@ -133,6 +133,6 @@ def local_run(tmp_path: Path) -> Iterator[Callable[..., LocalRun]]:
 
 
 def outcome(*, step: int, resume: bool, reason: str = "stop") -> str:
-    """Source of a line that writes the outcome of a rank 0 that has no torch."""
+    """Source line by which a rank 0 without torch writes its outcome."""
     value = json.dumps({"version": 1, "reason": reason, "step": step, "checkpoint": None, "resume": resume})
     return f"open(folder + '/outcome.json', 'w').write({value!r})"

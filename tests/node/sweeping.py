@@ -1,4 +1,4 @@
-"""Sweeps made by hand: small programs as trials, and a small script that speaks for a chooser."""
+"""Sweeps made by hand, with small programs as trials and a small script as the chooser."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ for number in range({count}):
         pass
 say(end=True, why="that was all")
 """
-"""So many trials, one after another."""
+"""A chooser that runs ``count`` trials, one after another."""
 
 CONTINUES = """
 # What is to be continued comes first; the journal of this chooser is one file.
@@ -66,7 +66,7 @@ say(end=True, why="that was all")
 """
 
 STOPS_AND_GOES_ON = (Path(__file__).parent / "programs" / "stops_once.py").read_text()
-"""A program whose first attempt runs until it is asked to stop, and whose second one ends well."""
+"""A program whose first attempt runs until it is stopped, and whose second one succeeds."""
 
 
 class Sweep:
@@ -109,7 +109,7 @@ class Sweep:
         self.process: subprocess.Popen[bytes] | None = None
 
     def trial(self, number: int) -> RunDir:
-        """Make a trial's directory, as a chooser does before it asks for the trial."""
+        """Create a trial's directory, as a chooser does before it requests the trial."""
         run = self.dir.trial(number)
         run.create()
         write_json(run.spec, self.document)
@@ -152,7 +152,7 @@ class Sweep:
             time.sleep(0.02)
 
     def wait_for(self, number: int, text: str, *, attempt: int = 1) -> str:
-        """Until a trial's rank has printed ``text``; all that it has printed."""
+        """Wait until a trial's rank has printed ``text``; return all of its output."""
         log = self.dir.trial(number).rank_log(attempt, 0)
         self.until(lambda: log.exists() and text in log.read_text(), f"{text!r} of trial {number}")
         return log.read_text()
@@ -176,13 +176,13 @@ class Sweep:
 
     @property
     def heard(self) -> list[dict[str, Any]]:
-        """What the chooser was told."""
+        """The messages that the chooser received."""
         path = self.dir.path / "heard-0.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def pid_in(text: str) -> int:
-    """The process id that a program has printed behind ``ready``."""
+    """The process ID that a program printed after ``ready``."""
     return int(text.split()[1])
 
 

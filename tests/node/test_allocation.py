@@ -1,4 +1,4 @@
-"""What a Slurm job's own description says of how it stands, and when it may be requeued."""
+"""Tests of SlurmAllocation: the status of a job, and when the job can be requeued."""
 
 from __future__ import annotations
 
@@ -30,16 +30,14 @@ def allocation(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> SlurmAlloca
 
 
 @pytest.mark.parametrize(("preempt_time", "preempted"), [(None, False), (1030.0, True), (1000.0, True), (990.0, False)])
-def test_a_preemption_of_an_earlier_start_is_over(
+def test_preempt_time_before_the_start_is_ignored(
     slurm: FakeSlurm, allocation: SlurmAllocation, preempt_time: float | None, preempted: bool
 ) -> None:
     slurm.move("45", JobState.RUNNING, preempt_time=preempt_time)
     assert allocation.status().preempted is preempted
 
 
-def test_a_job_at_its_time_limit_is_requeued_while_slurm_takes_it_down(
-    slurm: FakeSlurm, allocation: SlurmAllocation
-) -> None:
+def test_completing_job_at_its_time_limit_is_requeued(slurm: FakeSlurm, allocation: SlurmAllocation) -> None:
     slurm.move("45", JobState.COMPLETING, reason="TimeLimit")
     status = allocation.status()
     assert (status.termination_reason, status.requeueable, status.running) == ("time_limit", True, False)
@@ -48,8 +46,8 @@ def test_a_job_at_its_time_limit_is_requeued_while_slurm_takes_it_down(
 
 
 @pytest.mark.parametrize("end_time", [1030.0, 1060.0])
-def test_a_cancelled_job_is_not(slurm: FakeSlurm, allocation: SlurmAllocation, end_time: float) -> None:
-    slurm.move("45", JobState.COMPLETING, end_time=end_time)  # past its limit too, where the site has OverTimeLimit
+def test_cancelled_job_is_not_requeued(slurm: FakeSlurm, allocation: SlurmAllocation, end_time: float) -> None:
+    slurm.move("45", JobState.COMPLETING, end_time=end_time)  # even at its limit, as with OverTimeLimit
     assert not allocation.status().requeueable
     assert allocation.requeue() == TAKEN_DOWN
     assert not slurm.requeued

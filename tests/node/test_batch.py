@@ -1,4 +1,4 @@
-"""The batch step starts its supervisor, or its host, again when that is killed: real processes, real signals."""
+"""Tests of the batch step, which restarts a killed supervisor or worker, with real processes and signals."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def eventually(question: Callable[[], Any], what: str, *, seconds: float = 60) -
         time.sleep(0.02)
 
 
-def test_a_killed_supervisor_is_started_again_when_its_ranks_are_gone(local_run: Make) -> None:
+def test_killed_supervisor_is_restarted_after_its_ranks_have_ended(local_run: Make) -> None:
     run = local_run(LEAVES_A_PROCESS)
     run.start()
     run.wait_for("ready")
@@ -84,7 +84,7 @@ def test_a_killed_supervisor_is_started_again_when_its_ranks_are_gone(local_run:
     assert not run.dir.lease.exists()
 
 
-def test_what_a_killed_supervisor_has_heard_the_next_one_hears(local_run: Make) -> None:
+def test_cancel_received_by_killed_supervisor_reaches_the_next_one(local_run: Make) -> None:
     deaf = "import signal, time\nprint('ready', flush=True)\ntime.sleep(300)\n"
     run = local_run(deaf, stop_timeout_seconds=5)
     run.start()
@@ -109,7 +109,7 @@ def supervisors_die_at_once(run: LocalRun) -> None:
     )
 
 
-def test_where_supervisors_die_at_once_a_run_that_is_over_ends_as_it_did(local_run: Make) -> None:
+def test_ended_run_keeps_its_exit_code_if_supervisors_die_at_once(local_run: Make) -> None:
     run = local_run("print('well')")
     assert run.run() == 0
     supervisors_die_at_once(run)
@@ -117,18 +117,18 @@ def test_where_supervisors_die_at_once_a_run_that_is_over_ends_as_it_did(local_r
     assert run.ends == [("completed", "end")]
 
 
-def test_where_supervisors_die_at_once_nothing_is_written_to_a_run_that_another_job_has(local_run: Make) -> None:
+def test_dying_supervisors_write_nothing_to_run_in_use_by_another_job(local_run: Make) -> None:
     run = local_run("print('ran')")
     supervisors_die_at_once(run)
     append_line(run.dir.ledger, to_dict(AttemptStart(attempt=1, time=1.0, job_id="local-00000009")))
-    lease.acquire(run.dir, job_id="local-00000009", restart_count=0)  # by this process, which lives
+    lease.acquire(run.dir, job_id="local-00000009", restart_count=0)  # held by this process, which is alive
     assert run.run() == 2
     assert "is in use by job local-00000009" in run.log
     assert not run.ends
     assert run.dir.lease.exists()
 
 
-def test_an_attempt_whose_supervisors_are_given_up_is_not_started_again_here(local_run: Make) -> None:
+def test_run_without_requeue_fails_if_supervisors_die_at_once(local_run: Make) -> None:
     run = local_run("print('ran')", requeue=False)
     supervisors_die_at_once(run)
     start = AttemptStart(attempt=1, time=1.0, job_id="local-00000001", restart_count=0)
@@ -141,7 +141,7 @@ def test_an_attempt_whose_supervisors_are_given_up_is_not_started_again_here(loc
     )
 
 
-def test_a_supervisor_that_dies_at_once_is_given_up_and_the_run_ends_after_a_requeue(local_run: Make) -> None:
+def test_run_whose_supervisors_die_at_once_fails_after_one_requeue(local_run: Make) -> None:
     run = local_run("print('ran')")
     supervisors_die_at_once(run)
     assert run.run() == 1
@@ -155,7 +155,7 @@ def test_a_supervisor_that_dies_at_once_is_given_up_and_the_run_ends_after_a_req
     assert said in last["detail"]
 
 
-def test_a_signal_during_the_pause_before_another_start_ends_the_pause(local_run: Make) -> None:
+def test_sigterm_during_the_pause_before_a_restart_cancels_the_run(local_run: Make) -> None:
     run = local_run("print('ran')")
     mark = run.dir.path / "died"
     run.dir.node_program.write_text(
@@ -175,7 +175,7 @@ def test_a_signal_during_the_pause_before_another_start_ends_the_pause(local_run
     assert run.ends == [("cancelled", "end")]
 
 
-def test_a_supervisor_that_cannot_be_started_counts_as_one_that_died_at_once(
+def test_supervisor_that_cannot_start_counts_as_one_that_died_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def no_memory(*_: object, **__: object) -> None:
@@ -197,7 +197,7 @@ def test_a_supervisor_that_cannot_be_started_counts_as_one_that_died_at_once(
     assert caplog.text.count(said) == 2
 
 
-def test_a_cancel_while_the_supervisor_asks_for_another_start_ends_the_job(local_run: Make) -> None:
+def test_sigterm_while_supervisor_requests_a_restart_cancels_the_run(local_run: Make) -> None:
     run = local_run(HEAD + "time.sleep(300)\n")
     scripts, asked = run.dir.path / "scripts", run.dir.path / "asked"
     run.dir.script.write_text(f"echo x >> {scripts}\n{run.dir.script.read_text()}")
@@ -216,7 +216,7 @@ def test_a_cancel_while_the_supervisor_asks_for_another_start_ends_the_job(local
     assert scripts.read_text() == "x\n"
 
 
-def test_a_job_that_is_started_by_somebody_who_ignores_its_children_ends(local_run: Make) -> None:
+def test_job_ends_although_its_parent_process_ignores_sigchld(local_run: Make) -> None:
     run = local_run("raise SystemExit(2)")
     ignoring = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execvp('bash', sys.argv)"
     command = [sys.executable, "-c", ignoring, str(run.dir.script)]
@@ -225,7 +225,7 @@ def test_a_job_that_is_started_by_somebody_who_ignores_its_children_ends(local_r
     assert run.ends == [("failed", "end")]
 
 
-def test_whoever_kills_the_batch_step_ends_all_of_it(local_run: Make) -> None:
+def test_supervisor_ends_when_the_batch_step_is_killed(local_run: Make) -> None:
     run = local_run(HEAD + "time.sleep(300)\n")
     run.start()
     run.wait_for("ready")
@@ -236,7 +236,7 @@ def test_whoever_kills_the_batch_step_ends_all_of_it(local_run: Make) -> None:
     eventually(lambda: process_start(supervisor) is None, "the supervisor is gone")
 
 
-def test_a_restarted_supervisor_has_no_more_time_than_the_first(local_run: Make) -> None:
+def test_restarted_supervisor_keeps_the_deadline_of_the_first(local_run: Make) -> None:
     program = STOPS_WHEN_ASKED.replace('"ready"', '"ready", os.environ["HPCACCEL_DEADLINE"]')
     run = local_run(program, launch={"time_limit_seconds": 600})
     run.start()
@@ -257,7 +257,7 @@ def sweep(tmp_path: Path) -> Iterator[Sweep]:
         one.process.wait()
 
 
-def test_a_killed_host_is_started_again_and_goes_on_with_its_trial(sweep: Sweep) -> None:
+def test_killed_worker_is_restarted_and_continues_its_trial(sweep: Sweep) -> None:
     sweep.start()
     rank = pid_in(sweep.wait_for(0, "ready"))
     kill(supervisor_of(sweep.worker))
@@ -270,10 +270,10 @@ def test_a_killed_host_is_started_again_and_goes_on_with_its_trial(sweep: Sweep)
     assert [(line["job_id"], line["restart_count"]) for line in starts] == [("local-00000001_0", 0)] * 2
     account = ComputeAccount(sweep.dir).read()
     lasted = sweep.account[-1]["time"] - starts[0]["allocated_at"]
-    assert account.gpu_seconds() == pytest.approx(lasted, rel=0.01)  # one stay, counted once
+    assert account.gpu_seconds() == pytest.approx(lasted, rel=0.01)  # one allocation, counted once
 
 
-def test_a_host_that_dies_at_once_is_given_up(sweep: Sweep) -> None:
+def test_worker_that_dies_at_once_fails_after_one_requeue(sweep: Sweep) -> None:
     sweep.dir.node_program.write_text(
         f"import os, sys\nsys.path.insert(0, {str(ROOT)!r})\n"
         "from hpcaccel.node import batch\nfrom hpcaccel.node.__main__ import main\n"
@@ -284,13 +284,13 @@ def test_a_host_that_dies_at_once_is_given_up(sweep: Sweep) -> None:
     first = "import os\nprint('killed before:', os.environ.get('HPCACCEL_KILLED'))\n"
     sweep.dir.node_program.write_text(first + sweep.dir.node_program.read_text())
     assert sweep.run() == 1
-    assert sweep.log.count("killed before: None") == 2 * 2  # each batch step, and its first host
+    assert sweep.log.count("killed before: None") == 2 * 2  # each batch step, and its first worker
     assert sweep.worker_ends == [("failed", "requeue"), ("failed", "end")]
     assert all("signal 9" in line["detail"] for line, _ in read_lines(sweep.worker.account) if line["event"] == "end")
 
 
 @pytest.mark.parametrize(("problem", "reason"), [(TAKEN_DOWN, "cancelled"), ("no answer", "failed")])
-def test_a_worker_that_is_cancelled_when_its_hosts_were_killed(
+def test_killed_worker_that_cannot_requeue_ends_as_cancelled_or_failed(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch, problem: str, reason: str
 ) -> None:
     monkeypatch.setattr(LocalAllocation, "requeue", lambda _: problem)
@@ -298,9 +298,7 @@ def test_a_worker_that_is_cancelled_when_its_hosts_were_killed(
     assert sweep.worker_ends == [("failed", "requeue"), (reason, "end")]
 
 
-def test_a_worker_holds_its_allocation_since_its_batch_step_began(
-    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_allocation_of_a_worker_begins_with_its_batch_step(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = os.getppid()
     monkeypatch.setenv(batch.MARK, f"{parent}:{process_start(parent)}:0.0")
     allocation = LocalAllocation(sweep.worker, read_launch(sweep.worker))

@@ -1,4 +1,4 @@
-"""One job of a chain, before a Slurm in memory: how it takes over, what it hands in, and when nothing follows."""
+"""Tests of one job of a chain, with a fake Slurm: how it takes over and submits others, and when the chain ends."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LAUNCH: dict[str, Any] = {
 
 
 class Chain:
-    """Jobs 100 (which has carried the run), 101 (which starts now) and 102."""
+    """A chain of jobs 100 (which has ended), 101 (which starts now) and 102 (pending)."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.dir = RunDir(path / "20261120-153012-4f2a")
@@ -62,7 +62,7 @@ class Chain:
         write_json(self.dir.record, to_dict(record))
 
     def before(self, state: JobState, *end: str, then: str = "") -> None:
-        """What became of job 100: how its attempt ended, if that was written, and Slurm's word."""
+        """Set how job 100 ended: its state in Slurm, and the end of its attempt if that was written."""
         self.slurm.move("100", state)
         append_line(self.dir.ledger, to_dict(AttemptStart(attempt=1, time=1.0, job_id="100")))
         if then:
@@ -90,10 +90,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Chain:
     return Chain(tmp_path, monkeypatch)
 
 
-# -- its beginning --------------------------------------------------------------------------------------------------
+# -- start of the job -----------------------------------------------------------------------------------------------
 
 
-def test_it_takes_over_and_hands_in_another_one(run: Chain) -> None:
+def test_chained_job_takes_over_and_submits_another(run: Chain) -> None:
     run.before(JobState.PREEMPTED, "preempted", "requeue")
     (run.dir.submitit / "101_submitted.pkl").write_bytes(b"call")
     job = run.job()
@@ -104,7 +104,7 @@ def test_it_takes_over_and_hands_in_another_one(run: Chain) -> None:
     assert (run.dir.submitit / "103_submitted.pkl").read_bytes() == b"call"
 
 
-def test_a_chain_has_its_length(run: Chain) -> None:
+def test_chain_is_not_longer_than_configured(run: Chain) -> None:
     run.before(JobState.PREEMPTED, "preempted", "requeue")
     assert run.job(chain=3).begin()
     assert len(run.slurm.submissions) == 3
@@ -120,29 +120,27 @@ def test_a_chain_has_its_length(run: Chain) -> None:
         (JobState.CANCELLED, ("cancelled", "end")),
     ],
 )
-def test_what_slurm_says_of_a_job_that_was_killed_without_a_word(
-    run: Chain, state: JobState, end: tuple[str, str]
-) -> None:
+def test_end_of_killed_job_is_derived_from_its_slurm_state(run: Chain, state: JobState, end: tuple[str, str]) -> None:
     run.before(state)
     assert run.job().begin() is (end[1] == "requeue")
     assert run.ends == [end]
 
 
-def test_without_slurms_word_it_goes_on(run: Chain) -> None:
+def test_chain_continues_if_slurm_has_forgotten_the_killed_job(run: Chain) -> None:
     run.before(JobState.PREEMPTED)
     run.slurm.forget("100")
     assert run.job().begin()
     assert run.ends == [("lost", "requeue")]
 
 
-def test_a_pause_that_was_asked_for_holds_although_the_job_was_killed(run: Chain) -> None:
+def test_requested_pause_holds_although_the_job_was_killed(run: Chain) -> None:
     run.before(JobState.PREEMPTED, then="pause")
     assert not run.job().begin()
     assert run.ends == [("preempted", "pause")]
 
 
 @pytest.mark.parametrize("when", ["in the queue", "after its last words", "before its ranks started"])
-def test_a_cancel_ends_the_chain(run: Chain, when: str) -> None:
+def test_cancel_ends_the_chain(run: Chain, when: str) -> None:
     if when == "before its ranks started":
         run.slurm.move("100", JobState.CANCELLED)
     else:
@@ -159,7 +157,7 @@ def test_a_cancel_ends_the_chain(run: Chain, when: str) -> None:
 
 
 @pytest.mark.parametrize("end", [("completed", "end"), ("failed", "end"), ("stop", "pause"), ("cancelled", "end")])
-def test_after_its_end_no_rank_starts(run: Chain, end: tuple[str, str]) -> None:
+def test_chain_that_has_ended_starts_no_ranks_and_cancels_followers(run: Chain, end: tuple[str, str]) -> None:
     run.before(JobState.COMPLETED, *end)
     job = run.job()
     assert not job.begin()
@@ -168,14 +166,12 @@ def test_after_its_end_no_rank_starts(run: Chain, end: tuple[str, str]) -> None:
     assert (len(run.slurm.submissions), run.slurm.cancelled) == (3, ["102"])
 
 
-def test_a_cancel_that_was_but_a_guess_is_refuted_by_slurm(run: Chain) -> None:
+def test_chain_continues_if_slurm_reports_preemption_instead_of_cancel(run: Chain) -> None:
     run.before(JobState.PREEMPTED, "cancelled", "end")
     assert run.job().begin()
 
 
-def test_a_chain_that_somebody_resumed_elsewhere_is_not_gone_on_with(
-    run: Chain, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chain_replaced_by_a_resume_does_not_continue(run: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain, "NAMED_WITHIN_SECONDS", 0.0)
     run.record(job_ids=["100", "200"], links=["200", "201"])
     job = run.job()
@@ -184,20 +180,20 @@ def test_a_chain_that_somebody_resumed_elsewhere_is_not_gone_on_with(
     assert (run.ends, run.slurm.cancelled) == ([], [])
 
 
-def test_a_job_whose_submit_died_begins_a_chain(run: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_whose_submit_command_died_begins_a_chain(run: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain, "NAMED_WITHIN_SECONDS", 0.0)
     run.record(job_ids=[], links=[])
     assert run.job().begin()
     assert (run.now["job_ids"], run.now["links"]) == (["101"], ["101", "103", "104"])
 
 
-def test_ends_from_before_a_resume_do_not_count(run: Chain) -> None:
+def test_ends_before_a_resume_do_not_count(run: Chain) -> None:
     run.before(JobState.FAILED, "stop", "pause")
     run.record(job_ids=["100", "101"], links=["101", "102"], ledger_offset=run.dir.ledger.stat().st_size)
     assert run.job().begin()
 
 
-def test_jobs_that_break_before_their_ranks_start_count_as_failures(run: Chain) -> None:
+def test_jobs_that_fail_before_their_ranks_start_count_as_failures(run: Chain) -> None:
     run.slurm.move("100", JobState.FAILED)
     run.before(JobState.FAILED, "failed", "requeue")
     run.record(job_ids=["100"], links=["100", "99", "101", "102"])
@@ -209,30 +205,28 @@ def test_jobs_that_break_before_their_ranks_start_count_as_failures(run: Chain) 
     assert Ledger.of(run.dir).cap(["101"], RestartPolicy(**LIMITS)) is None
 
 
-# -- those that follow ----------------------------------------------------------------------------------------------
+# -- the following jobs ---------------------------------------------------------------------------------------------
 
 
-def test_where_sbatch_is_forbidden_on_nodes_it_says_what_to_do(run: Chain, caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_sbatch_logs_the_chain_ahead_to_set(run: Chain, caplog: pytest.LogCaptureFixture) -> None:
     run.before(JobState.PREEMPTED, "preempted", "requeue")
     run.slurm.refuse = "Access/permission denied"
     job = run.job()
     assert job.begin()
     assert "set resilience.chain_ahead: 5, so that `hpcaccel submit` submits all jobs" in caplog.text
-    assert job.requeue() == ""  # one waits
+    assert job.requeue() == ""  # one is pending
     run.slurm.move("102", JobState.CANCELLED)
     assert "are no longer in the queue" in job.requeue()
 
 
-def test_the_last_job_says_so(run: Chain) -> None:
+def test_requeue_of_the_last_job_reports_the_end_of_the_chain(run: Chain) -> None:
     run.record(job_ids=["100"], links=["100", "101"])
     job = run.job(chain=2)
     assert job.begin()
     assert job.requeue() == "this was the last job of the chain (resilience.chain: 2)"
 
 
-def test_the_last_job_hands_in_no_other_when_its_supervisors_were_killed(
-    run: Chain, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_last_job_submits_no_other_if_its_supervisors_were_killed(run: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
     run.record(job_ids=["100"], links=["99", "100", "101"])
     write_json(run.dir.spec, {"version": 1, "spec": {"resilience": {**LIMITS, "chain": 3}}, "launch": LAUNCH})
     monkeypatch.setattr(supervisor, "current_allocation", lambda *_: run.job(chain=3))
@@ -243,7 +237,7 @@ def test_the_last_job_hands_in_no_other_when_its_supervisors_were_killed(
     assert run.ends[-1] == ("failed", "pause")
 
 
-def test_one_that_could_not_be_handed_in_at_the_start_is_at_the_end(run: Chain) -> None:
+def test_job_that_could_not_be_submitted_at_start_is_submitted_at_end(run: Chain) -> None:
     run.record(job_ids=["100"], links=["100", "101"])
     run.slurm.refuse = "busy"
     job = run.job()
@@ -255,7 +249,7 @@ def test_one_that_could_not_be_handed_in_at_the_start_is_at_the_end(run: Chain) 
 
 
 @pytest.mark.parametrize("links", [["100", "101", "102"], ["100", "101"]])
-def test_followers_keep_away_from_nodes_at_fault(run: Chain, links: list[str]) -> None:
+def test_following_jobs_exclude_faulty_nodes(run: Chain, links: list[str]) -> None:
     run.record(job_ids=["100", "101"], links=links)
     job = run.job()
     job.jobs = tuple(links)
@@ -264,7 +258,7 @@ def test_followers_keep_away_from_nodes_at_fault(run: Chain, links: list[str]) -
     assert [run.slurm.jobs[job_id].excluded_nodes for job_id in run.now["links"][2:]][:1] == ["n7"]
 
 
-# -- what Slurm says while it takes the job down --------------------------------------------------------------------
+# -- status while Slurm terminates the job ---------------------------------------------------------------------------
 
 
 def down(**changes: Any) -> Callable[[Chain], None]:
@@ -282,7 +276,7 @@ def down(**changes: Any) -> Callable[[Chain], None]:
         (down(preempt_time=490.0, end_time=500.0), JobState.PREEMPTED, "preempted"),
     ],
 )
-def test_why_a_job_is_taken_down(
+def test_termination_reason_of_a_completing_job(
     run: Chain,
     monkeypatch: pytest.MonkeyPatch,
     take_down: Callable[[Chain], None],
@@ -298,20 +292,20 @@ def test_why_a_job_is_taken_down(
         assert run.job().requeue() == TAKEN_DOWN
 
 
-def test_in_doubt_only_a_chain_goes_on(run: Chain) -> None:
-    down(preempt_time=490.0, end_time=500.0)(run)  # and the accounting still says COMPLETING
+def test_possible_preemption_counts_as_preemption_only_in_a_chain(run: Chain) -> None:
+    down(preempt_time=490.0, end_time=500.0)(run)  # and the accounting still has COMPLETING
     assert run.job().status().termination_reason == "preempted"
     assert SlurmAllocation(run.slurm).status().termination_reason is None
 
 
-def test_a_job_whose_node_failed(run: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chained_job_with_a_failed_node_is_lost_and_continues(run: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
     down(end_time=500.0)(run)
     monkeypatch.setattr(run.slurm, "failed_nodes", lambda nodes: ["n1"])
     status = run.job().status()
     assert (status.termination_reason, status.will_requeue, status.failed_nodes) == ("lost", True, ("n1",))
 
 
-def test_a_queue_that_lists_nothing_takes_no_follower_away(run: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_queue_does_not_remove_following_jobs(run: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
     run.before(JobState.PREEMPTED, "preempted", "requeue")
     monkeypatch.setattr(run.slurm, "queue", lambda *_, **__: {})
     job = run.job()

@@ -1,6 +1,6 @@
-"""The table of causes, on logs as real programs, drivers and Slurm leave them (tests/data/failures).
+"""Tests of the classification of failures, with logs as programs, drivers and Slurm write them (tests/data/failures).
 
-A file there is named after its cause. Those of Python, gloo and srun were recorded; those of GPUs and of failed nodes
+A file there is named after its cause. Logs of Python, gloo and srun were recorded; those of GPUs and of failed nodes
 are written from the known messages.
 """
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 RECORDED = sorted((ROOT / "tests" / "data" / "failures").glob("*.txt"))
 TRACEBACK = "Traceback (most recent call last):\n  File 'x.py', line 1\n"
 BY_THE_BATCH_STEP = {"supervisor", "component", "setup", "dependency", "preflight", "network"}
-"""Not found in logs: who finds them says so."""
+"""Causes that are not found in logs, but reported by the code that detects them."""
 
 
 @pytest.fixture
@@ -46,14 +46,14 @@ def recorded(path: Path, run: RunDir) -> tuple[dict[str, str], Failure]:
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
-def test_recorded(run: RunDir, path: Path) -> None:
+def test_recorded_logs_are_classified(run: RunDir, path: Path) -> None:
     expected, failure = recorded(path, run)
     assert failure.cause.name == path.name.partition(".")[0], failure
     assert expected["says"] in failure.detail
     assert failure.nodes == [node for node in expected.get("blamed", "").split(",") if node]
 
 
-def test_every_row_has_a_record() -> None:
+def test_every_cause_has_a_recorded_log() -> None:
     assert {row.name for row in CAUSES} == {path.name.partition(".")[0] for path in RECORDED} | BY_THE_BATCH_STEP
 
 
@@ -77,7 +77,9 @@ def test_every_row_has_a_record() -> None:
         ({}, 7, "exit", "the program exited with code 7"),
     ],
 )
-def test_without_slurms_words(run: RunDir, logs: dict[int, str], exit_code: int, kind: str, sentence: str) -> None:
+def test_failure_is_classified_by_rank_logs_and_exit_code(
+    run: RunDir, logs: dict[int, str], exit_code: int, kind: str, sentence: str
+) -> None:
     for rank, text in logs.items():
         run.rank_log(1, rank).write_text(text + "\n")
     failure = classify(run, attempt=1, exit_code=exit_code)
@@ -99,7 +101,7 @@ STEP_ENDED = "slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-22T1
     ],
 )
 @pytest.mark.parametrize("in_slurms_log", [False, True])
-def test_a_programs_own_line_is_no_containers(
+def test_error_line_of_a_program_is_no_container_failure(
     run: RunDir, log: str, in_container: bool, kind: str, in_slurms_log: bool
 ) -> None:
     if in_slurms_log and "reading" in log:
@@ -118,7 +120,7 @@ def test_a_programs_own_line_is_no_containers(
         ("[Errno 13] Permission denied: '{run}/checkpoints/step_00000007'", False, "unwritable"),
     ],
 )
-def test_checkpoints_that_may_not_be_written_are_the_runs_own(
+def test_cause_is_unwritable_only_for_the_run_directory(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, error: str, unwritable: bool, kind: str
 ) -> None:
     found = disk_space.DiskShortage("unwritable", "cannot write") if unwritable else None
@@ -129,17 +131,17 @@ def test_checkpoints_that_may_not_be_written_are_the_runs_own(
 
 
 @pytest.mark.parametrize(("below", "told"), [("  a\n  b\nstep 5 loss 0.1", " a; b"), ("step 5 loss 0.1", "")])
-def test_a_message_goes_on_in_its_indented_lines_only(run: RunDir, below: str, told: str) -> None:
+def test_exception_message_continues_only_in_indented_lines(run: RunDir, below: str, told: str) -> None:
     run.rank_log(1, 0).write_text(f"{TRACEBACK}ValueError: these:\n{below}\n")
     assert classify(run, attempt=1, exit_code=1).detail == f"rank 0: ValueError: these:{told}"
 
 
-def test_the_accounting_explains_a_kill(run: RunDir) -> None:
+def test_out_of_memory_in_accounting_explains_a_kill(run: RunDir) -> None:
     failure = classify(run, attempt=1, exit_code=137, step_state=JobState.OUT_OF_MEMORY)
     assert failure.cause.name == "host_out_of_memory"
 
 
-def test_the_page_shows_the_table() -> None:
+def test_docs_page_shows_the_table_of_causes() -> None:
     page = (ROOT / "docs" / "failures.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \| (.*?) \|$", page, re.MULTILINE)
     words = {"restart": "restart", "requeue": "requeue", "exclude": "exclude", "end": "end"}
@@ -154,8 +156,8 @@ def test_the_page_shows_the_table() -> None:
         ("srun: error: n1: task 0: Killed\n", "hang"),
     ],
 )
-def test_a_rank_that_has_failed_does_not_hang(run: RunDir, said: str, kind: str) -> None:
-    """It is silent, and taken for stopped where the hang timeout is shorter than srun's wait for the others."""
+def test_rank_that_exited_is_not_classified_as_hanging(run: RunDir, said: str, kind: str) -> None:
+    """An exited rank is silent, and seems to hang if the hang timeout is shorter than srun's wait for the others."""
     write_json(run.attempt(1) / "hang.json", {"culprit_rank": 0, "node": "n1", "why": "rank 0 is silent"})
     run.slurm_log.write_text(f"{said}srun: launch/slurm: _step_signal: Terminating StepId=163.1\n")
     (run.attempt(1) / "0.log").write_text(TRACEBACK + "ValueError: no")

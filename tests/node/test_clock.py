@@ -1,4 +1,4 @@
-"""The time limit: what the supervisor believes of it, and when it asks again."""
+"""Tests of the time limit: when the supervisor stops the ranks, and when it queries Slurm again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .conftest import LocalRun
 
 
 class Queue:
-    """A scheduler with one running job, whose end time anybody may move."""
+    """A scheduler with one running job, whose end time a test can change."""
 
     job_id = "45"
     restart_count = 0
@@ -48,7 +48,7 @@ class Queue:
 
 
 class Asked:
-    """Ranks that run for ever, and whether they were asked to stop."""
+    """Ranks that never exit, and whether a stop was requested."""
 
     asked = False
 
@@ -63,7 +63,7 @@ class Asked:
 
 
 class One(NamedTuple):
-    """An attempt that is under way."""
+    """A running attempt."""
 
     run: RunDir
     scheduler: SchedulerView
@@ -85,7 +85,7 @@ def attempt(local_run: Callable[..., LocalRun], caplog: pytest.LogCaptureFixture
     return make
 
 
-def test_the_end_of_the_time_stops_the_ranks(attempt: Callable[[Queue], One]) -> None:
+def test_ranks_are_stopped_before_the_time_limit(attempt: Callable[[Queue], One]) -> None:
     ranks = Asked()
     one = attempt(Queue(20))
     one.stopping.check_time(ranks)
@@ -94,7 +94,7 @@ def test_the_end_of_the_time_stops_the_ranks(attempt: Callable[[Queue], One]) ->
     assert one.stopping.request.reason == "time_limit"
 
 
-def test_a_limit_that_was_extended_meanwhile_counts(attempt: Callable[[Queue], One]) -> None:
+def test_ranks_are_not_stopped_if_the_limit_was_extended(attempt: Callable[[Queue], One]) -> None:
     queue, ranks = Queue(20), Asked()
     one = attempt(queue)
     queue.seconds_left(3600)
@@ -107,7 +107,9 @@ def test_a_limit_that_was_extended_meanwhile_counts(attempt: Callable[[Queue], O
     [(100, 100, "time_limit"), (100, 3600, None), (3600, 3600, "stop")],
     ids=["the limit is near", "it was extended", "somebody sent the signal by hand"],
 )
-def test_what_a_warning_means(attempt: Callable[[Queue], One], granted: float, left: float, reason: str | None) -> None:
+def test_sigusr2_stops_the_ranks_unless_the_limit_was_extended(
+    attempt: Callable[[Queue], One], granted: float, left: float, reason: str | None
+) -> None:
     queue, ranks = Queue(granted), Asked()
     one = attempt(queue)
     queue.seconds_left(left)
@@ -117,11 +119,11 @@ def test_what_a_warning_means(attempt: Callable[[Queue], One], granted: float, l
 
 
 def measured(one: One, **seconds: float) -> None:
-    """What the ranks would have written."""
+    """Write the timing of the ranks."""
     write_json(one.run.timing(1), to_dict(Timing(**seconds)))  # type: ignore[arg-type]
 
 
-def test_slow_saves_are_asked_for_early_and_said_in_the_log(attempt: Callable[[Queue], One]) -> None:
+def test_ranks_with_slow_saves_are_stopped_earlier_and_log_has_the_time(attempt: Callable[[Queue], One]) -> None:
     queue, ranks = Queue(1000), Asked()
     one = attempt(queue)
     measured(one, step_seconds=2.0, slowest_step_seconds=40.0, slowest_save_seconds=200.0)
@@ -130,7 +132,7 @@ def test_slow_saves_are_asked_for_early_and_said_in_the_log(attempt: Callable[[Q
     log = " ".join(one.caplog.messages)
     assert "two steps and a save may take 267 s" in log
     assert "Slurm kills the ranks after 30 s (KillWait)" in log
-    one.scheduler.began -= 700  # so much of the limit is over: 300 s are left, of 1000
+    one.scheduler.began -= 700  # 700 s have passed: 300 s of 1000 s are left
     queue.seconds_left(281)
     one.scheduler.query()
     one.stopping.check_time(ranks)
@@ -140,7 +142,7 @@ def test_slow_saves_are_asked_for_early_and_said_in_the_log(attempt: Callable[[Q
     assert one.stopping.request.deadline == pytest.approx(queue.end_time - 15, abs=1)
 
 
-def test_a_limit_that_was_shortened_is_noticed(attempt: Callable[[Queue], One]) -> None:
+def test_shortened_limit_is_noticed_at_the_next_query(attempt: Callable[[Queue], One]) -> None:
     queue, ranks = Queue(3600), Asked()
     one = attempt(queue)
     queue.seconds_left(50)
@@ -154,7 +156,7 @@ def test_a_limit_that_was_shortened_is_noticed(attempt: Callable[[Queue], One]) 
     assert ranks.asked
 
 
-def test_ranks_that_were_signalled_alone_learn_how_long_the_grace_is(
+def test_ranks_signalled_directly_by_slurm_get_the_grace_time_as_deadline(
     attempt: Callable[[Queue], One],
 ) -> None:
     queue, ranks = Queue(3600), Asked()
@@ -172,7 +174,7 @@ def test_ranks_that_were_signalled_alone_learn_how_long_the_grace_is(
     assert "a save took up to 100 s, and 30 s are left" in " ".join(one.caplog.messages)
 
 
-def test_a_preemption_without_grace_leaves_kill_wait(attempt: Callable[[Queue], One]) -> None:
+def test_preemption_without_grace_time_leaves_kill_wait(attempt: Callable[[Queue], One]) -> None:
     queue, ranks = Queue(3600), Asked()
     one = attempt(queue)
     queue.status = lambda **_: JobStatus(running=False, will_requeue=True)  # type: ignore[method-assign]
@@ -185,16 +187,16 @@ def test_a_preemption_without_grace_leaves_kill_wait(attempt: Callable[[Queue], 
 @pytest.mark.parametrize(
     ("status", "seconds"),
     [
-        (JobStatus(running=False), 25),  # cancelled: nobody else would write the end
+        (JobStatus(running=False), 25),  # cancelled: no later job would write the end
         (JobStatus(running=False, termination_reason="preempted"), 25),
         (JobStatus(running=False, termination_reason="time_limit", requeueable=True), 22.5),
-        # as a sweep's worker's trial sees it
+        # as seen by a trial of a sweep's worker
         (JobStatus(running=False, termination_reason="time_limit", requeueable=True, will_requeue=True), 22.5),
         (JobStatus(running=False, will_requeue=True), 30),
     ],
 )
 @pytest.mark.parametrize("asked_before", [True, False])
-def test_the_end_is_written_before_the_scheduler_kills_the_batch_step(
+def test_deadline_leaves_time_to_write_the_end_before_slurms_kill(
     attempt: Callable[..., One], status: JobStatus, seconds: float, asked_before: bool
 ) -> None:
     queue, ranks = Queue(3600), Asked()

@@ -1,4 +1,4 @@
-"""What stands between srun and a rank in a container, held against what the runtimes document."""
+"""Tests of the command of a rank in a container, against the documented options of the runtimes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hpcaccel.node.environment.containers import (
 )
 
 PYXIS = {"--container-image", "--container-mounts", "--container-workdir", "--container-env"}
-"""Those of its options that we use: github.com/NVIDIA/pyxis, args.c, the table spank_opts. Mounts are SRC:DST[:FLAGS]
-with commas between them, flags with + between them. Each becomes a line of fstab: echo "…" in a script for bash."""
+"""The options that we use (github.com/NVIDIA/pyxis, args.c, table spank_opts). Mounts are SRC:DST[:FLAGS], joined by
+commas, and flags by +. Each becomes a line of fstab: echo "…" in a bash script."""
 APPTAINER = {"--nv": 0, "--bind": 1, "--pwd": 1}
-"""apptainer.org/docs/user, `apptainer exec`, and the number of words that follow. A bind is src[:dest[:opts]]."""
+"""Options of `apptainer exec` (apptainer.org/docs/user) and their number of values. A bind is src[:dest[:opts]]."""
 ENROOT = {"--rw": 0, "--mount": 1, "--env": 1}
-"""github.com/NVIDIA/enroot, doc/cmd/start.md: a mount is fstab's fields with colons; KEY alone hands a variable on."""
+"""github.com/NVIDIA/enroot, doc/cmd/start.md: a mount has fstab's fields, joined by colons; KEY passes a variable."""
 RANK = ["python3", "/runs/r/node.pyz", "rank", "/runs/r"]
 SECRET = "hunter2-planted"
 
@@ -52,7 +52,7 @@ ENV = {
 
 
 def flags(words: list[str], known: dict[str, int]) -> tuple[dict[str, list[str]], list[str]]:
-    """Options with their words, and what follows them; an option that is not documented fails."""
+    """Options with their values, and the words after them. Fails for an option that is not documented."""
     found: dict[str, list[str]] = {}
     while words[0].startswith("--") and words[0] != "--":
         name, words = words[0], words[1:]
@@ -62,8 +62,8 @@ def flags(words: list[str], known: dict[str, int]) -> tuple[dict[str, list[str]]
 
 
 @pytest.mark.parametrize(("release", "source"), [("0.23", r"/data\040sets"), ("0.24", "/data sets")])
-def test_a_blank_in_a_mount(apptainer: Path, release: str, source: str) -> None:
-    """From 0.24 on pyxis puts \\040 there itself, and looks for the source by the name that it was given."""
+def test_space_in_a_mount_is_escaped_for_pyxis_before_0_24(apptainer: Path, release: str, source: str) -> None:
+    """From 0.24 on pyxis writes \\040 itself, and looks for the source by the given name."""
     known = "" if release == "0.23" else 'echo "  --container-unshare=net,ipc,uts  [pyxis] new namespaces"\n'
     (apptainer.parent / "srun").write_text(SRUN + known)
     (apptainer.parent / "srun").chmod(0o755)
@@ -71,7 +71,7 @@ def test_a_blank_in_a_mount(apptainer: Path, release: str, source: str) -> None:
     assert f"--container-mounts=/runs/r:/runs/r,{source}:/data:ro" in wrapped.srun
 
 
-def test_pyxis() -> None:
+def test_pyxis_options_of_a_rank() -> None:
     wrapped = into_container(container("/images/torch.sqsh"), "pyxis", RANK, ENV, also=["/tmp/stage:/tmp/stage"])
     given = dict(word.split("=", 1) for word in wrapped.srun)
     assert given.keys() <= PYXIS
@@ -83,7 +83,7 @@ def test_pyxis() -> None:
     assert "PYXIS_CONTAINER_NAME" not in wrapped.env, "it would outlive the step"
 
 
-def test_apptainer() -> None:
+def test_apptainer_command_of_a_rank() -> None:
     wrapped = into_container(container(), "apptainer", RANK, ENV)
     program, word, *rest = wrapped.command
     given, rest = flags(rest, APPTAINER)
@@ -94,7 +94,7 @@ def test_apptainer() -> None:
     assert "--nv" not in into_container(container(gpus=False), "apptainer", RANK, ENV).command
 
 
-def test_enroot() -> None:
+def test_enroot_command_of_a_rank() -> None:
     wrapped = into_container(container(), "enroot", RANK, ENV)
     given, rest = flags(wrapped.command[2:], ENROOT)
     assert wrapped.command[:2] == ["enroot", "start"]
@@ -109,7 +109,7 @@ def test_enroot() -> None:
 
 
 @pytest.mark.parametrize("runtime", ["pyxis", "apptainer", "enroot"])
-def test_no_value_is_an_argument(runtime: str) -> None:
+def test_values_of_variables_are_not_passed_as_arguments(runtime: str) -> None:
     wrapped = into_container(container(), runtime, RANK, ENV)
     assert SECRET not in " ".join([*wrapped.srun, *wrapped.command])
     assert wrapped.env["TOKEN"] == SECRET
@@ -125,7 +125,7 @@ def test_no_value_is_an_argument(runtime: str) -> None:
         ("docker://ubuntu", "docker://ubuntu"),
     ],
 )
-def test_a_registrys_name_in_both_spellings(image: str, wanted: str) -> None:
+def test_registry_name_is_converted_between_docker_and_enroot(image: str, wanted: str) -> None:
     assert enroot_uri(image) == wanted
     assert plain_uri(wanted) == image
 
@@ -140,7 +140,7 @@ echo image > "$3"
 
 @pytest.fixture
 def apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The log of an ``apptainer`` that has every image but one."""
+    """The log of a fake ``apptainer`` that has every image except ``absent``."""
     log = tmp_path / "log"
     log.touch()
     (tmp_path / "apptainer").write_text(PULL.format(log=log))
@@ -149,7 +149,7 @@ def apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return log
 
 
-def test_an_image_is_imported_once(apptainer: Path, tmp_path: Path) -> None:
+def test_concurrent_imports_pull_an_image_once(apptainer: Path, tmp_path: Path) -> None:
     import threading
 
     one = container(images=str(tmp_path / "runs/.images"))
@@ -163,7 +163,7 @@ def test_an_image_is_imported_once(apptainer: Path, tmp_path: Path) -> None:
     assert not list((tmp_path / "runs/.images").glob(".*.part"))
 
 
-def test_an_image_that_nobody_has(apptainer: Path, tmp_path: Path) -> None:
+def test_import_of_a_missing_image_fails(apptainer: Path, tmp_path: Path) -> None:
     one = container("docker://absent:1", images=str(tmp_path / "runs/.images"))
     with pytest.raises(
         RankEnvironmentError, match=r"cannot import container.image 'docker://absent:1': .*apptainer exited with"
@@ -172,7 +172,7 @@ def test_an_image_that_nobody_has(apptainer: Path, tmp_path: Path) -> None:
     assert not list((tmp_path / "runs/.images").glob("*.sif"))
 
 
-def test_the_runtime_by_the_image_and_by_what_there_is(apptainer: Path) -> None:
+def test_runtime_is_chosen_by_image_and_installed_programs(apptainer: Path) -> None:
     assert choose_runtime(container(), local=False) == "apptainer"
     assert choose_runtime(container("/images/torch.sif"), local=True) == "apptainer"
     with pytest.raises(RankEnvironmentError, match=r"no pyxis or enroot on .*Load its module"):
@@ -187,7 +187,7 @@ echo "  --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH  [pyxis] the image 
 
 
 @pytest.mark.parametrize("sign", ['"', "$", "`", "\\"])
-def test_a_name_that_pyxis_would_give_to_a_shell(apptainer: Path, sign: str) -> None:
+def test_pyxis_rejects_a_mount_with_shell_characters(apptainer: Path, sign: str) -> None:
     (apptainer.parent / "srun").write_text(SRUN)
     (apptainer.parent / "srun").chmod(0o755)
     assert choose_runtime(container(), local=False) == "pyxis"

@@ -1,4 +1,4 @@
-"""When the ranks are asked to stop, and until when they may save."""
+"""Tests of the times of a stop: how long before the limit it begins, and how long the ranks may take."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SLOW = Pace(save_seconds=300, step_seconds=4, slowest_step_seconds=60)
     ],
     ids=["nothing measured", "saves are quick", "saves are slow", "at most half of the limit", "never less than asked"],
 )
-def test_the_time_before_the_end(pace: Pace | None, limit: float, seconds: float) -> None:
+def test_lead_seconds_depend_on_pace_and_limit(pace: Pace | None, limit: float, seconds: float) -> None:
     assert lead_seconds(pace, warning_seconds=120, limit_seconds=limit) == pytest.approx(seconds)
 
 
@@ -50,16 +50,16 @@ def test_the_time_before_the_end(pace: Pace | None, limit: float, seconds: float
         "very near", "now",
     ],
 )  # fmt: skip
-def test_how_long_the_ranks_may_take(pace: Pace | None, left: float | None, seconds: float) -> None:
+def test_patience_seconds_depend_on_pace_and_time_left(pace: Pace | None, left: float | None, seconds: float) -> None:
     assert patience_seconds(pace, stop_timeout_seconds=300, left_seconds=left) == pytest.approx(seconds)
 
 
-def test_asked_in_time_the_slowest_save_and_the_requeue_fit() -> None:
+def test_lead_is_long_enough_for_the_slowest_save_and_the_requeue() -> None:
     lead = lead_seconds(SLOW, warning_seconds=120, limit_seconds=7200)
     assert patience_seconds(SLOW, stop_timeout_seconds=300, left_seconds=lead) >= SLOW.needed_seconds
 
 
-def test_what_the_ranks_have_measured(tmp_path: Path) -> None:
+def test_pace_is_read_from_timing_and_saves(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     run.create()
     run.attempt(1).mkdir()
@@ -93,8 +93,8 @@ if asked:
 """
 
 
-def test_a_real_program_that_saves_slowly_is_asked_so_much_earlier(local_run: Callable[..., LocalRun]) -> None:
-    """A second before the end, as its spec says, would be too late."""
+def test_real_program_that_saves_slowly_is_stopped_earlier(local_run: Callable[..., LocalRun]) -> None:
+    """One second before the limit, as its spec says, would be too late."""
     run = local_run(SLOW_TO_SAVE, launch={"time_limit_seconds": 16}, warning_seconds=1)
     assert run.run() == 0
     assert run.ends == [("time_limit", "requeue"), ("completed", "end")], run.log

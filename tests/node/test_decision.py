@@ -1,4 +1,4 @@
-"""The table of ends: what was seen, and what follows."""
+"""Tests of the decision at the end of an attempt: its reason, and what follows."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def seen(**changes: Any) -> Evidence:
         (seen(outcome=SAVED, stop=stop("pause"), status=NO_GRACE), "preempted", "pause", True),
         (seen(outcome=SAVED, stop=stop("pause"), status=IN_GRACE), "preempted", "pause", False),
         (seen(exit_code=1, status=NODE_FAILURE), "lost", "requeue", True),
-        (seen(exit_code=0, status=NODE_FAILURE), "lost", "requeue", True),  # srun has lost its nodes
+        (seen(exit_code=0, status=NODE_FAILURE), "lost", "requeue", True),  # srun lost its nodes
         (seen(exit_code=1, failure=failed("launch")), "failed", "requeue", False),
         (seen(exit_code=1, failure=failed("launch"), can_requeue=False), "failed", "restart", False),
         (seen(exit_code=0, status=NO_GRACE), "preempted", "requeue", True),
-        # A program without an outcome may have saved and left with 0 because Slurm told it to go.
+        # A program without an outcome may have saved and exited with 0 after a signal of Slurm.
         (seen(exit_code=0, status=IN_GRACE), "preempted", "requeue", False),
         (seen(exit_code=0, status=IN_GRACE, can_requeue=False), "preempted", "pause", False),
         (seen(exit_code=0, status=IN_GRACE, stop=stop("requeue", "preempted")), "preempted", "requeue", False),
@@ -113,7 +113,9 @@ def seen(**changes: Any) -> Evidence:
         (seen(exit_code=1, status=UNKNOWN), "failed", "restart", False),
     ],
 )
-def test_judge(what: Evidence, reason: str, decision: str, by_scheduler: bool) -> None:
+def test_reason_and_decision_follow_from_the_evidence(
+    what: Evidence, reason: str, decision: str, by_scheduler: bool
+) -> None:
     verdict = decide(what)
     assert (verdict.reason, verdict.decision, verdict.by_scheduler) == (reason, decision, by_scheduler)
 
@@ -138,18 +140,20 @@ BROKEN = failed("gpu_error", "n2")
         (seen(exit_code=1, status=IN_GRACE, failure=BROKEN, excludable=("n2",)), "requeue", ()),
     ],
 )  # fmt: skip
-def test_what_follows_a_cause(what: Evidence, decision: str, exclude: tuple[str, ...]) -> None:
+def test_decision_and_excluded_nodes_follow_from_the_cause(
+    what: Evidence, decision: str, exclude: tuple[str, ...]
+) -> None:
     verdict = decide(what)
     assert (verdict.decision, verdict.exclude) == (decision, exclude)
 
 
-def test_the_ledger_names_the_cause_and_its_nodes() -> None:
+def test_verdict_has_the_cause_its_nodes_and_advice() -> None:
     verdict = decide(seen(exit_code=1, failure=BROKEN, excludable=("n2",)))
     assert (verdict.error_class, verdict.detail, verdict.nodes_blamed) == ("gpu_error", "words", ("n2",))
     assert verdict.advice == cause("gpu_error").advice
 
 
-def test_without_a_checkpoint_of_ours_what_the_program_saved_counts() -> None:
+def test_detail_refers_to_the_programs_own_save_without_a_checkpoint() -> None:
     ours = decide(seen(exit_code=143, status=NO_GRACE))
     assert ours.detail.endswith("the last checkpoint remains")
     own = decide(seen(exit_code=143, status=NO_GRACE, has_checkpoint=False))

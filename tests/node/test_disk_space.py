@@ -1,4 +1,4 @@
-"""A run directory that is full, may not be written, or has gone: named so, waited for, and no node's fault."""
+"""Tests of a run directory that is full, not writable or missing: the run waits, and no node is blamed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ os.rmdir(path)
 
 
 def patient(run: LocalRun, seconds: float) -> LocalRun:
-    """With other than ten minutes of patience."""
+    """Set how long the run waits for disk space, instead of ten minutes."""
     text = run.dir.node_program.read_text()
     patched = f"from hpcaccel.node.failures import disk_space\ndisk_space.PATIENCE_SECONDS = {seconds}\nmain()\n"
     run.dir.node_program.write_text(text.replace("main()\n", patched))
@@ -53,7 +53,7 @@ def says(run: LocalRun, text: str) -> None:
 
 @contextmanager
 def immutable(folder: Path) -> Iterator[Callable[[], None]]:
-    """Nothing can be made in it, by root neither; yields what lifts that."""
+    """Make ``folder`` immutable, for root too. Yields a function that makes it mutable again."""
     done = subprocess.run(["chattr", "+i", str(folder)], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"cannot make a folder immutable here: {done.stderr.strip()}")
@@ -67,7 +67,7 @@ def immutable(folder: Path) -> Iterator[Callable[[], None]]:
         lift()
 
 
-def test_a_full_file_system_ends_the_run_with_the_bytes_that_are_missing(local_run: Make, mounted: Mounted) -> None:
+def test_full_file_system_fails_the_run_and_reports_the_needed_bytes(local_run: Make, mounted: Mounted) -> None:
     run = patient(local_run("print('ran')", within=mounted("size=3m"), preflight="quick"), 2)
     assert run.run() == 1
     assert run.ends == [("failed", "end")]
@@ -79,7 +79,7 @@ def test_a_full_file_system_ends_the_run_with_the_bytes_that_are_missing(local_r
     assert not run.dir.excluded_nodes.exists()
 
 
-def test_a_run_begins_as_soon_as_somebody_has_made_room(local_run: Make, mounted: Mounted) -> None:
+def test_run_starts_as_soon_as_there_is_disk_space(local_run: Make, mounted: Mounted) -> None:
     place = mounted("size=3m")
     run = local_run("print('ran')", within=place, preflight="quick")
     run.start()
@@ -89,7 +89,7 @@ def test_a_run_begins_as_soon_as_somebody_has_made_room(local_run: Make, mounted
     assert run.ends == [("completed", "end")]
 
 
-def test_who_waits_for_room_can_be_stopped(local_run: Make, mounted: Mounted) -> None:
+def test_run_waiting_for_disk_space_can_be_paused(local_run: Make, mounted: Mounted) -> None:
     run = local_run("print('ran')", within=mounted("size=3m"), preflight="quick")
     run.start()
     says(run, "Waiting for up to 10 minutes")
@@ -98,7 +98,7 @@ def test_who_waits_for_room_can_be_stopped(local_run: Make, mounted: Mounted) ->
     assert run.ends == [("stop", "pause")]
 
 
-def test_checkpoints_that_become_unwritable_have_a_class_of_their_own(
+def test_unwritable_checkpoints_have_their_own_error_class(
     local_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = tmp_path / "go"
@@ -117,7 +117,7 @@ def test_checkpoints_that_become_unwritable_have_a_class_of_their_own(
     assert run.ends == [("failed", "restart"), ("completed", "end")]
 
 
-def test_a_trial_without_room_has_not_failed(tmp_path: Path, mounted: Mounted) -> None:
+def test_trial_without_disk_space_is_requeued(tmp_path: Path, mounted: Mounted) -> None:
     sweep = Sweep(
         mounted("size=3m"), "print('ran')", IN_TURN.format(count=1), resilience={"preflight": "quick"}
     )  # fmt: skip
@@ -132,7 +132,7 @@ def test_a_trial_without_room_has_not_failed(tmp_path: Path, mounted: Mounted) -
     assert sweep.ends(0) == [("stop", "requeue")]
 
 
-def test_a_read_only_file_system_ends_the_run_after_a_while(
+def test_read_only_file_system_fails_the_run_after_a_wait(
     local_run: Make, mounted: Mounted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = tmp_path / "go"
@@ -151,7 +151,7 @@ def test_a_read_only_file_system_ends_the_run_after_a_while(
     assert "Read-only file system" in run.lines("end")[1]["detail"]
 
 
-def test_a_full_disk_that_leaves_no_word_in_the_logs_is_found(local_run: Make, mounted: Mounted) -> None:
+def test_full_disk_is_detected_without_a_message_in_the_logs(local_run: Make, mounted: Mounted) -> None:
     program = """
 import os, sys
 if os.environ["HPCACCEL_ATTEMPT"] == "1":
@@ -175,7 +175,7 @@ if os.environ["HPCACCEL_ATTEMPT"] == "1":
     assert run.ends == [("failed", "restart"), ("completed", "end")]
 
 
-def test_a_run_directory_that_is_moved_away_is_not_made_anew(
+def test_moved_run_directory_is_not_created_again(
     local_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = tmp_path / "go"
@@ -198,16 +198,16 @@ def test_a_run_directory_that_is_moved_away_is_not_made_anew(
     assert not run.dir.path.exists()
 
 
-def test_a_worker_of_a_sweep_that_has_gone_makes_no_folder(tmp_path: Path) -> None:
+def test_worker_of_a_deleted_sweep_creates_no_folder(tmp_path: Path) -> None:
     from hpcaccel.core.sweep_dir import SweepDir
 
     with pytest.raises(FileNotFoundError, match="the run directory no longer exists"):
         SweepDir(tmp_path / "gone").worker(0).prepare()
     assert not (tmp_path / "gone").exists()
-    make_folder(tmp_path / "other" / "place")  # no run's: made as always
+    make_folder(tmp_path / "other" / "place")  # not in a run directory: created as usual
 
 
-def test_what_a_save_needs_is_what_it_says_or_the_last_one_took(tmp_path: Path) -> None:
+def test_bytes_to_save_are_summed_and_shortage_is_described(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     run.create()
     assert bytes_to_save(run, "no space") == 0
@@ -225,7 +225,7 @@ def test_what_a_save_needs_is_what_it_says_or_the_last_one_took(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("free", "said"), [(1000, "; the run needs 16,777,216 bytes in {run}, 1,000 are free"), (1 << 40, "")]
 )
-def test_the_figures_are_those_of_a_run_directory_that_lacks_room(
+def test_bytes_are_reported_only_if_the_run_directory_lacks_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, said: str
 ) -> None:
     run = RunDir(tmp_path / "run")

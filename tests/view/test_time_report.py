@@ -63,7 +63,7 @@ class Disturbed:
         return float(lines[attempt - 1]["time"])
 
     def gaps(self, attempt: int) -> dict[int, float]:
-        """Seconds of each step except an attempt's first: since the end of the last step, without the save between."""
+        """Seconds of each step except an attempt's first: since the end of the previous step, without the save."""
         seconds: dict[int, float] = {}
         before, saving = 0.0, 0.0
         for line, _ in read_lines(self.dir.rank_log(attempt, 0)):
