@@ -13,7 +13,7 @@ from tests.sweeps.sweeping import Place
 
 @pytest.fixture
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody's index, profiles or runs, and no job around the test."""
+    """Use an empty index and no profiles, and remove the variables of a surrounding job."""
     for name in os.environ:
         if name.startswith(("HPCACCEL_", "SBATCH_", "SLURM_")) and "TEST" not in name:
             monkeypatch.delenv(name)
@@ -23,7 +23,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def place(own_home: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """A folder with a sweep in it."""
+    """A directory with a sweep file, and an in-memory Slurm."""
     path = tmp_path / "project"
     path.mkdir()
     monkeypatch.chdir(path)
@@ -32,7 +32,7 @@ def place(own_home: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pl
 
 @pytest.fixture
 def hosts_end(own_home: None) -> Iterator[None]:
-    """Whoever plays a host in the test is gone behind it."""
+    """Close the fake workers of the test at its end."""
     yield
     while OPEN:
         OPEN.pop().close()

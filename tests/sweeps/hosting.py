@@ -1,4 +1,4 @@
-"""A sweep's directory as `sweep start` makes it, and a host that only speaks: trials are played by the test."""
+"""A sweep directory as ``sweep start`` creates it, and a fake worker process whose trials the test simulates."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ sweep:
 
 
 def make_sweep(path: Path, *overrides: str, text: str = SPEC) -> SweepDir:
-    """All that `sweep start` writes; no worker is started."""
+    """Create what ``sweep start`` writes, without starting a worker."""
     (path / "train.py").write_text("print('here')\n")
     (path / "sweep.yaml").write_text(text)
     plan = start_sweep.prepare_sweep(path / "sweep.yaml", cluster="local", runs_dir=path / "runs", overrides=overrides)
@@ -65,14 +65,14 @@ def trials(sweep: SweepDir, state: str) -> list[TrialRecord]:
 
 
 OPEN: list[FakeHost] = []
-"""Those of the test that runs, to be closed behind it."""
+"""Fake workers of the current test, closed at its end."""
 
 
 class FakeHost:
-    """One worker's host, in front of a chooser that is a thread here, or a process of its own.
+    """A fake worker process and its tuner, which runs in a thread or in its own process.
 
     Args:
-        gpus: what the allocation holds.
+        gpus: number of GPUs in the allocation.
     """
 
     def __init__(
@@ -123,19 +123,19 @@ class FakeHost:
         host = WorkerConnection(source, sink)
         try:
             Tuner(self.sweep, self.index, host.receive_hello(), host).work()
-        except BaseException as error:  # for the test to look at
+        except BaseException as error:  # kept for the test
             self.error = error
         finally:
             os.close(sink)
             os.close(source)
 
-    # -- speaking -------------------------------------------------------------------------------------------------
+    # -- messages -------------------------------------------------------------------------------------------------
 
     def say(self, value: dict[str, Any]) -> None:
         os.write(self._sink, json.dumps(value).encode() + b"\n")
 
     def hear(self, seconds: float = 30) -> dict[str, Any]:
-        """The next message; {} when the chooser has gone."""
+        """The next message; {} if the tuner has exited."""
         deadline = time.monotonic() + seconds
         while not self._lines:
             left = deadline - time.monotonic()
@@ -153,7 +153,7 @@ class FakeHost:
         return not self._lines and not select.select([self._source], [], [], seconds)[0]
 
     def hang_up(self) -> None:
-        """Let the chooser know that its host has gone, and see it leave."""
+        """Close the tuner's input, as if the worker process had exited. A tuner in a thread is joined."""
         if self._sink >= 0:
             os.close(self._sink)
             self._sink = -1
@@ -168,20 +168,20 @@ class FakeHost:
         self.hang_up()
         os.close(self._source)
 
-    # -- playing a trial ------------------------------------------------------------------------------------------
+    # -- simulated trials -----------------------------------------------------------------------------------------
 
     def trial(self, number: int) -> Played:
         return Played(self.sweep.trial(number), number)
 
     def ended(self, number: int, reason: str, decision: str = "end", **more: Any) -> None:
-        """The trial's supervisor has left."""
+        """Record that the trial's supervisor has exited, and report it to the tuner."""
         played = self.trial(number)
         word = {"error_class": None, "detail": "", **more}
         played.close(reason, decision, **word)
         self.say({"event": "ended", "trial": number, "reason": reason, "decision": decision, "seconds": 1.0, **word})
 
     def play(self, loss: float | None, *, step: int = 10, reason: str = "completed", **more: Any) -> int:
-        """Hear of a trial, let it log and end; its number."""
+        """Take the next trial, log a loss and end it. Returns its number."""
         message = self.hear()
         assert "run" in message, message
         number = int(message["run"])
@@ -193,7 +193,7 @@ class FakeHost:
 
 
 class Played:
-    """The directory of a trial, written as its ranks and its supervisor would."""
+    """The directory of a trial, written as by its ranks and its supervisor."""
 
     def __init__(self, run: RunDir, number: int) -> None:
         self.run = run
@@ -223,7 +223,7 @@ class Played:
 
     @property
     def requests(self) -> list[dict[str, Any]]:
-        """What was asked of it."""
+        """Stop requests to the trial."""
         return [value for path in sorted(self.run.control.glob("stop-*.json")) if (value := read_json(path))]
 
     @property

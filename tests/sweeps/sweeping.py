@@ -1,4 +1,4 @@
-"""A user's folder with a sweep in it, a Slurm in memory, and a study whose trials a test makes up."""
+"""A user's directory with a sweep file, an in-memory Slurm, and a study with made-up trials."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class Place:
         return prepare_sweep("sweep.yaml", cluster="slurm", overrides=overrides, slurm=self.slurm, **options)
 
     def start(self, *overrides: str) -> tuple[Sweep, WorkerArrays]:
-        """Start the sweep in the Slurm in memory."""
+        """Start the sweep in the in-memory Slurm."""
         sweep, arrays = start_sweep(self.plan(*overrides))
         return Sweep(sweep.path, slurm=self.slurm), arrays
 
 
 class Trials:
-    """Trials of a sweep, made and told without any worker."""
+    """Trials of a sweep, created and recorded without a worker."""
 
     def __init__(self, sweep: SweepDir) -> None:
         self.sweep = sweep

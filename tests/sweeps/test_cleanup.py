@@ -1,4 +1,4 @@
-"""What goes from the disk when a trial has ended, and what never does."""
+"""Cleanup after a trial: files that are removed and files that are kept."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def steps(run: RunDir) -> list[int]:
     return [checkpoint.step for checkpoint in checkpoint_files.committed(run.checkpoints)]
 
 
-def test_a_pruned_trial_keeps_no_checkpoint_and_no_half_one(sweep: SweepDir) -> None:
+def test_pruned_trial_keeps_no_complete_or_partial_checkpoint(sweep: SweepDir) -> None:
     run = trial(sweep, 0, 10, 20)
     (run.checkpoints / checkpoint_files.temporary_name(30, 1)).mkdir()
     CheckpointCleanup(sweep, keep=5).after_pruned(0)
     assert list(run.checkpoints.iterdir()) == []
 
 
-def test_pinned_checkpoints_stay(sweep: SweepDir) -> None:
+def test_pinned_checkpoint_is_kept(sweep: SweepDir) -> None:
     run = trial(sweep, 0, 10, 20)
     pin(run.checkpoints / checkpoint_files.checkpoint_name(10), why="somebody branches from it")
     assert drop_checkpoints(run) == 1
     assert steps(run) == [10]
 
 
-def test_the_best_finished_trials_keep_theirs(sweep: SweepDir) -> None:
+def test_best_finished_trials_keep_their_checkpoints(sweep: SweepDir) -> None:
     runs = [trial(sweep, number, 10) for number in range(4)]
     CheckpointCleanup(sweep, keep=2).after_finished(3, best_first=[3, 0, 2, 1])
     assert [steps(run) for run in runs] == [[10], [], [], [10]]
@@ -60,7 +60,7 @@ def test_the_best_finished_trials_keep_theirs(sweep: SweepDir) -> None:
     assert steps(runs[3]) == [10]
 
 
-def test_a_failed_trial_keeps_the_checkpoint_that_a_retry_goes_on_from(sweep: SweepDir) -> None:
+def test_failed_trial_keeps_its_newest_checkpoint_and_stacks(sweep: SweepDir) -> None:
     run = trial(sweep, 0, 10, 20)
     (run.attempt(1) / "stacks").mkdir(parents=True)
     CheckpointCleanup(sweep, keep=0).after_interrupted(0)
@@ -68,7 +68,7 @@ def test_a_failed_trial_keeps_the_checkpoint_that_a_retry_goes_on_from(sweep: Sw
     assert (run.attempt(1) / "stacks").is_dir()
 
 
-def test_workers_that_tidy_up_at_once_do_not_hinder_each_other(sweep: SweepDir) -> None:
+def test_concurrent_cleanups_remove_each_checkpoint_once(sweep: SweepDir) -> None:
     run = trial(sweep, 0, *range(10, 60))
     gone: list[int] = []
     workers = [threading.Thread(target=lambda: gone.append(drop_checkpoints(run))) for _ in range(4)]
@@ -81,7 +81,7 @@ def test_workers_that_tidy_up_at_once_do_not_hinder_each_other(sweep: SweepDir) 
     assert list(run.checkpoints.iterdir()) == []
 
 
-def test_only_the_last_attempts_logs_stay(sweep: SweepDir) -> None:
+def test_only_logs_of_the_last_attempt_are_kept(sweep: SweepDir) -> None:
     run = trial(sweep, 0)
     append_line(run.ledger, {"event": "start", "attempt": 1})
     append_line(run.metrics, {"step": 1, "attempt": 1, "time": 1.0, "values": {"loss": 2.0}})
@@ -96,7 +96,7 @@ def test_only_the_last_attempts_logs_stay(sweep: SweepDir) -> None:
     assert [line.values for line in Logged(run).read()] == [{"loss": 2.0}]
 
 
-def test_what_a_program_in_another_language_logged_in_earlier_attempts_stays(sweep: SweepDir) -> None:
+def test_foreign_metrics_of_earlier_attempts_are_kept(sweep: SweepDir) -> None:
     run = trial(sweep, 0)
     for attempt in (1, 2):
         run.attempt(attempt).mkdir()

@@ -1,4 +1,4 @@
-"""Stopping a sweep, going on with it, and what may be different then; trials once more; the best one as a spec."""
+"""Control of a sweep: stop, resume with changes, retries, extensions, and the best trial as a spec."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.sweeps.sweeping import SPEC, Place, Trials
 
 
 def begin(place: Place, sweep: Sweep, *workers: int, gpus: int = 2) -> None:
-    """Let workers get an allocation."""
+    """Start the jobs of these workers."""
     for index in workers:
         job_id = f"{sweep.record.job_ids[-1]}_{index}"
         place.slurm.move(job_id, JobState.RUNNING)
@@ -41,14 +41,14 @@ def end(place: Place, sweep: Sweep, *workers: int, reason: str = "completed", de
 
 
 def over(place: Place, *overrides: str) -> Sweep:
-    """A sweep whose four workers have found nothing left to do."""
+    """A sweep whose four workers have ended without an error."""
     sweep, _ = place.start(*overrides)
     begin(place, sweep, 0, 1, 2, 3)
     end(place, sweep, 0, 1, 2, 3)
     return sweep
 
 
-def test_states_of_workers_and_of_the_whole(place: Place) -> None:
+def test_status_gives_the_states_of_the_workers_and_the_sweep(place: Place) -> None:
     sweep, _ = place.start()
     assert sweep.status().workers == {"pending": 4}
     begin(place, sweep, 0, 1)
@@ -62,7 +62,7 @@ def test_states_of_workers_and_of_the_whole(place: Place) -> None:
     assert sweep.status().state == "completed"
 
 
-def test_a_stop_asks_all_workers_and_takes_the_others_out_of_the_queue(place: Place) -> None:
+def test_stop_requests_a_pause_and_cancels_pending_workers(place: Place) -> None:
     sweep, _ = place.start()
     begin(place, sweep, 0, 1)
     sweep.stop()
@@ -74,7 +74,7 @@ def test_a_stop_asks_all_workers_and_takes_the_others_out_of_the_queue(place: Pl
     assert (now.state, now.workers, now.exit_code) == ("paused", {"paused": 4}, 85)
 
 
-def test_the_trials_of_a_sweep_that_rests_are_interrupted_and_not_running(place: Place) -> None:
+def test_unfinished_trials_of_a_paused_sweep_are_shown_as_interrupted(place: Place) -> None:
     sweep, _ = place.start()
     trials = Trials(sweep.dir)
     trials.begin()
@@ -84,10 +84,10 @@ def test_the_trials_of_a_sweep_that_rests_are_interrupted_and_not_running(place:
     assert [row["state"] for row in sweep.table()] == ["interrupted"]
 
 
-def test_workers_of_a_resume_that_was_killed_are_taken_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_adopts_the_workers_submitted_by_a_killed_resume(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep, _ = place.start()
     sweep.stop()
-    with monkeypatch.context() as patch:  # behind its sbatch
+    with monkeypatch.context() as patch:  # as if killed right after sbatch
         patch.setattr(job_submission.JobSubmission, "clear_intent", lambda turn: None)
         patch.setattr(run_state, "write_record", lambda *args, **more: None)
         sweep.resume()
@@ -100,7 +100,7 @@ def test_workers_of_a_resume_that_was_killed_are_taken_up(place: Place, monkeypa
         sweep.resume()
 
 
-def test_a_resume_hands_in_the_same_workers(place: Place) -> None:
+def test_resume_submits_the_same_workers_after_they_have_stopped(place: Place) -> None:
     sweep, _ = place.start()
     begin(place, sweep, 0)
     with pytest.raises(RunBusy, match=r"with 4 of its workers running or queued.*sweep stop"):
@@ -117,7 +117,7 @@ def test_a_resume_hands_in_the_same_workers(place: Place) -> None:
     assert sweep.record.job_ids == ["100", "101"]
 
 
-def test_a_resume_that_slurm_refuses_changes_nothing(place: Place) -> None:
+def test_resume_refused_by_slurm_changes_nothing(place: Place) -> None:
     sweep, _ = place.start()
     sweep.stop()
     before = sweep.dir.sweep.read_text(), sweep.dir.spec_yaml.read_text()
@@ -129,7 +129,9 @@ def test_a_resume_that_slurm_refuses_changes_nothing(place: Place) -> None:
     assert sweep.status().state == "paused"
 
 
-def test_a_resume_that_slurm_may_have_taken_stands(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_with_a_lost_sbatch_reply_is_kept_and_not_submitted_twice(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sweep, _ = place.start()
     sweep.stop()
     sbatch = place.slurm.sbatch
@@ -148,7 +150,7 @@ def test_a_resume_that_slurm_may_have_taken_stands(place: Place, monkeypatch: py
     assert len(place.slurm.submissions) == 2
 
 
-def test_a_resume_without_the_configuration_changes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_without_slurm_configuration_changes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep, _ = place.start()
     sweep.stop()
 
@@ -164,7 +166,7 @@ def test_a_resume_without_the_configuration_changes_nothing(place: Place, monkey
     assert len(place.slurm.submissions) == 1
 
 
-def test_a_resume_on_a_disk_that_cannot_be_written_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_on_a_read_only_disk_reports_the_error(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep, _ = place.start()
     sweep.stop()
 
@@ -179,7 +181,7 @@ def test_a_resume_on_a_disk_that_cannot_be_written_says_so(place: Place, monkeyp
     assert len(place.slurm.submissions) == 1
 
 
-def test_a_resume_forgives_a_sweep_that_has_stopped_itself(place: Place) -> None:
+def test_resume_clears_the_halt_of_a_failed_sweep(place: Place) -> None:
     sweep = over(place)
     sweep._study.record.file.append([{"hpcaccel": "halt", "why": "the first 5 trials all failed"}])
     now = sweep.status()
@@ -188,7 +190,7 @@ def test_a_resume_forgives_a_sweep_that_has_stopped_itself(place: Place) -> None
     assert OwnershipNotes(StudyRecord(sweep.dir.journal)).read().halted == ""
 
 
-def test_what_may_change_on_resume(place: Place) -> None:
+def test_resume_applies_allowed_changes(place: Place) -> None:
     sweep = over(place)
     Path("sweep.yaml").write_text(SPEC.replace("max_trials: 20", "max_trials: 50").replace("workers: 4", "workers: 6"))
     Path("sweep.yaml").write_text(Path("sweep.yaml").read_text().replace("name: demo", "name: other"))
@@ -208,14 +210,14 @@ def test_what_may_change_on_resume(place: Place) -> None:
         (["sweep.max_trails=5"], "max_trials"),
     ],
 )
-def test_what_may_not(place: Place, changes: list[str], message: str) -> None:
+def test_resume_refuses_other_changes(place: Place, changes: list[str], message: str) -> None:
     sweep = over(place)
     with pytest.raises(SpecError, match=message):
         sweep.resume(changes=changes)
     assert len(place.slurm.submissions) == 1
 
 
-def test_with_all_trials_done_there_is_nothing_to_go_on_with(place: Place) -> None:
+def test_resume_with_all_trials_ended_needs_a_higher_max_trials(place: Place) -> None:
     sweep = over(place, "sweep.max_trials=4")
     trials = Trials(sweep.dir)
     for value in (4.0, 3.0, 2.0, 1.0):
@@ -225,7 +227,7 @@ def test_with_all_trials_done_there_is_nothing_to_go_on_with(place: Place) -> No
     assert len(sweep.resume(changes=["sweep.max_trials=8"]).jobs) == 4
 
 
-def test_a_throttle_is_shared_by_all_arrays(place: Place) -> None:
+def test_throttle_is_divided_among_all_arrays(place: Place) -> None:
     place.slurm.settings["MaxArraySize"] = "3"
     sweep, _ = place.start("sweep.workers=5")
     sweep.throttle(4)
@@ -234,7 +236,7 @@ def test_a_throttle_is_shared_by_all_arrays(place: Place) -> None:
         sweep.throttle(1)
 
 
-def test_failed_trials_run_once_more_as_trials_of_their_own(place: Place) -> None:
+def test_retry_failed_queues_new_trials_with_the_same_parameters(place: Place) -> None:
     sweep = over(place)
     with pytest.raises(UserError, match=r"no trial of sweep .* has failed"):
         sweep.retry_failed()
@@ -262,7 +264,7 @@ def checkpoint(sweep: Sweep, number: int, *, step: int) -> None:
     write_json(folder / "COMMITTED", {"step": step})
 
 
-def test_the_best_trials_go_on_with_more_to_do(place: Place) -> None:
+def test_extend_continues_the_best_trials_with_new_settings(place: Place) -> None:
     sweep = over(place)
     trials = Trials(sweep.dir)
     for value in (4.0, 1.0, 3.0, 2.0):
@@ -282,7 +284,7 @@ def test_the_best_trials_go_on_with_more_to_do(place: Place) -> None:
     assert job.checkpoint.resume.endswith("trials/1/checkpoints/step_00000008")
 
 
-def test_workers_that_live_take_what_is_queued(place: Place) -> None:
+def test_retry_failed_submits_no_worker_while_one_is_running(place: Place) -> None:
     sweep, _ = place.start()
     begin(place, sweep, 0)
     Trials(sweep.dir).fail()
@@ -290,7 +292,7 @@ def test_workers_that_live_take_what_is_queued(place: Place) -> None:
     assert len(place.slurm.submissions) == 1
 
 
-def test_the_best_trial_is_a_spec_that_gives_the_same_training(place: Place) -> None:
+def test_best_trial_can_be_written_as_an_equal_job_spec(place: Place) -> None:
     sweep, _ = place.start("sweep.repeat=2", "sweep.seed=7")
     with pytest.raises(UserError, match="has no complete trial yet"):
         sweep.best()
@@ -311,7 +313,7 @@ def test_the_best_trial_is_a_spec_that_gives_the_same_training(place: Place) -> 
         sweep.best(trial=9)
 
 
-def test_with_several_metrics_somebody_has_to_choose(place: Place) -> None:
+def test_best_of_several_metrics_needs_a_chosen_metric(place: Place) -> None:
     sweep, _ = place.start("sweep.metric=[loss, seconds]", "sweep.mode=[min, min]")
     trials = Trials(sweep.dir)
     for values in ((1.0, 9.0), (2.0, 2.0), (3.0, 3.0)):
@@ -324,7 +326,7 @@ def test_with_several_metrics_somebody_has_to_choose(place: Place) -> None:
     assert [found.trial for found in sweep.status().front] == [0, 1]
 
 
-def test_a_directory_without_a_sweep_is_told(place: Place) -> None:
+def test_directory_without_a_sweep_is_refused(place: Place) -> None:
     sweep, _ = place.start()
     sweep.dir.sweep.unlink()
     with pytest.raises(Exception, match="is not the directory of a sweep"):

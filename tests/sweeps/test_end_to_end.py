@@ -1,4 +1,4 @@
-"""A sweep on this machine, with all its processes: workers, choosers, supervisors, and a program without hpcaccel."""
+"""A local sweep with all its processes: workers, tuners, supervisors, and a program that does not import hpcaccel."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ with open(os.environ["HPCACCEL_METRICS"], "a", buffering=1) as metrics:
 """
 
 
-def test_a_worker_is_killed_and_every_trial_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_workers_trial_is_rerun_and_every_trial_is_recorded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [name for name in os.environ if name.startswith(("HPCACCEL_", "SLURM_")) and "TEST" not in name]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -74,12 +76,12 @@ def test_a_worker_is_killed_and_every_trial_is_told_once(tmp_path: Path, monkeyp
         [line["reason"] for line, _ in read_lines(sweep.trial(number).ledger) if line["event"] == "end"]
         for number in range(5)
     ]
-    assert sorted(map(len, ends)) == [1, 1, 1, 1, 2]  # the dead worker's trial was begun twice, and the others once
+    assert sorted(map(len, ends)) == [1, 1, 1, 1, 2]  # the killed worker's trial has two attempts, the others one
     assert all(reasons[-1] in ("completed", "pruned") for reasons in ends)
 
 
 def logged(sweep: SweepDir) -> list[int]:
-    """Trials that have come to their second step."""
+    """Numbers of the trials that are at step 2."""
     files = [(number, sweep.trial(number).foreign_metrics(1)) for number in sweep.trial_numbers()]
     return [number for number, path in files if path.exists() and path.read_text().count("\n") == 2]
 

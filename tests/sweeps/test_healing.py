@@ -1,4 +1,4 @@
-"""What a worker makes of kills, of trials that somebody else still writes, and of budgets that grow."""
+"""Tuner: trials still written by another process, killed tuners, larger budgets, and a full disk."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ pytest.importorskip("optuna")
 pytestmark = pytest.mark.usefixtures("hosts_end")
 
 
-def test_a_trial_that_somebody_still_writes_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_still_written_by_another_process_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpcaccel.sweeps.next_trial.BUSY_SECONDS", 1.5)
     sweep = make_sweep(tmp_path, "sweep.max_trials=2")
     host = FakeHost(sweep)
     number = host.hear()["run"]
-    for _ in range(2):  # more often than a trial may fail
+    for _ in range(2):  # more often than the retries allow
         host.ended(number, "failed", error_class="busy", detail="it is being written by job 7")
         other = host.hear()["run"]
-        if other != number:  # meanwhile something else is done
+        if other != number:  # meanwhile another trial runs
             host.trial(other).log(10, loss=2.0)
             host.ended(other, "completed")
             assert host.hear()["run"] == number
@@ -34,7 +34,9 @@ def test_a_trial_that_somebody_still_writes_is_looked_at_again(tmp_path: Path, m
     assert sorted(trial.values or [] for trial in trials(sweep, "complete")) == [[1.0], [2.0]]
 
 
-def test_a_worker_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_stops_waiting_for_a_trial_written_by_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hpcaccel.sweeps.next_trial.MOST_SECONDS", 0.0)
     sweep = make_sweep(tmp_path, "sweep.max_trials=1")
     host = FakeHost(sweep)
@@ -43,7 +45,7 @@ def test_a_worker_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(trials(sweep, "running")) == 1
 
 
-def test_slurm_is_asked_about_workers_that_have_given_a_sign_just_now(
+def test_workers_with_a_recent_heartbeat_are_also_checked_in_slurm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("ASK_SECONDS", "ASK_SECONDS_EACH"):
@@ -71,7 +73,7 @@ def test_slurm_is_asked_about_workers_that_have_given_a_sign_just_now(
 
 
 def stopped_by_its_budget(sweep: SweepDir, *, gpu_hours: float) -> int:
-    """Let the chooser ask a trial to end, and be gone before it does; the trial's number."""
+    """Let the tuner request a trial to stop, and exit before the trial ends. Returns the trial's number."""
     host = FakeHost(sweep)
     number = int(host.hear()["run"])
     played = host.trial(number)
@@ -85,13 +87,13 @@ def stopped_by_its_budget(sweep: SweepDir, *, gpu_hours: float) -> int:
 
 
 @pytest.mark.parametrize("larger", [False, True])
-def test_a_chooser_killed_after_a_budget_stop_leaves_a_trial_that_can_go_on(
+def test_trial_stopped_for_the_budget_can_continue_after_a_lost_tuner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, larger: bool
 ) -> None:
     monkeypatch.setattr("hpcaccel.sweeps.budget.READ_SECONDS", 0.1)
     sweep = make_sweep(tmp_path, "sweep.max_gpu_hours=1", "sweep.max_trials=1")
     number = stopped_by_its_budget(sweep, gpu_hours=1)
-    if larger:  # the trial's end is seen after a resume only
+    if larger:  # the trial's end is recorded only after a resume
         document = read_json(sweep.sweep)
         assert document is not None
         write_json(sweep.sweep, {**document, "sweep": {**document["sweep"], "max_gpu_hours": 9.0}})
@@ -114,11 +116,11 @@ def test_a_chooser_killed_after_a_budget_stop_leaves_a_trial_that_can_go_on(
         host.trial(after).log(20, loss=1.0)
         host.ended(after, "completed")
         assert host.hear()["end"]
-        eventually(lambda: not checkpoint.exists())  # nobody needs it any more
+        eventually(lambda: not checkpoint.exists())  # no trial needs it any more
         assert [trial.state for trial in read(sweep).trials] == ["pruned", "complete"]
 
 
-def test_a_trial_that_cannot_be_started_for_a_full_disk_has_not_failed(tmp_path: Path) -> None:
+def test_full_disk_at_trial_start_ends_the_worker_but_not_the_trial(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path)
     host = FakeHost(sweep)
     number = host.play(None, reason="failed", error_class="disk", detail="cannot write x: No space left on device")

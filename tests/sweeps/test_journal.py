@@ -1,4 +1,4 @@
-"""The journal: nothing that was acknowledged is lost, whoever dies, sleeps or runs out of disk."""
+"""The journal: no acknowledged line is lost if a process dies, is suspended or runs out of disk space."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def seen(path: Path) -> list[Any]:
-    """What the lines that count say."""
+    """The ``say`` values of the lines that count."""
     found = []
     for line, _ in JournalFile(path).lines():
         try:
@@ -58,7 +58,7 @@ def open_study(path: Path) -> Any:
     )
 
 
-def test_lines_of_several_come_in_one_order_for_all(path: Path) -> None:
+def test_lines_of_several_writers_have_one_order(path: Path) -> None:
     one, other = JournalFile(path), JournalFile(path)
     one.append([{"say": 1}, {"say": 2}])
     other.append([{"say": 3}], sync=True)
@@ -67,7 +67,7 @@ def test_lines_of_several_come_in_one_order_for_all(path: Path) -> None:
     assert [behind for _, behind in one.lines()][-1] == path.stat().st_size
 
 
-def test_nothing_is_left_behind_but_the_journal(path: Path) -> None:
+def test_closed_journal_leaves_no_other_file(path: Path) -> None:
     journal = JournalFile(path)
     journal.append([{"say": 1}])
     del journal
@@ -83,7 +83,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_who_ends_takes_along_what_those_that_were_killed_have_left_behind(path: Path) -> None:
+def test_exiting_process_removes_the_claims_of_killed_processes(path: Path) -> None:
     file = JournalFile(path)
     file.append([{"say": 1}])
     command = [sys.executable, "-c", KILLED, str(path)]
@@ -94,7 +94,7 @@ def test_who_ends_takes_along_what_those_that_were_killed_have_left_behind(path:
     assert [one.name for one in path.parent.iterdir()] == [path.name]
 
 
-def test_a_line_torn_at_any_byte_costs_itself_only(path: Path) -> None:
+def test_line_torn_at_any_byte_loses_only_itself(path: Path) -> None:
     study = open_study(path)
     study.tell(study.ask(), 1.0)
     kept = path.read_bytes()
@@ -109,18 +109,18 @@ def test_a_line_torn_at_any_byte_costs_itself_only(path: Path) -> None:
         assert [one.value for one in open_study(path).trials] == [1.0, 3.0]
 
 
-def test_an_unfinished_line_is_not_read_and_one_that_was_spoilt_never_is(path: Path) -> None:
+def test_line_without_a_newline_is_not_read_before_or_after_the_next_append(path: Path) -> None:
     journal = JournalFile(path)
     journal.append([{"say": 1}])
     with path.open("ab") as file:
-        file.write(b'{"say":2}')  # only its newline is missing; its writer does not know
+        file.write(b'{"say":2}')  # only the newline is missing
     assert seen(path) == [1]
     journal.append([{"say": 3}])
     assert seen(path) == [1, 3]
 
 
-def test_a_bad_last_line_waits_until_another_is_behind_it(path: Path) -> None:
-    """NFS may show a hole where another node's data is to come."""
+def test_invalid_last_line_is_read_again_later(path: Path) -> None:
+    """NFS may show zeros where another node's data has not arrived yet."""
     journal = Journal(path)
     journal.append_logs([{"op_code": 5, "n": 0}])
     good = b'{"op_code":5,"n":1}\n'
@@ -132,7 +132,7 @@ def test_a_bad_last_line_waits_until_another_is_behind_it(path: Path) -> None:
     assert [log["n"] for log in journal.read_logs(1)] == [1]
 
 
-# -- holders of the lock that die or sleep ------------------------------------------------------------------------
+# -- lock holders that die or are suspended -----------------------------------------------------------------------
 
 
 HOLDER = """
@@ -145,7 +145,7 @@ journal_file.JournalFile(sys.argv[1]).append([{"say": "dead"}])
 """
 
 
-def test_a_killed_holder_is_passed_over_at_once(path: Path) -> None:
+def test_lock_of_a_killed_holder_is_bypassed_at_once(path: Path) -> None:
     journal = JournalFile(path, patience_seconds=3600)
     journal.append([{"say": 1}])
     for _ in range(2):
@@ -156,20 +156,20 @@ def test_a_killed_holder_is_passed_over_at_once(path: Path) -> None:
     assert not list(path.parent.glob("*.lock"))
 
 
-def test_a_holder_that_nobody_can_see_is_waited_for_and_passed_over(path: Path) -> None:
+def test_lock_of_a_remote_holder_is_bypassed_after_a_wait(path: Path) -> None:
     journal = JournalFile(path, patience_seconds=0.1)
     journal.append([{"say": 1}])
     lock = Segments(path).lock(0)
     lock.write_text(json.dumps({"host": "elsewhere", "machine": "boot:1", "pid": 1, "start": 1, "token": "t"}))
     journal.append([{"say": 2}])
-    lock.write_text("")  # whoever sleeps with the old lock in its hand is of no importance any more
+    lock.write_text("")  # the lock of a closed segment has no effect
     JournalFile(path).append([{"say": 3}])
     assert seen(path) == [1, 2, 3]
     assert "process 1 on elsewhere" in (path.parent / "journal.1.jsonl").read_text()
 
 
 class Sleeper(JournalFile):
-    """Falls asleep with the lock in its hand until ``wake`` is set."""
+    """Pauses with the lock held until ``wake`` is set."""
 
     def __init__(self, path: Path, where: str) -> None:
         super().__init__(path)
@@ -194,7 +194,7 @@ def slow_write(sleeper: Sleeper) -> Callable[[int, bytes], None]:
         sleeper._sleep("before it writes")
         sleeper._sleep("before it writes as NFS does")
         if sleeper.where.endswith("as NFS does"):
-            # A client of NFS looks for the end of the file first, and writes there, whatever has come since.
+            # An NFS client reads the file's length first and writes there, even over data appended since.
             mine = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY)
             os.pwrite(mine, data, size)
             os.close(mine)
@@ -207,7 +207,7 @@ def slow_write(sleeper: Sleeper) -> Callable[[int, bytes], None]:
 @pytest.mark.parametrize(
     "where", ["before it opens the file", "before it writes", "before it writes as NFS does", "after it wrote"]
 )
-def test_a_slow_holder_does_no_harm_and_its_line_counts_once(
+def test_line_of_a_slow_lock_holder_counts_once_and_damages_no_other(
     path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = JournalFile(path, patience_seconds=0.1)
@@ -228,18 +228,18 @@ def test_a_slow_holder_does_no_harm_and_its_line_counts_once(
     assert [say for say in said if say != "slow"] == [1, 2, 3, 4]
 
 
-def test_a_segment_is_closed_once_whoever_does_it(path: Path) -> None:
+def test_segment_closed_repeatedly_keeps_its_first_length(path: Path) -> None:
     journal = JournalFile(path)
     journal.append([{"say": 1}])
     for _ in range(3):
         Segments(path).close(0, "a test")
-        with path.open("ab") as file:  # too late, and more than was measured
+        with path.open("ab") as file:  # beyond the measured length
             file.write(b'{"say":"late"}\n')
     journal.append([{"say": 2}])
     assert seen(path) == [1, 2]
 
 
-def test_who_has_read_what_does_not_count_is_told(path: Path) -> None:
+def test_reader_beyond_the_end_of_a_closed_segment_gets_an_error(path: Path) -> None:
     journal = JournalFile(path)
     journal.append([{"say": 1}])
     list(journal.lines())
@@ -250,7 +250,7 @@ def test_who_has_read_what_does_not_count_is_told(path: Path) -> None:
         list(journal.lines())
 
 
-def test_a_copy_without_permissions_is_the_same_journal(path: Path, tmp_path: Path) -> None:
+def test_copied_journal_without_file_permissions_is_continued(path: Path, tmp_path: Path) -> None:
     journal = JournalFile(path)
     journal.append([{"say": 1}])
     Segments(path).close(0, "a test")
@@ -275,7 +275,7 @@ while True:
 """
 
 
-def test_random_kills_lose_nothing_that_was_acknowledged(path: Path) -> None:
+def test_random_kills_lose_no_acknowledged_line(path: Path) -> None:
     source = random.Random(5)
     outputs: list[Path] = []
     processes: list[subprocess.Popen[bytes]] = []
@@ -307,13 +307,13 @@ def test_random_kills_lose_nothing_that_was_acknowledged(path: Path) -> None:
         told = output.read_bytes().count(b"\n")
         mine = [say for say in said if say.startswith(f"{who}.")]
         assert mine[:told] == [f"{who}.{number + 1}" for number in range(told)]
-        assert len(mine) <= told + 1  # the one that it could not speak of any more
+        assert len(mine) <= told + 1  # the last line may be unacknowledged
 
 
-# -- places that cannot be written --------------------------------------------------------------------------------
+# -- file systems that cannot be written --------------------------------------------------------------------------
 
 
-def test_a_full_disk_is_said_and_costs_nothing_that_was_there(path: Path) -> None:
+def test_full_disk_is_reported_and_existing_lines_are_kept(path: Path) -> None:
     study = open_study(path)
     study.tell(study.ask(), 1.0)
     full = path.stat().st_size + 100
@@ -329,12 +329,12 @@ def test_a_full_disk_is_said_and_costs_nothing_that_was_there(path: Path) -> Non
     assert [(trial.number, trial.value) for trial in open_study(path).trials] == [(0, 1.0), (1, 2.0)]
 
 
-def test_a_directory_that_may_not_be_written_is_named() -> None:
+def test_unwritable_directory_is_reported_with_its_path() -> None:
     with pytest.raises(RunDirectoryError, match=r"cannot write to the sweep's journal /sys/journal\.jsonl"):
         JournalFile("/sys/journal.jsonl").append([{"say": 1}])
 
 
-def test_a_directory_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_append_to_a_missing_directory_is_reported(tmp_path: Path) -> None:
     assert list(JournalFile(tmp_path / "gone" / "journal.jsonl").lines()) == []
     with pytest.raises(RunDirectoryError, match="directory no longer exists"):
         JournalFile(tmp_path / "gone" / "journal.jsonl").append([{"say": 1}])
@@ -343,7 +343,7 @@ def test_a_directory_that_is_gone_is_named(tmp_path: Path) -> None:
 # -- as Optuna's storage ------------------------------------------------------------------------------------------
 
 
-def test_lines_of_ours_are_hidden_from_optuna(path: Path) -> None:
+def test_hpcaccel_lines_are_hidden_from_optuna(path: Path) -> None:
     study = open_study(path)
     journal = Journal(path)
     first = study.ask()
@@ -356,7 +356,7 @@ def test_lines_of_ours_are_hidden_from_optuna(path: Path) -> None:
     assert path.read_text().count('{"hpcaccel":"budget"') == 2
 
 
-def test_an_operation_that_optuna_refuses_leaves_the_storage_usable(path: Path) -> None:
+def test_operation_refused_by_optuna_leaves_the_storage_usable(path: Path) -> None:
     study, other = open_study(path), open_study(path)
     trial = study.ask()
     other.tell(trial.number, 1.0)
@@ -367,7 +367,7 @@ def test_an_operation_that_optuna_refuses_leaves_the_storage_usable(path: Path) 
     assert [one.value for one in study.trials] == [one.value for one in other.trials] == [1.0, 2.0, 3.0]
 
 
-def test_a_finished_trial_is_synced_and_nothing_else(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_end_of_a_trial_is_synced(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[bool] = []
     append = JournalFile.append
 

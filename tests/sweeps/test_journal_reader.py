@@ -1,4 +1,4 @@
-"""The journal read without Optuna says what Optuna says."""
+"""The journal reader, which does not use Optuna, gives the same study as Optuna."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _quiet() -> Iterator[None]:
 
 
 def make(path: Path, *, metrics: int = 1) -> Any:
-    """A study with everything in it."""
+    """A study with every kind of operation."""
     journal = Journal(path)
     study = optuna.create_study(
         storage=optuna.storages.JournalStorage(journal),
@@ -85,7 +85,7 @@ def agree(study: Any, record: StudyRecord) -> None:
 
 
 @pytest.mark.parametrize("metrics", [1, 2])
-def test_it_says_what_optuna_says(tmp_path: Path, metrics: int) -> None:
+def test_reader_gives_the_same_study_as_optuna(tmp_path: Path, metrics: int) -> None:
     study = make(tmp_path / "journal.jsonl", metrics=metrics)
     record = read_study(tmp_path / "journal.jsonl")
     agree(study, record)
@@ -95,7 +95,7 @@ def test_it_says_what_optuna_says(tmp_path: Path, metrics: int) -> None:
     assert [note["trial"] for note in record.notes] == [0, 1, 2, 3, 4, 5]
 
 
-def test_read_in_pieces_it_says_the_same_at_every_line(tmp_path: Path) -> None:
+def test_incremental_read_equals_a_full_read_after_every_line(tmp_path: Path) -> None:
     make(tmp_path / "whole.jsonl")
     lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
     path = tmp_path / "journal.jsonl"
@@ -107,7 +107,7 @@ def test_read_in_pieces_it_says_the_same_at_every_line(tmp_path: Path) -> None:
             assert not growing.read()
             file.write(line[-9:])
             if number % 7 == 0:
-                file.write(b'{"op_code":4,"wor~\n')  # closed by the next writer
+                file.write(b'{"op_code":4,"wor~\n')  # a torn line, ended by the next writer
         assert growing.read()
         assert growing.trials == read_study(path).trials
     agree(
@@ -116,7 +116,7 @@ def test_read_in_pieces_it_says_the_same_at_every_line(tmp_path: Path) -> None:
     )
 
 
-def test_late_operations_on_what_is_finished_do_nothing(tmp_path: Path) -> None:
+def test_operations_on_ended_or_unknown_trials_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     study = make(path)
     other = Journal(path)
@@ -131,11 +131,11 @@ def test_late_operations_on_what_is_finished_do_nothing(tmp_path: Path) -> None:
     agree(study, read_study(path))
 
 
-def test_no_journal_is_an_empty_study(tmp_path: Path) -> None:
+def test_missing_journal_is_an_empty_study(tmp_path: Path) -> None:
     assert read_study(tmp_path / "journal.jsonl").trials == []
 
 
-def test_reading_loads_neither_optuna_nor_pydantic() -> None:
+def test_journal_reader_imports_neither_optuna_nor_pydantic() -> None:
     code = "import sys, hpcaccel.sweeps.journal_reader, hpcaccel.sweeps.results; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {"optuna", "pydantic", "numpy"}.isdisjoint(loaded)

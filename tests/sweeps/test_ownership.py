@@ -1,4 +1,4 @@
-"""Whose a trial is, and which worker is dead."""
+"""Ownership of trials, and detection of dead workers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def claim(journal: JournalFile, trial: int, worker: int, epoch: int) -> None:
     journal.append([{"hpcaccel": "claim", "trial": trial, "worker": worker, "epoch": epoch}])
 
 
-def test_the_first_claim_of_an_epoch_counts(tmp_path: Path) -> None:
+def test_first_claim_of_an_epoch_wins(tmp_path: Path) -> None:
     journal = JournalFile(tmp_path / "journal.jsonl")
     notes = OwnershipNotes(StudyRecord(tmp_path / "journal.jsonl"))
     claim(journal, 7, 0, 1)
@@ -47,7 +47,7 @@ def test_the_first_claim_of_an_epoch_counts(tmp_path: Path) -> None:
     assert notes.owner(8) is None
 
 
-def test_of_many_that_claim_at_once_all_see_the_same_one_win(tmp_path: Path) -> None:
+def test_at_least_one_of_many_concurrent_claims_wins(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
 
     def take(worker: int) -> None:
@@ -65,7 +65,7 @@ def test_of_many_that_claim_at_once_all_see_the_same_one_win(tmp_path: Path) -> 
     assert [worker for worker, owner in won.items() if owner == worker] != []
 
 
-def test_a_sweep_that_has_stopped_itself_goes_on_when_somebody_resumes_it(tmp_path: Path) -> None:
+def test_resume_note_clears_a_halt(tmp_path: Path) -> None:
     journal = JournalFile(tmp_path / "journal.jsonl")
     notes = OwnershipNotes(StudyRecord(tmp_path / "journal.jsonl"))
     journal.append([{"hpcaccel": "halt", "why": "nothing works"}])
@@ -81,7 +81,7 @@ def on_slurm(sweep: SweepDir, slurm: FakeSlurm, worker: int, state: JobState) ->
     slurm.jobs[address] = JobInfo(job_id=address, array_job_id="46", array_task_id=worker, state=state)
 
 
-def test_a_worker_that_waits_runs_or_is_taken_down_is_not_dead(sweep: SweepDir) -> None:
+def test_pending_running_or_completing_worker_is_not_dead(sweep: SweepDir) -> None:
     slurm = FakeSlurm()
     states = [JobState.PENDING, JobState.RUNNING, JobState.COMPLETING, JobState.REQUEUE_HOLD]
     for worker, state in enumerate(states):
@@ -90,14 +90,14 @@ def test_a_worker_that_waits_runs_or_is_taken_down_is_not_dead(sweep: SweepDir) 
 
 
 @pytest.mark.parametrize("state", [JobState.CANCELLED, JobState.TIMEOUT, JobState.PREEMPTED, JobState.NODE_FAIL])
-def test_a_worker_whose_job_is_over_is_dead(sweep: SweepDir, state: JobState) -> None:
+def test_worker_whose_job_has_ended_is_dead(sweep: SweepDir, state: JobState) -> None:
     slurm = FakeSlurm()
     on_slurm(sweep, slurm, 0, JobState.RUNNING)
     on_slurm(sweep, slurm, 1, state)
     assert gone_for_good(sweep, [0, 1], slurm) == {1}  # type: ignore[arg-type]
 
 
-def test_what_slurm_has_forgotten_is_dead_and_a_silent_slurm_says_nothing(sweep: SweepDir) -> None:
+def test_worker_unknown_to_slurm_is_dead_unless_slurm_is_unreachable(sweep: SweepDir) -> None:
     slurm = FakeSlurm()
     on_slurm(sweep, slurm, 0, JobState.RUNNING)
     slurm.forget("46_0")
@@ -106,7 +106,7 @@ def test_what_slurm_has_forgotten_is_dead_and_a_silent_slurm_says_nothing(sweep:
     assert gone_for_good(sweep, [0], slurm) == set()  # type: ignore[arg-type]
 
 
-def test_a_worker_that_was_submitted_anew_is_not_dead_before_it_starts(sweep: SweepDir) -> None:
+def test_resubmitted_worker_is_not_dead_before_it_starts(sweep: SweepDir) -> None:
     slurm = FakeSlurm()
     on_slurm(sweep, slurm, 0, JobState.CANCELLED)
     slurm.jobs["50_0"] = JobInfo(job_id="50_0", array_job_id="50", array_task_id=0, state=JobState.PENDING)
@@ -114,7 +114,7 @@ def test_a_worker_that_was_submitted_anew_is_not_dead_before_it_starts(sweep: Sw
     assert gone_for_good(sweep, [0], slurm) == set()  # type: ignore[arg-type]
 
 
-def test_on_this_machine_a_worker_lives_as_long_as_its_process(sweep: SweepDir) -> None:
+def test_local_worker_is_dead_when_its_process_has_ended(sweep: SweepDir) -> None:
     def local(worker: int, pid: int, host: str) -> None:
         sweep.worker(worker).prepare()
         start = WorkerStart(time=1, job_id="local-1", host=host, pid=pid, pid_start=process_start(pid) or 0)

@@ -1,4 +1,4 @@
-"""What is left for each of several trials in one allocation."""
+"""The share of an allocation for each of several packed trials."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ from hpcaccel.sweeps.definition import share
         (2, {"ntasks_per_node": 8, "cpus_per_task": 2}, {"ntasks_per_node": 4, "cpus_per_task": 2}, 4),
     ],
 )
-def test_a_trial_asks_for_its_share(pack: int, whole: dict[str, Any], part: dict[str, Any], ranks: int) -> None:
+def test_packed_trial_requests_its_share_of_the_allocation(
+    pack: int, whole: dict[str, Any], part: dict[str, Any], ranks: int
+) -> None:
     values = {"name": "tune", "entrypoint": {"command": ["true"]}, "slurm": {"time": 60, **whole}}
     job = share(spec_from_values(values), pack)
     assert {name: getattr(job.slurm, name) for name in part} == part
     assert job.ranks_per_node == ranks
-    spec_from_values(job.model_dump(mode="json", exclude_unset=True))  # it can be submitted alone
+    spec_from_values(job.model_dump(mode="json", exclude_unset=True))  # the share is a valid job spec

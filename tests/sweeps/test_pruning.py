@@ -28,7 +28,7 @@ def first_rungs(rule: Rule, number: int = 0) -> list[int]:
     return list(itertools.islice(rule.rungs(number), 5))
 
 
-def test_without_a_pruner_nothing_is_looked_at() -> None:
+def test_sweep_without_a_pruner_has_no_rule() -> None:
     assert rule_of(made().sweep) is None
 
 
@@ -43,11 +43,11 @@ def test_without_a_pruner_nothing_is_looked_at() -> None:
         ({"median": {"warmup_steps": 10, "interval_steps": 5}}, [10, 15, 20, 25, 30]),
     ],
 )
-def test_rungs(pruner: Any, steps: list[int]) -> None:
+def test_rungs_follow_the_pruner_settings(pruner: Any, steps: list[int]) -> None:
     assert first_rungs(rule(pruner)) == steps
 
 
-def test_each_rung_is_looked_at_once_however_often_the_program_logs() -> None:
+def test_each_rung_is_checked_once_however_often_the_program_logs() -> None:
     asha = rule({"asha": {"min_steps": 4}})
     looked: list[int] = []
     for step in [0, 1, 3, *range(5, 80, 5)]:
@@ -56,7 +56,7 @@ def test_each_rung_is_looked_at_once_however_often_the_program_logs() -> None:
     assert looked == [5, 20, 65]  # rungs 4, 16 and 64
 
 
-def test_the_best_of_a_rung_go_on() -> None:
+def test_asha_continues_only_the_best_trials_of_a_rung() -> None:
     asha = rule({"asha": {"min_steps": 1, "reduction_factor": 2}})
     others = curves(1.0, 2.0, 3.0)
     assert verdict(asha, 0.5, others) == ""
@@ -65,18 +65,18 @@ def test_the_best_of_a_rung_go_on() -> None:
     assert verdict(rule({"asha": {"min_steps": 1, "reduction_factor": 2}}, "max"), 2.5, others) == ""
 
 
-def test_nobody_waits_for_enough_trials() -> None:
+def test_asha_continues_every_trial_while_a_rung_has_too_few() -> None:
     asha = rule({"asha": {"min_steps": 1}})
     assert verdict(asha, 9.0, curves(1.0, 2.0)) == ""
     assert verdict(asha, 9.0, curves(1.0, 2.0, 3.0)) != ""
 
 
-def test_trials_that_have_not_come_so_far_do_not_count() -> None:
+def test_trials_that_have_not_reached_the_rung_do_not_count() -> None:
     asha = rule({"asha": {"min_steps": 1}})
     assert verdict(asha, 9.0, [*curves(1.0, 2.0), *curves(0.1, 0.2, step=1)], step=4) == ""
 
 
-def test_what_comes_late_is_compared_at_the_rung_that_it_has_passed() -> None:
+def test_value_logged_after_a_rung_counts_at_that_rung() -> None:
     asha = rule({"asha": {"min_steps": 4, "reduction_factor": 2}})
     late = [Curve(number=index, values={6: 1.0, 17: 9.0}) for index in range(1, 4)]
     assert verdict(asha, 2.0, late, step=5) != ""
@@ -84,18 +84,18 @@ def test_what_comes_late_is_compared_at_the_rung_that_it_has_passed() -> None:
 
 
 @pytest.mark.parametrize("pruner", [{"asha": {"min_steps": 1}}, {"hyperband": {"max_steps": 81}}, {"median": {}}])
-def test_a_trial_that_is_no_number_ends_at_once(pruner: Any) -> None:
+def test_trial_with_a_nan_metric_is_pruned_at_once(pruner: Any) -> None:
     decides = rule(pruner)
     step = next(decides.rungs(0))
     assert verdict(decides, math.nan, [], step=step) == f"its metric is NaN at step {step}"
 
 
-def test_others_that_are_no_number_are_the_worst() -> None:
+def test_nan_of_other_trials_ranks_last() -> None:
     asha = rule({"asha": {"min_steps": 1, "reduction_factor": 2}}, "max")
     assert verdict(asha, -5.0, curves(math.nan, math.nan, 1.0)) == ""
 
 
-def test_until_a_trial_has_finished_nobody_knows_how_long_one_is() -> None:
+def test_asha_without_step_settings_waits_for_a_complete_trial() -> None:
     asha = rule("asha")
     others = curves(1.0, 2.0, 3.0, step=64)
     assert verdict(asha, 9.0, others, step=64) == ""
@@ -104,18 +104,18 @@ def test_until_a_trial_has_finished_nobody_knows_how_long_one_is() -> None:
     assert verdict(asha, 9.0, [*curves(1.0, 2.0, 3.0, step=4), *done], step=4) == ""
 
 
-def test_brackets_get_their_shares_and_are_apart() -> None:
+def test_hyperband_brackets_get_their_shares_and_are_ranked_separately() -> None:
     hyperband = rule({"hyperband": {"min_steps": 1, "max_steps": 27}})
     starts = [first_rungs(hyperband, number)[:1] for number in range(60)]
     shares = [starts.count(start) for start in ([1], [3], [9], [])]
     assert shares == sorted(shares, reverse=True)
-    assert min(shares) > 0  # one bracket runs its trials to their end
+    assert min(shares) > 0  # one bracket runs its trials to the end
     own = [number for number in range(60) if starts[number] == [1]]
     foreign = [Curve(number=number, values={9: 0.0}) for number in range(60) if starts[number] == [9]]
     assert hyperband.verdict(Curve(number=own[0], values={9: 5.0}), foreign) == ""
 
 
-def test_the_median_of_finished_trials_is_the_measure() -> None:
+def test_median_pruner_uses_the_median_of_complete_trials() -> None:
     median = rule({"median": {"startup_trials": 3}})
     finished = curves(1.0, 2.0, 3.0, complete=True)
     assert verdict(median, 2.0, finished) == ""
@@ -126,7 +126,7 @@ def test_the_median_of_finished_trials_is_the_measure() -> None:
     assert median.verdict(earlier, curves(1.0, 2.0, 3.0, step=2, complete=True)) == ""
 
 
-def test_the_median_of_what_is_to_be_large() -> None:
+def test_median_pruner_in_max_mode_prunes_lower_values() -> None:
     median = rule({"median": {"startup_trials": 3}}, "max")
     assert (
         verdict(median, 1.5, curves(1.0, 2.0, 3.0, complete=True))

@@ -1,4 +1,4 @@
-"""Trials that go on as other ones: which of them, with what, and from which checkpoint."""
+"""Continuations of ended trials: which trials continue, with which settings and from which checkpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def checkpoint(sweep: Sweep, number: int, *, step: int) -> Path:
 
 
 def tidy(sweep: Sweep, number: int, *, keep: int | None) -> None:
-    """What a chooser does behind a trial."""
+    """Clean up as the tuner does after a trial."""
     sweep._study.read()
     chores = DeferredCleanup(sweep.dir, keep=keep, goal=sweep.goal, record=sweep._study.record)
     chores.add(number)
@@ -37,13 +37,13 @@ def tidy(sweep: Sweep, number: int, *, keep: int | None) -> None:
 
 
 def begin_again(trials: Trials) -> int:
-    """Begin the trial that waits."""
+    """Start the waiting trial."""
     asked = trials.study.ask()
     assert isinstance(asked, AskedTrial)
     return asked.number
 
 
-def test_a_checkpoint_that_a_trial_goes_on_from_is_pinned_until_that_has_ended(place: Place) -> None:
+def test_checkpoint_is_pinned_until_a_continuation_has_completed(place: Place) -> None:
     sweep = over(place)
     trials = Trials(sweep.dir)
     failed = trials.fail()
@@ -52,7 +52,7 @@ def test_a_checkpoint_that_a_trial_goes_on_from_is_pinned_until_that_has_ended(p
     drop_checkpoints(sweep.dir.trial(failed))
     assert is_pinned(source)
     second = begin_again(trials)
-    trials.study.fail(second)  # before it had saved anything: the next one begins where it had
+    trials.study.fail(second)  # no save yet: its retry starts from the same checkpoint
     tidy(sweep, second, keep=0)
     assert is_pinned(source)
     (again,) = retry_failed(sweep.dir)
@@ -65,7 +65,7 @@ def test_a_checkpoint_that_a_trial_goes_on_from_is_pinned_until_that_has_ended(p
     assert not source.exists()
 
 
-def test_a_pin_of_somebody_elses_stays(place: Place) -> None:
+def test_pin_set_by_a_user_is_kept(place: Place) -> None:
     sweep = over(place)
     trials = Trials(sweep.dir)
     first = trials.complete(1.0)
@@ -78,7 +78,7 @@ def test_a_pin_of_somebody_elses_stays(place: Place) -> None:
     assert is_pinned(source)
 
 
-def test_one_of_two_that_go_on_from_a_checkpoint_does_not_let_it_go(place: Place) -> None:
+def test_checkpoint_is_kept_until_all_its_continuations_have_ended(place: Place) -> None:
     sweep = over(place)
     trials = Trials(sweep.dir)
     source = checkpoint(sweep, trials.complete(1.0), step=8)
@@ -91,7 +91,7 @@ def test_one_of_two_that_go_on_from_a_checkpoint_does_not_let_it_go(place: Place
         assert source.exists() is kept
 
 
-def test_all_seeds_of_a_point_go_on_and_are_one_point_again(place: Place) -> None:
+def test_extend_continues_all_seeds_of_a_point_as_one_point(place: Place) -> None:
     sweep = over(place, "sweep.repeat=2")
     trials = Trials(sweep.dir)
     for value in (4.0, 4.5, 1.0, 2.0):
@@ -114,7 +114,7 @@ def test_all_seeds_of_a_point_go_on_and_are_one_point_again(place: Place) -> Non
     assert sweep.trials[-1].user_attrs[SETTINGS] == ["args.epochs=20", "args.epochs=40"]
 
 
-def test_of_several_metrics_the_front_goes_on(place: Place) -> None:
+def test_extend_with_several_metrics_continues_the_pareto_front(place: Place) -> None:
     sweep = over(place, "sweep.metric=[loss, seconds]", "sweep.mode=[min, min]")
     trials = Trials(sweep.dir)
     for values in ((1.0, 9.0), (1.5, 10.0), (2.0, 2.0), (3.0, 3.0)):
@@ -125,7 +125,7 @@ def test_of_several_metrics_the_front_goes_on(place: Place) -> None:
     assert [found.trial for found in sweep.status().front] == [4, 5]
 
 
-def test_a_trial_with_more_to_do_that_failed_is_tried_again_with_as_much_to_do(place: Place) -> None:
+def test_retry_of_a_failed_extension_keeps_its_settings(place: Place) -> None:
     sweep = over(place)
     trials = Trials(sweep.dir)
     trials.complete(1.0)
@@ -143,7 +143,7 @@ def spent(sweep: Sweep, gpu_hours: float) -> None:
     append_line(account, to_dict(WorkerEnd(time=1000.0 + gpu_hours * 3600, reason="completed", decision="end")))
 
 
-def test_under_a_larger_budget_what_it_has_ended_goes_on(place: Place) -> None:
+def test_larger_budget_continues_the_trials_that_the_budget_stopped(place: Place) -> None:
     sweep = over(place, "sweep.max_gpu_hours=1", "sweep.max_trials=4")
     trials = Trials(sweep.dir)
     for _ in range(4):

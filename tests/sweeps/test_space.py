@@ -43,14 +43,14 @@ def lies_in(space: Space, point: dict[str, Any]) -> bool:
     )
 
 
-def test_only_what_applies_is_chosen(space: Space) -> None:
+def test_only_parameters_whose_condition_holds_are_suggested(space: Space) -> None:
     chosen = [space.suggest(a_trial(seed=seed)) for seed in range(30)]
     assert all(lies_in(space, point) for point in chosen)
     assert all(("args.m" in point) == (point["args.c"] == "sgd") for point in chosen)
     assert any("args.n" in point for point in chosen)
 
 
-def test_a_point_goes_to_the_storage_and_back(space: Space) -> None:
+def test_point_survives_the_storage_round_trip(space: Space) -> None:
     every = {"args.f": 0.5, "args.log": 1e-3, "args.step": 0.3, "args.i": 3, "args.ilog": 7, "args.c": "sgd"}
     for choice in (1, True):
         point = {**every, "args.m": choice}
@@ -62,14 +62,14 @@ def test_a_point_goes_to_the_storage_and_back(space: Space) -> None:
     assert space.point(space.stored(point)) == point
 
 
-def test_a_trial_that_has_values_keeps_them(space: Space) -> None:
+def test_trial_with_stored_values_keeps_them(space: Space) -> None:
     trial = a_trial({"args.c": "adam"})
     first = space.suggest(trial)
     assert first["args.c"] == "adam"
     assert space.suggest(optuna.trial.Trial(trial.study, trial._trial_id)) == first
 
 
-def test_the_unit_cube_is_the_space(space: Space) -> None:
+def test_unit_cube_maps_onto_the_whole_space(space: Space) -> None:
     source = random.Random(1)
     points = [space.at([source.random() for _ in EVERY], {}) for _ in range(300)]
     assert all(lies_in(space, point) for point in points)
@@ -82,7 +82,7 @@ def test_the_unit_cube_is_the_space(space: Space) -> None:
     assert math.isclose(ends[1]["args.log"], 0.1)
 
 
-def test_fixed_values_stand_where_they_apply(space: Space) -> None:
+def test_fixed_values_are_used_where_they_apply(space: Space) -> None:
     fixed = {"args.i": 5, "args.m": True}
     for corner in (0.1, 0.5):
         point = space.at([corner] * len(EVERY), fixed)
@@ -90,12 +90,12 @@ def test_fixed_values_stand_where_they_apply(space: Space) -> None:
         assert ("args.m" in point) == (point["args.c"] == "sgd")
 
 
-def test_a_value_beside_its_step_is_put_on_it(space: Space) -> None:
+def test_value_near_a_step_is_rounded_to_it(space: Space) -> None:
     assert space.near("args.step", 0.1 + 0.2) == 0.3
     assert space.near("args.f", 1) == 1.0
 
 
-def test_optuna_takes_every_distribution_as_its_own() -> None:
+def test_distributions_survive_optunas_json_round_trip() -> None:
     spec = made({f"args.{index}": item for index, item in enumerate(itertools.islice(EVERY.values(), 6))})
     space = Space(spec.sweep.parameters)
     for name, distribution in space.distributions.items():

@@ -1,4 +1,4 @@
-"""Starting a sweep: its directory, its arrays, and that a start that fails leaves nothing behind."""
+"""Starting a sweep: its directory, its job arrays, and cleanup after a failed start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpcaccel.sweeps.worker_jobs import chunks
 from tests.sweeps.sweeping import SPEC, Place
 
 
-def test_one_array_of_workers_over_one_directory(place: Place) -> None:
+def test_start_submits_one_array_of_workers_for_one_directory(place: Place) -> None:
     sweep, arrays = place.start()
     (submission,) = place.slurm.submissions
     assert submission.args == ("--array=0-3",)
@@ -36,7 +36,7 @@ def test_one_array_of_workers_over_one_directory(place: Place) -> None:
     assert (sweep.dir.worker(2).path / "node.pyz").resolve() == sweep.dir.node_program
 
 
-def test_the_definition_says_how_a_trial_starts(place: Place) -> None:
+def test_definition_contains_the_program_of_a_trial(place: Place) -> None:
     sweep, _ = place.start()
     definition = read_definition(sweep.dir)
     assert definition.spec == load_sweep("sweep.yaml")
@@ -49,12 +49,12 @@ def test_the_definition_says_how_a_trial_starts(place: Place) -> None:
     assert document["chooser"][1] == "-c"
 
 
-def test_no_more_workers_than_trials(place: Place) -> None:
+def test_workers_are_limited_to_those_that_get_a_trial(place: Place) -> None:
     assert place.plan("sweep.max_trials=3").workers == 3
     assert place.plan("sweep.max_trials=3", "sweep.pack=2").workers == 2
 
 
-def test_beyond_the_largest_array_there_are_several(place: Place) -> None:
+def test_workers_beyond_max_array_size_get_several_arrays(place: Place) -> None:
     place.slurm.settings["MaxArraySize"] = "3"
     sweep, arrays = place.start("sweep.workers=7")
     assert [(one.args[0], one.words) for one in place.slurm.submissions] == [
@@ -66,12 +66,12 @@ def test_beyond_the_largest_array_there_are_several(place: Place) -> None:
     assert sweep.record.job_ids == ["100", "101", "102"]
 
 
-def test_chunks_keep_their_place() -> None:
+def test_chunks_split_indices_at_multiples_of_the_size() -> None:
     assert chunks([0, 1, 4, 5, 9], 4) == [[0, 1], [4, 5], [9]]
 
 
 @pytest.mark.parametrize(("limit", "sizes"), [(5, [4, 1]), (7, [4, 2, 1]), (1, [1])])
-def test_under_a_submit_limit_as_many_workers_start_as_it_allows(place: Place, limit: int, sizes: list[int]) -> None:
+def test_start_submits_as_many_workers_as_the_submit_limit_allows(place: Place, limit: int, sizes: list[int]) -> None:
     place.slurm.most_tasks = limit
     sweep, arrays = place.start("sweep.workers=8")
     assert [len(_range(one.args[0])) for one in place.slurm.submissions] == sizes
@@ -85,14 +85,14 @@ def _range(option: str) -> range:
     return range(int(first), int(last or first) + 1)
 
 
-def test_when_no_worker_is_taken_nothing_is_left(place: Place) -> None:
+def test_start_without_any_accepted_worker_leaves_nothing(place: Place) -> None:
     place.slurm.most_tasks = 0
     with pytest.raises(ClusterError, match="QOSMaxSubmitJobPerUserLimit"):
         place.start()
     assert not place.runs.exists()
 
 
-def test_any_other_refusal_takes_back_what_was_taken(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_of_a_later_array_cancels_the_earlier_one(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.slurm.settings["MaxArraySize"] = "2"
     sbatch = place.slurm.sbatch
 
@@ -108,9 +108,7 @@ def test_any_other_refusal_takes_back_what_was_taken(place: Place, monkeypatch: 
     assert not place.runs.exists()
 
 
-def test_without_the_configuration_nothing_is_handed_in_and_nothing_left(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_start_without_slurm_configuration_leaves_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = place.plan()
 
     def silent() -> dict[str, str]:
@@ -122,7 +120,7 @@ def test_without_the_configuration_nothing_is_handed_in_and_nothing_left(
     assert not place.runs.exists()
 
 
-def test_an_array_that_cannot_be_taken_back_keeps_its_directory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_array_that_cannot_be_cancelled_keeps_its_directory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.slurm.settings["MaxArraySize"] = "2"
     sbatch = place.slurm.sbatch
 
@@ -137,7 +135,7 @@ def test_an_array_that_cannot_be_taken_back_keeps_its_directory(place: Place, mo
     assert [one.script.exists() for one in place.slurm.submissions] == [True]
 
 
-def test_a_full_disk_is_told_and_nothing_is_left(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported_and_nothing_is_left(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -156,7 +154,7 @@ def test_a_full_disk_is_told_and_nothing_is_left(place: Place, monkeypatch: pyte
         ({"  parameters:\n": "  nothing:\n"}, "sweep.nothing"),
     ],
 )
-def test_a_wrong_spec_is_refused_before_anything_is_made(place: Place, change: dict[str, str], message: str) -> None:
+def test_invalid_spec_is_refused_before_anything_is_created(place: Place, change: dict[str, str], message: str) -> None:
     text = SPEC
     for old, new in change.items():
         text = text.replace(old, new)
@@ -166,12 +164,12 @@ def test_a_wrong_spec_is_refused_before_anything_is_made(place: Place, change: d
     assert not place.runs.exists()
 
 
-def test_an_array_of_workers_cannot_be_a_chain(place: Place) -> None:
+def test_sweep_with_a_chain_is_refused(place: Place) -> None:
     with pytest.raises(SpecError, match=r"resilience\.chain 3 works in single jobs only"):
         place.start("resilience.chain=3")
 
 
-def test_foresight_writes_nothing(place: Place) -> None:
+def test_foresee_reports_workers_and_files_without_writing(place: Place) -> None:
     place.slurm.settings["MaxArraySize"] = "3"
     told = foresee(place.plan("slurm.gpus_per_node=2", "sweep.max_gpu_hours=5"))
     assert (told.workers, told.arrays, told.trials) == (4, [3, 1], 20)
@@ -182,13 +180,13 @@ def test_foresight_writes_nothing(place: Place) -> None:
     assert place.slurm.submissions == []
 
 
-def test_the_points_of_a_grid_are_foreseen(place: Place) -> None:
+def test_foresee_counts_the_points_of_a_grid(place: Place) -> None:
     Path("sweep.yaml").write_text(SPEC.replace("method: random", "method: grid").replace("log: true", "step: 0.0333"))
     told = foresee(place.plan("sweep.max_trials=null"))
     assert (told.trials, told.space, len(told.first_points)) == (12, 12, 10)
 
 
-def test_a_budget_that_the_workers_start_uses_up_is_refused(place: Place) -> None:
+def test_budget_that_worker_startup_would_use_up_is_refused(place: Place) -> None:
     with pytest.raises(
         SpecError,
         match=r"max_gpu_hours 0\.005 is too low: 4 workers .* would use it up in 4\.5 s, before any trial could start",

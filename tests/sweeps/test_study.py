@@ -39,7 +39,7 @@ def drawn(one: SweepStudy) -> AskedTrial:
 
 
 def run(one: SweepStudy) -> list[AskedTrial]:
-    """All its trials, one after another."""
+    """Run all trials one after another."""
     found = []
     while isinstance(asked := one.ask(), AskedTrial):
         one.complete(asked.number, [loss(asked.point)] * len(one.spec.sweep.metrics))
@@ -51,7 +51,7 @@ def points(asked: list[AskedTrial]) -> list[tuple[Any, ...]]:
     return [tuple(one.point.values()) for one in asked]
 
 
-# -- what comes next ------------------------------------------------------------------------------------------------
+# -- drawing trials -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_the_same_seed_gives_the_same_trials(method: str, parameters: dict[str, 
 
 
 @pytest.mark.torch
-def test_a_gaussian_process() -> None:
+def test_gp_method_continues_after_its_random_trials() -> None:
     pytest.importorskip("torch")
     assert len(run(study(made(method="gp", max_trials=11)))) == 11  # the first ten are random
 
 
-def test_the_specs_own_values_come_first_then_what_is_enqueued() -> None:
+def test_own_values_of_the_spec_come_first_then_enqueued_points() -> None:
     whole = {"args.lr": 1e-3, "args.depth": 4, "args.o": "b"}
     spec = made(MIXED, args={"lr": 0.02}, enqueue=[{"args.depth": 3}, whole])
     one = study(spec)
@@ -89,7 +89,7 @@ def test_the_specs_own_values_come_first_then_what_is_enqueued() -> None:
     assert args["lr"] == 0.02
 
 
-def test_workers_draw_different_points_at_the_same_time(tmp_path: Path) -> None:
+def test_concurrent_workers_draw_different_points(tmp_path: Path) -> None:
     spec = made(MIXED, method="tpe", max_trials=40)
     workers = [study(spec, JournalStorage(Journal(tmp_path / "journal.jsonl"))) for _ in range(4)]
     found: list[AskedTrial] = []
@@ -104,7 +104,7 @@ def test_workers_draw_different_points_at_the_same_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["grid", "random", "tpe", "qmc"])
-def test_a_small_space_is_gone_through_once(method: str) -> None:
+def test_every_point_of_a_small_space_is_tried_once(method: str) -> None:
     one = study(made(SMALL, method=method, max_trials=None, max_gpu_hours=1, args={"lr": 2}))
     found = run(one)
     assert len(found) == len(set(points(found))) == 6
@@ -112,7 +112,7 @@ def test_a_small_space_is_gone_through_once(method: str) -> None:
     assert one.ask() == NoMore(why="all 6 points of the search space have been tried")
 
 
-def test_the_grid_goes_on_in_its_order_behind_what_is_tried_first() -> None:
+def test_grid_continues_in_order_after_own_and_enqueued_points() -> None:
     spec = made(SMALL, method="grid", args={"lr": 2, "depth": 3}, enqueue=[{"args.depth": 4}])
     assert points(run(study(spec))) == [(2, 3), (1, 4), (1, 2), (1, 3), (2, 2), (2, 4)]
 
@@ -123,8 +123,8 @@ def test_the_grid_stops_at_max_trials() -> None:
     assert one.ask() == NoMore(why="all trials that max_trials (4) allows have been started")
 
 
-def test_whoever_is_one_too_many_gives_the_trial_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two workers see that one more trial may begin, and both begin it."""
+def test_trial_started_beyond_max_trials_is_marked_surplus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers see that one more trial may start, and both start it."""
     storage = InMemoryStorage()
     first, second = (study(made(max_trials=3), storage) for _ in range(2))
     for _ in range(2):
@@ -136,7 +136,7 @@ def test_whoever_is_one_too_many_gives_the_trial_back(monkeypatch: pytest.Monkey
     assert first.trials()[3].state == TrialState.FAIL
 
 
-def test_two_that_draw_the_same_point_in_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_duplicate_of_a_concurrently_drawn_point_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     one = study(made({"args.a": {"choice": [1, 2]}}, method="tpe"))
     drawn(one)
     kept = one.drawing._draw
@@ -158,17 +158,17 @@ def test_two_that_draw_the_same_point_in_one_moment(monkeypatch: pytest.MonkeyPa
     assert third.point != one.drawing.space.point(one.trials()[0].params)
 
 
-def test_a_trial_whose_worker_died_while_it_was_drawn_gets_its_point() -> None:
+def test_trial_whose_worker_died_while_drawing_still_gets_its_point() -> None:
     spec = made(SMALL, method="grid")
     one = study(spec)
     drawn(one)
-    one.study.ask()  # and dies
+    one.study.ask()  # and the worker dies
     assert points([drawn(one)]) == [(1, 4)]
     assert points([one.again(1)]) == [(1, 3)]
     assert one.again(1) == one.again(1)
 
 
-# -- seeds, and trials once more ------------------------------------------------------------------------------------
+# -- seeds and retries ----------------------------------------------------------------------------------------------
 
 
 def test_every_point_is_tried_with_each_seed() -> None:
@@ -180,16 +180,16 @@ def test_every_point_is_tried_with_each_seed() -> None:
     assert found[1].job(made(repeat=3)).runtime.seed == 11
 
 
-def test_seeds_that_a_dead_worker_did_not_enqueue_are_made_up_for() -> None:
+def test_seeds_that_a_dead_worker_did_not_enqueue_are_enqueued() -> None:
     one = study(made(repeat=3, max_trials=3))
     trial = one.study.ask()
-    one.drawing.space.suggest(trial)  # and dies
+    one.drawing.space.suggest(trial)  # and the worker dies
     assert one.again(0).repeat == 0
     one.again(0)
     assert [found.number for found in run(one)] == [1, 2]
 
 
-def test_a_trial_once_more_is_one_of_its_own() -> None:
+def test_retried_trial_is_a_new_trial_with_the_same_point_and_seed() -> None:
     one = study(made(max_trials=2, repeat=2))
     first, second = drawn(one), drawn(one)
     one.fail(second.number)
@@ -200,10 +200,10 @@ def test_a_trial_once_more_is_one_of_its_own() -> None:
     assert isinstance(one.ask(), NoMore)
 
 
-# -- rungs and ends -------------------------------------------------------------------------------------------------
+# -- pruning and results --------------------------------------------------------------------------------------------
 
 
-def test_a_bad_trial_ends_at_a_rung_and_only_rungs_are_written() -> None:
+def test_worse_trial_is_pruned_at_a_rung_and_only_rungs_are_stored() -> None:
     one = study(made(pruner={"asha": {"min_steps": 2, "reduction_factor": 2}}))
     why = ""
     for value in (1.0, 2.0, 3.0, 4.0):
@@ -221,7 +221,7 @@ def test_a_bad_trial_ends_at_a_rung_and_only_rungs_are_written() -> None:
     assert why == "at step 4 it was ranked 4 of 4, and only the best 2 continue"
 
 
-def test_who_takes_a_trial_over_learns_what_was_decided() -> None:
+def test_pruning_verdict_is_visible_to_other_workers() -> None:
     storage = InMemoryStorage()
     spec = made(pruner={"asha": {"min_steps": 1, "reduction_factor": 2}})
     one = study(spec, storage)
@@ -233,7 +233,7 @@ def test_who_takes_a_trial_over_learns_what_was_decided() -> None:
     assert other.wants(1, 2)
 
 
-def test_several_metrics() -> None:
+def test_study_with_several_metrics_runs_without_pruning() -> None:
     spec = made(MIXED, metric=["loss", "speed"], mode=["min", "max"], max_trials=15)
     one = study(spec)
     assert len(run(one)) == 15
@@ -241,7 +241,7 @@ def test_several_metrics() -> None:
     assert one.verdict(0) == ""
 
 
-def test_pruned_trials_teach_the_sampler() -> None:
+def test_sampler_learns_from_pruned_trials() -> None:
     one = study(made(MIXED, method="tpe", pruner={"asha": {"min_steps": 1}}, max_trials=30))
     while isinstance(asked := one.ask(), AskedTrial):
         if one.report(asked.number, 1, loss(asked.point)):
@@ -253,10 +253,10 @@ def test_pruned_trials_teach_the_sampler() -> None:
     assert sum(late) / len(late) < sum(early) / len(early)
 
 
-# -- what goes wrong ------------------------------------------------------------------------------------------------
+# -- errors ---------------------------------------------------------------------------------------------------------
 
 
-def test_another_mode_is_another_study() -> None:
+def test_study_started_with_another_mode_is_refused() -> None:
     storage = InMemoryStorage()
     study(made(), storage)
     with pytest.raises(UserError, match=r"this sweep was started with the modes \(min\), not \(max\)"):
@@ -270,7 +270,9 @@ def test_another_mode_is_another_study() -> None:
         ("gp", r"needs optuna and scipy and torch, .* pip install 'hpcaccel\[sweep,train\]'"),
     ],
 )
-def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch, method: str, message: str) -> None:
+def test_missing_package_error_names_the_extra_to_install(
+    monkeypatch: pytest.MonkeyPatch, method: str, message: str
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=message):
         study(made(MIXED, method=method))

@@ -30,7 +30,7 @@ def append(run: RunDir, text: str, *, attempt: int = 1) -> None:
         file.write(text)
 
 
-def test_only_what_was_asked_for_and_only_once(run: RunDir) -> None:
+def test_requested_metrics_are_returned_once(run: RunDir) -> None:
     follower = TrialMetrics(run, ["loss"])
     assert follower.read() == []
     log(run, 1, loss=3.0, lr=0.1)
@@ -43,14 +43,14 @@ def test_only_what_was_asked_for_and_only_once(run: RunDir) -> None:
     assert follower.last == {"loss": (3, 2.0)}
 
 
-def test_a_step_that_was_done_again_is_told_once_with_its_newest_value(run: RunDir) -> None:
+def test_repeated_step_is_returned_once_with_its_newest_value(run: RunDir) -> None:
     for step in (1, 2, 3):
         log(run, step, loss=10.0 - step)
     log(run, 2, attempt=2, loss=7.5)
     assert TrialMetrics(run, ["loss"]).read() == [(1, {"loss": 9.0}), (2, {"loss": 7.5}), (3, {"loss": 7.0})]
 
 
-def test_what_was_told_before_a_resume_is_not_told_again(run: RunDir) -> None:
+def test_step_returned_before_a_resume_is_not_returned_again(run: RunDir) -> None:
     follower = TrialMetrics(run, ["loss"])
     log(run, 1, loss=3.0)
     log(run, 2, loss=2.0)
@@ -62,7 +62,7 @@ def test_what_was_told_before_a_resume_is_not_told_again(run: RunDir) -> None:
     assert follower.read() == [(3, {"loss": 1.0})]
 
 
-def test_metrics_of_one_step_that_come_one_after_the_other(run: RunDir) -> None:
+def test_metrics_of_one_step_logged_separately_are_all_returned(run: RunDir) -> None:
     follower = TrialMetrics(run, ["loss", "acc"])
     log(run, 1, loss=3.0)
     assert follower.read() == [(1, {"loss": 3.0})]
@@ -72,18 +72,18 @@ def test_metrics_of_one_step_that_come_one_after_the_other(run: RunDir) -> None:
     assert follower.read() == [(1, {"acc": 0.5}), (2, {"loss": 2.0, "acc": 0.6})]
 
 
-def test_programs_in_any_language(run: RunDir) -> None:
+def test_foreign_metrics_file_is_followed_across_attempts(run: RunDir) -> None:
     follower = TrialMetrics(run, ["loss"])
     append(run, '{"loss": 0.5}\n{"loss": NaN}\n')
     (first, (step, values)) = follower.read()
     assert first == (1, {"loss": 0.5})
     assert step == 2
     assert math.isnan(values["loss"])
-    append(run, '{"loss": 0.5}\n{"loss": 0.4}\n{"loss": 0.3}\n', attempt=2)  # from the beginning again
+    append(run, '{"loss": 0.5}\n{"loss": 0.4}\n{"loss": 0.3}\n', attempt=2)  # the new attempt starts at step 1 again
     assert follower.read() == [(3, {"loss": 0.3})]
 
 
-def test_a_metric_that_never_comes(run: RunDir) -> None:
+def test_error_for_a_metric_never_logged_lists_the_logged_metrics(run: RunDir) -> None:
     follower = TrialMetrics(run, ["loss"])
     assert follower.never_logged == "metric 'loss' was never logged; the trial logged: nothing"
     log(run, 1, train_loss=1.0, acc=0.1)
@@ -101,7 +101,7 @@ def test_a_metric_that_never_comes(run: RunDir) -> None:
     assert said.endswith("layer10 and 11 more")
 
 
-def test_a_metric_that_is_no_number(run: RunDir) -> None:
+def test_error_for_a_metric_that_is_not_a_number_shows_its_value(run: RunDir) -> None:
     append(run, '{"loss": "0.5", "acc": 1}\n')
     follower = TrialMetrics(run, ["loss"])
     follower.read()
@@ -113,7 +113,7 @@ def test_a_metric_that_is_no_number(run: RunDir) -> None:
     assert through_us.never_logged == said.replace("'0.5'", "None")
 
 
-def test_lines_that_were_of_no_use_are_named(run: RunDir) -> None:
+def test_error_for_a_metric_never_logged_lists_skipped_lines(run: RunDir) -> None:
     append(run, "loss=0.5\n")
     follower = TrialMetrics(run, ["loss"])
     follower.read()

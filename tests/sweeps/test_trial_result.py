@@ -1,4 +1,4 @@
-"""What becomes of a trial whose ranks have left, and when a sweep had better stop."""
+"""Outcome of a trial whose ranks have exited, and when a sweep is hopeless."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def verdict(reason: str, decision: str = "end", *, error_class: str | None = Non
         (("cancelled", "end"), {"stopping": True}, "left"),
     ],
 )
-def test_what_becomes_of_a_trial(ended: tuple[str, str], seen: dict[str, Any], state: str) -> None:
+def test_trial_outcome_for_each_end_reason(ended: tuple[str, str], seen: dict[str, Any], state: str) -> None:
     assert verdict(*ended, **seen).state == state
 
 
-def test_what_ended_for_the_budget_is_marked_so() -> None:
+def test_trial_stopped_by_the_budget_has_error_class_budget() -> None:
     assert verdict("pruned", stop_reason="used up", over_budget=True).error_class == "budget"
     assert verdict("pruned", stop_reason="too bad").error_class is None
 
@@ -56,7 +56,7 @@ def failed(*classes: str) -> list[TrialRecord]:
     ]
 
 
-def test_a_sweep_is_hopeless_when_its_first_trials_failed_alike_and_none_did_better() -> None:
+def test_sweep_is_hopeless_after_equal_failures_of_its_first_trials() -> None:
     assert hopeless(failed(*["import"] * 4)) == ""
     assert "the first 5 trials all failed (import)" in hopeless(failed(*["import"] * 5))
     assert hopeless(failed(*["import"] * 4, "out_of_memory")) == ""
@@ -66,6 +66,6 @@ def test_a_sweep_is_hopeless_when_its_first_trials_failed_alike_and_none_did_bet
     assert hopeless(failed(*["cancelled"] * 9)) == ""
 
 
-def test_points_that_were_given_back_say_nothing() -> None:
+def test_surplus_trial_does_not_count_as_a_failure() -> None:
     given_back = TrialRecord(number=9, state="failed", user_attrs={"surplus": "all trials have begun"})
     assert hopeless([*failed(*["import"] * 4), given_back]) == ""

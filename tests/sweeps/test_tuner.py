@@ -1,4 +1,4 @@
-"""The chooser: which trial runs next, when one ends early, what the study is told, and what a kill leaves behind."""
+"""The tuner: trial selection, pruning, results in the study, and recovery after kills."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytest.importorskip("optuna")
 pytestmark = pytest.mark.usefixtures("hosts_end")
 
 
-def test_trial_after_trial_until_all_have_begun(tmp_path: Path) -> None:
+def test_tuner_runs_max_trials_and_keeps_the_best_checkpoint(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, "sweep.keep_checkpoints=1")
     host = FakeHost(sweep)
     for loss in (3.0, 1.0, 2.0):
@@ -46,7 +46,7 @@ def test_trial_after_trial_until_all_have_begun(tmp_path: Path) -> None:
     assert host.hear() == {}
 
 
-def test_a_trials_directory_is_a_run_with_the_values_of_its_point(tmp_path: Path) -> None:
+def test_trial_directory_is_a_run_with_the_parameters_of_its_point(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path)
     host = FakeHost(sweep)
     host.play(1.0)
@@ -59,7 +59,7 @@ def test_a_trials_directory_is_a_run_with_the_values_of_its_point(tmp_path: Path
     host.hang_up()
 
 
-def test_a_killed_chooser_is_followed_by_one_that_goes_on_with_its_trial(tmp_path: Path) -> None:
+def test_restarted_tuner_continues_the_trial_of_the_killed_tuner(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, "sweep.max_trials=2")
     first = FakeHost(sweep, process=True)
     number = first.hear()["run"]
@@ -67,11 +67,11 @@ def test_a_killed_chooser_is_followed_by_one_that_goes_on_with_its_trial(tmp_pat
     assert first.process is not None
     first.process.kill()
     first.process.wait()
-    # The host's own: the trial still runs, and is not started again.
+    # Only the tuner was killed: its trial still runs and is not started again.
     second = FakeHost(sweep, process=True, running={"0": number})
     second.trial(number).log(20, loss=2.0)
     second.ended(number, "completed")
-    # One that the whole worker was killed with: the same trial, once more.
+    # The whole worker was killed: the same trial is started again.
     other = second.hear()["run"]
     assert other != number
     assert second.process is not None
@@ -83,13 +83,13 @@ def test_a_killed_chooser_is_followed_by_one_that_goes_on_with_its_trial(tmp_pat
     assert [trial.values for trial in trials(sweep, "complete")] == [[2.0], [1.0]]
 
 
-def test_going_on_with_a_trial_does_not_wait_for_optuna() -> None:
+def test_importing_the_tuner_does_not_import_optuna() -> None:
     code = "import sys, hpcaccel.sweeps.tuner; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {"optuna", "numpy", "torch"}.isdisjoint(loaded)
 
 
-def test_a_dead_workers_trial_is_taken_over_and_a_waiting_ones_is_not(tmp_path: Path) -> None:
+def test_only_the_trial_of_a_worker_known_to_be_dead_is_taken_over(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, "sweep.max_trials=2", "sweep.workers=3")
     hosts = [FakeHost(sweep, index, process=True) for index in (0, 1)]
     numbers = [host.hear()["run"] for host in hosts]
@@ -97,7 +97,7 @@ def test_a_dead_workers_trial_is_taken_over_and_a_waiting_ones_is_not(tmp_path: 
         assert host.process is not None
         host.process.kill()
         host.process.wait()
-    # By its own process worker 1 is dead; of worker 0 the same is not known.
+    # Worker 1's process is known to be dead; worker 0 is on another host, so its state is unknown.
     dead = {"job_id": "local-1_1", "host": os.uname().nodename, "pid": hosts[1].process.pid, "pid_start": 1}  # type: ignore[union-attr]
     write_json(sweep.worker(1).local_process, dead)
     write_json(sweep.worker(0).local_process, {**dead, "host": "elsewhere"})
@@ -108,7 +108,9 @@ def test_a_dead_workers_trial_is_taken_over_and_a_waiting_ones_is_not(tmp_path: 
     assert [trial.number for trial in trials(sweep, "running")] == [numbers[0]]
 
 
-def test_silent_workers_are_asked_about_while_trials_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_of_a_dead_worker_without_a_heartbeat_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hpcaccel.sweeps.budget.FRESH_SECONDS", 0)
     sweep = make_sweep(tmp_path, "sweep.max_trials=9")
     lost = FakeHost(sweep, 0)
@@ -119,14 +121,14 @@ def test_silent_workers_are_asked_about_while_trials_run(tmp_path: Path, monkeyp
     host = FakeHost(sweep, 1)
     first = host.hear()["run"]
     assert first != number
-    eventually(lambda: len(trials(sweep, "waiting")) == 1)  # by then it has looked around
+    eventually(lambda: len(trials(sweep, "waiting")) == 1)  # by then it has checked for dead workers
     host.trial(first).log(10, loss=1.0)
     host.ended(first, "completed")
     assert host.hear()["run"] == number
     host.hang_up()
 
 
-def test_a_worker_that_comes_back_lets_go_what_another_one_has_taken(tmp_path: Path) -> None:
+def test_worker_drops_the_result_of_a_trial_that_another_worker_claimed(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, "sweep.max_trials=1")
     host = FakeHost(sweep)
     number = host.hear()["run"]
@@ -138,7 +140,7 @@ def test_a_worker_that_comes_back_lets_go_what_another_one_has_taken(tmp_path: P
     assert trials(sweep, "complete") == []
 
 
-def test_a_failed_trial_is_tried_again_and_then_another_one(tmp_path: Path) -> None:
+def test_failed_trial_is_retried_before_the_next_trial_starts(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, "sweep.retries=1", "sweep.max_trials=2")
     host = FakeHost(sweep)
     first = host.play(None, reason="failed", error_class="out_of_memory", detail="CUDA out of memory")
@@ -151,7 +153,7 @@ def test_a_failed_trial_is_tried_again_and_then_another_one(tmp_path: Path) -> N
     assert failed.user_attrs["attempts"] == 2
 
 
-def test_trials_that_all_fail_alike_from_the_first_on_stop_the_sweep_until_it_is_resumed(tmp_path: Path) -> None:
+def test_equal_failures_of_the_first_trials_halt_the_sweep_until_resumed(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, "sweep.max_trials=20")
     host = FakeHost(sweep)
     for _ in range(5):
@@ -161,12 +163,12 @@ def test_trials_that_all_fail_alike_from_the_first_on_stop_the_sweep_until_it_is
     with sweep.journal.open("a") as journal:
         journal.write(json.dumps({"hpcaccel": "resume", "time": time.time()}) + "\n")
     again = FakeHost(sweep)
-    again.play(None, reason="failed", error_class="import")  # what was before is forgiven
+    again.play(None, reason="failed", error_class="import")  # earlier failures no longer count
     assert "run" in again.hear()
     again.hang_up()
 
 
-def test_one_trial_that_works_is_hope_enough(tmp_path: Path) -> None:
+def test_one_complete_trial_prevents_the_halt(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, "sweep.max_trials=8")
     host = FakeHost(sweep)
     host.play(1.0)
@@ -175,7 +177,7 @@ def test_one_trial_that_works_is_hope_enough(tmp_path: Path) -> None:
     assert "have begun" in host.hear()["why"]
 
 
-def test_a_metric_that_no_trial_logs_stops_the_sweep_and_says_what_was_logged(tmp_path: Path) -> None:
+def test_metric_that_no_trial_logs_halts_the_sweep(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, "sweep.max_trials=20")
     host = FakeHost(sweep)
     for _ in range(3):
@@ -187,7 +189,7 @@ def test_a_metric_that_no_trial_logs_stops_the_sweep_and_says_what_was_logged(tm
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
-def test_a_trial_that_diverges_has_failed_and_is_not_tried_again(tmp_path: Path, value: float) -> None:
+def test_diverged_trial_fails_without_a_retry(tmp_path: Path, value: float) -> None:
     sweep = make_sweep(tmp_path, "sweep.retries=3", "sweep.max_trials=2")
     host = FakeHost(sweep)
     first = host.play(value)
@@ -196,7 +198,7 @@ def test_a_trial_that_diverges_has_failed_and_is_not_tried_again(tmp_path: Path,
     assert trials(sweep, "failed")[0].user_attrs["error_class"] == "diverged"
 
 
-def test_a_trial_that_does_badly_at_a_rung_is_asked_to_end_and_leaves_no_checkpoint(tmp_path: Path) -> None:
+def test_pruned_trial_gets_a_stop_request_and_keeps_no_checkpoint(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, "sweep.pruner={asha: {min_steps: 10, reduction_factor: 2}}", "sweep.max_trials=3")
     host = FakeHost(sweep)
     for loss in (1.0, 2.0):
@@ -215,7 +217,7 @@ def test_a_trial_that_does_badly_at_a_rung_is_asked_to_end_and_leaves_no_checkpo
     assert list(played.run.checkpoints.iterdir()) == []
 
 
-def test_places_side_by_side_and_seeds_of_one_point(tmp_path: Path) -> None:
+def test_packed_trials_use_separate_slots_and_seeds(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, "sweep.repeat=2", "sweep.max_trials=4", "sweep.pack=2")
     host = FakeHost(sweep, slots=2, gpus=4)
     first, second = host.hear(), host.hear()
@@ -225,11 +227,11 @@ def test_places_side_by_side_and_seeds_of_one_point(tmp_path: Path) -> None:
     host.trial(second["run"]).log(1, loss=1.0)
     host.ended(second["run"], "completed")
     assert host.hear()["slot"] == second["slot"]
-    assert trials(sweep, "complete")[0].user_attrs["gpu_seconds"] == 4.0  # two seconds on two of the GPUs
+    assert trials(sweep, "complete")[0].user_attrs["gpu_seconds"] == 4.0  # two seconds on two GPUs
     host.hang_up()
 
 
-def test_an_empty_place_does_not_ask_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_slot_does_not_query_dead_workers_repeatedly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = make_sweep(tmp_path, "sweep.max_trials=2")
     other = FakeHost(sweep, 1)
     other.hear()
@@ -252,7 +254,7 @@ def test_an_empty_place_does_not_ask_all_the_time(tmp_path: Path, monkeypatch: p
     other.hang_up()
 
 
-def test_while_a_trial_runs_the_next_one_is_drawn_and_waits_for_whoever_is_free(tmp_path: Path) -> None:
+def test_next_trial_is_drawn_ahead_and_taken_by_the_first_free_worker(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, "sweep.max_trials=2")
     host = FakeHost(sweep)
     running = host.hear()["run"]
@@ -268,7 +270,7 @@ def test_while_a_trial_runs_the_next_one_is_drawn_and_waits_for_whoever_is_free(
     assert host.hear()["end"]
 
 
-def test_when_the_host_stops_nothing_new_starts_and_the_trial_stays_with_its_worker(tmp_path: Path) -> None:
+def test_stopping_worker_starts_no_trial_and_later_resumes_its_own(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path)
     host = FakeHost(sweep)
     number = host.hear()["run"]
@@ -281,7 +283,7 @@ def test_when_the_host_stops_nothing_new_starts_and_the_trial_stays_with_its_wor
     back.hang_up()
 
 
-def test_a_trial_whose_supervisor_was_killed_goes_on_and_not_for_ever(tmp_path: Path) -> None:
+def test_trial_with_killed_supervisors_restarts_and_fails_the_fourth_time(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, "sweep.max_trials=1")
     host = FakeHost(sweep)
     numbers = {host.play(None, reason="lost", decision="requeue", detail="killed by signal 9") for _ in range(4)}
@@ -290,7 +292,7 @@ def test_a_trial_whose_supervisor_was_killed_goes_on_and_not_for_ever(tmp_path: 
     assert "killed by signal 9 (4 times)" in trials(sweep, "failed")[0].user_attrs["detail"]
 
 
-def test_a_budget_that_is_used_up_ends_what_runs_and_starts_nothing(
+def test_used_up_budget_stops_the_running_trial_and_keeps_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hpcaccel.sweeps.budget.READ_SECONDS", 0.1)
@@ -311,10 +313,10 @@ def test_a_budget_that_is_used_up_ends_what_runs_and_starts_nothing(
     assert pruned.values == [2.0]
     assert "too little for one trial: trial 0 has used" in pruned.user_attrs["detail"]
     assert "for 10 of 40 steps" in pruned.user_attrs["detail"]
-    assert len(checkpoint_files.committed(played.run.checkpoints)) == 1  # with a larger budget it can go on
+    assert len(checkpoint_files.committed(played.run.checkpoints)) == 1  # a larger budget can continue it
 
 
-def test_a_budget_that_is_used_up_before_any_trial_says_how_to_raise_it(tmp_path: Path) -> None:
+def test_budget_used_up_before_any_trial_names_the_setting_to_raise(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, "sweep.max_gpu_hours=1")
     spend(sweep, 9, gpu_seconds=3600)
     why = FakeHost(sweep).hear()["why"]
@@ -329,7 +331,7 @@ def spend(sweep: SweepDir, worker: int, *, gpu_seconds: float) -> None:
     append_line(account, to_dict(WorkerEnd(time=1000.0 + gpu_seconds, reason="completed", decision="end")))
 
 
-def test_without_time_for_another_trial_the_worker_comes_back_with_fresh_time(tmp_path: Path) -> None:
+def test_worker_requeues_if_too_little_time_is_left_for_another_trial(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path)
     host = FakeHost(sweep, end_time=time.time() + 100)
     number = host.hear()["run"]
@@ -343,7 +345,7 @@ def test_without_time_for_another_trial_the_worker_comes_back_with_fresh_time(tm
     assert end["then"] == "requeue"
 
 
-def test_a_full_disk_ends_the_chooser_with_a_message_and_loses_nothing(tmp_path: Path) -> None:
+def test_full_disk_ends_the_tuner_with_an_error_and_loses_no_result(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, "sweep.max_trials=2")
     host = FakeHost(sweep, process=True)
     number = host.hear()["run"]
@@ -358,13 +360,13 @@ def test_a_full_disk_ends_the_chooser_with_a_message_and_loses_nothing(tmp_path:
     assert "cannot write to the sweep's journal" in host.log.read_text()
     again = FakeHost(sweep)
     assert again.hear()["run"] == number
-    again.ended(number, "completed")  # its supervisor knows that it is done
+    again.ended(number, "completed")  # its supervisor finds that it has completed
     again.play(2.0)
     assert again.hear()["end"]
     assert [trial.values for trial in trials(sweep, "complete")] == [[1.0], [2.0]]
 
 
-def test_the_chooser_leaves_when_its_host_is_gone(tmp_path: Path) -> None:
+def test_tuner_exits_when_its_worker_process_is_gone(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path)
     host = FakeHost(sweep, process=True)
     number = host.hear()["run"]
