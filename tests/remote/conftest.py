@@ -15,7 +15,7 @@ STAND_IN = Path(__file__).with_name("stand_in_slurm.py")
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[LoginNode]:
-    """A login node with a queue that takes jobs and starts none."""
+    """A login node with a queue that accepts jobs and starts none."""
     if (reason := why_no_sshd()) is not None:
         pytest.skip(f"no login node: {reason}")
     queue = tmp_path / "queue"
@@ -36,7 +36,7 @@ def node(tmp_path: Path) -> Iterator[LoginNode]:
 
 @pytest.fixture
 def client(node: LoginNode, monkeypatch: pytest.MonkeyPatch) -> LoginNode:
-    """The same, with this process as the client."""
+    """The login node, with this process as the client."""
     for name in [name for name in os.environ if name.startswith(("SLURM_", "XDG_", "SSH_", "HPCACCEL_RUNS"))]:
         monkeypatch.delenv(name)
     for name, value in node.environment().items():

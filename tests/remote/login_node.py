@@ -1,7 +1,7 @@
-"""A login node on this machine: Debian's sshd on a port of the loopback interface, with keys and a home of its own.
+"""A login node on this machine: Debian's sshd on a loopback port, with its own keys and home directory.
 
-Who logs in is whoever runs the tests; ``HOME`` on the other side is another one, and so is ``PATH``: Slurm is there, or
-what stands in for it, and not here.
+The user who runs the tests logs in. ``HOME`` and ``PATH`` differ on the login node: Slurm, or its stand-in, is found
+only there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Cutting", "LoginNode", "make_key", "wait_for", "why_no_sshd"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HOLD = 'while [ -e "$HOME/hold" ]; do sleep 0.05; done'
-"""In the login scripts there: nothing goes on while that file exists."""
+"""Line of the login script that waits while the file exists."""
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
@@ -48,18 +48,18 @@ def free_port() -> int:
 
 @dataclass
 class LoginNode:
-    """Both sides of a connection, below ``root``: the login node's home, and that of the client."""
+    """Both sides of a connection, below ``root``: the login node's home and the client's."""
 
     root: Path
     port: int = field(default_factory=free_port)
     options: list[str] = field(default_factory=list)
-    """Lines of sshd_config, before all others: the first one counts."""
+    """Lines at the start of sshd_config, where the first value of an option counts."""
     path: str = ""
-    """What stands first on PATH there."""
+    """First entry of PATH on the login node."""
     env: dict[str, str] = field(default_factory=dict)
-    """Further variables there."""
+    """Further variables on the login node."""
     wrapper: Sequence[str] = ()
-    """Words before sshd's own, of a program that becomes sshd."""
+    """Command that executes sshd: the words before sshd's own."""
 
     def __post_init__(self) -> None:
         for folder in (self.home, self.client / ".ssh", self.client / "bin", self.root / "etc"):
@@ -105,7 +105,7 @@ class LoginNode:
         (folder / f"{name}.yaml").write_text(text + "\n")
 
     def install(self, program: str | None = None) -> Path:
-        """What ``cluster install`` leaves there."""
+        """Write the program that ``cluster install`` creates on the login node."""
         place: Path = self.home / ".local" / "share" / "hpcaccel" / "env" / "bin" / "hpcaccel"
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(program or f'#!/bin/sh\nexec {sys.executable} -W error -m hpcaccel "$@"\n')
@@ -153,12 +153,12 @@ class LoginNode:
             self._process = None
 
     def connections(self) -> list[int]:
-        """The processes of sshd that serve one connection each."""
+        """The sshd processes, one per connection."""
         assert self._process is not None
         return _children(self._process.pid)
 
     def cut(self) -> int:
-        """Kill what serves connections; how many there were."""
+        """Kill the sshd processes of all connections. Returns the number of killed processes."""
         killed = 0
         for pid in self.connections():
             for one in [*_children(pid, named="sshd"), pid]:
@@ -170,22 +170,22 @@ class LoginNode:
         return killed
 
     def sessions(self) -> int:
-        """How many programs were started here, over all connections."""
+        """Number of programs started on the login node over all connections."""
         said: str = self.log.read_text()
         return said.count("Starting session")
 
     def _has_session(self, pid: int) -> bool:
-        """Whether a program was started here over a connection of this process; other clients may connect meanwhile."""
+        """Whether a program was started on the login node over a connection of this process, not of another client."""
         started = [line for line in self.log.read_text().splitlines() if "Starting session" in line]
         return any(f" port {port} " in line for port in _connected_ports(pid, self.port) for line in started)
 
     def jobs(self) -> list[list[str]]:
-        """The queue that stands in for Slurm's: number, script, state, and the secret that sbatch saw."""
+        """Jobs of the stand-in queue: number, script, state, and the secret in sbatch's environment."""
         lines = (Path(self.env["STAND_IN_QUEUE"]) / "jobs").read_text().splitlines()
         return [line.split("\t") for line in lines]
 
     def programs(self) -> list[int]:
-        """The processes of hpcaccel that answer on the login node."""
+        """The ``answer`` processes of hpcaccel on the login node."""
         found = []
         for entry in Path("/proc").iterdir():
             try:
@@ -204,7 +204,7 @@ class LoginNode:
                 continue
 
     def strike(self, victim: str, process: subprocess.Popen[str]) -> None:
-        """Kill a command ``here``, what answers it ``there``, ``both``, or the ``connection`` between them."""
+        """Kill the client's command (``here``), its ``answer`` process (``there``) or ``both``, or cut the ``connection``."""
         if victim in ("here", "both"):
             process.kill()
         if victim in ("there", "both"):
@@ -213,7 +213,7 @@ class LoginNode:
             self.cut()
 
     def project(self, *, lines: Sequence[str] = (), files: Mapping[str, bytes] | None = None) -> Path:
-        """A spec file with its code, on the client."""
+        """Write a spec file and its code on the client."""
         folder: Path = self.client / "project"
         folder.mkdir(exist_ok=True)
         (folder / "train.py").write_text("import hpcaccel\nprint('trained', flush=True)\n")
@@ -226,7 +226,7 @@ class LoginNode:
     # -- the client ----------------------------------------------------------------------------------------------------
 
     def environment(self, **more: str) -> dict[str, str]:
-        """No Slurm, no agent, nothing of the tests' own home."""
+        """The client's environment, without Slurm, an SSH agent or the tests' own home."""
         return {
             "HOME": str(self.client),
             "PATH": str(self.client / "bin"),
@@ -246,7 +246,7 @@ class LoginNode:
         return self._ended(self.start_command(*args, **more), args, code)
 
     def hpcaccel_cut(self, *args: str, code: int | None = 0, **more: str) -> subprocess.CompletedProcess[str]:
-        """The same, with the connection cut once, while the login shell there gets ready."""
+        """Like ``hpcaccel``, with the connection cut once while the login shell starts."""
         hold = self.home / "hold"
         hold.touch()
         process = self.start_command(*args, **more)
@@ -297,11 +297,11 @@ def _connected_ports(pid: int, server_port: int) -> list[int]:
 
 
 class Cutting:
-    """A connection through which only so many bytes pass in one direction before the other end's sshd is killed, once.
-    What was read beyond them is lost.
+    """A connection that is cut once, by killing the server's sshd, after a number of bytes in one direction.
+    Bytes read beyond that number are lost.
 
     Args:
-        reads, writes: bytes; None: no limit.
+        reads, writes: number of bytes before the cut; None: no cut.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Stands in for Slurm's commands on the login node: a queue in a file, whose jobs never start.
+"""Stand-in for Slurm's commands on the login node: a queue in a file, whose jobs never start.
 
-``--test-only`` expects a job of N nodes to start at 1N o'clock. ``delay`` in the queue's folder: sbatch takes so many
-seconds before and after it has taken the job. ``silent`` there: it takes the job and does not say so. ``at-work``
-there: an sbatch has begun.
+``--test-only`` predicts that a job of N nodes starts at 1N o'clock. Files in the queue's folder: ``delay`` contains the
+seconds that sbatch sleeps before and after it adds a job; with ``silent``, sbatch adds the job but reports a timeout;
+``at-work`` is created when sbatch starts.
 """
 
 import fcntl

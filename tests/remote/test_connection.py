@@ -1,4 +1,4 @@
-"""What may be wrong with a login: each has one message that says what to do."""
+"""SSH connections: remote commands, and login problems with the message for each."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_an_unknown_host_key_is_refused_with_its_fingerprint(client: LoginNode) 
     assert "ssh -p" in told
 
 
-def test_a_changed_host_key_is_refused_loudly(client: LoginNode) -> None:
+def test_changed_host_key_is_refused_with_the_command_to_remove_it(client: LoginNode) -> None:
     make_key(client.root / "etc" / "other_key")
     client.known_hosts.write_text(client.known_line("other_key"))
     told = message()
@@ -102,7 +102,7 @@ def test_a_wrong_key_and_a_wrong_user_are_rejected(client: LoginNode) -> None:
     assert "ssh-copy-id" in told
 
 
-def test_unknown_hosts_and_closed_ports(client: LoginNode) -> None:
+def test_unknown_host_or_closed_port_is_reported(client: LoginNode) -> None:
     client.write_profile(host="no-such-host.invalid", name="lost")
     assert "unknown host 'no-such-host.invalid'" in message("lost")
     client.stop()
@@ -129,7 +129,7 @@ def test_problems_of_the_remote_installation_are_reported(client: LoginNode) -> 
     assert "cluster install alps" in hello()
 
 
-def test_a_jump_host_is_passed_and_its_key_is_checked_too(client: LoginNode) -> None:
+def test_jump_host_is_used_and_its_host_key_is_checked(client: LoginNode) -> None:
     lines = ["Host behind", "HostName 127.0.0.1", f"Port {client.port}", "ProxyJump alps"]
     client.write_config(f"UserKnownHostsFile {client.known_hosts}", *lines, f"UserKnownHostsFile {client.known_hosts}",
                         f"IdentityFile {client.client}/.ssh/id_ed25519")  # fmt: skip
@@ -142,7 +142,7 @@ def test_a_jump_host_is_passed_and_its_key_is_checked_too(client: LoginNode) -> 
 
 
 class OneTimeCodes(paramiko.ServerInterface):
-    """A key, and then a code."""
+    """An SSH server that requires a key and then a one-time code."""
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
         return paramiko.AUTH_PARTIALLY_SUCCESSFUL
@@ -160,7 +160,7 @@ class OneTimeCodes(paramiko.ServerInterface):
         return paramiko.OPEN_SUCCEEDED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        threading.Timer(0.2, self._answer, (channel,)).start()  # behind the reply to this request
+        threading.Timer(0.2, self._answer, (channel,)).start()  # after the reply to this request
         return True
 
     def _answer(self, channel: paramiko.Channel) -> None:
@@ -201,7 +201,7 @@ def asking_host(client: LoginNode) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("asking_host")
-def test_prompts_for_a_one_time_code_after_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_login_prompts_for_a_one_time_code_after_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     answers = iter(["000000", "123456"])
 
@@ -216,7 +216,7 @@ def test_prompts_for_a_one_time_code_after_the_key(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("asking_host")
-def test_without_a_terminal_the_error_gives_alternatives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_time_code_without_a_terminal_fails_with_alternatives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(login_module, "has_terminal", lambda: False)
     assert "ControlMaster" in message("asking")
 
@@ -238,7 +238,7 @@ def test_retries_are_limited_unless_connections_last() -> None:
     assert breaks == [1.0], "four tries more behind the last that held, and then it is given up"
 
 
-def test_the_client_has_no_slurm(client: LoginNode) -> None:
+def test_client_has_its_own_home_and_no_slurm(client: LoginNode) -> None:
     assert shutil.which("sbatch") is None
     assert Path.home() == client.client
 

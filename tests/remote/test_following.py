@@ -1,4 +1,4 @@
-"""Looking at runs behind SSH, and bringing results here, over connections that break."""
+"""Logs, status, pull and wait for remote runs, over connections that break."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_logs_continue_after_a_reconnect(node: LoginNode) -> None:
     assert node.programs() == [], "nothing of it is left there"
 
 
-def test_a_watched_status_reconnects_and_ends_with_its_run(node: LoginNode) -> None:
+def test_watched_status_reconnects_and_ends_with_its_run(node: LoginNode) -> None:
     run = submitted(node)
     process = node.start_command("status", "toy", "--watch")
     assert process.stdout is not None
@@ -69,7 +69,7 @@ def test_a_watched_status_reconnects_and_ends_with_its_run(node: LoginNode) -> N
 
 
 def _page(stream: IO[str]) -> str:
-    """The lines up to an empty one."""
+    """The lines up to the next empty line."""
     return "".join(iter(stream.readline, "\n"))
 
 
@@ -82,7 +82,7 @@ def cluster(node: LoginNode, **cuts: int) -> RemoteCluster:
 
 @pytest.fixture
 def run_with_results(client: LoginNode) -> RunDir:
-    """As a run leaves it, with two checkpoints, of which the first is the better one."""
+    """A run with a log, metrics and two checkpoints, of which the first is better."""
     run = submitted(client)
     begin(run).write_bytes(os.urandom(1 << 20))
     for step, loss in ((10, 0.5), (20, 0.7)):
@@ -127,7 +127,7 @@ def test_partial_files_are_continued_and_damaged_ones_fetched_again(
     there.connection.close()
 
 
-def test_wait_ends_as_the_run_does(node: LoginNode) -> None:
+def test_wait_exits_with_the_state_of_the_run(node: LoginNode) -> None:
     run = submitted(node)
     node.hpcaccel("cancel", "toy")
     ended = node.hpcaccel("wait", run.run_id, "--json", code=130)
@@ -135,7 +135,7 @@ def test_wait_ends_as_the_run_does(node: LoginNode) -> None:
 
 
 class _TakenOver:
-    """A login node that answers what it likes."""
+    """A compromised login node that sends arbitrary replies."""
 
     name = "alps"
 

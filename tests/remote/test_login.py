@@ -1,4 +1,4 @@
-"""Ways to log in, each against Debian's sshd."""
+"""Login methods, each tested against Debian's sshd."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ account required pam_permit.so
 session required pam_permit.so
 """
 AGENT = shutil.which("ssh-agent") or "ssh-agent"
-"""Found here: the client's PATH has neither it nor ssh-add, which lies beside it."""
+"""Looked up here, because the client's PATH has neither ssh-agent nor ssh-add from the same directory."""
 OWN_PAM = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/pam.d/sshd && exec "$@"']
 
 
@@ -54,34 +54,34 @@ def agent(client: LoginNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("agent")
-def test_keys_of_the_agent(client: LoginNode) -> None:
+def test_login_uses_the_key_of_the_ssh_agent(client: LoginNode) -> None:
     config = client.client / ".ssh" / "config"
     config.write_text(config.read_text().replace("IdentitiesOnly yes", "IdentitiesOnly no"))
     logs_in(client)
 
 
-def test_a_key_that_is_known_by_an_alias_and_a_command_that_leads_there(client: LoginNode) -> None:
+def test_login_supports_host_key_alias_and_proxy_command(client: LoginNode) -> None:
     client.known_hosts.write_text(f"alps.example.org {(client.root / 'etc' / 'host_key.pub').read_text()}")
     through = "/bin/bash -c 'exec 3<>/dev/tcp/%h/%p; /bin/cat <&3 & exec /bin/cat >&3'"
     client.write_config("HostKeyAlias alps.example.org", f"ProxyCommand {through}")
     logs_in(client)
 
 
-def test_one_connection_serves_many_commands_where_ssh_keeps_it(
+def test_control_master_connection_is_shared_and_renewed_after_a_cut(
     client: LoginNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = client.client / ".ssh" / "config"  # ssh looks in the home that the account has, wherever HOME points
+    config = client.client / ".ssh" / "config"  # ssh reads the account's home and ignores HOME
     client.write_config("ControlMaster auto", f"ControlPath {client.client}/m", "ControlPersist 60")
     monkeypatch.setattr(openssh, "_arguments", lambda host: ["-F", str(config), host])
     profile = load_profile("alps")
     assert profile is not None
     try:
-        for _ in range(3):  # as three calls of the program
+        for _ in range(3):  # as in three calls of the program
             with RemoteCluster(profile, connection=_connect(profile)) as there:
                 assert isinstance(there.connection, openssh.OpenSshConnection)
                 assert there.run(["echo", "here"]).stdout.splitlines()[-1] == "here"
         assert client.log.read_text().count("Accepted publickey") == 1
-        client.cut()  # what ssh keeps is broken: ssh makes it anew
+        client.cut()  # the shared connection is lost: ssh makes a new one
         assert there.again(lambda: there.run(["true"])).code == 0
     finally:
         subprocess.run(["ssh", "-F", str(config), "-O", "exit", "alps"], capture_output=True, check=True)
@@ -89,7 +89,7 @@ def test_one_connection_serves_many_commands_where_ssh_keeps_it(
 
 @pytest.fixture
 def asking(tmp_path: Path) -> Iterator[LoginNode]:
-    """A host that wants a key and then a code, asked for by PAM."""
+    """A host that requires a key and then a one-time code, requested by PAM."""
     if (reason := why_no_sshd()) is not None:
         pytest.skip(f"no login node: {reason}")
     if os.getuid() or shutil.which("unshare") is None or not Path("/etc/pam.d/sshd").exists():
@@ -107,7 +107,7 @@ def asking(tmp_path: Path) -> Iterator[LoginNode]:
     node.stop()
 
 
-def test_prompts_for_a_one_time_code_on_the_terminal(asking: LoginNode) -> None:
+def test_login_prompts_for_a_one_time_code_on_the_terminal(asking: LoginNode) -> None:
     child, terminal = pty.fork()
     if child == 0:
         os.chdir(asking.client)
@@ -123,12 +123,12 @@ def test_prompts_for_a_one_time_code_on_the_terminal(asking: LoginNode) -> None:
 
 
 def _read_until(question: str | None, terminal: int) -> str:
-    """What a program says until it asks; None: until it ends."""
+    """Terminal output up to ``question``; None: up to the end."""
     said = ""
     while question is None or question not in said:
         try:
             said += os.read(terminal, 1 << 12).decode()
-        except OSError:  # what Linux says at the end of a terminal
+        except OSError:  # on Linux, the end of a terminal
             assert question is None, said
             break
     return said

@@ -1,4 +1,4 @@
-"""Through the user's own ssh."""
+"""Connections through the user's own ssh."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .login_node import LoginNode
 
 @pytest.fixture
 def there(client: LoginNode, monkeypatch: pytest.MonkeyPatch) -> RemoteCluster:
-    """ssh looks for its configuration in the home that the account has, wherever HOME points."""
+    """A cluster reached through ssh. Its configuration is passed as an option, because ssh ignores HOME."""
     config = str(client.client / ".ssh" / "config")
     monkeypatch.setattr(openssh, "_arguments", lambda host: ["-F", config, host])
     profile = load_profile("alps")
@@ -25,14 +25,14 @@ def there(client: LoginNode, monkeypatch: pytest.MonkeyPatch) -> RemoteCluster:
     return RemoteCluster(profile, connection=openssh.OpenSshConnection("alps", cluster="alps"))
 
 
-def test_runs_commands_like_the_fabric_connection(client: LoginNode, there: RemoteCluster) -> None:
+def test_openssh_connection_runs_commands_like_fabric(client: LoginNode, there: RemoteCluster) -> None:
     answer = there.run(["bash", "-c", "cat; exit 3"], "in put")
     assert (answer.code, answer.stdout.splitlines()[-1]) == (3, "in put")
     code = there.converse({"do": "command", "args": ["--version"]}, lambda conversation: conversation.expect("out"))
     assert code[1].startswith(b"hpcaccel ")
 
 
-def test_distinguishes_lost_from_refused_connections(client: LoginNode, there: RemoteCluster) -> None:
+def test_lost_and_refused_connections_raise_different_errors(client: LoginNode, there: RemoteCluster) -> None:
     session = there.connection.start("sleep 60")
     while not client.connections():
         pass
@@ -46,13 +46,13 @@ def test_distinguishes_lost_from_refused_connections(client: LoginNode, there: R
         there.run(["true"])
 
 
-def test_is_used_if_the_configuration_shares_connections(client: LoginNode, there: RemoteCluster) -> None:
+def test_shared_connections_are_detected_from_the_ssh_configuration(client: LoginNode, there: RemoteCluster) -> None:
     assert not openssh.shares_connections("alps")
     client.write_config("ControlMaster auto", f"ControlPath {client.client}/.ssh/%C")
     assert openssh.shares_connections("alps")
 
 
 @pytest.mark.parametrize("error", [ValueError("closed file"), OSError(errno.EBADF, "Bad file descriptor")])
-def test_a_stream_that_this_side_closes_while_it_is_read_has_ended(error: Exception) -> None:
+def test_stream_closed_during_a_read_is_at_its_end(error: Exception) -> None:
     process = Mock(stderr=Mock(read=Mock(side_effect=error)))
     assert openssh.ProcessSession(process, "alps").read_error(10) == b""

@@ -1,4 +1,4 @@
-"""Spec files that are here, for a cluster that is there: held against its facts, planned, rendered, submitted."""
+"""Local spec files for a remote cluster: checked against its facts, planned, rendered and submitted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ jobs:
 
 
 def project(node: LoginNode) -> None:
-    """A file with two jobs, a cluster that was probed from here, and a variable that is another one there."""
+    """Write a file with two jobs, the facts of the cluster, and a variable that is set on the login node."""
     folder = node.project(files={"jobs.yaml": JOBS.encode(), "prepare.sh": b"#!/bin/sh\n"}).parent
     (folder / "src").mkdir()
     (folder / "src" / "train.py").write_text("import hpcaccel\n")
@@ -68,14 +68,14 @@ def test_checks_before_submission_query_slurm_on_the_cluster(node: LoginNode) ->
     assert node.jobs() == []
 
 
-def test_several_jobs_of_one_file_are_submitted_once(node: LoginNode) -> None:
+def test_jobs_of_one_file_are_submitted_once_despite_a_kill(node: LoginNode) -> None:
     project(node)
     (Path(node.env["STAND_IN_QUEUE"]) / "delay").write_text("0.5")
     process = node.start_command("submit", "project/jobs.yaml", "--cluster", "alps", SCRATCH="/scratch/here")
     deadline = time.monotonic() + 120
     while not node.jobs() and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.kill()  # this side, and the other, while it is at the first job
+    process.kill()  # both sides are killed during the first job's sbatch
     process.communicate()
     for pid in node.programs():
         os.kill(pid, signal.SIGKILL)
@@ -99,7 +99,7 @@ def _spec(job: dict[str, str]) -> dict[str, Any]:
     return found
 
 
-def test_checkpoints_and_drawings_are_asked_for_there(node: LoginNode) -> None:
+def test_checkpoint_list_and_sweep_plot_run_on_the_cluster(node: LoginNode) -> None:
     node.project()
     node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps")
     run = next((node.runs / "toy").iterdir())

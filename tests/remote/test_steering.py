@@ -1,4 +1,4 @@
-"""Stopping, going on and cancelling behind SSH: once, whatever breaks when."""
+"""Stop and resume of remote runs: each takes effect once, whatever is cut or killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECRET = "planted-c0ffee-secret"
 
 @pytest.fixture
 def run(node: LoginNode) -> RunDir:
-    """One that is paused."""
+    """A paused run that was submitted with a secret."""
     node.project(lines=["environment: {secrets: [WANDB_API_KEY]}"])
     said = node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps", "--json", WANDB_API_KEY=SECRET).stdout
     node.hpcaccel("stop", "toy")
@@ -33,13 +33,13 @@ def run(node: LoginNode) -> RunDir:
 
 @pytest.fixture
 def here(client: LoginNode, monkeypatch: pytest.MonkeyPatch) -> LoginNode:
-    """This process as the client, which has what its jobs are to get."""
+    """This process as the client, with the secret in its environment."""
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     return client
 
 
 def ask(node: LoginNode, *args: str, **cuts: int) -> int:
-    """A command about a run, from this process, over a connection that is cut; how often it was."""
+    """Run a command from this process over a connection that may be cut. Returns the number of cuts."""
     profile = load_profile("alps")
     assert profile is not None
     cutting = Cutting(node, FabricConnection("alps", cluster="alps"), **cuts)
@@ -60,7 +60,7 @@ def delay(node: LoginNode, seconds: float) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_a_connection_that_is_cut_changes_nothing_twice(node: LoginNode, run: RunDir) -> None:
+def test_command_over_a_cut_connection_takes_effect_once(node: LoginNode, run: RunDir) -> None:
     for known, cuts in ((["1", "2"], {"writes": 1}), (["1", "2", "3"], {"reads": 60})):
         assert ask(node, "resume", run.run_id, **cuts) == 1
         assert jobs(run) == known == [job[0] for job in node.jobs()]
@@ -102,7 +102,7 @@ def ask_and_be_killed(node: LoginNode, monkeypatch: pytest.MonkeyPatch, *args: s
 def test_a_requeue_whose_reply_could_not_be_stored_is_requested_once(
     node: LoginNode, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``answer`` was killed once the request was there; the run has honoured that, and has come back."""
+    """``answer`` was killed after it wrote the request. The run has honoured the request and runs again."""
     ask(node, "resume", "toy")
     queue = Path(node.env["STAND_IN_QUEUE"], "jobs")
     queue.write_text(queue.read_text().replace("PENDING", "RUNNING"))
@@ -133,8 +133,8 @@ def test_a_repeated_command_gets_the_lost_reply(
     assert jobs(run) == ["1", "2", "3"], "a new one, now that the first has been told of"
 
 
-def test_a_login_node_gets_no_variable_that_the_run_was_not_submitted_with(node: LoginNode, run: RunDir) -> None:
-    """Somebody has taken it over: the run's own files say now that it is to have another one."""
+def test_login_node_gets_only_variables_of_the_submission(node: LoginNode, run: RunDir) -> None:
+    """A compromised login node has added another variable to the run's files."""
     spec = json.loads(run.spec.read_text())
     spec["spec"]["environment"]["secrets"] += ["AWS_SECRET_ACCESS_KEY"]
     run.spec.write_text(json.dumps(spec))
@@ -147,7 +147,7 @@ def test_a_login_node_gets_no_variable_that_the_run_was_not_submitted_with(node:
     assert [job[3] for job in node.jobs()] == [SECRET, SECRET]
 
 
-def test_a_run_of_another_machine_gets_the_secrets_that_the_user_lists(node: LoginNode, run: RunDir) -> None:
+def test_run_submitted_elsewhere_gets_only_secrets_that_the_user_lists(node: LoginNode, run: RunDir) -> None:
     memory_file = node.client / ".local/state/hpcaccel/remote-runs.jsonl"
     line = json.loads(memory_file.read_text())
     assert line.pop("secrets") == ["WANDB_API_KEY"], "names, and no value"
@@ -164,7 +164,7 @@ def test_a_run_of_another_machine_gets_the_secrets_that_the_user_lists(node: Log
 @pytest.mark.chaos
 @pytest.mark.parametrize("moment", [0.15 * step for step in range(1, 13)])
 @pytest.mark.parametrize("victim", ["here", "there", "both", "connection"])
-def test_killed_at_any_moment(node: LoginNode, run: RunDir, moment: float, victim: str) -> None:
+def test_resume_killed_at_any_moment_submits_one_job(node: LoginNode, run: RunDir, moment: float, victim: str) -> None:
     delay(node, 0.2)
     process = node.start_command("resume", "toy", WANDB_API_KEY=SECRET)
     time.sleep(moment)

@@ -1,4 +1,4 @@
-"""Submitting to a cluster behind SSH: exactly one job, whatever breaks when."""
+"""Submission to a remote cluster: exactly one job, whatever is cut or killed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def runs(node: LoginNode) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-def test_the_whole_way_from_a_client_without_slurm(node: LoginNode) -> None:
+def test_submit_status_list_and_cancel_from_a_client_without_slurm(node: LoginNode) -> None:
     folder = node.project(lines=["code: {exclude: ['*.bin']}"], files={"weights.bin": b"1", "lib.py": b"old"}).parent
     for words in (["init", "-q"], ["add", "."], ["-c", "user.name=me", "-c", "user.email=me", "commit", "-qm", "."]):
         subprocess.run(["git", "-C", str(folder), *words], check=True)
@@ -65,7 +65,7 @@ def test_the_whole_way_from_a_client_without_slurm(node: LoginNode) -> None:
     assert "nothing to cancel" in refused.stderr
 
 
-def test_the_program_of_a_component_is_sent_too(client: LoginNode) -> None:
+def test_program_of_a_component_is_uploaded(client: LoginNode) -> None:
     lines = ["components: {data: {entrypoint: {script: serve.py}, slurm: {partition: cpu}}}"]
     client.project(lines=lines, files={"serve.py": b"pass"})
     handed, _ = submit(client)
@@ -78,7 +78,7 @@ def test_the_program_of_a_component_is_sent_too(client: LoginNode) -> None:
 
 
 @pytest.mark.parametrize(("direction", "count"), [("reads", 1), ("writes", 1), ("reads", 260)])
-def test_a_broken_connection_loses_nothing(client: LoginNode, direction: str, count: int) -> None:
+def test_submission_over_a_cut_connection_creates_one_run(client: LoginNode, direction: str, count: int) -> None:
     client.project()
     handed, cutting = submit(client, **{direction: count})
     assert handed.code == 0
@@ -120,9 +120,9 @@ def test_a_killed_submission_continues_when_repeated(node: LoginNode) -> None:
     deadline = time.monotonic() + 60
     while not runs(node) and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.kill()  # this side ...
+    process.kill()  # the client ...
     process.communicate()
-    node.kill_programs()  # ... and the other, while sbatch is at work
+    node.kill_programs()  # ... and the program on the login node, while sbatch runs
     again = node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps")
     assert "already submitted, but the reply was lost" in again.stderr
     assert len(node.jobs()) == 1
@@ -131,7 +131,7 @@ def test_a_killed_submission_continues_when_repeated(node: LoginNode) -> None:
     assert len(node.jobs()) == 2, "a new one, now that the first has been told of"
 
 
-def test_slurm_may_have_accepted_a_job_without_a_response(node: LoginNode) -> None:
+def test_job_accepted_without_a_reply_is_adopted_by_the_next_submit(node: LoginNode) -> None:
     node.project()
     silent = Path(node.env["STAND_IN_QUEUE"]) / "silent"
     silent.touch()
@@ -145,7 +145,7 @@ def test_slurm_may_have_accepted_a_job_without_a_response(node: LoginNode) -> No
     assert len(node.jobs()) == 2
 
 
-def test_a_run_that_slurm_may_have_accepted_is_found_from_here(node: LoginNode) -> None:
+def test_run_accepted_without_a_reply_is_found_by_status(node: LoginNode) -> None:
     node.project()
     (Path(node.env["STAND_IN_QUEUE"]) / "silent").touch()
     node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps", code=1)
@@ -155,7 +155,7 @@ def test_a_run_that_slurm_may_have_accepted_is_found_from_here(node: LoginNode) 
 @pytest.mark.chaos
 @pytest.mark.parametrize("moment", [0.1 * step for step in range(1, 31)])
 @pytest.mark.parametrize("victim", ["here", "there", "both", "connection"])
-def test_killed_at_any_moment(node: LoginNode, moment: float, victim: str) -> None:
+def test_submission_killed_at_any_moment_creates_one_job(node: LoginNode, moment: float, victim: str) -> None:
     node.project()
     (Path(node.env["STAND_IN_QUEUE"]) / "delay").write_text("0.2")
     process = node.start_command("submit", "project/job.yaml", "--cluster", "alps")
