@@ -1,4 +1,4 @@
-"""Which rank a process is, for every launcher and every way to get it wrong."""
+"""Detection of rank, world size and device from each launcher's environment, and of wrong environments."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ BATCH_SHELL = {
 }
 
 
-def test_alone() -> None:
+def test_process_without_a_launcher_is_rank_0_of_1() -> None:
     found = detect({})
     assert (found.rank, found.world_size, found.local_rank, found.source) == (0, 1, 0, "single")
 
 
-def test_torchrun() -> None:
+def test_torchrun_variables_are_read() -> None:
     found = detect(TORCHRUN)
     assert (found.rank, found.world_size, found.local_rank, found.local_world_size) == (3, 4, 1, 2)
     assert (found.master_addr, found.master_port, found.source) == ("n1", 29500, "torchrun")
 
 
-def test_torchrun_counts_before_slurm() -> None:
+def test_torchrun_takes_precedence_over_slurm() -> None:
     assert detect({**STEP, **TORCHRUN}).rank == 3
 
 
-def test_step_of_unequal_nodes() -> None:
+def test_slurm_step_on_unequal_nodes_is_read() -> None:
     found = detect(STEP)
     assert (found.rank, found.world_size, found.local_rank, found.local_world_size) == (9, 11, 1, 3)
     assert (found.master_addr, found.source) == ("gpu-a07", "slurm")
 
 
-def test_all_tasks_of_a_step_agree_on_the_port_and_neighbours_do_not() -> None:
+def test_tasks_of_a_step_share_a_port_that_other_steps_do_not_use() -> None:
     port = detect(STEP).master_port
     assert detect({**STEP, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}).master_port == port
     assert 20_000 <= port < 40_000
@@ -66,16 +66,16 @@ def test_all_tasks_of_a_step_agree_on_the_port_and_neighbours_do_not() -> None:
     assert port not in {detect(other).master_port for other in others}
 
 
-def test_a_port_that_was_given_counts() -> None:
+def test_given_master_port_is_used() -> None:
     assert detect({**STEP, "MASTER_PORT": "12345"}).master_port == 12345
 
 
-def test_a_batch_shell_is_no_step() -> None:
+def test_batch_shell_is_not_a_step() -> None:
     assert detect(BATCH_SHELL).world_size == 1
 
 
 ALLOCATION = {**BATCH_SHELL, "SLURM_JOB_NODELIST": "gpu-a[07-08]", "SLURM_TASKS_PER_NODE": "2(x2)"}
-"""What sbatch's and salloc's shells have; steps have it too, beside their own."""
+"""Variables of the shells of sbatch and salloc. Steps have them too, next to their own."""
 TASK = {
     **ALLOCATION,
     "SLURM_STEP_ID": "3",
@@ -102,7 +102,7 @@ MVAPICH = {
     "MV2_COMM_WORLD_LOCAL_SIZE": "2",
 }
 MPIRUNS_STEP = {**TASK, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_PROCID": "1"}
-"""Open MPI starts one helper on each node with srun, and its ranks below that."""
+"""Open MPI starts one helper per node with srun, and its ranks as children of the helpers."""
 
 ALONE = (0, 1, 0, 1, "single")
 
@@ -149,7 +149,7 @@ ALONE = (0, 1, 0, 1, "single")
         pytest.param({"PMIX_RANK": "0"}, ALONE, id="PMIx without a size, rank 0"),
     ],
 )
-def test_who_started_me(environ: dict[str, str], place: tuple[Any, ...]) -> None:
+def test_launcher_and_rank_are_detected(environ: dict[str, str], place: tuple[Any, ...]) -> None:
     found = detect(environ)
     assert (found.rank, found.world_size, found.local_rank, found.local_world_size, found.source) == place
 
@@ -164,12 +164,12 @@ def test_who_started_me(environ: dict[str, str], place: tuple[Any, ...]) -> None
         ("n7.cluster.example.org,n8", "n7.cluster.example.org"),
     ],
 )
-def test_the_address_is_that_of_the_first_node(nodes: str, first: str) -> None:
+def test_master_address_is_the_first_node_or_the_given_one(nodes: str, first: str) -> None:
     assert detect({**TASK, "SLURM_STEP_NODELIST": nodes}).master_addr == first
     assert detect({**TASK, "SLURM_STEP_NODELIST": nodes, "MASTER_ADDR": "n1-ib"}).master_addr == "n1-ib"
 
 
-def test_ranks_of_mpi_meet_where_mpi_says() -> None:
+def test_mpi_ranks_share_a_master_address_and_port() -> None:
     assert detect(HYDRA).master_addr == "127.0.0.1"
     assert (detect(HYDRA).master_port, detect(HYDRA).ports) == (29_500, ())
     assert detect({**HYDRA, "MASTER_PORT": "1234"}).master_port == 1234
@@ -179,7 +179,7 @@ def test_ranks_of_mpi_meet_where_mpi_says() -> None:
     assert len({detect(job).key for job in jobs}) == len({detect(job).ports for job in jobs}) == 2
 
 
-def test_candidates_for_the_port_are_few_and_differ() -> None:
+def test_port_candidates_are_sixteen_distinct_ports() -> None:
     ports = detect(TASK).ports
     assert len(set(ports)) == len(ports) == 16
     assert ports[0] == detect(TASK).master_port
@@ -209,7 +209,7 @@ def test_candidates_for_the_port_are_few_and_differ() -> None:
         pytest.param({**MPIRUNS_STEP, "RANK": "0", "WORLD_SIZE": "1"}, "every task would train alone", id="lonely"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_a_group(environ: dict[str, str], message: str) -> None:
+def test_contradictory_rank_variables_are_refused(environ: dict[str, str], message: str) -> None:
     with pytest.raises(RankEnvironmentError, match=message):
         detect(environ)
 
@@ -222,7 +222,7 @@ ONE_TASK["SLURM_LOCALID"] = "0"
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Pretend that torch sees so many."""
+    """Pretend that torch sees ``count`` GPUs."""
 
     def pretend(count: int, environ: dict[str, str]) -> Any:
         for name in ("CUDA_VISIBLE_DEVICES", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_TASK", "HPCACCEL_GPUS_PER_TASK"):
@@ -254,7 +254,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
         pytest.param(4, {**ONE_TASK, "SLURM_PTY_PORT": "4711"}, 0, id="a shell of srun --pty"),
     ],
 )
-def test_gpu(gpus: Any, count: int, environ: dict[str, str], index: int) -> None:
+def test_rank_gets_its_gpu(gpus: Any, count: int, environ: dict[str, str], index: int) -> None:
     assert gpus(count, environ)() == index
 
 
@@ -269,25 +269,27 @@ def test_gpu(gpus: Any, count: int, environ: dict[str, str], index: int) -> None
         pytest.param(1, {**TORCHRUN, "LOCAL_RANK": "3"}, "local rank 3 has no GPU", id="torchrun, too few"),
     ],
 )  # fmt: skip
-def test_gpus_that_do_not_fit(gpus: Any, count: int, environ: dict[str, str], message: str) -> None:
+def test_gpu_count_that_does_not_fit_the_ranks_is_refused(
+    gpus: Any, count: int, environ: dict[str, str], message: str
+) -> None:
     with pytest.raises(RankEnvironmentError, match=message):
         gpus(count, environ)()
 
 
-def test_who_asks_for_the_cpu_is_told_nothing_of_gpus(gpus: Any) -> None:
+def test_gpu_count_is_not_checked_on_the_cpu(gpus: Any) -> None:
     gpus(4, ONE_TASK)
     assert choose_device(detect(ONE_TASK), cpu=True).type == "cpu"
 
 
-# -- ways to get it wrong ----------------------------------------------------------------------------------------------
+# -- wrong environments -----------------------------------------------------------------------------------------------
 
 
-def test_several_tasks_that_each_believe_to_be_alone_are_refused() -> None:
+def test_tasks_that_would_each_train_alone_are_refused() -> None:
     with pytest.raises(RankEnvironmentError, match=r"SLURM_NTASKS=11.*every task would train alone"):
         detect({**STEP, "RANK": "0", "WORLD_SIZE": "1"})
 
 
-def test_a_supervisor_may_start_one_rank_inside_a_larger_step() -> None:
+def test_supervisor_may_start_one_rank_in_a_larger_step() -> None:
     assert detect({**STEP, "RANK": "0", "WORLD_SIZE": "1", "HPCACCEL_PROTOCOL": "1"}).world_size == 1
 
 
@@ -304,7 +306,7 @@ def test_a_supervisor_may_start_one_rank_inside_a_larger_step() -> None:
         ({"LOCAL_RANK": ""}, "WORLD_SIZE=4, but LOCAL_RANK is not set"),
     ],
 )
-def test_incomplete_or_wrong_variables(change: dict[str, str], message: str) -> None:
+def test_incomplete_or_invalid_torchrun_variables_are_refused(change: dict[str, str], message: str) -> None:
     with pytest.raises(RankEnvironmentError, match=message):
         detect({**TORCHRUN, **change})
 
@@ -317,6 +319,6 @@ def test_incomplete_or_wrong_variables(change: dict[str, str], message: str) -> 
         ({"SLURM_NODEID": "3"}, "SLURM_NODEID=3, but the step's task layout .* has 3 nodes"),
     ],
 )
-def test_a_wrong_step(change: dict[str, str], message: str) -> None:
+def test_invalid_slurm_step_variables_are_refused(change: dict[str, str], message: str) -> None:
     with pytest.raises(RankEnvironmentError, match=message):
         detect({**STEP, **change})

@@ -1,4 +1,4 @@
-"""Loggers: whose words are heard, in which order, with which prefix, and which line they name."""
+"""Loggers: which ranks write, in which order, with which prefix, and which source line a record names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
 
 
-def test_alone_it_is_a_plain_logger(caplog: pytest.LogCaptureFixture) -> None:
+def test_logger_of_a_single_process_writes_like_a_plain_logger(caplog: pytest.LogCaptureFixture) -> None:
     logger = get_logger("t.alone", log_level="info")
     logger.debug("hidden")
     logger.info("seen %d", 3, extra={"colour": "red"})
@@ -40,9 +40,7 @@ def test_alone_it_is_a_plain_logger(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.records[0].colour == "red"  # type: ignore[attr-defined]
 
 
-def test_a_rank_that_is_not_the_main_one_speaks_when_asked_to(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_ranks_write_only_on_request(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     as_rank(monkeypatch, 3)
     logger = get_logger("t.third")
     logger.warning("not heard")
@@ -52,7 +50,7 @@ def test_a_rank_that_is_not_the_main_one_speaks_when_asked_to(
     assert caplog.messages == ["[rank 3] heard", "[rank 3] heard too"]
 
 
-def test_each_method_names_the_line_of_its_caller(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_records_name_the_callers_line(caplog: pytest.LogCaptureFixture) -> None:
     logger = get_logger("t.lines", "DEBUG")
 
     def say(stacklevel: int) -> None:
@@ -72,7 +70,7 @@ def test_each_method_names_the_line_of_its_caller(caplog: pytest.LogCaptureFixtu
     assert {record.pathname for record in caplog.records} == {__file__}
 
 
-def test_once_means_once_for_each_text_and_its_arguments(caplog: pytest.LogCaptureFixture) -> None:
+def test_warning_once_writes_each_message_once(caplog: pytest.LogCaptureFixture) -> None:
     logger = get_logger("t.once")
     for value in ([1], [1], [2]):
         logger.warning_once("careful: %s", value)
@@ -80,7 +78,7 @@ def test_once_means_once_for_each_text_and_its_arguments(caplog: pytest.LogCaptu
     assert caplog.messages == ["careful: [1]", "careful: [2]"]
 
 
-def test_levels_come_from_the_call_then_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_level_comes_from_the_call_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert get_logger("t.none").logger.level == logging.NOTSET
     monkeypatch.setenv("ACCELERATE_LOG_LEVEL", "error")
     assert get_logger("t.theirs").logger.level == logging.ERROR
@@ -92,12 +90,12 @@ def test_levels_come_from_the_call_then_from_the_environment(monkeypatch: pytest
     assert isinstance(logger, MultiProcessAdapter)
 
 
-def test_a_level_that_is_none() -> None:
+def test_unknown_log_level_is_refused() -> None:
     with pytest.raises(RuntimeMisuse, match="unknown log level 'LOUD'"):
         get_logger("t.loud", log_level="LOUD")
 
 
-def test_a_logger_brings_no_torch_along() -> None:
+def test_logging_does_not_import_torch() -> None:
     code = (
         "import sys; from hpcaccel.logging import get_logger\n"
         "get_logger('x').warning('heard'); assert 'torch' not in sys.modules"
@@ -107,7 +105,7 @@ def test_a_logger_brings_no_torch_along() -> None:
 
 
 @pytest.mark.torch
-def test_two_ranks() -> None:
+def test_two_ranks_log_in_order_with_their_prefixes() -> None:
     ended = run_ranks("logger.py")
     assert ended.codes == [0, 0], ended.outputs
     source = (Path(__file__).parent / "programs" / "logger.py").read_text().splitlines()
@@ -147,31 +145,33 @@ def test_two_ranks() -> None:
 
 @pytest.fixture
 def training_log() -> Iterator[logging.Logger]:
-    """The logger of the training as in a new process."""
+    """The training's logger in the state of a new process."""
     package, logger = logging.getLogger("hpcaccel"), logging.getLogger(TRAINING_LOG)
     before = [(one, one.level, one.propagate, one.handlers[:], one.filters[:]) for one in (package, logger)]
     for one in (package, logger):
         one.level, one.propagate = logging.NOTSET, True
         one.handlers.clear()
         one.filters.clear()
-    logger.setLevel(logging.NOTSET)  # which also forgets what is enabled
+    logger.setLevel(logging.NOTSET)  # also clears the cache of enabled levels
     yield logger
     for one, level, propagate, handlers, filters in before:
         one.propagate, one.handlers[:], one.filters[:] = propagate, handlers, filters
         one.setLevel(level)
 
 
-def test_lines_of_the_training_begin_with_the_package_and_errors_go_to_standard_error(
+def test_training_log_has_a_prefix_and_sends_errors_to_stderr(
     training_log: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
     configure_training_log(0)
-    configure_training_log(0)  # of the next training in the same process
+    configure_training_log(0)  # by the next training in the same process
     training_log.info("resumed at step %d", 7)
     training_log.error("another rank aborted first")
     assert capsys.readouterr() == ("hpcaccel: resumed at step 7\n", "hpcaccel: another rank aborted first\n")
 
 
-def test_other_ranks_write_errors_only(training_log: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_log_of_other_ranks_has_errors_only(
+    training_log: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
     configure_training_log(3)
     training_log.info("resumed at step 7")
     training_log.warning("resumed at step 7")
@@ -182,7 +182,7 @@ def test_other_ranks_write_errors_only(training_log: logging.Logger, capsys: pyt
 @pytest.mark.parametrize(
     ("level", "shown"), [("warning", ""), ("10", "hpcaccel: shown\n"), ("INFO", "hpcaccel: shown\n")]
 )
-def test_the_level_of_the_training_is_that_of_the_variable(
+def test_training_log_level_comes_from_the_environment(
     training_log: logging.Logger,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -195,7 +195,7 @@ def test_the_level_of_the_training_is_that_of_the_variable(
     assert capsys.readouterr().out == shown
 
 
-def test_an_unknown_level_is_ignored_with_a_warning(
+def test_unknown_training_log_level_is_ignored_with_a_warning(
     training_log: logging.Logger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HPCACCEL_LOG_LEVEL", "LOUD")
@@ -207,7 +207,7 @@ def test_an_unknown_level_is_ignored_with_a_warning(
 
 
 @pytest.mark.parametrize("name", ["hpcaccel", TRAINING_LOG])
-def test_a_programs_own_handler_takes_the_place_of_ours(
+def test_programs_own_handler_replaces_the_default_handler(
     training_log: logging.Logger, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     records: list[logging.LogRecord] = []
@@ -222,9 +222,7 @@ def test_a_programs_own_handler_takes_the_place_of_ours(
     ]
 
 
-def test_a_programs_own_level_counts_at_any_time(
-    training_log: logging.Logger, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_log_level_set_by_the_program_is_kept(training_log: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
     configure_training_log(0)
     logging.getLogger("hpcaccel").setLevel(logging.WARNING)
     training_log.info("hidden")

@@ -1,4 +1,4 @@
-"""The ranks find each other, whoever else is on the node and on the ports."""
+"""Rendezvous: the ranks of a job find each other, whatever else uses the node and its ports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.torch
 
 
 def step(job: int, size: int, **more: str) -> list[dict[str, str]]:
-    """The variables of each task of a step on this machine."""
+    """The environment of each task of a step on this machine."""
     outside = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "HPCACCEL_"))}
     shared = {
         "SLURM_JOB_ID": str(job),
@@ -42,7 +42,7 @@ def step(job: int, size: int, **more: str) -> list[dict[str, str]]:
 
 
 class Meeting:
-    """Ranks that meet."""
+    """Ranks in a rendezvous."""
 
     def __init__(self, environs: list[dict[str, str]], **words: Any) -> None:
         self.processes = start([str(PROGRAMS / "meet.py"), json.dumps(words)], environs)
@@ -94,22 +94,22 @@ def foreign_discovery(port: int) -> Iterator[None]:
     other.close()
 
 
-def test_two_jobs_at_once_whose_ports_are_the_same_and_taken_by_all_kinds_of_services() -> None:
-    # A difference of PORTS between two job ids, times anything: the same candidates in the same order.
+def test_two_jobs_with_the_same_occupied_ports_form_their_own_groups() -> None:
+    # Job IDs that differ by a multiple of PORTS have the same candidate ports in the same order.
     first, second = 4_711, 4_711 + port_discovery.PORTS
     ports = ports_of(first)
     assert ports == ports_of(second)
     with ExitStack() as stack:
         for number, service in enumerate((silent_listener, http_server, foreign_store, foreign_discovery)):
             stack.enter_context(service(ports[number]))
-        # Rank 0 of one job comes much later than the others of both.
+        # Rank 0 of the first job starts 3 s later than all other ranks.
         meetings = [Meeting(step(first, 2, LATE="3")), Meeting(step(second, 2))]
         results = [meeting.results() for meeting in meetings]
     for job, found in zip((first, second), results, strict=True):
         assert found == [{"rank": rank, "sum": 11.0, "job": str(job)} for rank in range(2)]
 
 
-def test_a_rank_that_never_comes_is_named() -> None:
+def test_missing_rank_is_named_in_the_error() -> None:
     with ExitStack() as stack:
         stack.enter_context(silent_listener(ports_of(99)[0]))
         without_last = Meeting(step(99, 3)[:2], timeout=4)
@@ -122,7 +122,7 @@ def test_a_rank_that_never_comes_is_named() -> None:
     assert f"connection refused (port {ports_of(98)[0]}, " in lonely["error"]
 
 
-def test_a_port_that_was_given_counts_and_says_when_it_is_taken() -> None:
+def test_given_port_is_used_or_reported_as_occupied() -> None:
     port, taken = free_port(), free_port()
     good = Meeting(step(97, 2, MASTER_PORT=str(port)))
     with silent_listener(taken):
@@ -133,7 +133,7 @@ def test_a_port_that_was_given_counts_and_says_when_it_is_taken() -> None:
     assert "is the port free" in refused["error"]
 
 
-def test_init_method(tmp_path: Path) -> None:
+def test_init_method_is_used(tmp_path: Path) -> None:
     by_file = Meeting(step(95, 2), init_method=f"file://{tmp_path}/meet")
     by_port = Meeting(step(94, 2), init_method=f"tcp://127.0.0.1:{free_port()}")
     nowhere = Meeting(step(93, 2), init_method="pigeon://coop")
@@ -141,11 +141,11 @@ def test_init_method(tmp_path: Path) -> None:
     assert all("pigeon" in found["error"] for found in nowhere.results())
 
 
-def test_port_discovery_responds_by_name_and_to_many_at_once() -> None:
+def test_port_discovery_responds_to_its_own_name_only() -> None:
     port = free_port()
     opened = port_discovery.PortDiscovery.open("mine", [port], 4321)
     assert opened is not None
-    with socket.create_connection(("127.0.0.1", port)):  # one that says nothing
+    with socket.create_connection(("127.0.0.1", port)):  # a client that sends nothing
         assert port_discovery.query("mine", "localhost", port)[1] == 4321
         assert port_discovery.query("yours", "127.0.0.1", port) == port_discovery.OTHER_SERVICE
     opened.close()
@@ -163,10 +163,10 @@ def test_port_discovery_takes_the_first_free_port() -> None:
         opened.close()
 
 
-def test_interfaces() -> None:
+def test_network_interfaces_and_addresses_are_found() -> None:
     assert rendezvous.interface_of("127.0.0.1") == "lo"
     assert rendezvous.interface_of("127.0.1.7") == "lo"
-    assert rendezvous.interface_of("192.0.2.1") is None  # an address that documents use and nobody has
+    assert rendezvous.interface_of("192.0.2.1") is None  # reserved for documentation
     assert rendezvous.name_is_loopback("localhost")
     assert rendezvous.name_is_loopback("no-such-host.invalid")
     assert rendezvous.own_address_towards("127.0.0.1") == "127.0.0.1"
@@ -176,7 +176,7 @@ def test_interfaces() -> None:
 PLACE = rank_env.RankEnvironment(
     rank=0, world_size=4, local_rank=0, local_world_size=2, master_addr="n1", master_port=1, source="slurm"
 )
-"""On the node of rank 0, where the way to it is a loopback; n2 is another node."""
+"""Rank 0 on n1. On n1 that name is a loopback address."""
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ PLACE = rank_env.RankEnvironment(
         pytest.param(2, {"local_world_size": 4}, None, None, id="all on one node"),
     ],
 )
-def test_gloo_gets_an_interface_where_a_nodes_name_is_a_loopback_address(
+def test_gloo_interface_is_set_where_the_node_name_is_a_loopback(
     monkeypatch: pytest.MonkeyPatch, rank: int, change: dict[str, Any], given: str | None, chosen: str | None
 ) -> None:
     ways = {"n1": "127.0.1.1" if rank == 0 else "10.0.0.2", "10.0.0.2": "10.0.0.1"}

@@ -1,4 +1,4 @@
-"""Real ranks are stopped in the middle, come back, and repeat the undisturbed run bit by bit."""
+"""Real ranks are stopped during a training, resume, and reproduce the undisturbed run bit by bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.runtime.ranks import Ranks, make_run, metrics, outcome, run_ranks
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A training that nothing stopped."""
+    """A training without a stop."""
 
     result: dict[str, Any]
     run: RunDir
@@ -30,7 +30,7 @@ class Undisturbed:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Undisturbed]:
-    """Undisturbed trainings, each made once."""
+    """Makes undisturbed trainings, each only once."""
 
     @functools.cache
     def make(*arguments: str, size: int = 2) -> Undisturbed:
@@ -43,7 +43,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Undis
 
 
 def stopped_and_resumed(run: RunDir, arguments: list[str], *, kill_at: str, size: int = 2) -> dict[str, Any]:
-    """The result of a training that a signal stopped and a second attempt went on with."""
+    """The result of a training that a signal stopped and a second attempt resumed."""
     first = run_ranks("train.py", [*arguments, "--kill-at", kill_at], size=size, run=run)
     assert first.codes == [85] * size, first.outputs[0]
     assert first.outputs[0].count("stopping at step") == 1
@@ -75,11 +75,11 @@ def stopped_and_resumed(run: RunDir, arguments: list[str], *, kill_at: str, size
     ],
     ids=["ddp", "ddp-accumulate-workers", "fsdp-accumulate", "fsdp-bf16-workers", "ddp-4", "single", "steps", "names"],
 )
-def test_a_stopped_training_repeats_the_undisturbed_one(
+def test_resumed_training_equals_the_undisturbed_one(
     tmp_path: Path, undisturbed: Callable[..., Undisturbed], arguments: list[str], kill_at: str, size: int
 ) -> None:
-    """Dropout, shuffling, augmentation from three generators, clipping, a schedule. The names of the verbs aside, a
-    script with Accelerate's names only goes on as well."""
+    """With dropout, shuffling, augmentation from three generators, clipping and a schedule; also in a script that uses
+    only Accelerate's names."""
     expected = undisturbed(*arguments, size=size)
     disturbed = make_run(tmp_path / "disturbed")
     result = stopped_and_resumed(disturbed, arguments, kill_at=kill_at, size=size)
@@ -89,7 +89,7 @@ def test_a_stopped_training_repeats_the_undisturbed_one(
     assert sorted(metrics(disturbed)) == list(range(1, result["step"] + 1))
 
 
-def test_an_undisturbed_run_says_where_it_began_and_how_it_ended(undisturbed: Callable[..., Undisturbed]) -> None:
+def test_undisturbed_run_records_its_start_and_outcome(undisturbed: Callable[..., Undisturbed]) -> None:
     run = undisturbed("--strategy", "ddp").run
     progress = read_json(run.progress(1))
     assert progress is not None
@@ -107,7 +107,7 @@ def test_an_undisturbed_run_says_where_it_began_and_how_it_ended(undisturbed: Ca
     assert [found.step for found in checkpoint_files.committed(run.checkpoints)] == [8, 16, 21]
 
 
-def test_a_completed_run_that_is_resumed_trains_no_more_and_runs_what_follows_the_loop(
+def test_resumed_completed_run_runs_only_the_code_after_the_loop(
     undisturbed: Callable[..., Undisturbed],
 ) -> None:
     first = undisturbed("--strategy", "ddp")
@@ -118,19 +118,19 @@ def test_a_completed_run_that_is_resumed_trains_no_more_and_runs_what_follows_th
     assert [found.step for found in checkpoint_files.committed(first.run.checkpoints)] == before
 
 
-def test_a_training_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+def test_training_resumes_with_another_number_of_ranks(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     first = run_ranks("train.py", ["--kill-at", "9:1:SIGUSR2"], run=run)
     assert first.codes == [85, 85]
     second = run_ranks("train.py", size=1, run=run, attempt=2)
     assert second.codes == [0], second.outputs[0]
     assert "state-exact (world_size: 2 at the save, 1 now)" in second.outputs[0]
-    # 13 raw batches an epoch: 10 steps of two ranks are one epoch and 6 batches of the second.
+    # An epoch has 13 raw batches: 10 steps of two ranks are one epoch and 6 batches of the second.
     assert second.result()["step"] == 10 + 7 + 13
 
 
 @pytest.mark.parametrize("early", ["0:SIGTERM", "1:SIGUSR2"])
-def test_a_signal_before_there_is_an_accelerator_stops_before_the_first_step(tmp_path: Path, early: str) -> None:
+def test_signal_before_the_accelerator_stops_before_the_first_step(tmp_path: Path, early: str) -> None:
     run = make_run(tmp_path / "run")
     first = Ranks("train.py", "--early", early, size=2, run=run, blocked=True).wait()
     assert first.codes == [85, 85], first.outputs[0]
@@ -141,7 +141,7 @@ def test_a_signal_before_there_is_an_accelerator_stops_before_the_first_step(tmp
     assert run_ranks("train.py", run=run, attempt=2).result()["step"] == 21
 
 
-def test_a_signal_while_a_later_attempt_starts_loses_nothing(tmp_path: Path) -> None:
+def test_signal_while_a_later_attempt_starts_loses_no_steps(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     assert run_ranks("train.py", ["--kill-at", "9:1:SIGUSR2"], run=run).codes == [85, 85]
     second = Ranks("train.py", "--early", "1:SIGTERM", size=2, run=run, attempt=2, blocked=True).wait()
@@ -158,7 +158,7 @@ def request(run: RunDir, reason: str, then: str) -> None:
     write_json(path, to_dict(StopRequest(reason=reason, then=then, time=time.time())))  # type: ignore[arg-type]
 
 
-def test_the_supervisors_reason_is_in_the_outcome(tmp_path: Path) -> None:
+def test_outcome_has_the_supervisors_stop_reason(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     request(run, "time_limit", "pause")
     assert run_ranks("train.py", ["--kill-at", "3:0:SIGUSR2"], run=run).codes == [85, 85]
@@ -168,7 +168,7 @@ def test_the_supervisors_reason_is_in_the_outcome(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("reason", "kept"), [("stop", "step_00000004"), ("pruned", None)])
-def test_a_stop_for_good_ends_the_loop_and_runs_what_follows_it(tmp_path: Path, reason: str, kept: str | None) -> None:
+def test_final_stop_ends_the_loop_and_runs_the_code_after_it(tmp_path: Path, reason: str, kept: str | None) -> None:
     run = make_run(tmp_path / "run")
     request(run, reason, "finish")
     ended = run_ranks("train.py", ["--kill-at", "3:1:SIGUSR2"], run=run)
@@ -181,7 +181,7 @@ def test_a_stop_for_good_ends_the_loop_and_runs_what_follows_it(tmp_path: Path, 
     assert [path.name for path in run.checkpoints.iterdir()] == ([kept] if kept else [])
 
 
-def test_an_exception_leaves_no_word_and_the_run_goes_on_from_the_last_commit(
+def test_run_resumes_from_the_last_checkpoint_after_an_exception(
     tmp_path: Path, undisturbed: Callable[..., Undisturbed]
 ) -> None:
     run = make_run(tmp_path / "run", checkpoint={"every_steps": 4})
@@ -196,7 +196,7 @@ def test_an_exception_leaves_no_word_and_the_run_goes_on_from_the_last_commit(
     assert metrics(run) == metrics(expected.run)
 
 
-def test_ranks_of_unequal_length_end_together(tmp_path: Path) -> None:
+def test_ranks_with_unequal_numbers_of_steps_end_together(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", checkpoint={"every_steps": 2, "keep": None})
     ended = run_ranks("uneven.py", run=run)
     assert ended.codes == [0, 0], ended.outputs
@@ -205,7 +205,7 @@ def test_ranks_of_unequal_length_end_together(tmp_path: Path) -> None:
     assert [found.step for found in checkpoint_files.committed(run.checkpoints)] == [2, 4, 6, 7]
 
 
-def test_a_stop_reaches_a_rank_that_has_left_its_loop(tmp_path: Path) -> None:
+def test_stop_reaches_a_rank_that_has_left_its_loop(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     ended = run_ranks("uneven.py", ["--kill-at", "4"], run=run)
     assert ended.codes == [85, 85], ended.outputs
@@ -222,15 +222,15 @@ def test_ranks_started_by_srun_find_each_other(tmp_path: Path) -> None:
     assert by_slurm.result()["step"] == 7
 
 
-def test_without_a_run_directory_it_trains_and_says_that_nothing_is_saved() -> None:
+def test_training_without_a_run_directory_warns_that_nothing_is_saved() -> None:
     ended = run_ranks("train.py", ["--epochs", "1"])
     assert ended.codes == [0, 0], ended.outputs[0]
     assert ended.outputs[0].count("nothing will be saved") == 1
     assert json.loads(ended.outputs[0].splitlines()[-1])["step"] == 7
 
 
-def test_loops_as_tutorials_write_them_get_the_samples_that_are_left(tmp_path: Path) -> None:
-    """With skip_first_batches and without it, in the middle of an epoch and at its very end."""
+def test_tutorial_loops_resume_with_the_remaining_samples(tmp_path: Path) -> None:
+    """With and without skip_first_batches, in the middle of an epoch and at its end."""
     ended = run_ranks("tutorial.py", [str(tmp_path)])
     assert ended.codes == [0, 0], ended.outputs
     told = ended.result()

@@ -1,4 +1,4 @@
-"""Which samples a rank gets: those of the peer's golden cases, in the sampler's own order, from any point on."""
+"""Which samples a rank gets: as in Accelerate's golden cases, in the sampler's order, from any position on."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def walked(samples: int, sharing: Sharing, start: int = 0) -> RankPart:
 
 
 @pytest.mark.parametrize("make", [ready, walked])
-def test_ranks_get_what_the_peer_gives_them(make: Callable[..., RankPart]) -> None:
+def test_ranks_get_the_batches_of_the_golden_cases(make: Callable[..., RankPart]) -> None:
     assert len(GOLDEN["sized"]) > 600
     for case, expected in GOLDEN["sized"].items():
         samples, batch_size, size, split, even, drop_last = map(int, case.split("/"))
@@ -63,7 +63,7 @@ def test_ranks_get_what_the_peer_gives_them(make: Callable[..., RankPart]) -> No
 
 
 @pytest.mark.parametrize("make", [BatchesPart, WalkedPart])
-def test_batches_of_no_fixed_size_are_shared_out_as_the_peer_does(make: Callable[..., RankPart]) -> None:
+def test_batches_without_a_fixed_size_match_the_golden_cases(make: Callable[..., RankPart]) -> None:
     for case, expected in GOLDEN["unsized"].items():
         size, even, drop_last = map(int, case.split("/"))
         found = [
@@ -96,7 +96,7 @@ def test_each_sample_is_valid_once(
 @pytest.mark.parametrize("make", [ready, walked])
 @settings(deadline=None)
 @given(samples=st.integers(1, 60), batch_size=sizes, size=sizes, done=st.integers(0, 8), even=st.booleans())
-def test_a_part_from_the_middle_is_the_rest_of_the_whole_part(
+def test_part_begun_in_the_middle_is_the_rest_of_the_whole_part(
     make: Callable[..., RankPart], samples: int, batch_size: int, size: int, done: int, even: bool
 ) -> None:
     for rank in range(size):
@@ -136,7 +136,7 @@ SAMPLERS: dict[str, Callable[[torch.Generator | None], Any]] = {
 
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("kind", SAMPLERS)
-def test_an_order_is_drawn_as_the_sampler_draws_it_and_leaves_its_generator_there(kind: str, own: bool) -> None:
+def test_drawn_order_and_generator_state_match_the_sampler(kind: str, own: bool) -> None:
     generators = [torch.Generator().manual_seed(6) if own else None for _ in range(2)]
     samplers = [SAMPLERS[kind](generator) for generator in generators]
     torch.manual_seed(9)
@@ -168,9 +168,9 @@ def orders(make: Callable[[], DataLoader[Any]], *, epochs: int, seed: int = 5, *
     return found
 
 
-def test_the_order_of_an_epoch_depends_on_the_seed_and_the_epoch_alone() -> None:
+def test_order_depends_on_seed_and_epoch_only() -> None:
     def shuffled() -> DataLoader[Any]:
-        torch.rand(3)  # the global generator is somewhere else each time
+        torch.rand(3)  # advances the global generator
         return DataLoader(data(), batch_size=3, shuffle=True)
 
     first, again = orders(shuffled, epochs=3), orders(shuffled, epochs=3)
@@ -181,7 +181,7 @@ def test_the_order_of_an_epoch_depends_on_the_seed_and_the_epoch_alone() -> None
 
 @pytest.mark.parametrize("samples", [20, 21])
 @pytest.mark.parametrize("drop_last", [True, False])
-def test_a_generator_of_the_users_gives_the_order_of_a_plain_loop(samples: int, drop_last: bool) -> None:
+def test_users_generator_gives_the_order_of_a_plain_loop(samples: int, drop_last: bool) -> None:
     def shuffled() -> DataLoader[Any]:
         generator = torch.Generator().manual_seed(11)
         return DataLoader(data(samples), batch_size=3, shuffle=True, generator=generator, drop_last=drop_last)
@@ -191,7 +191,7 @@ def test_a_generator_of_the_users_gives_the_order_of_a_plain_loop(samples: int, 
     assert orders(shuffled, epochs=3) == expected
 
 
-def test_a_seedable_order_is_that_of_a_generator_seeded_with_seed_and_epoch() -> None:
+def test_seedable_order_is_seeded_with_seed_plus_epoch() -> None:
     def shuffled() -> DataLoader[Any]:
         return DataLoader(data(), batch_size=20, shuffle=True, generator=torch.Generator())
 
@@ -200,7 +200,7 @@ def test_a_seedable_order_is_that_of_a_generator_seeded_with_seed_and_epoch() ->
 
 
 class Custom(Sampler[Any]):
-    """Draws from the global generator, as samplers do whose authors think of one process."""
+    """Draws from the global generator, as samplers written for one process do."""
 
     def __init__(self, length: int | None = 12, items: int = 12) -> None:
         self.length = length
@@ -220,7 +220,7 @@ class Sized(Custom):
         return self.length
 
 
-def test_a_sampler_of_the_users_is_asked_once_an_epoch_and_draws_alike_on_all_ranks() -> None:
+def test_custom_sampler_draws_the_same_order_on_all_ranks() -> None:
     found = []
     for rank in range(2):
         torch.manual_seed(rank)
@@ -235,7 +235,7 @@ def test_a_sampler_of_the_users_is_asked_once_an_epoch_and_draws_alike_on_all_ra
 
 
 @pytest.mark.parametrize("kind", [Custom, lambda: Sized(length=5)], ids=["no length", "too short a length"])
-def test_a_sampler_whose_end_nobody_knows_is_walked(kind: Callable[[], Custom]) -> None:
+def test_sampler_without_a_true_length_is_iterated_to_its_end(kind: Callable[[], Custom]) -> None:
     found = orders(lambda: DataLoader(data(), batch_size=5, sampler=kind()), epochs=1)[0]
     assert [len(batch) for batch in found] == [5, 5, 2]
     assert sorted(chain.from_iterable(found)) == list(range(12))
@@ -246,12 +246,12 @@ class Names(Sized):
         return iter(["a", "b", "c", "d"])
 
 
-def test_samples_may_have_any_names() -> None:
+def test_sample_indices_may_have_any_type() -> None:
     assert orders(lambda: DataLoader({}, batch_size=3, sampler=Names(4)), epochs=1) == [[["a", "b", "c"], ["d"]]]  # type: ignore[arg-type]
 
 
 class Batches(BatchSampler):
-    """A batch sampler of the user's."""
+    """A user's batch sampler."""
 
     def __init__(self, batches: list[list[int]], **says: Any) -> None:
         self.batches = batches
@@ -273,24 +273,24 @@ def shared(batches: list[list[int]], size: int = 2, **says: Any) -> list[list[li
     ]
 
 
-def test_batches_of_the_users_own_sampler_keep_their_sizes() -> None:
-    """The peer loses whole rounds that end in a batch shorter than the sampler says."""
+def test_batches_of_a_custom_sampler_keep_their_sizes() -> None:
+    """Accelerate loses whole rounds that end in a batch shorter than the sampler's batch_size."""
     assert shared([[0, 1], [2], [3, 4]]) == [[[0, 1], [3, 4]], [[2], [0, 1]]]
     assert shared([[0, 1], [2], [3, 4], [5, 6]], batch_size=2) == [[[0, 1], [3, 4]], [[2], [5, 6]]]
 
 
-def test_batches_of_one_size_from_the_users_own_sampler_are_filled_up_by_samples() -> None:
+def test_last_round_of_a_custom_sampler_is_filled_up_or_dropped() -> None:
     assert shared([[0, 1], [2, 3], [4]], batch_size=2) == [[[0, 1], [4, 0]], [[2, 3], [1, 2]]]
     assert shared([[0, 1], [2, 3], [4, 5]], batch_size=2, drop_last=True) == [[[0, 1]], [[2, 3]]]
 
 
-def test_the_users_own_sampler_is_left_as_it_is() -> None:
+def test_users_sampler_is_left_unchanged() -> None:
     loader = DataLoader(data(), batch_size=3, shuffle=True)
     orders(lambda: loader, epochs=1)
     assert loader.sampler.generator is None  # type: ignore[attr-defined]
 
 
-def test_data_that_is_sharded_already_is_refused() -> None:
+def test_distributed_sampler_is_refused() -> None:
     sampler: DistributedSampler[Any] = DistributedSampler(data(), num_replicas=2, rank=0)
     with pytest.raises(RuntimeMisuse, match=r"DistributedSampler.*shuffle=True"):
         Order(DataLoader(data(), sampler=sampler), 5)

@@ -45,7 +45,7 @@ def start(
 
 
 def do(code: str, **where: Any) -> str:
-    """Run a program to its end; what it printed, errors last."""
+    """Run a program to its end. Returns its stdout, then its stderr."""
     process = start(code, **where)
     out, error = process.communicate(timeout=60)
     assert process.returncode == 0, error
@@ -56,7 +56,7 @@ def logged(path: Path) -> list[tuple[int, int, dict[str, Any]]]:
     return [(line["attempt"], line["step"], line["values"]) for line, _ in read_lines(path)]
 
 
-def test_lines_are_those_of_an_accelerator(run: RunDir) -> None:
+def test_logged_lines_have_the_accelerators_format(run: RunDir) -> None:
     code = """
         import sys
         import numpy as np
@@ -76,19 +76,19 @@ def test_lines_are_those_of_an_accelerator(run: RunDir) -> None:
     assert abs(line["time"] - time.time()) < 600
 
 
-def test_a_value_without_a_name() -> None:
+def test_logging_a_bare_number_is_refused() -> None:
     with pytest.raises(
         RuntimeMisuse, match=r"log\(0.25\): expected a dict of names and values, such as \{\"loss\": 0.5\}"
     ):
         hpcaccel.log(0.25)  # type: ignore[arg-type]
 
 
-def test_rank_0_alone_writes(run: RunDir) -> None:
+def test_only_rank_0_writes_metrics(run: RunDir) -> None:
     assert do("hpcaccel.log({'loss': 1.0})", run=run, rank=1) == ""
     assert not run.metrics.exists()
 
 
-def test_outside_of_a_run_it_says_so_once(tmp_path: Path) -> None:
+def test_log_outside_a_run_warns_once(tmp_path: Path) -> None:
     said = do("for i in range(3): hpcaccel.log({'loss': i})\nassert not hpcaccel.should_stop()")
     assert said.count("\n") == 1
     assert said.startswith("hpcaccel.log: this program was not started by hpcaccel")
@@ -98,7 +98,7 @@ def test_outside_of_a_run_it_says_so_once(tmp_path: Path) -> None:
     assert logged(path) == [(0, 1, {"loss": 0}), (0, 2, {"loss": 1}), (0, 3, {"loss": 2})]
 
 
-def test_what_is_no_number_is_said_once(run: RunDir) -> None:
+def test_array_is_left_out_with_one_warning(run: RunDir) -> None:
     code = """
         import warnings
         import numpy as np
@@ -118,7 +118,7 @@ def test_what_is_no_number_is_said_once(run: RunDir) -> None:
     assert [values for _, _, values in logged(run.metrics)] == [{"x": 1}] * 3
 
 
-def test_a_line_that_none_follows_is_written_soon_and_a_fork_writes_none_twice(run: RunDir) -> None:
+def test_last_line_is_written_soon_and_only_once_after_a_fork(run: RunDir) -> None:
     code = """
         import os, sys
         hpcaccel.log({"loss": 1.0})
@@ -137,7 +137,7 @@ def test_a_line_that_none_follows_is_written_soon_and_a_fork_writes_none_twice(r
     assert [step for _, step, _ in logged(run.metrics)] == [1, 2]
 
 
-def test_a_disk_that_takes_nothing_is_an_error_of_the_next_call(run: RunDir) -> None:
+def test_write_error_is_raised_by_the_next_log_call(run: RunDir) -> None:
     code = """
         import os, pathlib
         folder = pathlib.Path(os.environ["HPCACCEL_RUN_DIR"])
@@ -168,7 +168,7 @@ def test_a_disk_that_takes_nothing_is_an_error_of_the_next_call(run: RunDir) -> 
         ("stop", "pause", False),
     ],
 )
-def test_should_stop_hears_of_ends_for_good(run: RunDir, reason: str, then: str, stops: bool) -> None:
+def test_should_stop_is_true_for_final_stops_only(run: RunDir, reason: str, then: str, stops: bool) -> None:
     code = """
         import sys
         from hpcaccel.runtime import script_api
@@ -188,7 +188,7 @@ def test_should_stop_hears_of_ends_for_good(run: RunDir, reason: str, then: str,
 
 
 @pytest.mark.torch
-def test_with_an_accelerator_both_are_its_own(tmp_path: Path) -> None:
+def test_log_and_should_stop_use_an_existing_accelerator(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     code = """
         import torch

@@ -1,4 +1,4 @@
-"""Several Accelerators in one process: what they share, and what is each one's own."""
+"""Several Accelerators in one process: which settings they share, and which each has for itself."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LOADING = {
 DEFAULTS = DataLoaderConfiguration()
 
 
-def test_a_second_one_has_the_defaults_where_it_is_told_nothing() -> None:
+def test_second_accelerator_has_default_settings() -> None:
     first = Accelerator(
         cpu=True,
         dataloader_config=DataLoaderConfiguration(**LOADING),  # type: ignore[arg-type]
@@ -68,7 +68,7 @@ def test_a_second_one_has_the_defaults_where_it_is_told_nothing() -> None:
     assert second._setup.handlers.ddp is None
 
 
-def test_a_second_one_may_be_told_something_else() -> None:
+def test_second_accelerator_may_have_other_settings() -> None:
     Accelerator(cpu=True, even_batches=True, split_batches=False)
     second = Accelerator(cpu=True, even_batches=False, split_batches=True, dispatch_batches=False)
     assert (second.even_batches, second.split_batches, second.dispatch_batches) == (False, True, False)
@@ -85,13 +85,13 @@ def test_a_second_one_may_be_told_something_else() -> None:
         ),
     ],
 )
-def test_what_the_process_shares_cannot_be_another(told: dict[str, Any], message: str) -> None:
+def test_second_accelerator_cannot_change_shared_settings(told: dict[str, Any], message: str) -> None:
     Accelerator(cpu=True)
     with pytest.raises(RuntimeMisuse, match=message):
         Accelerator(cpu=True, **told)
 
 
-def test_each_prepares_the_same_loader_in_its_own_way() -> None:
+def test_each_accelerator_prepares_a_loader_with_its_own_settings() -> None:
     first = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=42))
     second = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=43))
     raw = DataLoader(range(32), batch_size=4, shuffle=True)  # type: ignore[arg-type, var-annotated]
@@ -102,7 +102,7 @@ def test_each_prepares_the_same_loader_in_its_own_way() -> None:
         first.prepare(raw)
 
 
-def test_the_configuration_of_loaders_may_be_changed_for_what_is_prepared_from_then_on() -> None:
+def test_changed_dataloader_config_applies_to_later_loaders() -> None:
     accelerator = Accelerator(cpu=True)
     accelerator.dataloader_config.even_batches = False
     assert accelerator.prepare(DataLoader(range(3))).even_batches is False  # type: ignore[arg-type]
@@ -111,7 +111,7 @@ def test_the_configuration_of_loaders_may_be_changed_for_what_is_prepared_from_t
 
 
 def trained(accelerator: Accelerator, preparing: Accelerator, micro_batches: int) -> tuple[float, list[bool]]:
-    """The weight after so many micro-batches of gradient 1 each, and where the boundaries were."""
+    """The weight after ``micro_batches`` with gradient 1 each, and for each whether it was a boundary."""
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
     model, optimizer = preparing.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
@@ -125,23 +125,23 @@ def trained(accelerator: Accelerator, preparing: Accelerator, micro_batches: int
     return float(model.weight.detach()), boundaries
 
 
-def test_each_accumulates_by_itself() -> None:
+def test_each_accelerator_accumulates_independently() -> None:
     first = Accelerator(cpu=True, gradient_accumulation_steps=2)
     second = Accelerator(cpu=True)
     assert trained(second, second, 2) == (-2.0, [True, True])
     assert trained(first, first, 4) == (-2.0, [False, True, False, True])
-    assert trained(first, first, 1)[1] == [False]  # left in the middle
+    assert trained(first, first, 1)[1] == [False]  # left in the middle of an accumulation
     assert trained(second, second, 1) == (-1.0, [True])
 
 
-def test_optimizers_follow_whoever_accumulates_on_their_model() -> None:
-    """As in a helper function that makes an Accelerator of its own, with the same words."""
+def test_optimizer_follows_the_accelerator_that_accumulates() -> None:
+    """As in a helper function that makes its own Accelerator with the same arguments."""
     first = Accelerator(cpu=True, gradient_accumulation_steps=2)
     again = Accelerator(cpu=True, gradient_accumulation_steps=2)
     assert trained(again, first, 4) == (-2.0, [False, True, False, True])
 
 
-def test_all_know_the_loader_in_use() -> None:
+def test_all_accelerators_know_the_active_loader() -> None:
     first, second = Accelerator(cpu=True, gradient_accumulation_steps=8), Accelerator(cpu=True)
     loader = second.prepare(DataLoader(range(3)))  # type: ignore[arg-type]
     ends = []
@@ -152,7 +152,7 @@ def test_all_know_the_loader_in_use() -> None:
     assert ends == [(False, False), (False, False), (True, True)]
 
 
-def test_a_new_count_of_micro_batches() -> None:
+def test_gradient_state_reset_restarts_the_micro_batch_count() -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
     with accelerator.accumulate():
         pass
@@ -162,7 +162,7 @@ def test_a_new_count_of_micro_batches() -> None:
         assert not accelerator.sync_gradients
 
 
-def test_a_pickled_one_is_the_same_training() -> None:
+def test_unpickled_accelerator_keeps_state_and_settings() -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3, even_batches=False)
     copy = pickle.loads(pickle.dumps(accelerator))
     assert copy.state.__dict__ == accelerator.state.__dict__
@@ -170,7 +170,7 @@ def test_a_pickled_one_is_the_same_training() -> None:
     assert GradientState().num_steps == 3
 
 
-def test_one_that_was_reset_says_so_early() -> None:
+def test_accelerator_refuses_to_prepare_after_a_state_reset() -> None:
     accelerator = Accelerator(cpu=True)
     AcceleratorState._reset_state()
     with pytest.raises(AttributeError, match=r"`AcceleratorState` object has no attribute.*`AcceleratorState._reset"):

@@ -1,4 +1,4 @@
-"""What a rank was asked for, and who wins."""
+"""Settings of a rank, and the precedence of script, spec and defaults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcaccel.runtime.settings import OutputLocation, Settings, load, locate
 from tests.runtime.ranks import make_run
 
 
-def test_the_script_wins_over_the_spec_and_the_spec_over_the_defaults(tmp_path: Path) -> None:
+def test_settings_come_from_script_then_spec_then_defaults(tmp_path: Path) -> None:
     run = make_run(
         tmp_path / "run",
         runtime={"strategy": "fsdp", "mixed_precision": "bf16", "fsdp": {"wrap": ["Block"]}, "seed": 3},
@@ -24,7 +24,7 @@ def test_the_script_wins_over_the_spec_and_the_spec_over_the_defaults(tmp_path: 
     )
 
 
-def test_without_a_run_the_defaults_count() -> None:
+def test_defaults_apply_without_a_run() -> None:
     assert load(OutputLocation(), gradient_accumulation_steps=4) == Settings(gradient_accumulation_steps=4)
 
 
@@ -36,12 +36,12 @@ def test_without_a_run_the_defaults_count() -> None:
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0 must be at least 1"),
     ],
 )
-def test_values_that_are_not_allowed(given: dict[str, object], message: str) -> None:
+def test_invalid_settings_are_refused(given: dict[str, object], message: str) -> None:
     with pytest.raises(RuntimeMisuse, match=message):
         load(OutputLocation(), **given)
 
 
-def test_the_run_directory_comes_before_a_project_directory(tmp_path: Path) -> None:
+def test_run_directory_takes_precedence_over_project_directory(tmp_path: Path) -> None:
     place = locate(tmp_path / "project", {"HPCACCEL_RUN_DIR": str(tmp_path / "run"), "HPCACCEL_ATTEMPT": "3"})
     assert (place.checkpoints, place.attempt) == (RunDir(tmp_path / "run").checkpoints, 3)
     alone = locate(tmp_path / "project", {})

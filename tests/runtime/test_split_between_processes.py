@@ -1,4 +1,4 @@
-"""split_between_processes: who gets what."""
+"""split_between_processes: which items each rank gets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parts(value: Any, ranks: int, *, padding: bool = False) -> list[Any]:
     ("length", "ranks", "lengths"),
     [(8, 4, [2, 2, 2, 2]), (10, 4, [3, 3, 2, 2]), (3, 2, [2, 1]), (2, 4, [1, 1, 0, 0]), (0, 2, [0, 0]), (5, 1, [5])],
 )
-def test_the_first_ranks_get_one_more(length: int, ranks: int, lengths: list[int]) -> None:
+def test_first_ranks_get_one_more_item(length: int, ranks: int, lengths: list[int]) -> None:
     items = list(range(length))
     found = parts(items, ranks)
     assert [len(part) for part in found] == lengths
@@ -40,12 +40,12 @@ def test_padding_repeats_the_last_item(length: int, ranks: int) -> None:
     assert len(items) == length
 
 
-def test_nothing_is_padded_with_nothing() -> None:
+def test_empty_list_is_not_padded() -> None:
     assert parts([], 2, padding=True) == [[], []]
 
 
 @pytest.mark.parametrize("padding", [False, True])
-def test_each_kind_stays_what_it_is(padding: bool) -> None:
+def test_split_keeps_the_type(padding: bool) -> None:
     assert parts((1, 2, 3), 2, padding=padding) == [(1, 2), (3, 3) if padding else (3,)]
     assert [list(part) for part in parts(range(3), 2, padding=padding)] == [[0, 1], [2, 2] if padding else [2]]
     tensors = parts(torch.arange(6).reshape(3, 2), 2, padding=padding)
@@ -55,7 +55,7 @@ def test_each_kind_stays_what_it_is(padding: bool) -> None:
 
 
 @pytest.mark.parametrize("padding", [False, True])
-def test_a_dict_is_split_value_by_value_and_left_alone(padding: bool) -> None:
+def test_dict_is_split_by_value_and_left_unchanged(padding: bool) -> None:
     given = {"text": ["a", "b", "c"], "score": torch.tensor([1.0, 2.0, 3.0]), "more": {"n": (1, 2, 3)}}
     before = dict(given)
     _, second = parts(given, 2, padding=padding)
@@ -67,7 +67,7 @@ def test_a_dict_is_split_value_by_value_and_left_alone(padding: bool) -> None:
 
 
 class Selectable:
-    """As Hugging Face's datasets are."""
+    """A dataset with ``select``, as those of Hugging Face."""
 
     def __init__(self, items: list[int]) -> None:
         self.items = items
@@ -91,7 +91,7 @@ class Squares(Dataset[int]):
 
 
 @pytest.mark.parametrize("dataset", [Selectable([0, 1, 4]), Squares(), TensorDataset(torch.tensor([0, 1, 4]))])
-def test_datasets(dataset: Any) -> None:
+def test_datasets_are_split(dataset: Any) -> None:
     def items(part: Any) -> list[int]:
         return [
             int(part[index] if not isinstance(part[index], tuple) else part[index][0]) for index in range(len(part))
@@ -114,6 +114,6 @@ def test_datasets(dataset: Any) -> None:
         ({"a": "text"}, "cannot split str"),
     ],
 )
-def test_what_cannot_be_split(value: Any, message: str) -> None:
+def test_unsupported_values_cannot_be_split(value: Any, message: str) -> None:
     with pytest.raises(RuntimeMisuse, match=message):
         split(value, rank=0, ranks=2, apply_padding=False)

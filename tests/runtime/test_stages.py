@@ -1,4 +1,4 @@
-"""Several trainings one after the other in one script, with one Accelerator."""
+"""Several trainings in a row in one script, with one Accelerator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torch
 
 
 def alone() -> list[dict[str, float]]:
-    """What ``stages.py`` does, by one process without any Accelerator."""
+    """The training of ``stages.py`` in one process without an Accelerator."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
     inputs, targets = torch.arange(32.0).reshape(8, 4) / 32, torch.arange(8.0)[:, None]
@@ -31,8 +31,8 @@ def alone() -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize(("strategy", "way"), [("ddp", "destroy"), ("fsdp", "end")])
-def test_prepare_begins_anew_after_the_group_was_left(strategy: str, way: str, tmp_path: Path) -> None:
-    """Frozen, unfrozen with a new optimizer, and once more with everything as the stage before has left it."""
+def test_prepare_works_again_after_the_process_group_was_left(strategy: str, way: str, tmp_path: Path) -> None:
+    """First frozen, then unfrozen with a new optimizer, then with the objects that the stage before prepared."""
     ended = run_ranks("stages.py", [strategy, way, str(tmp_path)], size=2)
     assert ended.codes == [0, 0], "\n".join(ended.outputs)
     for found, expected in zip(ended.result()["sums"], alone(), strict=True):
@@ -40,8 +40,8 @@ def test_prepare_begins_anew_after_the_group_was_left(strategy: str, way: str, t
 
 
 @pytest.mark.parametrize("verb", ["epochs", "steps", "checkpoint", "none"])
-def test_a_second_training_does_not_go_on_from_the_first_ones_checkpoints(verb: str, tmp_path: Path) -> None:
-    """It would begin with the weights of the first one, and train for fewer steps, or none."""
+def test_second_training_does_not_resume_from_the_firsts_checkpoints(verb: str, tmp_path: Path) -> None:
+    """It would start from the first training's weights, and train for fewer steps or none."""
     run = make_run(tmp_path / "run", checkpoint={"every_steps": 5})
     ended = run_ranks("second_training.py", [verb], size=1, run=run)
     assert "stage 0 trained" in ended.outputs[0], ended.outputs[0]

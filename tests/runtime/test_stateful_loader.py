@@ -1,4 +1,4 @@
-"""torchdata's StatefulDataLoader: used as it is, asked for its state only now and then, with and without workers."""
+"""torchdata's StatefulDataLoader: resume with and without workers, with frequent and with rare states."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader", reaso
 
 
 class Stream(IterableDataset[int]):
-    """A stream that its workers share out, and that knows where it is in each of them."""
+    """A stream that is split between its workers and has a state in each."""
 
     def __init__(self) -> None:
         self.place = 0
@@ -41,7 +41,7 @@ class Stream(IterableDataset[int]):
 @pytest.mark.parametrize("seconds", [0.0, 3600.0])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("given", [True, False])
-def test_it_goes_on_exactly_where_it_was(
+def test_stateful_loader_resumes_exactly_where_it_was(
     monkeypatch: pytest.MonkeyPatch, seconds: float, workers: int, given: bool
 ) -> None:
     monkeypatch.setattr(iterable, "BOOKMARK_SECONDS", seconds)
