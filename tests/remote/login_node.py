@@ -204,7 +204,7 @@ class LoginNode:
                 continue
 
     def strike(self, victim: str, process: subprocess.Popen[str]) -> None:
-        """Kill the client's command (``here``), its ``answer`` process (``there``) or ``both``, or cut the ``connection``."""
+        """Kill the client (``here``), its ``answer`` process (``there``) or ``both``, or cut the ``connection``."""
         if victim in ("here", "both"):
             process.kill()
         if victim in ("there", "both"):
