@@ -1,7 +1,7 @@
-"""Tests marked `cluster` need a real Slurm. Where none can be had they are skipped, and nobody can miss it.
+"""Shared test setup. Tests marked `cluster` need a real Slurm: without one they are skipped with a loud notice.
 
-The clusters that a session starts lie under roots that begin with one name, which workers of pytest-xdist inherit.
-The process that began the session takes down whatever is left of them, when all workers are done.
+The roots of the clusters that a session starts have a common prefix, which workers of pytest-xdist inherit. The main
+process takes down the remaining clusters when all workers are done.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 from hpcaccel.core.progress_notes import SHOW_NOTE
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # Started in the background of a script; what the tests start must hear Ctrl-C all the same.
+    # A script that starts pytest in the background makes it ignore SIGINT, but the tests' programs must receive it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DOCKER = Path(__file__).resolve().parent.parent / "docker"
@@ -44,7 +44,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def why_no_cluster() -> str | None:
-    """The reason, or None where a cluster runs or can be started."""
+    """Reason why there is no cluster; None if one runs or can be started."""
     if os.environ.get("HPCACCEL_TEST_CLUSTER"):
         return None
     check = subprocess.run([sys.executable, DOCKER / "cluster", "check"], capture_output=True, text=True, check=False)
@@ -53,7 +53,7 @@ def why_no_cluster() -> str | None:
 
 @pytest.fixture(autouse=True)
 def _notes_are_warnings() -> Iterator[None]:
-    """A command that ran in this process has set where notes are shown."""
+    """Reset where notes are shown, which a command that ran in this process has set."""
     token = SHOW_NOTE.set(None)
     yield
     SHOW_NOTE.reset(token)
@@ -80,8 +80,8 @@ def _mark_cluster(items: list[pytest.Item]) -> None:
 
 
 def _begin_with_cluster(items: list[pytest.Item]) -> None:
-    """Tests that mostly wait for Slurm come first, shared out over the equal parts in which pytest-xdist hands tests to
-    its workers: at the end they would be waited for one by one."""
+    """Order cluster tests first, spread over the equal parts of tests that pytest-xdist gives its workers. They mostly
+    wait for Slurm: at the end of the session, they would run one by one."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
@@ -97,7 +97,7 @@ def _begin_with_cluster(items: list[pytest.Item]) -> None:
 
 
 def _functions(items: list[pytest.Item]) -> int:
-    """A table's rows are one."""
+    """Number of test functions; the rows of a parametrized test count as one."""
     return len({item.nodeid.partition("[")[0] for item in items})
 
 
@@ -115,7 +115,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _say_what_was_skipped(config: pytest.Config) -> None:
-    """As the very last lines: pytest's own summary comes before."""
+    """Print the skipped cluster tests as the very last lines, after pytest's own summary."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or not (reports := _skipped(config)):
         return
@@ -130,7 +130,7 @@ def _say_what_was_skipped(config: pytest.Config) -> None:
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Mounts a tmpfs with given options; skips where that is not allowed."""
+    """Mount a tmpfs with given options; skip the test where that is not allowed."""
     places: list[Path] = []
 
     def mount(options: str) -> Path:

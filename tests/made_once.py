@@ -1,4 +1,4 @@
-"""What takes long and serves many tests, made by whichever worker of pytest-xdist comes first; the others wait."""
+"""Slow setup shared by many tests: the first worker of pytest-xdist creates it, the others wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], str]) -> tuple[Path, str]:
-    """The folder that ``make`` filled, and what it returned."""
+    """Call ``make`` once per session; return the folder that it filled and its result."""
     base = factory.getbasetemp()
     root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     folder, said = root / name, root / f"{name}.said"

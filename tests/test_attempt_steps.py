@@ -1,4 +1,4 @@
-"""Where attempts began, how far they came, and which of their steps count: one reader for all who ask."""
+"""First and last step of attempts, and how many of their steps were kept or lost."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def counted(run: RunDir, step: int, when: float) -> None:
     run.step_counter(1).write_bytes(STEP_COUNTER.pack(step, when, step, when))
 
 
-def test_the_timing_of_a_killed_attempt_is_completed(run: RunDir) -> None:
+def test_timing_of_a_killed_attempt_is_completed_from_the_step_counter(run: RunDir) -> None:
     times(run, loaded=10.0, resumed_step=180, first_step_time=11.0, last_step=190, last_step_time=20.0, saves=3)
     counted(run, 199, 24.5)
     complete_timing(run, 1)
@@ -59,17 +59,17 @@ def test_the_timing_of_a_killed_attempt_is_completed(run: RunDir) -> None:
     assert read_json(run.timing(1)) == timing
 
 
-def test_a_script_that_resumes_without_a_loop_of_ours_began_where_it_loaded(run: RunDir) -> None:
+def test_attempt_without_progress_record_began_at_its_loaded_step(run: RunDir) -> None:
     times(run, loaded=10.0, resumed_step=180, first_step_time=11.0, last_step=190, last_step_time=20.0)
     assert found(run) == (180, 190)
 
 
-def test_a_script_that_never_loads_began_at_the_start(run: RunDir) -> None:
+def test_attempt_that_loaded_nothing_began_at_step_0(run: RunDir) -> None:
     times(run, first_step_time=11.0, last_step=190, last_step_time=20.0)
     assert found(run) == (0, 190)
 
 
-def test_a_rank_that_was_killed_has_counted_its_last_step(run: RunDir) -> None:
+def test_last_step_of_a_killed_rank_is_read_from_the_step_counter(run: RunDir) -> None:
     write_json(run.progress(1), to_dict(Progress(resumed_step=0)))
     times(run, loaded=10.0, first_step_time=11.0, last_step=128, last_step_time=20.0)
     counted(run, 199, 27.5)
@@ -77,7 +77,7 @@ def test_a_rank_that_was_killed_has_counted_its_last_step(run: RunDir) -> None:
     assert read_steps(run, 1).last_time == 27.5
 
 
-def test_a_counter_that_is_half_written_says_nothing(run: RunDir) -> None:
+def test_half_written_step_counter_is_ignored(run: RunDir) -> None:
     when = 1795357046.314375
     counted(run, 199, when)
     assert read_counter(run, 1) == (199, when)
@@ -87,7 +87,7 @@ def test_a_counter_that_is_half_written_says_nothing(run: RunDir) -> None:
         assert read_counter(run, 1) is None, data
 
 
-def test_without_the_counter_of_this_release_the_heartbeat_tells(run: RunDir) -> None:
+def test_last_step_comes_from_the_heartbeat_without_a_step_counter(run: RunDir) -> None:
     times(run, first_step_time=11.0, last_step=10, last_step_time=20.0, step_seconds=1.0)
     run.heartbeats(1).mkdir()
     beat = Beat(rank=0, host="n1", pid=1, number=3, time=100.0, interval_seconds=10.0, phase="training", step=15)
@@ -95,13 +95,13 @@ def test_without_the_counter_of_this_release_the_heartbeat_tells(run: RunDir) ->
     assert (found(run), read_steps(run, 1).last_time) == ((0, 15), 25.0)
 
 
-def test_an_attempt_that_was_stopped_before_its_first_step_has_done_none(run: RunDir) -> None:
+def test_attempt_stopped_before_its_first_step_has_done_no_step(run: RunDir) -> None:
     times(run, formed=5.0)
     write_json(run.outcome(1), to_dict(Outcome(reason="preempted", step=5, resume=True)))
     assert found(run) == (5, 5)
 
 
-def test_of_a_program_of_its_own_nobody_knows_where_it_began(run: RunDir) -> None:
+def test_first_step_of_a_foreign_program_is_unknown(run: RunDir) -> None:
     for step in (120, 160, 140):
         append_line(run.foreign_metrics(1), {"step": step, "loss": 1.0})
     assert found(run) == (None, 160)
@@ -118,7 +118,7 @@ def test_of_a_program_of_its_own_nobody_knows_where_it_began(run: RunDir) -> Non
         ([None, 21, 22], 28, (21, 28)),
     ],
 )
-def test_lines_without_a_step_tell_less_than_an_outcome(
+def test_outcome_takes_precedence_over_metric_lines_without_a_step(
     run: RunDir, steps: list[int | None], outcome: int | None, told: tuple[int | None, int]
 ) -> None:
     for step in steps:
@@ -129,12 +129,12 @@ def test_lines_without_a_step_tell_less_than_an_outcome(
     assert (line["first_logged"], line["last_step"]) == told
 
 
-def test_what_only_the_ledger_tells(run: RunDir) -> None:
+def test_steps_come_from_the_ledger_if_no_file_has_them(run: RunDir) -> None:
     assert found(run, resumed_step=10, last_step=40) == (10, 40)
     assert found(run, resumed_step=0) == (None, None)
 
 
-def test_a_damaged_file_is_passed_over(run: RunDir) -> None:
+def test_damaged_step_files_are_ignored(run: RunDir) -> None:
     run.timing(1).write_text("{")
     run.step_counter(1).write_text("")
     write_json(run.progress(1), to_dict(Progress(resumed_step=7)))
@@ -145,7 +145,9 @@ def test_a_damaged_file_is_passed_over(run: RunDir) -> None:
     ("named", "told"),
     [(None, ("step_00000020", 20)), ("step_00000020", ("step_00000020", 20)), ("checkpoint-28", ("checkpoint-28", 28))],
 )
-def test_the_checkpoint_that_an_outcome_names(run: RunDir, named: str | None, told: tuple[str, int]) -> None:
+def test_checkpoint_of_the_outcome_takes_precedence_over_the_newest(
+    run: RunDir, named: str | None, told: tuple[str, int]
+) -> None:
     ours = run.checkpoints / checkpoint_name(20)
     ours.mkdir()
     (ours / MANIFEST).write_text("{}")
@@ -154,7 +156,7 @@ def test_the_checkpoint_that_an_outcome_names(run: RunDir, named: str | None, to
     assert (line["checkpoint"], line["checkpoint_step"]) == told
 
 
-def test_an_attempt_whose_batch_step_was_killed_has_the_same_line(run: RunDir) -> None:
+def test_ledger_line_of_a_lost_attempt_has_its_steps(run: RunDir) -> None:
     ledger = Ledger.of(run)
     ledger.start(AttemptStart(attempt=1, time=1.0, job_id="45"))
     times(run, loaded=10.0, resumed_step=180, first_step_time=11.0, last_step=181, last_step_time=12.0)
@@ -164,7 +166,7 @@ def test_an_attempt_whose_batch_step_was_killed_has_the_same_line(run: RunDir) -
     assert (line.resumed_step, line.last_step) == (180, 199)
 
 
-# -- which of them count ----------------------------------------------------------------------------------------------
+# -- kept and lost steps -----------------------------------------------------------------------------------------------
 
 
 def one(
@@ -178,28 +180,28 @@ def lost(*attempts: Any, goes_on: bool = False, **known: Any) -> list[int]:
     return [count.lost for count in count_steps(attempts, goes_on=goes_on, **known)]
 
 
-def test_work_counts_up_to_where_a_later_attempt_began() -> None:
+def test_steps_are_kept_up_to_the_start_of_a_later_attempt() -> None:
     first, second, third = one(0, 30), one(20, 30), one(12, 30)
     assert [count.kept_until for count in count_steps([first, second, third], goes_on=False)] == [12, 12, 25]
     assert lost(first, second, third) == [18, 10, 5]
     assert lost(first, second, one(12, 30, "completed")) == [18, 10, 0]
 
 
-def test_an_attempt_that_did_no_step_changes_nothing() -> None:
+def test_attempt_without_steps_does_not_change_the_lost_steps() -> None:
     assert lost(one(0, 30), one(None, None)) == [5, 0]
     assert (
         lost(one(0, 5, "preempted", saved=5), one(5, 5, "preempted", saved=5), one(5, 9, None), goes_on=True) == [0] * 3
     )
 
 
-def test_an_attempt_that_goes_on_has_lost_nothing_and_undoes_what_was_before_it() -> None:
+def test_running_attempt_has_lost_nothing_and_supersedes_earlier_steps() -> None:
     assert lost(one(0, 199, saved=180), one(180, None, None), goes_on=True) == [19, 0]
     assert lost(one(180, 199, None), goes_on=True) == [0]
 
 
-def test_one_that_went_without_a_word_has_what_is_on_disk() -> None:
+def test_attempt_without_an_end_keeps_steps_up_to_the_newest_checkpoint() -> None:
     assert lost(one(0, 40, None), newest_checkpoint=30) == [10]
 
 
-def test_nothing_is_told_of_a_program_of_its_own() -> None:
+def test_lost_steps_of_a_foreign_program_are_zero() -> None:
     assert lost(one(None, 100, "time_limit", saved=None), one(None, 230, "time_limit", saved=None)) == [0, 0]

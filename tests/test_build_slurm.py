@@ -1,4 +1,4 @@
-"""`docker/cluster build-slurm`, with a small tree in place of Slurm's, which takes minutes."""
+"""`docker/cluster build-slurm`, with a small source tree in place of Slurm's, which takes minutes to build."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 PROGRAM = Path(__file__).resolve().parents[1] / "docker" / "cluster"
 
 META = "  Meta:\t1\n  Name:\tslurm\n  Version:\t26.11.0\n  Release:\t{release}\n"
-# As Slurm's: options, a Makefile where it is called, and no word where something is missing.
+# Like Slurm's: takes options, writes a Makefile to the current folder, and does not report missing libraries.
 CONFIGURE = """#!/bin/sh
 for word; do case $word in --prefix=*) prefix=${word#*=};; esac; done
 echo "configured with $*"
@@ -47,7 +47,7 @@ def _build(source: Path, *args: str, path: str | None = None) -> subprocess.Comp
 
 @pytest.fixture
 def tools(tmp_path: Path) -> str:
-    """A PATH on which nothing is missing, whatever this machine has."""
+    """A PATH with all build tools, whatever this machine has."""
     folder = tmp_path / "tools"
     folder.mkdir()
     for name in ("cc", "mariadb_config"):
@@ -58,7 +58,7 @@ def tools(tmp_path: Path) -> str:
     return f"{folder}:{os.environ['PATH']}"
 
 
-def test_a_tree_becomes_a_prefix_and_stays_as_it_is(tmp_path: Path, tools: str) -> None:
+def test_build_installs_to_the_prefix_and_leaves_the_source_unchanged(tmp_path: Path, tools: str) -> None:
     source, prefix, folder = _tree(tmp_path / "source"), tmp_path / "prefix", tmp_path / "build"
     before = sorted(path.name for path in source.iterdir())
     answer = _build(source, f"--prefix={prefix}", f"--build-dir={folder}", path=tools)
@@ -76,7 +76,7 @@ def test_a_tree_becomes_a_prefix_and_stays_as_it_is(tmp_path: Path, tools: str) 
     assert sorted(path.name for path in source.iterdir()) == before
 
 
-def test_what_is_missing_is_named_with_the_line_that_installs_it(tmp_path: Path) -> None:
+def test_missing_build_tools_are_named_with_the_install_command(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     answer = _build(_tree(tmp_path / "source"), f"--prefix={tmp_path}/prefix", path=str(empty))
@@ -86,7 +86,7 @@ def test_what_is_missing_is_named_with_the_line_that_installs_it(tmp_path: Path)
     assert not (tmp_path / "prefix").exists()
 
 
-def test_a_step_that_fails_shows_the_end_of_its_output(tmp_path: Path, tools: str) -> None:
+def test_failed_build_step_shows_the_end_of_its_output(tmp_path: Path, tools: str) -> None:
     source = _tree(tmp_path / "source", make_does="echo 'slurm.c:7: error: no such thing'; exit 3")
     answer = _build(source, f"--prefix={tmp_path}/prefix", f"--build-dir={tmp_path}/build", path=tools)
     assert answer.returncode == 2
@@ -94,14 +94,14 @@ def test_a_step_that_fails_shows_the_end_of_its_output(tmp_path: Path, tools: st
     assert "  | slurm.c:7: error: no such thing" in answer.stderr
 
 
-def test_a_slurm_without_what_clusters_need_is_refused(tmp_path: Path, tools: str) -> None:
+def test_build_without_the_required_plugins_is_refused(tmp_path: Path, tools: str) -> None:
     source = _tree(tmp_path / "source", plugins=False)
     answer = _build(source, f"--prefix={tmp_path}/prefix", f"--build-dir={tmp_path}/build", path=tools)
     assert answer.returncode == 2
     assert "built without accounting_storage_mysql.so, auth_munge.so" in answer.stderr
 
 
-def test_a_tree_that_cannot_be_built_elsewhere_is_refused(tmp_path: Path, tools: str) -> None:
+def test_source_tree_that_was_configured_in_place_is_refused(tmp_path: Path, tools: str) -> None:
     source = _tree(tmp_path / "source")
     (source / "config.status").touch()
     answer = _build(source, f"--prefix={tmp_path}/prefix", path=tools)
@@ -109,7 +109,7 @@ def test_a_tree_that_cannot_be_built_elsewhere_is_refused(tmp_path: Path, tools:
     assert "make distclean" in answer.stderr
 
 
-def test_other_folders_are_refused(tmp_path: Path, tools: str) -> None:
+def test_wrong_source_folder_and_used_prefix_are_refused(tmp_path: Path, tools: str) -> None:
     assert "is not a Slurm source tree" in _build(tmp_path, path=tools).stderr
     source, prefix = _tree(tmp_path / "source"), tmp_path / "prefix"
     (prefix / "bin").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The commands of docs/checkpoints.md run, and print what the page shows."""
+"""docs/checkpoints.md: its commands print what the page shows, and its training loops resume."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.torch
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "docs" / "checkpoints.md").read_text(), re.MULTILINE | re.DOTALL)
 
 
-def test_the_commands_print_what_is_shown(tmp_path: Path) -> None:
+def test_commands_print_what_the_page_shows(tmp_path: Path) -> None:
     by_language = {language: text for language, text in reversed(BLOCKS) if language != "console"}
     (tmp_path / "train.py").write_text(by_language["python"])
     (tmp_path / "job.yaml").write_text(by_language["yaml"])
@@ -37,7 +37,7 @@ LOOPS = [text for language, text in BLOCKS if language == "python"][1:]
 
 
 @pytest.mark.parametrize(("loop", "said"), list(zip(LOOPS, SAID, strict=True)))
-def test_the_mended_loops_repeat_every_step(tmp_path: Path, loop: str, said: str) -> None:
+def test_loops_of_the_page_resume_with_the_same_metrics(tmp_path: Path, loop: str, said: str) -> None:
     killed_at = (
         "    if accelerator.step == 8 and os.environ['HPCACCEL_ATTEMPT'] == '1':\n        os.kill(os.getpid(), 9)\n"
     )

@@ -1,4 +1,4 @@
-"""Every path that docs/design.md and CONTRIBUTING.md name exists."""
+"""Every path that docs/design.md, CONTRIBUTING.md and SECURITY.md name exists."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "hpcaccel"
 PAGES = ("docs/design.md", "CONTRIBUTING.md", "SECURITY.md")
 TOP = ("hpcaccel", "tests", "docs", "docker", "jobs", "templates", "benchmarks", ".ci")
-"""First folders of full paths. A path may also begin with a room of the package, such as ``node/attempt.py``."""
+"""First folders of full paths. A path may also begin with a subpackage, such as ``node/attempt.py``."""
 
 
 def paths(text: str) -> Iterator[str]:
-    """What looks like a path of the repository: in backquotes, or in the directory picture."""
+    """Paths of the repository that a page names in backquotes or in its list of folders."""
     roots = {*TOP, *(path.name for path in PACKAGE.iterdir() if path.is_dir() and not path.name.startswith("__"))}
     for quoted in re.findall(r"`([^`\s]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)):
         name = quoted.partition("::")[0].rstrip("/")
@@ -28,19 +28,19 @@ def paths(text: str) -> Iterator[str]:
 
 
 def exists(name: str) -> bool:
-    """From the root, from the package, or from a folder of the runtime, as the page's text names it."""
+    """Whether a path exists below the root, the package or the runtime's folder."""
     return any((folder / name).exists() for folder in (ROOT, PACKAGE, PACKAGE / "runtime"))
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_path_exists(page: str) -> None:
+def test_every_path_named_by_the_page_exists(page: str) -> None:
     named = set(paths((ROOT / page).read_text()))
     assert len(named) >= (30 if page == "docs/design.md" else 3), named
     missing = sorted(name for name in named if not exists(name))
     assert not missing, f"{page} names paths that do not exist: {', '.join(missing)}"
 
 
-def test_every_room_is_in_the_picture() -> None:
+def test_every_subpackage_is_listed_in_the_design_page() -> None:
     (picture,) = re.findall(r"^```text\n(.*?)^```", (ROOT / "docs" / "design.md").read_text(), re.MULTILINE | re.DOTALL)
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and not path.name.startswith("__")}
     missing = sorted(room for room in rooms if f"hpcaccel/{room}/" not in picture)

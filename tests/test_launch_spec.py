@@ -1,4 +1,4 @@
-"""The launch section of spec.json: it is read back as stored, and another version's is refused in one line."""
+"""The launch section of spec.json: it is read back as stored, and one of another version is refused with one line."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def stored(path: Path, launch: dict[str, Any], **resilience: Any) -> RunDir:
     return run
 
 
-def test_what_is_stored_is_read_back(tmp_path: Path) -> None:
+def test_stored_launch_spec_is_read_back(tmp_path: Path) -> None:
     assert read_launch(stored(tmp_path, FULL.to_dict(), chain=3)) == FULL
     assert {one.name for one in fields(LaunchSpec) if one.name not in ("resilience", "beside")} == FULL.to_dict().keys()
 
 
-def test_what_a_later_version_added_is_left_out(tmp_path: Path) -> None:
+def test_fields_of_a_later_version_are_ignored(tmp_path: Path) -> None:
     launch = {**FULL.to_dict(), "news": 1, "stage": {"sources": ["/d"], "keep": True, "news": 2}}
     assert read_launch(stored(tmp_path, launch, chain=3, news=3)) == FULL
 
 
 @pytest.mark.parametrize("name", REQUIRED)
-def test_what_lacks_a_field_was_written_by_another_version(tmp_path: Path, name: str) -> None:
+def test_launch_spec_without_a_required_field_is_refused(tmp_path: Path, name: str) -> None:
     launch = FULL.to_dict()
     del launch[name]
     run = stored(tmp_path, launch)
@@ -63,24 +63,24 @@ def test_what_lacks_a_field_was_written_by_another_version(tmp_path: Path, name:
     assert repr(name) in str(raised.value)
 
 
-def test_the_least_that_is_stored(tmp_path: Path) -> None:
+def test_launch_spec_with_only_the_required_fields_is_read(tmp_path: Path) -> None:
     launch = {key: value for key, value in FULL.to_dict().items() if key in REQUIRED}
     found = read_launch(stored(tmp_path, launch))
     assert (found.program, found.ranks, found.container, found.after) == (FULL.program, 8, None, [])
     assert replace(found, beside=True).to_dict().keys() == FULL.to_dict().keys()
 
 
-def test_without_a_spec_there_is_none(tmp_path: Path) -> None:
+def test_run_without_spec_json_has_no_launch_spec(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     assert find_launch(run) is None
     with pytest.raises(RunDirectoryError, match="not the directory of a submitted run"):
         read_launch(run)
 
 
-def test_the_restart_policy_has_the_fields_of_the_spec_and_its_first_defaults() -> None:
+def test_restart_policy_matches_fields_and_defaults_of_resilience() -> None:
     section = ResilienceSection().model_dump()
     assert {one.name for one in fields(RestartPolicy)} == section.keys()
-    added_later = {"preflight", "max_excluded"}  # runs of earlier releases went without
+    added_later = {"preflight", "max_excluded"}  # runs of earlier releases have neither
     assert {key: value for key, value in section.items() if key not in added_later} == {
         one.name: getattr(RestartPolicy(), one.name) for one in fields(RestartPolicy) if one.name not in added_later
     }

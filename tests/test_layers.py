@@ -1,4 +1,4 @@
-"""Who may import whom: rooms stand in rows, and a room looks only to the left in its own row and to the base."""
+"""Allowed imports: a subpackage (a room in docs/design.md) imports the base and those to its left in its row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGES = [
     "local_sgd", "logging", "memory_utils", "optimizer", "parallelism_config", "scheduler", "state", "test_utils",
     "tracking", "utils",
 ]  # fmt: skip
-"""Accelerate's import paths: pages that only hand on what the runtime has."""
+"""Accelerate's import paths: modules that only re-export names of the runtime."""
 ROWS = {
     "login": ["spec", "render", "submission", "sweeps", "view", "service", "cli"],
     "batch step": ["node"],
@@ -37,14 +37,14 @@ LIBRARIES = {
     "cli": frozenset({"pydantic", "yaml", "typer", "click", "rich"}),
 }
 ALLOWED_ELSEWHERE = {("submission", "remote"): {"fabric", "paramiko"}}
-"""By room and folder inside it."""
+"""By subpackage and folder inside it."""
 RANK_PROGRAMS = {"node/failures/preflight_program.py", "node/torchrun_program.py"}
 """Programs whose text the batch step passes to the ranks' Python. Nothing imports them."""
 OPTIONAL = {
     "safetensors", "torchao", "torchdata", "tqdm", "transformer_engine", "aim", "clearml", "comet_ml", "dvclive",
     "matplotlib", "mlflow", "swanlab", "tensorboard", "tensorboardX", "trackio", "wandb", "yaml",
 }  # fmt: skip
-"""Packages that a rank imports inside the function that was asked for them, and only there."""
+"""Packages that a rank imports only inside the function that needs them."""
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -69,8 +69,7 @@ def imports(path: Path) -> set[str]:
 
 
 def running_imports(path: Path) -> Iterator[str]:
-    """The modules of this package that a file imports when it runs, inside functions too; what stands under
-    TYPE_CHECKING is never run."""
+    """Full names of the modules that a file imports at run time: inside functions too, but not under TYPE_CHECKING."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -83,7 +82,7 @@ def running_imports(path: Path) -> Iterator[str]:
 
 
 def import_graph() -> dict[str, set[str]]:
-    """By module the modules of this package that it imports."""
+    """For each module, the modules of this package that it imports."""
     files = {
         ".".join(("hpcaccel", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -101,7 +100,7 @@ def _prefixes(name: str) -> Iterator[str]:
         name = name.rpartition(".")[0]
 
 
-def test_there_is_no_circle_of_imports() -> None:
+def test_imports_have_no_cycle() -> None:
     left = import_graph()
     while done := {name for name, targets in left.items() if not targets & left.keys()}:
         left = {name: targets for name, targets in left.items() if name not in done}
@@ -128,8 +127,7 @@ RUNTIME = {
         "save_state", "script_api",
     ],
 }  # fmt: skip
-"""The order inside ``runtime``: by row its folders and modules; each imports from rows above it. ``compat`` stands
-beside them."""
+"""Rows of folders and modules inside ``runtime``: each imports from its row and those above. ``compat`` is exempt."""
 
 
 SWEEPS = {
@@ -144,7 +142,7 @@ SWEEPS = {
     "tuner": ["next_trial", "tuner", "worker"],
     "commands": ["best_spec", "control_commands", "start_sweep", "sweep_handle"],
 }
-"""The order inside ``sweeps``, as above."""
+"""Rows inside ``sweeps``, as above."""
 
 
 SUBMISSION = {
@@ -156,14 +154,14 @@ SUBMISSION = {
     "submit": ["submit"],
     "remote": ["remote"],
 }
-"""The order inside ``submission``, as above: a submission looks up runs that it waits for, and gives one back."""
+"""Rows inside ``submission``, as above: ``submit`` looks up runs to wait for, and returns a run."""
 
 
 @pytest.mark.parametrize(
     ("room", "rows", "beside"),
     [("runtime", RUNTIME, "compat"), ("sweeps", SWEEPS, ""), ("submission", SUBMISSION, "")],
 )
-def test_a_room_imports_downwards_only(room: str, rows: dict[str, list[str]], beside: str) -> None:
+def test_modules_import_only_from_their_row_and_rows_above(room: str, rows: dict[str, list[str]], beside: str) -> None:
     row = {part: number for number, parts in enumerate(rows.values()) for part in parts}
     graph = import_graph()
     parts = {name: name.split(".")[2] for name in graph if name.startswith(f"hpcaccel.{room}.")}
@@ -192,10 +190,10 @@ NODE = {
     "sweep": ["sweep"],
     "program": ["__main__"],
 }
-"""The same inside ``node``."""
+"""Rows inside ``node``, as above."""
 
 
-def test_the_node_imports_downwards_only() -> None:
+def test_node_modules_import_only_from_their_row_and_rows_above() -> None:
     row = {part: number for number, parts in enumerate(NODE.values()) for part in parts}
     graph = import_graph()
     parts = {name: name.split(".")[2] for name in graph if name.startswith("hpcaccel.node.")}
@@ -206,7 +204,7 @@ def test_the_node_imports_downwards_only() -> None:
 
 
 def at_the_top(path: Path) -> set[str]:
-    """Packages that a file imports as soon as it is imported itself."""
+    """Packages that a file imports at module level."""
     found: set[str] = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Import):
@@ -226,7 +224,7 @@ def may_import(room: str) -> set[str]:
 
 
 @pytest.mark.parametrize(("room", "path"), [pytest.param(r, p, id=str(p.relative_to(PACKAGE))) for r, p in modules()])
-def test_arrows(room: str, path: Path) -> None:
+def test_file_imports_only_what_its_subpackage_may_import(room: str, path: Path) -> None:
     for name in imports(path):
         top, _, rest = name.partition(".")
         if top == "hpcaccel":
@@ -239,20 +237,20 @@ def test_arrows(room: str, path: Path) -> None:
             assert top in allowed or optional or in_ranks, f"{path} imports {name}"
 
 
-def test_nothing_imports_the_programs_of_the_ranks() -> None:
+def test_no_module_imports_the_programs_of_the_ranks() -> None:
     programs = {f"hpcaccel.{name.removesuffix('.py').replace('/', '.')}" for name in RANK_PROGRAMS}
     graph = import_graph()
     assert programs <= graph.keys()
     assert not programs & set().union(*graph.values())
 
 
-def test_every_room_has_its_row() -> None:
+def test_every_subpackage_is_listed_in_a_row() -> None:
     rooms = {room for room, _ in modules()}
     assert rooms <= {*BASE, *PAGES, *(room for row in ROWS.values() for room in row)}
 
 
 @pytest.mark.parametrize("path", [pytest.param(p, id=str(p.relative_to(PACKAGE))) for r, p in modules() if r in PAGES])
-def test_pages_hold_no_code(path: Path) -> None:
+def test_accelerate_import_paths_contain_no_code(path: Path) -> None:
     """A docstring, imports, and ``__all__``."""
     docstring, *rest = ast.parse(path.read_text()).body
     assert isinstance(docstring, ast.Expr)
@@ -267,16 +265,16 @@ def loaded_by(statement: str) -> set[str]:
     return set(result.stdout.split())
 
 
-def test_importing_the_package_brings_nothing_along() -> None:
+def test_import_of_hpcaccel_loads_no_heavy_library() -> None:
     assert loaded_by("import hpcaccel") & {"torch", "numpy", "pydantic", "submitit", "jinja2", "fabric"} == set()
 
 
-def test_the_batch_step_needs_the_standard_library_only() -> None:
+def test_batch_step_imports_only_the_standard_library() -> None:
     loaded = loaded_by("import hpcaccel.node.supervisor, hpcaccel.node.rank")
     assert {name for name in loaded if not name.startswith("_")} - sys.stdlib_module_names - {"hpcaccel"} <= {
         "sitecustomize"
     }
 
 
-def test_the_ranks_bring_no_login_side_library() -> None:
+def test_import_of_accelerator_loads_no_login_side_library() -> None:
     assert loaded_by("import hpcaccel.runtime.accelerator") & {"pydantic", "submitit", "optuna", "fabric"} == set()

@@ -31,13 +31,13 @@ def test_shared_locks_exclude_only_exclusive_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_file_system_without_locks_is_unsupported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     monkeypatch.setattr(fcntl, "flock", failing(code))
     with (tmp_path / "lock").open("a") as file:
         assert lock_file(file) == "unsupported"
 
 
-def test_other_failures_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_of_flock_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", failing(errno.EIO))
     with (tmp_path / "lock").open("a") as file, pytest.raises(OSError, match=os.strerror(errno.EIO)):
         lock_file(file)
@@ -50,7 +50,7 @@ def failing(code: int) -> Any:
     return flock
 
 
-def test_pieces_become_lines() -> None:
+def test_line_splitter_joins_pieces_into_lines() -> None:
     lines = LineSplitter()
     assert [lines.feed(piece) for piece in (b'{"a"', b": 1}\n{", b"}\n\n", b"x")] == [
         [],
@@ -60,7 +60,7 @@ def test_pieces_become_lines() -> None:
     ]
 
 
-def test_what_is_longer_than_the_pipe_arrives_whole() -> None:
+def test_write_all_writes_data_larger_than_the_pipe() -> None:
     source, sink = os.pipe()
     data = json_line({"text": "x" * (1 << 20)})
     pid = os.fork()
@@ -74,6 +74,6 @@ def test_what_is_longer_than_the_pipe_arrives_whole() -> None:
     assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_objects_among_other_output() -> None:
+def test_objects_in_finds_json_objects_among_other_output() -> None:
     output = b'Welcome to n1\n{"node": "n1", "problem": null}\n[1]\n{"other": 1}\n{"node": "n2"}\n\xff'
     assert [found["node"] for found in objects_in(output, keys={"node"})] == ["n1", "n2"]

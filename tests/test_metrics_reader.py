@@ -1,4 +1,4 @@
-"""What programs have logged: our own lines, and whatever others append to ``$HPCACCEL_METRICS``."""
+"""Reader of logged metrics: hpcaccel's own lines, and those that programs append to ``$HPCACCEL_METRICS``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read(logged: Logged) -> list[tuple[int, int, dict[str, float]]]:
     return [(line.attempt, line.step, line.values) for line in logged.read()]
 
 
-def test_any_program_may_append_lines(run: RunDir) -> None:
+def test_lines_appended_by_a_program_are_read(run: RunDir) -> None:
     append(run, '{"step": 3, "loss": 0.5, "time": 12.5, "note": "warm"}\n{"step": 4.0, "loss": 1}\n')
     logged = Logged(run)
     first, second = logged.read()
@@ -46,7 +46,7 @@ def test_any_program_may_append_lines(run: RunDir) -> None:
     assert logged.read() == []
 
 
-def test_lines_without_a_step_are_numbered(run: RunDir) -> None:
+def test_lines_without_a_step_get_consecutive_steps(run: RunDir) -> None:
     append(run, '{"loss": 3}\n{"loss": 2}\n{"step": 10, "loss": 1}\n')
     logged = Logged(run)
     assert [step for _, step, _ in read(logged)] == [1, 2, 10]
@@ -55,7 +55,7 @@ def test_lines_without_a_step_are_numbered(run: RunDir) -> None:
     assert read(logged) == [(1, 11, {"loss": 0.0}), (2, 1, {"loss": 9.0})]
 
 
-def test_a_number_that_is_none_is_one_to_whom_it_matters(run: RunDir) -> None:
+def test_nan_and_infinity_are_read_as_values(run: RunDir) -> None:
     append(run, '{"step": 1, "loss": NaN, "norm": Infinity}\n')
     ((_, _, values),) = read(Logged(run))
     assert math.isnan(values["loss"])
@@ -83,7 +83,7 @@ def test_a_number_that_is_none_is_one_to_whom_it_matters(run: RunDir) -> None:
         (b'{"loss": 0.5, "text": "' + b"x" * 70_000 + b'"}', "line longer than 64 KiB"),
     ],
 )
-def test_lines_that_are_of_no_use(run: RunDir, line: bytes, words: str) -> None:
+def test_unusable_line_is_skipped_with_a_warning(run: RunDir, line: bytes, words: str) -> None:
     append(run, b'{"step": 1, "loss": 3}\n\n' + line + b'\n{"step": 2, "loss": 2}\n')
     logged = Logged(run)
     assert read(logged) == [(1, 1, {"loss": 3.0}), (1, 2, {"loss": 2.0})]
@@ -94,14 +94,14 @@ def test_lines_that_are_of_no_use(run: RunDir, line: bytes, words: str) -> None:
     assert logged.warning.startswith("2 lines were skipped; the first one: line 3 of ")
 
 
-def test_what_was_given_instead_of_a_number_is_known(run: RunDir) -> None:
+def test_metrics_that_are_not_numbers_are_recorded(run: RunDir) -> None:
     append(run, '{"step": 1, "loss": "0.5", "acc": 0.1}\n{"step": 2, "loss": "0.4", "parts": {"a": 1}, "acc": 0.2}\n')
     logged = Logged(run)
     assert [values for _, _, values in read(logged)] == [{"acc": 0.1}, {"acc": 0.2}]
     assert logged.no_numbers == {"loss": "'0.5'", "parts": "{'a': 1}"}
 
 
-def test_a_line_in_the_making_waits_and_one_without_an_end_is_read(run: RunDir) -> None:
+def test_line_without_newline_is_read_once_its_json_is_complete(run: RunDir) -> None:
     logged = Logged(run)
     append(run, '{"step": 1, "lo')
     assert read(logged) == []
@@ -112,7 +112,7 @@ def test_a_line_in_the_making_waits_and_one_without_an_end_is_read(run: RunDir) 
     assert logged.warning == ""
 
 
-def test_a_long_line_in_the_making_is_one_line(run: RunDir) -> None:
+def test_incomplete_line_above_the_limit_is_skipped_as_one_line(run: RunDir) -> None:
     logged = Logged(run)
     for _ in range(3):
         append(run, "x" * 100_000)
@@ -122,7 +122,7 @@ def test_a_long_line_in_the_making_is_one_line(run: RunDir) -> None:
     assert logged.passed_over == 1
 
 
-def test_a_file_that_was_begun_anew_is_read_anew(run: RunDir) -> None:
+def test_file_that_was_overwritten_is_read_from_the_start(run: RunDir) -> None:
     logged = Logged(run)
     append(run, '{"step": 1, "loss": 1}\n{"step": 2, "loss": 2}\n')
     logged.read()
@@ -130,7 +130,7 @@ def test_a_file_that_was_begun_anew_is_read_anew(run: RunDir) -> None:
     assert read(logged) == [(1, 3, {"loss": 3.0})]
 
 
-def test_both_kinds_come_in_the_order_of_the_attempts(run: RunDir) -> None:
+def test_own_and_appended_lines_are_ordered_by_attempt(run: RunDir) -> None:
     for attempt in (1, 2):
         ours(run, attempt, attempt=attempt, loss=attempt)
         append(run, json.dumps({"step": 10 * attempt, "acc": attempt}) + "\n", attempt=attempt)
@@ -138,7 +138,7 @@ def test_both_kinds_come_in_the_order_of_the_attempts(run: RunDir) -> None:
     assert [(attempt, step) for attempt, step, _ in read(Logged(run))] == [(1, 1), (1, 10), (2, 2), (2, 20), (10, 5)]
 
 
-def test_the_last_words_of_an_attempt_are_read_when_the_next_has_begun(run: RunDir) -> None:
+def test_last_lines_of_an_attempt_are_read_after_the_next_has_started(run: RunDir) -> None:
     logged = Logged(run)
     append(run, '{"loss": 1}\n')
     assert len(logged.read()) == 1
@@ -149,7 +149,7 @@ def test_the_last_words_of_an_attempt_are_read_when_the_next_has_begun(run: RunD
     assert read(logged) == [(2, 2, {"loss": 4.0})]
 
 
-def test_names_that_no_file_can_hold_are_written_out(run: RunDir) -> None:
+def test_surrogates_in_metric_names_are_escaped(run: RunDir) -> None:
     append(run, '{"lo\\ud800ss": 1, "größe": 2}\n')
     ((_, _, values),) = read(Logged(run))
     assert values == {"lo\\ud800ss": 1.0, "größe": 2.0}

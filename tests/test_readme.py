@@ -1,4 +1,4 @@
-"""Everything that the README shows: its commands are run, its output compared, its files used."""
+"""README.md: its commands are run, their output is compared, its files are used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def blocks(language: str) -> list[str]:
 
 def script(sign: str) -> str:
     """The training script of the diff: before (``-``) or after (``+``)."""
-    diff = blocks("diff")[0]  # the other one is of any script written for Accelerate
+    diff = blocks("diff")[0]  # the second diff is of any script written for Accelerate
     return "".join(line[1:] or "\n" for line in diff.splitlines(keepends=True) if line[0] in (" ", sign, "\n"))
 
 
@@ -36,7 +36,7 @@ def shown_commands() -> list[tuple[str, str]]:
     found = []
     for block in blocks("console"):
         if block.startswith("$ make demo\n"):
-            found.append(("make demo", block.partition("\n")[2]))  # which prints commands of its own
+            found.append(("make demo", block.partition("\n")[2]))  # its output contains commands
             continue
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, _, output = part.partition("\n")
@@ -95,14 +95,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_script_runs_before_and_after_the_five_lines(folder: Path) -> None:
+def test_training_script_runs_before_and_after_the_diff(folder: Path) -> None:
     for sign in "-+":
         (folder / "alone.py").write_text(script(sign))
         answer = run([sys.executable, "alone.py"], folder)
         assert answer.returncode == 0, answer.stdout
 
 
-def test_the_commands_print_what_is_shown(folder: Path) -> None:
+def test_commands_print_what_the_readme_shows(folder: Path) -> None:
     ran = []
     for command, shown in shown_commands():
         if command in NOT_RUN_HERE or command == "make demo":
@@ -114,7 +114,7 @@ def test_the_commands_print_what_is_shown(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_prints_what_is_shown(tmp_path: Path) -> None:
+def test_demo_prints_what_the_readme_shows(tmp_path: Path) -> None:
     [shown] = [output for command, output in shown_commands() if command == "make demo"]
     small = ["args.bytes=200000", "args.epochs=3", "args.width=64", "args.depth=2"]
     answer = run([sys.executable, str(ROOT / "jobs" / "demo.py"), *small], tmp_path)
@@ -122,19 +122,19 @@ def test_the_demo_prints_what_is_shown(tmp_path: Path) -> None:
     assert_shown(answer.stdout.replace(" " + " ".join(small), ""), shown)
 
 
-def test_the_larger_spec_is_valid(folder: Path) -> None:
+def test_larger_spec_of_the_readme_is_valid(folder: Path) -> None:
     (folder / "large.yaml").write_text(blocks("yaml")[1])
     answer = run(["hpcaccel", "validate", "large.yaml"], folder)
     assert answer.returncode == 0, answer.stdout
 
 
-def test_the_function_returns_its_result(folder: Path) -> None:
+def test_function_of_the_readme_returns_its_result(folder: Path) -> None:
     [program] = blocks("python")
     (folder / "work.py").write_text(program)
     answer = run([sys.executable, "work.py"], folder)
     assert answer.stdout.splitlines()[-1] == "20", answer.stdout
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_every_relative_link_of_the_readme_has_a_target() -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / "README.md").read_text()):
         assert (ROOT / target).exists(), target

@@ -1,7 +1,7 @@
-"""Directories that an earlier release has written are listed, reported, verified, resumed and continued.
+"""Directories of an earlier release can be listed, reported, verified, resumed and continued.
 
-``tests/data/record_directories.py`` has made them: real trainings and a real sweep, with marks in place of what
-belonged to the machine. What the commands say of them is compared word for word with what is kept beside them.
+``tests/data/record_directories.py`` has recorded them: real trainings and a real sweep, with marks in place of values
+of the machine. The output of the commands is compared word for word with recorded output.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 RECORDED = ROOT / "tests" / "data" / "recorded"
 RUNS = ("completed", "stopped", "sharded", "preempted")
-"""The last one ran on a real Slurm, was preempted there and came back; the others on one machine without Slurm."""
+"""The last one ran on a real Slurm, where it was preempted and requeued; the others ran without Slurm."""
 PAGES = [
     *(("status", name, "--json") for name in (*RUNS, "tuned")),
     *(("report", name, "--json") for name in RUNS),
@@ -35,7 +35,7 @@ PAGES = [
 
 
 class Machine:
-    """A copy of the recorded directories, as if they had been made in ``folder``."""
+    """A copy of the recorded directories, as if they had been written in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -83,7 +83,7 @@ class Machine:
         return done.stdout
 
     def anonymous(self, text: str) -> str:
-        """With the marks in place of what belongs to this machine."""
+        """Replace values of this machine by the marks."""
         for mark, meant in self._marks.items():
             text = text.replace(meant, mark.decode())
         return text
@@ -104,7 +104,7 @@ def said(machine: Machine, page: tuple[str, ...]) -> Any:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=" ".join)
-def test_what_is_told_of_them(looked_at: Machine, page: tuple[str, ...]) -> None:
+def test_command_prints_the_recorded_output(looked_at: Machine, page: tuple[str, ...]) -> None:
     kept = RECORDED / "said" / ("-".join(page).replace("-----json", "").replace("---json", "") + ".json")
     found = said(looked_at, page)
     if os.environ.get("HPCACCEL_RECORD"):
@@ -113,7 +113,7 @@ def test_what_is_told_of_them(looked_at: Machine, page: tuple[str, ...]) -> None
     assert found == json.loads(kept.read_text())
 
 
-def test_every_file_is_known_to_the_page_on_the_run_directory(machine: Machine) -> None:
+def test_every_file_of_a_run_directory_is_listed_in_the_design_page(machine: Machine) -> None:
     """docs/design.md lists the files of a run directory and of a sweep; nothing else is written."""
     page = (ROOT / "docs" / "design.md").read_text()
     for run in (machine.run("completed"), machine.run("stopped"), machine.run("preempted"), machine.run("tuned")):
@@ -123,7 +123,7 @@ def test_every_file_is_known_to_the_page_on_the_run_directory(machine: Machine) 
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_a_stopped_training_goes_on_bit_by_bit(machine: Machine) -> None:
+def test_stopped_training_resumes_bit_exact(machine: Machine) -> None:
     machine("resume", "stopped")
     machine("wait", "stopped")
     assert said(machine, ("status", "stopped", "--json"))["state"] == "completed"
@@ -133,8 +133,8 @@ def test_a_stopped_training_goes_on_bit_by_bit(machine: Machine) -> None:
     assert "bit-exact" in (machine.run("stopped") / "attempts" / "2" / "0.log").read_text()
 
 
-def test_a_preempted_run_lost_no_step(looked_at: Machine) -> None:
-    """It was preempted at a step that both attempts name, and its losses are those of the undisturbed run."""
+def test_preempted_run_lost_no_step(looked_at: Machine) -> None:
+    """Its losses are those of the undisturbed run."""
     run = looked_at.run("preempted")
     lines = [json.loads(line) for line in (run / "attempts.jsonl").read_text().splitlines()]
     starts, ends = ([line for line in lines if line["event"] == event] for event in ("start", "end"))
@@ -147,7 +147,7 @@ def test_a_preempted_run_lost_no_step(looked_at: Machine) -> None:
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_a_sharded_training_goes_on_bit_by_bit(machine: Machine) -> None:
+def test_sharded_training_resumes_bit_exact(machine: Machine) -> None:
     before = losses(machine.run("sharded"))
     machine("resume", "sharded")
     machine("wait", "sharded")
@@ -159,7 +159,7 @@ def test_a_sharded_training_goes_on_bit_by_bit(machine: Machine) -> None:
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_a_stopped_sweep_goes_on_with_its_trials(machine: Machine) -> None:
+def test_stopped_sweep_resumes_with_the_same_trials(machine: Machine) -> None:
     pytest.importorskip("optuna")
     before = {trial["trial"]: trial for trial in said(machine, ("sweep", "table", "tuned", "--json"))}
     machine("sweep", "resume", "tuned")
@@ -178,7 +178,7 @@ def test_a_stopped_sweep_goes_on_with_its_trials(machine: Machine) -> None:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("name", RUNS)
-def test_their_checkpoints_are_whole_and_can_be_converted(machine: Machine, name: str) -> None:
+def test_recorded_checkpoint_is_intact_and_can_be_converted(machine: Machine, name: str) -> None:
     (newest, *_) = sorted((machine.run(name) / "checkpoints").iterdir(), reverse=True)
     machine("checkpoint", "verify", str(newest))
     machine("checkpoint", "convert", str(newest), "out", "--to", "safetensors")
@@ -186,8 +186,8 @@ def test_their_checkpoints_are_whole_and_can_be_converted(machine: Machine, name
 
 
 @pytest.mark.torch
-def test_what_stands_in_their_pickles_can_be_imported(machine: Machine) -> None:
-    """submitit's of programs and functions, and the result of a function."""
+def test_recorded_pickles_can_be_loaded(machine: Machine) -> None:
+    """submitit's pickles of programs and functions, and the result of a function."""
     code = (
         "import hpcaccel; from pathlib import Path; from submitit.core.utils import DelayedSubmission\n"
         "for path in Path('runs').rglob('*_submitted.pkl'): print(type(DelayedSubmission.load(path).function).__name__)"
@@ -198,8 +198,8 @@ def test_what_stands_in_their_pickles_can_be_imported(machine: Machine) -> None:
     assert result == "42"
 
 
-def test_what_they_start_by_name_is_there(machine: Machine) -> None:
-    """The chooser of a sweep, as it stands in ``sweep.json``, and the program that ranks and other machines start."""
+def test_modules_that_recorded_runs_start_by_name_exist(machine: Machine) -> None:
+    """The chooser in ``sweep.json``, and the module that ranks and other machines start."""
     *_, code = json.loads((machine.run("tuned") / "sweep.json").read_text())["chooser"]
     assert code.endswith("import main; main()"), code
     machine.python(code.removesuffix("; main()"))

@@ -16,7 +16,7 @@ from hpcaccel.core.user_state import index_lines, register
 from hpcaccel.errors import RunDirectoryError, UserError
 
 
-def test_a_torn_last_line_costs_only_itself(tmp_path: Path) -> None:
+def test_torn_last_line_loses_only_itself(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     append_line(path, {"n": 1})
     with path.open("a") as file:
@@ -26,7 +26,7 @@ def test_a_torn_last_line_costs_only_itself(tmp_path: Path) -> None:
     assert [line["n"] for line, _ in read_lines(path)] == [1, 3]
 
 
-def test_a_reader_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_read_lines_continues_from_an_offset(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     append_line(path, {"text": "ü\n"})
     [(line, offset)] = read_lines(path)
@@ -35,7 +35,7 @@ def test_a_reader_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert [line for line, _ in read_lines(path, offset=offset)] == [{"n": 2}]
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_failed_atomic_write_leaves_only_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     atomic_write(path, "old")
     with pytest.raises(UnicodeEncodeError):
@@ -45,7 +45,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["file.json"]
 
 
-def test_json_that_is_no_object_is_an_error(tmp_path: Path) -> None:
+def test_json_file_without_an_object_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     assert read_json(path) is None
     path.write_text("[]")
@@ -56,7 +56,7 @@ def test_json_that_is_no_object_is_an_error(tmp_path: Path) -> None:
         read_json(path)
 
 
-def test_a_run_directory_is_made_once(tmp_path: Path) -> None:
+def test_existing_run_directory_is_not_created_again(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "gpt" / "20261120-153012-4f2a")
     run.create()
     assert run.path.stat().st_mode & 0o777 == 0o750
@@ -64,19 +64,19 @@ def test_a_run_directory_is_made_once(tmp_path: Path) -> None:
         run.create()
 
 
-def test_tasks_are_named_as_slurm_names_them(tmp_path: Path) -> None:
+def test_array_tasks_are_named_as_slurm_names_them(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "20261120-153012-4f2a")
     assert run.task(3).run_id == "20261120-153012-4f2a_3"
 
 
-def test_the_index_finds_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_lists_registered_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     register(RunDir(tmp_path / "a"), name="gpt", job_id="7")
     [line] = index_lines()
     assert line == {"run_id": "a", "name": "gpt", "job_id": "7", "path": str(tmp_path / "a")}
 
 
-def test_records_pass_over_what_they_do_not_know() -> None:
+def test_unknown_fields_of_records_are_ignored() -> None:
     line = AttemptEnd(attempt=1, time=0.5, reason="completed", decision="end")
     assert from_dict(AttemptEnd, {**to_dict(line), "added_later": 1}) == line
 
@@ -109,7 +109,7 @@ def test_a_trial_runs_the_code_of_its_sweep(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "passes"), [(errno.EINVAL, True), (errno.EIO, False)])
-def test_a_directory_that_cannot_be_synced(
+def test_fsync_of_a_directory_ignores_einval_but_not_io_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, passes: bool
 ) -> None:
     def fsync(fd: int) -> None:
@@ -120,7 +120,9 @@ def test_a_directory_that_cannot_be_synced(
         fsync_directory(tmp_path)
 
 
-def test_a_current_directory_that_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_current_directory_is_an_error_for_relative_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

@@ -1,4 +1,4 @@
-"""Values of secrets in texts of our own."""
+"""Masking of secret values in messages."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ KEY = "-----BEGIN KEY-----\nMIIEvQIBADANBg\n-----END KEY-----\n"
         ("nothing here", "nothing here"),
     ],
 )
-def test_each_value_is_replaced(text: str, masked: str) -> None:
+def test_each_secret_value_is_masked(text: str, masked: str) -> None:
     assert Mask(["hf_abcdef", "hf_abcdefgh", KEY, "1", "on", "a.c?", ""])(text) == masked
 
 
-def test_the_spec_names_them_and_the_environment_has_them(tmp_path: Path) -> None:
+def test_mask_takes_names_from_the_spec_and_values_from_the_environment(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     run.create()
     assert Mask.of(run, {"TOKEN": "abcdef"})("abcdef") == "abcdef"

@@ -1,6 +1,6 @@
-"""What others hold on to: public names with their parameters, and every command with its options.
+"""Snapshots of the public interface: names with parameters, commands with options, fields of spec files.
 
-``HPCACCEL_RECORD=1 pytest tests/test_snapshots.py`` writes them down anew; what has changed then stands in the diff.
+``HPCACCEL_RECORD=1 pytest tests/test_snapshots.py`` records them again; the diff then shows the changes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def is_as_recorded(name: str, text: str) -> bool:
 
 
 @pytest.mark.torch
-def test_public_names_and_their_parameters() -> None:
+def test_public_names_and_parameters_are_as_recorded() -> None:
     code = "from tests.test_snapshots import public_names; print(public_names())"  # other tests change classes
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     assert is_as_recorded("names.json", found.stdout)
@@ -49,7 +49,7 @@ def public_names() -> str:
 
 
 def members(kind: type) -> Iterator[tuple[str, str]]:
-    """The public ones that are our own."""
+    """Public members that hpcaccel defines."""
     for name in sorted(dir(kind)):
         owner = next((base for base in kind.__mro__ if name in vars(base)), object)
         if not name.startswith("_") and owner.__module__.startswith("hpcaccel"):
@@ -69,7 +69,7 @@ def parameters(value: Any) -> str:
     return "(" + ", ".join(str(one.replace(annotation=inspect.Parameter.empty)) for one in found) + ")"
 
 
-def test_every_command_and_its_options() -> None:
+def test_commands_and_options_are_as_recorded() -> None:
     import typer
 
     from hpcaccel.cli.main import app
@@ -86,8 +86,8 @@ def help_pages(command: Any, name: str, parent: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", ["job", "sweep"])
-def test_the_fields_of_spec_files(kind: str) -> None:
-    """The schema files in docs/ hold them; here it is that none goes."""
+def test_fields_of_spec_files_are_as_recorded(kind: str) -> None:
+    """The schema files in docs/ contain them; this test notices that one was added or removed."""
     schema = json.loads((ROOT / "docs" / f"{kind}.schema.json").read_text())
     found = sorted(set(fields(schema)))
     assert is_as_recorded(f"{kind}-fields.json", json.dumps(found, indent=1) + "\n")
@@ -98,7 +98,7 @@ def fields(schema: Any, path: str = "") -> Iterator[str]:
         for key, value in schema.items():
             if key == "properties":
                 yield from (f"{path}.{name}".lstrip(".") for name in value)
-            step = key.removesuffix("Section")  # of the class that a section of the file has
+            step = key.removesuffix("Section")  # suffix of the class of a section
             yield from fields(value, f"{path}.{step}" if key not in ("properties", "$defs") else path)
     elif isinstance(schema, list):
         for value in schema:

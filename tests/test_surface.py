@@ -1,4 +1,4 @@
-"""The public surface: what `hpcaccel` exports, and that nothing else slips in or out."""
+"""The public interface: `hpcaccel` exports exactly the listed names."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ ANYWHERE = {"log", "should_stop"}
 RANKS = set(NAMES.split())
 
 
-def test_the_exported_names() -> None:
+def test_exported_names_are_exactly_the_listed_ones() -> None:
     assert set(hpcaccel.__all__) == LOGIN | ANYWHERE | RANKS
     assert set(dir(hpcaccel)) >= LOGIN | ANYWHERE | RANKS | set(hpcaccel._PAGES)
 
 
 @pytest.mark.parametrize("name", sorted(LOGIN | ANYWHERE))
-def test_each_name_can_be_imported(name: str) -> None:
+def test_each_name_that_needs_no_torch_can_be_imported(name: str) -> None:
     assert callable(getattr(hpcaccel, name))
 
 
@@ -48,7 +48,7 @@ def test_each_name_of_a_training_script_can_be_imported(name: str) -> None:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("page", hpcaccel._PAGES)
-def test_pages_hand_on_what_they_promise(page: str) -> None:
+def test_accelerate_import_path_has_every_name_of_its_all(page: str) -> None:
     module = getattr(hpcaccel, page)
     assert module.__name__ == f"hpcaccel.{page}"
     for name in getattr(module, "__all__", []):
@@ -56,14 +56,14 @@ def test_pages_hand_on_what_they_promise(page: str) -> None:
 
 
 @pytest.mark.torch
-def test_a_name_of_accelerates_that_is_not_here_says_why() -> None:
+def test_unsupported_accelerate_name_is_refused_with_the_reason() -> None:
     for page in ("hpcaccel", "hpcaccel.utils", "hpcaccel.utils.dataclasses"):
         with pytest.raises(ImportError, match=r"has no DeepSpeedPlugin\. DeepSpeed is not supported: .*fsdp"):
             exec(f"from {page} import DeepSpeedPlugin")
 
 
-def test_a_room_can_be_imported_where_there_is_no_runtime(tmp_path: Path) -> None:
-    """As in a run directory's node.pyz, which holds the base and the batch step's room only."""
+def test_module_of_the_base_can_be_imported_without_the_runtime(tmp_path: Path) -> None:
+    """As in a run directory's node.pyz, which contains only the base and ``node``."""
     package = tmp_path / "hpcaccel"
     package.mkdir()
     for name in ("__init__.py", "errors.py"):
@@ -76,14 +76,14 @@ def test_a_room_can_be_imported_where_there_is_no_runtime(tmp_path: Path) -> Non
 
 
 @pytest.mark.torch
-def test_the_progress_bar_is_a_function_although_its_page_bears_its_name() -> None:
+def test_utils_tqdm_is_the_function_and_not_the_module() -> None:
     from hpcaccel import utils
     from hpcaccel.utils.tqdm import tqdm
 
     assert utils.tqdm is tqdm
 
 
-def test_type_checkers_see_the_same_names() -> None:
+def test_type_checkers_see_the_same_names_as_python() -> None:
     """They read the imports under TYPE_CHECKING, Python reads the table."""
     tree = ast.parse((ROOT / "hpcaccel" / "__init__.py").read_text())
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
@@ -93,7 +93,7 @@ def test_type_checkers_see_the_same_names() -> None:
     assert imported == hpcaccel._HOME
 
 
-def test_a_name_that_is_none() -> None:
+def test_unknown_name_raises_attribute_error() -> None:
     name = "Acelerator"
     with pytest.raises(AttributeError, match="has no attribute 'Acelerator'"):
         getattr(hpcaccel, name)
@@ -110,7 +110,7 @@ def interpreter(*arguments: str, folder: Path) -> subprocess.CompletedProcess[st
     )
 
 
-def test_an_environment_without_torch_is_told_the_extra_that_has_it(tmp_path: Path) -> None:
+def test_import_without_torch_names_the_extra_to_install(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
     done = interpreter("-c", "from hpcaccel import Accelerator", folder=tmp_path)
     assert done.stderr.splitlines()[-1] == (
@@ -119,19 +119,19 @@ def test_an_environment_without_torch_is_told_the_extra_that_has_it(tmp_path: Pa
     )
 
 
-def test_a_torch_that_is_broken_speaks_for_itself(tmp_path: Path) -> None:
+def test_import_error_of_a_broken_torch_is_passed_on(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("import a_library_of_torchs_own\n")
     done = interpreter("-c", "from hpcaccel import Accelerator", folder=tmp_path)
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'a_library_of_torchs_own'"
 
 
-def test_the_package_is_a_program(tmp_path: Path) -> None:
+def test_package_runs_as_a_program(tmp_path: Path) -> None:
     done = interpreter("-m", "hpcaccel", "--version", folder=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"hpcaccel {hpcaccel.__version__}\n")
 
 
 @pytest.mark.torch
-def test_a_function_may_be_decorated_and_called_before_there_is_an_accelerator(tmp_path: Path) -> None:
+def test_on_main_process_decorates_before_an_accelerator_exists(tmp_path: Path) -> None:
     code = "from hpcaccel import Accelerator; print(Accelerator.on_main_process(lambda: 42)())"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "42\n", done.stderr

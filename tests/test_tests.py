@@ -24,7 +24,7 @@ def asserts(function: Function) -> bool:
 
 
 def called(function: Function) -> set[str]:
-    """The last parts of the names of what it calls."""
+    """Last parts of the names of the functions that it calls."""
     calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
     return {ast.unparse(call.func).rpartition(".")[2] for call in calls}
 

@@ -1,4 +1,4 @@
-"""What a user installs: the wheel holds all it needs, and runs from an empty folder in an environment without torch."""
+"""The wheel: it contains all that it needs, and runs from an empty folder in an environment without torch."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def wheel(once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
 
 
 class Installed:
-    """hpcaccel in an environment of its own, used from an empty folder by somebody who is new here."""
+    """hpcaccel in its own environment, used from an empty folder."""
 
     def __init__(self, environment: Path, folder: Path) -> None:
         self.bin = environment / "bin"
@@ -103,7 +103,7 @@ class Installed:
         )
 
     def __call__(self, *arguments: str) -> str:
-        """What a command prints that must succeed."""
+        """Output of a command, which must succeed."""
         done = self.run("hpcaccel", *arguments)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -127,7 +127,7 @@ def contents(path: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def test_the_wheel_holds_the_package_and_its_templates_and_nothing_else(wheel: Path) -> None:
+def test_wheel_contains_only_the_package_and_its_templates(wheel: Path) -> None:
     package = {str(path.relative_to(ROOT)) for path in (ROOT / "hpcaccel").rglob("*.py")}
     templates = {f"hpcaccel/{path.relative_to(ROOT)}" for path in (ROOT / "templates").rglob("*") if path.is_file()}
     assert "hpcaccel/templates/sbatch.j2" in templates
@@ -135,7 +135,7 @@ def test_the_wheel_holds_the_package_and_its_templates_and_nothing_else(wheel: P
     assert held == package | templates | {"hpcaccel/py.typed"}
 
 
-def test_the_wheel_says_what_it_needs(wheel: Path) -> None:
+def test_wheel_metadata_lists_its_requirements(wheel: Path) -> None:
     said = Parser().parsestr(contents(wheel)[f"{DIST_INFO}/METADATA"].decode())
     assert said["Requires-Python"] == ">=3.10"
     assert set(said.get_all("Provides-Extra", [])) == {
@@ -151,7 +151,7 @@ def test_the_wheel_says_what_it_needs(wheel: Path) -> None:
     assert core == {"fabric", "jinja2", "pydantic", "pyyaml", "rich", "submitit", "typer"}
 
 
-def test_the_source_archive_builds_the_same_wheel(tmp_path: Path) -> None:
+def test_source_archive_builds_the_same_wheel(tmp_path: Path) -> None:
     version = f"hpcaccel-{hpcaccel.__version__}"
     checkout, unpacked = tmp_path / "checkout", tmp_path / version
     build = (sys.executable, "-m", "hatchling", "build")
@@ -162,7 +162,7 @@ def test_the_source_archive_builds_the_same_wheel(tmp_path: Path) -> None:
     assert contents(unpacked / "dist" / wheel) == contents(checkout / wheel)
 
 
-def test_commands_about_specs(installed: Installed) -> None:
+def test_installed_commands_for_specs_run(installed: Installed) -> None:
     assert installed("--version") == f"hpcaccel {hpcaccel.__version__}\n"
     assert "submit" in installed("--help")
     assert "entrypoint" in json.loads(installed("schema"))["properties"]
@@ -174,7 +174,7 @@ def test_commands_about_specs(installed: Installed) -> None:
     assert "#SBATCH --ntasks-per-node=2" in installed("render", "hello.yaml").splitlines()
 
 
-def test_a_program_runs_to_its_end(installed: Installed) -> None:
+def test_program_runs_to_completion_from_the_installed_wheel(installed: Installed) -> None:
     installed.write("hello.yaml", SHELL_JOB)
     assert "hello" in installed("submit", "hello.yaml", "--cluster", "local", "--wait")
     assert json.loads(installed("status", "hello", "--json"))["state"] == "completed"
@@ -182,14 +182,14 @@ def test_a_program_runs_to_its_end(installed: Installed) -> None:
     assert installed("logs", "hello") == "rank 0 of 2\n"
 
 
-def test_a_python_function_runs_to_its_result(installed: Installed) -> None:
+def test_python_function_returns_its_result_from_the_installed_wheel(installed: Installed) -> None:
     installed.write("double.py", FUNCTION)
     done = installed.run("python", "double.py")
     assert done.stdout == "42\n", done.stderr
 
 
-def test_training_names_the_extra_that_it_needs(installed: Installed) -> None:
-    """In one sentence, that the run's own reason repeats."""
+def test_training_without_torch_names_the_extra_to_install(installed: Installed) -> None:
+    """In one sentence, which the status of the run repeats."""
     installed.write("train.py", "from hpcaccel import Accelerator\n")
     installed.write("train.yaml", TRAINING)
     sentence = (
