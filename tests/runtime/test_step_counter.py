@@ -1,4 +1,4 @@
-"""The last step of rank 0: written at each step, without a system call where nothing of the network can fail."""
+"""StepCounter: the last step of rank 0, written at each step, without a system call on local file systems."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def written(run: RunDir, steps: int) -> int | None:
     return None if found is None else found[0]
 
 
-def test_on_a_local_disk_only_the_first_step_is_a_system_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_disk_needs_a_system_call_for_the_first_step_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attempt_timing, "_file_system", lambda device: "ext4")
     calls = Writes(monkeypatch)
     assert written(make_run(tmp_path / "run"), 1000) == 1000
@@ -58,17 +60,17 @@ def test_on_a_local_disk_only_the_first_step_is_a_system_call(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "lustre", None])
-def test_on_other_file_systems_each_step_is_written(
+def test_other_file_systems_get_a_write_call_for_each_step(
     kind: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There an error would end a process that has mapped the file."""
+    """An I/O error there would kill a process that has mapped the file."""
     monkeypatch.setattr(attempt_timing, "_file_system", lambda device: kind)
     calls = Writes(monkeypatch)
     assert written(make_run(tmp_path / "run"), 100) == 100
     assert calls.count == 100
 
 
-def test_a_file_that_cannot_be_mapped_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counter_is_written_where_the_file_cannot_be_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise OSError(19, "No such device")
 
@@ -77,12 +79,12 @@ def test_a_file_that_cannot_be_mapped_is_written(tmp_path: Path, monkeypatch: py
     assert written(make_run(tmp_path / "run"), 100) == 100
 
 
-def test_the_file_system_is_found_by_its_device() -> None:
+def test_file_system_type_is_found_by_device() -> None:
     assert attempt_timing._file_system(os.stat("/dev/shm").st_dev) == "tmpfs"
     assert attempt_timing._file_system(os.makedev(4095, 7)) is None
 
 
-def test_a_process_that_is_killed_has_written_its_last_step(tmp_path: Path) -> None:
+def test_killed_process_has_written_its_last_step(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     ended = subprocess.run([sys.executable, "-c", KILLED, run.step_counter(1)], timeout=60)
     assert ended.returncode == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""Signals become a flag, exactly once, in the main process alone."""
+"""Stop signals set a flag in the main thread, and all ranks stop at the same step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def in_process(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_a_signal_that_was_held_since_before_the_program_began_is_delivered_once() -> None:
+def test_signal_blocked_before_the_program_is_delivered_once() -> None:
     ended = in_process(
         """
 import os, signal
@@ -45,7 +45,7 @@ assert not flag.raised
     assert ended.returncode == 0, ended.stderr
 
 
-def test_outside_of_the_main_thread_nothing_is_installed() -> None:
+def test_no_handler_is_installed_outside_the_main_thread() -> None:
     found = []
     before = signal.getsignal(signal.SIGUSR2)
     thread = threading.Thread(target=lambda: found.append(StopFlag().install()))
@@ -55,7 +55,7 @@ def test_outside_of_the_main_thread_nothing_is_installed() -> None:
     assert signal.getsignal(signal.SIGUSR2) == before
 
 
-def test_held_signals_arrive_afterwards() -> None:
+def test_held_signals_are_delivered_afterwards() -> None:
     seen = []
     before = signal.signal(signal.SIGUSR2, lambda number, frame: seen.append(number))
     try:
@@ -67,7 +67,7 @@ def test_held_signals_arrive_afterwards() -> None:
         signal.signal(signal.SIGUSR2, before)
 
 
-def test_a_lone_rank_agrees_with_itself() -> None:
+def test_single_rank_reads_its_own_stop_decision_once() -> None:
     agreement = StopAgreement(None)
     assert agreement.read() is None
     agreement.issue(stop=True, save=False)
@@ -84,10 +84,10 @@ def test_a_lone_rank_agrees_with_itself() -> None:
         pytest.param(["--mode", "rare"], 4, marks=pytest.mark.chaos),
     ],
 )
-def test_a_script_with_accelerates_names_only_and_no_loader_saves_and_leaves_at_its_next_step(
+def test_script_without_a_prepared_loader_stops_at_its_next_step(
     tmp_path: Path, arguments: list[str], kill_at: int
 ) -> None:
-    """Also where two optimizers take turns: never between the turns of one iteration."""
+    """The script uses Accelerate's names only. With two optimizers it never stops between their steps of an iteration."""
     undisturbed = run_ranks("without_loader.py", arguments, run=make_run(tmp_path / "undisturbed"))
     assert undisturbed.codes == [0, 0], undisturbed.outputs
     run = make_run(tmp_path / "stopped")

@@ -1,6 +1,6 @@
-"""Signals at every place of a training, on some ranks or on all: they leave together, and the end is the same.
+"""Stop signals at every point of a training, on some or all ranks: all leave together and resume to the same weights.
 
-All cases run one after the other in the same two processes, for a start takes longer than any of them.
+All cases run in sequence in the same two processes, because a start takes longer than any case.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Numbers(Dataset[torch.Tensor]):
 
 
 class Net(nn.Module):
-    """A class of its own: what is inside of DDP is compiled only where its code is not torch's."""
+    """Not a plain Sequential: inside DDP, torch compiles only modules whose code is not torch's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,17 +50,17 @@ class Net(nn.Module):
 
 
 class Moment:
-    """Where a training is, for a case to choose from."""
+    """The position of a training, by which a case chooses when to send signals."""
 
     def __init__(self, case: Case, rank: int, attempt: int) -> None:
         self.case, self.rank, self.attempt = case, rank, attempt
         self.step, self.times = 0, 0
 
     def __call__(self, place: str) -> None:
-        """The training is at ``place``: the case may send its signals."""
+        """Send the signals that the case wants at ``place``."""
         self.times += 1
         for number in self.case(place, self) or ():
-            # os.kill may choose a thread of an earlier case, which does not hold it back.
+            # os.kill may choose a thread of an earlier case, which does not block the signal.
             signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 
@@ -111,7 +111,7 @@ CASES: dict[str, Case] = {
 
 
 class Told:
-    """A registered object, which is asked for its state in every save and gets it back in every load."""
+    """A registered object: each save reads its state, and each load restores it."""
 
     def __init__(self, moment: Moment) -> None:
         self.moment = moment
@@ -125,7 +125,7 @@ class Told:
 
 
 def train(rank: int, name: str, attempt: int) -> str | int:
-    """An attempt: the digest of what came out, or the code that it left with."""
+    """Run one attempt. Returns the digest of the final weights, or the exit code."""
     from hpcaccel import Accelerator
 
     moment = Moment(CASES[name], rank, attempt)
@@ -137,7 +137,7 @@ def train(rank: int, name: str, attempt: int) -> str | int:
 
         def backend(graph: Any, inputs: Any) -> Any:
             moment("compilation")
-            # A compiler, which a signal to all processes of the job would end.
+            # A compiler process, which a signal to all processes of the job would kill.
             compiler = subprocess.run(["bash", "-c", "kill -TERM $$; kill -USR2 $$; exit 7"], check=False)
             assert compiler.returncode == 7
             return graph
@@ -208,7 +208,7 @@ def _all_cases(rank: int, folder: Path) -> dict[str, list[str | int]]:
     return results
 
 
-def test_all_ranks_leave_together_and_the_end_is_the_same(tmp_path: Path) -> None:
+def test_stopped_ranks_leave_together_and_resume_to_the_same_weights(tmp_path: Path) -> None:
     for name in CASES:
         make_run(tmp_path / name, checkpoint={"every_steps": 5})
     (results, log), (others, _) = run_ranks(_with_log, tmp_path)
@@ -222,8 +222,8 @@ def test_all_ranks_leave_together_and_the_end_is_the_same(tmp_path: Path) -> Non
 
 
 def _uneven(rank: int, folder: Path, stop: bool) -> list[tuple[int, int, float]]:
-    """Epochs of which the ranks have unequal parts, each as a whole in ``join_uneven_inputs``: the steps after each
-    attempt, this rank's batches in it, and the weight."""
+    """Train epochs with unequal parts for the ranks, each in one ``join_uneven_inputs``. Returns for each attempt the
+    steps, this rank's batches and the weight."""
     from hpcaccel import Accelerator
 
     found: list[tuple[int, int, float]] = []
@@ -253,7 +253,7 @@ def _uneven(rank: int, folder: Path, stop: bool) -> list[tuple[int, int, float]]
             return found
 
 
-def test_a_stop_among_ranks_of_unequal_length_comes_when_the_epoch_is_over(tmp_path: Path) -> None:
+def test_stop_with_uneven_inputs_waits_for_the_end_of_the_epoch(tmp_path: Path) -> None:
     ((_, _, expected),), _ = run_ranks(_uneven, tmp_path / "whole", False)
     stopped, others = run_ranks(_uneven, tmp_path / "stopped", True)
     assert [(step, batches) for step, batches, _ in stopped] == [(4, 4), (12, 8)]
@@ -262,8 +262,8 @@ def test_a_stop_among_ranks_of_unequal_length_comes_when_the_epoch_is_over(tmp_p
 
 
 @pytest.mark.parametrize("arguments", [[], ["--from-step", "3"]], ids=["rendezvous", "training"])
-def test_signals_that_do_not_cease_change_nothing(tmp_path: Path, arguments: list[str]) -> None:
-    """From when rank 0 waits for the others, or from a step on, through the last save and until the process is gone."""
+def test_continuous_signals_do_not_change_how_ranks_stop(tmp_path: Path, arguments: list[str]) -> None:
+    """They start while rank 0 waits for the others, or at a step, and go on until the process has exited."""
     run = make_run(tmp_path / "run")
     ended = Ranks("besieged.py", *arguments, size=2, run=run, blocked=True).wait()
     assert ended.codes == [85, 85], ended.outputs

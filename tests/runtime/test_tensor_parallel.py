@@ -1,4 +1,4 @@
-"""Layers that neighbouring ranks share, by a plan of the user's."""
+"""Tensor parallelism: layers sharded over neighbouring ranks by the user's plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.chaos), 4])
-def test_a_shared_model_is_the_plain_one(size: int, tmp_path: Path) -> None:
+def test_tensor_parallel_model_matches_the_plain_one(size: int, tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     ended = run_ranks("shared.py", [str(tmp_path / "weights")], size=size)
     assert ended.codes == [0] * size, "\n".join(ended.outputs)
@@ -25,7 +25,7 @@ def test_a_shared_model_is_the_plain_one(size: int, tmp_path: Path) -> None:
     assert found["skipped"] == [[0] * size, [1] * size]
 
 
-def test_a_plan_is_needed_and_may_be_the_models_own() -> None:
+def test_tensor_parallel_plan_is_required_and_may_be_the_models() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(RuntimeMisuse, match="lists the modules of Linear to shard"):
         find_plan(model, None)

@@ -1,4 +1,4 @@
-"""What each tracker says to its package. The packages are stand-ins that write down how they are called."""
+"""Calls that each tracker makes to its package. The packages are stand-ins that record these calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FEW = {"eval_loss": 0.5}
 
 
 class Package:
-    """Anything may be called, set or asked for; calls are noted by their dotted name."""
+    """Any attribute may be called, set or read; calls are recorded by dotted name."""
 
     def __init__(self, calls: list[Any], answers: dict[str, Any], path: str = "") -> None:
         self.__dict__.update(_calls=calls, _answers=answers, _path=path)
@@ -50,7 +50,7 @@ class Package:
 
 
 class Only:
-    """A dict with this one name, whatever its value."""
+    """Equals any dict whose only key is ``name``."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -63,7 +63,7 @@ class Only:
 
 
 class Heard:
-    """A tracker, and what its package heard since it was last asked."""
+    """Starts trackers. A call returns the calls to their package since the last time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, answers: dict[str, Any]) -> None:
         self.calls: list[Any] = []
@@ -73,7 +73,7 @@ class Heard:
     def start(self, *arguments: Any, continued: str | None = RUN, **keywords: Any) -> Any:
         before = len(self.calls)
         tracker = LOGGER_TYPE_TO_CLASS[self._name](*arguments, **keywords)
-        assert len(self.calls) == before  # nothing is contacted before the start
+        assert len(self.calls) == before  # no call to the package before the start
         tracker.continued_run = continued
         tracker.start()
         return tracker
@@ -95,7 +95,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
-def test_every_tracker_names_its_package_and_what_it_needs() -> None:
+def test_every_tracker_declares_its_name_packages_and_directory() -> None:
     for name, kind in LOGGER_TYPE_TO_CLASS.items():
         assert issubclass(kind, GeneralTracker)
         assert kind.name == name
@@ -103,7 +103,7 @@ def test_every_tracker_names_its_package_and_what_it_needs() -> None:
         assert isinstance(kind.requires_logging_directory, bool)
 
 
-def test_wandb(heard: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_gets_config_values_images_and_tables(heard: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     package = heard("wandb")
     tracker = package.start("project", tags=["a"])
     assert package() == [("init", {"project": "project", "id": RUN, "resume": "allow", "tags": ["a"]})]
@@ -131,7 +131,7 @@ def test_wandb(heard: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["trackio", "swanlab"])
-def test_trackio_and_swanlab(heard: Any, name: str) -> None:
+def test_trackio_and_swanlab_get_config_and_values(heard: Any, name: str) -> None:
     package = heard(name)
     own_name = "name" if name == "trackio" else "id"
     tracker = package.start("project", colour="red")
@@ -145,7 +145,7 @@ def test_trackio_and_swanlab(heard: Any, name: str) -> None:
     assert package() == [("init", {"project": "project", "resume": "never"})]
 
 
-def test_swanlab_shows_texts_and_images(heard: Any) -> None:
+def test_swanlab_gets_texts_and_images(heard: Any) -> None:
     package = heard("swanlab")
     tracker = package.start("project", continued=None)
     tracker.log({"text": "hello"}, step=3)
@@ -158,7 +158,7 @@ def test_swanlab_shows_texts_and_images(heard: Any) -> None:
     ]
 
 
-def test_comet(heard: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_comet_gets_an_experiment_key_and_supported_values(heard: Any, caplog: pytest.LogCaptureFixture) -> None:
     package = heard("comet_ml")
     tracker = package.start("project", workspace="w")
     ((_, words),) = package()
@@ -178,11 +178,11 @@ def test_comet(heard: Any, caplog: pytest.LogCaptureFixture) -> None:
         ("start().end",),
     ]
     assert "comet_ml accepts only numbers, strings and dicts of numbers: 'image' (Tensor) is not logged" in caplog.text
-    package.start("project", online=False)  # archives of one key would replace each other
+    package.start("project", online=False)  # offline archives with the same key would replace each other
     assert package() == [("start", {"project_name": "project", "online": False})]
 
 
-def test_aim(heard: Any, tmp_path: Any) -> None:
+def test_aim_gets_values_with_context_and_images(heard: Any, tmp_path: Any) -> None:
     package = heard("aim")
     tracker = package.start("project", tmp_path / "aim", experiment="e")
     tracker.store_init_configuration({"lr": 0.1, "device": torch.device("cpu")})
@@ -206,14 +206,14 @@ def test_aim(heard: Any, tmp_path: Any) -> None:
     ]
 
 
-def test_dvclive(heard: Any) -> None:
+def test_dvclive_resumes_and_gets_values(heard: Any) -> None:
     package = heard("dvclive")
     tracker = package.start("project", dir="d")
     tracker.store_init_configuration({"lr": 0.1})
     tracker.log({"loss": torch.tensor(0.5), "parts": {"a": 1}}, step=3, plot=False)
     tracker.finish()
     assert package() == [
-        ("Live", {"resume": True, "dir": "d"}),  # else it would empty the directory at each requeue
+        ("Live", {"resume": True, "dir": "d"}),  # otherwise it would empty the directory after each requeue
         ("Live().log_params", {"lr": 0.1}),
         ("Live().step =", 3),
         ("Live().log_metric", "loss", 0.5, {"plot": False}),
@@ -226,7 +226,9 @@ def test_dvclive(heard: Any) -> None:
     assert package() == []
 
 
-def test_clearml(heard: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_clearml_gets_scalars_images_and_tables(
+    heard: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     package = heard("clearml", **{"Task.current_task()": None})
     tracker = package.start("project", task_name="mine")
     tracker.store_init_configuration({"lr": 0.1})
@@ -256,7 +258,7 @@ def test_clearml(heard: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
     assert "clearml accepts only numbers: 'text' (str) is not logged" in caplog.text
 
 
-def test_clearml_leaves_a_task_of_the_scripts_own_open(heard: Any) -> None:
+def test_clearml_task_of_the_script_is_left_open(heard: Any) -> None:
     package = heard("clearml")
     tracker = package.start("project")
     tracker.finish()
@@ -264,7 +266,7 @@ def test_clearml_leaves_a_task_of_the_scripts_own_open(heard: Any) -> None:
     assert repr(tracker.tracker) == "Task.current_task()"
 
 
-def test_mlflow_makes_an_experiment_and_marks_the_run(heard: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_creates_an_experiment_and_tags_the_run(heard: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     package = heard("mlflow", **{"get_experiment_by_name()": None, "create_experiment()": "7", "search_runs()": []})
     monkeypatch.setenv("MLFLOW_TAGS", '{"team": "a"}')
     tracker = package.start("project", tags={"team": "b"})
@@ -291,7 +293,7 @@ def test_mlflow_makes_an_experiment_and_marks_the_run(heard: Any, monkeypatch: p
     ]
 
 
-def test_mlflow_goes_on_in_the_run_of_the_attempt_before(heard: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_continues_the_run_of_the_previous_attempt(heard: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = Package([], {"found.info.run_id": "r1"}, "found")
     answers = {"search_runs()": [found], "get_run().data.params": {"lr": "0.1"}}
     package = heard("mlflow", **answers)

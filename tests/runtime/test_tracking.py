@@ -1,4 +1,4 @@
-"""Trackers: which ones work here, when they start, what they are told, and how they go on after a resume."""
+"""Trackers: which are available, when they start, which calls they get, and how they continue after a resume."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.runtime.ranks import make_run, metrics, run_ranks
 pytestmark = pytest.mark.torch
 
 HERE: set[str] = set()
-"""Names of the packages that are installed, as far as these tests are concerned."""
+"""Packages that count as installed in these tests."""
 
 
 class Recorder(GeneralTracker):
@@ -71,7 +71,7 @@ def _packages(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     HERE.clear()
     monkeypatch.setattr(catalog, "_is_importable", lambda package: package in HERE)
-    for name in ("recorder", "directory"):  # registered in a test: for that test
+    for name in ("recorder", "directory"):  # registrations end with their test
         monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, name, Recorder)
         monkeypatch.delitem(LOGGER_TYPE_TO_CLASS, name)
 
@@ -82,17 +82,17 @@ def hub(*, is_main: bool = True, run_id: str | None = None) -> tuple[Tracking, l
     return Tracking(trackers, writer, is_main=is_main, run_id=run_id), trackers, writer
 
 
-# -- which trackers -----------------------------------------------------------------------------------------------
+# -- choice of trackers --------------------------------------------------------------------------------------------
 
 
-def test_a_tracker_without_its_package_is_left_out_and_a_warning_says_how_to_get_it() -> None:
+def test_tracker_without_its_package_is_skipped_with_an_install_hint() -> None:
     HERE.add("tensorboardX")
     said = r"log_with='wandb': the package wandb is not installed, so .* skipped\. Install it with: pip install wandb"
     with pytest.warns(UserWarning, match=said):
         assert filter_trackers(["wandb", "tensorboard", LoggerType.TENSORBOARD], "logs") == [LoggerType.TENSORBOARD]
 
 
-def test_only_rank_0_warns() -> None:
+def test_only_rank_0_warns_of_a_missing_tracker_package() -> None:
     other, _, _ = hub(is_main=False)
     other.want("wandb", None)
     assert other.wanted == []
@@ -101,14 +101,14 @@ def test_only_rank_0_warns() -> None:
         main.want("wandb", None)
 
 
-def test_a_directory_that_a_tracker_left_behind_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_named_like_a_tracker_is_not_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     (tmp_path / "swanlab").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     assert not catalog.is_installed(LOGGER_TYPE_TO_CLASS["swanlab"])
 
 
-def test_a_name_that_nobody_knows_lists_those_that_are() -> None:
+def test_unknown_tracker_error_lists_the_known_names() -> None:
     with pytest.raises(
         RuntimeMisuse, match=r"log_with='wandbb' is not a tracker. Use one of: all, aim, .*tensorboard, wandb"
     ):
@@ -117,12 +117,12 @@ def test_a_name_that_nobody_knows_lists_those_that_are() -> None:
         filter_trackers([3])
 
 
-def test_a_tracker_that_writes_files_needs_a_directory() -> None:
+def test_file_writing_tracker_needs_a_logging_directory() -> None:
     with pytest.raises(RuntimeMisuse, match=r"log_with='tensorboard' needs a logging directory.*project_dir"):
         filter_trackers("tensorboard")
 
 
-def test_all_is_whatever_works_here() -> None:
+def test_log_with_all_uses_every_available_tracker() -> None:
     HERE.update({"wandb", "tensorboard"})
     own = Recorder()
     assert get_available_trackers() == [LoggerType.TENSORBOARD, LoggerType.WANDB]
@@ -131,7 +131,7 @@ def test_all_is_whatever_works_here() -> None:
         assert filter_trackers(LoggerType.ALL) == [LoggerType.WANDB]
 
 
-def test_a_class_of_the_scripts_own_can_be_known_by_name() -> None:
+def test_registered_tracker_class_is_found_by_name() -> None:
     register_tracker_class(Directory)
     with pytest.warns(UserWarning, match="'directory' is now Directory, instead of Directory"):
         register_tracker_class(Directory)
@@ -143,12 +143,12 @@ def test_a_class_of_the_scripts_own_can_be_known_by_name() -> None:
 
 
 @pytest.mark.parametrize("wrong", [dict, Recorder(), type("Nameless", (GeneralTracker,), {})])
-def test_what_cannot_be_registered(wrong: Any) -> None:
+def test_invalid_tracker_class_cannot_be_registered(wrong: Any) -> None:
     with pytest.raises(RuntimeMisuse, match="register_tracker_class"):
         register_tracker_class(wrong)
 
 
-def test_a_tracker_says_what_it_lacks() -> None:
+def test_incomplete_tracker_class_error_names_what_is_missing() -> None:
     class Half(GeneralTracker):
         name = "half"
 
@@ -156,10 +156,10 @@ def test_a_tracker_says_what_it_lacks() -> None:
         Half()
 
 
-# -- their life -----------------------------------------------------------------------------------------------------
+# -- life cycle ------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_happens_before_the_start_and_everything_in_order_after_it() -> None:
+def test_tracker_gets_all_calls_in_order_and_none_before_its_start() -> None:
     tracking, trackers, writer = hub()
     one, two = Recorder(), Recorder()
     tracking.want([one, two, one], None)
@@ -175,7 +175,7 @@ def test_nothing_happens_before_the_start_and_everything_in_order_after_it() -> 
     assert one.heard[-1] == "finish"
 
 
-def test_a_training_that_has_resumed_already() -> None:
+def test_tracker_started_after_a_resume_gets_the_resumed_step() -> None:
     tracking, _, writer = hub()
     writer.resume({"first_loss": None, "last_loss": None, "step": 7})
     own = Recorder()
@@ -185,7 +185,7 @@ def test_a_training_that_has_resumed_already() -> None:
     tracking.finish()
 
 
-def test_all_are_finished_even_if_one_fails() -> None:
+def test_all_trackers_are_finished_even_if_one_fails() -> None:
     class Broken(Recorder):
         def finish(self) -> None:
             raise OSError("disk full")
@@ -199,7 +199,7 @@ def test_all_are_finished_even_if_one_fails() -> None:
     assert own.heard == ["start", "finish"]
 
 
-def test_a_second_start_finishes_the_first_and_is_another_run_to_trackers() -> None:
+def test_second_tracker_start_finishes_the_first_and_gets_a_new_run_id() -> None:
     register_tracker_class(Recorder)
     tracking, trackers, _ = hub(run_id="20261120-153012-4f2a")
     tracking.want("recorder", None)
@@ -212,7 +212,7 @@ def test_a_second_start_finishes_the_first_and_is_another_run_to_trackers() -> N
     tracking.finish()
 
 
-def test_other_ranks_start_nothing_and_get_an_object_that_takes_everything() -> None:
+def test_other_ranks_start_no_tracker_and_get_a_silent_one() -> None:
     tracking, trackers, _ = hub(is_main=False)
     own = Recorder()
     tracking.want(own, None)
@@ -225,7 +225,7 @@ def test_other_ranks_start_nothing_and_get_an_object_that_takes_everything() -> 
     assert list(silent.history()) == []
 
 
-def test_a_tracker_that_was_left_out_takes_everything_too() -> None:
+def test_skipped_tracker_is_replaced_by_a_silent_one() -> None:
     tracking, _, _ = hub()
     with pytest.warns(UserWarning, match="pip install wandb"):
         tracking.want(["wandb", Recorder()], None)
@@ -237,7 +237,7 @@ def test_a_tracker_that_was_left_out_takes_everything_too() -> None:
     tracking.finish()
 
 
-def test_too_early_and_mistyped_words_are_noticed() -> None:
+def test_early_get_tracker_and_mistyped_init_kwargs_warn() -> None:
     tracking, _, _ = hub()
     tracking.want(Recorder(), None)
     with pytest.warns(UserWarning, match=r"get_tracker\('recorder'\) was called before init_trackers"):
@@ -247,13 +247,13 @@ def test_too_early_and_mistyped_words_are_noticed() -> None:
     tracking.finish()
 
 
-def test_methods_for_the_main_process_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_main_process_method_runs_on_the_main_process_only(monkeypatch: pytest.MonkeyPatch) -> None:
     class Loud(Recorder):
         @on_main_process
         def say(self) -> str:
             return "said"
 
-    AcceleratorState._reset_state(reset_partial_state=True)  # of whichever test was here before
+    AcceleratorState._reset_state(reset_partial_state=True)  # left by an earlier test
     tracker = Loud()
     assert tracker.say() == "said"
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "1"}.items():
@@ -268,7 +268,7 @@ def test_methods_for_the_main_process_only(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def scalars(run: RunDir, name: str) -> list[tuple[int, float]]:
-    """What TensorBoard shows of a number."""
+    """The steps and values that TensorBoard shows of a scalar."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     board = EventAccumulator(str(run.trackers / "digits"), size_guidance={"tensors": 0, "scalars": 0}).Reload()
@@ -276,7 +276,7 @@ def scalars(run: RunDir, name: str) -> list[tuple[int, float]]:
 
 
 def interrupted(tmp_path: Path, *arguments: str, size: int) -> tuple[RunDir, list[Any]]:
-    """A run of two attempts, the first of which was killed a step behind its checkpoint, and what its tracker heard."""
+    """A run whose first attempt was killed one step after its checkpoint, and the calls that its tracker recorded."""
     run = make_run(tmp_path / "run", checkpoint={"every_steps": 2, "background": False})
     heard = tmp_path / "heard.json"
     first = run_ranks("trackers.py", [str(heard), "--die-at", "3", *arguments], size=size, run=run)
@@ -288,7 +288,7 @@ def interrupted(tmp_path: Path, *arguments: str, size: int) -> tuple[RunDir, lis
     return run, json.loads(heard.read_text())
 
 
-def test_two_ranks_and_a_requeue(tmp_path: Path) -> None:
+def test_trackers_on_two_ranks_continue_after_a_requeue(tmp_path: Path) -> None:
     run, heard = interrupted(tmp_path, size=2)
     assert heard == [
         ["config", {"lr": 0.1, "layers": [1, 2]}],
@@ -304,14 +304,14 @@ def test_two_ranks_and_a_requeue(tmp_path: Path) -> None:
     assert scalars(run, "accuracy") == [(0, 0.0), (2, 0.5), (0, 0.0)]
 
 
-def test_steps_of_the_scripts_own_are_kept_through_a_requeue(tmp_path: Path) -> None:
+def test_scripts_own_step_numbers_are_kept_after_a_requeue(tmp_path: Path) -> None:
     run, _ = interrupted(tmp_path, "--own-steps", size=1)
     shown = [*((step, 1) for step in range(1, 5)), *((step, 2) for step in range(5, 9))]
     assert scalars(run, "attempt") == shown
     assert metrics(run, "attempt") == dict(shown)
 
 
-def test_tensorboard_files(tmp_path: Path) -> None:
+def test_tensorboard_tracker_writes_its_files(tmp_path: Path) -> None:
     import torch
     import yaml
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

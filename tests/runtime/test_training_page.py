@@ -1,4 +1,4 @@
-"""The programs of docs/training.md run, alone and on two ranks."""
+"""The programs of docs/training.md run on one rank and on two."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PAGE = (ROOT / "docs" / "training.md").read_text()
 BLOCKS = dict(re.findall(r"^## (.+)\n(?:(?!^## ).*\n)*?```python\n((?:.*\n)*?)```", PAGE, re.M))
 
 
-def test_the_blocks_are_found() -> None:
+def test_all_code_blocks_of_the_page_are_found() -> None:
     assert len(BLOCKS) == PAGE.count("```python") == 6
 
 
 @pytest.mark.parametrize("size", [1, 2], ids=["1 rank", "2 ranks"])
 @pytest.mark.parametrize("title", BLOCKS)
-def test_block(title: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_block_runs(title: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     program = tmp_path / "program.py"
     program.write_text(BLOCKS[title])

@@ -1,4 +1,4 @@
-"""A checkpoint is not called bit-exact where the training uses generators and buffers that it does not hold."""
+"""A checkpoint is not called bit-exact if the training uses generators or buffers that it does not contain."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:.*set_vital"
     ],
     ids=["torch", "python", "numpy", "numpy's old one"],
 )
-def test_generators_of_the_scripts_own(make: Callable[[], Any]) -> None:
+def test_used_generator_of_the_script_is_reported(make: Callable[[], Any]) -> None:
     augments, unused = make(), make()
 
     def draw() -> None:
@@ -62,7 +62,7 @@ class Augmented(Dataset[Any]):
         return torch.full((4,), float(self.transform.rng.random()))
 
 
-def test_generators_of_a_dataset() -> None:
+def test_used_generator_of_a_dataset_is_reported() -> None:
     own = Training(DataLoader(Augmented(), batch_size=2, collate_fn=collate))
     assert one_epoch(own)[-1] == ["generators that are not saved in checkpoints have been used: dataset.transform.rng"]
     copied = Training(DataLoader(Augmented(), batch_size=2, num_workers=1))
@@ -70,7 +70,7 @@ def test_generators_of_a_dataset() -> None:
     assert any("workers draw from copies" in text and "dataset.transform.rng" in text for text in copied.doubts())
 
 
-def test_generators_of_a_map_style_dataset_with_a_state_that_nobody_saves() -> None:
+def test_state_dict_of_a_map_style_dataset_does_not_hide_its_generator() -> None:
     dataset: Any = Augmented()
     dataset.state_dict = dataset.load_state_dict = dict
     training = Training(DataLoader(dataset, batch_size=2, collate_fn=collate))
@@ -94,7 +94,7 @@ def drawn(text: str) -> list[str]:
     return [f"generators that are not saved in checkpoints have been used: {text}"]
 
 
-def test_generators_in_objects_of_the_script() -> None:
+def test_used_generators_in_the_scripts_objects_are_reported() -> None:
     aug = Augment()
     assert one_epoch(Training(plain()), lambda: aug())[-1] == drawn("aug.rng")
     assert one_epoch(Training(plain()), lambda: aug.inner.rng.random())[-1] == drawn("aug.inner.rng")
@@ -113,13 +113,13 @@ def noise() -> Iterator[float]:
         yield rng.random()
 
 
-def test_generators_in_a_function_that_yields() -> None:
+def test_used_generator_in_a_generator_function_is_reported() -> None:
     source = noise()
     next(source)
     assert one_epoch(Training(plain()), lambda: next(source))[-1] == drawn("source.rng")
 
 
-def test_generators_of_a_module_of_the_scripts_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_used_generator_of_the_scripts_module_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "augmenting.py").write_text("import random\nrng = random.Random(1)\n")
     monkeypatch.syspath_prepend(tmp_path)
     draw = __import__("augmenting").rng.random
@@ -130,7 +130,7 @@ def test_generators_of_a_module_of_the_scripts_own(tmp_path: Path, monkeypatch: 
 
 
 class Noisy(nn.Module):
-    """Draws from a generator of its own, and counts in buffers."""
+    """Draws from its own generator, and counts in buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Noisy(nn.Module):
         torch.rand((), generator=self.gen)
 
     def count(self) -> None:
-        self.calls.data += 1  # does not count the tensor's version up
+        self.calls.data += 1  # does not increase the tensor's version
 
     def remember(self) -> None:
         self.mean += 1
@@ -169,13 +169,13 @@ def changed(name: str) -> list[str]:
         ("spoil", changed("model.1.0.mask")),
     ],
 )
-def test_what_a_prepared_model_holds(doing: str, expected: list[str]) -> None:
+def test_changed_generators_and_buffers_of_a_model_are_reported(doing: str, expected: list[str]) -> None:
     training = Training(plain(), models=[nn.Sequential(nn.Linear(1, 1), nn.Sequential(Noisy()))])
     inner: Any = training.prepared.models[0][1][0]  # type: ignore[index]
     assert one_epoch(training, getattr(inner, doing))[-1] == expected
 
 
-def test_a_generator_that_each_epoch_makes_anew() -> None:
+def test_generator_created_after_the_training_began_is_reported() -> None:
     training = Training(plain())
     rng = None
 
@@ -189,8 +189,8 @@ def test_a_generator_that_each_epoch_makes_anew() -> None:
     ]
 
 
-def test_what_was_first_seen_after_a_step() -> None:
-    """As in scripts that leave the beginning to their first step."""
+def test_generators_first_seen_after_a_step_are_reported_once() -> None:
+    """As in scripts whose training begins only with their first step."""
     training = Training(plain(), begins=False)
     assert one_epoch(training) == [[]] * 6
     rng = random.Random(1)
@@ -203,11 +203,11 @@ def test_what_was_first_seen_after_a_step() -> None:
     assert rng is not None
 
 
-def test_objects_that_know_each_other_are_looked_into_once() -> None:
+def test_objects_that_refer_to_each_other_are_searched_once() -> None:
     parts = [SimpleNamespace() for _ in range(100)]
     for part in parts:
         vars(part).update({f"part_{number}": other for number, other in enumerate(parts)})
     parts[-1].rng = random.Random(1)
     begin = time.monotonic()
     assert [name for name, _ in generators_in(parts[0], "it")] == ["it.part_99.rng"]
-    assert time.monotonic() - begin < 5  # without a memory, hours
+    assert time.monotonic() - begin < 5  # hours if objects were visited again
