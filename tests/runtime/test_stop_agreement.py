@@ -87,7 +87,7 @@ def test_single_rank_reads_its_own_stop_decision_once() -> None:
 def test_script_without_a_prepared_loader_stops_at_its_next_step(
     tmp_path: Path, arguments: list[str], kill_at: int
 ) -> None:
-    """The script uses Accelerate's names only. With two optimizers it never stops between their steps of an iteration."""
+    """The script uses Accelerate's names only. With two optimizers it never stops between their steps."""
     undisturbed = run_ranks("without_loader.py", arguments, run=make_run(tmp_path / "undisturbed"))
     assert undisturbed.codes == [0, 0], undisturbed.outputs
     run = make_run(tmp_path / "stopped")
