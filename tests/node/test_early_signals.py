@@ -1,4 +1,4 @@
-"""Signals that came before the batch script became the supervisor."""
+"""Tests of signals that arrived before the batch script became the batch step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ print(os.environ.get("HPCACCEL_EARLY_SIGNALS"))
 """
 
 
-def test_they_wait_for_the_supervisor_and_its_children_do_not_ignore_them() -> None:
+def test_early_signals_are_pending_and_not_ignored_by_children() -> None:
     script = "trap '' USR2; exec \"$@\""
     result = subprocess.run(
         ["bash", "-c", script, "-", sys.executable, "-c", PROGRAM],

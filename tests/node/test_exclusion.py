@@ -1,4 +1,4 @@
-"""Which nodes a run keeps away from, for how long, and how many."""
+"""Tests of the nodes that a run excludes: which, how many, and for how long."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
-def test_evidence_outlives_the_job(run: RunDir) -> None:
+def test_exclusion_outlives_the_job(run: RunDir) -> None:
     Exclusions.read(run, limits()).add(["n2"], why="gpu_error", detail="Xid 94", attempt=3)
     again = Exclusions.read(run, limits())
     assert again.active() == ["n2"]
@@ -49,7 +49,7 @@ def test_evidence_outlives_the_job(run: RunDir) -> None:
     assert (one.why, one.detail, one.attempt, round(one.expires - one.time)) == ("gpu_error", "Xid 94", 3, 86400)
 
 
-def test_evidence_expires(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exclusion_expires(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     exclusions = Exclusions.read(run, limits(exclude_hours=1))
     exclusions.add(["n2"], why="gpu_error", detail="", attempt=1)
     now = time.time()
@@ -58,7 +58,7 @@ def test_evidence_expires(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     assert exclusions.room_for(["n2"]) == ["n2"]
 
 
-def test_no_more_than_the_cap(run: RunDir) -> None:
+def test_no_more_nodes_than_max_excluded_are_excluded(run: RunDir) -> None:
     exclusions = Exclusions.read(run, limits(max_excluded=2))
     assert exclusions.room_for(["n1", "n2", "n3"]) == ["n1", "n2"]
     exclusions.add(["n1"], why="gpu_error", detail="", attempt=1)
@@ -66,13 +66,13 @@ def test_no_more_than_the_cap(run: RunDir) -> None:
     assert Exclusions.read(run, limits(max_excluded=0)).room_for(["n2"]) == []
 
 
-def test_a_job_on_an_excluded_node_tries_once_more(run: RunDir) -> None:
+def test_job_on_an_excluded_node_tries_only_once_more(run: RunDir) -> None:
     Exclusions.read(run, limits()).add(["n2"], why="gpu_error", detail="", attempt=1)
     assert Exclusions.read(run, limits()).worth_another_try(["n2"])
     assert not Exclusions.read(run, limits()).worth_another_try(["n2"])
 
 
-def test_a_nodes_fault_does_not_count_towards_the_caps(run: RunDir) -> None:
+def test_hardware_failure_of_excluded_node_does_not_count_for_caps(run: RunDir) -> None:
     def cap(**changes: Any) -> str | None:
         ledger = Ledger.of(run)
         ledger.starts = [AttemptStart(attempt=n, time=0, job_id="45") for n in (1, 2)]
@@ -107,37 +107,39 @@ def allocation(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> SlurmAlloca
 
 
 @pytest.mark.parametrize(("needed", "left_out"), [(1, ["n1", "n2"]), (2, ["n1"]), (3, [])])
-def test_the_partition_must_have_enough_others(allocation: SlurmAllocation, needed: int, left_out: list[str]) -> None:
+def test_node_is_dispensable_only_if_the_partition_has_enough_others(
+    allocation: SlurmAllocation, needed: int, left_out: list[str]
+) -> None:
     assert allocation.dispensable(["n1", "n2"], needed=needed) == left_out
 
 
-def test_a_node_that_the_user_named_stays(slurm: FakeSlurm, allocation: SlurmAllocation) -> None:
+def test_node_required_by_the_user_is_not_dispensable(slurm: FakeSlurm, allocation: SlurmAllocation) -> None:
     slurm.move("45", JobState.RUNNING, required_nodes="n1")
     assert allocation.dispensable(["n1", "n2"], needed=1) == ["n2"]
 
 
-def test_a_requeue_brings_slurms_list_up_to_date(slurm: FakeSlurm, allocation: SlurmAllocation) -> None:
+def test_requeue_updates_slurms_list_of_excluded_nodes(slurm: FakeSlurm, allocation: SlurmAllocation) -> None:
     slurm.move("45", JobState.RUNNING, excluded_nodes="n[3-4]")
-    allocation.avoid(["n2"], instead_of=["n2", "n3"])  # what we had against n3 has expired, n4 is the user's wish
+    allocation.avoid(["n2"], instead_of=["n2", "n3"])  # our exclusion of n3 has expired; the user excluded n4
     allocation.requeue()
     assert slurm.requeued == ["45"]
     assert slurm.jobs["45"].excluded_nodes == "n2,n4"
 
 
-def test_without_evidence_slurm_is_not_asked(slurm: FakeSlurm, allocation: SlurmAllocation) -> None:
+def test_requeue_without_exclusions_does_not_update_slurm(slurm: FakeSlurm, allocation: SlurmAllocation) -> None:
     allocation.avoid([], instead_of=[])
     allocation.requeue()
     assert "exclude" not in slurm.calls
 
 
-def test_a_slurm_that_excludes_nothing_is_no_reason_to_stop(
+def test_failed_exclusion_in_slurm_is_only_logged(
     allocation: SlurmAllocation, caplog: pytest.LogCaptureFixture
 ) -> None:
     allocation.avoid(["n1"], instead_of=["n1"], now=True)  # the job still runs
     assert "cannot exclude n1 from job 45" in caplog.text
 
 
-def test_in_a_chain_the_jobs_that_wait_are_told(
+def test_exclusion_in_a_chain_updates_the_pending_jobs(
     run: RunDir, slurm: FakeSlurm, allocation: SlurmAllocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for job_id in ("46", "47"):
@@ -149,11 +151,11 @@ def test_in_a_chain_the_jobs_that_wait_are_told(
     assert [slurm.jobs[job_id].excluded_nodes for job_id in ("46", "47")] == ["n2,n4", "n2,n4"]
 
 
-# -- where the ranks go -------------------------------------------------------------------------------------------
+# -- placement of the ranks ---------------------------------------------------------------------------------------
 
 
 class Nodes:
-    """An allocation of four nodes, of which Slurm would let us leave out n1 and n2."""
+    """An allocation of four nodes, of which n1 and n2 are dispensable."""
 
     nodes = ["n1", "n2", "n3", "n4"]  # noqa: RUF012
 
@@ -169,14 +171,14 @@ def placement(run: RunDir, *, nodes: int, setup: list[str] | None = None, **chan
     return Placement(run, launch, Nodes())  # type: ignore[arg-type]
 
 
-def test_ranks_go_to_the_nodes_that_are_left(run: RunDir) -> None:
+def test_ranks_are_placed_on_nodes_that_are_not_excluded(run: RunDir) -> None:
     place = placement(run, nodes=3)
     assert (place.nodes, place.others) == (["n1", "n2", "n3"], ["n4"])
     place.exclude(["n2"], why="gpu_error", detail="", attempt=1)
     assert (place.nodes, place.others, place.misplaced()) == (["n1", "n3", "n4"], ["n2"], [])
 
 
-def test_where_they_are_too_few_all_are_used_and_the_job_may_leave_once(run: RunDir) -> None:
+def test_all_nodes_are_used_if_too_few_are_left_and_job_may_leave_once(run: RunDir) -> None:
     place = placement(run, nodes=4)
     place.exclude(["n2"], why="gpu_error", detail="", attempt=1)
     assert (place.nodes, place.misplaced()) == (Nodes.nodes, ["n2"])
@@ -190,11 +192,11 @@ def test_where_they_are_too_few_all_are_used_and_the_job_may_leave_once(run: Run
     ("nodes", "setup", "blamed", "excludable", "spare"),
     [
         (3, None, ["n3"], ("n3",), True),
-        (3, ["true"], ["n2"], ("n2",), False),  # what is spare has not been set up
+        (3, ["true"], ["n2"], ("n2",), False),  # setup has not run on the spare node
         (4, None, ["n1"], ("n1",), False),
         (4, None, ["n3"], (), False),
         (4, None, [], (), False),
-        (1, None, ["n1", "n2", "n3"], ("n1", "n2"), True),  # the cap
+        (1, None, ["n1", "n2", "n3"], ("n1", "n2"), True),  # max_excluded
     ],
 )
 def test_which_nodes_may_be_excluded(

@@ -1,4 +1,4 @@
-"""Where Slurm requeues and holds a job for any exit code but 0, the batch step has no other."""
+"""Tests of the batch step's exit code with expedited requeue: 0, as Slurm requeues and holds a job with any other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpcaccel.node.__main__ import main
 
 
 @pytest.mark.parametrize(("words", "code"), [("batch", 0), ("supervise", 1)])
-def test_only_the_batch_step_hides_its_code(
+def test_only_the_batch_step_replaces_its_exit_code_by_zero(
     words: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(_: list[str]) -> int:
@@ -24,7 +24,7 @@ def test_only_the_batch_step_hides_its_code(
     assert ("exit code 1, reported to Slurm as 0" in capsys.readouterr().out) is (code == 0)
 
 
-def test_a_crash_of_the_batch_step_is_no_other_code(
+def test_crashed_batch_step_exits_with_zero(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def crashes(_: list[str]) -> int:

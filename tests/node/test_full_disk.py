@@ -1,4 +1,4 @@
-"""The disk with the run directory is full: the run waits for room, and nothing of it is lost."""
+"""Tests of a full disk with the run directory: the run waits for space and loses no record."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ sys.exit(1)
 
 
 def begun(run: LocalRun) -> None:
-    """Until the rank has filled the disk and is gone, and the supervisor cannot write that down."""
+    """Wait until the rank has filled the disk and exited, and the supervisor cannot record that."""
     run.start()
     ballast = run.dir.path / "ballast"
     size, end = -1, time.monotonic() + 30
@@ -52,7 +52,7 @@ def begun(run: LocalRun) -> None:
     assert run.ends == []
 
 
-def test_the_run_goes_on_as_soon_as_there_is_room(
+def test_run_continues_as_soon_as_there_is_disk_space(
     local_run: Callable[..., LocalRun], mounted: Callable[[str], Path]
 ) -> None:
     run = local_run(FILLS_THE_DISK, within=mounted("size=1m"))
@@ -63,7 +63,9 @@ def test_the_run_goes_on_as_soon_as_there_is_room(
     assert run.lines("end")[0]["exit_code"] == 1
 
 
-def test_who_waits_for_room_can_be_ended(local_run: Callable[..., LocalRun], mounted: Callable[[str], Path]) -> None:
+def test_run_waiting_for_disk_space_ends_on_sigterm(
+    local_run: Callable[..., LocalRun], mounted: Callable[[str], Path]
+) -> None:
     run = local_run(FILLS_THE_DISK, within=mounted("size=1m"))
     begun(run)
     assert run.process is not None
@@ -84,7 +86,7 @@ def test_who_waits_for_room_can_be_ended(local_run: Callable[..., LocalRun], mou
         (errno.ENOENT, "refused"),
     ],
 )
-def test_a_trials_supervisor_says_whose_fault_it_is_where_even_its_log_cannot_be_written(
+def test_trial_supervisor_reports_error_class_without_a_writable_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: str, waited: bool
 ) -> None:
     def fail(*_: object) -> int:

@@ -1,4 +1,4 @@
-"""When a preempted job's batch script is to end, and when it has to ask for its requeue: rows of releases and modes."""
+"""Tests of the requeue of a preempted job: by Slurm at the end of the batch script, or by scontrol."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def slurm(
         (slurm("26.11.0", {**PRIO, "MaxBatchRequeue": "1"}), False),
     ],
 )
-def test_where_slurm_brings_a_preempted_job_back_itself(fake: FakeSlurm, expected: bool) -> None:
+def test_slurm_requeues_preempted_job_itself_by_version_and_mode(fake: FakeSlurm, expected: bool) -> None:
     assert requeued_at_its_end(fake, fake.jobs["7"]) is expected  # type: ignore[arg-type]
 
 
@@ -61,7 +61,7 @@ class Silent(FakeSlurm):
         raise SlurmCommandError(["scontrol", "show", "config"], 1, "Unable to contact slurm controller")
 
 
-def test_in_doubt_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requeue_by_slurm_is_not_assumed_without_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     known = slurm("26.11.0", PRIO)
     assert not requeued_at_its_end(Silent(jobs=known.jobs), known.jobs["7"])  # type: ignore[arg-type]
 
@@ -69,7 +69,7 @@ def test_in_doubt_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("version", "restarts", "asked"), [("26.11.0", 0, []), ("26.11.0", 3, ["7"]), ("22.05.8", 0, ["7"])]
 )
-def test_the_batch_step_ends_or_asks(
+def test_requeue_calls_scontrol_only_if_slurm_does_not_requeue_itself(
     monkeypatch: pytest.MonkeyPatch, version: str, restarts: int, asked: list[str]
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")

@@ -1,4 +1,4 @@
-"""When ranks hang, and who is to blame."""
+"""Tests of hang detection: when ranks hang, and which rank is the culprit."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def hang(*signs: RankSign, setting: int | None = None, stopped: Callable[[RankSi
     return None if found is None else found.why
 
 
-# -- how long ----------------------------------------------------------------------------------------------------------
+# -- time limits -------------------------------------------------------------------------------------------------------
 
 
-def test_the_limit_follows_the_slowest_ranks_steps() -> None:
+def test_limit_follows_the_slowest_ranks_step_duration() -> None:
     assert limit_seconds(None, [sign(), sign(1)]) == 600
     assert limit_seconds(None, [sign(step_seconds=2.0), sign(1, step_seconds=90.0)]) == 1800
     assert limit_seconds(40, [sign(step_seconds=90.0)]) == 40
 
 
-def test_nothing_for_longer_than_the_limit_on_any_rank_is_a_hang() -> None:
+def test_no_progress_of_any_rank_for_longer_than_the_limit_is_a_hang() -> None:
     assert hang(sign(idle=601), sign(1, idle=601))
     assert hang(sign(idle=599), sign(1, idle=700)) is None
     assert hang(sign(idle=1e6), sign(1, idle=1e6), setting=0) is None
@@ -63,26 +63,26 @@ def test_saves_loads_and_the_first_step_may_take_longer(facts: dict[str, Any]) -
     assert hang(sign(idle=1900, **facts), sign(1, idle=1900, **facts))
 
 
-def test_a_rank_that_is_seen_at_other_places_does_something_for_a_while() -> None:
+def test_rank_with_a_changing_stack_has_a_longer_limit() -> None:
     others = [sign(rank, idle=1700) for rank in (1, 2)]
     assert hang(sign(idle=1700, still=5), *others) is None
     assert hang(sign(idle=1900, still=5), *[sign(rank, idle=1900) for rank in (1, 2)])
 
 
-def test_a_lone_rank_keeps_nobody_waiting() -> None:
+def test_single_rank_has_a_longer_limit() -> None:
     assert hang(sign(idle=1700)) is None
     assert hang(sign(idle=1900))
 
 
 @pytest.mark.parametrize("phase", ["starting", "finishing", "leaving"])
-def test_before_and_behind_the_loop_a_program_does_what_it_likes(phase: str) -> None:
-    waits = phase != "leaving"  # whoever waits in a collective for a rank that has left waits in vain
+def test_rank_before_or_after_the_training_loop_does_not_hang(phase: str) -> None:
+    waits = phase != "leaving"  # a rank in a collective would wait in vain for one that has left
     assert hang(sign(idle=1e5, phase=phase), sign(1, idle=1e5, waits=waits)) is None
     other = sign(1, idle=1e5, step=3, first_step=3, waits=waits)
     assert hang(sign(idle=1e5, silent=1e5, phase=phase), other) is None
 
 
-def test_a_rank_that_has_left_its_loop_is_named_by_those_that_wait_for_it() -> None:
+def test_rank_that_left_its_loop_is_the_culprit_if_others_wait_for_it() -> None:
     waiting = [sign(rank, idle=700, site="train.py:31") for rank in (0, 1, 2)]
     gone = sign(3, idle=700, phase="leaving", step=10, left="train.py:20", waits=False)
     found = find_hang([*waiting, gone], None, never)
@@ -100,13 +100,13 @@ def test_a_rank_that_has_left_its_loop_is_named_by_those_that_wait_for_it() -> N
     assert found.culprit_rank == 2, "a silent rank may be why the other one has left"
 
 
-def test_a_rank_that_works_alone_while_the_others_are_at_the_end_is_left_in_peace() -> None:
+def test_working_rank_does_not_hang_while_the_others_are_at_the_end() -> None:
     gone = [sign(rank, idle=5000, phase="leaving") for rank in (1, 2, 3)]
     assert hang(sign(0, idle=5000, still=5000, waits=False, site="train.py:80"), *gone) is None
     assert hang(sign(0, idle=5000, waits=True, site="train.py:80"), *gone)
 
 
-def test_a_silent_rank_hangs_when_the_others_have_waited_for_it() -> None:
+def test_silent_rank_hangs_after_the_others_have_waited_for_it() -> None:
     others = [sign(rank, idle=310) for rank in (0, 1, 3)]
     why = hang(*others, sign(2, silent=320, idle=320))
     assert why is not None
@@ -115,7 +115,7 @@ def test_a_silent_rank_hangs_when_the_others_have_waited_for_it() -> None:
     assert hang(*others, sign(2, silent=59, idle=320)) is None
 
 
-def test_a_rank_that_fell_silent_before_its_first_step_could_be_seen_has_done_those_of_the_others() -> None:
+def test_silent_starting_rank_hangs_if_the_others_have_done_steps() -> None:
     others = [sign(rank, idle=310, step=14) for rank in (0, 1, 3)]
     found = hang(*others, sign(2, silent=320, idle=320, phase="starting", step=0))
     assert found is not None
@@ -123,20 +123,20 @@ def test_a_rank_that_fell_silent_before_its_first_step_could_be_seen_has_done_th
     assert hang(*others, sign(2, silent=320, idle=320, phase="finishing", step=14)) is None
 
 
-def test_a_stopped_process_is_known_soon() -> None:
+def test_stopped_process_is_a_hang_before_the_limit() -> None:
     found = find_hang([sign(idle=70), sign(1, silent=65, idle=75)], None, lambda sign: sign.beat.rank == 1)
     assert found is not None
     assert (found.culprit_rank, found.node) == (1, "n0")
     assert "SIGSTOP" in found.why
 
 
-def test_no_rank_is_judged_when_all_are_silent_until_the_limit() -> None:
-    """It may be the file system that has gone, and the training goes on."""
+def test_silence_of_all_ranks_is_a_hang_only_after_the_limit() -> None:
+    """The file system may be unreachable while the training continues."""
     assert hang(*[sign(rank, silent=500, idle=500) for rank in range(4)]) is None
     assert hang(*[sign(rank, silent=700, idle=700) for rank in range(4)])
 
 
-# -- who ---------------------------------------------------------------------------------------------------------------
+# -- the culprit -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -148,20 +148,20 @@ def test_no_rank_is_judged_when_all_are_silent_until_the_limit() -> None:
         ({"site": "train.py:77"}, "is at a different line"),
     ],
 )
-def test_the_culprit(odd: dict[str, Any], word: str) -> None:
+def test_rank_that_differs_from_the_others_is_the_culprit(odd: dict[str, Any], word: str) -> None:
     signs = [sign(rank, idle=700, **{"calls": 5, **(odd if rank == 2 else {})}) for rank in range(4)]
     found = culprit(signs)
     assert (found.culprit_rank, found.node) == (2, "n1")
     assert word in found.why
 
 
-def test_nobody_is_blamed_where_all_are_at_the_same_place() -> None:
+def test_no_rank_is_blamed_if_all_are_at_the_same_line() -> None:
     found = culprit([sign(rank, idle=700) for rank in range(4)])
     assert found.culprit_rank is None
     assert "4 of 4 ranks are at train.py:31" in found.why
 
 
-# -- looking -----------------------------------------------------------------------------------------------------------
+# -- reading heartbeats -----------------------------------------------------------------------------------------------
 
 
 class Clock:
@@ -177,7 +177,7 @@ def write(run: RunDir, beat: Beat) -> None:
     os.utime(path, ns=(beat.number, beat.number))
 
 
-def test_only_changes_count_by_the_supervisors_own_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeat_ages_are_measured_by_the_supervisors_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, run = Clock(monkeypatch), RunDir(tmp_path)
     seen = Heartbeats(run, 1)
     assert seen.look(expected_seconds=10) == []
@@ -193,7 +193,9 @@ def test_only_changes_count_by_the_supervisors_own_clock(tmp_path: Path, monkeyp
     assert (now.silent, now.idle, now.still) == (0, 10, 0)
 
 
-def test_a_supervisor_that_stood_still_blames_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_while_the_supervisor_was_suspended_is_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock, run = Clock(monkeypatch), RunDir(tmp_path)
     seen = Heartbeats(run, 1)
     write(run, sign().beat)
@@ -203,7 +205,7 @@ def test_a_supervisor_that_stood_still_blames_nobody(tmp_path: Path, monkeypatch
     assert now.silent == 15
 
 
-def test_a_rank_that_can_write_nothing_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_touched_heartbeat_file_counts_as_a_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, run = Clock(monkeypatch), RunDir(tmp_path)
     seen = Heartbeats(run, 1)
     write(run, sign().beat)
@@ -214,7 +216,7 @@ def test_a_rank_that_can_write_nothing_lives(tmp_path: Path, monkeypatch: pytest
     assert (now.silent, now.idle, now.still) == (0, 0, 0)
 
 
-def test_a_rank_that_takes_its_sign_back_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_that_removed_its_heartbeat_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, run = Clock(monkeypatch), RunDir(tmp_path)
     seen = Heartbeats(run, 1)
     write(run, sign().beat)
@@ -224,11 +226,11 @@ def test_a_rank_that_takes_its_sign_back_is_not_judged(tmp_path: Path, monkeypat
     clock.now += 10
     assert [(one.beat.rank, one.silent) for one in seen.look(expected_seconds=10)] == [(0, 10)]
     run.heartbeats(1).rename(tmp_path / "away")
-    clock.now += 10  # while the file system is away no time passes
+    clock.now += 10  # no time passes while the file system is unreachable
     assert [(one.beat.rank, one.silent) for one in seen.look(expected_seconds=10)] == [(0, 10)]
 
 
-def test_a_stopped_process_is_seen_on_this_node_only() -> None:
+def test_stopped_process_is_detected_on_this_node_only() -> None:
     child = os.fork()
     if child == 0:
         while True:
@@ -258,7 +260,7 @@ class NoRanks:
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_ranks_that_do_not_answer_a_request_for_stacks_are_signalled(
+def test_ranks_that_write_no_requested_stacks_are_signalled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
 ) -> None:
     clock, run, ranks = Clock(monkeypatch), RunDir(tmp_path), NoRanks()
@@ -279,7 +281,7 @@ def test_ranks_that_do_not_answer_a_request_for_stacks_are_signalled(
     assert ranks.dumps == (0 if answers else 1)
 
 
-def test_what_goes_wrong_in_looking_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_error_in_a_check_of_the_ranks_is_only_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = RunDir(tmp_path)
     run.control.mkdir()
     watch = HangWatch(run, 1, setting=None)
@@ -295,7 +297,7 @@ def test_what_goes_wrong_in_looking_ends_nothing(tmp_path: Path, caplog: pytest.
 PROGRAM = (Path(__file__).parent / "programs" / "stopped_rank.py").read_text()
 
 
-def test_a_stopped_rank_ends_the_attempt_with_all_stacks_and_is_named(
+def test_stopped_rank_ends_the_attempt_with_stacks_of_all_ranks(
     local_run: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NODE_NAME", node_name())

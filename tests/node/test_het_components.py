@@ -1,4 +1,4 @@
-"""Programs beside the ranks, on the local backend: real processes and real signals."""
+"""Tests of components (programs beside the ranks) on the local backend, with real processes and signals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def logs(run: LocalRun, attempt: int = 1) -> list[list[str]]:
     return [path.read_text().splitlines() for path in sorted(run.dir.attempt(attempt).glob("data-*.log"))]
 
 
-def test_it_is_ended_when_the_ranks_have(local_run: Make, tmp_path: Any) -> None:
+def test_component_is_ended_after_the_ranks(local_run: Make, tmp_path: Any) -> None:
     run = local_run(WAITS, launch=beside(tmp_path, SERVE, processes=2))
     assert run.run() == 0
     assert run.ends == [("completed", "end")]
@@ -58,15 +58,15 @@ def test_it_is_ended_when_the_ranks_have(local_run: Make, tmp_path: Any) -> None
     assert all(process_start(int(lines[0].split()[3])) is None for lines in said)
 
 
-def test_one_that_does_not_end_is_killed(local_run: Make, tmp_path: Any) -> None:
+def test_component_that_ignores_sigint_is_killed(local_run: Make, tmp_path: Any) -> None:
     deaf = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n" + SERVE
     run = local_run(WAITS, launch=beside(tmp_path, deaf))
     assert run.run() == 0
     assert process_start(int(logs(run)[0][0].split()[3])) is None
 
 
-def test_the_signals_of_a_preemption_do_not_reach_it(local_run: Make, tmp_path: Any) -> None:
-    """Slurm sends them to all processes of a job at once, and ranks that save may still need their data."""
+def test_sigterm_of_a_preemption_does_not_end_a_component(local_run: Make, tmp_path: Any) -> None:
+    """Slurm signals all processes of a job at once, and ranks that are saving may still need the component."""
     waits = WAITS + "time.sleep(1 if os.environ['HPCACCEL_ATTEMPT'] == '2' else 600)\n"
     run = local_run(waits, launch={**beside(tmp_path, SERVE), "stop": "signals"})
     run.start()
@@ -78,7 +78,7 @@ def test_the_signals_of_a_preemption_do_not_reach_it(local_run: Make, tmp_path: 
     assert [lines[0][-1] for lines in (logs(run), logs(run, 2))] == ["the ranks have ended"] * 2
 
 
-def test_where_it_fails_the_attempt_has_failed(local_run: Make, tmp_path: Any) -> None:
+def test_failed_component_fails_the_attempt(local_run: Make, tmp_path: Any) -> None:
     fails = (
         "import os, sys, time\nprint('serving', flush=True)\n"
         "if os.environ['HPCACCEL_NODES'] and not os.path.exists('again'):\n"
@@ -92,13 +92,13 @@ def test_where_it_fails_the_attempt_has_failed(local_run: Make, tmp_path: Any) -
     assert (first["error_class"], first["detail"]) == ("component", "component data exited with code 3: no more data")
 
 
-def test_one_that_has_done_its_part_may_end(local_run: Make, tmp_path: Any) -> None:
+def test_component_may_exit_with_zero_before_the_ranks(local_run: Make, tmp_path: Any) -> None:
     run = local_run(WAITS + "time.sleep(1)\n", launch=beside(tmp_path, "print('serving and done')"))
     assert run.run() == 0
     assert run.ends == [("completed", "end")]
 
 
-def test_where_the_nodes_are(local_run: Make, tmp_path: Any) -> None:
+def test_component_nodes_are_read_from_the_het_group_variables(local_run: Make, tmp_path: Any) -> None:
     launch = read_launch(local_run("", launch={**beside(tmp_path, SERVE), "backend": "slurm"}).dir)
     found = component_nodes(launch, {"SLURM_JOB_NODELIST_HET_GROUP_1": "n[2-3]"}, ["n1"])
     assert found == {"HPCACCEL_NODES": "n1", "HPCACCEL_NODES_DATA": "n2,n3"}

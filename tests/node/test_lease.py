@@ -1,4 +1,4 @@
-"""One writer of a run directory: who is refused, and who takes over."""
+"""Tests of the lease of a run directory: which job is refused, and which takes it over."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def queue_is(monkeypatch: pytest.MonkeyPatch, *waiting: str) -> None:
     monkeypatch.setattr(lease, "NAMED_WITHIN_SECONDS", 0.0)
 
 
-def test_a_job_that_is_none_of_the_runs_is_refused_while_its_own_waits(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_job_is_refused_while_the_runs_own_job_is_pending(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     queue_is(monkeypatch, "2")
     write_json(run.record, {"job_ids": ["1", "2"]})
     with pytest.raises(RunBusy, match="continues in job 2, and job 7 does not belong to it"):
@@ -41,7 +39,9 @@ def test_a_job_that_is_none_of_the_runs_is_refused_while_its_own_waits(
     lease.acquire(run, job_id="2", restart_count=0)
 
 
-def test_by_hand_where_the_runs_own_job_has_ended(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_job_gets_the_lease_after_the_runs_own_job_has_ended(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue_is(monkeypatch)
     write_json(run.record, {"job_ids": ["2"]})
     lease.acquire(run, job_id="7", restart_count=0)
@@ -50,7 +50,7 @@ def test_by_hand_where_the_runs_own_job_has_ended(run: RunDir, monkeypatch: pyte
     assert value["job_id"] == "7"
 
 
-def test_who_was_believed_dead_leaves_the_lease_of_its_successor(run: RunDir) -> None:
+def test_release_keeps_a_lease_that_another_host_has_taken_over(run: RunDir) -> None:
     lease.acquire(run, job_id="2", restart_count=0)
     lease.release(run)
     assert not run.lease.exists()
@@ -66,7 +66,7 @@ def test_who_was_believed_dead_leaves_the_lease_of_its_successor(run: RunDir) ->
 @pytest.mark.parametrize(
     ("state", "refused"), [(JobState.RUNNING, True), (JobState.COMPLETED, False), (None, False)], ids=str
 )
-def test_a_queue_that_does_not_list_the_holder_is_no_word_on_it(
+def test_lease_holder_missing_from_the_queue_is_looked_up(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, state: JobState | None, refused: bool
 ) -> None:
     queue_is(monkeypatch)

@@ -1,4 +1,4 @@
-"""When a run must end by its caps."""
+"""Tests of the ledger: the caps that end a run, and the end that a job wrote."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ LIMITS: dict[str, Any] = dict(RESILIENCE)
         (("launch", "launch", "launch"), "3 failures"),
     ],
 )
-def test_failures_without_a_new_checkpoint(tmp_path: Path, classes: tuple[str, ...], words: str | None) -> None:
+def test_failures_without_a_new_checkpoint_are_capped(
+    tmp_path: Path, classes: tuple[str, ...], words: str | None
+) -> None:
     run = RunDir(tmp_path / "run")
     run.create()
     ledger = Ledger.of(run)
@@ -40,7 +42,7 @@ def test_failures_without_a_new_checkpoint(tmp_path: Path, classes: tuple[str, .
 
 
 def ended(tmp_path: Path, reason: str, *lines: dict[str, Any], **limits: Any) -> str | None:
-    """What the caps say after attempts that all ended for one reason."""
+    """The cap that applies after attempts that all ended for one reason, or None."""
     run = RunDir(tmp_path / "run")
     run.create()
     ledger = Ledger.of(run)
@@ -61,7 +63,7 @@ def ended(tmp_path: Path, reason: str, *lines: dict[str, Any], **limits: Any) ->
         (None, {}, False),
     ],
 )
-def test_the_end_that_a_job_wrote(
+def test_ended_by_finds_the_end_that_a_job_wrote(
     tmp_path: Path, start: dict[str, str] | None, end: dict[str, str], mine: bool
 ) -> None:
     run = RunDir(tmp_path / "run")
@@ -75,13 +77,13 @@ def test_the_end_that_a_job_wrote(
 
 GOES_ON = [
     [{"checkpoint_step": 100}, {"checkpoint_step": 200}, {"checkpoint_step": 300}],
-    # An outcome names the step, and perhaps a checkpoint of the program's own.
+    # An outcome has the step, and perhaps the program's own checkpoint.
     [{"last_step": 28, "checkpoint": "checkpoint-28", "checkpoint_step": 28}, {"last_step": 56, "checkpoint_step": 56}],
     [{"last_step": 28}, {"last_step": 56}, {"last_step": 84}],
-    # The metrics tell where each attempt found itself.
+    # The metrics show the steps at which each attempt began and ended.
     [{"first_logged": 1, "last_step": 230}, {"first_logged": 201, "last_step": 430}],
     [{"first_logged": 10, "last_step": 90}, {"first_logged": 60, "last_step": 80}, {"first_logged": 70}],
-    # One that uses the runtime, and saves and loads by itself.
+    # A program that uses the runtime, but saves and loads by itself.
     [{"resumed_step": 0, "first_logged": 1, "last_step": 50}, {"resumed_step": 0, "first_logged": 41, "last_step": 90}],
 ]
 GETS_NOWHERE = [
@@ -89,11 +91,11 @@ GETS_NOWHERE = [
     [{"checkpoint_step": 100}, {"checkpoint_step": 100}],
     [{"last_step": 28}, {"last_step": 28}],
     [{"last_step": 28}, {"last_step": 27}],
-    # It begins anew each time, however far it comes.
+    # It starts from the beginning each time, however far it gets.
     [{"first_logged": 1, "last_step": 230}, {"first_logged": 1, "last_step": 260}],
     [{"resumed_step": 0, "first_logged": 1, "last_step": 80}, {"resumed_step": 0, "first_logged": 1, "last_step": 95}],
     [{"first_logged": 1}, {"first_logged": 201, "last_step": 230}, {"first_logged": 201, "last_step": 240}],
-    # Lines of earlier releases, which say 0 where nothing is known.
+    # Lines of earlier releases, which have 0 where nothing is known.
     [{"resumed_step": 0, "last_step": 80}, {"resumed_step": 0, "last_step": 95}],
 ]
 
@@ -104,7 +106,7 @@ GETS_NOWHERE = [
 @pytest.mark.parametrize(
     ("lines", "stuck"), [*((lines, False) for lines in GOES_ON), *((lines, True) for lines in GETS_NOWHERE)]
 )
-def test_what_counts_as_progress(
+def test_attempts_without_progress_are_capped(
     tmp_path: Path, lines: list[dict[str, Any]], stuck: bool, reason: str, word: str
 ) -> None:
     cap = ended(tmp_path, reason, *lines)

@@ -1,4 +1,4 @@
-"""Where the loggers ``hpcaccel.*`` of the batch step write, and what a program or a user can change about that."""
+"""Tests of where the loggers ``hpcaccel.*`` of the batch step write, and how a program or a user can change that."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     tree.setLevel(level)
 
 
-def test_the_batch_steps_output_and_the_attempts_log_get_each_line(
+def test_each_line_is_written_to_the_output_and_the_attempts_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     configure()
@@ -46,7 +46,9 @@ def test_the_batch_steps_output_and_the_attempts_log_get_each_line(
     assert f"hpcaccel: {(tmp_path / 'supervisor.log').read_text()}" == output.out
 
 
-def test_secrets_are_masked_in_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_secrets_are_masked_in_the_output_and_the_attempts_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     configure()
     set_log_file(tmp_path / "supervisor.log")
     set_mask(lambda text: text.replace("s3cr3t", "***"))
@@ -59,7 +61,7 @@ class FullDisk(io.StringIO):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_full_disk_loses_the_message_only(
+def test_full_disk_loses_only_the_log_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     configure()
@@ -72,7 +74,7 @@ def test_a_full_disk_loses_the_message_only(
     assert "there" in (tmp_path / "supervisor.log").read_text()
 
 
-def test_steps_that_print_data_log_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_configure_can_log_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     configure(to_stderr=True)
     log.info("importing")
     output = capsys.readouterr()
@@ -81,7 +83,7 @@ def test_steps_that_print_data_log_to_standard_error(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(("level", "levels"), [("debug", "DIW"), ("INFO", "IW"), ("warning", "W"), ("30", "W")])
-def test_the_level_is_the_variables(
+def test_log_level_is_read_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], level: str, levels: str
 ) -> None:
     monkeypatch.setenv(LEVEL, level)
@@ -91,7 +93,7 @@ def test_the_level_is_the_variables(
     assert "".join(line[-1] for line in capsys.readouterr().out.splitlines()) == levels
 
 
-def test_a_level_that_is_none_is_named_and_ignored(
+def test_invalid_log_level_is_reported_and_ignored(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(LEVEL, "loud")
@@ -105,10 +107,10 @@ def test_a_level_that_is_none_is_named_and_ignored(
     assert second.endswith(" here")
 
 
-def test_a_programs_own_configuration_holds(
+def test_logging_configuration_of_a_program_is_kept(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Levels that it has set, and handlers on the root logger or on ours."""
+    """Its log levels, and its handlers on the root logger or on ours."""
     own: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: own.append(record.getMessage())  # type: ignore[method-assign]
@@ -124,14 +126,16 @@ def test_a_programs_own_configuration_holds(
     assert logging.getLogger().level == logging.WARNING
 
 
-def test_a_library_attaches_no_handler(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_handler_is_attached_without_configure(capsys: pytest.CaptureFixture[str]) -> None:
     log.info("nobody has configured anything")
     assert not [one for one in logging.getLogger("hpcaccel").handlers if isinstance(one, NodeHandler)]
     assert capsys.readouterr().out == ""
 
 
-def test_a_run_logs_at_the_variables_level(local_run: Callable[..., LocalRun], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The line at which an attempt's output begins in slurm.log is always there: classification looks for it."""
+def test_run_logs_at_the_level_from_the_environment(
+    local_run: Callable[..., LocalRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first line of an attempt in slurm.log is always written, because the classification looks for it."""
     monkeypatch.setenv(LEVEL, "error")
     run = local_run("print('well')")
     assert run.run() == 0
@@ -140,9 +144,7 @@ def test_a_run_logs_at_the_variables_level(local_run: Callable[..., LocalRun], m
     assert f"hpcaccel: {run.dir.supervisor_log(1).read_text()}" == f"{line}\n"
 
 
-def test_a_line_that_programs_read_is_logged_at_every_level(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_log_always_writes_at_every_level(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv(LEVEL, "critical")
     configure()
     log_always(log, "attempt 1: 100% of it")

@@ -1,4 +1,4 @@
-"""What a node says of itself before the ranks start, and which nodes are to blame."""
+"""Tests of the preflight checks of nodes before the ranks start, and of the nodes that they blame."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS = ["00000000:3B:00.0, 0, 0", "00000000:5E:00.0, 0, 0"]
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A node of two GPUs whose nvidia-smi and dmesg say what the test wants."""
+    """A node with two GPUs, and with nvidia-smi and dmesg whose output the test sets."""
 
     def says(gpus: list[str], *, rows: list[str] | None = None, code: int = 0, kernel: str = "", sleep: int = 0) -> Any:
         programs = tmp_path / "bin"
@@ -53,7 +53,7 @@ def _program(path: Path, line: str) -> None:
     path.chmod(0o755)
 
 
-def test_a_healthy_node_has_nothing_to_say(node: Any) -> None:
+def test_healthy_node_has_no_findings(node: Any) -> None:
     assert node(HEALTHY) == []
     assert node(["0, 00000000:3B:00.0, [N/A], [N/A]", "1, 00000000:5E:00.0, [N/A], [N/A]"], rows=[]) == []
 
@@ -74,31 +74,31 @@ def test_a_healthy_node_has_nothing_to_say(node: Any) -> None:
         (HEALTHY, [ROWS[0], "00000000:5E:00.0, Yes, No"], "a memory row is pending remapping"),
     ],
 )
-def test_a_broken_gpu_is_named(node: Any, gpus: list[str], rows: list[str], finding: str) -> None:
+def test_broken_gpu_is_a_finding(node: Any, gpus: list[str], rows: list[str], finding: str) -> None:
     (found,) = node(gpus, rows=rows)
     assert finding in found
 
 
-def test_gpus_of_other_jobs_are_none_of_ours(node: Any) -> None:
+def test_gpus_of_other_jobs_are_ignored(node: Any) -> None:
     assert node([*HEALTHY, "2, 00000000:86:00.0, 5, Yes"]) == []
 
 
-def test_an_nvidia_smi_that_fails_is_a_finding(node: Any) -> None:
+def test_failing_nvidia_smi_is_a_finding(node: Any) -> None:
     (found,) = node(["Unable to determine the device handle for GPU0000:5E:00.0: Unknown Error"], code=15)
     assert "exited with code 15" in found
     assert "Unknown Error" in found
 
 
-def test_an_old_driver_is_none(node: Any) -> None:
+def test_driver_that_lacks_a_field_is_no_finding(node: Any) -> None:
     assert node(['Field "retired_pages.pending" is not a valid field to query.'], code=2) == []
 
 
-def test_an_nvidia_smi_that_hangs_is_a_finding(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_nvidia_smi_is_a_finding(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight_checks, "SMI_SECONDS", 0.2)
     assert node(HEALTHY, sleep=5) == ["nvidia-smi did not respond within 0.2 s"]
 
 
-def test_only_new_xids_of_the_hardware_on_our_gpus_count(node: Any) -> None:
+def test_only_recent_hardware_xids_of_own_gpus_are_findings(node: Any) -> None:
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def xid(bus: str, number: int, *, ago: float = 60) -> str:
@@ -106,17 +106,17 @@ def test_only_new_xids_of_the_hardware_on_our_gpus_count(node: Any) -> None:
 
     (found,) = node(HEALTHY, kernel=xid("0000:5e:00", 79))
     assert found == "GPU 0000:5e:00: Xid 79, pid=40121, name=python, words"
-    assert node(HEALTHY, kernel=xid("0000:5e:00", 31) + xid("0000:86:00", 79)) == []  # a program's fault; not ours
+    assert node(HEALTHY, kernel=xid("0000:5e:00", 31) + xid("0000:86:00", 79)) == []  # a program's fault; another GPU
     if now > 4000:
         assert node(HEALTHY, kernel=xid("0000:5e:00", 79, ago=3900)) == []
 
 
-def test_without_nvidia_smi_gpus_are_not_looked_at(tmp_path: Path) -> None:
+def test_gpus_are_not_checked_without_nvidia_smi(tmp_path: Path) -> None:
     env = {"PATH": str(tmp_path), "SLURM_GPUS_ON_NODE": "2", "TMPDIR": str(tmp_path)}
     assert list(check_node(tmp_path, env)) == []
 
 
-def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_directories_are_findings(tmp_path: Path) -> None:
     env = {"TMPDIR": str(tmp_path / "gone")}
     (found,) = check_node(tmp_path, env, local=True)
     assert found == f"cannot write to the temporary directory {tmp_path / 'gone'}: No such file or directory"
@@ -124,18 +124,18 @@ def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
     assert found.startswith("cannot write to the run directory /proc")
 
 
-def test_a_disk_without_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directories_without_free_space_are_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight_checks, "LEAST_BYTES", 1 << 62)
     (found,) = check_node(tmp_path, {"TMPDIR": "/dev/shm"}, local=True)
     assert found.startswith("the temporary directory /dev/shm has only ")
     assert found.endswith(" MB free")
-    # On the run directory's own file system it says nothing of the node.
+    # On the run directory's file system this is no finding about the node.
     assert list(check_node(tmp_path, {"TMPDIR": str(tmp_path)}, local=True)) == []
     (found,) = check_shared(tmp_path, {"TMPDIR": str(tmp_path)})
     assert found.endswith(" MB free")
 
 
-def test_the_way_to_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_to_the_node_of_rank_0_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = {"TMPDIR": str(tmp_path)}
     monkeypatch.setenv("SLURMD_NODENAME", "localhost")
     with answer_on_a_port(["localhost", "n2"]) as variables:
@@ -170,7 +170,7 @@ def test_the_way_to_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ),
     ],
 )
-def test_all_nodes_are_asked_through_srun(
+def test_all_nodes_are_checked_through_srun(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -192,16 +192,16 @@ def test_all_nodes_are_asked_through_srun(
     assert "--exclude=n0" in words
 
 
-# -- who is to blame ----------------------------------------------------------------------------------------------
+# -- blamed nodes -------------------------------------------------------------------------------------------------
 
 
-def test_a_node_that_stands_out_is_blamed() -> None:
+def test_node_that_differs_from_the_others_is_blamed() -> None:
     failure = Preflight(seconds=1, findings={"n1": [], "n2": ["GPU 1: GPU is lost"]}).failure(["n1", "n2"])
     assert failure is not None
     assert (failure.cause.name, failure.nodes, failure.detail) == ("preflight", ["n2"], "n2: GPU 1: GPU is lost")
 
 
-def test_what_all_nodes_say_is_no_nodes_fault() -> None:
+def test_finding_on_all_nodes_blames_no_node() -> None:
     assert Preflight(seconds=1, findings={"n1": ["full"], "n2": ["full"]}).failure(["n1", "n2"]) is None
     assert Preflight(seconds=1, findings={}).failure(["n1", "n2"]) is None
 
@@ -210,7 +210,7 @@ def test_what_all_nodes_say_is_no_nodes_fault() -> None:
     ("nodes", "amiss", "blamed"),
     [(["n1"], ["n1"], []), (["n1", "n2"], ["n1", "n2"], []), (["n1", "n2"], ["n2"], ["n2"])],
 )
-def test_a_shared_file_system_speaks_against_a_node_only_where_others_can_write(
+def test_node_is_blamed_for_a_shared_disk_only_if_others_can_write(
     nodes: list[str], amiss: list[str], blamed: list[str]
 ) -> None:
     shared = {node: ["the run directory cannot be written"] for node in amiss}
@@ -218,7 +218,7 @@ def test_a_shared_file_system_speaks_against_a_node_only_where_others_can_write(
     assert ([] if failure is None else failure.nodes) == blamed
 
 
-def test_what_all_nodes_share_does_not_hide_what_one_has() -> None:
+def test_finding_on_all_nodes_does_not_hide_that_of_one_node() -> None:
     shared = {node: ["the run directory cannot be written"] for node in ("n1", "n2")}
     failure = Preflight(seconds=1, findings={"n1": ["GPU is lost"], "n2": []}, shared=shared).failure(["n1", "n2"])
     assert failure is not None
@@ -260,12 +260,14 @@ CAME = [(rank, {"came": True}) for rank in range(4)]
         ([], [], "the all-reduce over all ranks did not finish within 30 s"),
     ],
 )
-def test_together(said: list[tuple[int, dict[str, Any]]], blamed: list[str], together: str) -> None:
+def test_results_of_the_joint_all_reduce_are_judged(
+    said: list[tuple[int, dict[str, Any]]], blamed: list[str], together: str
+) -> None:
     findings, nobody = judge_together(words(*said), launch(), ["n1", "n2"])
     assert (sorted(findings), nobody) == (blamed, together)
 
 
-def test_the_program_of_the_ranks_computes_together() -> None:
+def test_check_program_succeeds_on_two_ranks() -> None:
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
@@ -278,7 +280,7 @@ def test_the_program_of_the_ranks_computes_together() -> None:
     assert judge_together(said, launch(nodes=1), ["n1"]) == ({}, "")
 
 
-def test_a_local_run_checks_its_disk(local_run: Any) -> None:
+def test_local_run_records_its_quick_preflight(local_run: Any) -> None:
     run: LocalRun = local_run("print('ran')", preflight="quick")
     assert run.run() == 0
     document = json.loads((run.dir.attempt(1) / "preflight.json").read_text())

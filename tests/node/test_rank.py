@@ -1,4 +1,4 @@
-"""The arguments of a spec file arrive at the program byte for byte: YAML, spec.json, the shim of a rank, exec."""
+"""Tests that arguments reach the program byte for byte, through the YAML spec, spec.json, the rank's shim and exec."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ words = (
 
 @pytest.fixture(scope="module")
 def arrives(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str]], list[str]]:
-    """A function from the arguments in a spec file to those that a rank's program gets."""
+    """Function that returns the arguments that a rank's program gets for those in a spec file."""
     folder = tmp_path_factory.mktemp("it's 50% of $HOME")
     (folder / "program.py").write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))\n")
     run = RunDir(folder / "run")

@@ -1,4 +1,4 @@
-"""Whose log a line is in: srun's numbers of tasks are not to be relied on, a rank's own are."""
+"""Tests of the logs of ranks: named by the rank's own number, because srun's task numbers are not reliable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMPONENT = {
 
 
 def shim(run: LocalRun, word: str, log: Path, **env: str) -> None:
-    """A process as srun starts it, with a task's number and with srun's idea of its log."""
+    """Run a process as srun starts it, with a task's number and the log that srun chose."""
     step = {
         "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
         "SLURM_STEP_TASKS_PER_NODE": "2", "HPCACCEL_ATTEMPT": "1",
@@ -41,8 +41,8 @@ def run(tmp_path: Path) -> LocalRun:
     return run
 
 
-def test_a_rank_writes_to_the_log_of_its_own_number(run: LocalRun) -> None:
-    """As srun of 26.11 has it in a heterogeneous job: one too low, and modulo 2**32 for rank 0."""
+def test_rank_writes_to_the_log_of_its_own_number(run: LocalRun) -> None:
+    """In a heterogeneous job, srun of 26.11 uses numbers that are one too low, modulo 2**32 for rank 0."""
     folder = run.dir.attempt(1)
     for rank, wrong in (("0", "4294967295"), ("1", "0")):
         shim(run, "rank", folder / f"{wrong}.log", SLURM_PROCID=rank)
@@ -51,7 +51,7 @@ def test_a_rank_writes_to_the_log_of_its_own_number(run: LocalRun) -> None:
     assert (folder / "4294967295.log").read_text() == ""
 
 
-def test_a_log_is_written_on_behind_what_srun_has_put_there(run: LocalRun) -> None:
+def test_rank_appends_to_what_srun_wrote_to_its_log(run: LocalRun) -> None:
     log = run.dir.rank_log(1, 1)
     log.write_text("slurmstepd: error: a line of Slurm's\n")
     for _ in range(2):
@@ -59,7 +59,7 @@ def test_a_log_is_written_on_behind_what_srun_has_put_there(run: LocalRun) -> No
     assert log.read_text() == "slurmstepd: error: a line of Slurm's\n" + "rank 1\naside\n" * 2
 
 
-def test_a_components_process_does_the_same(run: LocalRun) -> None:
+def test_component_process_writes_to_the_log_of_its_own_number(run: LocalRun) -> None:
     folder = run.dir.attempt(1)
     names = {"HPCACCEL_COMPONENT": "data", "HPCACCEL_COMPONENT_JOB": "8"}
     for process in ("0", "1"):

@@ -1,4 +1,4 @@
-"""What a sweep's worker makes of what Slurm says about its allocation."""
+"""Tests of how a sweep's worker stops when Slurm reclaims its allocation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ REQUEUEABLE = JobStatus(running=False, termination_reason="time_limit", requeuea
         (JobStatus(running=False, known=False), "stop", "requeue", False),
     ],
 )
-def test_what_follows_from_sigterm(status: JobStatus, reason: str, then: str, by_scheduler: bool) -> None:
+def test_stop_after_sigterm_depends_on_the_job_status(
+    status: JobStatus, reason: str, then: str, by_scheduler: bool
+) -> None:
     allocation = SimpleNamespace(terminated=lambda: None)
     scheduler: Any = SimpleNamespace(allocation=allocation, query=lambda: status, began=0.0, end_time=None)
     scheduler.was_extended = False

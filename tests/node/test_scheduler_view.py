@@ -1,4 +1,4 @@
-"""What a trial's supervisor need not ask Slurm for: times its host knows, and whether a good end is one."""
+"""Tests of what a trial's supervisor knows without querying Slurm: the shared job status, and Slurm's lines in logs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RUNS = JobStatus(running=True, submit_time=1.0, start_time=2.0, end_time=3.0)
 
 
 class Asked:
-    """An allocation that counts."""
+    """An allocation that counts its queries."""
 
     status_is_free = False
 
@@ -35,11 +35,11 @@ class Asked:
         return RUNS
 
 
-def test_times_come_from_the_host_and_news_from_slurm(tmp_path: Path) -> None:
+def test_refresh_reads_the_shared_status_and_query_calls_slurm(tmp_path: Path) -> None:
     file, slurm = tmp_path / "job.json", Asked()
     scheduler = SchedulerView(slurm, shared=lambda: read_shared_status(file))  # type: ignore[arg-type]
     scheduler.refresh()
-    assert slurm.count == 1  # nobody has asked before
+    assert slurm.count == 1  # no shared status yet
     asked = time.time() + 1
     write_shared_status(file, dataclasses.replace(RUNS, end_time=77.0), queried_at=asked)
     scheduler.refresh()
@@ -48,7 +48,7 @@ def test_times_come_from_the_host_and_news_from_slurm(tmp_path: Path) -> None:
     assert slurm.count == 2
 
 
-def test_an_old_answer_and_one_that_takes_the_job_away_are_no_answer(tmp_path: Path) -> None:
+def test_old_preempted_or_ended_shared_status_is_not_used(tmp_path: Path) -> None:
     file = tmp_path / "job.json"
     write_shared_status(file, RUNS, queried_at=time.time() - OLDEST_SECONDS - 1)
     assert read_shared_status(file) is None
@@ -60,7 +60,7 @@ def test_an_old_answer_and_one_that_takes_the_job_away_are_no_answer(tmp_path: P
         assert read_shared_status(file) is None
 
 
-def test_while_the_controller_is_away_the_last_answer_holds(tmp_path: Path) -> None:
+def test_unknown_status_does_not_replace_the_shared_one(tmp_path: Path) -> None:
     file, asked = tmp_path / "job.json", time.time()
     write_shared_status(file, RUNS, queried_at=asked)
     write_shared_status(file, JobStatus(running=False, known=False), queried_at=asked + 1)
@@ -84,7 +84,7 @@ def test_while_the_controller_is_away_the_last_answer_holds(tmp_path: Path) -> N
         ("the order was CANCELLED AT noon", False),
     ],
 )
-def test_slurms_own_lines(tmp_path: Path, line: str, of_slurm: bool) -> None:
+def test_lines_of_slurm_are_recognized_in_a_log(tmp_path: Path, line: str, of_slurm: bool) -> None:
     assert slurm_spoke(with_logs(tmp_path, rank=f"before\n{line}\nbehind\n"), 1) is of_slurm
 
 
@@ -97,7 +97,7 @@ BEGINS = "hpcaccel: 2026-11-22T15:00:00 attempt {}: ranks: 1\n"
 @pytest.mark.parametrize(
     ("rank", "batch", "spoke"),
     [
-        (PREEMPTED + NOISE * 100_000, "", True),  # far more than what is read of a log for its last words
+        (PREEMPTED + NOISE * 100_000, "", True),  # far longer than the part at the end of a log that is read
         (NOISE * 50_000 + PREEMPTED + NOISE * 50_000, "", True),
         ("\r 7% done" * 400_000 + PREEMPTED, "", True),  # a line that does not end
         ("." * 5_000_000 + "srun: error", "", False),
@@ -107,7 +107,7 @@ BEGINS = "hpcaccel: 2026-11-22T15:00:00 attempt {}: ranks: 1\n"
         (NOISE, BEGINS.format(0) + NODE + NOISE * 100_000 + BEGINS.format(1), False),
     ],
 )
-def test_slurms_words_are_found_anywhere_in_the_attempts_logs(
+def test_lines_of_slurm_are_found_anywhere_in_an_attempts_logs(
     tmp_path: Path, rank: str, batch: str, spoke: bool
 ) -> None:
     assert slurm_spoke(with_logs(tmp_path, rank=rank, batch=batch), 1) is spoke

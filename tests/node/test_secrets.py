@@ -1,4 +1,4 @@
-"""A program prints a secret in its last exception: nothing that the batch step writes holds it."""
+"""Tests that nothing that the batch step writes contains a secret from a program's exception."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ def with_secret(run: RunDir) -> None:
 
 
 def holding(folder: Path) -> list[str]:
-    """Files that hold the value, as paths in ``folder``."""
+    """Files that contain the secret, as paths in ``folder``."""
     files = [path for path in folder.rglob("*") if path.is_file() and SECRET in path.read_text(errors="replace")]
     return sorted(str(path.relative_to(folder)) for path in files)
 
 
-def test_a_run(local_run: Callable[..., LocalRun], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rank_logs_of_a_run_contain_the_secret(
+    local_run: Callable[..., LocalRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TOKEN", SECRET)
     run = local_run(TELLS)
     with_secret(run.dir)
@@ -43,14 +45,14 @@ def test_a_run(local_run: Callable[..., LocalRun], monkeypatch: pytest.MonkeyPat
     assert [line["detail"][-22:] for line in run.lines("end")] == ["ValueError: refused: ***"[-22:]] * 2
     assert "ValueError: refused: ***" in run.dir.supervisor_log(1).read_text()
     assert "ValueError: refused: ***" in run.log
-    assert holding(run.dir.path) == ["attempts/1/0.log", "attempts/2/0.log"]  # the program's own
+    assert holding(run.dir.path) == ["attempts/1/0.log", "attempts/2/0.log"]  # the program's own output
 
 
 @pytest.mark.parametrize("length", range(430, 500, 7))
-def test_a_secret_that_is_cut_where_more_is_said(
+def test_secret_at_the_cut_of_a_long_message_is_masked(
     local_run: Callable[..., LocalRun], monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
-    """The run directory has no room either, which is said behind the piece of an exception's text."""
+    """The run directory has no space either, which is appended to the cut message of the exception."""
     monkeypatch.setenv("TOKEN", SECRET)
     monkeypatch.setattr(
         disk_space, "shortage", lambda *_, **__: disk_space.DiskShortage("disk_full", "the disk is full")
@@ -68,7 +70,7 @@ def test_a_secret_that_is_cut_where_more_is_said(
     assert SECRET[:5] not in detail
 
 
-def test_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rank_logs_of_a_sweep_contain_the_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", SECRET)
     sweep = Sweep(tmp_path, TELLS, IN_TURN.format(count=1))
     trial = sweep.trial(0)

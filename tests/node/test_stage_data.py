@@ -1,4 +1,4 @@
-"""Data on a node's own disk: there before the ranks start, gone behind them, and never half."""
+"""Tests of data staged on a node's own disk: copied before the ranks start, removed after them, never partial."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def launch(data: Path, **stage: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_ranks_find_it_and_it_goes_with_them(
+def test_ranks_find_staged_data_and_it_is_removed_unless_kept(
     local_run: Make, data: Path, disk: Path, monkeypatch: pytest.MonkeyPatch, keep: bool
 ) -> None:
     monkeypatch.setenv("FAST", str(disk))
@@ -56,7 +56,7 @@ def test_ranks_find_it_and_it_goes_with_them(
     assert bool(list(disk.iterdir())) == keep
 
 
-def test_a_source_that_is_not_there_is_one_clear_end(
+def test_missing_source_ends_the_run_with_a_setup_error(
     local_run: Make, data: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAST", str(disk))
@@ -69,7 +69,7 @@ def test_a_source_that_is_not_there_is_one_clear_end(
     assert not list(disk.iterdir())
 
 
-def test_what_is_there_and_unchanged_is_not_copied_again(data: Path, disk: Path) -> None:
+def test_unchanged_files_are_not_copied_again(data: Path, disk: Path) -> None:
     assert bring(data, disk) == 1001
     assert bring(data, disk) == 0
     (data / "sub/b").write_text("other")
@@ -79,7 +79,7 @@ def test_what_is_there_and_unchanged_is_not_copied_again(data: Path, disk: Path)
     assert not (disk / "data/a").exists()
 
 
-def test_an_interrupted_copy_goes_on_if_the_source_is_the_same(data: Path, disk: Path) -> None:
+def test_interrupted_copy_continues_if_the_source_is_unchanged(data: Path, disk: Path) -> None:
     given = (data / "a").stat()
     (disk / "data").mkdir()
     part = disk / "data" / f".a.{given.st_size}.{given.st_mtime_ns}.part"
@@ -92,7 +92,9 @@ def test_an_interrupted_copy_goes_on_if_the_source_is_the_same(data: Path, disk:
     assert not stale.exists()
 
 
-def test_a_disk_that_is_too_small(data: Path, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_staging_to_a_disk_that_is_too_small_raises_no_room(
+    data: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = shutil.disk_usage(disk)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=500))
     with pytest.raises(NoRoom, match=r"stage: .*/data needs .* GB more on .* has 0.00 GB free. Stage less, set"):
@@ -100,7 +102,7 @@ def test_a_disk_that_is_too_small(data: Path, disk: Path, monkeypatch: pytest.Mo
     assert not (disk / "data/a").exists()
 
 
-def test_where_it_lies() -> None:
+def test_stage_directory_depends_on_job_variables_and_settings() -> None:
     job = {"SLURM_JOB_ID": "46"}
     own = f"hpcaccel-stage-{os.getuid()}-46"
     assert stage_directory(LaunchStage(sources=["/d"]), {**job, "TMPDIR": "/t", "SLURM_TMPDIR": "/s"}) == Path(

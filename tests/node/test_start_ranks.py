@@ -1,4 +1,4 @@
-"""The environment that the ranks are started in."""
+"""Tests of how ranks are started: their environment, and srun's options for their logs."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def environment(run: LocalRun) -> dict[str, str]:
     return value
 
 
-def test_each_attempt_has_a_place_for_torchs_flight_recorder(local_run: Make) -> None:
+def test_torchs_flight_recorder_writes_to_the_attempts_folder(local_run: Make) -> None:
     run = local_run(SAYS)
     assert environment(run)["TORCH_FR_DUMP_TEMP_FILE"] == f"{run.dir.attempt(1)}/flight_recorder_"
 
 
-def test_the_users_own_place_for_it_counts(local_run: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_own_path_of_the_flight_recorder_is_kept(local_run: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", "/elsewhere/trace_")
     assert environment(local_run(SAYS))["TORCH_FR_DUMP_TEMP_FILE"] == "/elsewhere/trace_"
 
 
 @pytest.mark.parametrize(("share", "left"), [(True, {"SLURM_TRES_PER_TASK": "cpu=4"}), (False, None)])
-def test_ranks_that_share_the_gpus_of_their_node(
+def test_ranks_that_share_gpus_get_no_gpu_variables_of_slurm(
     local_run: Make, monkeypatch: pytest.MonkeyPatch, share: bool, left: dict[str, str] | None
 ) -> None:
     given = {
@@ -58,7 +58,7 @@ def test_ranks_that_share_the_gpus_of_their_node(
         ({"launcher": "torchrun"}, False),  # task 1, of the second node, is not rank 1
     ],
 )
-def test_a_node_writes_to_a_ranks_log_where_its_tasks_number_is_the_ranks(
+def test_srun_writes_rank_logs_only_if_task_numbers_are_ranks(
     local_run: Make, launch: dict[str, Any], by_task: bool
 ) -> None:
     run = local_run("", launch={"backend": "slurm", "nodes": 2, "ranks_per_node": 4, **launch})

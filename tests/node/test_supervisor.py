@@ -1,4 +1,4 @@
-"""The supervisor on the local backend, with real processes and real signals."""
+"""Tests of the supervisor on the local backend, with real processes and real signals."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if attempt == 1:
 )
 
 
-def test_a_program_that_ends_well_is_completed(local_run: Make) -> None:
+def test_program_that_exits_with_zero_is_completed(local_run: Make) -> None:
     run = local_run("print('hello')", ranks=2)
     assert run.run() == 0
     assert run.ends == [("completed", "end")]
@@ -64,7 +64,7 @@ def test_ranks_get_torchruns_environment(local_run: Make) -> None:
     assert values[0][5] == values[1][5]
 
 
-def test_stop_with_requeue_comes_back(local_run: Make) -> None:
+def test_run_stopped_with_requeue_starts_again(local_run: Make) -> None:
     run = local_run(STOPS_WHEN_ASKED, ranks=2)
     run.start()
     for rank in (0, 1):
@@ -77,7 +77,7 @@ def test_stop_with_requeue_comes_back(local_run: Make) -> None:
     assert [path.name for path in run.dir.control.iterdir()] == ["honoured-stop-1.json"]
 
 
-def test_stop_pauses_until_a_new_job(local_run: Make) -> None:
+def test_paused_run_continues_in_a_new_job(local_run: Make) -> None:
     run = local_run(STOPS_WHEN_ASKED)
     run.start()
     run.wait_for("ready")
@@ -90,15 +90,15 @@ def test_stop_pauses_until_a_new_job(local_run: Make) -> None:
 
 
 @pytest.mark.parametrize(("program", "code"), [("print('well')", 0), ("1 / 0", 1), ("raise SystemExit(2)", 2)])
-def test_a_job_that_is_started_after_the_end_ends_with_its_code(local_run: Make, program: str, code: int) -> None:
-    """Slurm starts a job that it has preempted once more: jobs that wait for it must learn how the run ended."""
+def test_job_started_after_the_end_exits_with_the_code_of_the_run(local_run: Make, program: str, code: int) -> None:
+    """Slurm starts a preempted job again, and jobs that depend on it need the exit code of the run."""
     run = local_run(program, restart_in_place=0, max_failures=1)
     assert [run.run(), run.run()] == [code, code]
     assert len(run.ends) == 1
     assert f"has already ended: exiting with code {code}" in run.log
 
 
-def test_a_job_that_is_started_after_a_pause_ends_as_paused(local_run: Make) -> None:
+def test_job_started_after_a_pause_exits_as_paused(local_run: Make) -> None:
     run = local_run(STOPS_WHEN_ASKED)
     run.start()
     run.wait_for("ready")
@@ -109,7 +109,7 @@ def test_a_job_that_is_started_after_a_pause_ends_as_paused(local_run: Make) -> 
 
 
 @pytest.mark.parametrize(("then", "reason", "code"), [("pause", "stop", 85), ("cancel", "cancelled", 130)])
-def test_a_job_that_is_started_again_after_an_end_before_its_ranks_started(
+def test_job_restarted_after_an_end_without_ranks_exits_with_its_code(
     local_run: Make, then: str, reason: str, code: int
 ) -> None:
     run = local_run("print('ran')")
@@ -121,7 +121,7 @@ def test_a_job_that_is_started_again_after_an_end_before_its_ranks_started(
     assert run.wait() == 0
 
 
-def test_a_signal_before_the_handlers_is_not_lost(local_run: Make) -> None:
+def test_stop_signal_before_the_handlers_are_installed_is_not_lost(local_run: Make) -> None:
     slow_start = "import time\nprint('starting', flush=True)\ntime.sleep(1.5)\n" + STOPS_WHEN_ASKED
     run = local_run(slow_start)
     run.start()
@@ -131,7 +131,7 @@ def test_a_signal_before_the_handlers_is_not_lost(local_run: Make) -> None:
     assert run.ends == [("stop", "requeue"), ("completed", "end")]
 
 
-def test_cancel_stays_cancelled(local_run: Make) -> None:
+def test_sigterm_cancels_the_run(local_run: Make) -> None:
     run = local_run(STOPS_WHEN_ASKED, ranks=2)
     run.start()
     run.wait_for("ready", rank=1)
@@ -141,7 +141,7 @@ def test_cancel_stays_cancelled(local_run: Make) -> None:
     assert run.ends == [("cancelled", "end")]
 
 
-def test_a_cancel_that_waits_ends_the_job_before_its_ranks_start(local_run: Make) -> None:
+def test_pending_cancel_request_ends_the_job_before_its_ranks_start(local_run: Make) -> None:
     run = local_run("print('ran')")
     run.ask("cancel", reason="cancelled", name="cancel-1")
     assert run.run() == 130
@@ -149,7 +149,7 @@ def test_a_cancel_that_waits_ends_the_job_before_its_ranks_start(local_run: Make
     assert not run.dir.attempt(1).exists()
 
 
-def test_a_run_whose_dependency_can_never_be_ends_before_its_ranks_start(local_run: Make) -> None:
+def test_run_with_impossible_dependency_ends_before_its_ranks_start(local_run: Make) -> None:
     other = local_run("print('well')")
     write_json(other.dir.record, to_dict(RunRecord(run_id=other.dir.run_id, name="other", backend="local")))
     assert other.run() == 0
@@ -161,7 +161,7 @@ def test_a_run_whose_dependency_can_never_be_ends_before_its_ranks_start(local_r
     assert end["advice"] == cause("dependency").advice
 
 
-def test_a_failure_restarts_in_place_and_goes_on(local_run: Make) -> None:
+def test_failed_attempt_is_restarted_in_place(local_run: Make) -> None:
     run = local_run(HEAD + "if attempt == 1 and rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n", ranks=2)
     assert run.run() == 0
     assert run.ends == [("failed", "restart"), ("completed", "end")]
@@ -202,7 +202,7 @@ def test_two_time_limits_without_a_new_checkpoint_end_the_run(local_run: Make) -
     assert "2 attempts ended by the time limit without a new checkpoint" in run.lines("end")[-1]["detail"]
 
 
-def test_failures_with_progress_by_the_programs_own_figures(local_run: Make) -> None:
+def test_progress_between_failures_is_read_from_programs_own_metrics(local_run: Make) -> None:
     own = """
 import json, os, sys
 from pathlib import Path
@@ -222,7 +222,7 @@ sys.exit(1)
     assert "2 failures without a new checkpoint" in ends[-1]["detail"]
 
 
-def test_time_limits_with_progress_by_outcomes_of_a_program_whose_lines_have_no_steps(local_run: Make) -> None:
+def test_progress_is_read_from_outcomes_if_metrics_have_no_steps(local_run: Make) -> None:
     program = (
         HEAD
         + """
@@ -244,13 +244,13 @@ sys.exit(85)
     assert [line["last_step"] for line in run.lines("end")] == [7, 14, 14]
 
 
-def test_a_users_mistake_is_not_tried_again(local_run: Make) -> None:
+def test_user_mistake_is_not_retried(local_run: Make) -> None:
     run = local_run("import argparse; argparse.ArgumentParser().parse_args(['--nope'])")
     assert run.run() == 2
     assert run.ends == [("failed", "end")]
 
 
-def test_ranks_that_do_not_leave_are_killed(local_run: Make) -> None:
+def test_ranks_that_do_not_exit_are_killed(local_run: Make) -> None:
     run = local_run(HEAD + "time.sleep(600)\n", stop_timeout_seconds=1)
     run.start()
     run.wait_for("ready")
@@ -260,7 +260,7 @@ def test_ranks_that_do_not_leave_are_killed(local_run: Make) -> None:
     assert run.lines("end")[0]["exit_code"] == 128 + signal.SIGKILL
 
 
-def test_a_rank_that_fails_takes_the_others_along(local_run: Make) -> None:
+def test_failed_rank_ends_the_other_ranks(local_run: Make) -> None:
     program = HEAD + "if rank == 1: sys.exit(3)\nwhile 'TERM' not in asked: time.sleep(0.01)\n"
     run = local_run(program, ranks=2, restart_in_place=0, requeue=False)
     assert run.run() == 1
@@ -268,7 +268,7 @@ def test_a_rank_that_fails_takes_the_others_along(local_run: Make) -> None:
     assert run.lines("end")[0]["exit_code"] == 3
 
 
-def test_a_killed_supervisor_leaves_a_run_that_goes_on(local_run: Make) -> None:
+def test_run_whose_batch_step_was_killed_continues_when_started_again(local_run: Make) -> None:
     run = local_run(STOPS_WHEN_ASKED.replace('"ready"', '"ready", os.getpid()'))
     run.start()
     run.wait_for("ready")
@@ -283,7 +283,7 @@ def test_a_killed_supervisor_leaves_a_run_that_goes_on(local_run: Make) -> None:
     assert run.ends == [("lost", "requeue"), ("completed", "end")]
 
 
-def test_a_second_supervisor_is_refused(local_run: Make) -> None:
+def test_second_supervisor_is_refused(local_run: Make) -> None:
     run = local_run(STOPS_WHEN_ASKED)
     run.start()
     run.wait_for("ready")
@@ -296,7 +296,7 @@ def test_a_second_supervisor_is_refused(local_run: Make) -> None:
     assert run.wait() == 85
 
 
-def test_a_job_that_was_replaced_by_a_newer_one_does_nothing(local_run: Make) -> None:
+def test_job_replaced_by_a_newer_one_does_nothing(local_run: Make) -> None:
     run = local_run("print('ran')")
     run.dir.record.write_text(json.dumps({"job_ids": ["local-00000001", "local-00000002"]}))
     run.start(job_id="local-00000001")
@@ -318,7 +318,7 @@ def test_a_plain_program_is_stopped_by_sigterm(local_run: Make, then: str, code:
     assert run.ends[0] == ("stop", then)
 
 
-def test_setup_that_fails_on_a_node_is_named(local_run: Make) -> None:
+def test_failed_setup_command_of_a_node_is_reported(local_run: Make) -> None:
     run = local_run("print('ran')", launch={"setup_per_node": ["true", "exit 7"]})
     assert run.run() == 1
     end = run.lines("end")[0]
@@ -326,7 +326,7 @@ def test_setup_that_fails_on_a_node_is_named(local_run: Make) -> None:
     assert "environment.setup_per_node: exit 7 failed with exit code 7" in end["detail"]
 
 
-def test_a_callable_starts_submitits_process(local_run: Make) -> None:
+def test_callable_is_started_by_submitits_process(local_run: Make) -> None:
     fake = "import os, sys; print(sys.argv, os.environ['SUBMITIT_EXECUTOR'], os.environ['SUBMITIT_LOCAL_GLOBALID'])"
     run = local_run("", launch={"kind": "callable", "program": []})
     package = run.dir.path / "fake" / "submitit" / "core"
@@ -353,7 +353,7 @@ def prune(run: LocalRun) -> None:
     run.ask("finish", reason="pruned", name="pruned-1")
 
 
-def test_a_pruned_trial_of_a_program_that_knows_signals_only_ends_by_sigterm(local_run: Make) -> None:
+def test_pruned_trial_of_a_program_stopped_by_signals_ends_by_sigterm(local_run: Make) -> None:
     run = local_run("import time\nprint('ready', flush=True)\ntime.sleep(60)", launch=SIGNALS)
     run.start()
     run.wait_for("ready")
@@ -362,11 +362,11 @@ def test_a_pruned_trial_of_a_program_that_knows_signals_only_ends_by_sigterm(loc
     assert run.ends == [("pruned", "end")]
     assert run.lines("end")[0]["exit_code"] == 128 + signal.SIGTERM
     run.start()
-    assert run.wait() == 0  # the job comes again, and knows that nothing follows
+    assert run.wait() == 0  # the job starts again; the trial has already ended
     assert len(run.lines("start")) == 1
 
 
-def test_a_pruned_trial_that_does_not_listen_is_killed(local_run: Make) -> None:
+def test_pruned_trial_that_ignores_sigterm_is_killed(local_run: Make) -> None:
     deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     run = local_run(
         deaf + "import time\nprint('ready', flush=True)\ntime.sleep(60)", launch=SIGNALS, stop_timeout_seconds=1
@@ -378,7 +378,7 @@ def test_a_pruned_trial_that_does_not_listen_is_killed(local_run: Make) -> None:
     assert run.ends == [("pruned", "end")]
 
 
-def test_a_stop_that_comes_on_top_does_not_bring_a_pruned_trial_back(local_run: Make) -> None:
+def test_later_stop_request_does_not_requeue_a_pruned_trial(local_run: Make) -> None:
     run = local_run(HEAD + "time.sleep(600)\n", stop_timeout_seconds=2)
     run.start()
     run.wait_for("ready")
@@ -392,7 +392,7 @@ def test_a_stop_that_comes_on_top_does_not_bring_a_pruned_trial_back(local_run: 
     assert json.loads(stop.read_text())["then"] == "finish"
 
 
-def test_a_trial_that_was_pruned_before_its_ranks_started(local_run: Make) -> None:
+def test_trial_pruned_before_its_ranks_start_ends_without_an_attempt(local_run: Make) -> None:
     run = local_run("print('ran')")
     prune(run)
     assert run.run() == 0
@@ -400,7 +400,7 @@ def test_a_trial_that_was_pruned_before_its_ranks_started(local_run: Make) -> No
     assert not run.dir.attempt(1).exists()
 
 
-def test_a_supervisor_that_is_killed_while_a_pruned_trial_leaves(local_run: Make) -> None:
+def test_trial_stays_pruned_if_its_batch_step_is_killed_while_it_exits(local_run: Make) -> None:
     run = local_run(HEAD + "time.sleep(600)\n")
     run.start()
     run.wait_for("ready")
@@ -415,7 +415,7 @@ def test_a_supervisor_that_is_killed_while_a_pruned_trial_leaves(local_run: Make
     assert run.ends == [("pruned", "end")]
 
 
-def test_a_program_in_any_language_appends_its_metrics(local_run: Make) -> None:
+def test_shell_program_appends_its_metrics_on_rank_0(local_run: Make) -> None:
     run = local_run("", ranks=2, launch={"kind": "program", "program": ["sh", "-c", """
         echo '{"step": 1, "loss": 0.5}' >> "$HPCACCEL_METRICS"; echo "$HPCACCEL_METRICS"
     """]})  # fmt: skip

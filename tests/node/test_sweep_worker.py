@@ -1,4 +1,4 @@
-"""A sweep's worker on the local backend, with real processes and real signals."""
+"""Tests of a sweep's worker on the local backend, with real processes and real signals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sweep(tmp_path: Path) -> Iterator[Make]:
             one.process.wait()
 
 
-def test_one_trial_after_another(sweep: Make) -> None:
+def test_worker_runs_one_trial_after_another(sweep: Make) -> None:
     two = sweep("print('hello')", IN_TURN.format(count=2), trials=2)
     assert two.run() == 0
     assert [two.ends(number) for number in (0, 1)] == [[("completed", "end")]] * 2
@@ -57,7 +57,7 @@ def test_one_trial_after_another(sweep: Make) -> None:
     assert not two.dir.trial(0).lease.exists()
 
 
-def test_a_crashing_trial_and_one_without_a_directory_are_ends_like_others(sweep: Make) -> None:
+def test_crashed_trial_and_missing_trial_directory_are_reported_as_failed(sweep: Make) -> None:
     bad = sweep("import argparse; argparse.ArgumentParser().parse_args(['--nope'])", IN_TURN.format(count=2))
     assert bad.run() == 0
     _, first, second = bad.heard
@@ -66,20 +66,20 @@ def test_a_crashing_trial_and_one_without_a_directory_are_ends_like_others(sweep
     assert "trials/1" in second["detail"]
 
 
-def test_a_failed_trial_can_be_tried_again_in_the_same_allocation(sweep: Make) -> None:
+def test_failed_trial_can_be_retried_in_the_same_allocation(sweep: Make) -> None:
     program = "import os; assert int(os.environ['HPCACCEL_ATTEMPT']) > 2, 'not yet'"
     again = "for _ in range(2):\n    say(run=0, slot=0)\n    hear()\nsay(run=0, slot=0)\nhear()\nsay(end=True, why='')"
     one = sweep(program, again)
     assert one.run() == 0
     assert one.ends(0) == [("failed", "restart"), ("failed", "end"), ("completed", "end")]
-    # Told once more to run it, by a chooser that has forgotten: nothing runs, and the end is told again.
+    # The chooser requests the completed trial again: nothing runs, and its end is reported again.
     assert [(event["reason"], event["decision"]) for event in one.heard[1:]] == [
         ("failed", "end"), ("completed", "end"), ("completed", "end")
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
-def test_what_the_scheduler_says_reaches_every_trial(sweep: Make, number: signal.Signals) -> None:
+def test_signal_of_the_scheduler_stops_every_trial(sweep: Make, number: signal.Signals) -> None:
     chooser = "say(run=0, slot=0)\nsay(run=1, slot=1)\nwhile hear():\n    pass" if number == signal.SIGTERM else (
         "if hello['restart_count']:\n    say(end=True, why='')\n    sys.exit()\n"
         "say(run=0, slot=0)\nsay(run=1, slot=1)\nwhile hear():\n    pass"
@@ -103,7 +103,7 @@ def test_what_the_scheduler_says_reaches_every_trial(sweep: Make, number: signal
         assert [two.ends(trial) for trial in (0, 1)] == [[("time_limit", "requeue")]] * 2
 
 
-def test_a_worker_comes_back_to_the_same_trial_when_its_time_was_over(sweep: Make) -> None:
+def test_worker_continues_the_same_trial_after_its_time_limit(sweep: Make) -> None:
     chooser = CONTINUES.replace("NUMBERS", "(0,)")
     one = sweep(STOPS_AND_GOES_ON, chooser, time_limit_seconds=14, resilience={"warning_seconds": 4})
     assert one.run() == 0
@@ -113,14 +113,14 @@ def test_a_worker_comes_back_to_the_same_trial_when_its_time_was_over(sweep: Mak
     assert hellos[1]["end_time"] > hellos[0]["end_time"]
 
 
-def test_a_paused_sweep_stays_paused_until_it_is_resumed(sweep: Make) -> None:
+def test_paused_sweep_stays_paused_until_it_is_resumed(sweep: Make) -> None:
     one = sweep(STOPS_AND_GOES_ON, CONTINUES.replace("NUMBERS", "(0,)"))
     one.start()
     one.wait_for(0, "ready")
     one.ask(one.dir, "pause")
     assert one.wait() == 85
     assert (one.ends(0), one.worker_ends) == ([("stop", "pause")], [("stop", "pause")])
-    one.start(job_id="local-00000002_0")  # one that was still in the queue
+    one.start(job_id="local-00000002_0")  # a job that was still in the queue
     assert one.wait() == 85
     assert len(one.ends(0)) == 1
     (one.dir.control / "stop-1.json").unlink()
@@ -129,7 +129,7 @@ def test_a_paused_sweep_stays_paused_until_it_is_resumed(sweep: Make) -> None:
     assert one.ends(0) == [("stop", "pause"), ("completed", "end")]
 
 
-def test_a_request_to_one_worker_is_honoured_once(sweep: Make) -> None:
+def test_request_to_one_worker_is_honoured_once(sweep: Make) -> None:
     one = sweep("print('ran')", IN_TURN.format(count=1))
     one.ask(one.worker, "cancel", reason="cancelled")
     assert one.run() == 130
@@ -138,7 +138,7 @@ def test_a_request_to_one_worker_is_honoured_once(sweep: Make) -> None:
     assert one.run() == 0
 
 
-def test_a_trial_goes_on_while_the_chooser_is_started_again(sweep: Make) -> None:
+def test_trial_continues_while_the_chooser_is_restarted(sweep: Make) -> None:
     chooser = """
         if hello["running"]:
             say(run=0, slot=0)
@@ -165,7 +165,7 @@ def test_a_trial_goes_on_while_the_chooser_is_started_again(sweep: Make) -> None
     assert one.heard[1]["running"] == {"0": 0}
 
 
-def test_a_chooser_that_only_crashes_ends_the_worker_with_its_words(sweep: Make) -> None:
+def test_chooser_that_keeps_crashing_fails_the_worker_with_its_error(sweep: Make) -> None:
     one = sweep(STOPS_AND_GOES_ON, "say(run=0, slot=0)\ntime.sleep(0.5)\nraise SystemExit('hpcaccel: no such sampler')")
     assert one.run() == 1
     assert one.worker_ends == [("failed", "end")]
@@ -176,7 +176,7 @@ def test_a_chooser_that_only_crashes_ends_the_worker_with_its_words(sweep: Make)
 
 
 @pytest.mark.parametrize("victim", ["host", "trial"])
-def test_nothing_goes_on_without_its_parent(sweep: Make, victim: str) -> None:
+def test_child_processes_end_when_their_parent_is_killed(sweep: Make, victim: str) -> None:
     one = sweep(
         STOPS_AND_GOES_ON,
         "open(f'{folder}/chooser', 'w').write(str(os.getpid()))\n" + CONTINUES.replace("NUMBERS", "(0,)"),
@@ -201,7 +201,7 @@ def test_nothing_goes_on_without_its_parent(sweep: Make, victim: str) -> None:
         assert one.wait() == 0
 
 
-def test_a_trial_that_is_asked_to_leave_before_its_ranks_start(sweep: Make) -> None:
+def test_trial_stopped_before_its_ranks_start_is_requeued(sweep: Make) -> None:
     one = sweep("print('ran')", "")
     trial = one.dir.trial(0)
     one.ask(trial, "requeue", name="worker")
@@ -217,7 +217,7 @@ def test_a_trial_that_is_asked_to_leave_before_its_ranks_start(sweep: Make) -> N
     assert not trial.attempt(1).exists()
 
 
-def test_a_setup_that_fails_is_the_workers_end(sweep: Make) -> None:
+def test_failed_setup_ends_the_worker(sweep: Make) -> None:
     one = sweep("print('ran')", IN_TURN.format(count=1))
     one.dir.script.write_text(
         one.dir.script.read_text()
@@ -229,7 +229,7 @@ def test_a_setup_that_fails_is_the_workers_end(sweep: Make) -> None:
     assert "module load x failed with exit code 7" in one.account[-1]["detail"]
 
 
-def test_places_share_gpus_and_cores() -> None:
+def test_slots_share_gpus_and_cores() -> None:
     halves = [Slot(number=number, of=2) for number in (0, 1)]
     assert [half.visible(["4", "5", "6", "7"]) for half in halves] == [["4", "5"], ["6", "7"]]
     assert [half.visible(["3"]) for half in halves] == [["3"], ["3"]]

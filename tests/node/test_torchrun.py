@@ -1,4 +1,4 @@
-"""Ranks that torchrun starts: the same environment, logs, signals and exit codes as without it."""
+"""Tests of ranks that torchrun starts: the same environment, logs, signals and exit codes as without it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ signal.sigwait({signal.SIGTERM})
 """
 
 
-def test_asked_to_stop_the_ranks_hear_it_and_torchrun_does_not(local_run: Make) -> None:
+def test_stop_signals_the_ranks_but_not_torchrun(local_run: Make) -> None:
     run = local_run(STOPS, ranks=2, launch=TORCHRUN)
     run.start()
     run.wait_for("rank 1 of 2 0", rank=1, timeout=300)
@@ -35,7 +35,7 @@ def test_asked_to_stop_the_ranks_hear_it_and_torchrun_does_not(local_run: Make) 
     assert run.ends == [("stop", "pause")]
 
 
-def test_it_ends_as_its_first_failed_rank_did(local_run: Make) -> None:
+def test_attempt_has_the_exit_code_of_the_first_failed_rank(local_run: Make) -> None:
     run = local_run(DIES, ranks=2, launch=TORCHRUN, restart_in_place=0, requeue=False)
     run.start()
     assert run.wait(300) == 1, run.log
