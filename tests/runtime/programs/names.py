@@ -1,9 +1,9 @@
-"""The table of names, checked row by row on however many ranks the launcher started.
+"""Checks the table of names row by row, on any number of ranks.
 
     torchrun --nproc-per-node 2 names.py OUT [ROW ...]        srun --ntasks 4 python names.py OUT
 
-Each rank writes ``OUT/<rank>.jsonl``, a line for each row: what was wrong, or null. Between rows the ranks meet by
-files in OUT, so that a row that fails on some of them does not put the next one out of step.
+Each rank writes ``OUT/<rank>.jsonl``, one line per row: the error, or null. After each row the ranks synchronise
+through files in OUT, so that a row that fails on some ranks does not affect the next one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def meet(out: Path, name: str, rank: int, size: int) -> None:
 
 
 def check(name: str, folder: Path) -> str | None:
-    """What was wrong with a row."""
+    """The traceback of a row's error, or None."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")

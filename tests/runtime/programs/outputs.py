@@ -1,5 +1,5 @@
-"""Sharded models that return objects of all kinds, each against the plain model; and two that return functions. With
-``tree_flatten`` torch looks for tensors as its earlier releases do."""
+"""Sharded models that return objects of all kinds, compared with the plain model, and two that return functions. With
+the argument ``tree_flatten`` torch finds tensors as its earlier releases do."""
 
 import json
 import sys
@@ -59,13 +59,13 @@ class Result:
 
 
 class Extended(dict):
-    """As an output of transformers', with something that its keys do not name."""
+    """Like an output of transformers, with an attribute that is not a key."""
 
     loss: Any
 
 
 class Model(Plain):
-    """Which knows where it comes from."""
+    """An output that refers to its model and to itself."""
 
     def __init__(self, loss, model):
         super().__init__(loss)
@@ -131,7 +131,7 @@ def steps(model, optimizer, read, backward):
 
 
 def train(accelerator, make, read, *, blocks):
-    """The largest difference from the plain model's parameters, and how far those have come."""
+    """Train. Returns the largest difference from the plain model's parameters, and the smallest change of these."""
     torch.manual_seed(1)
     plain = Net(make, blocks).double()
     begin = [parameter.detach().clone() for parameter in plain.parameters()]
@@ -156,7 +156,7 @@ for reshard in (True, False):
             found = train(accelerator, make, read, blocks=blocks)
             results[f"{name}, reshard={reshard}, blocks={blocks or 'none'}"] = found
     try:
-        # Blocks are freed after the forward pass, where that is asked for; a whole model is not.
+        # With reshard_after_forward blocks are freed after the forward pass, but a whole model is not.
         returned = (lambda loss, model: loss) if reshard else (lambda loss, model: lambda: loss)
         train(accelerator, returned, unwrapped, blocks="function" if reshard else "")
         refused.append("nothing was refused")

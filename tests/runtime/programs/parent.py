@@ -1,5 +1,5 @@
-"""A rank with children: ``KIND METHOD END WHEN``. WHEN is whether they start before (early) or after (late) the rank
-has its handlers. No torch: what is tried is what the children hear, not what they compute.
+"""A rank with child processes: ``KIND METHOD END WHEN``. WHEN: they start before (early) or after (late) the rank
+installs its handlers. Without torch: only the signals that the children get are tested.
 """
 
 import multiprocessing
@@ -29,7 +29,7 @@ def square(number):
 
 
 def serve(pipe):
-    """As a simulator: answers until its parent has had enough."""
+    """Respond to requests like a simulator, until the parent stops it."""
     while True:
         pipe.send(square(pipe.recv()))
 
@@ -57,7 +57,7 @@ def with_program(pipe):
 
 
 def leave_at_once(context):
-    """Children that are terminated as soon as they are started, and how many of them have left."""
+    """Start children, terminate them at once, and print how many have exited."""
     children = [context.Process(target=time.sleep, args=(1000,), daemon=True) for _ in range(40)]
     for child in children:
         child.start()
@@ -75,15 +75,15 @@ def main():
         leave_at_once(context)
     elif kind == "small_pools":
         for _ in range(10):
-            with context.Pool(8) as pool:  # most of its workers have hardly started when it ends
+            with context.Pool(8) as pool:  # it ends while most of its workers are still starting
                 print(sum(pool.map(square, range(3))), flush=True)
             pool.join()
     elif kind == "pool":
-        # The script imports hpcaccel, and makes its Accelerator after the pool.
+        # The script imports hpcaccel, and creates its Accelerator after the pool.
         with context.Pool(2) as pool:
             print(sum(pool.map(square, range(10))), flush=True)
             pool.map_async(time.sleep, [1000] * 10)
-            time.sleep(0.2)  # until they are asleep; a pool that has nothing to do needs no signal to leave
+            time.sleep(0.2)  # until the workers sleep; idle workers exit without a signal
         pool.join()
     else:
         ours, theirs = context.Pipe()

@@ -1,6 +1,6 @@
-"""Trains one model in many ways, one after the other in one process, each against a plain loop on one process.
+"""Trains one model in many ways in sequence, and compares each with a plain loop on one process.
 
-Arguments: names of the ways (see WAYS). Prints how far the weights are from the plain loop's, by name.
+Arguments: names of the ways (see WAYS). Prints for each the largest relative difference of a weight.
 """
 
 import json
@@ -32,7 +32,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Token embedding and head share one weight, as language models do."""
+    """Token embedding and head share one weight, as in language models."""
 
     def __init__(self, width=8):
         super().__init__()
@@ -101,7 +101,7 @@ def loss_of(model, tokens, targets):
 
 
 def plain(global_batch):
-    """What a loop without any of this gives: rank 0's seed, whole batches."""
+    """The weights after a loop without parallelism, with rank 0's seed and whole batches."""
     torch.manual_seed(100)
     model = Net().double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -119,7 +119,7 @@ def full(tensor):
 
 def trained(options, batch):
     accelerator = Accelerator(cpu=True, **options)
-    torch.manual_seed(100 + accelerator.process_index)  # as scripts do that seed per rank
+    torch.manual_seed(100 + accelerator.process_index)  # as in scripts that seed per rank
     model = Net().double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     loader = DataLoader(data(), batch_size=batch)

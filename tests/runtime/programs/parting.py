@@ -1,4 +1,4 @@
-"""A training in which one rank parts from the others in the way it is told: ``--how --rank --strategy``."""
+"""A training in which one rank leaves the others in the given way: ``--how --rank --strategy``."""
 
 import argparse
 import os
@@ -24,7 +24,7 @@ first = os.environ.get("HPCACCEL_ATTEMPT", "1") == "1"
 
 
 def train(accelerator, model, optimizer, loader):
-    # With the verbs, and as a script with Accelerate's names has it.
+    # With hpcaccel's verbs, or as in a script with Accelerate's names.
     for step, batch in zip(accelerator.steps(args.steps), loader, strict=False) if args.verbs else enumerate(loader):
         if step == args.steps:
             break
@@ -43,7 +43,7 @@ def train(accelerator, model, optimizer, loader):
             os._exit(0)
         if parts and args.how == "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
-            time.sleep(1000)  # Slurm wakes it up before it ends it
+            time.sleep(1000)  # Slurm continues a stopped process before it ends it
         if parts and args.how == "evaluation":
             time.sleep(1000)
         loss = model(batch).square().mean()

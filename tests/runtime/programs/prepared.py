@@ -1,6 +1,6 @@
-"""What prepare() gives back on several ranks, and what evaluation and accumulation send between them.
+"""Results of prepare() on several ranks, and communication of evaluation and accumulation.
 
-Each function is one check; all run in one process, most with a training of their own. Arguments: names of checks;
+Each function is one check; all run in one process, most with their own training. Arguments: names of checks;
 none: all.
 """
 
@@ -144,7 +144,7 @@ def one_rank_evaluates_alone():
             model.train()
             with torch.no_grad():
                 model(x)
-    model(x)  # brings rank 0's statistics to all ranks before it changes them
+    model(x)  # broadcasts rank 0's statistics before the forward pass changes them
     assert all(same_everywhere(parameter.detach()) for parameter in model.parameters())
     accelerator.end_training()
 
@@ -183,7 +183,7 @@ def gradients_are_packed():
         ("no", "fp16"),
         ("no", "no"),
     ):
-        # Batched PowerSGD fails inside torch 2.13 as soon as it begins to compress.
+        # Batched PowerSGD fails inside torch 2.13 once it begins to compress.
         begin = {"power_sgd": 2, "batched_power_sgd": 10}.get(hook)
         state = {"start_powerSGD_iter": begin, "matrix_approximation_rank": 1} if begin else {}
         handler = DistributedDataParallelKwargs(comm_hook=hook, comm_wrapper=wrapper, comm_state_option=state)
@@ -304,12 +304,12 @@ def sharding_keeps_to_what_it_is_told():
     model = accelerator.prepare(model)
     assert not hasattr(model.out.weight, "full_tensor"), "ignored modules stay whole"
     model(rank_data(accelerator)).sum().backward()
-    assert seen == [(torch.bfloat16, torch.bfloat16)] * 2, seen  # once more in the backward pass
+    assert seen == [(torch.bfloat16, torch.bfloat16)] * 2, seen  # recomputed in the backward pass
     assert model.blocks[0].up.weight.dtype == model.blocks[0].up.weight.grad.dtype == torch.float32
     assert sorted(model.state_dict()) == sorted(Deep().state_dict())
     late = accelerator.prepare(torch.optim.AdamW(model.parameters(), lr=0.1))
     before = full(model.blocks[0].up.weight.detach()).clone()
-    late.step()  # whole and sharded parameters in one optimizer
+    late.step()  # an optimizer with whole and sharded parameters
     assert not torch.equal(before, full(model.blocks[0].up.weight.detach()))
     accelerator.end_training()
 

@@ -1,4 +1,4 @@
-"""Two replicated ranks that save together, alone, late, numbered and with hooks."""
+"""Saves of two replicated ranks: together, on rank 0 only, with a late rank, numbered and with hooks."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def train(accelerator, first, second, one, two):
 
 
 def heard(call):
-    """What ``call`` returned, and the texts of its warnings."""
+    """The result of ``call``, and the texts of its warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         value = call()
@@ -51,7 +51,7 @@ def heard(call):
 
 @contextmanager
 def refused(text, *kinds):
-    """The block ends in an error that says so."""
+    """Check that the block raises an error whose message contains ``text``."""
     try:
         yield
     except kinds as error:
@@ -88,7 +88,7 @@ def only_the_main_process_calls():
     noise = torch.get_rng_state()
     train(accelerator, *trained)
     count.value = 6
-    # The same helper, on all ranks this time: nobody takes it for one of the earlier calls.
+    # The same call on all ranks: it is not mistaken for one of the earlier calls.
     together = accelerator.save_state(folder / "guarded" / "mine")
     assert together == str(folder / "guarded" / "mine")
     assert "missing_rng" not in manifest(together)
@@ -100,7 +100,7 @@ def only_the_main_process_calls():
     accelerator.load_state(together)
     assert count.value == 6
     assert torch.equal(torch.rand(1), own)
-    # Loaded on all ranks and saved again at a step that rank 0 has saved alone: the whole one takes its place.
+    # Load on all ranks and save at a step that rank 0 saved alone: the complete checkpoint replaces the partial one.
     accelerator.load_state()
     path = accelerator.save_state()
     accelerator.wait_for_everyone()
@@ -148,7 +148,7 @@ def numbered():
         accelerator.save_state()
     accelerator.end_training()
 
-    # Started again: the number goes on, and a checkpoint that has been damaged is passed over.
+    # After a restart numbering continues, and a damaged checkpoint is skipped.
     config = ProjectConfiguration(project_dir=str(folder / "numbered"), automatic_checkpoint_naming=True)
     accelerator, *trained = start(project_config=config)
     if accelerator.is_main_process:
@@ -167,7 +167,7 @@ def hooks():
     first = accelerator.unwrap_model(trained[0])
 
     def save(models, weights, output_dir):
-        """As widely copied: on the main process only."""
+        """A common pattern: save on the main process only."""
         assert len(models) == len(weights) == 2
         if accelerator.is_main_process:
             Path(output_dir, "own").mkdir(exist_ok=True)

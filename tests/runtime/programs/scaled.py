@@ -31,7 +31,7 @@ def trained(strategy):
     for step in range(3):
         x = torch.ones(2, 4)
         if step == 1 and accelerator.process_index == 1:
-            x = x * 1e30  # the gradients of this rank alone overflow
+            x = x * 1e30  # only this rank's gradients overflow
         before = [full(p.detach()).clone() for p in model.parameters()]
         out = model(x)
         assert out.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""Two trainings in one program: the second one with what the first argument names."""
+"""Two trainings in one program; the first argument is the verb of the second."""
 
 import sys
 

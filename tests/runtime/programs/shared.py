@@ -1,6 +1,6 @@
-"""Tensor parallel: built without memory, loaded by slices, clipped, in fp16; each against the plain model.
+"""Tensor parallelism: a meta model loaded by slices, clipping and fp16; each compared with the plain model.
 
-Arguments: a directory to work in.
+Argument: a working directory.
 """
 
 import json
@@ -91,7 +91,7 @@ results["skipped"] = rounds
 for overflows in (False, True):
     accelerator.backward(model(x.float()).sum())
     if overflows and accelerator.process_index == accelerator.num_processes - 1:
-        model.blocks[0].up.weight.grad.to_local().fill_(float("inf"))  # in this rank's part alone
+        model.blocks[0].up.weight.grad.to_local().fill_(float("inf"))  # only in this rank's shard
     accelerator.clip_grad_norm_(model.parameters(), 0.5)
     optimizer.step()
     optimizer.zero_grad()

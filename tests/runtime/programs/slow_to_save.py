@@ -1,4 +1,4 @@
-"""A training without end whose saves take two seconds."""
+"""An endless training whose saves take two seconds."""
 
 import time
 

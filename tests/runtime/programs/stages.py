@@ -32,7 +32,7 @@ for stage in range(3):
         for parameter in model.parameters():
             parameter.requires_grad_(True)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    # In the last stage everything is what the stage before has prepared.
+    # The last stage uses the objects that the stage before prepared.
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     assert accelerator.gradient_accumulation_steps == 2
     for inputs, targets in loader:

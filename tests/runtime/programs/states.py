@@ -1,4 +1,4 @@
-"""Looks at the states from every side; rank 0 prints what it found of all ranks as JSON."""
+"""Uses the states in every way; rank 0 prints the results of all ranks as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ found: dict[str, Any] = {}
 
 
 def note(name: str, value: Any) -> None:
-    """Each rank's value, in rank order."""
+    """Record each rank's value, in rank order."""
     values: list[Any] = [value]
     if dist.is_initialized():
         values = [None] * dist.get_world_size()
@@ -51,7 +51,7 @@ note("before", place(state))
 note("backend", state.backend)
 note("printed", printed(state))
 
-# -- some only -----------------------------------------------------------------------------------------------------
+# -- some ranks only -----------------------------------------------------------------------------------------------
 
 calls = []
 
@@ -89,7 +89,7 @@ state.on_local_main_process(lambda: calls.append("local main"))()
 note("calls", calls)
 note("returned", returned)
 
-# -- in turn -------------------------------------------------------------------------------------------------------
+# -- rank order ----------------------------------------------------------------------------------------------------
 
 store = None if not dist.is_initialized() else dist.distributed_c10d._get_default_store()
 order = 0
@@ -148,7 +148,7 @@ except RuntimeError:
 except Exception as error:
     found["waited"] = str(error)
 
-# -- a reset, and a group of the script's own ----------------------------------------------------------------------
+# -- a reset, and a process group made by the script ---------------------------------------------------------------
 
 again = Accelerator(cpu=True)
 AcceleratorState._reset_state()

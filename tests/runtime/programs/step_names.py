@@ -1,4 +1,4 @@
-"""The names of a training step on an Accelerator: settings, views, and what the log says once."""
+"""Attributes and methods of an Accelerator in a training step: settings, profile, clipping, accumulation, fp16."""
 
 import sys
 
@@ -35,7 +35,7 @@ with accelerator.profile() as profiler:
                 optimizer.zero_grad()
 assert found == [False, False, True] * 4, found
 assert accelerator.step == 4
-assert scheduler.last_epoch == 8  # 4 steps, once a process
+assert scheduler.last_epoch == 8  # 4 steps, times 2 processes
 assert not accelerator.optimizer_step_was_skipped
 assert any(event.key == "aten::mse_loss" or "linear" in event.key for event in profiler.key_averages())
 
@@ -47,7 +47,7 @@ except RuntimeMisuse:
     pass
 else:
     raise AssertionError("0 micro-batches")
-accelerator.sync_gradients = False  # a script that accumulates by itself
+accelerator.sync_gradients = False  # as in a script with its own accumulation
 before = [parameter.detach().clone() for parameter in model.parameters()]
 accelerator.backward(model(x).sum())
 optimizer.step()
@@ -55,7 +55,7 @@ assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(),
 accelerator.sync_gradients = True
 assert accelerator.gradient_state.sync_gradients
 
-# gradients that stayed here are shared by a later backward pass
+# gradients of a forward pass in no_sync are reduced by a later backward pass
 with accelerator.no_sync(model):
     first = model(x).sum() * (accelerator.process_index + 1)
 optimizer.zero_grad()
@@ -64,7 +64,7 @@ with accelerator.trigger_sync_in_backward(model):
 ranks = accelerator.gather(model.module.bias.grad)
 assert ranks.tolist() == [3.0, 3.0], ranks  # the mean of 2 and 4
 
-# fp16: unscaled for clipping, skipped after an overflow on one rank only
+# fp16: gradients are unscaled for clipping; an overflow on one rank skips the step on both
 accelerator.end_training()
 accelerator = Accelerator(mixed_precision="fp16", cpu=True, kwargs_handlers=[GradScalerKwargs(init_scale=1024.0)])
 assert accelerator.scaler.get_scale() == 1024.0

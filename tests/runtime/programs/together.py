@@ -1,4 +1,4 @@
-"""What ranks do together, each case a function that asserts; the last line names those that went well."""
+"""Collective operations, each case a function that asserts; the last line of output has the results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Pair = namedtuple("Pair", "left right")
 
 
 def ranks(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """What gather makes of a tensor full of each rank's number."""
+    """The gathered tensor if each rank's is filled with its rank."""
     return torch.cat([torch.full(shape, rank, dtype=torch.int64).to(dtype) for rank in range(SIZE)])
 
 
@@ -69,19 +69,19 @@ def gather_of_something_else_says_what_to_use() -> None:
 
 def reduce_sums_and_averages() -> None:
     total = sum(range(SIZE))
-    for size in (3, 1000):  # in the message itself, and after it
+    for size in (3, 1000):  # sent inside the message, and after it
         for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int16):
             own = torch.full((size,), RANK).to(dtype)
             found = accelerator.reduce({"x": own})["x"]
             assert found.dtype == dtype
             assert (found == total).all()
-            assert (own == RANK).all()  # the script's own stays
+            assert (own == RANK).all()  # the input is unchanged
         assert (accelerator.reduce(torch.full((size,), RANK), reduction="mean") == total / SIZE).all()
         assert (accelerator.reduce(torch.full((size,), RANK), reduction="max") == SIZE - 1).all()
         assert (accelerator.reduce(torch.full((size,), RANK == 0)) == torch.tensor(True)).all()
         assert (accelerator.reduce(torch.full((size,), float(RANK)), scale=0.5) == total / 2).all()
         assert (accelerator.reduce(torch.full((size,), RANK), reduction="none") == RANK).all()
-        assert (together.reduce(torch.full((size,), RANK)) == total / SIZE).all()  # the mean by default
+        assert (together.reduce(torch.full((size,), RANK)) == total / SIZE).all()  # the default is the mean
     with pytest.raises(RuntimeMisuse, match="unknown reduction 'median'"):
         accelerator.reduce(torch.ones(1), reduction="median")
 
@@ -136,7 +136,7 @@ def metrics_hold_every_sample_once() -> None:
             assert len(accelerator.gather_for_metrics((batch, batch.float()[:, None]))[1]) == len(found["x"])
         assert sorted(seen) == list(range(count)), (count, size, seen)
         assert words == [str(item) for item in seen]
-        assert set(statistics) == {(size + 4) * SIZE}  # a statistic is no list of samples
+        assert set(statistics) == {(size + 4) * SIZE}  # a statistic is not cut like a list of samples
         assert len(accelerator.gather_for_metrics(torch.ones(size))) == size * SIZE  # the loader has ended
 
 
@@ -164,7 +164,7 @@ def different_shapes_are_refused_everywhere() -> None:
         accelerator.reduce(torch.ones(1) if RANK else {"x": torch.ones(1, dtype=torch.int64)})
     with pytest.raises(RuntimeMisuse, match="the ranks make different collective calls"):
         accelerator.wait_for_everyone() if RANK else accelerator.gather(torch.ones(1))
-    assert accelerator.gather(torch.ones(1)).sum() == SIZE  # and all goes on
+    assert accelerator.gather(torch.ones(1)).sum() == SIZE  # the group still works
 
 
 def batch_sizes_are_agreed_on() -> None:
@@ -175,7 +175,7 @@ def batch_sizes_are_agreed_on() -> None:
         tried.append(batch_size)
         if batch_size > limit:
             raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB")
-        total = accelerator.gather(torch.tensor([batch_size]))  # the others are called back from here
+        total = accelerator.gather(torch.tensor([batch_size]))  # ranks that wait here are called back
         assert (total == batch_size).all()
         return batch_size, name
 
@@ -235,7 +235,7 @@ def uneven_inputs_are_joined() -> None:
                     optimizer.step()
                     optimizer.zero_grad()
         assert seen == 3 + (RANK == 0)
-        assert len(loader) == 4  # even again
+        assert len(loader) == 4  # even_batches is restored
         weight = accelerator.unwrap_model(model).weight.detach()
         assert (accelerator.gather(weight) == weight).all()
         accelerator.free_memory()
@@ -280,7 +280,7 @@ def a_loss_that_is_divided_twice_is_told_of_once() -> None:
 
 
 def tensors_of_gpus_go_over_the_default_group() -> None:
-    """As far as it can be tried without one: everything is said to be on a GPU."""
+    """Simulated without a GPU: every tensor is treated as if on one."""
     if SIZE == 1:
         return
     exchange = accelerator._session.group.exchange
@@ -300,7 +300,7 @@ def tensors_of_gpus_go_over_the_default_group() -> None:
             accelerator.gather(torch.ones(1))
         before = exchange.watchdog.entered["calls"]
         accelerator.gather(torch.ones(1))
-        assert exchange.watchdog.entered["calls"] == before  # nothing is compared any more
+        assert exchange.watchdog.entered["calls"] == before  # calls are no longer compared
         exchange.debug = True
         with pytest.raises(RuntimeMisuse, match=r"rank 1: reduce of float32\[2\] at"):
             accelerator.reduce(torch.ones(1 + RANK))
@@ -340,7 +340,7 @@ if __name__ == "__main__":
         except Exception:
             traceback.print_exc()
             results[case.__name__] = traceback.format_exc()[-1500:]
-            break  # the ranks may be at different places now
+            break  # the ranks may no longer be in step
     print(json.dumps(results), flush=True)
-    # Every rank's failure counts, and shows in its own output.
+    # A failure on any rank counts, and is shown in that rank's output.
     sys.exit(any(result != "ok" for result in results.values()))

@@ -1,4 +1,4 @@
-"""A training that tells trackers; with ``--die-at`` its process is killed behind the checkpoint, and comes again."""
+"""A training with trackers; with ``--die-at`` the first attempt is killed at that step, before its checkpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ args = parser.parse_args()
 
 
 class Recorder(GeneralTracker):
-    """A tracker of the script's own."""
+    """A tracker defined by the script."""
 
     name = "recorder"
     requires_logging_directory = False

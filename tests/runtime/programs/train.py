@@ -1,4 +1,4 @@
-"""A small training with everything that a resume could get wrong: dropout, shuffling, augmentation, accumulation."""
+"""A small training with everything that a resume must restore: dropout, shuffling, augmentation, accumulation."""
 
 import argparse
 import hashlib
@@ -52,7 +52,7 @@ if args.early:
     if os.environ["RANK"] == early_rank:
         os.kill(os.getpid(), getattr(signal, early_signal))
 
-torch.manual_seed(int(os.environ.get("RANK", 0)))  # as scripts do that seed per rank
+torch.manual_seed(int(os.environ.get("RANK", 0)))  # as in scripts that seed per rank
 accelerator = Accelerator(
     gradient_accumulation_steps=args.accumulate,
     strategy=args.strategy,
@@ -94,7 +94,7 @@ def train_on(x, y):
 
 
 class Epoch:
-    """What a script keeps that counts its epochs itself."""
+    """The state of a script that counts its epochs itself."""
 
     number = 0
 

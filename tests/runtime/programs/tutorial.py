@@ -1,6 +1,7 @@
-"""A loop as Accelerate's tutorials write it, stopped by the script itself and resumed in each of their ways.
+"""A loop as in Accelerate's tutorials, stopped by the script and resumed in each of the tutorials' ways.
 
-Prints for every way of resuming the samples of each step, from the first step that was done again on.
+Prints for every way of resuming whether samples and weight equal those of the whole training, and the number of steps;
+with ``--from-size`` the samples of each step.
 """
 
 import argparse
@@ -21,7 +22,7 @@ EPOCHS, BATCH = 3, 2
 
 
 def train(*, save_at=None, stop=False, resume=None, style="skip"):
-    """The samples of each step that was done here, and the weight at the end."""
+    """Train. Returns the samples of each step done here, and the final weight."""
     accelerator = Accelerator(cpu=True)
     torch.manual_seed(1)
     model = nn.Linear(1, 1, bias=False)

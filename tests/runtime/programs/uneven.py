@@ -1,4 +1,4 @@
-"""Ranks that do unequal numbers of steps, each on a model of its own."""
+"""Ranks that do unequal numbers of steps without a model."""
 
 import argparse
 import os

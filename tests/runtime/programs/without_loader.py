@@ -1,4 +1,4 @@
-"""A script with Accelerate's names only and no prepared loader: nobody but ``backward`` can say that a step is over."""
+"""A script with Accelerate's names only and no prepared loader: only ``backward`` shows that a step has ended."""
 
 import argparse
 import json
@@ -27,7 +27,7 @@ models, optimizers, schedulers = prepared[:count], prepared[count : 2 * count], 
 
 
 class Position:
-    """Where the script is, which it keeps by itself."""
+    """The script's own position in its loop."""
 
     iteration = 0
 

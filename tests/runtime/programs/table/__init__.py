@@ -1,4 +1,4 @@
-"""The rows of the table of names: each a function that raises where a name does not do what it must."""
+"""The rows of the table of names: functions that raise if a name does not behave as it must."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def row(name: str) -> Callable[[Callable[[Path], None]], Callable[[Path], None]]
 
 
 def start(**words: Any) -> Accelerator:
-    """An Accelerator on the CPU; what a row leaves behind ends with the row."""
+    """A new Accelerator on the CPU, ended after the row."""
     accelerator = Accelerator(cpu=True, **words)
     _made.append(accelerator)
     return accelerator
@@ -39,7 +39,7 @@ def end_all() -> None:
 
 
 def anew(**words: Any) -> Accelerator:
-    """The same after the end of those before."""
+    """End all Accelerators of the row, then start a new one."""
     end_all()
     return start(**words)
 
@@ -79,13 +79,13 @@ def weight_of(accelerator: Accelerator, model: Any) -> float:
 
 
 def same(found: Any, expected: Any) -> None:
-    """An assertion that shows both."""
+    """Assert equality, with both values in the message."""
     assert found == expected, f"found {found!r}, expected {expected!r}"
 
 
 @contextmanager
 def refused(*words: str, kind: type[Exception] = Exception) -> Iterator[None]:
-    """What is inside raises, with all these words in its message."""
+    """Check that the block raises an error whose message contains all ``words``."""
     said = None
     try:
         yield

@@ -16,7 +16,7 @@ from . import Numbers, anew, linear, lists, numbers, refused, row, same, start
 
 
 def flat(accelerator: Any, loader: Any) -> list[int]:
-    """Everything that all ranks saw, in the order of the rounds."""
+    """The samples of all ranks, in the order of the rounds."""
     rounds = [accelerator.gather(batch) for batch in loader]
     return [int(value) for batch in rounds for value in batch]
 
@@ -58,7 +58,7 @@ def even(folder: Path) -> None:
     size = accelerator.num_processes
     for count in (1, 3, 4 * size + 1, 6 * size - 1):
         accelerator = anew()
-        total = -(-count // (2 * size)) * 2 * size if size > 1 else count  # alone there is nobody to be even with
+        total = -(-count // (2 * size)) * 2 * size if size > 1 else count  # a single rank needs no even batches
         loader = accelerator.prepare(numbers(count, 2))
         same(flat(accelerator, loader), [value % count for value in range(total)])
         accelerator = anew(even_batches=False)
@@ -110,7 +110,7 @@ def generators(folder: Path) -> None:
     orders = [flat(accelerator, loader) for _ in range(2)]
     same([sorted(order) for order in orders], [list(range(8 * size))] * 2)
     assert orders[0] != orders[1]
-    raw = torch.Generator().manual_seed(5)  # rank 0's
+    raw = torch.Generator().manual_seed(5)  # the seed of rank 0
     same(orders[0], [int(v) for batch in numbers(8 * size, 2, shuffle=True, generator=raw) for v in batch])
     if size > 1:
         noise = accelerator.gather(torch.rand(1))

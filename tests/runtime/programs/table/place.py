@@ -1,4 +1,4 @@
-"""Who is who, and what only some do."""
+"""Rank numbers, and functions that run on some ranks only."""
 
 from __future__ import annotations
 

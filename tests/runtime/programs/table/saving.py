@@ -141,7 +141,7 @@ def main_only_sharded(folder: Path) -> None:
     accelerator.prepare(two_layers())
     if accelerator.num_processes == 1:
         return
-    # A minute where it is not set; a spec could say it, and there is no run directory here.
+    # The default is one minute. A spec could set it, but there is no run directory here.
     object.__setattr__(accelerator._session.settings, "control_timeout_seconds", 4.0)
     with refused("saving.py", kind=RuntimeMisuse):
         if accelerator.is_main_process:

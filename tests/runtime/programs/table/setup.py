@@ -46,7 +46,7 @@ def prepare(folder: Path) -> None:
     single = accelerator.prepare(linear())
     assert isinstance(single, nn.Module)
     with refused("prepare"):
-        accelerator.prepare(optimizer)  # the raw twin
+        accelerator.prepare(optimizer)  # the raw optimizer of a prepared one
     if accelerator.num_processes > 1:
         with refused("prepare"):
             accelerator.prepare(model)

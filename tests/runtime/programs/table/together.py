@@ -1,4 +1,4 @@
-"""What ranks do together."""
+"""Collective operations."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def batch_size(folder: Path) -> None:
     @find_executable_batch_size(starting_batch_size=20)
     def train(batch_size: int, word: str) -> tuple[int, str]:
         tried.append(batch_size)
-        # Only the last rank is short of memory.
+        # Only the last rank runs out of memory.
         if accelerator.is_last_process and batch_size > 17:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate a test")
         return batch_size, word

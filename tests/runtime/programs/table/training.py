@@ -55,12 +55,12 @@ def accumulate(folder: Path) -> None:
     same(flags, [False, True, False, True, True])
     rounds = [[turn * size + other for other in range(size)] for turn in range(5)]
     means = [sum(values) / size for values in rounds]
-    same(grads[0], rounds[0][rank] / 2)  # this rank's own, off the boundary
+    same(grads[0], rounds[0][rank] / 2)  # local gradient, off the boundary
     same(grads[1], (means[0] + means[1]) / 2)
     steps = [(means[0] + means[1]) / 2, (means[2] + means[3]) / 2, means[4] / 2]
     expected = [0.0, -steps[0], -steps[0], -sum(steps[:2]), -sum(steps)]
     same([round(weight, 4) for weight in weights], [round(weight, 4) for weight in expected])
-    same(schedule.scheduler.last_epoch, 3 * size)  # P a step, none off the boundary
+    same(schedule.scheduler.last_epoch, 3 * size)  # ``size`` per step, none off the boundary
 
 
 @row("accumulation settings")
@@ -129,7 +129,7 @@ def clip(folder: Path) -> None:
 
 
 class Casts(nn.Module):
-    """Tells what it computes in."""
+    """Records the dtype it computes in."""
 
     def __init__(self) -> None:
         super().__init__()
