@@ -1,4 +1,4 @@
-"""Tests of the plots of a sweep: they can be written for all kinds of sweeps, and their content."""
+"""Tests of the plots of a sweep: that they can be written, and what they contain."""
 
 from __future__ import annotations
 
