@@ -38,9 +38,7 @@ def serve(requests: socket.socket) -> dict[str, Any] | None:
     children, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup)
-    signal.signal(
-        signal.SIGCHLD, lambda number, frame: None
-    )  # without a handler SIGCHLD does not write to the wakeup fd
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # without a handler nothing is written to wakeup
     reports: dict[int, int] = {}  # by child: the pipe for its exit code
     sources: list[Any] = [requests, children]
     while True:

@@ -215,7 +215,7 @@ def test_stop_reaches_a_rank_that_has_left_its_loop(tmp_path: Path) -> None:
     assert [found.step for found in checkpoint_files.committed(run.checkpoints)] == [6]
 
 
-def test_ranks_started_by_srun_find_each_other(tmp_path: Path) -> None:
+def test_ranks_with_srun_variables_find_each_other(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     by_slurm = run_ranks("train.py", ["--epochs", "1"], run=run, launcher="srun")
     assert by_slurm.codes == [0, 0], by_slurm.outputs[0]
