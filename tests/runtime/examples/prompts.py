@@ -1,4 +1,4 @@
-"""Prompts shared out, answers collected in order."""
+"""Prompts split between the processes, with the answers gathered in order."""
 
 from accelerate import PartialState
 from accelerate.utils import gather_object

@@ -1,4 +1,4 @@
-"""Stopped in the middle of an epoch, and on from there with the samples that are left."""
+"""A training stopped in the middle of an epoch and resumed with the remaining samples."""
 
 import sys
 

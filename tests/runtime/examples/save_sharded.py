@@ -1,4 +1,4 @@
-"""A model that is spread over the ranks, saved whole."""
+"""The weights of a sharded model, saved whole."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A tracker of one's own."""
+"""A tracker defined by the script."""
 
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker, on_main_process

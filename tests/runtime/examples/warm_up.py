@@ -1,4 +1,4 @@
-"""Warm-up and decay, as transformers builds them, lengthened by the number of processes."""
+"""Warm-up and decay as in transformers, with lengths multiplied by the number of processes."""
 
 import torch
 from accelerate import Accelerator
