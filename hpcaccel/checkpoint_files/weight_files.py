@@ -26,7 +26,7 @@ __all__ = [
     "SAFE_WEIGHTS_INDEX_NAME",
     "SAFE_WEIGHTS_NAME",
     "SAFE_WEIGHTS_PATTERN_NAME",
-    "SIZE_WORDS",
+    "SIZE_ADVICE",
     "TORCH",
     "WEIGHTS_INDEX_NAME",
     "WEIGHTS_NAME",
@@ -50,7 +50,7 @@ SAFE_WEIGHTS_NAME = f"{SAFE_MODEL_NAME}.safetensors"
 SAFE_WEIGHTS_PATTERN_NAME = f"{SAFE_MODEL_NAME}{{suffix}}.safetensors"
 SAFE_WEIGHTS_INDEX_NAME = f"{SAFE_WEIGHTS_NAME}.index.json"
 
-SIZE_WORDS = "give a number of bytes, or a number with a unit such as '5GB' or '5GiB'"
+SIZE_ADVICE = "give a number of bytes, or a number with a unit such as '5GB' or '5GiB'"
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", 1):

@@ -68,7 +68,7 @@ def convert(
 
     Every byte that has a CRC is checked during the conversion. Code contained in a file is never run.
     """
-    from hpcaccel.checkpoint_files.weight_files import SIZE_WORDS, parse_size
+    from hpcaccel.checkpoint_files.weight_files import SIZE_ADVICE, parse_size
 
     if (there := cluster_of_arguments({"source": source})) is not None:
         raise UserError(
@@ -77,7 +77,7 @@ def convert(
             f"{there[0].profile.host})"
         )
     if (limit := parse_size(max_shard_size)) is None:
-        raise UserError(f"--max-shard-size {max_shard_size!r} is not a size: {SIZE_WORDS}")
+        raise UserError(f"--max-shard-size {max_shard_size!r} is not a size: {SIZE_ADVICE}")
     result = run_convert(
         {
             "source": str(_source(source)),

@@ -13,7 +13,7 @@ import typer
 from hpcaccel.cli.output import note
 
 if TYPE_CHECKING:
-    from hpcaccel.submission.remote.install import Tell
+    from hpcaccel.submission.remote.install import ProgressCallback
 
 __all__ = ["install"]
 
@@ -55,9 +55,15 @@ def install(
     assert profile is not None
     where = directory or DEFAULT_DIRECTORY
     note(f"building an environment in {where} on {profile.host or 'this machine'}; this takes a few minutes …")
-    with _progress() as tell:
+    with _progress() as on_progress:
         found = install_hpcaccel(
-            profile, directory=where, python=python, wheel=wheel, extras=extra or [], packages=package or [], tell=tell
+            profile,
+            directory=where,
+            python=python,
+            wheel=wheel,
+            extras=extra or [],
+            packages=package or [],
+            on_progress=on_progress,
         )
     typer.echo(f"installed {found.version} in {found.environment}; the versions of all packages are in {found.lock}")
     if (facts := load_facts(name)) is not None:
@@ -71,7 +77,7 @@ def install(
 
 
 @contextmanager
-def _progress() -> Iterator[Tell]:
+def _progress() -> Iterator[ProgressCallback]:
     """Show pip's progress: on a terminal a single updated line with the percentage of a download; else line by line."""
     from hpcaccel.core.formatting import clean
 

@@ -52,8 +52,8 @@ def plan(
         raise UserError("the local backend has no queue: a job starts immediately. Choose a cluster with --cluster")
     facts = None if profile is None else load_facts(profile.name)
     sizes = {"partitions": _parts(partition), "nodes": _parts(nodes)}
-    with _progress() as tell:
-        found = plan_jobs(file, **sizes, overrides=overrides or [], profile=profile, facts=facts, tell=tell)
+    with _progress() as on_query:
+        found = plan_jobs(file, **sizes, overrides=overrides or [], profile=profile, facts=facts, on_query=on_query)
     if json:
         print_json([choice.to_json() for choice in found])
     else:

@@ -51,9 +51,9 @@ def validate(
             several = read_jobs(file, overrides=overrides or [])
             checked = _check(_jobs(file, overrides or [], profile, several), profile, live=live)
         else:
-            from hpcaccel.submission.remote.bundle import meant_for, pack
+            from hpcaccel.submission.remote.bundle import expanded_on, pack
 
-            with there, meant_for(there, file):
+            with there, expanded_on(there, file):
                 several = read_jobs(file, overrides=overrides or [])
                 checked = _check(_jobs(file, overrides or [], profile, several), profile, live=False)
                 if live:
@@ -174,11 +174,11 @@ def _on_site(spec: JobSpec, profile: ClusterProfile | None) -> tuple[list[str], 
 def _expected_start(spec: JobSpec, profile: ClusterProfile | None) -> float | None:
     """Estimated start of a job. Raises SpecError with Slurm's error if Slurm would reject the job."""
     from hpcaccel.slurm.commands import Slurm
-    from hpcaccel.submission.clusters.plan import ask_slurm
+    from hpcaccel.submission.clusters.plan import query_slurm
 
     if profile is not None and profile.backend == "local":
         raise SpecError("--live needs Slurm, which the local backend does not use: choose a cluster with --cluster")
-    estimate = ask_slurm(spec, profile, Slurm())
+    estimate = query_slurm(spec, profile, Slurm())
     if estimate.refusal:
         raise SpecError(estimate.refusal)
     return estimate.start_time

@@ -164,11 +164,11 @@ def _submit_there(
     """Submit on the cluster. Some options are handled on this machine (`handled_here`), the rest on the cluster."""
     from hpcaccel.spec.loading.overrides import grid_size
     from hpcaccel.spec.loading.workflow import read_jobs
-    from hpcaccel.submission.remote.bundle import meant_for
+    from hpcaccel.submission.remote.bundle import expanded_on
 
     handled_here = {"cluster", "runs_dir", "wait", "debug", "key"}
     with there:
-        with meant_for(there, file):
+        with expanded_on(there, file):
             several = read_jobs(file, overrides=overrides)
             if several is not None:
                 _refuse_for_several(file, several, refused)

@@ -116,8 +116,8 @@ def read_steps(
     elif (beaten := _by_heartbeat(run, attempt, timing, max(known, default=None))) is not None:
         known.append(beaten)
     last_step, last_time = max(known, default=(None, None))
-    told = [last_step, None if outcome is None else outcome.step, None if end is None else end.last_step]
-    last_step = max((step for step in told if step is not None), default=None)
+    reported = [last_step, None if outcome is None else outcome.step, None if end is None else end.last_step]
+    last_step = max((step for step in reported if step is not None), default=None)
     from_step = _from_step(progress, timing, outcome)
     if from_step is None and end is not None and end.last_step is not None:
         from_step = end.resumed_step

@@ -213,7 +213,7 @@ class RunDir:
         """Marker: a rank has received a signal, and the supervisor must write the reason for the stop."""
         return self.control / f"signal-{attempt}"
 
-    def last_word(self, attempt: int) -> Path:
+    def abort_reason(self, attempt: int) -> Path:
         """Why the ranks stopped working together; written by the rank that detected the problem."""
         return self.attempt(attempt) / "last_word.txt"
 

@@ -103,7 +103,7 @@ class WorkerDir(RunDir):
         return self.path / "worker.jsonl"
 
     @property
-    def job_answer(self) -> Path:
+    def job_status(self) -> Path:
         """The worker's job as last reported by the scheduler, for the supervisors of its trials."""
         return self.path / "job.json"
 

@@ -21,10 +21,10 @@ EXPEDITE = "HPCACCEL_EXPEDITE"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    words = list(sys.argv[1:] if argv is None else argv)
-    expedited = EXPEDITE in os.environ and words[:1] in (["batch"], ["setup-failed"])
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    expedited = EXPEDITE in os.environ and arguments[:1] in (["batch"], ["setup-failed"])
     try:
-        code = _code(words)
+        code = _code(arguments)
     except Exception:
         if not expedited:
             raise
@@ -37,9 +37,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _code(words: list[str]) -> int:
+def _code(arguments: list[str]) -> int:
     try:
-        return _dispatch(words)
+        return _dispatch(arguments)
     except HpcaccelError as error:
         print(f"hpcaccel: {error}", file=sys.stderr, flush=True)
         return error.exit_code
@@ -52,29 +52,29 @@ def _code(words: list[str]) -> int:
         return HpcaccelError.exit_code
 
 
-def _dispatch(words: list[str]) -> int:
+def _dispatch(arguments: list[str]) -> int:
     # The other subcommands print JSON lines to standard output, so they log to standard error.
-    configure(to_stderr=words[:1] not in (["batch"], ["supervise"], ["work"], ["trial"], ["setup-failed"]))
+    configure(to_stderr=arguments[:1] not in (["batch"], ["supervise"], ["work"], ["trial"], ["setup-failed"]))
     for commands in (_batch_step, _ranks, _node_steps):
-        if (code := commands(words)) is not None:
+        if (code := commands(arguments)) is not None:
             return code
     usage = "node.pyz [batch] supervise DIR | [batch] work DIR INDEX | rank DIR | setup-failed DIR CODE NAME"
     print(f"usage: {usage}", file=sys.stderr)
     return 2
 
 
-def _batch_step(words: list[str]) -> int | None:
+def _batch_step(arguments: list[str]) -> int | None:
     """Subcommands for the batch step, and for the processes that it starts on its own node."""
-    match words:
+    match arguments:
         case ["batch", "supervise", directory]:
             from hpcaccel.node.batch import run_batch
 
-            return run_batch(RunDir(directory), words[1:], give_up=lambda why: _give_up(RunDir(directory), why))
+            return run_batch(RunDir(directory), arguments[1:], give_up=lambda why: _give_up(RunDir(directory), why))
         case ["batch", "work", directory, index]:
             from hpcaccel.node.batch import run_batch
 
             worker = SweepDir(directory).worker(int(index))
-            return run_batch(worker, words[1:], give_up=lambda why: _give_up_worker(worker, why))
+            return run_batch(worker, arguments[1:], give_up=lambda why: _give_up_worker(worker, why))
         case ["supervise", directory]:
             from hpcaccel.node.supervisor import supervise
 
@@ -107,9 +107,9 @@ def _supervise_trial(report_to: int) -> NoReturn:
     os._exit(code)  # the next trial waits for the end of this process, and a normal exit takes longer
 
 
-def _ranks(words: list[str]) -> None:
+def _ranks(arguments: list[str]) -> None:
     """Subcommands for shims on the nodes, which exec a rank, torchrun, a component or a rank of the full preflight."""
-    match words:
+    match arguments:
         case ["rank", directory]:
             from hpcaccel.node.rank import become_program
 
@@ -128,9 +128,9 @@ def _ranks(words: list[str]) -> None:
             become_check(RunDir(directory))
 
 
-def _node_steps(words: list[str]) -> int | None:
+def _node_steps(arguments: list[str]) -> int | None:
     """Subcommands for steps on the nodes before and after the ranks. They print results as JSON lines."""
-    match words:
+    match arguments:
         case ["import-image", directory, runtime]:
             from hpcaccel.node.environment.containers import import_for
 

@@ -106,7 +106,7 @@ MOST_STARTS = 20
 ORPHAN_SECONDS = 30.0
 """How long an orphaned srun may take to end its step before it is killed. The batch step waits as long again for all
 orphans to end."""
-_MEANT = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+_INTENTIONAL = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 """Signals that are sent on purpose: a child killed by one of them is not restarted."""
 
 
@@ -154,7 +154,7 @@ class BatchStep:
                 if code == START_AGAIN:
                     self._start_again()
                     continue
-                if code >= 0 or -code in _MEANT:
+                if code >= 0 or -code in _INTENTIONAL:
                     return shell_code(code)
                 end = f"was killed by signal {-code}"
                 os.environ[KILLED] = str(-code)

@@ -117,18 +117,18 @@ class ChainedAllocation(SlurmAllocation):
 
     def _close(self, ledger: Ledger, job_id: str) -> AttemptEnd | None:
         """Write the end line of a job that was killed before it could. Returns the line, None if it needs none."""
-        state = self._last_word(job_id)
+        state = self._final_state(job_id)
         started = ledger.unfinished()
         if started is not None and started.job_id == job_id:
             reason = _REASONS.get(state) if state else None
             decision: Decision = "end" if reason == "cancelled" else "requeue"
-            return ledger.close_lost(self._run, reason=reason, decision=decision, why=_said(job_id, state))
+            return ledger.close_lost(self._run, reason=reason, decision=decision, why=_state_text(job_id, state))
         if state is JobState.CANCELLED:
             # Cancelled in the queue, before its ranks started, or after it wrote its end: nothing may follow.
-            return self._write_end(ledger, job_id, "cancelled", "end", _said(job_id, state))
+            return self._write_end(ledger, job_id, "cancelled", "end", _state_text(job_id, state))
         if state in _BROKEN and all(line.job_id != job_id for line in ledger.starts):
             ledger.start(AttemptStart(attempt=ledger.next_attempt, time=time.time(), job_id=job_id))
-            detail = f"{_said(job_id, state)} before its ranks started; see {self._run.slurm_log}"
+            detail = f"{_state_text(job_id, state)} before its ranks started; see {self._run.slurm_log}"
             return self._write_end(ledger, job_id, "failed", "requeue", detail, attempt=ledger.starts[-1].attempt)
         return None
 
@@ -164,9 +164,9 @@ class ChainedAllocation(SlurmAllocation):
         """Whether the previous job recorded a cancel, but its final state in Slurm shows another reason."""
         if last.reason != "cancelled" or cancel_was_requested(self._run) or not before:
             return False
-        return self._last_word(before[0]) in _REASONS.keys() - {JobState.CANCELLED}
+        return self._final_state(before[0]) in _REASONS.keys() - {JobState.CANCELLED}
 
-    def _last_word(self, job_id: str) -> JobState | None:
+    def _final_state(self, job_id: str) -> JobState | None:
         """The final state of a job, or None if Slurm does not report one."""
         for delay in (1, 2, 4, 0):
             try:
@@ -272,7 +272,7 @@ class ChainedAllocation(SlurmAllocation):
         write_json(self._run.record, record)
 
 
-def _said(job_id: str, state: JobState | None) -> str:
+def _state_text(job_id: str, state: JobState | None) -> str:
     return f"Slurm has no final state of job {job_id}" if state is None else f"job {job_id} ended as {state.value}"
 
 

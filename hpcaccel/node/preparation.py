@@ -110,8 +110,8 @@ class Provision:
         except RankEnvironmentError as error:
             return _setup(str(error))
         self.env[STAGE_DIR] = str(place)
-        words = ["stage", str(self._run.path), str(place)]
-        return self._step("staging", each_node(self._run, self.launch, words, avoid=avoid))
+        arguments = ["stage", str(self._run.path), str(place)]
+        return self._step("staging", each_node(self._run, self.launch, arguments, avoid=avoid))
 
     def _step(self, what: str, command: Sequence[str]) -> Failure | None:
         step = BeforeRanks(command)

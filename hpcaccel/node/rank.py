@@ -118,9 +118,9 @@ def _command(run: RunDir, launch: LaunchSpec, environment: dict[str, str]) -> li
     return program(launch.program, launch, environment)
 
 
-def program(words: Sequence[str], launch: LaunchSpec, environment: dict[str, str]) -> list[str]:
+def program(arguments: Sequence[str], launch: LaunchSpec, environment: dict[str, str]) -> list[str]:
     """The program's command line, with ``{python}`` replaced by the path of the interpreter."""
-    return [python_of(launch, environment), *words[1:]] if words[0] == "{python}" else list(words)
+    return [python_of(launch, environment), *arguments[1:]] if arguments[0] == "{python}" else list(arguments)
 
 
 def python_path(launch: LaunchSpec, environment: Mapping[str, str]) -> str:
@@ -245,14 +245,14 @@ def become_agent(run: RunDir) -> NoReturn:
     attempt = int(environment.get("HPCACCEL_ATTEMPT", "1"))
     log_to(run.rank_log(attempt, _node_rank(environment) * launch.ranks_per_node))
     python = python_of(launch, environment)
-    words = torchrun_arguments(run, launch, environment, python)
+    arguments = torchrun_arguments(run, launch, environment, python)
     # torchrun sets these itself. Here WORLD_SIZE is the number of ranks; torchrun expects the number of agents.
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"):
         environment.pop(name, None)
     source = pkgutil.get_data("hpcaccel.node", "torchrun_program.py")  # also works inside node.pyz
     assert source is not None
     try:
-        os.execvpe(python, [python, "-c", source.decode(), *words], environment)
+        os.execvpe(python, [python, "-c", source.decode(), *arguments], environment)
     except OSError as error:
         raise RankEnvironmentError(
             f"cannot start {python!r}: {error.strerror}. Check that it exists on every node"

@@ -284,10 +284,10 @@ class Supervisor:
         if verdict.by_scheduler and not allocation.chained:
             log.info("the scheduler requeues this job")
             if verdict.exclude:
-                placement.tell_scheduler(now=True)
+                placement.update_scheduler(now=True)
             return EXIT_CONTINUED
         log.info("the next job of the chain continues the run" if allocation.chained else "requeueing the job")
-        placement.tell_scheduler()
+        placement.update_scheduler()
         if problem := allocation.requeue():
             detail = f"not requeued: {problem}"
             self._end_again(

@@ -80,9 +80,9 @@ def shield_children(handler: Callable[..., Any]) -> None:
     _shield = _Shield()
     util.register_after_fork(_shield, _set_up_child)
     util.Finalize(None, _end_children, exitpriority=0)
-    popen_fork.Popen.terminate = _terminate_for_sure  # type: ignore[method-assign, assignment]
+    popen_fork.Popen.terminate = _terminate_reliably  # type: ignore[method-assign, assignment]
     popen_fork.Popen.poll = _poll_and_forget  # type: ignore[method-assign, assignment]
-    popen_fork.Popen.wait = _wait_for_sure  # type: ignore[method-assign, assignment]
+    popen_fork.Popen.wait = _wait_reliably  # type: ignore[method-assign, assignment]
 
 
 def _restore_defaults() -> None:
@@ -144,7 +144,7 @@ def _leave_if_terminated(number: int, frame: FrameType | None) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _terminate_for_sure(popen: popen_fork.Popen) -> None:
+def _terminate_reliably(popen: popen_fork.Popen) -> None:
     """Replaces ``Popen.terminate`` of all start methods."""
     assert _shield is not None
     if popen.returncode is None:
@@ -169,7 +169,7 @@ def _poll_and_forget(popen: popen_fork.Popen, flag: int = os.WNOHANG) -> int | N
     return code
 
 
-def _wait_for_sure(popen: popen_fork.Popen, timeout: float | None = None) -> int | None:
+def _wait_reliably(popen: popen_fork.Popen, timeout: float | None = None) -> int | None:
     """Replaces ``Popen.wait``: also interrupt a terminated child that is blocked in a system call."""
     if popen.returncode is not None or _shield is None or _shield.marks[popen.pid] != _TERMINATED:
         return _wait(popen, timeout)

@@ -37,7 +37,7 @@ class StopFlag:
         self._installed = True
         return True
 
-    def deafen(self) -> None:
+    def ignore_signals(self) -> None:
         """Ignore both signals from now on. At exit the interpreter restores default handlers, and a second SIGTERM
         would turn a clean exit into 143."""
         if self._installed and threading.current_thread() is threading.main_thread():

@@ -22,7 +22,7 @@ __all__ = [
     "dependency_text",
     "ended_well",
     "is_settled",
-    "remember_dependent",
+    "record_dependent",
     "submit_followers",
     "update_dependents",
 ]
@@ -72,7 +72,7 @@ def ended_well(run: RunDir) -> bool:
     return last is not None and last.decision == "end" and last.reason in _SUCCESSFUL_REASONS
 
 
-def remember_dependent(run: RunDir, *, dependent: RunDir, job_id: str) -> None:
+def record_dependent(run: RunDir, *, dependent: RunDir, job_id: str) -> None:
     """Record in the directory of ``run`` that the job ``job_id`` of ``dependent`` depends on ``run``.
 
     Raises:

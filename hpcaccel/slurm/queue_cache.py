@@ -28,7 +28,7 @@ SECONDS_VARIABLE = "HPCACCEL_QUEUE_SECONDS"
 DEFAULT_SECONDS = 60.0
 PAUSE_SECONDS = 2.0
 """Shortest time between two runs of squeue, however often the queue changes."""
-ANSWER_SECONDS = 20.0
+QUERY_TIMEOUT_SECONDS = 20.0
 """Time limit of one command."""
 PATIENCE_SECONDS = 10.0
 """Longest wait for the query of another process if there is an older result to show."""
@@ -77,7 +77,7 @@ class Queue:
     def __init__(
         self, slurm: Slurm | None = None, *, seconds: float | None = None, files: QueueCacheFiles | None = None
     ) -> None:
-        self._slurm = slurm or Slurm(timeout_seconds=ANSWER_SECONDS)
+        self._slurm = slurm or Slurm(timeout_seconds=QUERY_TIMEOUT_SECONDS)
         self._files = files or (shared_files() if self._slurm.is_here else None)
         self._file = CacheFile(self._files.answer if self._files is not None else None)
         if seconds is None:
@@ -148,10 +148,10 @@ class Queue:
             return cache, False
         patience = PATIENCE_SECONDS if cache.asked else LONGEST_SECONDS
 
-        def answered() -> bool:
+        def has_result() -> bool:
             return self._serves(self._file.read(), wanted, since)
 
-        with query_turn(self._files.lock, answered=answered, patience_seconds=patience) as ours:
+        with query_turn(self._files.lock, has_result=has_result, patience_seconds=patience) as ours:
             cache = self._file.read()
             serves = self._serves(cache, wanted, since)
             if ours and not serves:
@@ -166,7 +166,7 @@ class Queue:
             time.sleep(rest)
 
     def _query(self, cache: CachedQueue, wanted: Mapping[str, float], since: float) -> None:
-        self._remember(cache, wanted)
+        self._add_wanted(cache, wanted)
         if not self._is_fresh(cache.tried, since):
             self._query_squeue(cache)
         if cache.failure:
@@ -175,7 +175,7 @@ class Queue:
         if missing := self._missing(cache, requested, since):
             look_up(self._slurm, cache, missing, pause_seconds=self._seconds)
 
-    def _remember(self, cache: CachedQueue, wanted: Mapping[str, float]) -> None:
+    def _add_wanted(self, cache: CachedQueue, wanted: Mapping[str, float]) -> None:
         """Add ``wanted`` to the recently requested jobs, all of which the next query covers."""
         now = time.time()
         recent = {one: request for one, request in cache.wanted.items() if now - request[0] < 2 * self._seconds}

@@ -89,14 +89,14 @@ def note_change() -> None:
 
 
 @contextmanager
-def query_turn(lock: Path, *, answered: Callable[[], bool], patience_seconds: float) -> Iterator[bool]:
+def query_turn(lock: Path, *, has_result: Callable[[], bool], patience_seconds: float) -> Iterator[bool]:
     """Wait for the lock, so that only one of the processes that need a new result queries Slurm.
 
     The lock is an flock, which is released when its holder exits. On a file system without flock every process runs its
     own query.
 
     Args:
-        answered: returns whether another process has stored a usable result.
+        has_result: returns whether another process has stored a usable result.
         patience_seconds: longest wait for the lock.
 
     Yields:
@@ -108,12 +108,12 @@ def query_turn(lock: Path, *, answered: Callable[[], bool], patience_seconds: fl
         yield True
         return
     try:
-        yield _wait(fd, answered, patience_seconds)
+        yield _wait(fd, has_result, patience_seconds)
     finally:
         os.close(fd)
 
 
-def _wait(fd: int, answered: Callable[[], bool], patience_seconds: float) -> bool:
+def _wait(fd: int, has_result: Callable[[], bool], patience_seconds: float) -> bool:
     deadline = time.monotonic() + patience_seconds
     while True:
         try:
@@ -124,7 +124,7 @@ def _wait(fd: int, answered: Callable[[], bool], patience_seconds: float) -> boo
             if state == "held":
                 _note_turn(fd)
             return True
-        if answered():
+        if has_result():
             return False
         if _held_since(fd) < time.time() - STUCK_SECONDS:
             _note_turn(fd)

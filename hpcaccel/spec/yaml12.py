@@ -194,8 +194,8 @@ def _parse(text: str, place_of: Callable[[int], SourceLocation]) -> Document:
         document.problems.append(Problem(place_of(line), message))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        words = ", ".join(part for part in (error.context, error.problem) if part)
-        document.problems.append(Problem(place_of(mark.line + 1 if mark else 1), f"not valid YAML: {words}"))
+        message = ", ".join(part for part in (error.context, error.problem) if part)
+        document.problems.append(Problem(place_of(mark.line + 1 if mark else 1), f"not valid YAML: {message}"))
     except RecursionError:
         document.problems.append(Problem(place_of(1), "nested too deeply"))
     return document

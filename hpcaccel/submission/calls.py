@@ -17,7 +17,7 @@ from typing import Any
 from hpcaccel.core.records import EXIT_CONTINUED
 from hpcaccel.errors import HpcaccelError, UserError
 
-__all__ = ["FUNCTION_FILE", "CallFailed", "FunctionCall", "ItemCall", "ProgramStub", "pickle_function", "said_in"]
+__all__ = ["FUNCTION_FILE", "CallFailed", "FunctionCall", "ItemCall", "ProgramStub", "call_failure", "pickle_function"]
 
 FUNCTION_FILE = "function.pkl"
 
@@ -67,7 +67,7 @@ class CallFailed(HpcaccelError):
     """A function ended without a usable result. The message is complete without a traceback."""
 
 
-def said_in(trace: str) -> str | None:
+def call_failure(trace: str) -> str | None:
     """The message of a ``CallFailed`` at the end of a rank's traceback; None if it ends in another exception."""
     _, found, sentence = str(trace).rstrip().rpartition(f"{CallFailed.__module__}.{CallFailed.__name__}: ")
     return " ".join(sentence.split()) if found else None

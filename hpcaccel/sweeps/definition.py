@@ -169,8 +169,8 @@ _NEEDS = {"cmaes": ["cmaes"], "gp": ["scipy", "torch"], "qmc": ["scipy"]}
 
 def resolved_yaml(spec: SweepSpec) -> str:
     """The contents of ``sweep.yaml``."""
-    came_from = f" of {spec.source}" if spec.source is not None else ""
-    return f"# The resolved sweep{came_from}, with all defaults.\n{sweep_to_yaml(spec)}"
+    origin = f" of {spec.source}" if spec.source is not None else ""
+    return f"# The resolved sweep{origin}, with all defaults.\n{sweep_to_yaml(spec)}"
 
 
 def check_packages(method: str) -> None:

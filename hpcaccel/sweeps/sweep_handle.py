@@ -17,7 +17,7 @@ from hpcaccel.core.records import RunRecord
 from hpcaccel.errors import UserError
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission.runs.find import find_run
-from hpcaccel.submission.runs.run_handle import ASK_SECONDS, SURE_SECONDS, SweepRun
+from hpcaccel.submission.runs.run_handle import CONFIRM_SECONDS, QUERY_SECONDS, SweepRun
 from hpcaccel.submission.runs.status import RunStatus
 from hpcaccel.sweeps.journal_reader import TrialRecord
 from hpcaccel.sweeps.results import Goal, rows
@@ -153,8 +153,8 @@ class Sweep:
 
     def follow(self) -> Iterator[SweepOverview]:
         """Yield the state whenever it has changed, until the sweep has ended or is paused."""
-        pause = ASK_SECONDS[self.record.backend]
-        workers, asked = self.worker_status(), time.monotonic()
+        pause = QUERY_SECONDS[self.record.backend]
+        workers, queried = self.worker_status(), time.monotonic()
         shown: Any = None
         looked_lost = False
         while True:
@@ -165,9 +165,9 @@ class Sweep:
             if now.ended and (now.state != "lost" or looked_lost):
                 return
             looked_lost = now.ended
-            time.sleep(SURE_SECONDS if looked_lost else LOOK_SECONDS)
-            if looked_lost or self._run._settled() or time.monotonic() - asked >= pause:
-                workers, asked = self.worker_status(patient=True), time.monotonic()
+            time.sleep(CONFIRM_SECONDS if looked_lost else LOOK_SECONDS)
+            if looked_lost or self._run._settled() or time.monotonic() - queried >= pause:
+                workers, queried = self.worker_status(patient=True), time.monotonic()
 
     def wait(self, timeout_seconds: float | None = None) -> SweepOverview:
         """Wait until the sweep has ended or is paused.

@@ -124,11 +124,11 @@ def _loop(parts: _Parts, span: AttemptSpan, times: Timing, *, kept: int | None) 
     parts.add("lost", (steps - count) * usual)
     parts.add("slow", loop - stall - steps * usual)
     parts.until("stall", parts.at + times.stall_after_last_step)
-    parts.until(_what_came_last(span), span.ended)
+    parts.until(_last_part(span), span.ended)
     return AttemptWork(seconds=parts.seconds, steps=steps, steps_kept=count, step_seconds=times.step_seconds)
 
 
-def _what_came_last(span: AttemptSpan) -> str:
+def _last_part(span: AttemptSpan) -> str:
     if span.end is None:
         return "training"  # the current step
     return "leaving" if span.end.reason in _STOPPED else "hang"

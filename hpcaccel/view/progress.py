@@ -23,7 +23,7 @@ __all__ = ["Display", "LiveDisplay", "PlainDisplay", "Transfer", "display", "fol
 
 LOOK_SECONDS = 0.5
 PLAIN_SECONDS = 5.0
-SURE_SECONDS = 15.0
+CONFIRM_SECONDS = 15.0
 """Delay before a run that appears lost is checked again: file system and queue may be out of sync."""
 
 
@@ -41,7 +41,7 @@ def follow(watcher: Watcher, display: Display, *, sleep: Callable[[float], None]
             sleep(LOOK_SECONDS)
         elif snapshot.status.state == "lost" and not looked_again:
             looked_again = True
-            sleep(SURE_SECONDS)
+            sleep(CONFIRM_SECONDS)
         else:
             return snapshot
 

@@ -17,7 +17,7 @@ from hpcaccel.core.stop_requests import leave_stacks_request
 
 __all__ = ["RankStacks", "StackGroup", "Thread", "group", "newest_dump", "request_dump", "wait_for_dump"]
 
-ANSWER_SECONDS = 20.0
+STACKS_TIMEOUT_SECONDS = 20.0
 """Time to wait in addition to three heartbeat intervals: the supervisor checks for requests every second, and signals
 ranks that have not written a dump."""
 LOOK_SECONDS = 0.3
@@ -90,7 +90,7 @@ def wait_for_dump(run: RunDir, attempt: int, before: dict[int, int]) -> list[int
     """Wait, for a limited time, until each rank's dump file is larger than in ``before``. Returns the ranks whose file
     has not grown."""
     beats = [beat.interval_seconds for rank in before if (beat := _beat(run, attempt, rank)) is not None]
-    deadline = time.monotonic() + ANSWER_SECONDS + 3 * max(beats, default=0.0)
+    deadline = time.monotonic() + STACKS_TIMEOUT_SECONDS + 3 * max(beats, default=0.0)
     silent = list(before)
     while silent and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)

@@ -46,7 +46,7 @@ def print_trials(
         Titles of the columns that were left out because the terminal is too narrow.
     """
     titles = list(rows[0]) if rows else []
-    short = _last_words(params)
+    short = _short_names(params)
     columns = [
         Column(
             title=title,
@@ -67,7 +67,7 @@ def _place(title: str, params: Sequence[str]) -> int | None:
     return _LEAVE_FIRST.index(title) if title in _LEAVE_FIRST else None
 
 
-def _last_words(params: Sequence[str]) -> dict[str, str]:
+def _short_names(params: Sequence[str]) -> dict[str, str]:
     """``lr`` for ``args.lr``, unless another parameter or column has that name."""
     words = [path.rpartition(".")[2] for path in params]
     return {

@@ -61,8 +61,8 @@ class BackgroundQuery:
         self._query = query
         self._seconds = seconds
         self._clock = clock
-        self._asked = float("-inf")
-        self._answer: RunStatus | None = None
+        self._queried_at = float("-inf")
+        self._status: RunStatus | None = None
 
     @classmethod
     def about(cls, run: RunDir) -> BackgroundQuery:
@@ -77,24 +77,24 @@ class BackgroundQuery:
     def now(self, *, afresh: bool = False) -> RunStatus:
         """The state; with ``afresh`` the cached result is not used."""
         now = self._clock()
-        if self._answer is None or afresh or now - self._asked >= self._seconds:
-            self._answer, self._asked = self._query(), now
-        return self._answer
+        if self._status is None or afresh or now - self._queried_at >= self._seconds:
+            self._status, self._queried_at = self._query(), now
+        return self._status
 
 
 class Watcher:
     """Reads new data in a run directory, and queries the run's status at intervals."""
 
-    def __init__(self, run: RunDir, asking: BackgroundQuery) -> None:
+    def __init__(self, run: RunDir, status_query: BackgroundQuery) -> None:
         self.run = run
         self.metrics = Metrics(run)
-        self._asking = asking
+        self._status_query = status_query
         self._ledger_lines = 0
 
     def look(self) -> Snapshot:
         attempts = read_attempts(self.run)
         ledger_lines = sum(1 + (attempt.end is not None) for attempt in attempts)
-        status = self._asking.now(afresh=ledger_lines != self._ledger_lines)
+        status = self._status_query.now(afresh=ledger_lines != self._ledger_lines)
         self._ledger_lines = ledger_lines
         self.metrics.read()
         step, total = current_step(attempts, self.metrics), total_steps(attempts)

@@ -18,7 +18,7 @@ from hpcaccel.core.launch_spec import LaunchSpec, RestartPolicy
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.node.failures import preflight_checks
 from hpcaccel.node.failures.preflight import Preflight, check_program, judge_together, preflight
-from hpcaccel.node.failures.preflight_checks import TOKEN, WHERE, answer_on_a_port, check_node, check_shared
+from hpcaccel.node.failures.preflight_checks import TOKEN, WHERE, check_node, check_shared, serve_connection_test
 
 from .conftest import LocalRun
 
@@ -138,7 +138,7 @@ def test_directories_without_free_space_are_findings(tmp_path: Path, monkeypatch
 def test_connection_to_the_node_of_rank_0_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = {"TMPDIR": str(tmp_path)}
     monkeypatch.setenv("SLURMD_NODENAME", "localhost")
-    with answer_on_a_port(["localhost", "n2"]) as variables:
+    with serve_connection_test(["localhost", "n2"]) as variables:
         assert list(check_node(tmp_path, {**here, **variables})) == []
         (found,) = check_node(tmp_path, {**here, **variables, TOKEN: "guessed"})
         assert "another program is listening" in found
@@ -146,7 +146,7 @@ def test_connection_to_the_node_of_rank_0_is_checked(tmp_path: Path, monkeypatch
     assert "cannot connect to rank 0's node localhost: Connection refused" in found
     (found,) = check_node(tmp_path, {**here, TOKEN: "", WHERE: "no-such-node.invalid:80"})
     assert found == "the host name of rank 0's node, 'no-such-node.invalid', cannot be resolved here"
-    with answer_on_a_port(["elsewhere", "n2"]) as variables:
+    with serve_connection_test(["elsewhere", "n2"]) as variables:
         assert variables == {}
 
 

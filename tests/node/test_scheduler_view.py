@@ -17,7 +17,7 @@ from hpcaccel.node.allocation.scheduler_view import (
     read_shared_status,
     write_shared_status,
 )
-from hpcaccel.node.failures.classify_logs import slurm_spoke
+from hpcaccel.node.failures.classify_logs import slurm_intervened
 
 RUNS = JobStatus(running=True, submit_time=1.0, start_time=2.0, end_time=3.0)
 
@@ -85,7 +85,7 @@ def test_unknown_status_does_not_replace_the_shared_one(tmp_path: Path) -> None:
     ],
 )
 def test_lines_of_slurm_are_recognized_in_a_log(tmp_path: Path, line: str, of_slurm: bool) -> None:
-    assert slurm_spoke(with_logs(tmp_path, rank=f"before\n{line}\nbehind\n"), 1) is of_slurm
+    assert slurm_intervened(with_logs(tmp_path, rank=f"before\n{line}\nbehind\n"), 1) is of_slurm
 
 
 PREEMPTED = "slurmstepd-n20: error: *** STEP 91.0 ON n20 CANCELLED AT 2026-11-22T15:04:11 DUE TO PREEMPTION ***\n"
@@ -110,7 +110,7 @@ BEGINS = "hpcaccel: 2026-11-22T15:00:00 attempt {}: ranks: 1\n"
 def test_lines_of_slurm_are_found_anywhere_in_an_attempts_logs(
     tmp_path: Path, rank: str, batch: str, spoke: bool
 ) -> None:
-    assert slurm_spoke(with_logs(tmp_path, rank=rank, batch=batch), 1) is spoke
+    assert slurm_intervened(with_logs(tmp_path, rank=rank, batch=batch), 1) is spoke
 
 
 def with_logs(path: Path, *, rank: str, batch: str = "") -> RunDir:

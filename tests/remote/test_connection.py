@@ -62,7 +62,7 @@ def test_stderr_is_passed_on_while_the_program_runs(client: LoginNode) -> None:
 
     with cluster() as there:
         script = "echo one >&2; until [ -e ~/go-on ]; do sleep 0.05; done; echo two >&2"
-        answer = there.run(["sh", "-c", script], hear=hear)
+        answer = there.run(["sh", "-c", script], on_output=hear)
     assert (answer.code, answer.stderr, heard) == (0, "one\ntwo\n", b"one\ntwo\n")
 
 

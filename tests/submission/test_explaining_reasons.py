@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcaccel.submission.runs.scheduler_state import SOURCE, in_words, meaning
+from hpcaccel.submission.runs.scheduler_state import SOURCE, explain_reason, meaning
 
 REASONS = """
 None Prolog Priority Dependency Resources PartitionNodeLimit PartitionTimeLimit PartitionDown PartitionInactive
@@ -82,8 +82,8 @@ def test_unknown_reason_points_to_slurms_source() -> None:
 
 
 def test_reason_is_explained_in_one_line() -> None:
-    assert in_words("Priority") == "Priority: jobs with a higher priority are ahead of it"
+    assert explain_reason("Priority") == "Priority: jobs with a higher priority are ahead of it"
     down = "ReqNodeNotAvail, UnavailableNodes:n[1-2]"
-    assert in_words(down).startswith("ReqNodeNotAvail: nodes that the job needs are down")
-    assert in_words("JobHeldUser").endswith("; it will not start on its own (release it: scontrol release JOB)")
-    assert [in_words(reason) for reason in ("", "None", "SomethingNew")] == ["", "None", "SomethingNew"]
+    assert explain_reason(down).startswith("ReqNodeNotAvail: nodes that the job needs are down")
+    assert explain_reason("JobHeldUser").endswith("; it will not start on its own (release it: scontrol release JOB)")
+    assert [explain_reason(reason) for reason in ("", "None", "SomethingNew")] == ["", "None", "SomethingNew"]

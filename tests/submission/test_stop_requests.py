@@ -11,7 +11,7 @@ from hpcaccel.errors import ClusterError, RunBusy, SlurmCommandError, UserError
 from hpcaccel.slurm.states import JobState
 from hpcaccel.submission import Run, RunArray
 from hpcaccel.submission.runs import control
-from hpcaccel.submission.runs.control import Then, asked_as
+from hpcaccel.submission.runs.control import Then, named_requests
 from tests.submission.conftest import Project
 
 
@@ -172,18 +172,18 @@ def honour(run: Run) -> None:
 def test_repeated_stop_command_writes_no_second_request(project: Project, run: Run, then: Then) -> None:
     begin(project, run)
     for _ in range(2):
-        with asked_as("abcd"):
+        with named_requests("abcd"):
             run.stop(then)
     assert wishes(run) == [then], "it is still open"
     honour(run)
     states = [JobState.RUNNING, JobState.PENDING, JobState.COMPLETED]  # requeued and running, pending, ended
     for state in states:
         project.slurm.move(run.job_id, state)
-        with asked_as("abcd"):
+        with named_requests("abcd"):
             run.stop(then)
         assert (wishes(run), project.slurm.cancelled) == ([], [])
     project.slurm.move(run.job_id, JobState.RUNNING)
-    with asked_as("other"):
+    with named_requests("other"):
         run.stop(then)
     assert wishes(run) == [then]
 
@@ -191,7 +191,7 @@ def test_repeated_stop_command_writes_no_second_request(project: Project, run: R
 def test_repeated_stop_of_an_array_stops_the_remaining_tasks(project: Project, array: RunArray) -> None:
     for index in range(3):
         project.slurm.move(f"{array.job_id}_{index}", JobState.RUNNING)
-    with asked_as("abcd"):
+    with named_requests("abcd"):
         array[0].stop()
         honour(array[0])
         array[1].stop()
@@ -205,26 +205,26 @@ def test_repeated_pause_removes_the_job_from_the_queue(
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, asked_as("abcd"):
+    with monkeypatch.context() as patch, named_requests("abcd"):
         patch.setattr(control, "cancel_waiting", killed)
         with pytest.raises(KeyboardInterrupt):
             run.stop()
-    with asked_as("abcd"):
+    with named_requests("abcd"):
         run.stop()
     assert (project.slurm.cancelled, wishes(run)) == ([run.job_id], ["pause"])
 
 
 def test_repeated_cancel_command_does_not_cancel_a_resumed_run(project: Project, run: Run) -> None:
     for _ in range(2):
-        with asked_as("abcd"):
+        with named_requests("abcd"):
             run.cancel()
     assert (wishes(run), project.slurm.cancelled) == (["cancel"], [run.job_id, run.job_id]), "not yet known to be done"
     project.slurm.move(run.job_id, JobState.CANCELLED)
     run.resume()
-    with asked_as("abcd"):
+    with named_requests("abcd"):
         run.cancel()
     assert (wishes(run), len(project.slurm.cancelled)) == ([], 2)
-    with asked_as("other"):
+    with named_requests("other"):
         run.cancel()
     assert wishes(run) == ["cancel"]
 

@@ -87,7 +87,7 @@ def test_rank_without_a_dump_is_omitted(tmp_path: Path) -> None:
 
 
 def test_ranks_that_write_no_dump_are_returned(hand_made: HandMade, monkeypatch: Any) -> None:
-    monkeypatch.setattr("hpcaccel.view.stack_groups.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("hpcaccel.view.stack_groups.STACKS_TIMEOUT_SECONDS", 0.5)
     run = hand_made.run
     assert request_dump(run, 1) == {}
     assert list(run.control.iterdir()) == []  # no request without heartbeat files

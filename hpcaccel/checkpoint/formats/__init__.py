@@ -78,7 +78,7 @@ def convert(
             names = write_ours(target, source, origin=f"{source.kind} {path}", wrote=wrote)
             notes.append("it contains only model weights: a training that loads it starts at step 0")
         files = [str(target / name) for name in names]
-    return _answer(files, source.weights, notes)
+    return _summary(files, source.weights, notes)
 
 
 def _open(request: ConvertRequest, path: Path) -> WeightSource:
@@ -112,7 +112,7 @@ def _convert_whole(
     state = whole_state(Contents(path))
     weights = list({id(weight): weight for weight in _weights(state)}.values())
     write_torch(target, state, wrote=_counted(sum(weight.bytes for weight in weights), on_progress))
-    return _answer([str(target)], weights, [])
+    return _summary([str(target)], weights, [])
 
 
 def _weights(value: Any) -> list[Weight]:
@@ -140,7 +140,7 @@ def _counted(total: int, on_progress: Callable[[int, int], None]) -> Callable[[i
     return wrote
 
 
-def _answer(files: list[str], weights: list[Weight], notes: list[str]) -> dict[str, Any]:
+def _summary(files: list[str], weights: list[Weight], notes: list[str]) -> dict[str, Any]:
     return {
         "files": files,
         "tensors": len(weights),

@@ -62,10 +62,10 @@ def submit_there(
     Raises:
         typer.Exit: with the exit code of the command on the cluster.
     """
-    from hpcaccel.submission.remote.bundle import hand_over, meant_for, pack
+    from hpcaccel.submission.remote.bundle import expanded_on, hand_over, pack
 
     with cluster:
-        with meant_for(cluster, file):
+        with expanded_on(cluster, file):
             bundle = pack(cluster, str(file), overrides, is_sweep=is_sweep, several=several)
         if facts:
             refuse_by_facts(bundle.jobs, cluster, tasks=tasks, can_leave_aside=not is_sweep)
@@ -204,9 +204,9 @@ def bundle_to_inspect(cluster: RemoteCluster, file: Path, overrides: Sequence[st
         SpecError: the file has mistakes; the message has a line for each.
     """
     from hpcaccel.spec.loading.workflow import read_jobs
-    from hpcaccel.submission.remote.bundle import meant_for, pack
+    from hpcaccel.submission.remote.bundle import expanded_on, pack
 
-    with meant_for(cluster, file):
+    with expanded_on(cluster, file):
         several = read_jobs(file, overrides=overrides)
         return pack(cluster, str(file), overrides, is_sweep=False, several=several, to_submit=False)
 

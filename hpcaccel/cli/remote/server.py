@@ -69,7 +69,7 @@ def _command(request: dict[str, Any], frames: FrameWriter | _WithSubmitted | _Wi
     """Run a command of hpcaccel. With an ``id`` it runs once, and its output is stored for repeated requests."""
     from hpcaccel.submission.entrypoint.entry import secrets_from
     from hpcaccel.submission.remote.requests import kept
-    from hpcaccel.submission.runs.control import asked_as
+    from hpcaccel.submission.runs.control import named_requests
 
     if request.get("follows"):
         _exit_with_connection()
@@ -85,7 +85,7 @@ def _command(request: dict[str, Any], frames: FrameWriter | _WithSubmitted | _Wi
 
             collected = Collector()
             secrets = secrets_from(lambda names: _request_secrets(names, frames))
-            with _streams(collected), secrets, asked_as(request.get("id")):
+            with _streams(collected), secrets, named_requests(request.get("id")):
                 code = _call(request)
             reply.keep(code, collected.out, collected.err)
     frames.send("out", reply.out)
@@ -176,9 +176,9 @@ def _logs(request: dict[str, Any], frames: FrameWriter) -> None:
 
 def _receive(request: dict[str, Any], frames: FrameWriter) -> None:
     from hpcaccel.submission.remote.files import receive
-    from hpcaccel.submission.remote.requests import profile_that_came, runs_folder
+    from hpcaccel.submission.remote.requests import received_profile, runs_folder
 
-    with profile_that_came(request) as name:
+    with received_profile(request) as name:
         receive(request, runs_folder(request, name), sys.stdin.buffer, frames)
     frames.send("exit", code=0)
 

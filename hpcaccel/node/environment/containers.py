@@ -170,12 +170,12 @@ def _pyxis(container: LaunchContainer, image: str, mounts: Sequence[str]) -> lis
 
 
 def _apptainer(container: LaunchContainer, image: str, mounts: Sequence[str]) -> list[str]:
-    words = [find_apptainer() or "apptainer", "exec"]
+    command = [find_apptainer() or "apptainer", "exec"]
     if container.gpus:
-        words.append("--nv")
+        command.append("--nv")
     for mount in mounts:
-        words += ["--bind", mount]
-    return [*words, "--pwd", container.workdir, image]
+        command += ["--bind", mount]
+    return [*command, "--pwd", container.workdir, image]
 
 
 def _over_the_images_own(variables: MutableMapping[str, str], env: Mapping[str, str]) -> None:
@@ -193,15 +193,15 @@ def _as_in_fstab(mount: str) -> str:
 def _enroot(image: str, mounts: Sequence[str], variables: Mapping[str, str]) -> list[str]:
     """The command line of enroot. It passes only named variables on, and has no option for the working directory, to
     which the rank's shim changes."""
-    words = ["enroot", "start", "--rw"]
+    command = ["enroot", "start", "--rw"]
     for mount in mounts:
         source, target, *flags = _as_in_fstab(mount).split(":")
         options = ",".join(["x-create=auto", "rbind", *flags])
-        words += ["--mount", f"{source}:{target}:none:{options}"]
+        command += ["--mount", f"{source}:{target}:none:{options}"]
     for name in sorted({*variables, *_OF_A_TASK}):
         if not _OF_THE_HOST.fullmatch(name):
-            words += ["--env", name]
-    return [*words, "--", image]
+            command += ["--env", name]
+    return [*command, "--", image]
 
 
 def import_image(container: LaunchContainer, runtime: str) -> Path:

@@ -63,9 +63,9 @@ def _key(stage: LaunchStage, env: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(stage.sources).encode()).hexdigest()[:16]
 
 
-def each_node(run: RunDir, launch: LaunchSpec, words: Sequence[str], *, avoid: Sequence[str] = ()) -> list[str]:
-    """The command line that runs ``node.pyz words`` once on each node of the ranks."""
-    program = [sys.executable, str(run.node_program), *words]
+def each_node(run: RunDir, launch: LaunchSpec, arguments: Sequence[str], *, avoid: Sequence[str] = ()) -> list[str]:
+    """The command line that runs ``node.pyz arguments`` once on each node of the ranks."""
+    program = [sys.executable, str(run.node_program), *arguments]
     if launch.local:
         return program
     tasks = [f"--nodes={launch.nodes}", f"--ntasks={launch.nodes}", "--ntasks-per-node=1", "--export=ALL", "--chdir=/"]

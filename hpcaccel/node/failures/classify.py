@@ -111,12 +111,12 @@ def classify(
 def _named(first: _Trace, logs: Sequence[RankLog]) -> _Trace:
     """Replace a trace of a lost peer by one of the peer itself: a rank without an exception in its log, if such ranks
     are a minority. Otherwise return ``first``."""
-    mute = [log.rank for log in logs if not log.exceptions]
-    if first.cause.name not in ("gloo_timeout", "nccl_timeout") or not 0 < 2 * len(mute) < len(logs):
+    silent = [log.rank for log in logs if not log.exceptions]
+    if first.cause.name not in ("gloo_timeout", "nccl_timeout") or not 0 < 2 * len(silent) < len(logs):
         return first
-    also = f", like {len(mute) - 1} other {'ranks' if len(mute) > 2 else 'rank'}" if len(mute) > 1 else ""
+    also = f", like {len(silent) - 1} other {'ranks' if len(silent) > 2 else 'rank'}" if len(silent) > 1 else ""
     text = f"exited or hung without an exception{also}; rank {first.rank}: {first.text}"
-    return _Trace(cause=first.cause, text=text[:LONGEST], rank=mute[0])
+    return _Trace(cause=first.cause, text=text[:LONGEST], rank=silent[0])
 
 
 def _hang(run: RunDir, attempt: int) -> Iterator[_Trace]:

@@ -18,7 +18,7 @@ __all__ = [
     "rank_ends",
     "read_rank_logs",
     "read_slurm_lines",
-    "slurm_spoke",
+    "slurm_intervened",
 ]
 
 BLOCK_BYTES = 1 << 20
@@ -34,7 +34,7 @@ _OF_SLURM = re.compile(
     rb"\*\*\* (?:STEP|JOB) .* CANCELLED AT |(?:^|(?<=\r))(?:srun: (?:error|Force)|slurmstepd)", re.MULTILINE
 )
 """Slurm's own lines in the logs of a step that it signalled or that lost ranks."""
-_WORDS_OF_SLURM = (b" CANCELLED AT ", b"srun: ", b"slurmstepd")
+_SLURM_MARKERS = (b" CANCELLED AT ", b"srun: ", b"slurmstepd")
 """Each line that ``_OF_SLURM`` matches contains one of these. Searching for them first is many times faster."""
 _SRUN_KILLS = re.compile(r"^srun: .*(?:Terminating StepId|Force Terminated|Job step aborted)")
 
@@ -113,9 +113,9 @@ def read_slurm_lines(run: RunDir, attempt: int) -> list[str]:
     return lines[starts[-1] :] if starts else lines
 
 
-def slurm_spoke(run: RunDir, attempt: int) -> bool:
+def slurm_intervened(run: RunDir, attempt: int) -> bool:
     """Whether the logs of this attempt contain a message of Slurm about ranks that it signalled or lost."""
-    if any(_OF_SLURM.search(block) for log in _rank_logs(run, attempt) for block in _with_slurms_words(log)):
+    if any(_OF_SLURM.search(block) for log in _rank_logs(run, attempt) for block in _blocks_of_slurm(log)):
         return True
     begin = re.compile(rb"^hpcaccel: \S+ attempt %d: " % attempt, re.MULTILINE)
     found = False
@@ -127,8 +127,8 @@ def slurm_spoke(run: RunDir, attempt: int) -> bool:
     return found
 
 
-def _with_slurms_words(path: Path) -> Iterator[bytes]:
-    return (block for block in _blocks(path) if any(word in block for word in _WORDS_OF_SLURM))
+def _blocks_of_slurm(path: Path) -> Iterator[bytes]:
+    return (block for block in _blocks(path) if any(word in block for word in _SLURM_MARKERS))
 
 
 def _blocks(path: Path) -> Iterator[bytes]:

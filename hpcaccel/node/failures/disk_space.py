@@ -119,7 +119,7 @@ LEAST_BYTES = 16 << 20
 """Free space that the run directory must have before the ranks start."""
 SHORT_OF_ROOM = ("disk_full", "quota", "unwritable", "io_error")
 """Causes after which the next start tests the disk first, and waits if necessary."""
-_SAYS_LITTLE = ("launch", "exit", "killed")
+_UNSPECIFIC_CAUSES = ("launch", "exit", "killed")
 """Causes that may hide a full disk, because the message about it could not be written to a log."""
 _NEEDS = re.compile(r"\bneeds ([\d,]+) bytes")
 """The size that a save needed, in its error message."""
@@ -132,13 +132,13 @@ class DiskShortage:
     """Name of a row in ``CAUSES``."""
     text: str
 
-    def failure(self, said: str = "") -> Failure:
+    def failure(self, detail: str = "") -> Failure:
         """The failure that this shortage causes.
 
         Args:
-            said: detail of the failure that it explains, if any.
+            detail: detail of the failure that it explains, if any.
         """
-        return Failure(cause=cause(self.cause), detail=f"{said}; {self.text}" if said else self.text)
+        return Failure(cause=cause(self.cause), detail=f"{detail}; {self.text}" if detail else self.text)
 
 
 def shortage(run: RunDir, *, needed: int = LEAST_BYTES, to_save: int = 0) -> DiskShortage | None:
@@ -177,10 +177,10 @@ def _figures(folder: Path, needed: int) -> str:
         return f"the run needs {needed:,} bytes there"
 
 
-def bytes_to_save(run: RunDir, said: str) -> int:
-    """Bytes that must be free before the ranks restart: the size that the failed save reported in ``said``, its
+def bytes_to_save(run: RunDir, detail: str) -> int:
+    """Bytes that must be free before the ranks restart: the size that the failed save reported in ``detail``, its
     error message, or the size of the newest checkpoint, whichever is larger."""
-    needs = sum(int(number.replace(",", "")) for number in _NEEDS.findall(said))
+    needs = sum(int(number.replace(",", "")) for number in _NEEDS.findall(detail))
     newest = checkpoint_files.newest(run.checkpoints)
     return max(needs, 0 if newest is None else int(newest.manifest.get("bytes", 0)))
 
@@ -192,7 +192,7 @@ def explained_by_room(run: RunDir, failure: Failure) -> Failure:
     The full disk may be a different one, which cannot be checked here. Then ``failure`` is returned unchanged.
     """
     may_be_elsewhere = failure.cause.name in ("exception", "io_error") and cause("unwritable").in_error(failure.detail)
-    if failure.cause.name in _SAYS_LITTLE or may_be_elsewhere:
+    if failure.cause.name in _UNSPECIFIC_CAUSES or may_be_elsewhere:
         found = shortage(run, needed=4096)
         return failure if found is None else found.failure(failure.detail)
     if failure.cause.name != "disk_full" or _NEEDS.search(failure.detail):
@@ -244,11 +244,11 @@ class WaitForRoom:
     def __init__(self, look: Callable[[], DiskShortage | None]) -> None:
         self._look = look
         self._until = time.monotonic() + PATIENCE_SECONDS
-        self._asked = False
+        self._stop_requested = False
         self.missing = look()
 
     def poll(self) -> int | None:
-        if self._asked:
+        if self._stop_requested:
             return 1
         self.missing = self._look()
         if self.missing is None:
@@ -264,10 +264,10 @@ class WaitForRoom:
         return dataclasses.replace(found, cause=dataclasses.replace(found.cause, follows="end"), detail=detail)
 
     def request_stop(self) -> None:
-        self._asked = True
+        self._stop_requested = True
 
     def kill(self) -> None:
-        self._asked = True
+        self._stop_requested = True
 
     def dump(self) -> None:
         pass

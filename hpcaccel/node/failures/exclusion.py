@@ -117,7 +117,7 @@ class Placement:
     def exclude(self, nodes: Sequence[str], *, why: str, detail: str, attempt: int) -> None:
         self._exclusions.add(nodes, why=why, detail=detail, attempt=attempt)
 
-    def tell_scheduler(self, *, now: bool = False) -> None:
+    def update_scheduler(self, *, now: bool = False) -> None:
         """Pass the excluded nodes to the scheduler, see ``Allocation.avoid``."""
         self._allocation.avoid(self._exclusions.active(), instead_of=self._exclusions.ever(), now=now)
 

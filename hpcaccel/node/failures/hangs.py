@@ -85,7 +85,7 @@ def find_hang(signs: Sequence[RankSign], setting: int | None, stopped: Callable[
         for sign in silent:
             if stopped(sign) and waited > SILENT_BEATS * sign.beat.interval_seconds:
                 return _silent_hang(sign, silent, how="its process is stopped (SIGSTOP)")
-        if _judged(others) and _came_along(silent, others) and waited > min(limit, SILENT_SECONDS):
+        if _judged(others) and _have_started_training(silent, others) and waited > min(limit, SILENT_SECONDS):
             return _silent_hang(silent[0], silent, how="stopped, or in C code that holds the GIL")
     if there and _judged(there) and all(_nothing_for(sign, limit, alone=len(signs) == 1) for sign in there):
         if not left:
@@ -121,7 +121,7 @@ def _judged(signs: Sequence[RankSign]) -> bool:
     return all(sign.beat.phase in JUDGED for sign in signs)
 
 
-def _came_along(silent: Sequence[RankSign], others: Sequence[RankSign]) -> bool:
+def _have_started_training(silent: Sequence[RankSign], others: Sequence[RankSign]) -> bool:
     """Whether the silent ranks have reached the training loop. A rank whose last known phase is "starting" has done so
     if the other ranks have done a step, because they cannot do one without this rank."""
     stepped = all(sign.beat.step > sign.beat.first_step for sign in others)
@@ -210,7 +210,7 @@ class HangWatch:
         self._look_at = 0.0
         self._every = 1.0
         self._signal_at: float | None = None
-        self._asked = 0
+        self._last_request = 0
         self._kill_at: float | None = None
         if_possible(lambda: make_folder(run.stacks(attempt), within=run.path))
 
@@ -256,11 +256,11 @@ class HangWatch:
 
     def _pass_requests_on(self, ranks: DumpableRanks) -> None:
         """Request the ranks' stacks through a file; after a while signal the ranks if some have not written theirs."""
-        asked = stacks_requests(self._run)
-        if asked:
-            self._asked = max(self._asked + 1, time.time_ns())
-            atomic_write(self._run.stacks(self._attempt) / "asked", str(self._asked), sync=False)
-            for name in asked:
+        requests = stacks_requests(self._run)
+        if requests:
+            self._last_request = max(self._last_request + 1, time.time_ns())
+            atomic_write(self._run.stacks(self._attempt) / "requests", str(self._last_request), sync=False)
+            for name in requests:
                 mark_honoured(self._run, name)
             beats = [sign.beat.interval_seconds for sign in self._beats.look(expected_seconds=self._every)]
             self._signal_at = time.monotonic() + ASK_SECONDS + 2 * max(beats, default=0.0)
@@ -275,7 +275,7 @@ class HangWatch:
         return [
             sign.beat.rank
             for sign in self._beats.look(expected_seconds=self._every)
-            if not _written_since(folder / f"{sign.beat.rank}.txt", folder / "asked")
+            if not _written_since(folder / f"{sign.beat.rank}.txt", folder / "requests")
         ]
 
 

@@ -29,12 +29,20 @@ from hpcaccel.node.batch import default_signals
 from hpcaccel.node.failures import cause
 from hpcaccel.node.failures.classify import Failure
 from hpcaccel.node.failures.disk_space import if_possible
-from hpcaccel.node.failures.preflight_checks import answer_on_a_port, check_node, check_shared
+from hpcaccel.node.failures.preflight_checks import check_node, check_shared, serve_connection_test
 from hpcaccel.node.launchers import free_port, rank_command, share_gpus
 from hpcaccel.node.rank import python_of, rank_environment
 from hpcaccel.slurm import hostlist
 
-__all__ = ["Preflight", "become_check", "check_program", "judge_together", "preflight", "told_to_leave", "try_together"]
+__all__ = [
+    "Preflight",
+    "become_check",
+    "check_program",
+    "judge_together",
+    "preflight",
+    "stop_is_pending",
+    "try_together",
+]
 
 log = logging.getLogger(__name__)
 
@@ -93,11 +101,11 @@ def preflight(
         findings.update(blamed)
     seconds = round(time.monotonic() - start, 3)
     result = Preflight(seconds=seconds, findings=findings, shared=shared, together=together)
-    said = {node: [*words, *shared.get(node, [])] for node, words in findings.items()}
-    for node, words in said.items():
+    lines_by_node = {node: [*words, *shared.get(node, [])] for node, words in findings.items()}
+    for node, words in lines_by_node.items():
         for word in words:
             log.info(f"preflight: {node}: {word}")
-    document = {"version": 1, "mode": mode, "seconds": seconds, "nodes": said, "together": together}
+    document = {"version": 1, "mode": mode, "seconds": seconds, "nodes": lines_by_node, "together": together}
     if_possible(lambda: write_json(run.attempt(attempt) / "preflight.json", document, sync=False))
     return result
 
@@ -108,15 +116,15 @@ def _check_nodes(
     """Findings of the quick check by node, and findings about shared file systems by node."""
     command = ["srun", *one_task_a_node(nodes, avoid), *(["--overlap"] if launch.beside else []), "--chdir=/"]
     command += [sys.executable, str(run.node_program), "preflight", str(run.path)]
-    with answer_on_a_port(nodes) as variables:
+    with serve_connection_test(nodes) as variables:
         environment = {**os.environ, **variables}
         share_gpus(environment)
-        answers, words = _run_checks(command, environment)
-    if not answers:
+        results, words = _run_checks(command, environment)
+    if not results:
         log.warning(f"preflight: the checks did not run on any node: {words[-500:] or 'srun printed nothing'}")
         return {}, {}
-    findings = {node: answers[node][0] if node in answers else ["the checks returned no result"] for node in nodes}
-    return findings, {node: answers[node][1] for node in nodes if node in answers}
+    findings = {node: results[node][0] if node in results else ["the checks returned no result"] for node in nodes}
+    return findings, {node: results[node][1] for node in nodes if node in results}
 
 
 def one_task_a_node(nodes: Sequence[str], avoid: Sequence[str]) -> Iterator[str]:
@@ -132,23 +140,23 @@ def _run_checks(command: Sequence[str], env: Mapping[str, str]) -> tuple[dict[st
         command, env=dict(env), stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, preexec_fn=default_signals
     ) as srun:
         end = time.monotonic() + QUICK_SECONDS
-        told = False
+        stopping = False
         while True:
             try:
                 output, errors = srun.communicate(timeout=0.5)
                 break
             except subprocess.TimeoutExpired:
-                told = told or told_to_leave()
+                stopping = stopping or stop_is_pending()
                 if time.monotonic() > end + LEAVE_SECONDS:
                     srun.kill()
-                elif time.monotonic() > end or told:
+                elif time.monotonic() > end or stopping:
                     srun.terminate()
-    if told:
+    if stopping:
         return {}, "the job is being terminated"
-    return dict(_answers(output.decode(errors="replace"))), errors.decode(errors="replace").strip()
+    return dict(_parse_results(output.decode(errors="replace"))), errors.decode(errors="replace").strip()
 
 
-def _answers(output: str) -> Iterator[tuple[str, tuple[list[str], list[str]]]]:
+def _parse_results(output: str) -> Iterator[tuple[str, tuple[list[str], list[str]]]]:
     for found in objects_in(output, keys={"node"}):
         own, shared = ([str(text) for text in found.get(key, [])] for key in ("findings", "shared"))
         yield str(found["node"]), (own, shared)
@@ -184,10 +192,10 @@ def try_together(
         *wrapped.command,
     ]
     words = _run_ranks(command, wrapped.env, ranks=launch.ranks)
-    return ({}, "") if told_to_leave() else judge_together(words, launch, nodes)
+    return ({}, "") if stop_is_pending() else judge_together(words, launch, nodes)
 
 
-def told_to_leave() -> bool:
+def stop_is_pending() -> bool:
     """Whether SIGTERM or SIGINT, which the batch step blocks, is pending: then missing results are no node's fault."""
     return bool({signal.SIGTERM, signal.SIGINT} & signal.sigpending())
 
@@ -201,16 +209,16 @@ def judge_together(
     for word in words:
         if "alone" in word:
             findings.setdefault(word["node"], []).append(f"rank {word['rank']}: {word['alone']}")
-    came = {word["rank"] for word in words}
-    if len(came) == launch.ranks and sum("done" in word or "skipped" in word for word in words) == launch.ranks:
+    arrived = {word["rank"] for word in words}
+    if len(arrived) == launch.ranks and sum("done" in word or "skipped" in word for word in words) == launch.ranks:
         return {}, ""
-    missing = [rank for rank in range(launch.ranks) if rank not in came]
+    missing = [rank for rank in range(launch.ranks) if rank not in arrived]
     if not findings and len(missing) < launch.ranks:
         for rank in missing:
             node = nodes[rank // launch.ranks_per_node]
             findings.setdefault(node, []).append(f"rank {rank} did not start within {START_SECONDS:g} s")
-    said = next((str(word["together"]) for word in words if "together" in word), "")
-    nobody = said or f"the all-reduce over all ranks did not finish within {TOGETHER_SECONDS:g} s"
+    reason = next((str(word["together"]) for word in words if "together" in word), "")
+    nobody = reason or f"the all-reduce over all ranks did not finish within {TOGETHER_SECONDS:g} s"
     return (findings, "") if findings and len(findings) < len(nodes) else ({}, nobody)
 
 
@@ -236,13 +244,15 @@ def _run_ranks(command: Sequence[str], env: Mapping[str, str], *, ranks: int) ->
             command, env=dict(env), stdin=subprocess.DEVNULL, stdout=output, preexec_fn=default_signals
         )
         start = time.monotonic()
-        all_came: float | None = None
+        all_arrived_at: float | None = None
         while srun.poll() is None:
             now = time.monotonic()
-            if all_came is None and len({word["rank"] for word in _words(output)}) == ranks:
-                all_came = now
-            late = now - start > START_SECONDS if all_came is None else now - all_came > TOGETHER_SECONDS + 5
-            if late or told_to_leave():
+            if all_arrived_at is None and len({word["rank"] for word in _words(output)}) == ranks:
+                all_arrived_at = now
+            late = (
+                now - start > START_SECONDS if all_arrived_at is None else now - all_arrived_at > TOGETHER_SECONDS + 5
+            )
+            if late or stop_is_pending():
                 _end(srun)
             time.sleep(0.2)
         return list(_words(output))

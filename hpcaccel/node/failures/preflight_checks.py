@@ -22,7 +22,7 @@ from pathlib import Path
 
 from hpcaccel.node.failures.disk_space import fsync
 
-__all__ = ["TOKEN", "WHERE", "answer_on_a_port", "check_node", "check_shared", "print_findings"]
+__all__ = ["TOKEN", "WHERE", "check_node", "check_shared", "print_findings", "serve_connection_test"]
 
 WHERE, TOKEN = "HPCACCEL_PREFLIGHT_WHERE", "HPCACCEL_PREFLIGHT_TOKEN"
 """Environment variables: ``host:port`` where the batch step listens, and the token that a node sends there."""
@@ -84,30 +84,30 @@ def _node_name() -> str:
 
 
 def _gpus(env: Mapping[str, str]) -> Iterator[str]:
-    asked = env.get("SLURM_GPUS_ON_NODE", "")
-    if not asked.isdigit() or asked == "0" or shutil.which("nvidia-smi", path=env.get("PATH")) is None:
+    requested = env.get("SLURM_GPUS_ON_NODE", "")
+    if not requested.isdigit() or requested == "0" or shutil.which("nvidia-smi", path=env.get("PATH")) is None:
         return
     try:
-        yield from _asked_of_the_driver(int(asked), env)
+        yield from _driver_findings(int(requested), env)
     except subprocess.TimeoutExpired:
         yield f"nvidia-smi did not respond within {SMI_SECONDS:g} s"
 
 
-def _asked_of_the_driver(asked: int, env: Mapping[str, str]) -> Iterator[str]:
+def _driver_findings(requested: int, env: Mapping[str, str]) -> Iterator[str]:
     queries = [_start_smi(f"--query-gpu={_GPU_FIELDS}"), _start_smi(f"--query-remapped-rows={_ROW_FIELDS}")]
     end = time.monotonic() + SMI_SECONDS
     try:
-        (code, gpus, words), rows = (_answer(query, end) for query in queries)
+        (code, gpus, output), rows = (_result(query, end) for query in queries)
     finally:
         for query in queries:
             _give_up(query)
-    if code and not _is_old_driver(words):
-        yield f"nvidia-smi exited with code {code}: {words.strip()[:300]}"
+    if code and not _is_old_driver(output):
+        yield f"nvidia-smi exited with code {code}: {output.strip()[:300]}"
         return
     if not code:
-        ours = _ours(gpus, asked, env)
-        if len(ours) < asked:
-            yield f"nvidia-smi lists only {len(ours)} of {asked} GPUs"
+        ours = _ours(gpus, requested, env)
+        if len(ours) < requested:
+            yield f"nvidia-smi lists only {len(ours)} of {requested} GPUs"
         yield from _faults(ours)
         buses = {cells[1].lower() for cells in ours}
         yield from _row_faults(rows, buses)
@@ -130,20 +130,20 @@ def _give_up(query: subprocess.Popen[str]) -> None:
         pass
 
 
-def _answer(query: subprocess.Popen[str], end: float) -> tuple[int, list[list[str]], str]:
+def _result(query: subprocess.Popen[str], end: float) -> tuple[int, list[list[str]], str]:
     text, _ = query.communicate(timeout=max(0.1, end - time.monotonic()))
     return query.returncode, [[cell.strip() for cell in line.split(",")] for line in text.splitlines()], text
 
 
-def _is_old_driver(words: str) -> bool:
-    return "not a valid field" in words or "nvalid combination of input" in words
+def _is_old_driver(output: str) -> bool:
+    return "not a valid field" in output or "nvalid combination of input" in output
 
 
-def _ours(gpus: list[list[str]], asked: int, env: Mapping[str, str]) -> list[list[str]]:
+def _ours(gpus: list[list[str]], requested: int, env: Mapping[str, str]) -> list[list[str]]:
     """The job's own GPUs: all visible ones, or those in CUDA_VISIBLE_DEVICES if the site does not hide the others."""
     found = [cells for cells in gpus if len(cells) == 4]
     numbers = env.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    if len(found) <= asked or not all(number.isdigit() for number in numbers):
+    if len(found) <= requested or not all(number.isdigit() for number in numbers):
         return found
     return [cells for cells in found if cells[0] in numbers]
 
@@ -159,9 +159,9 @@ def _faults(gpus: list[list[str]]) -> Iterator[str]:
             yield f"{name}: a memory page is pending retirement; the GPU needs a reset"
 
 
-def _row_faults(answer: tuple[int, list[list[str]], str], buses: set[str]) -> Iterator[str]:
+def _row_faults(result: tuple[int, list[list[str]], str], buses: set[str]) -> Iterator[str]:
     """Problems of row remapping, by which GPUs since Ampere replace faulty rows of memory."""
-    for bus, pending, failure in (cells for cells in answer[1] if len(cells) == 3 and not answer[0]):
+    for bus, pending, failure in (cells for cells in result[1] if len(cells) == 3 and not result[0]):
         if bus.lower() in buses and failure.lower() in ("1", "yes"):
             yield f"GPU {bus}: a memory row could not be remapped"
         elif bus.lower() in buses and pending.lower() in ("1", "yes"):
@@ -242,7 +242,7 @@ def _way_to_rank_0(env: Mapping[str, str]) -> Iterator[str]:
 
 
 @contextmanager
-def answer_on_a_port(nodes: Sequence[str]) -> Iterator[dict[str, str]]:
+def serve_connection_test(nodes: Sequence[str]) -> Iterator[dict[str, str]]:
     """Listen on a port of rank 0's node, as the ranks' store will, and reply to connections that send the token.
 
     Yields the variables for the checks. They are empty, and no port is opened, if the batch step is not on rank 0's

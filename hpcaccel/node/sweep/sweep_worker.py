@@ -144,7 +144,7 @@ class SweepWorker:
         status, at = self.scheduler.last_status, self.scheduler.queried_at
         if not self.launch.local and status is not None and at != self._shared:
             self._shared = at
-            if_possible(lambda: write_shared_status(self.worker.job_answer, status, queried_at=at))
+            if_possible(lambda: write_shared_status(self.worker.job_status, status, queried_at=at))
 
     # -- tuner --------------------------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class SweepWorker:
         if self.launch.local and self.scheduler.end_time is not None:
             variables[END_TIME] = repr(self.scheduler.end_time)  # locally no scheduler enforces the limit
         if not self.launch.local:
-            variables[WORKER_JOB] = str(self.worker.job_answer)
+            variables[WORKER_JOB] = str(self.worker.job_status)
             variables[KILL_WAIT] = str(self.allocation.kill_wait_seconds or "")
         if self.checked:
             variables[CHECKED] = "1"

@@ -29,7 +29,7 @@ __all__ = ["Spare", "Trial"]
 
 log = logging.getLogger(__name__)
 
-_LONGEST_WORD = 1 << 15
+_MAX_REPORT_BYTES = 1 << 15
 """Longest report of a supervisor, in bytes."""
 PAUSE_SECONDS = 2.0
 """Delay between the start of a trial and the start of the next spare process."""
@@ -126,8 +126,8 @@ class Trial:
         self.number = number
         self.slot = slot
         self._began = time.monotonic()
-        self._told: set[signal.Signals] = set()
-        self._asked = ""
+        self._forwarded: set[signal.Signals] = set()
+        self._requested = ""
         self._supervisor: TrialProcess | None = None
         self._problem = ""
         try:
@@ -141,15 +141,15 @@ class Trial:
 
     def signal(self, number: signal.Signals) -> None:
         """Forward a signal of the scheduler to the supervisor, at most once."""
-        if self._supervisor is not None and number not in self._told:
-            self._told.add(number)
+        if self._supervisor is not None and number not in self._forwarded:
+            self._forwarded.add(number)
             self._supervisor.process.send_signal(number)
 
     def request_stop(self, request: StopRequest) -> None:
         """Write a request to stop into the trial's ``control/``, unless the last one was for the same kind of stop."""
-        if self._supervisor is None or self._asked == request.then:
+        if self._supervisor is None or self._requested == request.then:
             return
-        self._asked = request.then
+        self._requested = request.then
         try:
             write_json(self.run.control / HOSTS_REQUEST, to_dict(request))
         except OSError as error:
@@ -164,23 +164,23 @@ class Trial:
         """None while the trial runs, then its end as an event for the tuner."""
         if self._supervisor is not None and self._supervisor.process.poll() is None:
             return None
-        word = self._last_word()
+        report = self._end_report()
         (self.run.control / HOSTS_REQUEST).unlink(missing_ok=True)
         seconds = round(time.monotonic() - self._began, 3)
-        return {"event": "ended", "trial": self.number, **word, "seconds": seconds}
+        return {"event": "ended", "trial": self.number, **report, "seconds": seconds}
 
-    def _last_word(self) -> dict[str, Any]:
+    def _end_report(self) -> dict[str, Any]:
         if self._supervisor is None:
             return {"reason": "failed", "decision": "end", "error_class": "refused", "detail": self._problem}
         try:
-            data = os.read(self._supervisor.report, _LONGEST_WORD)
+            data = os.read(self._supervisor.report, _MAX_REPORT_BYTES)
         except BlockingIOError:
             data = b""
         finally:
             os.close(self._supervisor.report)
         if data.endswith(b"\n"):
-            word: dict[str, Any] = json.loads(data)
-            return word
+            report: dict[str, Any] = json.loads(data)
+            return report
         self._end_ranks()
         code = self._supervisor.process.returncode
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"

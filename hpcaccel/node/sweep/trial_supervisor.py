@@ -33,7 +33,7 @@ from hpcaccel.node.attempt import Attempt
 from hpcaccel.node.batch import WATCHED
 from hpcaccel.node.decision import Verdict
 from hpcaccel.node.failures.classify import Failure
-from hpcaccel.node.failures.classify_logs import slurm_spoke
+from hpcaccel.node.failures.classify_logs import slurm_intervened
 from hpcaccel.node.failures.disk_space import UNWRITABLE_ERRNOS
 from hpcaccel.node.ledger import Ledger, read_outcome
 from hpcaccel.node.supervisor import Supervisor
@@ -50,7 +50,7 @@ HOSTS_REQUEST = "worker.json"
 """File in a trial's ``control/``: the stop request of the worker that runs it."""
 _OVER = ("completed", "pruned")
 """A trial whose last attempt ended for one of these reasons is not started again."""
-_TOLD = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2}
+_STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2}
 """Signals that stop a trial."""
 _LONGEST = 4000
 """Longest ``detail`` in a report to the worker, in characters."""
@@ -101,9 +101,9 @@ def run_trial(run: RunDir, *, slot: Slot, report_to: int) -> int:
         assert end is not None, "a supervisor exited without a line in the ledger"
         word = {name: getattr(end, name) for name in ("reason", "decision", "error_class", "detail", "nodes_excluded")}
     except (HpcaccelError, OSError) as error:
-        said = str(error)
-        code = _refuse(report_to, said, kind=_kind(error))
-        log.error(said)
+        message = str(error)
+        code = _refuse(report_to, message, kind=_kind(error))
+        log.error(message)
         return code
     word["detail"] = word["detail"][:_LONGEST]
     os.write(report_to, json.dumps(word).encode() + b"\n")
@@ -183,12 +183,12 @@ class TrialAttempt(Attempt):
         """Whether Slurm has sent the ranks no signal. slurmstepd writes a line to their log before it signals them
         (22.05, 26.11), and srun writes one to the supervisor's log when a node fails."""
         self.stopping.handle_late_cancel()
-        if self.stopping.request is not None or self.stopping.cancel_requested or signal.sigpending() & _TOLD:
+        if self.stopping.request is not None or self.stopping.cancel_requested or signal.sigpending() & _STOP_SIGNALS:
             return False
         outcome = read_outcome(self.job.run, self.number)
         if outcome is not None:
             return not outcome.resume
-        return not slurm_spoke(self.job.run, self.number)
+        return not slurm_intervened(self.job.run, self.number)
 
     def _preflight(self) -> Verdict | None:
         if CHECKED in os.environ and not self.job.restarts:

@@ -182,7 +182,7 @@ class TunerProcess:
         self.end = None
         self._crashes += 1
         how = f"signal {-code}" if code < 0 else f"code {code}" if code else "code 0, but without a final message"
-        what = f"the tuner died ({how}){self._last_words()}; see {self._log}"
+        what = f"the tuner died ({how}){self._last_message()}; see {self._log}"
         if self._crashes >= CRASHES:
             self.failed = f"{what}. It died {self._crashes} times without a trial ending in between: not restarting it"
             log.warning(self.failed)
@@ -190,7 +190,7 @@ class TunerProcess:
         self._again_at = time.monotonic() + PAUSES_SECONDS[self._crashes]
         log.warning(f"{what}; restarting it")
 
-    def _last_words(self) -> str:
+    def _last_message(self) -> str:
         """The last error line in the tuner's log, after a colon; empty if there is none."""
         try:
             with self._log.open("rb") as file:
@@ -198,8 +198,8 @@ class TunerProcess:
                 lines = file.read(PIECE_BYTES).decode(errors="replace").splitlines()
         except OSError:
             return ""
-        said = [line.removeprefix(OURS) for line in lines if line.startswith(OURS)]
-        return f": {said[-1]}" if said else ""
+        messages = [line.removeprefix(OURS) for line in lines if line.startswith(OURS)]
+        return f": {messages[-1]}" if messages else ""
 
     def kill(self, why: str) -> None:
         """Kill a tuner that sends invalid messages. This counts as a crash."""

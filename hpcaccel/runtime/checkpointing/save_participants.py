@@ -26,7 +26,7 @@ __all__ = ["CollectiveCall", "ParticipantTable", "SaveParticipants", "attend", "
 FIRST_PAUSE_SECONDS = 0.001
 LONGEST_PAUSE_SECONDS = 0.05
 WARN_AFTER_SECONDS = 60.0
-REMEMBERED = 32
+MAX_PAST_CALLS = 32
 """Number of incomplete meetings that rank 0 keeps for ranks that call too late."""
 
 
@@ -168,7 +168,7 @@ class SaveParticipants:
 
     def _close(self, call: CollectiveCall, here: list[int], missing: list[int], problem: str) -> None:
         if missing and not problem:
-            self._past = [*self._past, (self._meetings, call)][-REMEMBERED:]
+            self._past = [*self._past, (self._meetings, call)][-MAX_PAST_CALLS:]
             self._store.set("attend/past", json.dumps(self._past))
         for rank in here:
             self._store.set(f"{self._key(rank)}/decision", json.dumps([self._meetings, missing, call.where, problem]))

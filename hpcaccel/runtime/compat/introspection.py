@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpcaccel.checkpoint_files.weight_files import SIZE_WORDS, parse_size
+from hpcaccel.checkpoint_files.weight_files import SIZE_ADVICE, parse_size
 from hpcaccel.errors import RuntimeMisuse
 
 __all__ = [
@@ -45,7 +45,7 @@ def convert_file_size_to_int(size: int | str) -> int:
         return size
     found = parse_size(size)
     if found is None:
-        raise RuntimeMisuse(f"{size!r} is not a size: {SIZE_WORDS}")
+        raise RuntimeMisuse(f"{size!r} is not a size: {SIZE_ADVICE}")
     return found
 
 

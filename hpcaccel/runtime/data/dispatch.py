@@ -91,20 +91,20 @@ class Dispatcher:
         return RankBatch(to_device(own.batch, self._device), own.samples, own.valid)
 
     def end(self) -> None:
-        self._tell(_END)
+        self._send_code(_END)
 
     def wait(self) -> None:
         """Keep the receivers waiting: without a message their collective would time out."""
-        self._tell(_WAIT)
+        self._send_code(_WAIT)
 
     def fail(self, error: Exception) -> None:
         """Make the receiving ranks raise ``error``, which occurred while this rank read the data."""
-        self._tell(_ERROR)
+        self._send_code(_ERROR)
         kind = "misuse" if isinstance(error, RuntimeMisuse) else "error"
         text = str(error) if kind == "misuse" else f"{type(error).__name__}: {error}"
         self._scatter_objects([(kind, text)] * self._group.world_size)
 
-    def _tell(self, code: int) -> None:
+    def _send_code(self, code: int) -> None:
         self._scatter_head([[code, 0, 0, 0, 0, 0, 0]] * self._group.world_size)
 
     # -- the ranks that receive -------------------------------------------------------------------------------------

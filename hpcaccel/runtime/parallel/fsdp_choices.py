@@ -84,7 +84,7 @@ def choose(settings: Settings, plugin: Any = None) -> FsdpChoices:
 
 
 def _with_plugin(base: FsdpChoices, plugin: Any) -> FsdpChoices:
-    _tell_of_fsdp1(plugin)
+    _warn_of_fsdp1(plugin)
     changed: dict[str, Any] = {"ignored": plugin.ignored_modules}
     reshard = _reshard(plugin)
     if reshard is not None:
@@ -103,7 +103,7 @@ def _with_plugin(base: FsdpChoices, plugin: Any) -> FsdpChoices:
     return base._replace(**changed)
 
 
-def _tell_of_fsdp1(plugin: Any) -> None:
+def _warn_of_fsdp1(plugin: Any) -> None:
     set_ones = [name for name, silent in _OF_FSDP1.items() if getattr(plugin, name, None) not in silent]
     if set_ones:
         warnings.warn(

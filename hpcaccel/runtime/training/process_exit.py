@@ -46,7 +46,7 @@ class ProcessExit:
 
     Args:
         at_end: called at the normal end of the program; it must call ``complete``.
-        deafen: makes the process ignore stop signals; called when it exits.
+        ignore_signals: makes the process ignore stop signals; called when it exits.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class ProcessExit:
         place: OutputLocation,
         group: RankGroup,
         at_end: Callable[[], None],
-        deafen: Callable[[], None] = lambda: None,
+        ignore_signals: Callable[[], None] = lambda: None,
     ) -> None:
         self._place = place
         self._group = group
         self._at_end = at_end
-        self._deafen = deafen
+        self._ignore_signals = ignore_signals
         self._failed = False
         self._left = False
         self._exiting = False
@@ -92,7 +92,7 @@ class ProcessExit:
         Raises:
             SystemExit: always; with code 85 if ``saved``, else 143.
         """
-        self._deafen()
+        self._ignore_signals()
         self._write(outcome)
         self._group.wait_for_all()
         self._left = True
@@ -145,7 +145,7 @@ class ProcessExit:
         connection error. The store may end with this process."""
         run = self._place.run
         if run is not None:
-            path = run.last_word(self._place.attempt)
+            path = run.abort_reason(self._place.attempt)
             make_folder(path.parent)
             from hpcaccel.core.secret_masking import Mask
 
@@ -157,7 +157,7 @@ class ProcessExit:
             return
         reason, run = self._group.exchange.watchdog.abort_message(), self._place.run
         if reason is None and run is not None:
-            path = run.last_word(self._place.attempt)
+            path = run.abort_reason(self._place.attempt)
             reason = path.read_text() if path.exists() else None
         if reason is not None:
             logger.error("another rank aborted first: %s", reason)
@@ -171,7 +171,7 @@ class ProcessExit:
             self._group.leave()
         elif not self._failed:
             self._at_end()
-            self._deafen()
+            self._ignore_signals()
         settle()
 
 

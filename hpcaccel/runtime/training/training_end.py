@@ -68,7 +68,7 @@ class TrainingEnd:
         self._context = context
         self._saves = saves
         self._on_finish = on_finish
-        self._exit = ProcessExit(context.place, context.group, at_exit, context.flag.deafen)
+        self._exit = ProcessExit(context.place, context.group, at_exit, context.flag.ignore_signals)
         self._stop: Literal["pruned", "to be continued"] | None = None
 
     def stop(self) -> None:

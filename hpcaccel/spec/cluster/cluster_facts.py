@@ -19,7 +19,7 @@ from hpcaccel.core.durable_files import PRIVATE_MODE, atomic_write
 from hpcaccel.errors import SpecError
 from hpcaccel.spec.cluster.cluster_profile import is_profile_name, profiles_directory
 from hpcaccel.spec.cluster.facts_sections import Account, Containers, NodeType, Partition, Qos, Quota, SiteConfig
-from hpcaccel.spec.job.fields import Natural, Positive, Section, Text, Word, words
+from hpcaccel.spec.job.fields import Natural, Positive, Section, Text, Word, text_list
 from hpcaccel.spec.loading.canonical import write_yaml
 from hpcaccel.spec.loading.layers import Layer, read_document
 from hpcaccel.spec.loading.problems import describe, report
@@ -35,8 +35,8 @@ __all__ = [
     "Quota",
     "SiteConfig",
     "SiteFacts",
-    "age_in_words",
     "facts_path",
+    "format_age",
     "load_facts",
     "store_facts",
 ]
@@ -45,7 +45,7 @@ FACTS_VERSION = 1
 """Incremented when the format becomes incompatible with the previous version."""
 
 
-def age_in_words(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     """An age for messages, in its largest unit: ``3 days``, ``5 minutes``."""
     for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= size:
@@ -65,7 +65,7 @@ class SiteFacts(Section):
     probed_at: Positive = Field(description="Time of the probe, in seconds since 1970 (UTC).")
     slurm_version: Text = Field(description="Version of Slurm, such as 23.11.4.")
     user: Text = Field(default="", description="The user whose accounts and permissions these are.")
-    groups: list[Word] = words("The user's Unix groups, for AllowGroups of partitions.")
+    groups: list[Word] = text_list("The user's Unix groups, for AllowGroups of partitions.")
     config: SiteConfig = Field(default_factory=SiteConfig, description="Slurm configuration of the cluster.")
     partitions: list[Partition] = Field(default_factory=list, description="Partitions that the user may see.")
     node_types: list[NodeType] = Field(default_factory=list, description="Node types.")
@@ -76,7 +76,7 @@ class SiteFacts(Section):
     containers: Containers = Field(default_factory=Containers, description="Container runtimes.")
     quota: list[Quota] = Field(default_factory=list, description="Quotas on the relevant file systems.")
     home: Text | None = Field(default=None, description="The user's home directory on the cluster.")
-    scratch: list[Word] = words("The user's directories for large files, from variables such as $SCRATCH.")
+    scratch: list[Word] = text_list("The user's directories for large files, from variables such as $SCRATCH.")
     python: Text | None = Field(default=None, description="Version of the python3 that the login shell finds.")
     hpcaccel: Text | None = Field(default=None, description="Version of hpcaccel on the cluster; null: not found.")
     unknown: list[Text] = Field(default_factory=list, description="What could not be determined, and why.")
@@ -87,7 +87,7 @@ class SiteFacts(Section):
 
     def age_text(self, now: float | None = None) -> str:
         """The age for messages: ``3 days``, ``5 minutes``."""
-        return age_in_words(self.age_seconds(now))
+        return format_age(self.age_seconds(now))
 
     def partition(self, name: str) -> Partition | None:
         return next((one for one in self.partitions if one.name == name), None)

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, WithJ
 
 from hpcaccel.errors import SpecError
 from hpcaccel.spec.job.environment_fields import EnvironmentSection
-from hpcaccel.spec.job.fields import Conflict, Flag, PathText, Section, Text, Variable, Word, words
+from hpcaccel.spec.job.fields import Conflict, Flag, PathText, Section, Text, Variable, Word, text_list
 from hpcaccel.spec.job.slurm import SlurmSection
 from hpcaccel.spec.loading.canonical import write_yaml
 from hpcaccel.spec.loading.expand import expand
@@ -79,7 +79,7 @@ class ClusterProfile(Section):
         default_factory=dict,
         description="Environment variables that the site needs in every job, such as NCCL_SOCKET_IFNAME.",
     )
-    exclude: list[NodeName] = words("Nodes that no job of this profile may use: [n07, 'n[20-23]'].")
+    exclude: list[NodeName] = text_list("Nodes that no job of this profile may use: [n07, 'n[20-23]'].")
     templates: PathText | None = Field(
         default=None,
         description="A Jinja template that replaces or extends hpcaccel's own, or a folder that contains sbatch.j2.",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from hpcaccel.spec.job.fields import Flag, Natural, Section, Text, Word, words
+from hpcaccel.spec.job.fields import Flag, Natural, Section, Text, Word, text_list
 
 __all__ = ["UNTYPED", "Account", "Containers", "NodeType", "Partition", "Qos", "Quota", "SiteConfig"]
 
@@ -50,7 +50,7 @@ class SiteConfig(Section):
     accounting: Flag | None = Field(
         default=None, description="Whether Slurm has accounting (slurmdbd); null: it could not be queried."
     )
-    accounting_enforce: list[Word] = words(
+    accounting_enforce: list[Word] = text_list(
         "AccountingStorageEnforce: [associations, limits, qos]; empty: accounts and QOS are not checked."
     )
     enforce_part_limits: Text | None = Field(
@@ -69,8 +69,8 @@ class SiteConfig(Section):
     )
     def_mem_per_cpu_mb: Natural | None = Field(default=None, description="DefMemPerCPU, in megabytes.")
     max_mem_per_node_mb: Natural | None = Field(default=None, description="MaxMemPerNode, in megabytes.")
-    licenses: list[Word] = words("Licences of the cluster, in the syntax of slurm.conf: [matlab:10].")
-    submit_plugins: list[Word] = words("JobSubmitPlugins, which may change or reject a job.")
+    licenses: list[Word] = text_list("Licences of the cluster, in the syntax of slurm.conf: [matlab:10].")
+    submit_plugins: list[Word] = text_list("JobSubmitPlugins, which may change or reject a job.")
     topology: Text | None = Field(default=None, description="TopologyPlugin; --switches needs topology/tree.")
 
 
@@ -94,9 +94,9 @@ class Partition(Section):
     def_mem_per_node_mb: Natural | None = Field(default=None, description="DefMemPerNode in megabytes.")
     def_mem_per_cpu_mb: Natural | None = Field(default=None, description="DefMemPerCPU in megabytes.")
     allow_accounts: list[Word] | None = Field(default=None, description="Accounts that may submit here.")
-    deny_accounts: list[Word] = words("Accounts that may not submit here; ignored unless allow_accounts is null.")
+    deny_accounts: list[Word] = text_list("Accounts that may not submit here; ignored unless allow_accounts is null.")
     allow_qos: list[Word] | None = Field(default=None, description="QOS that may be used here.")
-    deny_qos: list[Word] = words("QOS that may not be used here; ignored unless allow_qos is null.")
+    deny_qos: list[Word] = text_list("QOS that may not be used here; ignored unless allow_qos is null.")
     allow_groups: list[Word] | None = Field(default=None, description="Unix groups that may submit here.")
     qos: Text | None = Field(default=None, description="The QOS whose limits apply to the whole partition.")
     preempt_mode: Text | None = Field(
@@ -116,7 +116,7 @@ class Partition(Section):
     over_time_limit_minutes: Natural | None = Field(
         default=None, description="OverTimeLimit of the partition; null: the cluster's value."
     )
-    node_types: list[Word] = words("Names of the node types in the partition.")
+    node_types: list[Word] = text_list("Names of the node types in the partition.")
 
 
 class NodeType(Section):
@@ -133,8 +133,8 @@ class NodeType(Section):
     )
     memory_mb: Natural = Field(default=0, description="Memory per node in MiB (2**20 bytes).")
     tmp_disk_mb: Natural | None = Field(default=None, description="TmpDisk: node-local disk in MiB; null: unknown.")
-    features: list[Word] = words("Features that --constraint accepts.")
-    gres: list[Word] = words("Other generic resources per node, in Slurm's syntax: [nvme:1].")
+    features: list[Word] = text_list("Features that --constraint accepts.")
+    gres: list[Word] = text_list("Other generic resources per node, in Slurm's syntax: [nvme:1].")
     count: Natural = Field(default=0, description="Number of nodes of this type.")
     nodes: Text = Field(default="", description="The nodes as a host list: n[1-4].")
     states: dict[Word, Natural] = Field(
@@ -153,7 +153,7 @@ class Account(Section):
     account: Word = Field(description="Value for --account.")
     partition: Word | None = Field(default=None, description="The partition that it applies to; null: all.")
     default: Flag = Field(default=False, description="Whether jobs without an account are charged to it.")
-    qos: list[Word] = words("QOS that may be used with it.")
+    qos: list[Word] = text_list("QOS that may be used with it.")
     default_qos: Word | None = Field(default=None, description="The QOS of a job that requests none.")
     max_wall_minutes: Natural | None = Field(default=None, description="MaxWall: the longest time limit of a job.")
     max_jobs: Natural | None = Field(default=None, description="MaxJobs: maximum number of running jobs.")
@@ -187,8 +187,8 @@ class Qos(Section):
     min_tres: dict[Word, Text] = Field(
         default_factory=dict, description="MinTRES: the minimum that a job must request."
     )
-    flags: list[Word] = words("Flags, such as DenyOnLimit (a job beyond a limit is rejected) or NoReserve.")
-    preempts: list[Word] = words("QOS whose jobs this QOS preempts if preempt_type is preempt/qos.")
+    flags: list[Word] = text_list("Flags, such as DenyOnLimit (a job beyond a limit is rejected) or NoReserve.")
+    preempts: list[Word] = text_list("QOS whose jobs this QOS preempts if preempt_type is preempt/qos.")
     preempt_mode: Text | None = Field(
         default=None, description="What happens to its jobs when preempted; cluster: the cluster's setting."
     )

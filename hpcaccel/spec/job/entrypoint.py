@@ -221,20 +221,20 @@ class EntrypointSection(Section):
         return [word for key, value in self.args.items() for word in write(key, value)]
 
 
-def _words_of(value: Any) -> str:
+def _argument_text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return format_number(value) if isinstance(value, int | float) else str(value)
 
 
-def _flag_words(key: str, value: Argument) -> list[str]:
+def _flag_arguments(key: str, value: Argument) -> list[str]:
     if value is None or value is False:
         return []
     if value is True:
         return [f"--{key}"]
     if isinstance(value, list):
-        return [f"--{key}", *(_words_of(item) for item in value)]
-    return [f"--{key}", _words_of(value)]
+        return [f"--{key}", *(_argument_text(item) for item in value)]
+    return [f"--{key}", _argument_text(value)]
 
 
 def _equals(key: str, value: Argument) -> list[str]:
@@ -249,7 +249,7 @@ def _equals(key: str, value: Argument) -> list[str]:
 
 
 def _literal(value: Any) -> str:
-    return str(value) if isinstance(value, bool) else _words_of(value)
+    return str(value) if isinstance(value, bool) else _argument_text(value)
 
 
 def _assignments(key: str, value: Argument) -> list[str]:
@@ -257,16 +257,16 @@ def _assignments(key: str, value: Argument) -> list[str]:
         return [word for name, item in value.items() for word in _assignments(f"{key}.{name}", item)]
     if isinstance(value, list):
         return [f"{key}=[{','.join(_hydra_element(item) for item in value)}]"]
-    return [f"{key}={'null' if value is None else _words_of(value)}"]
+    return [f"{key}={'null' if value is None else _argument_text(value)}"]
 
 
 def _hydra_element(value: Any) -> str:
     """An element of a list, quoted if needed: https://hydra.cc/docs/advanced/override_grammar."""
-    text = _words_of(value)
+    text = _argument_text(value)
     if not isinstance(value, str) or (_HYDRA_BARE.fullmatch(text) and isinstance(text, str)):
         return text
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 
 
-_WRITERS = {"flags": _flag_words, "equals": _equals, "key=value": _assignments}
+_WRITERS = {"flags": _flag_arguments, "equals": _equals, "key=value": _assignments}

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, WithJsonSchema, model_serializer
 
-from hpcaccel.spec.job.fields import Conflict, Flag, PathText, Section, Text, Variable, Word, checked_text, words
+from hpcaccel.spec.job.fields import Conflict, Flag, PathText, Section, Text, Variable, Word, checked_text, text_list
 from hpcaccel.spec.job.fields import Section as _Section
 from hpcaccel.spec.yaml12 import PlainScalar
 
@@ -27,7 +27,7 @@ class EnvironmentSection(Section):
 
     rivals: ClassVar[tuple[tuple[str, ...], ...]] = (("conda", "venv"), ("venv", "python"))
 
-    modules: list[Word] = words("Environment modules to load, in order: [gcc/12, cuda/12.4].")
+    modules: list[Word] = text_list("Environment modules to load, in order: [gcc/12, cuda/12.4].")
     conda: Word | None = Field(default=None, description="A conda environment to activate: a name or a path.")
     venv: PathText | None = Field(
         default=None, description="A Python virtual environment to activate.", examples=["~/venvs/gpt"]
@@ -37,17 +37,17 @@ class EnvironmentSection(Section):
         description="The Python interpreter of the ranks: a path, or a name on PATH. Default: the one of conda or "
         "venv, otherwise the one that runs hpcaccel (if it has no torch: the first on PATH after modules and setup).",
     )
-    setup: list[Word] = words(
+    setup: list[Word] = text_list(
         "Shell lines that run once per job, before the ranks start. If a line fails, the job stops and reports it."
     )
-    setup_per_node: list[Word] = words("Shell lines that run once on every node, before the ranks start.")
+    setup_per_node: list[Word] = text_list("Shell lines that run once on every node, before the ranks start.")
     env: dict[Variable, Text] = Field(
         default_factory=dict,
         description="Environment variables of the ranks. Only ${env:NAME} (a variable of the submitting environment) "
         "and a leading ~/ are expanded in the values.",
         examples=[{"HF_HOME": "~/hf", "TOKENIZERS_PARALLELISM": "false"}],
     )
-    secrets: list[Variable] = words(
+    secrets: list[Variable] = text_list(
         "Names of environment variables to pass from the submitting environment; their values are never written to a "
         "file."
     )
@@ -83,8 +83,8 @@ class CodeSection(Section):
     copy_: Flag = Field(
         default=True, alias="copy", description="Copy the code into the run directory and run the copy."
     )
-    include: list[Word] = words("Patterns of additional files to copy, relative to the copied folder.")
-    exclude: list[Word] = words("Patterns of files not to copy, such as data and old results: [data, '*.pt'].")
+    include: list[Word] = text_list("Patterns of additional files to copy, relative to the copied folder.")
+    exclude: list[Word] = text_list("Patterns of files not to copy, such as data and old results: [data, '*.pt'].")
 
     @model_serializer(mode="wrap")
     def _by_alias(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -40,7 +40,7 @@ __all__ = [
     "Word",
     "below",
     "checked_text",
-    "words",
+    "text_list",
 ]
 
 MAX_TEXT_BYTES = 100_000
@@ -209,8 +209,8 @@ CommaList = Annotated[
 """Words separated by commas; a list is accepted too."""
 
 
-def words(description: str) -> Any:
-    """A field with a list of words, empty by default."""
+def text_list(description: str) -> Any:
+    """A field with a list of texts, empty by default."""
     return Field(default_factory=list, description=description)
 
 

@@ -24,12 +24,12 @@ from hpcaccel.spec.job.fields import (
     Whole,
     Word,
     checked_text,
-    words,
+    text_list,
 )
 from hpcaccel.spec.job.quantities import HETEROGENEOUS, OWNED_FLAGS, extra_advice, owned_by_srun
 from hpcaccel.spec.yaml12 import PlainScalar
 
-__all__ = ["Resources", "SlurmSection", "SrunSection", "asks_for_gpus"]
+__all__ = ["Resources", "SlurmSection", "SrunSection", "requests_gpus"]
 
 
 _FLAG_NAME = re.compile(r"[a-z][a-z0-9-]*[a-z0-9]", re.ASCII)
@@ -157,12 +157,12 @@ class Resources(Section):
     @classmethod
     def conflicts(cls, values: dict[str, Any]) -> list[Conflict]:
         found = super().conflicts(values)
-        asking = [key for key in ("gpus_per_node", "gpus_per_task", "gres") if asks_for_gpus(key, values.get(key))]
+        requesting = [key for key in ("gpus_per_node", "gpus_per_task", "gres") if requests_gpus(key, values.get(key))]
         found += [
             Conflict(
-                key, f"conflicts with {asking[0]}: request GPUs with only one of gpus_per_node, gpus_per_task, gres"
+                key, f"conflicts with {requesting[0]}: request GPUs with only one of gpus_per_node, gpus_per_task, gres"
             )
-            for key in asking[1:]
+            for key in requesting[1:]
         ]
         extra = values.get("extra")
         if isinstance(extra, Mapping):
@@ -208,7 +208,7 @@ class Resources(Section):
         return 1 if self.gpus_per_task is not None else max(self.node_gpus, 1)
 
 
-def asks_for_gpus(key: str, value: Any) -> bool:
+def requests_gpus(key: str, value: Any) -> bool:
     """Whether a setting (``gpus_per_node``, ``gpus_per_task`` or ``gres``), validated or not, requests GPUs.
 
     Only one of the three may request GPUs.
@@ -269,7 +269,7 @@ class SlurmSection(Resources):
 class SrunSection(Section):
     """Additional srun flags for starting the ranks."""
 
-    extra: list[Word] = words("Additional srun flags, one argument per item, passed unchanged: [--cpu-bind=none].")
+    extra: list[Word] = text_list("Additional srun flags, one argument per item, passed unchanged: [--cpu-bind=none].")
 
     @classmethod
     def conflicts(cls, values: dict[str, Any]) -> list[Conflict]:

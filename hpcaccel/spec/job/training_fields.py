@@ -17,7 +17,7 @@ from hpcaccel.spec.job.fields import (
     Section,
     Seed,
     Word,
-    words,
+    text_list,
 )
 
 __all__ = ["CheckpointSection", "FsdpSection", "ResilienceSection", "RuntimeSection"]
@@ -26,7 +26,7 @@ __all__ = ["CheckpointSection", "FsdpSection", "ResilienceSection", "RuntimeSect
 class FsdpSection(Section):
     """Settings of strategy fsdp (torch's fully_shard)."""
 
-    wrap: list[Word] = words(
+    wrap: list[Word] = text_list(
         "Class names of the modules to shard separately, such as [Block]. Default: the largest repeated module."
     )
     reshard_after_forward: Flag = Field(

@@ -20,7 +20,7 @@ from hpcaccel.core.progress_notes import show_note_when_slow
 from hpcaccel.errors import SpecError
 from hpcaccel.spec.job.entrypoint import EntrypointSection
 from hpcaccel.spec.job.environment_fields import EnvironmentSection
-from hpcaccel.spec.job.slurm import SlurmSection, asks_for_gpus
+from hpcaccel.spec.job.slurm import SlurmSection, requests_gpus
 from hpcaccel.spec.yaml12 import Document, KeyPath, SourceLocation, parse_yaml
 
 __all__ = ["Layer", "base_of", "is_pipe", "merge", "put", "read_document", "read_pipe"]
@@ -83,14 +83,14 @@ def put(lower: Layer, settings: Sequence[tuple[KeyPath, Any]]) -> Layer:
 
 
 def _stands(rival: str, section: Mapping[str, Any]) -> bool:
-    return section.get(rival) is not None and (rival != "gres" or asks_for_gpus("gres", section["gres"]))
+    return section.get(rival) is not None and (rival != "gres" or requests_gpus("gres", section["gres"]))
 
 
 def _rivals(path: KeyPath, value: Any) -> list[str]:
     if len(path) < 2 or value is None:
         return []
     key = str(path[1])
-    if key == "gres" and not asks_for_gpus("gres", value):
+    if key == "gres" and not requests_gpus("gres", value):
         return []
     groups = _RIVALS.get(str(path[0]), ())
     return [rival for group in groups if key in group for rival in group if rival != key]

@@ -147,9 +147,9 @@ def parse_override(text: str, layer: Layer, model: type[JobSpec] = JobSpec) -> t
     path = setting_path(dotted, layer, model)
     document = parse_value(value, override_place(text))
     if document.problems:
-        words = "; ".join(problem.message for problem in document.problems)
+        message = "; ".join(problem.message for problem in document.problems)
         raise SpecError(
-            f"{words}. A value that starts with a bracket or a quote is parsed as YAML: quote all of it to pass a "
+            f"{message}. A value that starts with a bracket or a quote is parsed as YAML: quote all of it to pass a "
             f"string"
         )
     return path, document

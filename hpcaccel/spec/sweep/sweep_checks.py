@@ -41,53 +41,53 @@ _FIXED = {
 _PROGRAM = f"cannot be searched, because all trials run the same program: search its arguments (args.…), or {GRID}"
 _RESUMED = ("resilience.requeue", "resilience.chain", "resilience.chain_ahead")
 
-Say = Callable[[KeyPath, str], None]
+Report = Callable[[KeyPath, str], None]
 """Records a problem: its path below ``sweep``, and the message."""
 
 
-def checked(sweep: SweepSection, job: JobSpec, base: Path, say: Say) -> SweepSection:
+def checked(sweep: SweepSection, job: JobSpec, base: Path, report: Report) -> SweepSection:
     """Check ``sweep`` and return it in canonical form. If a problem is reported, the result is not valid.
 
     Args:
         base: the directory against which paths among the choices are resolved.
-        say: called for each problem.
+        report: called for each problem.
     """
     layer = layer_of(job)
-    paths = _paths(sweep, layer, say)
-    parameters = _conditions({name: sweep.parameters[name] for name in paths}, paths, layer, say)
+    paths = _paths(sweep, layer, report)
+    parameters = _conditions({name: sweep.parameters[name] for name in paths}, paths, layer, report)
     parameters = {
-        name: _tried(name, parameter, paths, parameters, layer, base, say) for name, parameter in parameters.items()
+        name: _tried(name, parameter, paths, parameters, layer, base, report) for name, parameter in parameters.items()
     }
     enqueue = [
-        _enqueued(point, ("enqueue", index), parameters, paths, layer, base, say)
+        _enqueued(point, ("enqueue", index), parameters, paths, layer, base, report)
         for index, point in enumerate(sweep.enqueue)
     ]
     result = sweep.model_copy(update={"parameters": parameters, "enqueue": enqueue})
     if len(paths) == len(sweep.parameters):
-        _whole(result, job, paths, say)
+        _whole(result, job, paths, report)
     return result
 
 
 # -- paths ----------------------------------------------------------------------------------------------------------
 
 
-def _paths(sweep: SweepSection, layer: Layer, say: Say) -> dict[str, KeyPath]:
+def _paths(sweep: SweepSection, layer: Layer, report: Report) -> dict[str, KeyPath]:
     """The path of each parameter in the job spec. Parameters that cannot be searched are reported and left out."""
     paths: dict[str, KeyPath] = {}
     for name in sweep.parameters:
         try:
             path = setting_path(name, layer)
         except SpecError as error:
-            say(("parameters", name), _nearest(str(error).removeprefix(f"{name} "), name, layer))
+            report(("parameters", name), _nearest(str(error).removeprefix(f"{name} "), name, layer))
             continue
         if advice := _fixed(path):
-            say(("parameters", name), advice)
+            report(("parameters", name), advice)
             continue
         other = next((known for known, place in paths.items() if _nested(place, path)), None)
         if other is None:
             paths[name] = path
         else:
-            say(("parameters", name), f"overlaps with {other}: remove one of them")
+            report(("parameters", name), f"overlaps with {other}: remove one of them")
     return paths
 
 
@@ -132,7 +132,7 @@ def _unknown(paths: Mapping[str, KeyPath], name: str) -> str:
 
 
 def _conditions(
-    parameters: Mapping[str, Parameter], paths: Mapping[str, KeyPath], layer: Layer, say: Say
+    parameters: Mapping[str, Parameter], paths: Mapping[str, KeyPath], layer: Layer, report: Report
 ) -> dict[str, Parameter]:
     """Sort the parameters so that each comes after those in its conditions, and use the same names in conditions."""
     renamed = {}
@@ -141,25 +141,25 @@ def _conditions(
         for other, allowed in parameter.when.items():
             known = _known(other, paths, layer)
             if known is None:
-                say(("parameters", name, "when", other), _unknown(paths, other))
-            elif _possible(name, known, other, allowed, parameters[known], say):
+                report(("parameters", name, "when", other), _unknown(paths, other))
+            elif _possible(name, known, other, allowed, parameters[known], report):
                 when[known] = allowed
         renamed[name] = parameter.model_copy(update={"when": when})
     ordered, circle = in_order(renamed)
     if circle:
-        say(("parameters", circle[0], "when"), f"forms a cycle: {' → '.join([*circle, circle[0]])}")
+        report(("parameters", circle[0], "when"), f"forms a cycle: {' → '.join([*circle, circle[0]])}")
     return ordered
 
 
-def _possible(name: str, known: str, other: str, allowed: list[Any], parameter: Parameter, say: Say) -> bool:
+def _possible(name: str, known: str, other: str, allowed: list[Any], parameter: Parameter, report: Report) -> bool:
     """Whether a condition on ``known`` is valid: its values must be values of that parameter."""
     place = ("parameters", name, "when", other)
     if values(parameter) is None:
-        say(place, "is continuous: a condition needs a parameter with choices, whole numbers or a step")
+        report(place, "is continuous: a condition needs a parameter with choices, whole numbers or a step")
         return False
     for value in allowed:
         if not contains(parameter, value):
-            say(place, f"{_text(value)} is not a value of {known}{_allowed(parameter)}")
+            report(place, f"{_text(value)} is not a value of {known}{_allowed(parameter)}")
             return False
     return True
 
@@ -174,7 +174,7 @@ def _tried(
     parameters: Mapping[str, Parameter],
     layer: Layer,
     base: Path,
-    say: Say,
+    report: Report,
 ) -> Parameter:
     """Validate each value of a parameter in the job spec. Returns the parameter with its choices as the spec stores
     them."""
@@ -183,7 +183,7 @@ def _tried(
     if parameter.choice is None:
         for value in parameter.range():
             if message := _refusal(ground, paths[name], value, base)[1]:
-                say(("parameters", name, parameter.kind), f"{format_number(value)} is not valid: {message}")
+                report(("parameters", name, parameter.kind), f"{format_number(value)} is not valid: {message}")
                 break
         return parameter
     taken: list[Any] = []
@@ -192,9 +192,9 @@ def _tried(
         kept, message = _refusal(ground, paths[name], value, base)
         if message:
             if message not in reported:  # an unknown key gives the same message for every value
-                say(("parameters", name, "choice", index), f"is not valid: {message}")
+                report(("parameters", name, "choice", index), f"is not valid: {message}")
         elif any(same(kept, other) for other in taken):
-            say(
+            report(
                 ("parameters", name, "choice", index),
                 f"{_text(value)} is listed twice: it is the same as an earlier choice",
             )
@@ -232,16 +232,16 @@ def _enqueued(
     paths: Mapping[str, KeyPath],
     layer: Layer,
     base: Path,
-    say: Say,
+    report: Report,
 ) -> dict[str, Any]:
     """Check a point of ``enqueue`` and return it with the names and the order of the parameters."""
     given: dict[str, tuple[str, Any]] = {}
     for name, value in point.items():
         known = _known(name, paths, layer)
         if known is None or known not in parameters:
-            say((*place, name), _unknown(paths, name))
+            report((*place, name), _unknown(paths, name))
         elif known in given:
-            say((*place, name), f"is the same parameter as {given[known][0]}")
+            report((*place, name), f"is the same parameter as {given[known][0]}")
         else:
             given[known] = (name, value)
     result: dict[str, Any] = {}
@@ -251,9 +251,9 @@ def _enqueued(
         name, value = given[known]
         kept = _refusal(layer, paths[known], value, base)[0] if parameter.choice is not None else value
         if not contains(parameter, kept):
-            say((*place, name), f"{_text(value)} is outside the search space{_allowed(parameter)}")
+            report((*place, name), f"{_text(value)} is outside the search space{_allowed(parameter)}")
         elif parameter.when.keys() <= result.keys() and not applies(parameter, result):
-            say((*place, name), f"does not apply at this point: it needs {_needs(parameter)}")
+            report((*place, name), f"does not apply at this point: it needs {_needs(parameter)}")
         result[known] = _kept(parameter, kept)
     return result
 
@@ -287,27 +287,27 @@ def _text(value: Any) -> str:
 # -- the sweep as a whole -------------------------------------------------------------------------------------------
 
 
-def _whole(sweep: SweepSection, job: JobSpec, paths: Mapping[str, KeyPath], say: Say) -> None:
+def _whole(sweep: SweepSection, job: JobSpec, paths: Mapping[str, KeyPath], report: Report) -> None:
     endless = [name for name, parameter in sweep.parameters.items() if values(parameter) is None]
     if sweep.method == "grid":
         for name in endless:
-            say(
+            report(
                 ("parameters", name), "is continuous, and a grid needs a finite list of values: add step, or use choice"
             )
     elif endless and sweep.max_trials is None and sweep.max_gpu_hours is None:
-        say((), "has no limit: set max_trials or max_gpu_hours")
+        report((), "has no limit: set max_trials or max_gpu_hours")
     conditional = next((name for name, parameter in sweep.parameters.items() if parameter.when), None)
     if conditional is not None and sweep.method in UNCONDITIONAL:
-        say(
+        report(
             ("parameters", conditional, "when"),
             f"is not supported by method {sweep.method}: use tpe, random, qmc or grid",
         )
     if sweep.method == "cmaes" and sum(parameter.kind != "choice" for parameter in sweep.parameters.values()) < 2:
-        say(("method",), "cmaes needs at least two numeric parameters: use tpe or grid")
+        report(("method",), "cmaes needs at least two numeric parameters: use tpe or grid")
     if sweep.max_trials is not None and sweep.max_trials < sweep.repeat:
-        say(
+        report(
             ("max_trials",),
             f"{sweep.max_trials} is less than repeat ({sweep.repeat}), the number of trials of each point",
         )
     if sweep.repeat > 1 and ("runtime", "seed") in paths.values():
-        say(("repeat",), "sets runtime.seed, which is also one of the parameters: remove one of the two")
+        report(("repeat",), "sets runtime.seed, which is also one of the parameters: remove one of the two")

@@ -12,7 +12,7 @@ from hpcaccel.spec.job.job_spec import JobSpec
 from hpcaccel.spec.loading.expand import expand
 from hpcaccel.spec.loading.layers import Layer, base_of
 from hpcaccel.spec.loading.load import check_program, laid_over, read_layers, validated
-from hpcaccel.spec.loading.problems import report
+from hpcaccel.spec.loading.problems import report as problem_lines
 from hpcaccel.spec.sweep.sweep_checks import checked
 from hpcaccel.spec.sweep.sweep_fields import SweepFile, SweepSpec
 from hpcaccel.spec.yaml12 import KeyPath, Problem, SourceLocation
@@ -72,12 +72,12 @@ def _sweep(layer: Layer, base: Path, source: str, problems: list[Problem]) -> Sw
     sweep = validated(layer, source, problems, SweepFile).sweep
     job = JobSpec.model_validate({key: value for key, value in layer.values.items() if key != "sweep"})
 
-    def say(path: KeyPath, message: str) -> None:
+    def report(path: KeyPath, message: str) -> None:
         whole = ("sweep", *path)
         place = layer.place(whole) or SourceLocation(source)
         problems.append(Problem(place, f"{'.'.join(map(str, whole))} {message}"))
 
-    sweep = checked(sweep, job, base, say)
+    sweep = checked(sweep, job, base, report)
     if problems:
-        raise SpecError(report(problems))
+        raise SpecError(problem_lines(problems))
     return SweepSpec(job=job, sweep=sweep)

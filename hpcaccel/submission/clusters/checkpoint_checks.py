@@ -161,10 +161,12 @@ def _against(
     needed = one * (keep + 1)
     if needed <= left:
         return
-    mend = f"set checkpoint.keep to {fit}" if fit >= 1 else "free space with `hpcaccel clean`, or use another runs_dir"
+    remedy = (
+        f"set checkpoint.keep to {fit}" if fit >= 1 else "free space with `hpcaccel clean`, or use another runs_dir"
+    )
     message = (
         f"{keep} needs {shown(needed)}, including the next checkpoint while it is written ({each}), but "
-        f"{available}: {mend}"
+        f"{available}: {remedy}"
     )
     # usage changes from day to day, so only exceeding the whole quota is an error
     yield error("checkpoint.keep", message) if needed > limit else warning("checkpoint.keep", message)

@@ -262,8 +262,8 @@ def _other(profile: ClusterProfile, facts: SiteFacts) -> Iterator[Contradiction]
     if profile.host != facts.host:
         given = "is not set" if profile.host is None else f"is {profile.host!r}"
         probed = "this machine" if facts.host is None else repr(facts.host)
-        mend = f"run `hpcaccel cluster probe {profile.name}`"
-        yield Contradiction("host", f"{given}, but the facts were collected on {probed}: {mend}", is_error=False)
+        remedy = f"run `hpcaccel cluster probe {profile.name}`"
+        yield Contradiction("host", f"{given}, but the facts were collected on {probed}: {remedy}", is_error=False)
     if profile.host is not None and facts.hpcaccel is None:
         yield Contradiction(
             "hpcaccel", f"was not found on {profile.host!r}: run `hpcaccel cluster install {profile.name}`"

@@ -208,11 +208,11 @@ def job_limits(spec: JobSpec, facts: SiteFacts) -> Iterator[Finding]:
             what = "GPUs" if tres == "gres/gpu" else "CPUs"
             per_node = max(1, count // slurm.min_nodes)
             fits = least.most // per_node
-            mend = f"set slurm.nodes to {fits}" if fits else f"request at most {least.most} {what}"
+            remedy = f"set slurm.nodes to {fits}" if fits else f"request at most {least.most} {what}"
             yield error(
                 "slurm.nodes",
                 f"{slurm.nodes} with {per_node} {what} each is {count} {what}, more than {least.whose} "
-                f"{least.limit.format(least.most)}: {mend}",
+                f"{least.limit.format(least.most)}: {remedy}",
             )
 
 

@@ -30,10 +30,10 @@ __all__ = [
     "Choice",
     "DebugJob",
     "ask_of_script",
-    "ask_slurm",
     "debug_job",
     "plan_choices",
     "plan_jobs",
+    "query_slurm",
 ]
 
 
@@ -89,7 +89,7 @@ def plan_choices(
     profile: ClusterProfile | None = None,
     facts: SiteFacts | None = None,
     slurm: Slurm | None = None,
-    tell: Callable[[JobSpec], None] = lambda spec: None,
+    on_query: Callable[[JobSpec], None] = lambda spec: None,
 ) -> list[Choice]:
     """Every combination of ``partitions`` and ``nodes``, sorted by start time.
 
@@ -97,7 +97,7 @@ def plan_choices(
         source: a spec file with one job, or one job of a file with several.
         partitions, nodes: the values to combine; if empty, the spec's own.
         facts: the cluster's facts; Slurm is not queried for choices that they rule out.
-        tell: called with the spec before each query.
+        on_query: called with the spec before each query.
 
     Raises:
         SpecError: the spec is invalid, or an item of ``nodes`` is not a number of nodes.
@@ -114,7 +114,7 @@ def plan_choices(
                 spec = over_profile(source, profile, overrides=[*overrides, *own])
             else:
                 spec = load_spec(source, overrides=[*overrides, *own], profile=profile)
-            tell(spec)
+            on_query(spec)
             found.append(_choice(spec, profile, facts, slurm))
     return sorted(found, key=lambda one: (one.start_time is None, one.start_time or 0.0))
 
@@ -143,7 +143,7 @@ def _choice(spec: JobSpec, profile: ClusterProfile | None, facts: SiteFacts | No
     problems = [f"{one.key} {one.message}" for one in found if one.is_error]
     nodes, gpus, seconds = spec.total_nodes, spec.total_gpus, spec.slurm.time_seconds
     hours = None if seconds is None else seconds / 3600
-    estimate = StartEstimate() if problems else ask_slurm(spec, profile, slurm)
+    estimate = StartEstimate() if problems else query_slurm(spec, profile, slurm)
     return Choice(
         partition=spec.slurm.partition or estimate.partition or "(default)",
         nodes=nodes,
@@ -157,7 +157,7 @@ def _choice(spec: JobSpec, profile: ClusterProfile | None, facts: SiteFacts | No
     )
 
 
-def ask_slurm(
+def query_slurm(
     spec: JobSpec, profile: ClusterProfile | None, slurm: Slurm, *, tasks: int | None = None
 ) -> StartEstimate:
     """Run ``sbatch --test-only`` with the script of ``spec``. ``tasks``: the size of an array; None for a single job.
@@ -177,7 +177,7 @@ def ask_slurm(
 
 
 def ask_of_script(text: str, slurm: Slurm) -> StartEstimate:
-    """Like :func:`ask_slurm`, for an existing script."""
+    """Like :func:`query_slurm`, for an existing script."""
     with tempfile.TemporaryDirectory(prefix="hpcaccel-plan-") as folder:
         script = Path(folder) / "job.sbatch"
         script.write_text(text, encoding="utf-8")

@@ -23,7 +23,7 @@ from hpcaccel.core.stop_requests import StopRequest, open_requests
 from hpcaccel.core.sweep_dir import SweepDir, WorkerDir
 from hpcaccel.errors import RunDirectoryError
 from hpcaccel.slurm.commands import Slurm
-from hpcaccel.slurm.job_dependencies import remember_dependent, submit_followers
+from hpcaccel.slurm.job_dependencies import record_dependent, submit_followers
 from hpcaccel.submission.jobs.backend import Backend, SlurmBackend
 
 __all__ = [
@@ -241,4 +241,4 @@ def _note_dependents(task: RunDir, run: RunDir, job_ids: Sequence[str]) -> None:
     for other in (RunDir(one["run"]) for one in ([] if launch is None else launch.after)):
         # Directories of other users are not written. If such a run is a chain, its later jobs are not waited for.
         for job_id in job_ids if os.access(other.path, os.W_OK) else ():
-            remember_dependent(other, dependent=run, job_id=job_id)
+            record_dependent(other, dependent=run, job_id=job_id)

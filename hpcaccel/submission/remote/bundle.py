@@ -25,7 +25,7 @@ from hpcaccel.submission.remote import archives as code
 from hpcaccel.submission.remote import remote_index
 from hpcaccel.submission.remote.remote_cluster import RemoteCluster, RemoteRequest
 
-__all__ = ["BundleReceipt", "SubmissionBundle", "asked", "hand_over", "meant_for", "pack", "sent_facts"]
+__all__ = ["BundleReceipt", "SubmissionBundle", "asked", "expanded_on", "hand_over", "pack", "sent_facts"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,7 +265,7 @@ _NAME = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}", re.ASCII)
 
 
 @contextmanager
-def meant_for(cluster: RemoteCluster, file: Path) -> Iterator[None]:
+def expanded_on(cluster: RemoteCluster, file: Path) -> Iterator[None]:
     """Context manager: expand variables of spec files with the values on ``cluster``, which are queried when needed.
 
     Args:

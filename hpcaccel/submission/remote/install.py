@@ -21,10 +21,10 @@ from hpcaccel.spec import ClusterProfile
 from hpcaccel.submission.remote.archives import archive
 from hpcaccel.submission.remote.protocol import Drain
 
-__all__ = ["DEFAULT_DIRECTORY", "Installed", "PipOutput", "Tell", "install_hpcaccel", "is_progress"]
+__all__ = ["DEFAULT_DIRECTORY", "Installed", "PipOutput", "ProgressCallback", "install_hpcaccel", "is_progress"]
 
 
-Tell = Callable[[str, int | None], None]
+ProgressCallback = Callable[[str, int | None], None]
 """Called with pip's line about its current step, and with the completed percentage or None."""
 
 _DOING = re.compile(r"(?:Processing|Collecting|Downloading|Using cached|Building|Installing) .+")
@@ -40,12 +40,12 @@ def is_progress(line: str) -> bool:
 class PipOutput:
     """Parses pip's output from pieces that may end anywhere."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self, on_progress: ProgressCallback) -> None:
+        self._on_progress = on_progress
         self._rest = b""
         self._doing = ""
 
-    def hear(self, piece: bytes) -> None:
+    def on_output(self, piece: bytes) -> None:
         *lines, self._rest = (self._rest + piece).split(b"\n")
         for line in lines:
             self._line(line.decode("utf-8", "replace").strip())
@@ -54,11 +54,11 @@ class PipOutput:
         if (match := _BYTES.fullmatch(line)) is not None:
             done, total = int(match[1]), int(match[2])
             if self._doing and total:
-                self._tell(self._doing, 100 * done // total)
+                self._on_progress(self._doing, 100 * done // total)
         elif _DOING.fullmatch(line):
             self._doing = "" if _NOT_NEWS.fullmatch(line) else line
             if self._doing:
-                self._tell(line, None)
+                self._on_progress(line, None)
 
 
 DEFAULT_DIRECTORY = "~/.local/share/hpcaccel"
@@ -132,14 +132,14 @@ def install_hpcaccel(
     wheel: Path | None = None,
     extras: Sequence[str] = (),
     packages: Sequence[str] = (),
-    tell: Tell = lambda doing, percent: None,
+    on_progress: ProgressCallback = lambda doing, percent: None,
 ) -> Installed:
     """Build an environment on the profile's cluster, and switch to it.
 
     If it fails or is interrupted, nothing is left behind and the current environment stays in use.
 
     Args:
-        tell: called with pip's progress, from another thread.
+        on_progress: called with pip's progress, from another thread.
 
     Raises:
         UserError: the wheel does not exist, or none can be built from the running hpcaccel.
@@ -149,7 +149,7 @@ def install_hpcaccel(
     stamp = f"{hpcaccel.__version__}-{time.strftime('%Y%m%d-%H%M%S')}"
     group = f"[{','.join(extras)}]" if extras else ""
     command = ["sh", "-c", SCRIPT, "sh", python, directory, stamp, group, *packages]
-    code, out, err = _run(profile, command, sent, PipOutput(tell).hear)
+    code, out, err = _run(profile, command, sent, PipOutput(on_progress).on_output)
     if code != 0:
         where = profile.host or "this machine"
         raise ClusterError(f"nothing was installed on {where}: {_reason(err, directory)}")
@@ -158,18 +158,18 @@ def install_hpcaccel(
 
 
 def _run(
-    profile: ClusterProfile, command: list[str], data: bytes, hear: Callable[[bytes], None]
+    profile: ClusterProfile, command: list[str], data: bytes, on_output: Callable[[bytes], None]
 ) -> tuple[int, str, str]:
     if profile.host is None:
-        return _run_here(command, data, hear)
+        return _run_here(command, data, on_output)
     from hpcaccel.submission.remote import RemoteCluster
 
     with RemoteCluster(profile) as cluster:
-        answer = cluster.run(command, stdin=data, hear=hear)
+        answer = cluster.run(command, stdin=data, on_output=on_output)
     return answer.code, answer.stdout, answer.stderr
 
 
-def _run_here(command: list[str], data: bytes, hear: Callable[[bytes], None]) -> tuple[int, str, str]:
+def _run_here(command: list[str], data: bytes, on_output: Callable[[bytes], None]) -> tuple[int, str, str]:
     """Run the script on this machine. Ctrl-C ends pip and lets the script clean up."""
     reading, writing = os.pipe()
     pipe = subprocess.PIPE
@@ -178,7 +178,7 @@ def _run_here(command: list[str], data: bytes, hear: Callable[[bytes], None]) ->
         subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=writing, start_new_session=True) as child,
     ):
         os.close(writing)
-        errors = Drain(stderr.read, hear)
+        errors = Drain(stderr.read, on_output)
         try:
             out, _ = child.communicate(data)
         except BaseException:
@@ -191,7 +191,7 @@ def _run_here(command: list[str], data: bytes, hear: Callable[[bytes], None]) ->
 
 
 _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
-_NO_ANSWER = re.compile(r"Retrying .*? after connection broken by (?P<why>.*)")
+_RETRYING = re.compile(r"Retrying .*? after connection broken by (?P<why>.*)")
 _CAUSE = re.compile(r"\[Errno -?\d+\] [\w ]+|certificate verify failed[^)'\"]*|[\w ()=.]*timed out[\w ()=.]*")
 
 
@@ -202,7 +202,7 @@ def _reason(text: str, directory: str) -> str:
             f"no space left in {directory} or in the directory for temporary files (TMPDIR). Free some space, or "
             "choose another directory with --dir"
         )
-    if (match := _NO_ANSWER.search(text)) is not None:
+    if (match := _RETRYING.search(text)) is not None:
         cause = _CAUSE.search(match["why"])
         detail = (cause[0] if cause else match["why"][:200]).strip()
         return (

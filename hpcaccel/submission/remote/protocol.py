@@ -168,13 +168,13 @@ class Drain:
 
     Args:
         read: returns at most the given number of bytes; b"" at the end.
-        hear: called with each piece, as bytes.
+        on_piece: called with each piece, as bytes.
     """
 
     KEPT_BYTES = 1 << 16
 
-    def __init__(self, read: Callable[[int], bytes], hear: Callable[[bytes], None] = lambda piece: None) -> None:
-        self._read, self._hear = read, hear
+    def __init__(self, read: Callable[[int], bytes], on_piece: Callable[[bytes], None] = lambda piece: None) -> None:
+        self._read, self._on_piece = read, on_piece
         self._kept = b""
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -183,9 +183,9 @@ class Drain:
         while piece := self._read(1 << 15):
             self._kept = (self._kept + piece)[-self.KEPT_BYTES :]
             try:
-                self._hear(piece)
+                self._on_piece(piece)
             except OSError:  # the output was closed (`2>&1 | head`); the program must not block
-                self._hear = lambda piece: None
+                self._on_piece = lambda piece: None
 
     def all(self) -> bytes:
         """Wait for the end of the stream and return the kept bytes."""

@@ -87,11 +87,11 @@ class RemoteRequest:
                 raise ClusterError(stderr.decode("utf-8", "replace").strip().removeprefix("error: "))
             stderr += payload
 
-    def to_the_end(self, **hear: Callable[[dict[str, Any], bytes], None]) -> tuple[dict[str, Any], Payloads]:
+    def to_the_end(self, **callbacks: Callable[[dict[str, Any], bytes], None]) -> tuple[dict[str, Any], Payloads]:
         """Read all frames.
 
         Args:
-            hear: callbacks by kind of frame, called with head and payload; the payloads of these kinds are not kept.
+            callbacks: callbacks by kind of frame, called with head and payload. Their payloads are not kept.
 
         Returns:
             The last frame (``exit``), and the payloads of the others.
@@ -102,8 +102,8 @@ class RemoteRequest:
             kind = head["frame"]
             if kind == "exit":
                 return head, payloads
-            if kind in hear:
-                hear[kind](head, payload)
+            if kind in callbacks:
+                callbacks[kind](head, payload)
             else:
                 payloads[kind] = payloads.get(kind, b"") + payload
 
@@ -166,17 +166,17 @@ class RemoteCluster:
         args: Sequence[str],
         stdin: bytes | str | None = None,
         *,
-        hear: Callable[[bytes], None] = lambda piece: None,
+        on_output: Callable[[bytes], None] = lambda piece: None,
     ) -> RemoteResult:
         """Run a program in a login shell on the login node and wait for it. No retries; see :meth:`again`.
 
         Args:
             args: the program and its arguments; no secrets, because all users of the login node can read them.
-            hear: called with each piece of stderr, from another thread.
+            on_output: called with each piece of stderr, from another thread.
         """
         session = self.connection.start(command_line(args))
         try:
-            errors = Drain(session.read_error, hear)
+            errors = Drain(session.read_error, on_output)
             if stdin is not None:
                 session.write(stdin.encode() if isinstance(stdin, str) else stdin)
             session.close_input()

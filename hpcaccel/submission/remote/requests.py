@@ -23,11 +23,11 @@ from hpcaccel.submission.code.provenance import SENT_COMMIT, SENT_FROM
 from hpcaccel.submission.jobs.critical_section import give_back, remove_old_files, take
 from hpcaccel.submission.remote.remote_index import state_folder
 
-__all__ = ["Collector", "Reply", "arrived", "kept", "looked_at", "profile_that_came", "runs_folder", "submitted"]
+__all__ = ["Collector", "Reply", "arrived", "kept", "looked_at", "received_profile", "runs_folder", "submitted"]
 
 
 @contextmanager
-def profile_that_came(request: dict[str, Any]) -> Iterator[str]:
+def received_profile(request: dict[str, Any]) -> Iterator[str]:
     """Use the profile and the facts of ``request`` in the block; yields the profile's name."""
     name = str(request["cluster"])
     with tempfile.TemporaryDirectory(prefix="hpcaccel-profile-") as folder:
@@ -59,7 +59,7 @@ def arrived(request: dict[str, Any]) -> Iterator[list[str]]:
     Raises:
         RunDirectoryError: the directory of the code does not exist.
     """
-    with profile_that_came(request) as name:
+    with received_profile(request) as name:
         runs_dir = runs_folder(request, name)
         base = Path(request["code"]) if request["code"] is not None else Path.cwd()
         if not base.is_dir():
@@ -79,7 +79,7 @@ def arrived(request: dict[str, Any]) -> Iterator[list[str]]:
 @contextmanager
 def looked_at(request: dict[str, Any]) -> Iterator[list[str]]:
     """Yield the command that checks the spec in ``request``; an empty file replaces the program, which is not sent."""
-    with profile_that_came(request) as name, tempfile.TemporaryDirectory(prefix="hpcaccel-look-") as folder:
+    with received_profile(request) as name, tempfile.TemporaryDirectory(prefix="hpcaccel-look-") as folder:
         base = Path(folder)
         document = request["document"]
         for job in document["jobs"].values() if "jobs" in document else [document]:

@@ -19,7 +19,7 @@ from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import HpcaccelError, RunDirectoryError
 from hpcaccel.slurm.commands import Slurm
-from hpcaccel.spec.cluster.cluster_facts import age_in_words
+from hpcaccel.spec.cluster.cluster_facts import format_age
 from hpcaccel.submission.jobs.job_submission import JobSubmission, SubmitUnderway, made_in
 from hpcaccel.submission.jobs.run_state import read_facts, read_record
 from hpcaccel.submission.runs.deletable import (
@@ -98,9 +98,9 @@ def plan_cleaning(
     """
     before = time.time() - older_than_seconds
     items, kept = unfinished(folders, before=before), list[tuple[str, str]]()
-    remembered = CachedOverview("clean")
-    needed = origins(remembered)
-    cached = {run.path: over for run in runs if (over := _CleaningFacts.recalled(remembered, run.dir)) is not None}
+    cache = CachedOverview("clean")
+    needed = origins(cache)
+    cached = {run.path: over for run in runs if (over := _CleaningFacts.recalled(cache, run.dir)) is not None}
     others = [run for run in runs if run.path not in cached]
     looks = {run.path: look_at(run.dir) for run in others}
     states = dict(zip((run.path for run in others), statuses([run.dir for run in others], slurm), strict=True))
@@ -109,7 +109,7 @@ def plan_cleaning(
         if over is None:
             over = _CleaningFacts.read(run.dir, states[run.path])
             if over.is_done:
-                remembered.keep(looks[run.path], asdict(over))
+                cache.keep(looks[run.path], asdict(over))
         if (why := _why_kept(run.dir, over, before)) is not None:
             kept.append((run.run_id, why))
             continue
@@ -117,7 +117,7 @@ def plan_cleaning(
         items += found
         if not found:
             kept.append((run.run_id, "nothing in it may be deleted"))
-    remembered.write()
+    cache.write()
     return Cleaning(items=tuple(items), kept=tuple(kept))
 
 
@@ -139,8 +139,8 @@ class _CleaningFacts:
     bytes: int | None
 
     @classmethod
-    def recalled(cls, remembered: CachedOverview, run: RunDir) -> _CleaningFacts | None:
-        value = remembered.recall(run.path)
+    def recalled(cls, cache: CachedOverview, run: RunDir) -> _CleaningFacts | None:
+        value = cache.recall(run.path)
         names = {item.name for item in fields(cls)}
         return cls(**value) if value is not None and value.keys() == names else None
 
@@ -180,7 +180,7 @@ def _why_kept(run: RunDir, over: _CleaningFacts, before: float) -> str | None:
     if over.state == "lost" and run.lease.exists():
         return f"it is lost, and its lease still exists: run `hpcaccel resume {run.run_id}` first"
     if over.sign > before:
-        return f"it was last written to {age_in_words(max(0.0, time.time() - over.sign))} ago"
+        return f"it was last written to {format_age(max(0.0, time.time() - over.sign))} ago"
     return None
 
 

@@ -38,7 +38,7 @@ from hpcaccel.submission.jobs.run_state import (
 from hpcaccel.submission.runs.scheduler_state import left_in_queue, sentence_on
 from hpcaccel.submission.runs.status import RunStatus, status
 
-__all__ = ["Then", "asked_as", "request_cancel", "request_stop", "resume"]
+__all__ = ["Then", "named_requests", "request_cancel", "request_stop", "resume"]
 
 
 Then = Literal["pause", "requeue", "finish"]
@@ -48,7 +48,7 @@ _REQUEST_NAME: ContextVar[str | None] = ContextVar("_REQUEST_NAME", default=None
 
 
 @contextmanager
-def asked_as(name: str | None) -> Iterator[None]:
+def named_requests(name: str | None) -> Iterator[None]:
     """Context manager: stop and cancel requests in the block are marked with ``name``.
 
     A request that is repeated under the same name because its reply was lost has no second effect, even if the run was

@@ -102,16 +102,16 @@ def parts_of(run: RunDir) -> list[Path]:
     return [path for folder in folders if folder.is_dir() for path in sorted(folder.iterdir()) if path.name.isdecimal()]
 
 
-def origins(remembered: CachedOverview | None = None) -> dict[Path, str]:
+def origins(cache: CachedOverview | None = None) -> dict[Path, str]:
     """The checkpoints from which unfinished runs are to start, each with the id of such a run.
 
     Such a checkpoint is not pinned if ``checkpoint.resume`` is a path that the user wrote, or if the user cannot write
     to the run that saved it.
     """
     found: dict[Path, str] = {}
-    remembered = CachedOverview("clean") if remembered is None else remembered
+    cache = CachedOverview("clean") if cache is None else cache
     for run in all_runs():
-        if remembered.recall(run.path) is not None:
+        if cache.recall(run.path) is not None:
             continue  # it is done and does not start again
         for part in [run.dir, *map(RunDir, parts_of(run.dir))]:
             try:

@@ -19,7 +19,7 @@ from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import RunFailed, UserError
 from hpcaccel.slurm.commands import Slurm
-from hpcaccel.submission.calls import said_in
+from hpcaccel.submission.calls import call_failure
 from hpcaccel.submission.jobs.run_state import read_facts, read_record, read_worker_facts
 from hpcaccel.submission.runs import control
 from hpcaccel.submission.runs.status import RunStatus, status
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = ["AnyRun", "Run", "RunArray", "SweepRun", "open_run"]
 
-ASK_SECONDS = {"slurm": 30.0, "local": 1.0}
+QUERY_SECONDS = {"slurm": 30.0, "local": 1.0}
 """Interval at which ``wait`` reads the scheduler's state, which is cached for longer (``slurm.queue_cache``). The run
 directory, which shows most ends first, is read every second."""
 LOOK_SECONDS = 1.0
 RESULT_SECONDS = 15.0
 """Time for which ``result`` waits for the result file of a completed run."""
 _DONE = ("completed", "pruned")
-SURE_SECONDS = 10.0
+CONFIRM_SECONDS = 10.0
 """A run that seems lost is checked again after this time, because file systems and queues may lag."""
 
 
@@ -93,19 +93,19 @@ class _Handle:
         """
         timeout_seconds = timeout if timeout_seconds is None else timeout_seconds
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        ask_seconds = ASK_SECONDS[self.record.backend]
-        asked = float("-inf")
+        query_seconds = QUERY_SECONDS[self.record.backend]
+        queried = float("-inf")
         looked_lost: float | None = None
         while True:
             now = time.monotonic()
-            if self._settled() or now - asked >= ask_seconds or looked_lost is not None:
-                current, asked = self.status(patient=asked > 0), now
+            if self._settled() or now - queried >= query_seconds or looked_lost is not None:
+                current, queried = self.status(patient=queried > 0), now
                 if current.ended and (current.state != "lost" or looked_lost is not None):
                     return current
                 looked_lost = now if current.ended else None
             if deadline is not None and now >= deadline:
                 raise TimeoutError(f"run {self.run_id} has not ended within {timeout_seconds:g} s; it continues")
-            pause = SURE_SECONDS if looked_lost is not None else self._look_seconds
+            pause = CONFIRM_SECONDS if looked_lost is not None else self._look_seconds
             time.sleep(pause if deadline is None else max(0.0, min(pause, deadline - now)))
 
     def _settled(self) -> bool:
@@ -191,7 +191,7 @@ class Run(_Handle):
         why = f": {ended.detail}" if ended.detail else ""
         if outcome == "missing" and ended.state in _DONE:
             why = f", but its result file {value} is missing"
-        if outcome == "error" and (sentence := said_in(str(value))) is not None:
+        if outcome == "error" and (sentence := call_failure(str(value))) is not None:
             raise RunFailed(f"run {self.run_id} is {ended.state}: {sentence}. Log: {self.log()}")
         trace = f"\nTraceback of rank 0:\n{value}" if outcome == "error" else ""
         raise RunFailed(f"run {self.run_id} is {ended.state}{why}. Log: {self.log()}{trace}")

@@ -25,12 +25,12 @@ __all__ = [
     "SOURCE",
     "Meaning",
     "SchedulerJob",
-    "ask_processes",
-    "ask_slurm",
-    "in_words",
+    "explain_reason",
     "job_of",
     "left_in_queue",
     "meaning",
+    "query_processes",
+    "query_slurm",
     "sentence_on",
 ]
 
@@ -48,7 +48,7 @@ class SchedulerJob:
     """Why no newer state is available; "" if the query succeeded."""
 
 
-def ask_slurm(facts: Sequence[RunState], queue: Callable[[], Queue], *, patient: bool) -> dict[str, SchedulerJob]:
+def query_slurm(facts: Sequence[RunState], queue: Callable[[], Queue], *, patient: bool) -> dict[str, SchedulerJob]:
     submitted = {job_id: _submitted(fact) for fact in facts for job_id in _jobs(fact)}
     if not submitted:
         return {}
@@ -99,7 +99,7 @@ def _from_known(known: CachedJob, answer: CachedJobs) -> SchedulerJob:
     return SchedulerJob(phase=phase, state=state, words=known.reason, at=at, note=answer.note)
 
 
-def ask_processes(fact: RunState) -> SchedulerJob:
+def query_processes(fact: RunState) -> SchedulerJob:
     process = local.local_process(fact.run)
     if process is None:
         return SchedulerJob(phase="gone")
@@ -295,7 +295,7 @@ def meaning(reason: str) -> Meaning:
     return known or unknown
 
 
-def in_words(reason: str) -> str:
+def explain_reason(reason: str) -> str:
     """The reason and its meaning in one line, with advice if action is needed; only the reason if it is unknown."""
     name, known = _known(reason)
     if known is None or not reason or name == "None":

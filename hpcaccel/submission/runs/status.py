@@ -23,7 +23,7 @@ from hpcaccel.slurm.states import JobState
 from hpcaccel.submission.jobs.job_submission import is_open_for
 from hpcaccel.submission.jobs.recovery import recover_now, submission_dir
 from hpcaccel.submission.jobs.run_state import RunState, read_facts, read_worker_facts
-from hpcaccel.submission.runs.scheduler_state import SchedulerJob, ask_processes, ask_slurm, in_words, job_of
+from hpcaccel.submission.runs.scheduler_state import SchedulerJob, explain_reason, job_of, query_processes, query_slurm
 
 __all__ = ["ACTIVE", "RunStatus", "State", "array_status", "status", "statuses"]
 
@@ -154,7 +154,7 @@ def _task_facts(fact: RunState) -> list[RunState]:
 
 def _judge_all(facts: Sequence[RunState], queue: Callable[[], Queue], *, patient: bool) -> dict[Path, RunStatus]:
     open_ones = [fact for fact in facts if fact.settled is None]
-    queued = ask_slurm([fact for fact in open_ones if fact.record.backend == "slurm"], queue, patient=patient)
+    queued = query_slurm([fact for fact in open_ones if fact.record.backend == "slurm"], queue, patient=patient)
     found = {}
     for fact in facts:
         if fact.settled is not None:
@@ -162,7 +162,7 @@ def _judge_all(facts: Sequence[RunState], queue: Callable[[], Queue], *, patient
             continue
         job = job_of(fact, queued)
         if fact.record.backend == "local":
-            job = ask_processes(fact)
+            job = query_processes(fact)
         if job.phase in ("ended", "gone"):
             # Read the ledger again: its last line may have been written since.
             fact = read_worker_facts(fact.run) if isinstance(fact.run, WorkerDir) else read_facts(fact.run)
@@ -203,7 +203,7 @@ def _judged(fact: RunState, job: SchedulerJob) -> RunStatus:
     if job.phase == "unknown":
         return _status(fact, _by_directory(fact), "", job.words)
     if job.phase == "pending":
-        why = in_words(job.words).replace("JOB", fact.job_id)
+        why = explain_reason(job.words).replace("JOB", fact.job_id)
         return _status(fact, "requeued" if fact.attempts else "pending", job.words, why)
     if job.phase == "ending":
         return _status(fact, "stopping", "", "Slurm is ending the job")

@@ -199,8 +199,8 @@ def _write_spec(place: RunDir, task: Task) -> None:
 
 
 def _yaml(spec: JobSpec) -> str:
-    came_from = f" of {spec.source}" if spec.source is not None else ""
-    return f"# The resolved spec{came_from}, with all defaults.\n{to_yaml(spec)}"
+    origin = f" of {spec.source}" if spec.source is not None else ""
+    return f"# The resolved spec{origin}, with all defaults.\n{to_yaml(spec)}"
 
 
 def new_record(prepared: PreparedSubmission) -> RunRecord:

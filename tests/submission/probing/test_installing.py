@@ -138,7 +138,7 @@ def test_pip_progress_is_reported(tmp_path: Path, python: Path, wheel: Path, mon
     told: list[tuple[str, int | None]] = []
     place = tmp_path / "place"
     install_hpcaccel(
-        PROFILE, directory=str(place), python=str(python), wheel=wheel, tell=lambda *words: told.append(words)
+        PROFILE, directory=str(place), python=str(python), wheel=wheel, on_progress=lambda *words: told.append(words)
     )
     torch = "Downloading torch-2.6.0-cp311-cp311-manylinux1_x86_64.whl (766.7 MB)"
     assert told == [
@@ -170,7 +170,7 @@ def test_pip_output_is_reported_while_pip_runs(tmp_path: Path, python: Path, whe
         if len(told) == 2:
             raise BrokenPipeError
 
-    found = install_hpcaccel(PROFILE, directory=str(tmp_path / "x"), python=str(python), wheel=wheel, tell=tell)
+    found = install_hpcaccel(PROFILE, directory=str(tmp_path / "x"), python=str(python), wheel=wheel, on_progress=tell)
     assert (told, found.version) == (["Collecting torch", "Installing torch"], "hpcaccel 0.1.0")
 
 
