@@ -84,7 +84,10 @@ class CrcSpan:
 
 
 def verify_ours(path: Path, on_progress: OnProgress = lambda done, total: None) -> VerifyReport:
-    """Verify the checkpoint ``path``: manifest, sizes, every byte, and that the chunks cover their tensors."""
+    """Verify the checkpoint ``path``: manifest, sizes and CRCs of its files, and that the chunks cover their tensors.
+
+    Files from save hooks have no CRC; they are listed in ``notes``.
+    """
     report = VerifyReport(path, "hpcaccel")
     try:
         manifest = sealed.read_manifest(path)

@@ -115,7 +115,7 @@ class RunDir:
 
     @property
     def excluded_nodes(self) -> Path:
-        """Nodes that the run excludes, and why."""
+        """File with the nodes that the run has excluded, each with the reason and the end of the exclusion."""
         return self.path / "excluded_nodes.json"
 
     @property

@@ -282,7 +282,7 @@ class Supervisor:
     def _requeue(self, verdict: Verdict) -> int:
         allocation, placement = self.job.allocation, self.job.placement
         if verdict.by_scheduler and not allocation.chained:
-            log.info("the scheduler requeues this job")
+            log.info("the scheduler is requeueing this job")
             if verdict.exclude:
                 placement.update_scheduler(now=True)
             return EXIT_CONTINUED

@@ -22,7 +22,7 @@ class StopFlag:
         self._installed = False
 
     def install(self) -> bool:
-        """Install the handlers and unblock both signals, which were blocked before the program started.
+        """Install the handlers and unblock both signals, which hpcaccel's launcher blocks before it starts the program.
 
         Only the main thread can install handlers. In another thread this does nothing and returns False.
         """

@@ -48,10 +48,10 @@ class ContinuedTrial:
 
 
 def retry_failed(sweep: SweepDir) -> list[ContinuedTrial]:
-    """Queue each failed trial again, except those that were queued before.
+    """Queue each failed trial again, except those that have already been queued again.
 
     Raises:
-        UserError: no trial has failed, or all failed ones were queued before.
+        UserError: no trial has failed, or all failed trials have already been queued again.
     """
     study = Study(sweep).read()
     failed = [trial for trial in study.trials if trial.state == "failed"]
@@ -59,7 +59,7 @@ def retry_failed(sweep: SweepDir) -> list[ContinuedTrial]:
         raise UserError(f"no trial of sweep {sweep.run_id} has failed")
     waiting = _without_successors(failed, study.trials)
     if not waiting:
-        raise UserError(f"all {len(failed)} failed trials of sweep {sweep.run_id} have already been queued again")
+        raise UserError(f"every failed trial of sweep {sweep.run_id} ({len(failed)}) has already been queued again")
     return _enqueue(sweep, read_definition(sweep).spec, waiting, origin="retry", settings=())
 
 

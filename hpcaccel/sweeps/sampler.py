@@ -171,7 +171,7 @@ class TrialSampler(BaseSampler):
         return int.from_bytes(digest[:4], "big")
 
     def _in_turn(self) -> Iterator[Point]:
-        """All points: first the ones that match the points to try first, then the grid, in order or shuffled."""
+        """All points of the grid: first those that match an entry of ``first``, then the rest, in order or shuffled."""
         early: list[Point] = []
         for wanted in filter(None, self.first):
             found = next((point for point in self._all() if _agrees(point, wanted) and point not in early), None)

@@ -96,7 +96,7 @@ class SweepStudy:
     # -- new trials -----------------------------------------------------------------------------------------------
 
     def ask(self) -> AskedTrial | NoMore:
-        """The next trial: a waiting one (a further seed of a point, a retry), else a new point."""
+        """The next trial: a queued one (a retry, or a point with another seed), else one of a new point."""
         while True:
             trials = self.trials()
             if not any(trial.state == TrialState.WAITING for trial in trials) and (why := self._ends(trials)):

@@ -147,7 +147,7 @@ def test_weights_of_another_model_load_only_if_not_strict_and_shapes_match(tmp_p
     load_model.load_checkpoint_in_model(model, tmp_path / "x.bin")
     assert not model.second.weight.any()
     with pytest.raises(
-        CheckpointError, match=r"missing in the file: first\.bias, second\.bias; unexpected in the file: third"
+        CheckpointError, match=r"missing from the checkpoint: first\.bias, second\.bias; only in the checkpoint: third"
     ):
         load_model.load_checkpoint_in_model(model, tmp_path / "x.bin", strict=True)
     torch.save({"first.weight": torch.zeros(3, 4)}, tmp_path / "x.bin")

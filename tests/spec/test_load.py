@@ -107,7 +107,8 @@ sweep: {trials: 3}
         "job.yaml:12: environment.env.X null must be a string (write '' for an empty string)",
         "job.yaml:12: environment.env.RANK is set by hpcaccel itself",
         "job.yaml:13: environment.secrets.1 'A' is listed twice",
-        "job.yaml:13: environment.secrets.2 'S' is also in environment.env, which stores its value: set only one",
+        "job.yaml:13: environment.secrets.2 'S' is also in environment.env, whose values are written to the run directory: "
+        "remove it from one of the two",
         "job.yaml:14: environment.modules 'cuda' must be a list",
         f"job.yaml:15: environment.time is not a known key (allowed: {own}). Did you mean 'slurm.time'?",
         "job.yaml:16: checkpoint.keep 0 must be a whole number of at least 1",

@@ -120,7 +120,7 @@ def _start_smi(query: str) -> subprocess.Popen[str]:
 
 
 def _give_up(query: subprocess.Popen[str]) -> None:
-    """Kill ``query`` if it still runs. A process that hangs in the driver cannot be killed: wait at most one second."""
+    """Kill ``query`` if it is still running. A process that hangs in the driver cannot be killed: wait one second."""
     query.kill()
     assert query.stdout is not None
     query.stdout.close()

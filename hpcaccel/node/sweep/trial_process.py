@@ -140,7 +140,7 @@ class Trial:
     # -- stopping -------------------------------------------------------------------------------------------------
 
     def signal(self, number: signal.Signals) -> None:
-        """Forward a signal of the scheduler to the supervisor, at most once."""
+        """Forward a signal from the scheduler to the supervisor, each signal at most once."""
         if self._supervisor is not None and number not in self._forwarded:
             self._forwarded.add(number)
             self._supervisor.process.send_signal(number)

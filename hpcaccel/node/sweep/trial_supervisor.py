@@ -180,8 +180,11 @@ class TrialAttempt(Attempt):
         return super().conclude(code)
 
     def _was_left_alone(self) -> bool:
-        """Whether Slurm has sent the ranks no signal. slurmstepd writes a line to their log before it signals them
-        (22.05, 26.11), and srun writes one to the supervisor's log when a node fails."""
+        """Whether the ranks ended by themselves: without a request, a pending signal or a message of Slurm.
+
+        slurmstepd writes a line to the ranks' log before it signals them (seen on Slurm 22.05 and 26.11), and srun
+        writes one to the supervisor's log when a node fails.
+        """
         self.stopping.handle_late_cancel()
         if self.stopping.request is not None or self.stopping.cancel_requested or signal.sigpending() & _STOP_SIGNALS:
             return False

@@ -136,7 +136,9 @@ class TunerProcess:
         except ValueError:
             message = None
         if not isinstance(message, dict):
-            log.warning(f"the tuner printed a line that is not a message: {line[:200].decode(errors='replace')}")
+            log.warning(
+                f"ignoring output of the tuner that is not a JSON object: {line[:200].decode(errors='replace')}"
+            )
             return None
         return message
 

@@ -67,20 +67,22 @@ class CheckpointManager:
         missing: Sequence[int] = (),
         background: bool = False,
     ) -> Path:
-        """Save the training.
+        """Save the state of the training. A background save in flight is awaited first.
 
         Args:
             doubts: reasons why the checkpoint is not bit-exact; empty if it is.
             directory: where to save; None: the run's checkpoints. The script's save hooks are called with this
                 directory; if it is None, with an empty directory whose files become part of the checkpoint.
             missing: ranks that do not take part. In that case only rank 0 calls ``save``.
-            background: return once a snapshot is taken; see ``in_flight``.
+            background: return once a snapshot is taken; see ``in_flight``. With save hooks, with ``missing``, or
+                without memory for the snapshot, return after the commit.
 
         Returns:
             The checkpoint's directory.
 
         Raises:
-            CheckpointError: on all ranks, if this save or the previous background save failed on any rank.
+            CheckpointError: on all ranks that take part, if this save or the previous background save failed on any
+                of them. An error of a save that continues in the background is raised by the next call.
         """
         from hpcaccel.checkpoint import capture_rng
 

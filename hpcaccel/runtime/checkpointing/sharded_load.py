@@ -56,7 +56,8 @@ def load_sharded(model: nn.Module, path: str | Path, *, strict: bool = True) -> 
     if strict and (missing or unexpected):
         raise CheckpointError(
             f"{path} does not match this model: "
-            + "; ".join([*_names_text("missing", missing), *_names_text("unexpected", unexpected)])
+            + "; ".join([*_names_text("missing from", missing), *_names_text("only in", unexpected)])
+            + ". Pass strict=False to load only the matching weights"
         )
     with ExitStack() as stack, torch.no_grad():
         opened: dict[Path, Any] = {}
@@ -75,7 +76,7 @@ def load_sharded(model: nn.Module, path: str | Path, *, strict: bool = True) -> 
 def _names_text(what: str, names: list[str]) -> Iterator[str]:
     if names:
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        yield f"{what} in the file: {shown}"
+        yield f"{what} the checkpoint: {shown}"
 
 
 def _files(path: Path) -> dict[str, Path]:

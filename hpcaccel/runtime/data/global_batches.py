@@ -91,7 +91,7 @@ def _is_short(sizes: list[int | None], first: Any, sharing: Sharing) -> bool:
 
 
 def _whole(group: list[Any], first: Any, sharing: Sharing) -> list[RankBatch | None]:
-    """Assign batches that cannot be cut: one to each of the first ranks. With ``even``, the other ranks repeat them."""
+    """Assign batches that cannot be joined: one to each of the first ranks. With ``even``, the others repeat them."""
     given: list[RankBatch | None] = [RankBatch(batch, _size(batch)) for batch in group]
     missing = sharing.size - len(group)
     if not sharing.even:

@@ -1,8 +1,8 @@
 """The process groups of a training: creation, barriers, shutdown.
 
-There are three groups, so that collectives of different purposes never mix: the default group for gradients and the
-user's own collectives (NCCL for GPUs, else gloo); the control group (gloo) for the stop agreement and checkpoints; and
-a gloo group for the collectives that the script calls through hpcaccel.
+There are three groups. The default group (NCCL for GPUs, else gloo) is for gradients, the user's own collectives, and
+GPU tensors in hpcaccel's collectives. The control group (gloo) is for the stop agreement and checkpoints. A further
+gloo group is for CPU tensors and objects in hpcaccel's collectives, and for the comparison of these calls.
 
 The rendezvous store lives as long as the process. Each time groups are created, their keys get a new prefix.
 """

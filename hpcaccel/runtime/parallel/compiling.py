@@ -93,11 +93,11 @@ def strip(model: nn.Module) -> tuple[nn.Module, Any]:
 
 
 def hold_signals() -> None:
-    """Block the signals that stop a training while torch compiles, from now on.
+    """From now on, block the stop signals during every compilation by torch.
 
-    Compilers are separate processes, and a signal sent to all processes of a job would end them: the training would
-    fail instead of stopping, or continue without instructions specific to this processor. The compilers inherit the
-    blocked signals. The rank handles a signal after it has compiled.
+    Compilers are separate processes, and a signal sent to all processes of a job would kill them: the training would
+    fail instead of stopping, or continue with code that does not use SIMD instructions. The compilers inherit the
+    signal mask. The rank handles a pending signal after the compilation.
     """
     callbacks: Any = getattr(sys.modules.get("torch._dynamo"), "callback", None)
     if callbacks is None or _hold in callbacks.callback_handler.start_callbacks:

@@ -226,7 +226,7 @@ def _digest(generator: Any) -> str:
 
 
 def _words(state: Mapping[str, Any]) -> bytes:
-    """The state words of a Mersenne twister, which ``repr`` truncates."""
+    """The state words of numpy's Mersenne twister, which ``repr`` may truncate; empty for other generators."""
     inner = state.get("state")
     key = inner.get("key") if isinstance(inner, Mapping) else None
     return b"" if key is None else bytes(key.tobytes())

@@ -85,8 +85,12 @@ def argument_value(value: Any, key: str) -> Argument:
 
 def _element(value: Any, where: str) -> Argument:
     if value is None or isinstance(value, Mapping | list | tuple):
-        raise ValueError(f"{where}must be a string, a number, true or false")
+        raise ValueError(f"{where}must be a string, a number, true or false, not {_kind(value)}")
     return _scalar(value, where)
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else "a mapping" if isinstance(value, Mapping) else "a list"
 
 
 def _scalar(value: Any, where: str) -> Argument:
@@ -100,7 +104,8 @@ def _scalar(value: Any, where: str) -> Argument:
         return _checked(value, where)
     if hasattr(value, "__fspath__"):
         return _checked(str(value), where)
-    raise ValueError(f"{where}must be a string, a number, true, false or null, not {type(value).__name__}")
+    allowed = "a string, a number, true, false, null, a list or a mapping"
+    raise ValueError(f"{where}must be {allowed}, not of the type {type(value).__name__}")
 
 
 def _keep_spelling(plain: PlainScalar) -> Argument:

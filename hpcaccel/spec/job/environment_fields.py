@@ -63,7 +63,9 @@ class EnvironmentSection(Section):
             if name in names:
                 found.append(
                     Conflict(
-                        f"secrets.{index}", f"{name!r} is also in environment.env, which stores its value: set only one"
+                        f"secrets.{index}",
+                        f"{name!r} is also in environment.env, whose values are written to the run directory: remove "
+                        "it from one of the two",
                     )
                 )
             if name in secrets[:index]:

@@ -60,7 +60,8 @@ def _account(spec: JobSpec, facts: SiteFacts) -> Iterator[Finding]:
         allowed = sorted(limited)
         yield error(
             "slurm.account",
-            f"{wanted!r} is valid for you only in partition {' and '.join(map(repr, allowed))}, not in "
+            f"{wanted!r} is valid for you only in partition{'s' if len(allowed) > 1 else ''} "
+            f"{' and '.join(map(repr, allowed))}, not in "
             f"{spec.slurm.partition!r}: set slurm.partition to {allowed[0]}, or use another account "
             f"{listed(known, 'yours')}",
         )

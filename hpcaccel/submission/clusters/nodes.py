@@ -156,6 +156,8 @@ def _too_much(request: _Request, slurm: SlurmSection, kinds: Sequence[NodeType],
         known = listed(types) if types else "(its GPUs have no type: omit the type)"
         has = "has" if where.startswith("partition ") else "have"
         return error(key, f"{requested}, but {where} {has} no such GPUs {known}{nearest(request.kind, types)}")
+    if request.key == "gpus" and most == 0:
+        return error(key, f"{requested}, but no node in {where} has GPUs: set slurm.partition to one that has")
     has = _size(most) if request.key == "mem" else request.has.format(most)
     return error(key, f"{requested}, but no node in {where} has more than {has}: request at most {has}")
 

@@ -215,10 +215,12 @@ def _put(values: dict[str, Any], setting: str) -> None:
         values[section] = _plain(document.value)
         return
     inside = values.setdefault(section, {})
-    if section == "environment" and key.startswith("env."):
-        inside, key = inside.setdefault("env", {}), key.removeprefix("env.")
+    if section == "environment" and key.startswith("env.") and isinstance(inside, dict):
+        section, inside, key = "environment.env", inside.setdefault("env", {}), key.removeprefix("env.")
     if not isinstance(inside, dict):
-        raise SpecError(f"--set {setting!r}: {section} is already set to {inside!r} and cannot contain keys")
+        raise SpecError(
+            f"--set {setting!r}: {section} is already set to {inside!r}, which has no keys: remove one of the two"
+        )
     inside[key] = _plain(document.value)
 
 

@@ -163,7 +163,7 @@ def arrived_jobs(submission: JobSubmission, earlier: Intent) -> list[str]:
 
 
 def arrived_workers(submission: JobSubmission, earlier: Intent) -> dict[int, str]:
-    """The job of each worker of an interrupted sweep submission. Raises as ``arrived_jobs``."""
+    """The job of each worker of an interrupted sweep submission, by index. Raises the errors of ``arrived_jobs``."""
     if read_record(submission.run).backend == "local":
         return _local_jobs(submission.run, earlier)
     return _settled(submission, earlier, _workers_in_queue)

@@ -100,7 +100,7 @@ def _refuse_stop(run: RunDir, now: RunStatus, then: Then) -> None:
         )
     if then == "finish" and not _is_cooperative(_active(run, now)[0]):
         raise UserError(
-            f"run {now.run_id} is stopped by signals (runtime.stop), which do not support {then!r}. "
+            f"run {now.run_id} has runtime.stop: signals, which does not support {then!r}. "
             f"Pause it with `hpcaccel stop {now.run_id}`, or cancel it with `hpcaccel cancel {now.run_id}`"
         )
 

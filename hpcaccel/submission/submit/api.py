@@ -284,8 +284,7 @@ def _half_submitted(error: SlurmCommandError, runs: Sequence[Run], *, of: int) -
     """An error after which a repeated command continues: the submitted jobs cannot be cancelled now."""
     message = (
         f"{error.stderr.strip() or 'no message'}\n{len(runs)} of {of} jobs have been submitted "
-        f"({', '.join(run.run_id for run in runs)}). When Slurm responds again, repeat the command to submit the "
-        "remaining jobs"
+        f"({', '.join(run.run_id for run in runs)}). When Slurm responds again, repeat the command to submit the others"
     )
     return SlurmCommandError(error.command, error.returncode, message)
 

@@ -137,6 +137,6 @@ try:
     load_sharded(other, where)
 except CheckpointError as error:
     said = str(error)
-assert "missing in the file: 0.weight" in said, said
+assert "missing from the checkpoint: 0.weight" in said, said
 accelerator.end_training()
 print(json.dumps({"passed": True}), flush=True)

@@ -38,7 +38,7 @@ def test_written_profile_is_read_back_unchanged() -> None:
         (["partition=gpu"], "Did you mean 'slurm.partition'"),
         (["account"], "is not of the form key=value"),
         (["slurm.nodes=many"], "slurm.nodes 'many'"),
-        (["slurm=x", "slurm.nodes=1"], "slurm is already set to 'x' and cannot contain keys"),
+        (["slurm=x", "slurm.nodes=1"], "slurm is already set to 'x', which has no keys: remove one of the two"),
     ],
 )
 def test_invalid_setting_is_refused(settings: list[str], message: str) -> None:

@@ -1,9 +1,9 @@
 """Gather, reduce and broadcast of nested tensors and of Python objects.
 
-CPU tensors use the process group of the script's own calls (gloo), GPU tensors the default group. Before data moves,
-the ranks compare their calls: always for CPU tensors; for GPU tensors only in debug mode and in the first
-``CHECKED_CALLS`` calls, because the comparison costs more than the collective itself. The first calls are enough to
-detect a call under ``if is_main_process``.
+CPU tensors use ``RankGroup.calls`` (gloo), GPU tensors the default group. The ranks compare their calls before they use
+the data: always for CPU tensors; for GPU tensors only in debug mode or in the first ``CHECKED_CALLS`` calls, because
+the comparison costs more than the collective itself. The first calls are enough to detect a call under
+``if is_main_process``.
 """
 
 from __future__ import annotations
