@@ -20,7 +20,7 @@ PAGES = [
 ]  # fmt: skip
 """Accelerate's import paths: modules that only re-export names of the runtime."""
 ROWS = {
-    "login": ["spec", "render", "submission", "sweeps", "view", "service", "cli"],
+    "login": ["spec", "render", "submission", "sweeps", "view", "cli"],
     "batch step": ["node"],
     "rank": ["checkpoint", "runtime"],
 }

@@ -67,7 +67,7 @@ class Ledger(RunLedger):
             stuck = [line for line in _since_progress(ends) if line.reason == reason]
             if sum(not _never_began(line) for line in stuck) >= STUCK:
                 return f"{STUCK} {word} without a new checkpoint"
-        if len(failures) >= limits.max_failures:
+        if failures and len(failures) >= limits.max_failures:
             return f"{_counted(len(failures), 'failure')} (resilience.max_failures: {limits.max_failures})"
         if limits.max_preemptions is not None and len(preemptions) > limits.max_preemptions:
             return f"{_counted(len(preemptions), 'preemption')} (resilience.max_preemptions: {limits.max_preemptions})"

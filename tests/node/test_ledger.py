@@ -53,6 +53,19 @@ def ended(tmp_path: Path, reason: str, *lines: dict[str, Any], **limits: Any) ->
     return ledger.cap(["1"], RestartPolicy(**{**LIMITS, "max_failures": 99, **limits}))
 
 
+def test_max_failures_of_zero_allows_the_first_attempt(tmp_path: Path) -> None:
+    assert ended(tmp_path, "failed", max_failures=0) is None
+
+
+def test_max_failures_of_zero_ends_the_run_at_the_first_failure(tmp_path: Path) -> None:
+    assert ended(tmp_path, "failed", {}, max_failures=0) == "1 failure (resilience.max_failures: 0)"
+
+
+@pytest.mark.parametrize(("times", "capped"), [(1, False), (2, True)])
+def test_run_survives_max_preemptions_and_the_next_one_ends_it(tmp_path: Path, times: int, capped: bool) -> None:
+    assert (ended(tmp_path, "preempted", *[{}] * times, max_preemptions=1) is not None) == capped
+
+
 @pytest.mark.parametrize(
     ("start", "end", "mine"),
     [

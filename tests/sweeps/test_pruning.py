@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.spec.sweep.pruners import Pruner
 from hpcaccel.sweeps.pruning import Curve, Rule, rule_of
 from tests.sweeps.making import made
 
@@ -132,3 +133,8 @@ def test_median_pruner_in_max_mode_prunes_lower_values() -> None:
         verdict(median, 1.5, curves(1.0, 2.0, 3.0, complete=True))
         == "its best value up to step 1 is 1.5, worse than the median of 2"
     )
+
+
+@pytest.mark.parametrize("name", Pruner.rivals[0])
+def test_every_pruner_of_the_spec_has_a_rule(name: str) -> None:
+    assert rule({name: {"max_steps": 81} if name == "hyperband" else {}})

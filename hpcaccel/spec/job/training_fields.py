@@ -171,7 +171,7 @@ class ResilienceSection(Section):
         "it.",
     )
     max_preemptions: Natural | None = Field(
-        default=None, description="Preemptions after which the run ends; null: no limit."
+        default=None, description="Preemptions that a run survives: the next one ends it. null: no limit."
     )
     restart_in_place: Natural = Field(
         default=2, description="How often the ranks are restarted in the same allocation after a failure."

@@ -29,7 +29,7 @@ def install(
 
 def test_installed_environment_works_and_can_install_itself(tmp_path: Path) -> None:
     done = install(tmp_path / "place")
-    if "does not answer pip" in done.stderr:
+    if "pip cannot reach the package index" in done.stderr:
         pytest.skip("no package index answers here")
     assert done.returncode == 0, done.stderr
     program = tmp_path / "place/env/bin/hpcaccel"
