@@ -41,7 +41,7 @@ def test_rank_failure_is_raised_with_the_functions_traceback(found: dict[str, An
         assert text.startswith(f"rank {rank}")
         assert "launch.py" in text.splitlines()[2]  # the first frame is in the script
         assert f"ValueError: rank {rank} has had enough" in text
-        assert "launching.py" not in text
+        assert "local_launch.py" not in text
     assert found["debug dies"] == ["RunFailed", found["debug dies"][1]]
     assert "exit code 7" in found["debug dies"][1]
 

@@ -329,5 +329,5 @@ def test_best_of_several_metrics_needs_a_chosen_metric(place: Place) -> None:
 def test_directory_without_a_sweep_is_refused(place: Place) -> None:
     sweep, _ = place.start()
     sweep.dir.sweep.unlink()
-    with pytest.raises(Exception, match="is not the directory of a sweep"):
+    with pytest.raises(RunDirectoryError, match="is not the directory of a sweep"):
         read_definition(sweep.dir)

@@ -152,9 +152,8 @@ def test_report_and_status_text_show_goodput(disturbed: Disturbed) -> None:
     text = disturbed.cli("report", disturbed.dir.run_id)
     for word in ("effective training time (ETTR)", "goodput", "steps: 70", "paused", "checkpoint interval: every"):
         assert word in text, text
-    for line in text.splitlines():
-        if line.startswith("ended"):
-            assert line.split() == ["ended", "failed", "stop", "completed"]
+    ended = [line.split() for line in text.splitlines() if line.startswith("ended")]
+    assert ended == [["ended", "failed", "stop", "completed"]]
     status = disturbed.cli("status", disturbed.dir.run_id)
     assert "% of the time with nodes" in status, status
 
