@@ -1,7 +1,7 @@
-"""One long training, disturbed at random in every way that there is: `make chaos N=100 SEED=1`.
+"""Chaos test: one long training with random faults of every kind, `make chaos N=100 SEED=1`.
 
-The schedule follows from the seed; when a fault strikes follows from the machine, too. Every kind comes once before any
-comes again. What the run must end with are the losses and weights of the same training without a fault.
+The seed determines the schedule; the moment at which a fault strikes also depends on the machine. Every kind of fault
+comes once before any is repeated. The run must end with the losses and weights of the same training without faults.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ Fault = Callable[["Chaos"], str]
 
 @dataclass
 class Chaos:
-    """A run under attack, and what has been done to it."""
+    """A run with injected faults, and their counts."""
 
     cluster: Cluster
     run: Scenario
     dice: random.Random
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     missed: int = 0
-    """Faults for which there was no chance in time, such as the third rename of a save that makes but two. They are
-    tried again at the end."""
+    """Faults that could not strike in time, such as the third rename of a save that makes only two. They are retried at
+    the end, up to a limit."""
     seen_step: int = 0
     """The newest checkpoint when the last fault struck: two failures without a new one would end the run by its cap."""
 
@@ -75,7 +75,7 @@ class Chaos:
         return any(line["attempt"] == attempt for line, _ in read_lines(self.run.dir.metrics))
 
     def wait_for_progress(self) -> None:
-        """Until the run trains, with a newer checkpoint than any fault and any end has seen."""
+        """Wait until the run trains and has a newer checkpoint than at the last fault and the last end."""
 
         def ready() -> bool:
             ends = self.run.lines("end")
@@ -89,7 +89,7 @@ class Chaos:
         self.run.wait_for_ends(ends + 1, timeout_seconds=PATIENCE_SECONDS)
 
 
-# -- what strikes ranks --------------------------------------------------------------------------------------------
+# -- faults of ranks -----------------------------------------------------------------------------------------------
 
 
 def kill_a_rank(chaos: Chaos) -> str:
@@ -162,14 +162,14 @@ def disk_fault(chaos: Chaos) -> str:
 
 
 def damage_the_newest(chaos: Chaos) -> str:
-    """While the job waits in the queue."""
+    """Damage the newest checkpoint while the job waits in the queue."""
     injectors.hold_in_queue(chaos.run)
     newest = checkpoint_files.newest(chaos.run.dir.checkpoints)
     assert newest is not None
     kind = chaos.dice.choice(sorted(injectors.DAMAGES))
     file = chaos.dice.choice(injectors.files_of(newest.path))
     injectors.DAMAGES[kind](file, chaos.dice)
-    # The next one comes later than any that was there, so that steps done again do not count as progress.
+    # The next fault waits for a checkpoint newer than the damaged one: repeated steps do not count as progress.
     injectors.release(chaos.run)
     return f"{kind} in {newest.name}/{file.name}"
 
@@ -206,12 +206,12 @@ def stop(chaos: Chaos) -> str:
 def requeue_by_hand(chaos: Chaos) -> str:
     ends = len(chaos.run.lines("end"))
     chaos.cluster.run("scontrol", "requeue", chaos.run.job_id, check=False)  # it may have ended a moment ago
-    chaos.wait_for_end(ends)  # until then the ranks go on for a while, and a stop would be refused
+    chaos.wait_for_end(ends)  # until then the ranks continue, and a stop would be refused
     return "scontrol requeue"
 
 
 def a_second_job(chaos: Chaos) -> str:
-    """It must be refused, and the first one must not notice."""
+    """Submit the script once more: the second job is refused, and the first one is not affected."""
     free = next(node for node in chaos.cluster.nodes if node not in chaos.nodes)
     log = chaos.run.folder / "second.log"
     where = ["--nodes=1", f"--nodelist={free}", f"--output={log}"]
@@ -307,14 +307,14 @@ FAULTS: dict[str, Fault] = {
 
 
 def schedule(faults: int, seed: int) -> list[str]:
-    """Names of faults; each comes once before any comes again."""
+    """Names of faults; each comes once before any is repeated."""
     dice, names = random.Random(seed), list[str]()
     while len(names) < faults:
         names += dice.sample(sorted(FAULTS), len(FAULTS))
     return names[:faults]
 
 
-# -- the whole -----------------------------------------------------------------------------------------------------
+# -- the test ------------------------------------------------------------------------------------------------------
 
 
 def train(run: Scenario, *words: str, epochs: int, strategy: str, faults: int, every_steps: int) -> None:
@@ -328,7 +328,7 @@ def train(run: Scenario, *words: str, epochs: int, strategy: str, faults: int, e
 
 
 def attack(chaos: Chaos, names: Sequence[str], *, epochs: int, strategy: str = "ddp") -> int:
-    """Train under these faults, slowly until the last of them has struck; the exit code."""
+    """Train with these faults, slowly until the last one has struck; return the exit code."""
     slow = chaos.run.folder / "slow"
     slow.touch()
     words = ("--pause", str(PAUSE_SECONDS), "--while-there", str(slow))
@@ -358,7 +358,7 @@ def attack(chaos: Chaos, names: Sequence[str], *, epochs: int, strategy: str = "
 
 
 def report(chaos: Chaos, calm: Scenario) -> bool:
-    """Print what happened; whether the run ended as the undisturbed one did."""
+    """Print a summary; return whether the run has the losses and weights of the undisturbed one."""
     run = chaos.run
     status, decisions = run.status(), collections.Counter(decision for _, decision in run.ends)
     print(f"\nfaults injected: {chaos.counts.total()}, missed: {chaos.missed}")
@@ -377,8 +377,8 @@ def report(chaos: Chaos, calm: Scenario) -> bool:
 
 
 def disturb(root: Path, *, faults: int, seed: int, strategy: str = "ddp") -> bool:
-    """A cluster in ``root``, one run that nobody disturbs and one under attack; whether they ended alike."""
-    root.chmod(0o755)  # munge wants its socket to be within everybody's reach
+    """Start a cluster in ``root``, an undisturbed run and one with faults; return whether they ended alike."""
+    root.chmod(0o755)  # munge requires that its socket is accessible to all users
     program("up", "--root", str(root / "cluster"), "--nodes", "4", "--slurmd-timeout-seconds", "10")
     try:
         cluster = Cluster.at(root / "cluster")

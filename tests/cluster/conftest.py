@@ -1,8 +1,8 @@
 """One real cluster for all tests of a session.
 
-`HPCACCEL_TEST_CLUSTER=<root>` names one that runs already (`docker/cluster up --root <root>`) and is left running.
-Otherwise the first test that needs the cluster starts it, in whichever worker of pytest-xdist that happens; the
-session's end takes it down (tests/conftest.py).
+`HPCACCEL_TEST_CLUSTER=<root>` names one that is already running (`docker/cluster up --root <root>`) and is left
+running. Otherwise the first test that needs the cluster starts it, in any worker of pytest-xdist, and the end of the
+session takes it down (tests/conftest.py).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ NODES = 8
 
 @pytest.fixture(scope="session")
 def cluster() -> Cluster:
-    """A running cluster, shared with every other test: keep to nodes that you have leased."""
+    """A running cluster, shared with all other tests: use only leased nodes."""
     if given := os.environ.get("HPCACCEL_TEST_CLUSTER"):
         return Cluster.at(Path(given))
     root = Path(os.environ["HPCACCEL_TEST_ROOTS"] + "-shared")
-    program("up", "--root", str(root), "--nodes", str(NODES))  # starts it, or finds that another worker has
+    program("up", "--root", str(root), "--nodes", str(NODES))  # starts it, unless another worker has
     return Cluster.at(root)
 
 
 @pytest.fixture
 def lease(cluster: Cluster) -> Iterator[Callable[[int], list[str]]]:
-    """`lease(2)`: two nodes that no other test uses until this one ends; what runs on them then is cancelled.
+    """`lease(2)`: two nodes that no other test uses until this one ends; jobs left on them are then cancelled.
 
-    Lease once a test, and submit with --nodelist: a job of `urgent` elsewhere would preempt somebody else's.
+    Lease once per test, and submit with --nodelist: an `urgent` job elsewhere would preempt the job of another test.
     """
     held: list[Lease] = []
 
@@ -51,7 +51,7 @@ def lease(cluster: Cluster) -> Iterator[Callable[[int], list[str]]]:
 
 @pytest.fixture(scope="module")
 def lease_for_module(cluster: Cluster) -> Iterator[Callable[[int], list[str]]]:
-    """The same for fixtures that serve a whole file: what one call has leased is given back by the next one."""
+    """Like ``lease``, for fixtures of a whole file: each call releases the nodes of the previous one."""
     held: list[Lease] = []
 
     def take(count: int) -> list[str]:
@@ -67,7 +67,7 @@ def lease_for_module(cluster: Cluster) -> Iterator[Callable[[int], list[str]]]:
 
 @pytest.fixture
 def new_root() -> Iterator[Path]:
-    """A root for a cluster of the test's own, taken down at the end."""
+    """A root for the test's own cluster, which is taken down at the end."""
     prefix = Path(os.environ["HPCACCEL_TEST_ROOTS"] + "-")
     root = Path(tempfile.mkdtemp(prefix=prefix.name, dir=prefix.parent))
     yield root
@@ -77,7 +77,7 @@ def new_root() -> Iterator[Path]:
 
 @pytest.fixture
 def assert_exact(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
-    """Compare a run that is over with one that nobody disturbed, made on the same nodes."""
+    """Compare a run that has ended with an undisturbed one on the same nodes."""
 
     def check(run: Scenario, *, strategy: str = "ddp", nodes: list[str] | None = None) -> None:
         losses, digest = undisturbed(

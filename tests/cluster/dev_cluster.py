@@ -1,4 +1,4 @@
-"""A running development cluster as a test sees it."""
+"""A running development cluster: its commands and jobs, and leases of its nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).resolve().parents[2] / "docker" / "cluster"
 
 
 def program(*args: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
-    """`docker/cluster` with these arguments, and further environment variables; its own words when it fails."""
+    """Run `docker/cluster` with these arguments and environment variables; the error of a failure has its stderr."""
     answer = subprocess.run(
         [str(PROGRAM), *args], env={**os.environ, **env}, capture_output=True, text=True, timeout=900, check=False
     )
@@ -37,7 +37,7 @@ def wait_until(condition: Callable[[], object], what: str, *, timeout_seconds: f
 class Cluster:
     root: Path
     env: dict[str, str]
-    """This process's environment with the cluster's SLURM_CONF, and without what an outer job would have set."""
+    """This process's environment with the cluster's SLURM_CONF, and without variables of an outer job."""
     nodes: list[str]
 
     @classmethod
@@ -53,7 +53,7 @@ class Cluster:
 
     @property
     def release(self) -> tuple[int, int]:
-        """E.g. (22, 5): what Slurm does depends on it in some places."""
+        """Slurm's release, such as (22, 5)."""
         year, month = self.run("sinfo", "--version").stdout.split()[-1].split(".")[:2]
         return int(year), int(month)
 
@@ -65,7 +65,7 @@ class Cluster:
         return ":".join(dict.fromkeys([str(Path(sbatch).parent), "/usr/bin", "/bin"]))
 
     def run(self, *command: str, check: bool = True, timeout_seconds: float = 120) -> subprocess.CompletedProcess[str]:
-        """Any command, in the cluster's environment; raises RuntimeError with its stderr when it fails and `check`."""
+        """Run a command in the cluster's environment. With `check`, a failure raises RuntimeError with its stderr."""
         answer = subprocess.run(
             command, env=self.env, capture_output=True, text=True, timeout=timeout_seconds, check=False
         )
@@ -74,7 +74,7 @@ class Cluster:
         return answer
 
     def sbatch(self, *args: str) -> str:
-        """Submits and returns the job id."""
+        """Submit a job; return its id."""
         return self.run("sbatch", "--parsable", *args).stdout.strip()
 
     def job(self, job_id: str) -> dict[str, str]:
@@ -83,7 +83,7 @@ class Cluster:
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def wait_for(self, job_id: str, states: Sequence[str], *, timeout_seconds: float = 300) -> dict[str, str]:
-        """Waits until the job's JobState is one of `states`, and returns all its fields then."""
+        """Wait until the job's JobState is one of `states`; return all its fields."""
         job: dict[str, str] = {}
 
         def reached() -> bool:
@@ -99,7 +99,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Lease:
-    """Nodes that this process alone may use; the locks on them end with the process."""
+    """Nodes locked for this process; the locks end with the process."""
 
     cluster: Cluster
     nodes: list[str]
@@ -107,7 +107,7 @@ class Lease:
 
     @classmethod
     def take(cls, cluster: Cluster, count: int, *, timeout_seconds: float = 300) -> Lease:
-        """All or none at a time, so that two tests never wait for each other's half."""
+        """Lock ``count`` nodes, all or none, so that two tests cannot deadlock."""
         deadline = time.monotonic() + timeout_seconds
         while True:
             lease = cls(cluster, [], [])
@@ -124,12 +124,12 @@ class Lease:
 
     def release(self) -> None:
         names = ",".join(self.nodes)
-        # Pending jobs that asked for these nodes as well: squeue's --nodelist finds only those that run.
+        # Includes pending jobs that request these nodes: squeue's --nodelist lists only running ones.
         listed = self.cluster.run("squeue", "--noheader", "--array", "--format=%i %n %N").stdout
         ours = [line.split()[0] for line in listed.splitlines() if self._concerns(line.split()[1:])]
         if ours:
-            # Killed first, so that nobody waits for KillWait. One that has just ended by itself is refused, which does
-            # not matter: what counts is that nothing runs in the end.
+            # Kill first, to avoid waiting for KillWait. scancel refuses a job that has just ended by itself, which is
+            # fine: only nothing may run in the end.
             self.cluster.run("scancel", "--full", "--signal=KILL", *ours, check=False)
             self.cluster.run("scancel", *ours, check=False)
         busy = ["squeue", "--noheader", f"--nodelist={names}"]

@@ -1,7 +1,7 @@
-"""Faults, one by one: what kills a rank, damages a file, or takes a part of the cluster away.
+"""Fault injectors: kill a rank, damage a file, or stop a part of the cluster.
 
-They do it from outside, as the world does: with signals, with strace in the kernel's answers, with the bytes on the
-disk, with Slurm's own commands.
+They act from outside: with signals, with system call faults injected by strace, with changed bytes on the disk, and
+with Slurm's own commands.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .dev_cluster import Cluster, program, wait_until
 from .scenario import Scenario
 
 DURABLE = ("fsync", "fdatasync", "mkdir", "mkdirat", "rename", "renameat", "renameat2")
-"""The system calls that a training makes only while it saves: they number the points of a save."""
+"""System calls that a training makes only while it saves: their counts number the points of a save."""
 
 PAGE_BYTES = 4096
 
@@ -31,13 +31,13 @@ PAGE_BYTES = 4096
 
 
 def pid_of(run: Scenario, rank: int) -> int:
-    """Of the newest attempt's rank, as soon as it has started."""
+    """Process id of a rank of the newest attempt, as soon as it has started."""
     attempt = run.lines("start")[-1]["attempt"]
     return int(run.wait_for_word("starting", attempt=attempt, rank=rank).split()[1])
 
 
 def signal_rank(run: Scenario, rank: int, number: signal.Signals = signal.SIGKILL) -> bool:
-    """Whether the rank was still there to hear it."""
+    """Send a signal to a rank; return whether it was still running."""
     pid = pid_of(run, rank)
     if process_start(pid) is None:
         return False
@@ -46,7 +46,7 @@ def signal_rank(run: Scenario, rank: int, number: signal.Signals = signal.SIGKIL
 
 
 def family(pid: int) -> list[int]:
-    """A process and what it has started, and those have started: a writer of checkpoints may be one of them."""
+    """A process and all its descendants, such as a writer of checkpoints."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -61,15 +61,15 @@ def family(pid: int) -> list[int]:
     return found
 
 
-# -- the kernel's answers ------------------------------------------------------------------------------------------
+# -- system calls --------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def injected(
     run: Scenario, rank: int, fault: str, *, calls: Sequence[str] = DURABLE, when: str = "1"
 ) -> Iterator[Path]:
-    """As long as the block lasts, what strace(1) calls a fault (``signal=KILL``, ``error=ENOSPC``) for the rank's
-    ``calls``; yields the log of those that it made. ``when``: which of them, counted for each thread."""
+    """Inside the block, inject a fault in the sense of strace(1) (``signal=KILL``, ``error=ENOSPC``) into the rank's
+    ``calls``; yields the log of its calls. ``when``: which of them, counted for each thread."""
     log = run.folder / f"strace-{rank}-{time.monotonic_ns()}"
     names = ",".join(calls)
     pids = [f"--attach={pid}" for pid in family(pid_of(run, rank))]
@@ -90,10 +90,10 @@ def injected(
 
 
 def kill_inside_a_save(run: Scenario, rank: int, call: str, number: int, *, timeout_seconds: float = 90) -> str:
-    """SIGKILL for whatever of a rank is about to make its ``number``-th ``call`` from now on; that call.
+    """Kill the process of a rank that is about to make its ``number``-th ``call`` from now on; return that call.
 
     Raises:
-        TimeoutError: it did not make so many.
+        TimeoutError: it made fewer calls.
     """
     with injected(run, rank, "signal=KILL", calls=[call], when=str(number)) as log:
 
@@ -123,7 +123,7 @@ def flip_bit(path: Path, dice: random.Random) -> None:
 
 
 def zero_page(path: Path, dice: random.Random) -> None:
-    """A page that was never written: zeros, in its place."""
+    """Replace a page by zeros, as if it had never been written."""
 
     def change(data: bytearray) -> None:
         starts = [at for at in range(0, len(data), PAGE_BYTES) if any(data[at : at + PAGE_BYTES])]
@@ -143,7 +143,7 @@ def remove(path: Path, dice: random.Random) -> None:
 
 
 def swap(path: Path, dice: random.Random) -> None:
-    """With another file of the same checkpoint, or the same file of another one."""
+    """Swap with another file of the same checkpoint, or replace by the same file of an older one."""
     neighbours = [other for other in path.parent.iterdir() if other != path and other.is_file()]
     older = [item.path / path.name for item in checkpoint_files.committed(path.parents[1]) if item.path != path.parent]
     other = dice.choice([*neighbours, *(file for file in older if file.exists())])
@@ -174,7 +174,7 @@ def files_of(checkpoint: Path) -> list[Path]:
 
 @contextmanager
 def taken_away(cluster: Cluster, role: str, *, jobs_go_on: bool = False) -> Iterator[None]:
-    """A node, ``slurmctld`` or ``slurmdbd`` fails for as long as the block lasts."""
+    """Let a node, ``slurmctld`` or ``slurmdbd`` fail inside the block."""
     program("fail", "--root", str(cluster.root), role, *(["--slurmd-only"] if jobs_go_on else []))
     try:
         yield
@@ -184,7 +184,7 @@ def taken_away(cluster: Cluster, role: str, *, jobs_go_on: bool = False) -> Iter
 
 @contextmanager
 def drained(cluster: Cluster, node: str) -> Iterator[None]:
-    """As an administrator does it: what runs there goes on, nothing new starts."""
+    """Drain a node inside the block: running jobs continue, no new ones start."""
     cluster.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=a test")
     try:
         yield
@@ -193,7 +193,7 @@ def drained(cluster: Cluster, node: str) -> Iterator[None]:
 
 
 def hold_in_queue(run: Scenario) -> None:
-    """Stop the run, keep its job out of the nodes, and wait until no process of it is left."""
+    """Stop the run and hold its job in the queue, with no process of it left."""
     assert run.cluster is not None
     cluster, ends = run.cluster, len(run.lines("end"))
     run.cli("stop", "--requeue", run.dir.run_id)

@@ -1,4 +1,4 @@
-"""One run on a real Slurm, as a user drives it: through the command line, and through other people's jobs."""
+"""One run on a real Slurm, driven by the command line and by jobs of others."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ QUICK_SECONDS = 600
 
 
 class Scenario:
-    """A spec file and what became of it. Give the nodes that the test has leased; None is the local backend."""
+    """A spec file and its run, on nodes that the test has leased. ``cluster=None`` is the local backend."""
 
     def __init__(self, cluster: Cluster | None, folder: Path, *, nodes: list[str] | None = None) -> None:
         self.cluster = cluster
         self.nodes = nodes or []
         self.folder = folder
         self.env = dict(cluster.env if cluster else os.environ, XDG_STATE_HOME=str(folder), OMP_NUM_THREADS="1")
-        self.env["HPCACCEL_QUEUE_SECONDS"] = "0"  # what a test does to a job by hand is to be seen at once
+        self.env["HPCACCEL_QUEUE_SECONDS"] = "0"  # a test's changes to a job by hand must be visible at once
         self.dir = RunDir(folder)
         self.job_id = ""
 
-    # -- driving ---------------------------------------------------------------------------------------------------
+    # -- actions ---------------------------------------------------------------------------------------------------
 
     def cli(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         answer = subprocess.run(
@@ -60,20 +60,20 @@ class Scenario:
         self.job_id = answer["job_id"]
 
     def train(self, *arguments: str, **sections: Any) -> None:
-        """Submit the training program, 2 nodes x 2 ranks unless told otherwise."""
+        """Submit the training program, by default 2 nodes x 2 ranks."""
         runtime = {"deterministic": True, **sections.pop("runtime", {})}
         checkpoint = {"every_steps": 15, **sections.pop("checkpoint", {})}
         entrypoint = {"script": str(PROGRAMS / "train.py"), "args": list(arguments)}
         self.submit({"entrypoint": entrypoint, "runtime": runtime, "checkpoint": checkpoint, **sections})
 
     def plain(self, *arguments: str, grid: tuple[str, ...] = (), **sections: Any) -> None:
-        """Submit the program without torch, one rank unless told otherwise."""
+        """Submit the program without torch, by default one rank."""
         entrypoint = {"script": str(PROGRAMS / "plain.py"), "args": list(arguments)}
         slurm = {"nodes": 1, "gpus_per_node": 1, **sections.pop("slurm", {})}
         self.submit({"entrypoint": entrypoint, "slurm": slurm, **sections}, *grid)
 
     def preempt(self, nodes: list[str] | None = None, *, seconds: int = 1) -> str:
-        """A real job of ``urgent`` takes the nodes away for a moment; its job id."""
+        """Submit a job to ``urgent`` that preempts the nodes for a moment; return its id."""
         assert self.cluster is not None
         nodes = nodes or self.nodes
         return self.cluster.sbatch(
@@ -85,7 +85,7 @@ class Scenario:
         assert self.cluster is not None
         self.cluster.run("scancel", *words, self.job_id)
 
-    # -- looking ---------------------------------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------------------------
 
     def wait_for_step(self, step: int, *, attempt: int = 1) -> None:
         def reached() -> bool:
@@ -95,7 +95,7 @@ class Scenario:
         self._wait(reached, f"step {step} of attempt {attempt}")
 
     def wait_for_checkpoint(self, *, after: int = 0) -> int:
-        """Until one of a later step than ``after`` is committed; its step."""
+        """Wait until a checkpoint of a later step than ``after`` is committed; return its step."""
 
         def newest() -> int:
             found = checkpoint_files.newest(self.dir.checkpoints)
@@ -105,7 +105,7 @@ class Scenario:
         return newest()
 
     def wait_for_word(self, word: str, *, attempt: int = 1, rank: int = 0, dir: RunDir | None = None) -> str:
-        """Until a rank has printed a line that begins with ``word``; that line."""
+        """Wait until a rank has printed a line that begins with ``word``; return that line."""
         log = (dir or self.dir).rank_log(attempt, rank)
         self._wait(lambda: bool(self._said(log, word)), f"{word!r} from rank {rank} of attempt {attempt}")
         return self._said(log, word)[0]
@@ -114,7 +114,7 @@ class Scenario:
         self._wait(lambda: len(self.lines("end", dir=dir)) >= count, f"{count} attempts' ends", timeout_seconds)
 
     def wait_until_over(self) -> int:
-        """Until nothing follows by itself; the run's exit code."""
+        """Wait for the run's end or pause; return its exit code."""
         answer = self.cli("wait", self.dir.run_id, check=False)
         if answer.returncode not in (0, 1, 85, 130):
             raise RuntimeError(f"hpcaccel wait ended with {answer.returncode}:\n{answer.stdout}{answer.stderr}")
@@ -126,7 +126,7 @@ class Scenario:
         return value
 
     def job(self, job_id: str = "") -> dict[str, str]:
-        """What Slurm says of a job, this run's by default."""
+        """Slurm's fields of a job, by default this run's."""
         assert self.cluster is not None
         return self.cluster.job(job_id or self.job_id)
 
@@ -146,12 +146,12 @@ class Scenario:
 
     @property
     def losses(self) -> dict[int, float]:
-        """Every step's loss as rank 0 saw it; the newest attempt's word counts."""
+        """Loss of every step; for a repeated step, that of the newest attempt."""
         return {line["step"]: line["values"]["loss"] for line, _ in read_lines(self.dir.metrics)}
 
     @property
     def digest(self) -> str:
-        """What the last attempt printed of the final weights."""
+        """Digest of the final weights, printed by the last attempt."""
         attempt = self.lines("start")[-1]["attempt"]
         said = self._said(self.dir.rank_log(attempt, 0), "digest")
         assert said, self.story
@@ -177,5 +177,5 @@ class Scenario:
 
 
 def settled(seconds: float) -> None:
-    """Give Slurm the time in which it would have brought a job back."""
+    """Wait for as long as Slurm would need to start a requeued job."""
     time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""A sweep of the small GPT on a real Slurm: what disturbs its workers from outside, and what must hold in the end."""
+"""A sweep of the small GPT on a real Slurm: faults of its workers, and checks of the result."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ FINISHED = ("complete", "pruned", "failed")
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A trial that has saved since it started here, and may be disturbed."""
+    """A trial that has saved in its current attempt, and may be disturbed."""
 
     worker: int
     trial: int
     attempt: int
     step: int
-    """Of its newest checkpoint."""
+    """Step of its newest checkpoint."""
 
 
 class Sweeping:
@@ -55,7 +55,7 @@ class Sweeping:
         self.dir = SweepDir(folder)
         self.arrays: list[str] = []
 
-    # -- driving ---------------------------------------------------------------------------------------------------
+    # -- actions ---------------------------------------------------------------------------------------------------
 
     def start(self, *overrides: str) -> None:
         others = ",".join(node for node in self.cluster.nodes if node not in self.nodes)
@@ -71,10 +71,10 @@ class Sweeping:
         return f"{self.arrays[0]}_{worker}"
 
     def cancel(self) -> None:
-        """Whatever is left of it, what waits in the queue as well."""
+        """Cancel its remaining jobs, including those in the queue."""
         self.cluster.run("scancel", *self.arrays, check=False)
 
-    # -- looking ---------------------------------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------------------------
 
     def study(self) -> dict[int, TrialRecord]:
         return {trial.number: trial for trial in read_study(self.dir.journal).trials}
@@ -90,7 +90,7 @@ class Sweeping:
         return [line for line, _ in read_lines(self.dir.worker(worker).account)]
 
     def is_leaving(self, worker: int) -> bool:
-        """Whether it is being stopped already, by a fault that struck two workers on one node, or its host is dead."""
+        """Whether the worker is already stopping (a fault may hit two workers on one node) or its host is dead."""
         if process_start((read_json(self.dir.worker(worker).lease) or {"pid": 0})["pid"]) is None:
             return True
         log = self.dir.worker(worker).host_log
@@ -112,7 +112,7 @@ class Sweeping:
         return found
 
     def target(self, worker: int | None = None) -> Target:
-        """Wait for one: the one that has the longest way to go."""
+        """Wait for targets; return the one with the most steps left."""
         found: list[Target] = []
 
         def there() -> bool:
@@ -134,7 +134,7 @@ class Sweeping:
         assert self.status()["state"] == "completed", self.story
 
     def wait_for_end(self, target: Target) -> None:
-        """Until the attempt has ended, in its ledger, or its trial goes on without such a line."""
+        """Wait until the ledger has the end of the attempt or the start of a later one."""
 
         def ended() -> bool:
             last = ledger(self.dir.trial(target.trial))[-1]
@@ -153,7 +153,7 @@ def ledger(run: RunDir) -> list[dict[str, Any]]:
 
 
 def processes(run: RunDir) -> list[int]:
-    """The ranks of a run on this machine."""
+    """Process ids of the ranks of a run on this machine."""
     mark, found = f"HPCACCEL_RUN_DIR={run.path}".encode(), []
     for entry in Path("/proc").iterdir():
         try:
@@ -165,16 +165,16 @@ def processes(run: RunDir) -> list[int]:
     return found
 
 
-# -- what strikes --------------------------------------------------------------------------------------------------
+# -- faults --------------------------------------------------------------------------------------------------------
 
 
 def preempt(sweep: Sweeping, target: Target) -> None:
-    """An urgent job takes the node of the trial's worker."""
+    """Preempt the trial's worker by an urgent job."""
     sweep.shell.preempt(ledger(sweep.dir.trial(target.trial))[-1]["nodes"])
 
 
 def preempt_without_grace(sweep: Sweeping, target: Target) -> None:
-    """The same, once the worker is in a partition that grants none: it moves there while it waits in the queue."""
+    """Move the worker to a partition without grace time while it waits in the queue, then preempt it."""
     sweep.cluster.run("scontrol", "requeue", sweep.job(target.worker))
     sweep.wait_for_end(target)
     sweep.cluster.wait_for(sweep.job(target.worker), ["PENDING"])
@@ -197,7 +197,7 @@ def terminate(sweep: Sweeping, target: Target) -> None:
 
 
 def kill_host(sweep: Sweeping, target: Target) -> None:
-    """The batch step starts another one, which goes on with the same trial."""
+    """Kill the host; the batch step starts another one, which continues the same trial."""
     before = _holder(sweep.dir.worker(target.worker))
     os.kill(before, signal.SIGKILL)
     sweep.wait(lambda: _holder(sweep.dir.worker(target.worker)) != before, "another host")
@@ -212,7 +212,7 @@ def kill_rank(sweep: Sweeping, target: Target) -> None:
 
 
 def kill_chooser(sweep: Sweeping, target: Target) -> None:
-    """Of the target's worker."""
+    """Kill the chooser of the target's worker."""
     for pid in injectors.family(_holder(sweep.dir.worker(target.worker))):
         if b"hpcaccel.sweeps.tuner" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
@@ -241,11 +241,11 @@ FAULTS: dict[str, Callable[[Sweeping, Target], None]] = {
 
 
 LEAVE_NO_LINE = ("chooser killed",)
-"""Nothing ends in the trial's ledger by these."""
+"""Faults that do not end an attempt in the trial's ledger."""
 
 
 def disturb(sweep: Sweeping, names: list[str]) -> None:
-    """One fault after the other, each on a trial that trains; what was finished before each of them stays so."""
+    """Inject one fault after the other, each into a trial that trains; finished trials stay finished."""
     kept: dict[int, tuple[str, list[float] | None]] = {}
     for name in names:
         target = sweep.target()
@@ -258,11 +258,11 @@ def disturb(sweep: Sweeping, names: list[str]) -> None:
         kept = now
 
 
-# -- what must be true ---------------------------------------------------------------------------------------------
+# -- checks --------------------------------------------------------------------------------------------------------
 
 
 def assert_each_counted_once(sweep: Sweeping, trials: int) -> None:
-    """Every trial has ended, in one line of the journal; the commands say the same."""
+    """Every trial has ended, in one line of the journal; the commands show the same."""
     study = sweep.study()
     assert sorted(study) == list(range(trials))
     assert {trial.state for trial in study.values()} <= {"complete", "pruned"}, sweep.story
@@ -290,12 +290,12 @@ def last_loss(run: RunDir) -> float:
 
 
 def assert_each_went_on(sweep: Sweeping) -> int:
-    """Every interrupted attempt was followed by one from its checkpoint; how many did."""
+    """Every interrupted attempt was followed by one from its checkpoint; return how many from a step above 0."""
     count = 0
     for number in sweep.study():
         ends = [line for line in ledger(sweep.dir.trial(number)) if line["event"] == "end"]
         for before, after in itertools.pairwise(ends):
-            if after["last_step"] is not None:  # its ranks came so far as to load anything
+            if after["last_step"] is not None:  # its ranks have loaded
                 assert after["resumed_step"] == (before["checkpoint_step"] or 0), (number, ends)
                 count += after["resumed_step"] > 0
         assert ends[-1]["decision"] == "end", (number, ends)
@@ -303,21 +303,21 @@ def assert_each_went_on(sweep: Sweeping) -> int:
 
 
 def accounted(sweep: Sweeping) -> list[tuple[str, str, int, int]]:
-    """Slurm's word on each stay of each worker: job, state, seconds, GPUs; those that were requeued included."""
+    """Slurm's accounting of each allocation of each worker, requeued ones included: job, state, seconds, GPUs."""
     columns = "--format=JobID,State,ElapsedRaw,AllocTRES"
     options = ["--noheader", "--parsable2", "--duplicates", "--allocations", columns]
     rows = []
     for line in sweep.cluster.run("sacct", *options, f"--jobs={','.join(sweep.arrays)}").stdout.splitlines():
         job, state, seconds, resources = line.split("|")
         held = dict(word.split("=") for word in resources.split(",") if word)
-        # Where the accounting does not record GPUs, as the development cluster's: one a worker.
+        # One per worker if the accounting does not record GPUs, like the development cluster's.
         rows.append((job, state, int(seconds), int(held.get("gres/gpu", 1 if held else 0))))
     return rows
 
 
 def assert_as_accounted(sweep: Sweeping, *, seconds_each: float = 0.0) -> tuple[float, float]:
-    """Our GPU-seconds and Slurm's, which agree within 2 %, and besides so many seconds for each stay (Slurm counts
-    whole ones)."""
+    """Our GPU-seconds and Slurm's agree within 2 % plus ``seconds_each`` per allocation (Slurm counts whole seconds);
+    return both."""
 
     def over() -> bool:
         listed = sweep.cluster.run("squeue", "--noheader", f"--jobs={','.join(sweep.arrays)}", check=False)
@@ -332,7 +332,7 @@ def assert_as_accounted(sweep: Sweeping, *, seconds_each: float = 0.0) -> tuple[
 
 
 def assert_best_comes_again(sweep: Sweeping) -> None:
-    """The best trial's spec is valid, and comes to the very same loss."""
+    """The best trial's spec is valid, and a run of it has exactly the same loss."""
     spec = sweep.folder / "best.yaml"
     spec.write_text(sweep.cli("best", sweep.dir.run_id))
     best = json.loads(sweep.cli("best", sweep.dir.run_id, "--json"))

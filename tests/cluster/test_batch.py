@@ -1,4 +1,4 @@
-"""The supervisor of a run is killed on a real Slurm: its batch step starts another one, in the same job."""
+"""A killed supervisor on a real Slurm: the batch step starts another one in the same job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .scenario import Scenario
 Lease = Callable[[int], list[str]]
 
 
-def test_a_killed_supervisor_is_started_again_in_its_job(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
+def test_killed_supervisor_is_restarted_in_the_same_job(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
     run = Scenario(cluster, tmp_path, nodes=lease(2))
     run.plain("--wait", "--until", "1", runtime={"stop": "signals"}, slurm={"nodes": 2})
     ranks = [int(run.wait_for_word("starting", rank=rank).split()[1]) for rank in (0, 1)]

@@ -1,4 +1,4 @@
-"""Before the queue on a real Slurm: what it would take and when, why it waits, and an allocation that is there."""
+"""``plan``, live checks, ``explain``, and ``run`` inside an allocation, on a real Slurm."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def write(run: Scenario, *arguments: str, name: str = "early", **slurm: Any) -> 
     return str(path)
 
 
-def test_slurm_says_what_it_would_take_and_when(cluster: Cluster, run: Scenario) -> None:
+def test_plan_and_live_checks_show_the_expected_start_and_submit_nothing(cluster: Cluster, run: Scenario) -> None:
     spec = write(run, name="only_asked_about")
     found = json.loads(run.cli("plan", spec, "--partition", "gpu,urgent,nope", "--nodes", "1,2,500", "--json").stdout)
     good = {(one["partition"], one["nodes"]): one for one in found if not one["problem"]}
@@ -76,7 +76,7 @@ def test_slurm_says_what_it_would_take_and_when(cluster: Cluster, run: Scenario)
     assert not cluster.run("squeue", "--noheader", "--name=only_asked_about").stdout, "nothing was submitted"
 
 
-def test_why_a_run_waits(cluster: Cluster, run: Scenario) -> None:
+def test_explain_shows_why_a_run_waits_and_the_jobs_before_it(cluster: Cluster, run: Scenario) -> None:
     nodes = ",".join(run.nodes)
     busy = ["--partition=gpu", "--nodes=2", f"--nodelist={nodes}", "--exclusive", "--time=20", "--output=/dev/null"]
     first = cluster.sbatch(*busy, "--wrap=sleep 600")
@@ -102,13 +102,13 @@ def test_why_a_run_waits(cluster: Cluster, run: Scenario) -> None:
 
 
 def allocated(run: Scenario, *words: str, first: tuple[str, ...] = ()) -> list[str]:
-    """``hpcaccel run`` inside an allocation of the leased nodes."""
+    """Command line of ``hpcaccel run`` inside an allocation of the leased nodes."""
     salloc = ["salloc", "--quiet", "--partition=gpu", "--nodes=2", f"--nodelist={','.join(run.nodes)}", "--time=10"]
     resources = ["--ntasks-per-node=2", "--gpus-per-node=2", "--mem=1G"]
     return [*salloc, *resources, *first, sys.executable, "-m", "hpcaccel", "run", *words]
 
 
-def test_a_run_in_an_allocation(run: Scenario) -> None:
+def test_run_uses_the_nodes_of_the_allocation(run: Scenario) -> None:
     spec = write(run, "0", nodes=1, partition="urgent")
     answer = subprocess.run(
         allocated(run, spec), env=run.env, cwd=run.folder, capture_output=True, text=True, timeout=300, check=False
@@ -116,7 +116,7 @@ def test_a_run_in_an_allocation(run: Scenario) -> None:
     assert answer.returncode == 0, answer.stderr + answer.stdout
     status = json.loads(run.cli("status", "early", "--json").stdout)
     assert status["state"] == "completed"
-    # the allocation's two nodes, not the spec's one; rank 0 is shown here
+    # the allocation's two nodes, not the spec's one; stdout has the output of rank 0
     job = status["job_id"]
     assert f"0 4 {job} 2 {run.nodes[0]}" in answer.stdout
     log = Path(status["path"]) / "attempts" / "1" / "3.log"
@@ -126,7 +126,7 @@ def test_a_run_in_an_allocation(run: Scenario) -> None:
 def test_ctrl_c_in_an_allocation_pauses_the_run(run: Scenario) -> None:
     spec = write(run, "600")
     child = subprocess.Popen(
-        # salloc gives its command a group of its own, which a terminal's Ctrl-C is for
+        # salloc starts its command in its own process group, which gets a terminal's Ctrl-C
         allocated(run, spec, first=("bash", "-c", 'echo "group $$"; exec "$@"', "bash")),
         env=run.env, cwd=run.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
@@ -144,7 +144,7 @@ def test_ctrl_c_in_an_allocation_pauses_the_run(run: Scenario) -> None:
     assert json.loads(run.cli("status", "early", "--json").stdout)["state"] == "paused"
 
 
-def test_without_an_allocation_it_is_said_how_to_get_one(run: Scenario) -> None:
+def test_run_without_an_allocation_is_refused_with_the_salloc_command(run: Scenario) -> None:
     refused = run.cli("run", write(run, "0"), check=False)
     assert refused.returncode == 2
     assert "salloc --nodes" in refused.stderr

@@ -1,4 +1,4 @@
-"""What is cancelled stays cancelled, whenever it happens and whoever does it."""
+"""Cancelled runs stay cancelled, at any moment, with scancel and with ``hpcaccel cancel``."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ MOMENTS = [waits_in_the_queue, starts, trains, saves, is_in_its_grace_time, wait
         for how in ("scancel", "hpcaccel")
     ],
 )
-def test_stays_cancelled(
+def test_cancelled_run_does_not_start_again(
     cluster: Cluster, lease: Lease, tmp_path: Path, when: Callable[[Scenario], None], how: str
 ) -> None:
     run = Scenario(cluster, tmp_path, nodes=lease(1))
@@ -87,7 +87,7 @@ def test_stays_cancelled(
 
 
 @pytest.mark.parametrize("how", ["hpcaccel", pytest.param("scancel", marks=pytest.mark.chaos)])
-def test_a_cancelled_run_whose_ranks_hang_has_an_end(cluster: Cluster, lease: Lease, tmp_path: Path, how: str) -> None:
+def test_cancelled_run_whose_ranks_hang_ends(cluster: Cluster, lease: Lease, tmp_path: Path, how: str) -> None:
     run = Scenario(cluster, tmp_path, nodes=lease(1))
     run.plain("--wait", runtime={"stop": "cooperative"})  # so that it does not notice SIGTERM
     run.wait_for_word("starting")
@@ -100,7 +100,7 @@ def test_a_cancelled_run_whose_ranks_hang_has_an_end(cluster: Cluster, lease: Le
     assert run.ends == [("cancelled", "end")], run.story
 
 
-def test_one_preempted_task_of_an_array_comes_back_alone(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
+def test_preempted_array_task_is_requeued_alone(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
     run = Scenario(cluster, tmp_path, nodes=[])
     nodes = lease(3)
     run.plain(

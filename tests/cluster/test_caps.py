@@ -1,4 +1,4 @@
-"""A run that gets nowhere ends by itself and says why; preemptions are nobody's fault."""
+"""Caps: a run without progress ends by itself with a reason; preemptions do not count."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def scenario(cluster: Cluster, lease: Lease, tmp_path: Path) -> Scenario:
 
 
 @pytest.mark.parametrize("restarts", [0, 2])
-def test_two_failures_without_a_new_checkpoint(scenario: Scenario, restarts: int) -> None:
+def test_two_failures_without_a_new_checkpoint_end_the_run(scenario: Scenario, restarts: int) -> None:
     scenario.plain("--fail", resilience={"restart_in_place": restarts, "max_failures": 10})
     assert scenario.wait_until_over() == 1
     assert scenario.ends == [("failed", "restart" if restarts else "requeue"), ("failed", "end")]
@@ -30,7 +30,7 @@ def test_two_failures_without_a_new_checkpoint(scenario: Scenario, restarts: int
 
 
 @pytest.mark.chaos
-def test_two_time_limits_without_a_new_checkpoint(scenario: Scenario) -> None:
+def test_two_time_limits_without_a_new_checkpoint_end_the_run(scenario: Scenario) -> None:
     scenario.plain(
         "--wait", runtime={"stop": "signals"}, slurm={"time": 1}, resilience={"warning_seconds": 20}
     )  # fmt: skip
@@ -40,7 +40,7 @@ def test_two_time_limits_without_a_new_checkpoint(scenario: Scenario) -> None:
 
 
 @pytest.mark.chaos
-def test_preemptions_do_not_count(scenario: Scenario) -> None:
+def test_preemptions_do_not_count_as_failures(scenario: Scenario) -> None:
     scenario.plain("--wait", "--until", "3", runtime={"stop": "signals"}, resilience={"max_failures": 1})
     for attempt in (1, 2, 3):
         scenario.wait_for_word("starting", attempt=attempt)

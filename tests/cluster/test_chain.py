@@ -1,4 +1,4 @@
-"""Where nothing comes back by itself, the next job goes on; and what is over stays over."""
+"""Chains of jobs: the next job continues the run, and none starts ranks after the run's end."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def links(run: Scenario) -> list[str]:
 
 
 def nothing_follows(cluster: Cluster, run: Scenario) -> None:
-    """Every job of the chain is over, and but for those that the ledger names none has begun to train."""
+    """Every job of the chain has ended, and only those in the ledger have started ranks."""
     wait_until(lambda: not cluster.run("squeue", "--noheader", f"--jobs={','.join(links(run))}").stdout.strip(), "over")
     begun = {line["job_id"] for line in run.lines("start")}
     for job_id in set(links(run)) - begun:
         job = cluster.job(job_id)
-        # One that has begun finds the end in the ledger, and ends as the run has ended.
+        # A job that has started finds the run's end in the ledger, and ends with its exit code.
         found_the_end = job["JobState"] == "FAILED" and job["ExitCode"] == "130:0"
         assert job["JobState"] == "CANCELLED" or found_the_end, (job, run.story)
 
 
 @pytest.mark.parametrize("partition", ["gpuc0", pytest.param("gpuc", marks=pytest.mark.chaos)])
-def test_preempted_by_cancel(
+def test_chain_continues_after_a_preemption_by_cancel(
     cluster: Cluster, lease: Lease, tmp_path: Path, assert_exact: Exact, partition: str
 ) -> None:
     run = Scenario(cluster, tmp_path, nodes=lease(2))
@@ -56,7 +56,7 @@ def test_preempted_by_cancel(
 
 
 @pytest.mark.chaos
-def test_time_limit(cluster: Cluster, scenario: Scenario) -> None:
+def test_chain_continues_after_the_time_limit(cluster: Cluster, scenario: Scenario) -> None:
     scenario.plain(
         "--wait", "--until", "1", runtime={"stop": "signals"}, slurm={"time": 1},
         resilience={"chain": 3, "warning_seconds": 20},
@@ -76,7 +76,7 @@ def test_time_limit(cluster: Cluster, scenario: Scenario) -> None:
         ),
     ],
 )
-def test_whoever_ends_it_ends_the_chain(cluster: Cluster, scenario: Scenario, how: str) -> None:
+def test_cancel_and_stop_end_the_whole_chain(cluster: Cluster, scenario: Scenario, how: str) -> None:
     scenario.plain("--wait", runtime={"stop": "signals"}, slurm={"partition": "gpuc0"}, resilience={"chain": 4})
     scenario.wait_for_word("starting")
     first, second, third = links(scenario)
@@ -84,7 +84,7 @@ def test_whoever_ends_it_ends_the_chain(cluster: Cluster, scenario: Scenario, ho
         scenario.scancel()
     elif how == "scancel of what waits":
         cluster.run("scancel", second)
-        scenario.preempt()  # the first one; the third one finds out
+        scenario.preempt()  # preempts the first job; the third one detects the cancelled one
     else:
         scenario.cli(how.split()[1], scenario.dir.run_id)
     assert scenario.wait_until_over() == (85 if how == "hpcaccel stop" else 130), scenario.story
@@ -99,7 +99,7 @@ def test_whoever_ends_it_ends_the_chain(cluster: Cluster, scenario: Scenario, ho
 
 
 @pytest.mark.chaos
-def test_where_sbatch_is_forbidden_on_nodes(scenario: Scenario, tmp_path: Path) -> None:
+def test_run_continues_if_sbatch_is_forbidden_on_nodes_and_logs_advice(scenario: Scenario, tmp_path: Path) -> None:
     refusal = tmp_path / "bin" / "sbatch"
     refusal.parent.mkdir()
     refusal.write_text(
@@ -120,7 +120,7 @@ def test_where_sbatch_is_forbidden_on_nodes(scenario: Scenario, tmp_path: Path) 
 
 
 @pytest.mark.chaos
-def test_caps_count_the_whole_chain(cluster: Cluster, scenario: Scenario) -> None:
+def test_failure_cap_counts_all_jobs_of_the_chain(cluster: Cluster, scenario: Scenario) -> None:
     scenario.plain("--fail", resilience={"chain": 9, "restart_in_place": 0, "max_failures": 10})
     assert scenario.wait_until_over() == 1
     assert scenario.ends == [("failed", "requeue"), ("failed", "end")], scenario.story
@@ -129,8 +129,8 @@ def test_caps_count_the_whole_chain(cluster: Cluster, scenario: Scenario) -> Non
 
 
 @pytest.mark.chaos
-def test_its_last_job_leaves_the_run_to_be_resumed(cluster: Cluster, scenario: Scenario) -> None:
-    # A batch step that is killed says nothing; the next job finds out.
+def test_last_job_of_a_chain_pauses_the_run(cluster: Cluster, scenario: Scenario) -> None:
+    # A killed batch step records nothing; the next job detects it.
     scenario.plain("--wait", runtime={"stop": "signals"}, resilience={"chain": 2})
     scenario.wait_for_word("starting")
     scenario.scancel("--batch", "--signal=KILL")
@@ -142,7 +142,7 @@ def test_its_last_job_leaves_the_run_to_be_resumed(cluster: Cluster, scenario: S
 
 
 @pytest.mark.chaos
-def test_a_job_that_may_not_be_requeued_names_chains(cluster: Cluster, scenario: Scenario) -> None:
+def test_run_whose_job_cannot_be_requeued_pauses_and_advises_a_chain(cluster: Cluster, scenario: Scenario) -> None:
     scenario.plain("--wait", runtime={"stop": "signals"})
     scenario.wait_for_word("starting")
     cluster.run("scontrol", "update", f"JobId={scenario.job_id}", "Requeue=0")

@@ -1,4 +1,4 @@
-"""A run that is disturbed again and again, at random moments; the long schedules are `make chaos N=…`."""
+"""Runs with repeated faults at random moments; `make chaos N=…` has the long schedules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .dev_cluster import Cluster
 from .scenario import Scenario
 
 
-def test_a_schedule_has_every_kind_before_any_comes_again() -> None:
+def test_schedule_has_every_kind_of_fault_before_repeating_any() -> None:
     names = schedule(2 * len(FAULTS), seed=3)
     assert set(names[: len(FAULTS)]) == set(names[len(FAULTS) :]) == set(FAULTS)
     assert schedule(5, seed=3) == names[:5]
@@ -21,10 +21,10 @@ def test_a_schedule_has_every_kind_before_any_comes_again() -> None:
 
 
 @pytest.mark.slow
-def test_three_faults(
+def test_run_survives_three_faults(
     cluster: Cluster, lease: Callable[[int], list[str]], tmp_path: Path, assert_exact: Callable[..., None]
 ) -> None:
-    """Of those that concern nobody else on the cluster."""
+    """Only faults that do not affect other tests on the cluster."""
     run = Scenario(cluster, tmp_path, nodes=lease(2))
     names = ["killed inside a save", "newest checkpoint damaged", "disk full or I/O error"]
     assert attack(Chaos(cluster, run, random.Random(0)), names, epochs=4) == 0, run.story
@@ -33,5 +33,5 @@ def test_three_faults(
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_every_kind_once(new_root: Path, strategy: str) -> None:
+def test_run_survives_every_kind_of_fault_once(new_root: Path, strategy: str) -> None:
     assert disturb(new_root, faults=len(FAULTS), seed=0, strategy=strategy)

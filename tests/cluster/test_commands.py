@@ -1,4 +1,4 @@
-"""The command line on a real Slurm, as a researcher uses it, and what of a spec reaches the ranks."""
+"""The command line on a real Slurm, and the values of a spec that reach the ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(cluster: Cluster, lease: Lease, tmp_path: Path) -> Scenario:
 
 
 def said_by_ranks(run: Scenario, count: int, **sections: Any) -> list[tuple[list[str], dict[str, str]]]:
-    """The arguments and the environment of every rank."""
+    """Submit and wait; return the arguments and the environment of every rank."""
     script = run.folder / "says.py"
     script.write_text(SAYS)
     entrypoint = {"script": str(script), "args": sections.pop("args", [])}
@@ -46,7 +46,7 @@ def said_by_ranks(run: Scenario, count: int, **sections: Any) -> list[tuple[list
 
 
 @pytest.mark.parametrize("backend", ["slurm", "local"])
-def test_hostile_values_arrive_at_the_ranks(cluster: Cluster, lease: Lease, tmp_path: Path, backend: str) -> None:
+def test_hostile_values_reach_the_ranks_unchanged(cluster: Cluster, lease: Lease, tmp_path: Path, backend: str) -> None:
     folder = tmp_path / "50% of it's ü"
     folder.mkdir()
     slurm = backend == "slurm"
@@ -59,7 +59,7 @@ def test_hostile_values_arrive_at_the_ranks(cluster: Cluster, lease: Lease, tmp_
     assert not list(folder.rglob("pwned"))
 
 
-def test_gpus_by_the_rank_are_seen_by_all_ranks_of_a_node(run: Scenario) -> None:
+def test_gpus_per_task_are_visible_to_all_ranks_of_a_node(run: Scenario) -> None:
     asked = {"ntasks_per_node": 2, "gpus_per_node": None, "gpus_per_task": 1, "cpus_per_task": 3}
     for rank, (_, env) in enumerate(said_by_ranks(run, 2, slurm=asked)):
         assert (env["LOCAL_RANK"], env["CUDA_VISIBLE_DEVICES"]) == (str(rank), "0,1")
@@ -96,7 +96,7 @@ def test_a_secret_reaches_the_ranks_and_is_written_nowhere(run: Scenario) -> Non
     assert not [path for path in files if b"sesame" in path.read_bytes()]
 
 
-def test_a_failing_line_of_the_setup_is_named_and_no_rank_starts(run: Scenario) -> None:
+def test_failing_setup_line_is_named_and_no_rank_starts(run: Scenario) -> None:
     line = "cat /no/such/file # é"
     run.plain(environment={"setup": ["echo fine", line, "echo too late"]})
     assert run.wait_until_over() == 1
@@ -107,7 +107,7 @@ def test_a_failing_line_of_the_setup_is_named_and_no_rank_starts(run: Scenario) 
     assert "No such file" in run.cli("logs", run.dir.run_id).stdout
 
 
-def test_what_init_writes_can_be_submitted(run: Scenario) -> None:
+def test_spec_written_by_init_can_be_submitted(run: Scenario) -> None:
     (run.folder / "train.py").write_text("print('trained')\n")
     run.cli("init", "train.py")
     slurm = yaml.safe_load((run.folder / "job.yaml").read_text())["slurm"]
@@ -119,7 +119,9 @@ def test_what_init_writes_can_be_submitted(run: Scenario) -> None:
     assert RunDir(ended["path"]).rank_log(1, 1).read_text() == "trained\n"
 
 
-def test_a_running_job_is_found_looked_into_and_left_alone(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
+def test_running_job_is_found_and_shell_and_wait_leave_it_running(
+    cluster: Cluster, lease: Lease, tmp_path: Path
+) -> None:
     run = Scenario(cluster, tmp_path, nodes=lease(2))
     run.plain("--wait", slurm={"nodes": 2, "mem": "1G"}, runtime={"stop": "signals"})
     for rank in (0, 1):
@@ -150,7 +152,7 @@ def test_a_running_job_is_found_looked_into_and_left_alone(cluster: Cluster, lea
     assert run.wait_until_over() == 130
 
 
-def test_a_job_that_waits_says_why(run: Scenario) -> None:
+def test_status_of_a_pending_job_gives_its_reason(run: Scenario) -> None:
     assert run.cluster is not None
     run.plain(slurm={"begin": "now+1hour"})
     status = run.status()
@@ -160,7 +162,7 @@ def test_a_job_that_waits_says_why(run: Scenario) -> None:
     assert "scontrol release" in run.status()["detail"]
 
 
-def test_others_may_requeue_and_signal_a_job(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
+def test_run_continues_after_a_requeue_and_signals_by_hand(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
     """`scontrol requeue`, and SIGTERM and the warning's signal to the batch step, each sent by hand."""
     commands = (
         (["scontrol", "requeue"], "preempted"),
@@ -182,13 +184,13 @@ def test_others_may_requeue_and_signal_a_job(cluster: Cluster, lease: Lease, tmp
         assert run.ends == [(reason, "requeue"), ("completed", "end")], run.story
 
 
-def test_a_node_that_fails(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
+def test_run_is_requeued_after_a_node_failure(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
     run = Scenario(cluster, tmp_path, nodes=lease(2))
     run.plain("--wait", "--until", "1", slurm={"nodes": 2, "mem": "1G"}, runtime={"stop": "signals"})
     run.wait_for_word("starting", rank=1)
     program("fail", "--root", str(cluster.root), run.nodes[1])
     try:
-        # so that nobody has to wait for SlurmdTimeout
+        # avoids waiting for SlurmdTimeout
         cluster.run("scontrol", "update", f"nodename={run.nodes[1]}", "state=down", "reason=test")
         run.wait_for_ends(1)
     finally:
@@ -198,7 +200,7 @@ def test_a_node_that_fails(cluster: Cluster, lease: Lease, tmp_path: Path) -> No
     assert f"node failure: {run.nodes[1]}" in run.lines("end")[0]["detail"]
 
 
-def test_the_plain_ddp_example_goes_on_from_its_own_checkpoint(run: Scenario) -> None:
+def test_plain_ddp_example_continues_from_its_own_checkpoint(run: Scenario) -> None:
     example = Path(__file__).parents[2] / "jobs" / "plain" / "ddp.yaml"
     changes = [f"slurm.nodelist={run.nodes[0]}", f"environment.python={sys.executable}", "env.PLAIN_STEPS=1000000"]
     answer = json.loads(run.cli("submit", str(example), *changes, "--json").stdout)

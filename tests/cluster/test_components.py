@@ -1,4 +1,4 @@
-"""A heterogeneous job on a real Slurm: ranks on one node, a component on another, lost and brought back together."""
+"""Heterogeneous jobs on a real Slurm: ranks on one node and a component on another, requeued together."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def logs(scenario: Scenario, attempt: int) -> str:
 
 
 @pytest.mark.parametrize("partition", ["gpu", pytest.param("gpu0", marks=pytest.mark.chaos)])
-def test_the_loss_of_its_nodes_costs_no_step(scenario: Scenario, nodes: list[str], partition: str) -> None:
+def test_preemption_of_the_component_node_loses_no_step(scenario: Scenario, nodes: list[str], partition: str) -> None:
     slurm = {"nodes": 1, "partition": partition}
     scenario.train("--epochs", "3", "--pause", "1", slurm=slurm, components=beside(scenario, nodes[1]))
     scenario.wait_for_step(5)
@@ -59,9 +59,9 @@ def test_the_loss_of_its_nodes_costs_no_step(scenario: Scenario, nodes: list[str
     assert first["checkpoint_step"] == first["last_step"] >= 5, scenario.story
     for attempt in (1, 2):
         assert f"serving on {nodes[1]} to {nodes[0]} no GPUs" in logs(scenario, attempt), scenario.story
-    # The run is over when its last line is written; what is beside the ranks is ended right after that.
+    # The run is over when its last ledger line is written; components are ended right after that.
     scenario._wait(lambda: "the ranks have ended" in logs(scenario, 2), "the end of the component")
-    if partition == "gpu":  # without grace Slurm ends what is left of the job by itself
+    if partition == "gpu":  # without grace time Slurm ends the rest of the job by itself
         assert "the ranks have ended" in logs(scenario, 1), scenario.story
     for attempt in (1, 2):
         names = {path.name for path in scenario.dir.attempt(attempt).glob("*.log")}
@@ -72,7 +72,7 @@ def test_the_loss_of_its_nodes_costs_no_step(scenario: Scenario, nodes: list[str
     assert f"[data-0] serving on {nodes[1]}" in shown
 
 
-def test_it_is_looked_at_before_the_queue(scenario: Scenario, nodes: list[str]) -> None:
+def test_plan_and_validate_include_the_nodes_of_components(scenario: Scenario, nodes: list[str]) -> None:
     scenario.env["XDG_CONFIG_HOME"] = str(scenario.folder / "config")
     scenario.cli("cluster", "add", "here")
     path = scenario.folder / "job.yaml"
@@ -94,7 +94,7 @@ def _job(components: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.chaos
-def test_where_it_fails_the_attempt_has_failed(scenario: Scenario, nodes: list[str]) -> None:
+def test_failed_component_fails_the_attempt(scenario: Scenario, nodes: list[str]) -> None:
     fails = (
         f"import os, time\nif not os.path.exists({str(scenario.folder / 'again')!r}):\n"
         f"    open({str(scenario.folder / 'again')!r}, 'w').close(); time.sleep(10); raise SystemExit('no more data')\n"
@@ -108,7 +108,7 @@ def test_where_it_fails_the_attempt_has_failed(scenario: Scenario, nodes: list[s
 
 
 @pytest.mark.chaos
-def test_cancelled_and_taken_up_again(cluster: Cluster, scenario: Scenario, nodes: list[str]) -> None:
+def test_cancelled_run_with_a_component_is_resumed(cluster: Cluster, scenario: Scenario, nodes: list[str]) -> None:
     scenario.train("--epochs", "3", "--pause", "1", slurm={"nodes": 1}, components=beside(scenario, nodes[1]))
     scenario.wait_for_step(5)
     scenario.cli("cancel", scenario.dir.run_id)

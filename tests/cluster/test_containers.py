@@ -1,4 +1,4 @@
-"""Ranks with another root on a real Slurm, through a stand-in for Apptainer: what takes the nodes away is survived."""
+"""Ranks in containers on a real Slurm, with a stand-in for Apptainer: preemption."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def scenario(cluster: Cluster, lease: Lease, tmp_path: Path) -> Scenario:
 
 
 def contained(folder: Path, **sections: Any) -> dict[str, Any]:
-    """An image that has to be imported, and data that has to be staged."""
+    """Sections of a spec with an image to import and data to stage."""
     make_image(folder)
     programs = make_apptainer(folder)
     (folder / "data").mkdir()
@@ -43,7 +43,7 @@ def contained(folder: Path, **sections: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("launcher", ["srun", pytest.param("torchrun", marks=pytest.mark.chaos)])
-def test_preempted_in_a_container(scenario: Scenario, launcher: str) -> None:
+def test_preempted_run_in_a_container_loses_no_step(scenario: Scenario, launcher: str) -> None:
     one_rank_a_node = {"gpus_per_node": 1}
     scenario.train("--pause", "0.25", **contained(scenario.folder, launcher=launcher, slurm=one_rank_a_node))
     scenario.wait_for_step(8)

@@ -1,4 +1,4 @@
-"""Saves that take long: before the time limit they are begun in time, and where there is no time nothing is begun."""
+"""Slow saves: started early enough before the time limit, and not started if they cannot finish in time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def train(scenario: Scenario, *, save_seconds: int, **sections: object) -> None:
 
 
 @pytest.mark.chaos
-def test_the_time_limit_leaves_room_for_a_slow_save(cluster: Cluster, scenario: Scenario) -> None:
+def test_run_stops_early_enough_before_the_limit_for_a_slow_save(cluster: Cluster, scenario: Scenario) -> None:
     train(scenario, save_seconds=12, slurm={"time": 2}, resilience={"warning_seconds": 5})
     assert scenario.wait_until_over() == 0, scenario.story
     assert scenario.ends == [("time_limit", "requeue"), ("completed", "end")], scenario.story
@@ -42,7 +42,7 @@ def test_the_time_limit_leaves_room_for_a_slow_save(cluster: Cluster, scenario: 
 
 
 def _waited(cluster: Cluster, scenario: Scenario) -> float:
-    """How long the run was without nodes, by Slurm's accounting (in whole seconds) and its attempts' ends."""
+    """Seconds that the run was without nodes, from Slurm's accounting (whole seconds) and its attempts' ends."""
     command = ["sacct", "--duplicates", "--allocations", "--noheader", "--parsable2", "--format=Start"]
     answer = cluster.run("env", "SLURM_TIME_FORMAT=%s", *command, f"--jobs={scenario.job_id}")
     starts = sorted(map(float, answer.stdout.split()))
@@ -54,7 +54,7 @@ def _waited(cluster: Cluster, scenario: Scenario) -> float:
 @pytest.mark.parametrize(
     ("partition", "save_seconds"), [pytest.param("gpu", 25, id="grace"), pytest.param("gpu0", 12, id="KillWait")]
 )
-def test_a_save_that_cannot_end_in_time_is_not_begun(scenario: Scenario, partition: str, save_seconds: int) -> None:
+def test_save_that_cannot_finish_in_time_is_not_started(scenario: Scenario, partition: str, save_seconds: int) -> None:
     train(scenario, save_seconds=save_seconds, slurm={"partition": partition})
     scenario.wait_for_step(15)
     scenario.preempt()

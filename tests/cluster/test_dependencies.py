@@ -1,4 +1,4 @@
-"""Runs that wait for the ends of others, on a real Slurm; an end that is none, a requeue, lets nobody start."""
+"""Runs that depend on the end of others, on a real Slurm; a requeue does not start dependent runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ SLOW_ONCE = ["bash", "-c", "[[ $HPCACCEL_ATTEMPT == 1 ]] && sleep 60; echo done"
 @pytest.mark.parametrize(
     "resilience", [{}, pytest.param({"chain": 3, "chain_ahead": 1}, marks=pytest.mark.chaos)], ids=["requeue", "chain"]
 )
-def test_what_is_waited_for_is_the_runs_end(scenario: Scenario, resilience: dict[str, Any]) -> None:
+def test_dependent_run_waits_for_the_end_of_the_run_despite_a_requeue(
+    scenario: Scenario, resilience: dict[str, Any]
+) -> None:
     first = {"entrypoint": {"command": SLOW_ONCE}, "resilience": resilience}
     runs = submit_jobs(scenario, {"second": say("second", after=["first"]), "first": first})
     scenario.dir = runs["first"]
@@ -58,7 +60,7 @@ def test_what_is_waited_for_is_the_runs_end(scenario: Scenario, resilience: dict
     assert times(runs["second"])[0][1] >= times(runs["first"])[-1][1], "the second began before the first was over"
 
 
-def test_kinds_of_dependencies(scenario: Scenario) -> None:
+def test_afterany_afternotok_and_impossible_dependencies(scenario: Scenario) -> None:
     runs = submit_jobs(
         scenario,
         {
@@ -71,7 +73,7 @@ def test_kinds_of_dependencies(scenario: Scenario) -> None:
     scenario.dir = runs["sorry"]
     assert scenario.wait_until_over() == 0, scenario.story
     assert not runs["never"].ledger.exists()
-    # a run that is over needs no dependency, or can never be
+    # a run can depend on a pending run, but not on the success of a failed one
     answer = scenario.cli("submit", str(scenario.folder / "jobs.yaml"), "--after", "never", "--dry-run", check=False)
     assert answer.returncode == 0, answer.stderr
     scenario.cli("cancel", runs["never"].run_id)
@@ -87,8 +89,8 @@ LATER = "[[ $HPCACCEL_ATTEMPT == 1 ]] && exec sleep 120; "
 @pytest.mark.parametrize(
     "by_hand", [False, pytest.param(True, marks=pytest.mark.chaos)], ids=["supervisor", "scontrol"]
 )
-def test_a_failure_after_a_preemption_is_a_failure_for_slurm(scenario: Scenario, by_hand: bool) -> None:
-    """Newer releases remember the grace time through `scontrol requeue`, and start the job again at its next end."""
+def test_failure_after_a_preemption_is_a_failed_job_in_slurm(scenario: Scenario, by_hand: bool) -> None:
+    """Newer releases keep the grace time across `scontrol requeue`, and start the job again at its next end."""
     runs = submit_jobs(
         scenario,
         {
@@ -105,7 +107,7 @@ def test_a_failure_after_a_preemption_is_a_failure_for_slurm(scenario: Scenario,
     if by_hand:
         assert scenario.cluster is not None
         scenario._wait(lambda: scenario.job(job_id)["PreemptTime"] != "None", "the grace time")
-        scenario.cluster.run("scontrol", "requeue", job_id, check=False)  # the supervisor may have been quicker
+        scenario.cluster.run("scontrol", "requeue", job_id, check=False)  # the supervisor may have been faster
     scenario.dir = runs["sorry"]
     assert scenario.wait_until_over() == 0, scenario.story
     scenario.dir = runs["bad"]
@@ -117,7 +119,7 @@ def test_a_failure_after_a_preemption_is_a_failure_for_slurm(scenario: Scenario,
 
 
 @pytest.mark.chaos
-def test_a_pause_after_a_preemption_lets_nobody_start(scenario: Scenario) -> None:
+def test_pause_after_a_preemption_starts_no_dependent_run(scenario: Scenario) -> None:
     command = {"command": ["bash", "-c", LATER + "[[ $HPCACCEL_ATTEMPT == 2 ]] && exec sleep 120; echo done"]}
     runs = submit_jobs(scenario, {"first": {"entrypoint": command}, "second": say("second", after=["first"])})
     scenario.dir = runs["first"]
@@ -133,7 +135,7 @@ def test_a_pause_after_a_preemption_lets_nobody_start(scenario: Scenario) -> Non
 
 
 def preempt(scenario: Scenario) -> str:
-    """Have the ranks of the scenario's run preempted with grace time; the run's job."""
+    """Preempt the ranks of the scenario's run with grace time; return the run's job id."""
     assert scenario.cluster is not None
     scenario._wait(lambda: (scenario.dir.attempt(1) / "step.json").exists(), "the ranks")
     job_id: str = json.loads((scenario.dir.attempt(1) / "step.json").read_text())["job_id"]

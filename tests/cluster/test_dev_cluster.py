@@ -1,4 +1,4 @@
-"""The development cluster behaves like the real thing, and leaves nothing behind."""
+"""The development cluster: it behaves like a production Slurm, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .dev_cluster import PROGRAM, Cluster, program, wait_until
 LeaseNodes = Callable[[int], list[str]]
 
 
-def test_nodes_take_work_and_accounting_answers(cluster: Cluster, lease: LeaseNodes) -> None:
-    leased = lease(2)  # of the others a test may have failed one on purpose
+def test_nodes_and_partitions_are_up_and_accounting_responds(cluster: Cluster, lease: LeaseNodes) -> None:
+    leased = lease(2)  # another test may have failed one of the others on purpose
     answer = cluster.run("sinfo", "-h", "-N", "-p", "gpu", "-o", "%N %T")
     states = dict(line.split() for line in answer.stdout.splitlines())
     assert list(states) == cluster.nodes
@@ -30,7 +30,7 @@ def test_nodes_take_work_and_accounting_answers(cluster: Cluster, lease: LeaseNo
     assert cluster.run("sacctmgr", "-n", "-P", "show", "cluster", "format=Cluster").stdout.split() == ["dev"]
 
 
-def test_ranks_see_their_gpus_and_their_nodes_name(cluster: Cluster, lease: LeaseNodes, tmp_path: Path) -> None:
+def test_ranks_see_their_gpus_and_the_name_of_their_node(cluster: Cluster, lease: LeaseNodes, tmp_path: Path) -> None:
     nodes = lease(2)
     out = tmp_path / "out"
     script = _script(tmp_path, "srun sh -c 'echo $(hostname) $CUDA_VISIBLE_DEVICES'", "getent hosts $(hostname)")
@@ -43,10 +43,10 @@ def test_ranks_see_their_gpus_and_their_nodes_name(cluster: Cluster, lease: Leas
     wait_until(lambda: cluster.run(*recorded).stdout.strip() == "COMPLETED", "sacct knows the end")
 
 
-def test_preemption_with_grace_reaches_the_ranks_only(cluster: Cluster, lease: LeaseNodes, tmp_path: Path) -> None:
-    """`gpu`: the ranks get SIGTERM at once, the batch step nothing; whoever ends in the grace time is COMPLETED.
+def test_preemption_with_grace_signals_only_the_ranks(cluster: Cluster, lease: LeaseNodes, tmp_path: Path) -> None:
+    """`gpu`: the ranks get SIGTERM at once, the batch step nothing; a job that ends in the grace time is COMPLETED.
 
-    From 24.05 on Slurm requeues it then.
+    From 24.05 on, Slurm then requeues it.
     """
     nodes = lease(1)
     job = _submit_listener(cluster, nodes, tmp_path, partition="gpu")
@@ -64,7 +64,7 @@ def test_preemption_with_grace_reaches_the_ranks_only(cluster: Cluster, lease: L
 
 
 def test_preemption_without_grace_kills_and_requeues(cluster: Cluster, lease: LeaseNodes, tmp_path: Path) -> None:
-    """`gpu0`: ranks and batch step get SIGTERM, and Slurm brings the job back by itself."""
+    """`gpu0`: ranks and batch step get SIGTERM, and Slurm requeues the job by itself."""
     nodes = lease(1)
     job = _submit_listener(cluster, nodes, tmp_path, partition="gpu0")
     urgent = cluster.sbatch(*_on(nodes), "--partition=urgent", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
@@ -74,12 +74,12 @@ def test_preemption_without_grace_kills_and_requeues(cluster: Cluster, lease: Le
     refused = cluster.run("scontrol", "requeue", job, check=False)
     assert refused.returncode == 1
     assert "pending execution" in refused.stderr
-    (tmp_path / "leave").touch()  # for this life, and for the next one too
+    (tmp_path / "leave").touch()  # for this start, and for the next one too
     cluster.wait_for(urgent, ["COMPLETED"])
     assert cluster.wait_for(job, ["COMPLETED"])["Restarts"] == "1"
 
 
-def test_one_task_of_an_array_is_requeued_alone(cluster: Cluster, lease: LeaseNodes, tmp_path: Path) -> None:
+def test_array_task_is_requeued_alone(cluster: Cluster, lease: LeaseNodes, tmp_path: Path) -> None:
     nodes = lease(1)
     script = _script(tmp_path, "sleep 60")
     array = cluster.sbatch(*_on(nodes), "--array=0-1", f"--output={tmp_path}/%a", str(script))
@@ -91,7 +91,7 @@ def test_one_task_of_an_array_is_requeued_alone(cluster: Cluster, lease: LeaseNo
     assert cluster.job(f"{array}_0")["Restarts"] == "0"
 
 
-def test_a_second_cluster_beside_it_leaves_nothing(cluster: Cluster, new_root: Path) -> None:
+def test_second_cluster_is_separate_and_leaves_nothing_behind(cluster: Cluster, new_root: Path) -> None:
     hosts_before = _foreign_hosts()
     program("up", "--root", str(new_root), "--nodes", "2")
     second = Cluster.at(new_root)
@@ -100,7 +100,7 @@ def test_a_second_cluster_beside_it_leaves_nothing(cluster: Cluster, new_root: P
     differs = program("up", "--root", str(new_root), "--nodes", "3", check=False)
     assert differs.returncode == 2
     assert "nodes=2, not 3" in differs.stderr
-    # A job whose task has left its session, its parents and its environment behind.
+    # A job with a task that has left its session, its parents and its environment.
     second.sbatch("--output=/dev/null", "--wrap=setsid env -i /bin/sleep 987654 & srun sleep 987654")
     wait_until(lambda: len(_processes_of(new_root, second.nodes)["sleep"]) == 2, "the job's two sleeps")
     everything = [pid for pids in _processes_of(new_root, second.nodes).values() for pid in pids]
@@ -117,7 +117,7 @@ def test_a_second_cluster_beside_it_leaves_nothing(cluster: Cluster, new_root: P
 
 
 @pytest.mark.chaos
-def test_up_after_everything_was_killed(new_root: Path) -> None:
+def test_up_restarts_a_cluster_whose_daemons_were_all_killed(new_root: Path) -> None:
     program("up", "--root", str(new_root), "--nodes", "1")
     first = Cluster.at(new_root)
     first.sbatch("--output=/dev/null", "--wrap=sleep 987654")
@@ -125,7 +125,7 @@ def test_up_after_everything_was_killed(new_root: Path) -> None:
     before = _processes_of(new_root, first.nodes)
     for name, pids in before.items():
         for pid in pids:
-            if name != "sleep":  # the job's own process lives on: `up` has to find it
+            if name != "sleep":  # the job's own process stays alive: `up` has to find it
                 os.kill(pid, signal.SIGKILL)
     assert program("status", "--root", str(new_root), check=False).returncode == 1
     assert "what a crash left" in program("up", "--root", str(new_root), "--nodes", "1").stderr
@@ -136,15 +136,15 @@ def test_up_after_everything_was_killed(new_root: Path) -> None:
 
 
 @pytest.mark.chaos
-def test_a_slurm_of_its_own_folder_is_found_by_login_shells_on_its_nodes(new_root: Path, tmp_path: Path) -> None:
-    """/etc/profile sets PATH anew, without the folder of a Slurm that was built from source."""
+def test_slurm_in_its_own_folder_is_found_by_login_shells_on_nodes(new_root: Path, tmp_path: Path) -> None:
+    """/etc/profile resets PATH, without the folder of a Slurm that was built from source."""
     folder = tmp_path / "slurm" / "bin"
     folder.mkdir(parents=True)
     for name in ("sbatch", "srun", "scontrol", "sinfo", "squeue", "sacctmgr"):
         (folder / name).symlink_to(_system_program(name))
     path = f"{folder}:{os.environ['PATH']}"
     assert program("up", "--root", str(new_root), "--nodes", "1", PATH=path).returncode == 0
-    own = Cluster.at(new_root)  # knows the folder without being told again
+    own = Cluster.at(new_root)  # remembers the folder
     assert own.env["PATH"].startswith(f"{folder}:")
     out, script = tmp_path / "out", tmp_path / "job.sh"
     script.write_text("#!/bin/bash -l\ntype -P srun\n")
@@ -152,7 +152,7 @@ def test_a_slurm_of_its_own_folder_is_found_by_login_shells_on_its_nodes(new_roo
     assert out.read_text() == f"{folder}/srun\n"
 
 
-def test_programs_of_two_slurms_are_refused(tmp_path: Path) -> None:
+def test_programs_of_two_slurm_installations_are_refused(tmp_path: Path) -> None:
     other = tmp_path / "bin" / "sbatch"
     other.parent.mkdir()
     other.write_text("#!/bin/sh\n")
@@ -163,12 +163,12 @@ def test_programs_of_two_slurms_are_refused(tmp_path: Path) -> None:
     assert f"from different installations: {other}, " in answer.stderr
 
 
-def test_words_of_sacctmgr_are_shown_while_it_is_waited_for(new_root: Path, tmp_path: Path) -> None:
+def test_error_of_sacctmgr_is_shown_while_up_waits_for_slurmdbd(new_root: Path, tmp_path: Path) -> None:
     refusing = tmp_path / "bin" / "sacctmgr"
     refusing.parent.mkdir()
     refusing.write_text("#!/bin/sh\necho sacctmgr: error: the database is of a later Slurm >&2\nexit 1\n")
     refusing.chmod(0o755)
-    # Where the Slurm is one of its own folders, the cluster keeps to that of sbatch.
+    # If Slurm is in its own folder, the cluster uses that of sbatch.
     (refusing.parent / "sbatch").symlink_to(os.path.realpath(_system_program("sbatch")))
     env = {**os.environ, "PATH": f"{refusing.parent}:{os.environ['PATH']}"}
     up = [str(PROGRAM), "up", "--root", str(new_root), "--nodes", "1"]
@@ -180,7 +180,7 @@ def test_words_of_sacctmgr_are_shown_while_it_is_waited_for(new_root: Path, tmp_
     assert "waiting for slurmdbd: sacctmgr: sacctmgr: error: the database is of a later Slurm" in said
 
 
-def test_an_interrupted_up_leaves_nothing(new_root: Path) -> None:
+def test_interrupted_up_leaves_nothing_behind(new_root: Path) -> None:
     starting = subprocess.Popen([str(PROGRAM), "up", "--root", str(new_root)], stderr=subprocess.DEVNULL)
     wait_until(lambda: "mariadb-install" in _processes_of(new_root, ["none1"]), "the database is being made")
     starting.send_signal(signal.SIGINT)
@@ -191,7 +191,7 @@ def test_an_interrupted_up_leaves_nothing(new_root: Path) -> None:
 
 
 @pytest.mark.chaos
-def test_a_failed_node_goes_down_with_its_jobs_and_comes_back(new_root: Path) -> None:
+def test_failed_node_requeues_its_job_and_can_be_restored(new_root: Path) -> None:
     program("up", "--root", str(new_root), "--nodes", "2", "--slurmd-timeout-seconds", "5")
     own = Cluster.at(new_root)
     lost, kept = own.nodes
@@ -206,7 +206,7 @@ def test_a_failed_node_goes_down_with_its_jobs_and_comes_back(new_root: Path) ->
     own.wait_for(job, ["RUNNING"])
 
 
-def test_a_cluster_without_its_controller_is_told_and_comes_back(new_root: Path) -> None:
+def test_status_reports_a_failed_controller_and_restore_starts_it(new_root: Path) -> None:
     program("up", "--root", str(new_root), "--nodes", "1")
     own = Cluster.at(new_root)
     program("fail", "--root", str(new_root), "slurmctld")
@@ -220,13 +220,13 @@ def test_nothing_listens_beyond_loopback(cluster: Cluster, lease: LeaseNodes) ->
     nodes = lease(2)
     job = cluster.sbatch(*_on(nodes), "--output=/dev/null", "--wrap=srun sleep 987654")
     wait_until(lambda: len(_processes_of(cluster.root, nodes)["sleep"]) == 2, "the two tasks")
-    # Not those of the other nodes: ranks meet there, on all addresses.
+    # Not those of the other nodes, where ranks listen on all addresses.
     everything = [pid for pids in _processes_of(cluster.root, nodes).values() for pid in pids]
     _assert_loopback_only(everything)
     cluster.run("scancel", job)
 
 
-def test_a_missing_package_is_named_with_the_line_that_installs_it(tmp_path: Path) -> None:
+def test_missing_package_is_named_with_the_install_command(tmp_path: Path) -> None:
     answer = _run_without_slurmd(str(PROGRAM), "up", "--root", f"{tmp_path}/root")
     assert answer.returncode == 2
     assert answer.stderr.startswith("error: not installed: slurmd. ")
@@ -234,7 +234,7 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("ci", "code"), [("", 0), ("true", 1)])
-def test_where_there_is_no_slurm_the_skip_cannot_be_missed(ci: str, code: int) -> None:
+def test_skipped_cluster_tests_print_a_banner_and_fail_in_ci(ci: str, code: int) -> None:
     one = f"{__file__}::test_nothing_listens_beyond_loopback"
     answer = _run_without_slurmd(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", one, CI=ci)
     assert answer.returncode == code
@@ -243,7 +243,7 @@ def test_where_there_is_no_slurm_the_skip_cannot_be_missed(ci: str, code: int) -
     assert any("not installed: slurmd" in line for line in banner)
 
 
-def test_a_directory_with_other_files_is_never_taken_for_a_root(new_root: Path) -> None:
+def test_directory_with_other_files_is_refused_as_root(new_root: Path) -> None:
     thesis = new_root / "thesis.tex"
     thesis.write_text("x")
     answer = program("up", "--root", str(new_root), check=False)
@@ -254,7 +254,7 @@ def test_a_directory_with_other_files_is_never_taken_for_a_root(new_root: Path) 
 
 
 def _run_without_slurmd(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """In a mount namespace of its own, where slurmd is hidden."""
+    """Run a command in a mount namespace that hides slurmd."""
     folders = [*os.environ["PATH"].split(":"), "/usr/local/sbin", "/usr/sbin", "/sbin"]
     found = {os.path.realpath(f"{folder}/slurmd") for folder in folders if Path(folder, "slurmd").exists()}
     hide = "".join(f"mount --bind /dev/null {shlex.quote(path)} && " for path in sorted(found)) + 'exec "$@"'
@@ -286,7 +286,7 @@ def _script(directory: Path, *lines: str) -> Path:
 
 
 def _submit_listener(cluster: Cluster, nodes: list[str], directory: Path, *, partition: str) -> str:
-    """A running job whose batch step and one rank each note the signals they hear, until a file `leave` appears."""
+    """Start a job whose batch step and one rank record the signals they get, until a file `leave` appears."""
     listen = directory / "listen.sh"
     listen.write_text(
         'note() { echo "$1" >>$heard/$who; }; trap "note TERM" TERM; note start\n'
@@ -308,7 +308,7 @@ def _heard(directory: Path, who: str) -> list[str]:
 
 
 def _processes_of(root: Path, nodes: list[str]) -> dict[str, list[int]]:
-    """Pids by program name of whatever belongs to a cluster, by what /proc shows and not by the cluster's records."""
+    """Pids by program name of all processes of a cluster, from /proc and not from the cluster's records."""
     found: dict[str, list[int]] = {"sleep": []}
     own_names = {*nodes, re.sub(r"\d+$", "ctl", nodes[0])}
     for entry in Path("/proc").iterdir():
@@ -345,5 +345,5 @@ def _assert_loopback_only(pids: list[int]) -> None:
 
 
 def _foreign_hosts() -> list[str]:
-    """/etc/hosts without any development cluster: what must never change."""
+    """Lines of /etc/hosts that belong to no development cluster: they must never change."""
     return [line for line in Path("/etc/hosts").read_text().splitlines() if "# hpcaccel-cluster " not in line]

@@ -1,4 +1,4 @@
-"""Which rank a process is, as a real Slurm tells it; tests/runtime/test_rank_env.py has made-up variables."""
+"""Ranks from the environment of a real Slurm; tests/runtime/test_rank_env.py has made-up variables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TORCHRUN = f"{PYTHON} -m torch.distributed.run --nnodes 2 --nproc-per-node 2 --r
 
 
 class Cases:
-    """What the program found, case by case."""
+    """Results of ``place.py``, by case."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -33,7 +33,7 @@ class Cases:
         return f"{python} {PROGRAMS / 'place.py'} {self.folder} {case}"
 
     def found(self, case: str) -> list[dict[str, Any]]:
-        """By rank."""
+        """Results of a case, by rank."""
         files = sorted(self.folder.glob(f"{case}.*.json"), key=lambda path: int(path.name.split(".")[1]))
         return [json.loads(path.read_text()) for path in files]
 
@@ -51,7 +51,7 @@ def cases(tmp_path: Path) -> Cases:
 def submit(
     cluster: Cluster, folder: Path, nodes: list[str], *lines: str, options: tuple[str, ...] = (), tasks: int = 1
 ) -> str:
-    """Run a batch script, whose steps may fail, and wait for its end; what it printed."""
+    """Run a batch script, whose steps may fail, and wait for its end; return its output."""
     script = folder / "script.sh"
     script.write_text("\n".join(["#!/bin/bash", *lines, f"touch {folder}/done-$SLURM_ARRAY_TASK_ID", ""]))
     cluster.sbatch(
@@ -63,7 +63,9 @@ def submit(
 
 
 @pytest.mark.chaos
-def test_steps_of_a_job_that_is_called_bash(cluster: Cluster, lease: Lease, cases: Cases) -> None:
+def test_ranks_are_found_in_srun_and_torchrun_steps_of_a_batch_job(
+    cluster: Cluster, lease: Lease, cases: Cases
+) -> None:
     nodes = lease(2)
     endpoint = f"--rdzv-endpoint {nodes[0]}:$((20000 + SLURM_JOB_ID % 10000))"
     said = submit(
@@ -99,7 +101,7 @@ def test_steps_of_a_job_that_is_called_bash(cluster: Cluster, lease: Lease, case
     assert {rank["source"] for rank in cases.found("torchrun")} == {"torchrun"}
 
 
-def test_tasks_of_an_array_at_once_on_one_node(cluster: Cluster, lease: Lease, cases: Cases) -> None:
+def test_concurrent_array_tasks_on_one_node_find_their_own_ranks(cluster: Cluster, lease: Lease, cases: Cases) -> None:
     said = submit(
         cluster,
         cases.folder,
@@ -113,7 +115,7 @@ def test_tasks_of_an_array_at_once_on_one_node(cluster: Cluster, lease: Lease, c
         assert [rank["gpus"] for rank in cases.found(case)] == [1, 1]
 
 
-def test_salloc(cluster: Cluster, lease: Lease, cases: Cases) -> None:
+def test_ranks_are_found_in_the_shell_and_the_steps_of_salloc(cluster: Cluster, lease: Lease, cases: Cases) -> None:
     shell = f"{cases.call('shell')}; srun {cases.call('step')}; srun --ntasks=1 {cases.call('one')}"
     options = ["--nodes=1", "--ntasks=2", f"--nodelist={lease(1)[0]}", "--mem=3G", "--quiet"]
     said = cluster.run("salloc", *options, "bash", "-c", shell).stderr

@@ -1,4 +1,4 @@
-"""Whatever ends an attempt, the run comes back, with the losses and weights of an undisturbed one, bit by bit."""
+"""Bit-exact resume: whatever ends an attempt, losses and weights equal those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def scenario(cluster: Cluster, lease: Lease, tmp_path: Path) -> Scenario:
         pytest.param("fsdp", "gpu0", marks=pytest.mark.chaos),
     ],
 )
-def test_preempted_by_an_urgent_job(scenario: Scenario, assert_exact: Exact, strategy: str, partition: str) -> None:
+def test_run_preempted_by_an_urgent_job_is_bit_exact(
+    scenario: Scenario, assert_exact: Exact, strategy: str, partition: str
+) -> None:
     scenario.train(*PAUSE, runtime={"strategy": strategy}, slurm={"partition": partition})
     scenario.wait_for_step(8)
     scenario.preempt()
@@ -42,7 +44,7 @@ def test_preempted_by_an_urgent_job(scenario: Scenario, assert_exact: Exact, str
     assert_exact(scenario, strategy=strategy)
 
 
-def test_time_limit(scenario: Scenario, assert_exact: Exact) -> None:
+def test_run_beyond_its_time_limit_is_bit_exact(scenario: Scenario, assert_exact: Exact) -> None:
     # Slurm's warning comes up to a minute early, and its shortest limit is a minute.
     scenario.train("--pause", "2.5", slurm={"time": 2}, resilience={"warning_seconds": 60})
     assert scenario.wait_until_over() == 0, scenario.story
@@ -52,7 +54,7 @@ def test_time_limit(scenario: Scenario, assert_exact: Exact) -> None:
 
 
 @pytest.mark.chaos
-def test_stop_with_requeue(scenario: Scenario, assert_exact: Exact) -> None:
+def test_run_stopped_with_requeue_is_bit_exact(scenario: Scenario, assert_exact: Exact) -> None:
     scenario.train(*PAUSE)
     scenario.wait_for_step(8)
     scenario.cli("stop", "--requeue", scenario.dir.run_id)
@@ -63,7 +65,7 @@ def test_stop_with_requeue(scenario: Scenario, assert_exact: Exact) -> None:
 
 
 @pytest.mark.chaos  # a preemption, a stop and a resume of one run: test_remote.py
-def test_stop_and_later_resume(scenario: Scenario, assert_exact: Exact) -> None:
+def test_run_stopped_and_later_resumed_is_bit_exact(scenario: Scenario, assert_exact: Exact) -> None:
     scenario.train(*PAUSE)
     scenario.wait_for_step(8)
     scenario.cli("stop", scenario.dir.run_id)
@@ -77,7 +79,9 @@ def test_stop_and_later_resume(scenario: Scenario, assert_exact: Exact) -> None:
 
 
 @pytest.mark.chaos
-def test_sigterm_during_start_up(cluster: Cluster, scenario: Scenario, assert_exact: Exact) -> None:
+def test_run_with_sigterm_during_start_up_is_bit_exact(
+    cluster: Cluster, scenario: Scenario, assert_exact: Exact
+) -> None:
     scenario.train("--start-pause", "2")
     for rank in range(4):
         scenario.wait_for_word("starting", rank=rank)
@@ -88,7 +92,7 @@ def test_sigterm_during_start_up(cluster: Cluster, scenario: Scenario, assert_ex
 
 
 @pytest.mark.chaos
-def test_sigkill_of_one_rank(scenario: Scenario, assert_exact: Exact) -> None:
+def test_run_with_a_killed_rank_is_bit_exact(scenario: Scenario, assert_exact: Exact) -> None:
     scenario.train(*PAUSE)
     scenario.wait_for_step(20)
     os.kill(int(scenario.wait_for_word("starting", rank=3).split()[1]), signal.SIGKILL)
@@ -101,8 +105,8 @@ def test_sigkill_of_one_rank(scenario: Scenario, assert_exact: Exact) -> None:
     assert_exact(scenario)
 
 
-@pytest.mark.chaos  # a stop of a training on this machine, which comes back without losing a step: tests/test_readme.py
-def test_the_local_backend_gives_the_same(tmp_path: Path, lease: Lease, assert_exact: Exact) -> None:
+@pytest.mark.chaos  # a stop of a training on this machine, which resumes without losing a step: tests/test_readme.py
+def test_local_backend_gives_the_same_losses_and_weights(tmp_path: Path, lease: Lease, assert_exact: Exact) -> None:
     run = Scenario(None, tmp_path)
     run.train(*PAUSE)
     run.wait_for_step(8)

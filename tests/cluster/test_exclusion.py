@@ -1,4 +1,4 @@
-"""Nodes that are at fault are left out: on the real Slurm, which lets nobody exclude a node from a job that runs."""
+"""Exclusion of faulty nodes on a real Slurm, which cannot exclude a node from a running job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if os.environ["HPCACCEL_ATTEMPT"] == "1" and os.environ["SLURM_NODEID"] == "0":
 
 @pytest.fixture
 def scenario(cluster: Cluster, tmp_path: Path) -> Scenario:
-    """Without a list of nodes, since those that are asked for by name cannot be left out."""
+    """Without a list of nodes: nodes requested by name cannot be excluded."""
     return Scenario(cluster, tmp_path)
 
 
@@ -32,7 +32,7 @@ def others(cluster: Cluster, leased: list[str]) -> str:
     return ",".join(node for node in cluster.nodes if node not in leased)
 
 
-def test_a_broken_node_is_left_out_when_the_job_comes_back(cluster: Cluster, lease: Lease, scenario: Scenario) -> None:
+def test_broken_node_is_excluded_when_the_job_is_requeued(cluster: Cluster, lease: Lease, scenario: Scenario) -> None:
     nodes = lease(2)
     program = scenario.folder / "broken.py"
     program.write_text(BROKEN_AT_FIRST)
@@ -57,9 +57,7 @@ def test_a_broken_node_is_left_out_when_the_job_comes_back(cluster: Cluster, lea
 
 
 @pytest.mark.chaos
-def test_where_the_allocation_has_nodes_to_spare_the_ranks_start_again_on_those(
-    cluster: Cluster, lease: Lease, scenario: Scenario
-) -> None:
+def test_ranks_restart_on_a_spare_node_of_the_allocation(cluster: Cluster, lease: Lease, scenario: Scenario) -> None:
     nodes = lease(2)
     scenario.nodes = nodes
     program = scenario.folder / "broken.py"
@@ -71,7 +69,7 @@ def test_where_the_allocation_has_nodes_to_spare_the_ranks_start_again_on_those(
     }
     scenario.submit(spec)
     document = json.loads(scenario.dir.spec.read_text())
-    document["launch"]["nodes"] = 1  # one more was asked for than the ranks need
+    document["launch"]["nodes"] = 1  # the job requests one more node than the ranks need
     scenario.dir.spec.write_text(json.dumps(document))
     cluster.run("scontrol", "release", scenario.job_id)
     assert scenario.wait_until_over() == 0, scenario.story
@@ -81,7 +79,7 @@ def test_where_the_allocation_has_nodes_to_spare_the_ranks_start_again_on_those(
 
 
 @pytest.mark.chaos
-def test_a_node_that_fails_the_checks_never_gets_ranks(cluster: Cluster, lease: Lease, scenario: Scenario) -> None:
+def test_node_that_fails_the_preflight_checks_gets_no_ranks(cluster: Cluster, lease: Lease, scenario: Scenario) -> None:
     nodes = lease(3)
     programs = scenario.folder / "bin"
     programs.mkdir()

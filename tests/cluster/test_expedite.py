@@ -1,4 +1,4 @@
-"""Slurm's expedited requeue, where a release has it; and jobs of ended runs that Slurm holds in the queue."""
+"""Slurm's expedited requeue, on releases that have it, and jobs of ended runs that Slurm holds in the queue."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def expedited(cluster: Cluster, scenario: Scenario) -> Scenario:
 
 
 def ended(scenario: Scenario, state: str = "COMPLETED") -> dict[str, str]:
-    """The job once Slurm has it as ended: no hold, and the exit code that starts nothing again."""
+    """Wait for the end of the job in Slurm, which must not be a hold; return the job's fields."""
     over = ("COMPLETED", "FAILED", "CANCELLED", "PREEMPTED", "REQUEUE_HOLD")
     scenario._wait(lambda: scenario.job()["JobState"] in over, f"the end of job {scenario.job_id}")
     job = scenario.job()
@@ -36,7 +36,7 @@ def ended(scenario: Scenario, state: str = "COMPLETED") -> dict[str, str]:
     return job
 
 
-def test_it_is_refused_where_the_cluster_does_not_have_it(cluster: Cluster, scenario: Scenario) -> None:
+def test_expedite_is_refused_on_a_cluster_without_it(cluster: Cluster, scenario: Scenario) -> None:
     if cluster.release >= FIRST_RELEASE:
         pytest.skip("this cluster has it")
     with pytest.raises(
@@ -45,20 +45,20 @@ def test_it_is_refused_where_the_cluster_does_not_have_it(cluster: Cluster, scen
         scenario.plain(resilience=EXPEDITE)
 
 
-def test_a_failure_is_not_held(expedited: Scenario) -> None:
+def test_job_of_a_failed_run_is_not_held(expedited: Scenario) -> None:
     expedited.plain("--fail", resilience=EXPEDITE)
     assert expedited.wait_until_over() == 1
     assert ended(expedited)["ExitCode"] == "0:0"
     assert expedited.ends == [("failed", "end")], expedited.story
 
 
-def test_a_set_up_that_fails_is_not_held(expedited: Scenario) -> None:
+def test_job_with_a_failed_setup_is_not_held(expedited: Scenario) -> None:
     expedited.plain(resilience=EXPEDITE, environment={"setup": ["false"]})
     assert expedited.wait_until_over() == 1
     assert ended(expedited)["ExitCode"] == "0:0"
 
 
-def test_a_preempted_run_comes_back_at_once_and_ends_well(expedited: Scenario) -> None:
+def test_preempted_run_with_expedite_is_requeued_and_completes(expedited: Scenario) -> None:
     expedited.plain("--wait", "--once", resilience=EXPEDITE, runtime={"stop": "signals"})
     expedited.wait_for_word("starting")
     expedited.preempt()
@@ -68,7 +68,7 @@ def test_a_preempted_run_comes_back_at_once_and_ends_well(expedited: Scenario) -
 
 
 @pytest.mark.chaos
-def test_a_stop_a_pause_and_a_cancel(expedited: Scenario) -> None:
+def test_run_with_expedite_is_requeued_paused_resumed_and_cancelled(expedited: Scenario) -> None:
     expedited.plain("--wait", resilience=EXPEDITE, runtime={"stop": "signals"})
     expedited.wait_for_word("starting")
     expedited.cli("stop", "--requeue", expedited.dir.run_id)
@@ -86,7 +86,9 @@ def test_a_stop_a_pause_and_a_cancel(expedited: Scenario) -> None:
 
 
 @pytest.mark.parametrize("then", ["cancel", pytest.param("resume", marks=pytest.mark.chaos)])
-def test_a_job_that_slurm_holds_after_the_end_is_seen(cluster: Cluster, scenario: Scenario, then: str) -> None:
+def test_job_that_slurm_holds_after_the_end_is_reported_and_cancelled(
+    cluster: Cluster, scenario: Scenario, then: str
+) -> None:
     scenario.plain("--fail", resilience={"restart_in_place": 0, "max_failures": 1})
     assert scenario.wait_until_over() == 1
     held = scenario.job_id

@@ -1,4 +1,4 @@
-"""Files that are not what was committed: all ranks fall back to the same older step together, or fail loudly."""
+"""Damaged checkpoint files on a real Slurm: all ranks fall back to the same older step, or the run fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Exact = Callable[..., None]
 
 @pytest.fixture
 def waiting(cluster: Cluster, lease: Lease, tmp_path: Path) -> Scenario:
-    """A run with a dozen checkpoints, whose job waits in the queue."""
+    """A run with at least 10 checkpoints, whose job is held in the queue."""
     run = Scenario(cluster, tmp_path, nodes=lease(2))
     run.train("--pause", "0.5", checkpoint={"every_steps": 2, "keep": None})
     wait_until(
@@ -48,8 +48,10 @@ def falls_back_to(run: Scenario, good: checkpoint_files.Checkpoint, damaged: lis
 
 
 @pytest.mark.parametrize("damage", sorted(DAMAGES))
-def test_every_file_of_a_checkpoint(waiting: Scenario, assert_exact: Exact, damage: str) -> None:
-    """One file after the other, each in a checkpoint of its own: one start passes all of them over."""
+def test_damage_to_any_file_of_a_checkpoint_falls_back_to_an_older_one(
+    waiting: Scenario, assert_exact: Exact, damage: str
+) -> None:
+    """Each file is damaged in a different checkpoint; one start skips all of them."""
     dice = random.Random(damage)
     newest, *rest = newest_first(waiting)
     names = [file.relative_to(newest.path) for file in files_of(newest.path)]
@@ -62,8 +64,8 @@ def test_every_file_of_a_checkpoint(waiting: Scenario, assert_exact: Exact, dama
     assert_exact(waiting)
 
 
-def test_none_is_good(waiting: Scenario) -> None:
-    """Loud, and never at step 0."""
+def test_run_fails_if_every_checkpoint_is_damaged(waiting: Scenario) -> None:
+    """It does not start again at step 0."""
     dice = random.Random(0)
     kinds = sorted(DAMAGES)
     for number, checkpoint in enumerate(newest_first(waiting)):
@@ -85,7 +87,7 @@ class Bomb:
         return (os.mkdir, (str(self.mark),))
 
 
-def test_a_pickle_is_never_opened(waiting: Scenario, assert_exact: Exact, tmp_path: Path) -> None:
+def test_pickles_in_checkpoints_are_never_loaded(waiting: Scenario, assert_exact: Exact, tmp_path: Path) -> None:
     mark = tmp_path / "executed"
     bomb = pickle.dumps(Bomb(mark))
     newest, second, third, fourth, good = newest_first(waiting)[:5]
@@ -104,8 +106,10 @@ def test_a_pickle_is_never_opened(waiting: Scenario, assert_exact: Exact, tmp_pa
     assert mark.exists(), "the bomb works"
 
 
-def test_damaged_between_attempts(cluster: Cluster, lease: Lease, tmp_path: Path, assert_exact: Exact) -> None:
-    """While no supervisor runs; ended by a failure, not by a stop."""
+def test_damage_between_attempts_falls_back_to_an_older_checkpoint(
+    cluster: Cluster, lease: Lease, tmp_path: Path, assert_exact: Exact
+) -> None:
+    """The first attempt ends by a failure, not by a stop, and no supervisor runs during the damage."""
     run = Scenario(cluster, tmp_path, nodes=lease(2))
     run.train("--pause", "0.25", checkpoint={"every_steps": 4}, resilience={"restart_in_place": 0})
     run.wait_for_step(14)

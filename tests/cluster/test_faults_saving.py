@@ -1,4 +1,4 @@
-"""Faults that strike inside a save: whatever is left behind, the last committed checkpoint counts."""
+"""Faults during a save: the run resumes from the last committed checkpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Exact = Callable[..., None]
 EVER = {"max_failures": 100, "restart_in_place": 100}
 
 POINTS = [
-    # rank 0: directories and files of its own, index, manifest, commit, and what it deletes afterwards
+    # rank 0: directories and files of its own, index, manifest, commit, and deletion of old checkpoints
     [(0, "mkdir", 1), (0, "mkdir", 2), (0, "fsync", 1), (0, "fsync", 2), (0, "fsync", 3)],
     [(0, "rename", 1), (0, "fsync", 4), (0, "rename", 2), (0, "fsync", 5), (0, "rename", 3)],
     [(0, "fsync", 6), (0, "rename", 4), (0, "rmdir", 1), (0, "rename", 5), (0, "fsync", 8)],
@@ -38,7 +38,7 @@ def scenario(cluster: Cluster, lease: Lease, tmp_path: Path) -> Scenario:
 
 
 @pytest.mark.parametrize("points", POINTS, ids=["begin", "commit", "after", "others"])
-def test_a_rank_killed_inside_a_save(
+def test_rank_killed_during_a_save_leaves_only_complete_checkpoints(
     scenario: Scenario, assert_exact: Exact, points: list[tuple[int, str, int]]
 ) -> None:
     scenario.train("--pause", "0.2", "--always", checkpoint={"every_steps": 2}, resilience=EVER)
@@ -57,7 +57,7 @@ def test_a_rank_killed_inside_a_save(
     assert_exact(scenario)
 
 
-def test_one_checkpoint_kept_and_ten_crashes(scenario: Scenario, assert_exact: Exact) -> None:
+def test_ten_crashes_with_keep_one_always_leave_a_checkpoint(scenario: Scenario, assert_exact: Exact) -> None:
     dice = random.Random(0)
     scenario.train("--pause", "0.2", "--always", checkpoint={"every_steps": 2, "keep": 1}, resilience=EVER)
     saved = 0
@@ -74,7 +74,9 @@ def test_one_checkpoint_kept_and_ten_crashes(scenario: Scenario, assert_exact: E
 
 
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
-def test_a_disk_that_fails_one_rank(scenario: Scenario, assert_exact: Exact, error: str) -> None:
+def test_disk_error_on_one_rank_fails_the_attempt_and_the_run_resumes(
+    scenario: Scenario, assert_exact: Exact, error: str
+) -> None:
     scenario.train("--pause", "0.2", checkpoint={"every_steps": 5})
     saved = scenario.wait_for_checkpoint()
     with injected(scenario, 2, f"error={error}", calls=["fsync", "fdatasync"]):
@@ -90,7 +92,7 @@ def test_a_disk_that_fails_one_rank(scenario: Scenario, assert_exact: Exact, err
 
 @contextmanager
 def small_disk(path: Path, size: str) -> Iterator[Callable[[str], None]]:
-    """A file system of its own in ``path``; yields what makes it larger."""
+    """Mount a small file system in ``path``; yields a function that enlarges it."""
     path.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], check=True)
 
@@ -103,7 +105,7 @@ def small_disk(path: Path, size: str) -> Iterator[Callable[[str], None]]:
         subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
-def test_a_full_disk_is_told_and_a_larger_one_goes_on(scenario: Scenario, assert_exact: Exact) -> None:
+def test_run_on_a_full_disk_waits_for_space_and_continues(scenario: Scenario, assert_exact: Exact) -> None:
     scenario.train("--pause", "0.2", "--start-pause", "3", checkpoint={"every_steps": 5, "keep": None})
     with small_disk(scenario.dir.checkpoints, "300k") as enlarge:
         scenario.wait_for_ends(1)
@@ -123,7 +125,7 @@ def test_a_full_disk_is_told_and_a_larger_one_goes_on(scenario: Scenario, assert
         assert_exact(scenario)
 
 
-def test_checkpoints_that_may_not_be_written_for_a_while(scenario: Scenario, assert_exact: Exact) -> None:
+def test_run_waits_until_checkpoints_are_writable_again(scenario: Scenario, assert_exact: Exact) -> None:
     scenario.train("--pause", "0.2", checkpoint={"every_steps": 5})
     saved = scenario.wait_for_checkpoint()
     subprocess.run(["chattr", "+i", str(scenario.dir.checkpoints)], check=True)
@@ -141,7 +143,7 @@ def test_checkpoints_that_may_not_be_written_for_a_while(scenario: Scenario, ass
     assert_exact(scenario)
 
 
-def test_a_run_directory_that_is_moved_away(cluster: Cluster, scenario: Scenario) -> None:
+def test_run_fails_if_its_directory_is_moved_and_can_be_resumed(cluster: Cluster, scenario: Scenario) -> None:
     scenario.train("--pause", "0.2", checkpoint={"every_steps": 5})
     scenario.wait_for_checkpoint()
     moved = scenario.folder / "moved"
@@ -157,7 +159,9 @@ def test_a_run_directory_that_is_moved_away(cluster: Cluster, scenario: Scenario
     assert scenario.wait_until_over() == 0, scenario.story
 
 
-def test_a_second_sigterm_during_the_last_save(cluster: Cluster, scenario: Scenario, assert_exact: Exact) -> None:
+def test_second_sigterm_during_the_last_save_is_ignored(
+    cluster: Cluster, scenario: Scenario, assert_exact: Exact
+) -> None:
     scenario.train("--pause", "0.25", "--save-pause", "3")
     scenario.wait_for_step(8)
     cluster.run("scancel", "--signal=TERM", scenario.step)
@@ -170,7 +174,7 @@ def test_a_second_sigterm_during_the_last_save(cluster: Cluster, scenario: Scena
     assert_exact(scenario)
 
 
-def test_a_save_that_takes_longer_than_slurm_waits(scenario: Scenario, assert_exact: Exact) -> None:
+def test_save_longer_than_kill_wait_falls_back_to_the_previous_one(scenario: Scenario, assert_exact: Exact) -> None:
     """The last save is killed half-way after KillWait (10 s); the one before it counts."""
     scenario.train("--pause", "0.25", "--save-pause", "15", slurm={"partition": "gpu0"}, checkpoint={"every_steps": 5})
     saved = scenario.wait_for_checkpoint()

@@ -1,4 +1,4 @@
-"""Faults of the cluster itself, on a cluster of this file's own: daemons die, nodes go, limits change under way."""
+"""Faults of the cluster, on a cluster of this file's own: daemons die, nodes fail, limits change during a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHORT_GRACE_SECONDS = 2
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[Cluster]:
-    """Four nodes, a silent one is down soon, and little grace."""
+    """Four nodes, with a short SlurmdTimeout and a short grace time."""
     prefix = Path(os.environ["HPCACCEL_TEST_ROOTS"] + "-")
     root = Path(tempfile.mkdtemp(prefix=prefix.name, dir=prefix.parent))
     options = ["--nodes", "4", "--slurmd-timeout-seconds", "10", "--grace-seconds", str(SHORT_GRACE_SECONDS)]
@@ -56,15 +56,17 @@ def ends_as_undisturbed(run: Scenario, factory: pytest.TempPathFactory) -> None:
 
 
 def nodes_of(run: Scenario, attempt: int = 1) -> list[str]:
-    """Of an attempt that has started."""
+    """Nodes of an attempt that has started."""
     nodes = run.lines("start")[attempt - 1]["nodes"]
     assert isinstance(nodes, list)
     return nodes
 
 
 @pytest.mark.parametrize("which", ["first", "last"])
-def test_power_cut(own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory, which: str) -> None:
-    """The first node takes the batch step with it, and the lease of a supervisor that is gone is taken over."""
+def test_run_continues_on_other_nodes_after_a_power_cut(
+    own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory, which: str
+) -> None:
+    """The first node runs the batch step: the next supervisor takes over the lease of the lost one."""
     run.train(*PAUSE, checkpoint={"every_steps": 5})
     run.wait_for_step(12)
     lost = nodes_of(run)[0 if which == "first" else 1]
@@ -74,10 +76,12 @@ def test_power_cut(own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPat
         run.wait_for_step(13, attempt=2)
     ends_as_undisturbed(run, tmp_path_factory)
     assert run.ends[0] in [("lost", "requeue"), ("failed", "restart")], run.story
-    assert run.lines("start")[-1]["checkpoint_step"] in (5, 10, 15)  # 15, where the cut took its time
+    assert run.lines("start")[-1]["checkpoint_step"] in (5, 10, 15)  # 15 if the cut came late
 
 
-def test_slurmd_killed_and_soon_back(own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_run_survives_a_short_outage_of_slurmd(
+    own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     run.train(*PAUSE)
     run.wait_for_step(5)
     with taken_away(own, nodes_of(run)[1], jobs_go_on=True):
@@ -86,11 +90,11 @@ def test_slurmd_killed_and_soon_back(own: Cluster, run: Scenario, tmp_path_facto
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_slurmd_killed_and_not_back(
+def test_run_restarts_on_other_nodes_if_slurmd_stays_away(
     own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory, nodes: int
 ) -> None:
-    """Where Slurm has given nodes up the ranks may live on, and train beside those that take their place."""
-    # Without GPUs, of which Slurm 22.05 loses count here ("node offset invalid") until its controller starts again.
+    """Ranks on nodes that Slurm has given up may stay alive, and train beside their replacements."""
+    # Without GPUs, which Slurm 22.05 miscounts here ("node offset invalid") until its controller restarts.
     without = {"gpus_per_node": None, "ntasks_per_node": 2}
     run.train("--pause", "1.5", slurm=without, checkpoint={"every_steps": 2})
     run.wait_for_step(4)
@@ -104,8 +108,10 @@ def test_slurmd_killed_and_not_back(
     ends_as_undisturbed(run, tmp_path_factory)
 
 
-def test_node_drained(own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What runs there goes on; once it is stopped it goes on elsewhere."""
+def test_run_on_a_drained_node_continues_elsewhere_after_a_stop(
+    own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The run continues there until it is stopped, and then on other nodes."""
     run.train(*PAUSE)
     run.wait_for_step(4)
     node = nodes_of(run)[1]
@@ -119,7 +125,9 @@ def test_node_drained(own: Cluster, run: Scenario, tmp_path_factory: pytest.Temp
 
 
 @pytest.mark.parametrize("daemon", ["slurmctld", "slurmdbd"])
-def test_away_in_mid_run(own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory, daemon: str) -> None:
+def test_run_survives_an_outage_of_slurmctld_or_slurmdbd(
+    own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory, daemon: str
+) -> None:
     run.train(*PAUSE)
     run.wait_for_step(5)
     with taken_away(own, daemon):
@@ -129,7 +137,9 @@ def test_away_in_mid_run(own: Cluster, run: Scenario, tmp_path_factory: pytest.T
 
 
 @pytest.mark.parametrize("daemon", ["slurmctld", "slurmdbd"])
-def test_away_at_requeue(own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory, daemon: str) -> None:
+def test_run_is_requeued_despite_an_outage_of_slurmctld_or_slurmdbd(
+    own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory, daemon: str
+) -> None:
     run.train(*PAUSE)
     run.wait_for_step(8)
     run.cli("stop", "--requeue", run.dir.run_id)
@@ -140,8 +150,8 @@ def test_away_at_requeue(own: Cluster, run: Scenario, tmp_path_factory: pytest.T
     assert run.ends == [("stop", "requeue"), ("completed", "end")], run.story
 
 
-def test_commands_while_the_controller_is_away(own: Cluster, run: Scenario) -> None:
-    """They say after some seconds that Slurm does not answer. A submit leaves nothing behind, a cancel holds."""
+def test_commands_fail_during_an_outage_of_slurmctld_but_cancel_is_saved(own: Cluster, run: Scenario) -> None:
+    """After some seconds they report that Slurm does not respond. A submit leaves no run, a cancel takes effect."""
     run.train(*PAUSE, "--epochs", "400")
     run.wait_for_step(4)
     with taken_away(own, "slurmctld"):
@@ -156,10 +166,10 @@ def test_commands_while_the_controller_is_away(own: Cluster, run: Scenario) -> N
     assert run.wait_until_over() == 130, run.story
 
 
-def test_a_crash_while_the_controller_is_away(
+def test_crash_during_an_outage_of_slurmctld_restarts_the_run(
     own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """A restart in place needs the controller, too."""
+    """A restart in place needs the controller too."""
     run.train(*PAUSE, checkpoint={"every_steps": 5})
     run.wait_for_step(8)
     with taken_away(own, "slurmctld"):
@@ -169,7 +179,9 @@ def test_a_crash_while_the_controller_is_away(
     assert run.ends == [("failed", "restart"), ("completed", "end")], run.story
 
 
-def test_a_rank_stopped_for_good(own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_stopped_rank_is_detected_as_a_hang_and_the_run_restarts(
+    own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     run.train(*PAUSE, checkpoint={"every_steps": 5}, resilience={"hang_timeout_seconds": 10})
     run.wait_for_step(12)
     signal_rank(run, 2, signal.SIGSTOP)
@@ -182,7 +194,9 @@ def test_a_rank_stopped_for_good(own: Cluster, run: Scenario, tmp_path_factory: 
     assert run.ends == [("failed", "restart"), ("completed", "end")], run.story
 
 
-def test_preempted_with_a_short_grace(own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_run_preempted_with_a_short_grace_time_loses_no_step(
+    own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     run.train(*PAUSE)
     run.wait_for_step(8)
     run.preempt(nodes_of(run))
@@ -191,19 +205,21 @@ def test_preempted_with_a_short_grace(own: Cluster, run: Scenario, tmp_path_fact
     assert run.status()["steps_lost"] == 0
 
 
-def test_preempted_with_too_short_a_grace(
+def test_save_longer_than_the_grace_time_falls_back_to_the_last_commit(
     own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """A save that takes longer than the grace and KillWait together: the last commit counts."""
+    """The save takes longer than the grace time and KillWait together."""
     run.train("--pause", "0.25", "--save-pause", "20", checkpoint={"every_steps": 5})
     run.wait_for_step(9)
     run.preempt(nodes_of(run))
     ends_as_undisturbed(run, tmp_path_factory)
     assert run.ends == [("preempted", "requeue"), ("completed", "end")], run.story
-    assert run.lines("end")[1]["resumed_step"] in (5, 10)  # 10, where the urgent job took its time
+    assert run.lines("end")[1]["resumed_step"] in (5, 10)  # 10 if the urgent job started late
 
 
-def test_limit_shortened_in_mid_run(own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_time_limit_shortened_during_a_run_loses_no_step(
+    own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     run.train("--pause", "2.5", resilience={"warning_seconds": 20})
     run.wait_for_step(2)
     own.run("scontrol", "update", f"JobId={run.job_id}", "TimeLimit=2")
@@ -212,8 +228,10 @@ def test_limit_shortened_in_mid_run(own: Cluster, run: Scenario, tmp_path_factor
     assert run.status()["steps_lost"] == 0
 
 
-def test_two_jobs_on_one_run_directory(own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The second is refused: beside the first, and while the first waits in the queue."""
+def test_second_job_on_a_run_directory_is_refused(
+    own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """It is refused while the first job runs, and while the first job waits in the queue."""
     run.train("--pause", "0.5")
     run.wait_for_step(2)
     assert f"is in use by job {run.job_id}" in said_by_another_job(own, run)
@@ -226,7 +244,7 @@ def test_two_jobs_on_one_run_directory(own: Cluster, run: Scenario, tmp_path_fac
 
 
 def said_by_another_job(own: Cluster, run: Scenario) -> str:
-    """That somebody has handed in by hand, on a node that is free."""
+    """Submit the run's script by hand on a free node; return the log of that job."""
     free = next(node for node in own.nodes if node not in nodes_of(run))
     log = run.folder / "second.log"
     second = own.sbatch("--nodes=1", f"--nodelist={free}", f"--output={log}", str(run.dir.script))

@@ -1,4 +1,4 @@
-"""A rank that is slow, and then stands still, on another node than the one that watches."""
+"""A rank that is slow and then hangs, on another node than the supervisor's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).parents[1] / "runtime" / "programs" / "ailing.py"
 
 
 @pytest.mark.torch
-def test_a_slow_rank_is_named_and_one_that_is_stopped_ends_the_attempt_and_the_run_goes_on(
+def test_slow_rank_is_named_and_a_hanging_rank_restarts_the_run(
     cluster: Cluster, lease: Callable[[int], list[str]], tmp_path: Path
 ) -> None:
     run = Scenario(cluster, tmp_path, nodes=lease(2))
@@ -47,7 +47,7 @@ def test_a_slow_rank_is_named_and_one_that_is_stopped_ends_the_attempt_and_the_r
     assert end["checkpoint_step"] >= 200
     found = json.loads(run.dir.hang(1).read_text())
     assert (found["culprit_rank"], found["node"]) == (1, run.nodes[1])
-    # What hung can be looked at afterwards: the rank that was stopped has written where as soon as it was woken.
+    # The stacks are still available: the stopped rank wrote its own as soon as it was continued.
     shown = json.loads(run.cli("stacks", run.dir.run_id, "--json").stdout)
     assert [group["ranks"] for group in shown["groups"]] == [[1], [0]], run.story
     assert "in stand_still" in shown["groups"][0]["calls"][0], run.story

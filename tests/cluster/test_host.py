@@ -1,4 +1,4 @@
-"""A sweep's workers on a real Slurm, with a small script for a chooser and a program without torch for the trials."""
+"""Workers of a sweep on a real Slurm, with a small script as chooser and a program without torch as trial."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Lease = Callable[[int], list[str]]
 ROOT = Path(__file__).parents[2]
 
 COUNTS = (Path(__file__).parent / "programs" / "counts.py").read_text()
-"""Counts until it is asked to stop; what has been stopped once counts five more."""
+"""Counts until it is stopped; started again, it counts five more steps."""
 
 CHOOSER = (Path(__file__).parent / "programs" / "trial_source.py").read_text()
 
@@ -89,7 +89,7 @@ class Workers:
             raise TimeoutError(f"{error}\n" + "\n".join(f"--- {log}\n{log.read_text()}" for log in logs)) from None
 
 
-def test_preempted_workers_come_back_to_their_trials(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
+def test_preempted_workers_continue_their_trials(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
     nodes = dict(zip(("gpu", "gpu0"), lease(2), strict=True))  # with grace time, and without
     sweep = Workers(cluster, tmp_path, trials=2)
     jobs = [sweep.submit(at, node=node, partition=name) for at, (name, node) in enumerate(nodes.items())]
@@ -120,8 +120,8 @@ if os.environ["HPCACCEL_ATTEMPT"] == "1":
 """
 
 
-def test_a_preempted_trial_that_leaves_with_0_is_not_done(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
-    """Nobody tells its supervisor of a preemption with grace time; slurmstepd's line in the rank's log does."""
+def test_preempted_trial_that_exits_with_0_is_continued(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
+    """A preemption with grace time sends its supervisor no signal: it reads slurmstepd's line in the rank's log."""
     (node,) = lease(1)
     sweep = Workers(cluster, tmp_path, trials=1, stop="signals")
     (sweep.dir.path / "program.py").write_text(LEAVES_WITH_0)
@@ -135,7 +135,7 @@ def test_a_preempted_trial_that_leaves_with_0_is_not_done(cluster: Cluster, leas
     assert sweep.ends(0) == [("preempted", "requeue"), ("completed", "end")]
 
 
-def test_a_cancelled_worker_leaves_its_trials_to_be_continued(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
+def test_trials_of_a_cancelled_worker_can_be_continued(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
     (node,) = lease(1)
     sweep = Workers(cluster, tmp_path, trials=2, pack=2)
     job = sweep.submit(0, node=node, partition="gpu")
@@ -146,12 +146,12 @@ def test_a_cancelled_worker_leaves_its_trials_to_be_continued(cluster: Cluster, 
     assert sweep.worker_ends(0) == [("cancelled", "end")]
     assert [sweep.ends(trial) for trial in (0, 1)] == [[("cancelled", "requeue")]] * 2
     cluster.wait_for(job, ["CANCELLED"])
-    sweep.submit(0, node=node, partition="gpu")  # another one goes on
+    sweep.submit(0, node=node, partition="gpu")  # another worker continues
     sweep.wait(lambda: len(sweep.worker_ends(0)) == 2, "the other worker has ended")
     assert [sweep.ends(trial)[1:] for trial in (0, 1)] == [[("completed", "end")]] * 2
 
 
-def test_a_killed_host_is_started_again_in_its_job(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
+def test_killed_host_is_restarted_in_the_same_job(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
     (node,) = lease(1)
     sweep = Workers(cluster, tmp_path, trials=1)
     job = sweep.submit(0, node=node, partition="gpu")
@@ -169,7 +169,9 @@ def test_a_killed_host_is_started_again_in_its_job(cluster: Cluster, lease: Leas
 
 
 @pytest.mark.parametrize("victim", ["batch step", "trial"])
-def test_nothing_goes_on_without_its_parent(cluster: Cluster, lease: Lease, tmp_path: Path, victim: str) -> None:
+def test_rank_ends_if_its_batch_step_or_supervisor_is_killed(
+    cluster: Cluster, lease: Lease, tmp_path: Path, victim: str
+) -> None:
     (node,) = lease(1)
     sweep = Workers(cluster, tmp_path, trials=1)
     job = sweep.submit(0, node=node, partition="gpu")
@@ -206,7 +208,7 @@ print_(end=True, why="all have ended")
 """
 
 
-def test_the_host_asks_slurm_for_all_of_its_trials(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
+def test_host_queries_slurm_once_for_all_its_trials(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
     (node,) = lease(1)
     sweep = Workers(cluster, tmp_path, trials=6)
     (sweep.dir.path / "program.py").write_text("print('done')\n")
@@ -226,7 +228,7 @@ def test_the_host_asks_slurm_for_all_of_its_trials(cluster: Cluster, lease: Leas
     starts = [line for line, _ in read_lines(sweep.dir.trial(5).ledger) if line["event"] == "start"]
     assert starts[0]["allocated_at"] is not None
     questions = [line for line in asked.read_text().splitlines() if "show" in line]
-    assert 1 <= len([line for line in questions if "job" in line]) <= 3, questions  # one, and one a minute
+    assert 1 <= len([line for line in questions if "job" in line]) <= 3, questions  # one, and one per minute
     assert len(questions) <= 4, questions
 
 

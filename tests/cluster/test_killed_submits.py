@@ -1,4 +1,4 @@
-"""Submits that are killed while a real sbatch is at work: one job, which hpcaccel knows."""
+"""Submits that are killed while a real sbatch runs: exactly one job, which hpcaccel knows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ exit $code
 
 
 class Place:
-    """A folder with a spec, and an sbatch that takes its time before and after it has handed the job in."""
+    """A folder with a spec, and an sbatch that is slow before and after it submits the job."""
 
     def __init__(self, path: Path, cluster: Cluster, node: str) -> None:
         self.path, self.cluster = path, cluster
@@ -74,7 +74,7 @@ class Place:
         return done.stdout + done.stderr
 
     def jobs(self) -> list[str]:
-        """Those of this folder's runs that are in the queue."""
+        """Jobs in the queue that belong to runs of this folder."""
         lines = self.cluster.run("squeue", "--noheader", "--format=%F|%o").stdout.splitlines()
         return [line.partition("|")[0] for line in lines if line.partition("|")[2].startswith(str(self.path))]
 
@@ -90,7 +90,7 @@ def place(cluster: Cluster, tmp_path: Path, lease: Lease, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP], ids=["kill", "hup"])
 @pytest.mark.parametrize("pauses", [(2.0, 0.0), (0.0, 2.0)], ids=["before sbatch", "behind sbatch"])
-def test_one_job_that_is_known(place: Place, number: int, pauses: tuple[float, float]) -> None:
+def test_killed_submit_leaves_exactly_one_known_job(place: Place, number: int, pauses: tuple[float, float]) -> None:
     place.slow_sbatch(before=pauses[0], behind=pauses[1])
     process = place.start()
     wait_until(lambda: (place.path / "began").exists(), "sbatch is at work")
@@ -107,8 +107,8 @@ def test_one_job_that_is_known(place: Place, number: int, pauses: tuple[float, f
     wait_until(lambda: not place.jobs(), "cancelled")
 
 
-def test_a_function_runs_though_nobody_looks_at_it(place: Place) -> None:
-    """submitit names a pickle by its job once it knows the number: too late where the submit is killed."""
+def test_function_of_a_killed_submit_runs_and_returns_its_result(place: Place) -> None:
+    """submitit names the pickle by the job's id once it knows it: too late if the submit is killed."""
     place.slow_sbatch(before=0.0, behind=10.0)
     (place.path / "work.py").write_text("def double(value):\n    return 2 * value\n")
     (place.path / "submit.py").write_text(FUNCTION.format(node=place.node, python=sys.executable))
@@ -133,10 +133,10 @@ def ends(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.chaos
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP], ids=["kill", "hup"])
 @pytest.mark.parametrize("moment", [0.1 * step for step in range(1, 31)])
-def test_killed_at_any_moment(place: Place, moment: float, number: int) -> None:
+def test_submit_killed_at_any_moment_leaves_exactly_one_job(place: Place, moment: float, number: int) -> None:
     place.slow_sbatch(before=0.2, behind=0.2)
     process = place.start()
-    time.sleep(moment)  # the moment is the point
+    time.sleep(moment)
     process.send_signal(number)
     out, _ = process.communicate(timeout=60)
     if "submitted" not in out:

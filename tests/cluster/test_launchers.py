@@ -1,4 +1,4 @@
-"""One torchrun a node in place of a task for each rank, on a real Slurm: signals, ends and logs are the same."""
+"""One torchrun per node instead of a task per rank, on a real Slurm: signals, ends and logs are the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def scenario(cluster: Cluster, lease: Lease, tmp_path: Path) -> Scenario:
 
 
 @pytest.mark.parametrize("partition", ["gpu", pytest.param("gpu0", marks=pytest.mark.chaos)])
-def test_preempted_ranks_of_torchrun_stop_at_a_step(
+def test_preempted_run_with_torchrun_loses_no_step(
     scenario: Scenario, assert_exact: Callable[..., None], partition: str
 ) -> None:
     scenario.train(*PAUSE, launcher="torchrun", slurm={"partition": partition})
@@ -36,7 +36,7 @@ def test_preempted_ranks_of_torchrun_stop_at_a_step(
 
 
 @pytest.mark.chaos
-def test_a_rank_of_torchruns_that_is_killed(scenario: Scenario, assert_exact: Callable[..., None]) -> None:
+def test_run_with_a_killed_rank_of_torchrun_restarts(scenario: Scenario, assert_exact: Callable[..., None]) -> None:
     scenario.train(*PAUSE, launcher="torchrun", checkpoint={"every_steps": 5})
     scenario.wait_for_checkpoint()
     os.kill(int(scenario.wait_for_word("ready", rank=3).split()[1]), signal.SIGKILL)
@@ -48,7 +48,7 @@ def test_a_rank_of_torchruns_that_is_killed(scenario: Scenario, assert_exact: Ca
 
 
 @pytest.mark.chaos
-def test_a_user_stops_and_resumes_torchrun(scenario: Scenario, assert_exact: Callable[..., None]) -> None:
+def test_stopped_run_with_torchrun_is_resumed(scenario: Scenario, assert_exact: Callable[..., None]) -> None:
     scenario.train(*PAUSE, launcher="torchrun")
     scenario.wait_for_step(8)
     scenario.cli("stop", scenario.dir.run_id)

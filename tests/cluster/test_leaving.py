@@ -1,4 +1,4 @@
-"""A rank leaves in seconds, however it leaves and whatever its loaders' workers do, on a real Slurm."""
+"""Ranks exit within seconds on a real Slurm, whatever ends them and whatever their loaders' workers do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .scenario import Scenario
 
 PROGRAM = Path(__file__).parents[1] / "runtime" / "programs" / "leaving.py"
 SECONDS = 60
-"""From the reason to leave to the attempt's end. A rank that waits for its workers takes five minutes and more."""
+"""From the cause of the exit to the attempt's end. A rank that waits for its workers takes five minutes or more."""
 
 ENDS: dict[str, list[tuple[str, str]]] = {
     "ok": [("completed", "end")],
@@ -31,7 +31,7 @@ ROWS = [(how, kind, launcher) for how in ENDS for kind in ("plain", "persistent"
     ("how", "kind", "launcher"),
     [pytest.param(*row, marks=() if row in IN_MAKE_TEST else pytest.mark.chaos) for row in ROWS],
 )
-def test_ranks_with_workers_leave_in_seconds(
+def test_ranks_with_loader_workers_exit_within_seconds(
     cluster: Cluster, lease: Callable[[int], list[str]], tmp_path: Path, how: str, kind: str, launcher: str
 ) -> None:
     run = Scenario(cluster, tmp_path, nodes=lease(1))

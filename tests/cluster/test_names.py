@@ -1,4 +1,4 @@
-"""The table of names, started by a real srun: no launcher's variables but Slurm's."""
+"""The table of names under a real srun: no variables of launchers except Slurm's."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def results(
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_row(results: Results, name: str) -> None:
+def test_row_of_the_table_of_names_passes_under_srun(results: Results, name: str) -> None:
     results.check(name)

@@ -1,4 +1,4 @@
-"""Programs that know nothing of hpcaccel, save when they get SIGTERM and leave with 0: nobody takes them for done."""
+"""Programs with their own checkpoints that save on SIGTERM and exit with 0: they do not count as completed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def submit(scenario: Scenario, how: str, *, seconds: float = 0.25, **sections: A
 
 
 def said(scenario: Scenario) -> list[str]:
-    """Where each attempt began and where it left."""
+    """First and last step of each attempt, as printed."""
     logs = [scenario.dir.rank_log(line["attempt"], 0).read_text().splitlines() for line in scenario.lines("start")]
     return [line for log in logs for line in log if line.startswith(("from", "left at"))]
 
@@ -48,7 +48,7 @@ chaos = pytest.mark.chaos
 
 
 @pytest.mark.parametrize("how", ["raise", pytest.param("flag", marks=chaos), pytest.param("trap", marks=chaos)])
-def test_a_preemption_with_grace_time(scenario: Scenario, how: str) -> None:
+def test_program_continues_its_own_checkpoint_after_a_preemption(scenario: Scenario, how: str) -> None:
     submit(scenario, how)
     scenario.wait_for_word("from")
     wait_until(scenario.dir.foreign_metrics(1).exists, "the first step")
@@ -61,7 +61,7 @@ def test_a_preemption_with_grace_time(scenario: Scenario, how: str) -> None:
 
 
 @chaos
-def test_loader_workers_live_through_the_signal(scenario: Scenario) -> None:
+def test_loader_workers_survive_the_signal_of_a_preemption(scenario: Scenario) -> None:
     scenario.submit({"entrypoint": {"script": str(PROGRAMS / "loading.py")}, "slurm": {"nodes": 1, "gpus_per_node": 1}})
     scenario.wait_for_word("loading")
     scenario.preempt()
@@ -72,8 +72,8 @@ def test_loader_workers_live_through_the_signal(scenario: Scenario) -> None:
 
 @chaos
 @pytest.mark.parametrize("how", ["raise", "flag", "trap"])
-def test_a_time_limit_that_slurm_alone_signals(scenario: Scenario, how: str) -> None:
-    # Slurm's warning comes once, and gets lost in the set-up; its SIGTERM finds a supervisor that is held up.
+def test_time_limit_signalled_only_by_slurm_is_recognized(scenario: Scenario, how: str) -> None:
+    # Slurm's only warning is lost in the set-up, and its SIGTERM comes while the supervisor is stopped.
     lost = "warned=; trap warned=1 USR2; [ ${SLURM_RESTART_COUNT:-0} -gt 0 ] || until [ $warned ]; do sleep 0.2; done"
     environment = {"python": sys.executable, "setup": [lost]}
     submit(scenario, how, seconds=5, environment=environment, slurm={"time": 1}, resilience={"warning_seconds": 1})

@@ -1,4 +1,4 @@
-"""A rank that parts from the others, in whatever way, is named in the time that the spec states; the run goes on."""
+"""A rank that diverges from the others in any way is named within the hang timeout, and the run restarts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROWS = [(how, rank, strategy) for how in WAYS for rank in (0, 3) for strategy in
     ("how", "rank", "strategy"),
     [pytest.param(*row, marks=() if row in IN_MAKE_TEST else pytest.mark.chaos) for row in ROWS],
 )
-def test_whoever_parts_is_named(
+def test_diverging_rank_is_named_and_the_run_restarts(
     cluster: Cluster, lease: Callable[[int], list[str]], tmp_path: Path, how: str, rank: int, strategy: str
 ) -> None:
     run = Scenario(cluster, tmp_path, nodes=lease(2))

@@ -1,4 +1,4 @@
-"""Where a job may run, on a real Slurm: in a reservation, on few switches, and never on some nodes."""
+"""Placement of jobs on a real Slurm: reservation, switches and excluded nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.chaos
 Lease = Callable[[int], list[str]]
 
 
-def test_a_reservation_switches_and_nodes_left_out(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
+def test_reservation_switches_and_excluded_nodes_reach_slurm(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
     run = Scenario(cluster, tmp_path, nodes=lease(1))
     others = [node for node in cluster.nodes if node not in run.nodes]
     profiles = tmp_path / "config" / "hpcaccel" / "clusters"

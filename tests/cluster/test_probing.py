@@ -16,7 +16,7 @@ from .dev_cluster import Cluster
 pytestmark = pytest.mark.cluster
 
 
-def test_a_profile_of_a_real_cluster(cluster: Cluster, tmp_path: Path) -> None:
+def test_probe_stores_the_facts_of_a_real_cluster(cluster: Cluster, tmp_path: Path) -> None:
     env = {**cluster.env, "XDG_CONFIG_HOME": str(tmp_path), "SCRATCH": str(tmp_path)}
 
     def hpcaccel(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -44,7 +44,7 @@ def test_a_profile_of_a_real_cluster(cluster: Cluster, tmp_path: Path) -> None:
     assert "profile dev agrees with the facts about its cluster" in checked.stdout
 
 
-def test_the_same_cluster_behind_ssh(cluster: Cluster, tmp_path: Path) -> None:
+def test_probe_over_ssh_stores_the_facts_of_a_real_cluster(cluster: Cluster, tmp_path: Path) -> None:
     if (reason := why_no_sshd()) is not None:
         pytest.skip(f"no login node: {reason}")
     node = LoginNode(tmp_path / "login", path=cluster.login_path, env={"SLURM_CONF": cluster.env["SLURM_CONF"]})

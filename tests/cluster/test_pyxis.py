@@ -1,7 +1,7 @@
 """Runs in containers of the real pyxis and enroot, on a cluster of this file's own.
 
-HPCACCEL_TEST_PYXIS names the prefix that `docker/cluster build-pyxis` has made; elsewhere the stand-in of
-test_containers.py is all there is.
+HPCACCEL_TEST_PYXIS names the prefix that `docker/cluster build-pyxis` has created; without it, only the stand-in of
+test_containers.py is tested.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def own() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """This machine's Python with its libraries, and as little else as enroot needs."""
+    """An image with this machine's Python, its libraries, and the minimum that enroot needs."""
     folder = tmp_path_factory.mktemp("image")
     root = folder / "root"
     for name in (
@@ -139,7 +139,7 @@ def submit(run: Scenario, text: str, image: Path, *, nodes: int, **sections: Any
     )
 
 
-def test_preempted_stopped_and_resumed_with_a_component(run: Scenario, image: Path) -> None:
+def test_container_run_with_a_component_is_preempted_stopped_and_resumed(run: Scenario, image: Path) -> None:
     (run.folder / "serve.py").write_text(SERVE)
     serve = {"command": ["python3", str(run.folder / "serve.py")]}
     beside = {"data": {"entrypoint": serve, "slurm": {"nodes": 1, "mem": "300M", "cpus_per_task": 1}}}
@@ -160,7 +160,7 @@ def test_preempted_stopped_and_resumed_with_a_component(run: Scenario, image: Pa
 
 
 @pytest.mark.parametrize("runtime", ["pyxis", "enroot"])
-def test_mounts_with_blanks_and_flags(run: Scenario, image: Path, runtime: str) -> None:
+def test_mounts_with_blanks_and_flags_work(run: Scenario, image: Path, runtime: str) -> None:
     if runtime == "enroot" and not (shutil.which("squashfuse") and shutil.which("fuse-overlayfs")):
         pytest.skip("enroot starts an image file with squashfuse and fuse-overlayfs, which are not here")
     source, writable = run.folder / "a b\tc", run.folder / "rw"
@@ -175,7 +175,7 @@ def test_mounts_with_blanks_and_flags(run: Scenario, image: Path, runtime: str) 
         assert said == ["found found the spec's", "Read-only file system", "written", "written"], run.story
 
 
-def test_an_image_that_is_none_is_named(run: Scenario, tmp_path: Path) -> None:
+def test_invalid_image_fails_the_run_and_is_named(run: Scenario, tmp_path: Path) -> None:
     broken = tmp_path / "broken.sqsh"
     broken.write_text("no squashfs")
     submit(run, LOOK, broken, nodes=1, resilience={"restart_in_place": 0, "max_failures": 1})

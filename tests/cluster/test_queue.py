@@ -1,4 +1,4 @@
-"""Many who look and one who asks, on a real Slurm whose daemons are stopped under way."""
+"""Many commands share one squeue, on a real Slurm whose daemons are stopped meanwhile."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def own() -> Iterator[Cluster]:
 
 
 class Counted:
-    """A cluster whose squeue, sacct and scontrol write down that they were asked."""
+    """A cluster whose squeue, sacct and scontrol record each call."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.asked_file = folder / "asked"
@@ -46,13 +46,13 @@ class Counted:
             (self.path / name).chmod(0o755)
 
     def taken(self) -> list[str]:
-        """What was asked since the last call, the programs' names alone."""
+        """Names of the programs called since the last ``taken``."""
         words = [line.split()[0] for line in self.asked_file.read_text().splitlines()]
         self.asked_file.write_text("")
         return words
 
 
-def test_one_squeue_for_many_and_outages_are_notes(own: Cluster, tmp_path: Path) -> None:
+def test_commands_share_one_squeue_and_outages_are_shown_as_notes(own: Cluster, tmp_path: Path) -> None:
     counted = Counted(own, tmp_path)
     run = Scenario(own, tmp_path)
     run.env |= {"PATH": f"{counted.path}:{run.env['PATH']}", "HPCACCEL_QUEUE_SECONDS": "600"}
@@ -98,7 +98,7 @@ def test_one_squeue_for_many_and_outages_are_notes(own: Cluster, tmp_path: Path)
         run.cli("cancel", run_id)
 
 
-def test_without_slurmdbd_a_job_is_what_squeue_and_scontrol_say(own: Cluster, tmp_path: Path) -> None:
+def test_job_state_without_slurmdbd_comes_from_squeue_and_scontrol(own: Cluster, tmp_path: Path) -> None:
     run = Scenario(own, tmp_path)
     program("fail", "--root", str(own.root), "slurmdbd")
     try:
@@ -106,7 +106,7 @@ def test_without_slurmdbd_a_job_is_what_squeue_and_scontrol_say(own: Cluster, tm
         assert run.wait_until_over() == 0, run.story
         run.plain(slurm={"begin": "now+1hour"})
         assert run.status()["state"] == "pending"
-        # A job that Slurm has never had, of a run that is older than Slurm's memory, and of one that is not.
+        # A job that Slurm has never had: of a recent run, and of a run that is older than Slurm's memory.
         record = json.loads(run.dir.record.read_text())
         own.run("scancel", run.job_id)
         run.dir.record.write_text(json.dumps({**record, "job_ids": ["99999"]}))

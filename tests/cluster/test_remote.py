@@ -1,4 +1,4 @@
-"""The whole way from a machine without Slurm to a real one: at every step the connection is cut, and taken up again."""
+"""A run on a real Slurm from a machine without Slurm, over SSH: the connection is cut at every step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ while not pathlib.Path({finish!r}).exists():
 """
 
 
-def test_a_run_behind_ssh(cluster: Cluster, lease: Callable[[int], list[str]], tmp_path: Path) -> None:
+def test_run_over_ssh_survives_cut_connections(
+    cluster: Cluster, lease: Callable[[int], list[str]], tmp_path: Path
+) -> None:
     if (reason := why_no_sshd()) is not None:
         pytest.skip(f"no login node: {reason}")
     (name,) = lease(1)
@@ -90,7 +92,7 @@ def _the_way(node: LoginNode, cluster: Cluster, name: str) -> None:
 
 
 def _made_known(node: LoginNode) -> None:
-    """Add, probe and check."""
+    """Add, probe and check the cluster."""
     node.hpcaccel_cut("cluster", "add", "dev", "--host", "alps", "--set", "runs_dir=~/runs")
     node.hpcaccel_cut("cluster", "probe", "dev")
     folder = node.client / ".config/hpcaccel/clusters"

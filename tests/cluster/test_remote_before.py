@@ -1,4 +1,4 @@
-"""From a machine without Slurm, before the queue and into it: a real Slurm is asked, with the facts of this machine."""
+"""``plan``, live checks and ``submit`` over SSH to a real Slurm, with the facts stored on this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ jobs:
 """
 
 
-def test_a_file_with_jobs_behind_ssh(cluster: Cluster, lease: Callable[[int], list[str]], tmp_path: Path) -> None:
+def test_file_with_several_jobs_is_planned_and_submitted_over_ssh(
+    cluster: Cluster, lease: Callable[[int], list[str]], tmp_path: Path
+) -> None:
     if (reason := why_no_sshd()) is not None:
         pytest.skip(f"no login node: {reason}")
     (name,) = lease(1)

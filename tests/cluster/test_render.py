@@ -1,4 +1,4 @@
-"""A rendered script on a real Slurm: what sbatch takes, what Slurm keeps of it, and what the batch step then sees."""
+"""A rendered script on a real Slurm: what sbatch accepts, what Slurm stores, and what the batch step gets."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_each_task_of_an_array_has_its_own_log(slurm: Slurm, run: RunDir, lease:
     assert {entry.state for entry in slurm.accounting([job_id]).values()} == {JobState.COMPLETED}
 
 
-def test_a_failing_setup_line_ends_the_job_by_its_name(
+def test_failing_setup_line_fails_the_job_and_is_named(
     slurm: Slurm, run: RunDir, lease: Callable[[int], list[str]]
 ) -> None:
     line = "ls /no/such/place # it's"
@@ -134,14 +134,14 @@ def test_a_failing_setup_line_ends_the_job_by_its_name(
         ({"gpus_per_node": 64}, "node configuration is not available"),
     ],
 )
-def test_what_slurm_refuses_is_told_in_its_own_words(
+def test_refusal_by_slurm_is_an_error_with_its_message(
     slurm: Slurm, run: RunDir, slurm_section: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ClusterError, match=f"(?i){words}"):
         submit(slurm, run, spec_with([], slurm={"nodelist": None, **slurm_section}))
 
 
-def test_what_slurm_says_of_itself(slurm: Slurm) -> None:
+def test_queries_return_the_configuration_of_the_real_slurm(slurm: Slurm) -> None:
     found = {partition.name: partition for partition in slurm.partitions()}
     assert {"gpu", "gpu0", "urgent"} <= set(found)
     assert (found["gpu"].default, found["gpu"].gpus_per_node, found["gpu"].preempt_mode) == (True, 2, "REQUEUE")

@@ -1,4 +1,4 @@
-"""A full run directory on a real Slurm: no node is to blame, and the run begins when there is room."""
+"""A full run directory on a real Slurm: no node is blamed, and the run starts once there is space."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ def place(mounted: Callable[[str], Path]) -> Path:
 
 @pytest.fixture
 def cluster(place: Path, new_root: Path) -> Cluster:
-    """Started when ``place`` is mounted: nodes with mounts of their own (a Slurm in /opt) see no later one."""
+    """Started after ``place`` is mounted: nodes with mounts of their own (a Slurm in /opt) do not see later ones."""
     program("up", "--root", str(new_root), "--nodes", "1")
     return Cluster.at(new_root)
 
 
-def test_a_full_run_directory_is_no_nodes_fault(cluster: Cluster, place: Path, tmp_path: Path) -> None:
+def test_full_run_directory_blames_no_node_and_the_run_waits_for_space(
+    cluster: Cluster, place: Path, tmp_path: Path
+) -> None:
     run = Scenario(cluster, tmp_path)
     run.plain("--once", resilience={"preflight": "quick"}, grid=("--runs-dir", str(place)))
     log = run.dir.supervisor_log(1)

@@ -30,7 +30,7 @@ def fail():
 
 @pytest.fixture
 def here(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory, on a machine that has the cluster."""
+    """The current directory, with the cluster in the environment."""
     for name, value in {**cluster.env, "XDG_STATE_HOME": str(tmp_path / "state")}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
@@ -52,28 +52,28 @@ def spec(nodes: list[str], **sections: Any) -> dict[str, Any]:
     return {"name": "submitted", "slurm": {**slurm, **sections.pop("slurm", {})}, **sections}
 
 
-def test_the_result_of_a_function(work: Any, lease: Lease) -> None:
+def test_submitted_function_returns_its_result(work: Any, lease: Lease) -> None:
     run = submit(work.whoami, 10, spec=spec(lease(2), slurm={"nodes": 2, "ntasks_per_node": 2}))
     assert isinstance(run, Run)
     assert run.result(120) == (0, "4", "2")
     assert [value for value, _, _ in run.job.results()] == [0, 10, 20, 30]
 
 
-def test_the_error_of_a_function(work: Any, lease: Lease) -> None:
+def test_error_of_a_submitted_function_is_raised(work: Any, lease: Lease) -> None:
     run = submit(work.fail, spec=spec(lease(1), resilience={"restart_in_place": 0, "requeue": False}))
     assert isinstance(run, Run)
     with pytest.raises(RunFailed, match="ValueError: unlucky"):
         run.result(120)
 
 
-def test_an_array_of_functions(work: Any, lease: Lease) -> None:
+def test_array_of_functions_returns_all_results(work: Any, lease: Lease) -> None:
     array = submit(work.whoami, 1, spec=spec(lease(1)), grid=["runtime.seed=1,2,3"])
     assert isinstance(array, RunArray)
     assert array.results(120) == [(0, "1", "1")] * 3
     assert [job.job_id for job in array.jobs] == [f"{array.job_id}_{index}" for index in range(3)]
 
 
-def test_one_task_of_an_array_goes_on_alone(cluster: Cluster, here: Path, lease: Lease) -> None:
+def test_resume_of_an_array_submits_only_its_failed_task(cluster: Cluster, here: Path, lease: Lease) -> None:
     (here / "odd.py").write_text("import os, sys\nsys.exit(sys.argv[2] == '2' and not os.path.exists('mended'))\n")
     sections: dict[str, Any] = {
         "entrypoint": {"script": "odd.py", "args": {"x": 0}},
@@ -92,7 +92,7 @@ def test_one_task_of_an_array_goes_on_alone(cluster: Cluster, here: Path, lease:
     assert "ArrayTaskId=0" not in cluster.run("scontrol", "--oneliner", "show", "job", array.job_id).stdout
 
 
-def test_a_job_that_waits_leaves_the_queue_and_comes_back(cluster: Cluster, here: Path, lease: Lease) -> None:
+def test_pending_run_is_stopped_resumed_and_cancelled(cluster: Cluster, here: Path, lease: Lease) -> None:
     run = submit(_file(here, spec(lease(1), entrypoint={"command": ["true"]}, slurm={"begin": "now+1hour"})))
     assert run.status().state == "pending"
     run.stop()
@@ -104,7 +104,7 @@ def test_a_job_that_waits_leaves_the_queue_and_comes_back(cluster: Cluster, here
     wait_until(lambda: run.status().state == "cancelled", "cancelled")
 
 
-def test_a_job_submitted_from_inside_a_job_has_its_own_shape(cluster: Cluster, here: Path, lease: Lease) -> None:
+def test_job_submitted_inside_a_job_has_its_own_resources(cluster: Cluster, here: Path, lease: Lease) -> None:
     nodes = lease(2)
     path = _file(here, spec(nodes[:1], name="inner", entrypoint={"command": ["env"]}))
     log = here / "outer.log"
@@ -122,7 +122,7 @@ def test_a_job_submitted_from_inside_a_job_has_its_own_shape(cluster: Cluster, h
     assert "SLURM_JOB_GPUS" not in environment
 
 
-def test_a_job_that_slurm_refuses_leaves_nothing(here: Path) -> None:
+def test_job_refused_by_slurm_leaves_no_run(here: Path) -> None:
     path = _file(here, spec([], entrypoint={"command": ["true"]}, slurm={"partition": "nope", "nodelist": None}))
     before = sorted(here.rglob("*"))
     with pytest.raises(ClusterError, match="nope"):

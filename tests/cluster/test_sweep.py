@@ -1,4 +1,4 @@
-"""Sweeps of the small GPT on a real Slurm, under preemptions, kills and requeues; the pieces are in sweeping.py."""
+"""Sweeps of the small GPT on a real Slurm, under preemptions, kills and requeues; the helpers are in sweeping.py."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sweep(cluster: Cluster, lease: Lease, tmp_path: Path) -> Iterator[Callable[[
         one.cancel()
 
 
-def test_disturbed_once(sweep: Callable[[int], Sweeping]) -> None:
+def test_sweep_survives_a_requeue_and_a_killed_chooser(sweep: Callable[[int], Sweeping]) -> None:
     run = sweep(1)
     run.start("sweep.max_trials=3", "sweep.workers=2", "args.bytes=30000")
     disturb(run, ["scontrol requeue", "chooser killed"])
@@ -45,12 +45,12 @@ def test_disturbed_once(sweep: Callable[[int], Sweeping]) -> None:
 
 
 @pytest.mark.chaos
-def test_disturbed_in_every_way(sweep: Callable[[int], Sweeping]) -> None:
+def test_sweep_survives_every_kind_of_fault(sweep: Callable[[int], Sweeping]) -> None:
     run = sweep(4)
     run.start("sweep.max_trials=48", "sweep.workers=4")
     disturb(run, list(FAULTS))
     run.wait_until_over(900)
     assert_each_counted_once(run, 48)
-    assert assert_each_went_on(run) >= len(FAULTS) - 3  # some are ended early before their ranks are back
+    assert assert_each_went_on(run) >= len(FAULTS) - 3  # some end early, before their ranks are back
     print("GPU-seconds, ours and Slurm's:", assert_as_accounted(run))
     assert_best_comes_again(run)

@@ -1,4 +1,4 @@
-"""A sweep on a real Slurm, steered by the commands: stopped, gone on with, its best trial submitted."""
+"""Sweep commands on a real Slurm: stop, resume, and submission of the best trial."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .dev_cluster import Cluster, wait_until
 Lease = Callable[[int], list[str]]
 
 COUNTS = (Path(__file__).parent / "programs" / "counts_to_forty.py").read_text()
-"""Counts to forty, from where it was told to stop; the first two trials are slow until then."""
+"""Counts to forty, from where it was stopped; the first two trials are slow until then."""
 
 SPEC = """\
 name: searched
@@ -33,7 +33,7 @@ sweep:
 """
 
 
-def test_stopped_gone_on_with_and_submitted(
+def test_sweep_is_stopped_and_resumed_and_its_best_trial_submitted(
     cluster: Cluster, lease: Lease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {**cluster.env, "XDG_STATE_HOME": str(tmp_path / "state")}.items():

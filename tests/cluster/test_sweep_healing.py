@@ -1,5 +1,5 @@
-"""A sweep on a real Slurm that loses one worker for good and another one to a preemption: no step is lost or counted
-twice, and every trial is told once."""
+"""A sweep on a real Slurm with one cancelled and one preempted worker: no step is lost or counted twice, and every
+trial is reported once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .test_sweep_commands import COUNTS, SPEC
 Lease = Callable[[int], list[str]]
 
 
-def test_a_cancelled_workers_trial_is_taken_over_and_a_preempted_one_comes_back(
+def test_trial_of_a_cancelled_worker_is_taken_over_and_no_step_is_lost(
     cluster: Cluster, lease: Lease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {**cluster.env, "XDG_STATE_HOME": str(tmp_path / "state")}.items():

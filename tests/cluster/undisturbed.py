@@ -1,4 +1,4 @@
-"""What a run that nobody disturbs gives: the measure of all the others."""
+"""Losses and weights of an undisturbed run, the reference for all others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = 40
 def undisturbed(
     cluster: Cluster, *, strategy: str, nodes: list[str], make_folder: Callable[[str], Path]
 ) -> tuple[dict[int, float], str]:
-    """Losses by step and the digest of the final weights. The first test that asks makes the run, for all workers."""
+    """Losses by step and the digest of the final weights. The first test to need them makes the run for all workers."""
     session = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
     path = cluster.root / f"undisturbed-{strategy}-{session}.json"
     with path.with_suffix(".lock").open("w") as lock:

@@ -1,4 +1,4 @@
-"""A program without hpcaccel that reads on from a data loader with workers after SIGTERM, as one that saves does."""
+"""A program without hpcaccel that reads more from a data loader with workers after SIGTERM, like one that saves."""
 
 import os
 import signal

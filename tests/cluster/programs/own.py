@@ -1,8 +1,7 @@
-"""A program with checkpoints of its own that saves when it gets SIGTERM and leaves with 0, as trainers do that know
-nothing of hpcaccel.
+"""A program with its own checkpoints that saves on SIGTERM and exits with 0, like trainers without hpcaccel.
 
-raise: the signal's exception ends the loop (Lightning). flag: the step's end saves, and the rest of the script runs
-(transformers' just-in-time checkpoint).
+raise: an exception in the signal handler ends the loop (Lightning). flag: the loop ends after the step, and the rest of
+the script runs (transformers' just-in-time checkpoint).
 """
 
 import json
@@ -14,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 how, total, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-own = Path(os.environ["HPCACCEL_RUN_DIR"]) / "own.json"  # a place that outlives the attempt
+own = Path(os.environ["HPCACCEL_RUN_DIR"]) / "own.json"  # outlives the attempt
 
 
 class Terminated(Exception):

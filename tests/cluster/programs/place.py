@@ -1,4 +1,4 @@
-"""Finds its ranks and adds up over all of them; what it found goes to <folder>/<case>.<rank>.json."""
+"""Find this process's rank, sum over all ranks, and write the results to <folder>/<case>.<rank>.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program without torch: prints what it is, then does what its arguments say."""
+"""A program without torch: prints its process id and arguments, then does what these say."""
 
 import json
 import os

@@ -1,6 +1,6 @@
-"""What the scenarios train: a small net with dropout over shuffled data, slow enough to be interrupted.
+"""The training of the scenarios: a small net with dropout on shuffled data, slow enough to be interrupted.
 
-What it prints tells a test where it is: ``starting`` before torch is imported, ``ready`` when the group stands,
+Its output shows how far it is: ``starting`` before torch is imported, ``ready`` when the process group is formed,
 ``saving`` in the middle of a slow save, ``digest`` of the final weights.
 """
 
