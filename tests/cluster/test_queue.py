@@ -88,7 +88,7 @@ def test_commands_share_one_squeue_and_outages_are_shown_as_notes(own: Cluster, 
         for one in waits:
             one.terminate()
             one.communicate()
-        for daemon in ("slurmdbd", "slurmctld"):  # it has no state files yet
+        for daemon in ("slurmdbd", "slurmctld"):  # slurmdbd first: slurmctld has no state files yet
             program("restore", "--root", str(own.root), daemon)
     wait_until(lambda: own.run("sinfo", check=False).returncode == 0, "slurmctld is back")
     run.cli("cancel", ids[0])
