@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -123,14 +124,13 @@ def test_every_file_of_a_run_directory_is_listed_in_the_design_page(machine: Mac
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_stopped_training_resumes_bit_exact(machine: Machine) -> None:
+def test_stopped_training_resumes_with_the_same_losses(machine: Machine) -> None:
     machine("resume", "stopped")
     machine("wait", "stopped")
     assert said(machine, ("status", "stopped", "--json"))["state"] == "completed"
     undisturbed, resumed = losses(machine.run("completed")), losses(machine.run("stopped"))
     assert sorted(undisturbed) == list(range(1, 25))
-    assert resumed == undisturbed
-    assert "bit-exact" in (machine.run("stopped") / "attempts" / "2" / "0.log").read_text()
+    assert_same(resumed, undisturbed, machine.run("stopped"))
 
 
 def test_preempted_run_lost_no_step(looked_at: Machine) -> None:
@@ -147,14 +147,13 @@ def test_preempted_run_lost_no_step(looked_at: Machine) -> None:
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_sharded_training_resumes_bit_exact(machine: Machine) -> None:
+def test_sharded_training_resumes_with_the_same_losses(machine: Machine) -> None:
     before = losses(machine.run("sharded"))
     machine("resume", "sharded")
     machine("wait", "sharded")
     after = losses(machine.run("sharded"))
     assert sorted(after) == list(range(1, 25))
-    assert {step: after[step] for step in before} == before
-    assert "bit-exact" in (machine.run("sharded") / "attempts" / "2" / "0.log").read_text()
+    assert_same({step: after[step] for step in before}, before, machine.run("sharded"))
 
 
 @pytest.mark.torch
@@ -204,6 +203,18 @@ def test_modules_that_recorded_runs_start_by_name_exist(machine: Machine) -> Non
     assert code.endswith("import main; main()"), code
     machine.python(code.removesuffix("; main()"))
     assert importlib.util.find_spec("hpcaccel.checkpoint.formats.__main__") is not None
+
+
+def assert_same(found: dict[int, float], expected: dict[int, float], run: Path) -> None:
+    """Equal bit for bit on a processor of the recorded kind; on another one nearly equal, as the rank's log states."""
+    log = (run / "attempts" / "2" / "0.log").read_text()
+    other = re.search(r"state-exact \(processor: (.+) at the save, (.+) now\)", log)
+    if other is None:
+        assert "bit-exact" in log
+        assert found == expected
+    else:
+        assert other[1] != other[2]
+        assert found == pytest.approx(expected, rel=1e-4)
 
 
 def losses(run: Path) -> dict[int, float]:

@@ -34,11 +34,13 @@ def test_slow_rank_is_named_and_a_hanging_rank_restarts_the_run(
     shown = json.loads(run.cli("stacks", run.dir.run_id, "--json").stdout)
     assert sorted(rank for group in shown["groups"] for rank in group["ranks"]) == [0, 1]
     run.wait_for_word("standing still", rank=1)
+    before = [line["slow"] for line, _ in read_lines(run.dir.stragglers(1))]
     shown_now = run.status()["slow_ranks"]
     told = [line["slow"] for line, _ in read_lines(run.dir.stragglers(1))]
     assert [(one["rank"], one["node"]) for one in told[0]] == [(1, run.nodes[1])], run.story
     assert told[0][0]["ratio"] > 1.2
-    assert shown_now == told[-1], "on a busy machine it may be as fast as the other once"
+    # On a busy machine the other rank may be as slow in one measurement, and a line may be added while status reads.
+    assert shown_now in [before[-1] if before else [], *told[len(before) :]], told
     assert run.wait_until_over() == 0, run.story
     assert run.ends == [("failed", "restart"), ("completed", "end")], run.story
     end = run.lines("end")[0]

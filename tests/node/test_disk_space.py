@@ -223,7 +223,7 @@ def test_bytes_to_save_are_summed_and_shortage_is_described(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("free", "said"), [(1000, "; the run needs 16,777,216 bytes in {run}, 1,000 are free"), (1 << 40, "")]
+    ("free", "said"), [(1000, "; the run needs 16,777,216 bytes in {run}, and 1,000 are free"), (1 << 40, "")]
 )
 def test_bytes_are_reported_only_if_the_run_directory_lacks_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, said: str

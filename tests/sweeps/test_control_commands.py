@@ -252,7 +252,7 @@ def test_retry_failed_queues_new_trials_with_the_same_parameters(place: Place) -
     assert sweep.trials[2].params == sweep.trials[1].params
     (failure,) = sweep.status().failures
     assert (failure.error_class, failure.count, failure.detail) == ("oom", 1, "CUDA out of memory")
-    with pytest.raises(UserError, match="have already been queued again"):
+    with pytest.raises(UserError, match="has already been queued again"):
         sweep.retry_failed()
     job = continued(sweep.dir, sweep.spec.job, sweep.trials[2].user_attrs)
     assert job.checkpoint.resume == str(sweep.dir.trial(failed).checkpoints / "step_00000040")

@@ -63,7 +63,7 @@ def test_killed_workers_trial_is_rerun_and_every_trial_is_recorded_once(
         os.kill(pid_of(sweep, 1), signal.SIGKILL)
         Path("hold").unlink()
         eventually(lambda: len([trial for trial in read(sweep).trials if trial.is_finished]) == 5)
-        eventually(lambda: "ends, completed" in sweep.worker(0).host_log.read_text())
+        eventually(lambda: " ended: completed" in sweep.worker(0).host_log.read_text())
     finally:
         for index in (0, 1):
             if alive(pid_of(sweep, index)):

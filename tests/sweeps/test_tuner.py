@@ -103,7 +103,7 @@ def test_only_the_trial_of_a_worker_known_to_be_dead_is_taken_over(tmp_path: Pat
     write_json(sweep.worker(0).local_process, {**dead, "host": "elsewhere"})
     third = FakeHost(sweep, 2)
     assert third.play(1.0) == numbers[1]
-    assert "have begun" in third.hear()["why"]
+    assert "have been started" in third.hear()["why"]
     assert (owner(sweep, numbers[0]), owner(sweep, numbers[1])) == (0, 2)
     assert [trial.number for trial in trials(sweep, "running")] == [numbers[0]]
 
@@ -174,7 +174,7 @@ def test_one_complete_trial_prevents_the_halt(tmp_path: Path) -> None:
     host.play(1.0)
     for _ in range(7):
         host.play(None, reason="failed", error_class="import")
-    assert "have begun" in host.hear()["why"]
+    assert "have been started" in host.hear()["why"]
 
 
 def test_metric_that_no_trial_logs_halts_the_sweep(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_empty_slot_does_not_query_dead_workers_repeatedly(tmp_path: Path, monke
     assert len(asked) == 1
     host.trial(number).log(10, loss=1.0)
     host.ended(number, "completed")
-    assert "have begun" in host.hear()["why"]
+    assert "have been started" in host.hear()["why"]
     other.hang_up()
 
 
@@ -263,7 +263,7 @@ def test_next_trial_is_drawn_ahead_and_taken_by_the_first_free_worker(tmp_path: 
     assert sweep.trial(waiting.number).spec.exists()
     other = FakeHost(sweep, 1)
     assert other.play(1.0) == waiting.number
-    assert "have begun" in other.hear()["why"]
+    assert "have been started" in other.hear()["why"]
     assert read(sweep).trials[waiting.number].params == waiting.params
     host.trial(running).log(10, loss=2.0)
     host.ended(running, "completed")
