@@ -76,7 +76,10 @@ def test_run_continues_on_other_nodes_after_a_power_cut(
         run.wait_for_step(13, attempt=2)
     ends_as_undisturbed(run, tmp_path_factory)
     assert run.ends[0] in [("lost", "requeue"), ("failed", "restart")], run.story
-    assert run.lines("start")[-1]["checkpoint_step"] in (5, 10, 15)  # 15 if the cut came late
+    step = run.lines("start")[-1]["checkpoint_step"]
+    assert step % 5 == 0
+    # The newest checkpoint: the cut itself may take a while on a busy machine. One save may have been in progress.
+    assert step == run.lines("end")[0]["checkpoint_step"] > run.lines("end")[0]["last_step"] - 10 >= 0, run.story
 
 
 def test_run_survives_a_short_outage_of_slurmd(
