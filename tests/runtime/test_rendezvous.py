@@ -119,7 +119,7 @@ def test_missing_rank_is_named_in_the_error() -> None:
     assert "rank 2 of 3 did not reach localhost within" in main["error"]
     assert "rank 1 of 3 could not meet the other ranks at" in other["error"]
     assert "rank 1 of 2 has not found rank 0 on localhost after" in lonely["error"]
-    assert f"connection refused (port {ports_of(98)[0]}, " in lonely["error"]
+    assert f"connection refused (ports {ports_of(98)[0]}, " in lonely["error"]
 
 
 def test_given_port_is_used_or_reported_as_occupied() -> None:

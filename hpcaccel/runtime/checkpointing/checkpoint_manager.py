@@ -1,7 +1,7 @@
 """Checkpoints of the runtime: which state is saved, into which directory, and with which guarantee.
 
 ``CheckpointManager`` builds the ``TrainingState`` from the prepared objects, runs the script's hooks and calls
-``hpcaccel.checkpoint.CheckpointEngine``, whose ``commit`` module describes how a save is written and committed.
+``hpcaccel.checkpoint.CheckpointEngine``. ``hpcaccel.checkpoint.commit`` describes how a save is written and committed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["CheckpointManager"]
 
 
 class CheckpointManager:
-    """Saves and loads all prepared objects and the loop's counters. All ranks call each method together.
+    """Saves and loads all prepared objects and the loop's counters. All ranks save and load together.
 
     Args:
         place: contains the directory of the run's checkpoints; without one, every save needs its own directory.
@@ -50,7 +50,7 @@ class CheckpointManager:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a save in the background is not yet settled on all ranks. Read at every step, so it must be cheap."""
+        """Whether a save in the background is not settled yet. Read at every step, so it must be cheap."""
         return self._run_engine is not None and self._run_engine.in_flight is not None
 
     # -- saving
@@ -73,7 +73,7 @@ class CheckpointManager:
             doubts: reasons why the checkpoint is not bit-exact; empty if it is.
             directory: where to save; None: the run's checkpoints. The script's save hooks are called with this
                 directory; if it is None, with an empty directory whose files become part of the checkpoint.
-            missing: ranks that do not take part. In that case only rank 0 calls ``save``.
+            missing: ranks that do not take part; if there are any, only rank 0 calls ``save``.
             background: return once a snapshot is taken; see ``in_flight``. With save hooks, with ``missing``, or
                 without memory for the snapshot, return after the commit.
 
@@ -144,11 +144,15 @@ class CheckpointManager:
         return own if own is not None or resume == "auto" else engine.find(resume)
 
     def find_in(self, directory: Path) -> Path | None:
-        """``directory`` if it is a checkpoint, else the newest undamaged checkpoint in it; None if there is none."""
+        """``directory`` if it is a checkpoint, else the newest undamaged checkpoint in it.
+
+        Raises:
+            CheckpointError: on all ranks, if there is none.
+        """
         return self._engine_of(directory).find(directory)
 
     def has_made(self, path: Path) -> bool:
-        """Whether this process group has saved ``path``. Rank 0 decides for all ranks."""
+        """Whether this training has saved or loaded ``path``, a checkpoint of the run. Rank 0 decides for all ranks."""
         return bool(self._group.from_main(self._engine_of(path.parent).has_made(path)))
 
     def load(
@@ -235,7 +239,7 @@ class CheckpointManager:
         )
 
     def _record_save(self, save: Save) -> None:
-        """Append a committed save to the attempt's ``saves.jsonl``."""
+        """Append a committed save to the attempt's ``saves.jsonl``, if this is a run."""
         if self._run is None:
             return
         from hpcaccel.core.records import to_dict

@@ -143,7 +143,8 @@ def save(
         on_each_node: write on the first process of every node.
 
     Raises:
-        RuntimeMisuse: ``value`` contains shards, and some ranks did not call; or it does not fit the format.
+        RuntimeMisuse: ``value`` contains shards, and some ranks did not call; or it is a sharded module, or does not
+            fit the format.
     """
     writes = group.env.local_rank == 0 if on_each_node else group.is_main
     if holds_shards(value):
@@ -197,8 +198,8 @@ def write_safetensors(tensors: Mapping[str, torch.Tensor], path: Path, **metadat
         from safetensors.torch import save_file
     except ModuleNotFoundError as error:
         raise RuntimeMisuse(
-            f"writing {path.name} needs safetensors, which is not installed: pip install 'hpcaccel[train]', or pass "
-            "safe_serialization=False"
+            "writing safetensors files needs safetensors, which is not installed: pip install 'hpcaccel[train]', or "
+            "pass safe_serialization=False"
         ) from error
     save_file(dict(tensors), str(path), metadata={"format": "pt", **metadata})
 
@@ -210,7 +211,7 @@ def open_safetensors(path: Path, device: str = "cpu") -> Any:
         A context manager that yields the open file, from which tensors are read one by one onto ``device``.
 
     Raises:
-        CheckpointError: ``path`` is not a safetensors file, or safetensors is not installed.
+        CheckpointError: ``path`` cannot be read as a safetensors file, or safetensors is not installed.
     """
     try:
         from safetensors import SafetensorError, safe_open

@@ -81,7 +81,7 @@ def load_checkpoint_in_model(
 
     Raises:
         CheckpointError: there is no such file, or shapes (with ``strict`` also names) differ.
-        RuntimeMisuse: several devices, an ``offload_folder``, a ``dtype`` or an unknown keyword are given.
+        RuntimeMisuse: an ``offload_folder``, a ``dtype``, an unknown keyword or several devices are given.
     """
     _only_device(device_map)
     if offload_folder is not None or dtype is not None:
@@ -90,7 +90,8 @@ def load_checkpoint_in_model(
             "model.to(dtype) first"
         )
     if unknown := set(others) - _HARMLESS:
-        raise RuntimeMisuse(f"load_checkpoint_in_model(): unknown keyword argument {', '.join(sorted(unknown))}")
+        names = f"argument{'s' * (len(unknown) > 1)} {', '.join(sorted(unknown))}"
+        raise RuntimeMisuse(f"load_checkpoint_in_model(): unknown keyword {names}")
     path = Path(checkpoint)
     if any(True for _ in _pickled(path)):
         _load_pickled(model, path, strict=strict)

@@ -1,7 +1,7 @@
 """``save_model``: a model's weights in files with the names and the format of the Hugging Face libraries.
 
-One file ``model.safetensors``, or ``model-00001-of-00003.safetensors`` … with ``model.safetensors.index.json``; without
-safetensors ``pytorch_model.bin`` and so on. A sharded model is gathered file by file, so that rank 0 never has more
+One file ``model.safetensors``, or ``model-00001-of-00003.safetensors`` … with ``model.safetensors.index.json``; in
+torch's format ``pytorch_model.bin`` and so on. A sharded model is gathered file by file, so that rank 0 never has more
 than one file in memory.
 """
 
@@ -59,7 +59,7 @@ def save_model(
     max_shard_size: int | str = "10GB",
     safe: bool = True,
 ) -> None:
-    """Write the model's weights to ``directory``. Files of an earlier call are replaced.
+    """Write the model's weights to ``directory``. Files of an earlier call in the same format are replaced.
 
     All ranks may call it; for a sharded model all must.
 
@@ -69,8 +69,8 @@ def save_model(
         safe: write safetensors files; False: files of ``torch.save``.
 
     Raises:
-        RuntimeMisuse: the model is sharded, and some ranks did not call; parameters have no values; ``directory`` is a
-            file; safetensors is not installed.
+        RuntimeMisuse: the model is sharded, and some ranks did not call; its state dict contains tensors without values
+            or other objects; ``directory`` is a file; safetensors is not installed.
         CheckpointError: on all ranks, if a sharded model could not be written.
     """
     if directory.is_file():
@@ -154,7 +154,7 @@ class _Writer:
         self._print_progress(name)
 
     def publish(self, form: Form, files: dict[str, list[WeightEntry]]) -> None:
-        """Rename the files, write the index, then remove the files of an earlier save."""
+        """Rename the files, write the index if there are several, then remove the files of an earlier save."""
         for name in files:
             os.replace(self._temporary(name), self._directory / name)
         written = set(files)

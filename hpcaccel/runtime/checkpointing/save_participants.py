@@ -45,7 +45,8 @@ class CollectiveCall(NamedTuple):
         return self.stack[0] if self.stack else "an unknown line"
 
     def is_same(self, other: CollectiveCall) -> bool:
-        """Whether both are the same call. Directories may differ if their names contain the time; rank 0's is used."""
+        """Whether both are the same call. From the same line and step, directories may differ (their names may contain
+        the time); rank 0's is used."""
         same_line = (self.stack, self.step) == (other.stack, other.step)
         return self.kind == other.kind and (self.where == other.where or same_line)
 
@@ -60,7 +61,7 @@ class ParticipantTable(NamedTuple):
     meeting: int
     missing: list[int]
     where: str
-    """The directory that rank 0 passed."""
+    """The directory that rank 0 passed; for a rank that calls too late, its own."""
 
     @property
     def complete(self) -> bool:
@@ -89,7 +90,7 @@ class SaveParticipants:
 
         Args:
             needs_all: whether a missing rank is an error.
-            patience: seconds that rank 0 waits for the other ranks.
+            patience: seconds that rank 0 waits for the other ranks, at most.
             limit: seconds that the other ranks wait for rank 0.
 
         Raises:

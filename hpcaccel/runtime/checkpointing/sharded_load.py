@@ -44,7 +44,8 @@ def load_sharded(model: nn.Module, path: str | Path, *, strict: bool = True) -> 
         Missing and unexpected names.
 
     Raises:
-        CheckpointError: there is no such file, names or shapes differ, or safetensors is not installed.
+        CheckpointError: there is no such file, shapes (with ``strict`` also names) differ, or safetensors is not
+            installed.
     """
     files = _files(Path(path))
     if meta_device.is_empty(model):

@@ -2,7 +2,8 @@
 
 A task with one visible GPU uses it (index 0). If all GPUs of a node are visible to all its ranks, each rank uses the
 GPU whose index is its local rank. A Slurm task with several GPUs of its own would leave all but one idle. This is an
-error unless ``HPCACCEL_GPUS_PER_TASK=all`` is set, for a program that spreads one model over all GPUs of the task.
+error, except in an interactive shell of ``srun --pty`` and with ``HPCACCEL_GPUS_PER_TASK=all``, for a program that
+spreads one model over all GPUs of the task.
 
 One mesh with torch's own dimension names, outermost first: ``dp_replicate``, ``dp_shard``, ``tp``. Neighbouring ranks
 are tensor-parallel, because those communicate most.
@@ -47,15 +48,15 @@ class MeshLayout(NamedTuple):
 
     @property
     def data(self) -> int:
-        """Number of data-parallel parts."""
+        """Number of data-parallel ranks."""
         return self.replicate * self.shard
 
 
 def arrange(world_size: int, local_world_size: int, settings: Settings, handlers: Any) -> MeshLayout:
-    """The layout from settings and plugins; unset sizes are derived from the world size.
+    """The layout from settings and plugins; unset sizes are derived from the number of ranks.
 
     Raises:
-        RuntimeMisuse: the product of the sizes is not the number of ranks.
+        RuntimeMisuse: the product of the sizes is not the number of ranks, or tensor-parallel sizes conflict.
     """
     wanted = handlers.parallelism
     tensor = _tensor_size(settings, handlers)
@@ -82,7 +83,7 @@ def _tensor_size(settings: Settings, handlers: Any) -> int:
     """Size of the tensor-parallel dimension.
 
     Raises:
-        RuntimeMisuse: two plugins set different sizes.
+        RuntimeMisuse: the settings and plugins set different sizes.
     """
     sizes = {
         "ParallelismConfig": getattr(handlers.parallelism, "tp_size", None),
@@ -101,7 +102,7 @@ def _tensor_size(settings: Settings, handlers: Any) -> int:
 def build(layout: MeshLayout, device: torch.device, *, sharded: bool) -> DeviceMesh:
     """Create the mesh of all ranks; a collective call.
 
-    Dimensions of size 1 are omitted, except ``dp_shard`` if ``sharded``.
+    Dimensions of size 1 are omitted, except ``dp_shard`` if ``sharded``; ``dp_replicate`` is used if none is left.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -162,8 +163,10 @@ _NONE = ("-1", "NoDevFiles")
 def choose_device(env: RankEnvironment, *, cpu: bool) -> torch.device:
     """The rank's device: its one visible GPU, or the GPU of its local rank, or the CPU.
 
+    With ``HPCACCEL_GPUS_PER_TASK=all``: the first of its GPUs.
+
     Raises:
-        RankEnvironmentError: this node has fewer visible GPUs than ranks, or this Slurm task has several GPUs.
+        RankEnvironmentError: this node has fewer visible GPUs than ranks, or this Slurm task would leave GPUs idle.
     """
     if cpu:
         return torch.device("cpu")
@@ -205,11 +208,12 @@ def _refuse_idle_gpus(env: RankEnvironment, environ: Mapping[str, str]) -> None:
     alone_on_nodes = env.largest_node == 1
     count = count_gpus(environ) if alone_on_nodes else int(each) if each.isdigit() else 1
     if count > 1:
+        each_node = count * env.largest_node
         raise RankEnvironmentError(
             f"this Slurm task sees {count} GPUs but would use only one of them. Request one task per GPU "
-            f"(ntasks_per_node: {count}, or srun --ntasks-per-node={count}), or start the ranks of each task with "
-            f"torchrun (launcher: torchrun, or entrypoint.command: [torchrun, --nproc-per-node={count}, train.py]; by "
-            f"hand: srun torchrun --nproc-per-node {count} train.py). "
+            f"(ntasks_per_node: {each_node}, or srun --ntasks-per-node={each_node}), or start the ranks of each "
+            f"task with torchrun (launcher: torchrun, or entrypoint.command: [torchrun, --nproc-per-node={count}, "
+            f"train.py]; by hand: srun torchrun --nproc-per-node {count} train.py). "
             "If one process uses all GPUs of the task, set HPCACCEL_GPUS_PER_TASK=all"
         )
 
@@ -219,13 +223,13 @@ def _takes_all(environ: Mapping[str, str]) -> bool:
 
 
 def _own_gpu() -> bool:
-    """Whether the launcher assigned this rank a GPU of its own, as Slurm does with ``--gpus-per-task=1``."""
+    """Whether a variable selects this rank's GPUs, as under Slurm with ``--gpus-per-task=1``."""
     return any(os.environ.get(name) for name in _VISIBLE)
 
 
 def _too_few(env: RankEnvironment, count: int) -> str:
     return (
-        f"local rank {env.local_rank} has no GPU: this node has {count} for {env.local_world_size} ranks "
-        f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}). "
+        f"local rank {env.local_rank} has no GPU of its own: the {env.local_world_size} ranks on this node see only "
+        f"{count} (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}). "
         "Request one GPU per rank, or train with Accelerator(cpu=True)"
     )

@@ -1,4 +1,4 @@
-"""Shutdown of the process groups at the end of a program: barrier, wait for busy threads, handling of failures."""
+"""Shutdown of the process groups at the end of a program: a barrier, a wait for busy threads, groups that are kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUIET_POLLS = 5
 FIRST_POLL_SECONDS = 0.005
 LONGEST_POLL_SECONDS = 1.0
 READ_SECONDS = 2.0
-"""How long rank 0 waits until the other ranks have read that all ranks have arrived."""
+"""Maximum time that rank 0 waits for the other ranks to read that all ranks have arrived."""
 
 
 class EndBarrier:

@@ -1,7 +1,7 @@
 """Discovery of the store's port: a small service of rank 0 on one of several candidate ports, and the search for it.
 
-Protocol: one line per request and response, ``hpcaccel <name>`` → ``hpcaccel <name> <port>``, or ``hpcaccel`` alone if
-the service belongs to another group.
+Protocol: one line per request and response, ``hpcaccel <name>`` → ``hpcaccel <name> <port>``. The response to any other
+request, such as one with another group's name, is ``hpcaccel`` alone.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["PORTS", "PortDiscovery", "candidate_ports", "find_store", "query"]
 
 FIRST_PORT = 20_000
 PORTS = 12_000
-"""Size of the range of candidate ports, which ends where Linux's ephemeral ports begin."""
+"""Size of the range of candidate ports, which ends below Linux's ephemeral ports (from 32768)."""
 CANDIDATES = 16
 """Number of candidate ports."""
 STRIDE = 997
 """Distance between candidates; coprime to PORTS, so that all candidates differ."""
 
 RESPONSE_SECONDS = 1.0
-"""Timeout of one request. Each attempt to reach a service that does not respond takes this long."""
+"""Timeout of each socket operation of a request."""
 LONGEST_LINE = 512
 """Maximum length of a request or response, in bytes."""
 BACKLOG = 4096
@@ -44,7 +44,8 @@ UNKNOWN_HOST = "unknown host name"
 
 
 def candidate_ports(*, job: int, step: int = 0, restart: int = 0) -> tuple[int, ...]:
-    """The ports for rank 0's service: equal in all tasks of a step, different in other steps and after a requeue."""
+    """The ports for rank 0's service: equal in all tasks of a step, usually different in other steps and after a
+    requeue."""
     first = job * 97 + step * 13 + restart * 7
     return tuple(FIRST_PORT + (first + number * STRIDE) % PORTS for number in range(CANDIDATES))
 
@@ -151,7 +152,9 @@ def _summary(found: dict[int, str]) -> str:
     by_result: dict[str, list[str]] = {}
     for port, result in found.items():
         by_result.setdefault(result, []).append(str(port))
-    results = "; ".join(f"{result} (port {', '.join(ports)})" for result, ports in by_result.items())
+    results = "; ".join(
+        f"{result} (port{'s' * (len(ports) > 1)} {', '.join(ports)})" for result, ports in by_result.items()
+    )
     return (
         f"{results}. Did rank 0 start, and can this node reach it? Set MASTER_ADDR and MASTER_PORT to use another "
         "address."

@@ -1,8 +1,9 @@
 """The process groups of a training: creation, barriers, shutdown.
 
-There are three groups. The default group (NCCL for GPUs, else gloo) is for gradients, the user's own collectives, and
-GPU tensors in hpcaccel's collectives. The control group (gloo) is for the stop agreement and checkpoints. A further
-gloo group is for CPU tensors and objects in hpcaccel's collectives, and for the comparison of these calls.
+Several ranks have three groups. The default group (NCCL for GPUs, else gloo) is for gradients, the user's own
+collectives, and GPU tensors in hpcaccel's collectives. The control group (gloo) is for the stop agreement and
+checkpoints. A further gloo group is for CPU tensors and objects in hpcaccel's collectives, and for the comparison of
+these calls.
 
 The rendezvous store lives as long as the process. Each time groups are created, their keys get a new prefix.
 """
@@ -33,22 +34,21 @@ TIMEOUT_SECONDS = 1800.0
 GLOO_MARGIN_SECONDS = 60.0
 """How much longer than the watchdog's timeout gloo's timeout is."""
 EXIT_WAIT_SECONDS = 1800.0
-"""How long a rank waits for the other ranks at the end of the program. Another rank may still be working, and srun
-kills all ranks a minute after the first exit. A supervisor detects hangs earlier; without a supervisor this is the
-limit.
+"""How long a rank waits for the other ranks at the end of the program. Another rank may still be working, and srun with
+``--wait=60``, as hpcaccel starts it, kills all ranks a minute after the first exit. A supervisor detects hangs earlier.
 """
 
 _own_group: Any = None
 """The default group, if it was created here and not by the script."""
 _joins = 0
-"""Number of calls of ``join``; equal on all ranks."""
+"""Number of calls of ``join`` with several ranks; equal on all ranks."""
 _exported: tuple[int, RankEnvironment] | None = None
 """Process id and rank environment of the latest ``_export``."""
 
 
 @dataclass(frozen=True)
 class RankGroup:
-    """The ranks that train together. The groups are None for a single process.
+    """The ranks that train together. ``control`` and ``calls`` are None for a single process.
 
     ``control`` is for the stop agreement and checkpoints, ``calls`` for the script's collectives: the two never mix,
     even if only some ranks make a call. ``data_rank`` of ``data_size`` is this rank's part of the data; tensor-parallel
@@ -64,9 +64,9 @@ class RankGroup:
     default: Any | None = None
     """The default group at creation. Once torch's default group is another one, these groups have been destroyed."""
     timeout: timedelta = timedelta(seconds=TIMEOUT_SECONDS)
-    """Timeout of the script's collectives and of gradient collectives."""
+    """Timeout of the script's collectives, and of a default group created by hpcaccel."""
     exchange: Exchange | None = None
-    """Runs all collectives of the script."""
+    """The calls in ``calls``; None for a single process."""
 
     @property
     def is_alive(self) -> bool:
@@ -93,10 +93,11 @@ class RankGroup:
         return self.env.world_size // self.tensor_size
 
     def barrier(self, what: str = "wait_for_everyone") -> None:
-        """Wait for all ranks and for this rank's device.
+        """Wait for all ranks and for this rank's current CUDA stream. A single process does not wait.
 
         Raises:
-            RuntimeMisuse: ranks are missing; see ``collective_watchdog``.
+            RuntimeMisuse: ranks are missing (see ``collective_watchdog``), or the group has ended.
+            RankFailed: another rank has failed.
         """
         if self.exchange is not None:
             self.refuse_if_left()
@@ -125,7 +126,7 @@ class RankGroup:
         return value if self.exchange is None else self.exchange.object_from(0, value, what=what)
 
     def wait_for_all(self, what: str = "the end of the training") -> None:
-        """Wait for all ranks, but not for this rank's device."""
+        """Wait for all ranks, but not for this rank's CUDA stream."""
         if self.exchange is not None:
             self.exchange.call(what)
 
@@ -150,7 +151,7 @@ class RankGroup:
         problem = watchdog.end_barrier.wait(EXIT_WAIT_SECONDS)
         if problem is not None:
             print(
-                f"hpcaccel: rank {self.rank} exits without waiting any longer for the other ranks: {problem}",
+                f"hpcaccel: rank {self.rank} is exiting without waiting any longer for the other ranks: {problem}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -186,7 +187,7 @@ def join(
     init_method: str | None = None,
     timeout: timedelta | None = None,
 ) -> RankGroup:
-    """Create the groups. A default group that the script has created is reused.
+    """Create the groups of several ranks. A default group that the script has created is reused.
 
     Args:
         backend: name of a torch backend; default: NCCL for GPU tensors, gloo for CPU tensors.
@@ -249,7 +250,7 @@ def _device_id(device: torch.device) -> dict[str, Any]:
 def _create_default_group(
     env: RankEnvironment, device: torch.device, backend: str, init_method: str | None, timeout: timedelta
 ) -> None:
-    """Rendezvous, then ``init_process_group``. Errors of the second step come from the network or the backend."""
+    """Rendezvous, then ``init_process_group``, whose errors become ``RankEnvironmentError``."""
     global _own_group
     from hpcaccel.runtime.distributed.rendezvous import base_store
 
@@ -273,7 +274,7 @@ def _create_default_group(
 
 
 def _export(env: RankEnvironment, *, with_address: bool) -> None:
-    """Set torchrun's variables, which the script's libraries may read."""
+    """Set those of torchrun's variables that are not set yet, for libraries that read them."""
     global _exported
     _exported = (os.getpid(), env)
     for name, value in env.variables.items():

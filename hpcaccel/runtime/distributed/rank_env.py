@@ -1,8 +1,8 @@
 """Rank, world size and rendezvous address of this process, from the environment.
 
 The first of these that is set is used: torchrun's variables (hpcaccel's own launcher sets them too), a Slurm job step's
-variables, an MPI launcher's variables. Otherwise the process trains alone. It is an error if several tasks would each
-train alone, because they would overwrite each other's files; ``HPCACCEL_ALONE=1`` allows it.
+(unless mpirun started ranks inside the step), an MPI launcher's. Otherwise the process trains alone. Tasks that would
+each train alone are an error, because they would overwrite each other's files; ``HPCACCEL_ALONE=1`` allows it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RankEnvironment:
     largest_node: int = 1
     """The largest number of ranks on one node."""
     key: str = ""
-    """Name of this group, unique among the groups on the same machines."""
+    """Name of this group, from the launcher and its ids, such as Slurm's job and step."""
     ports: tuple[int, ...] = ()
     """Candidate ports of rank 0's port discovery; empty: the store is at ``master_port``."""
 
@@ -135,7 +135,7 @@ def _require_group_of_tasks(env: Mapping[str, str], rank: int, world: int) -> No
         return
     if world == 1:
         raise RankEnvironmentError(
-            f"this Slurm step has SLURM_NTASKS={tasks} tasks, but WORLD_SIZE=1: every task would train alone and "
+            f"this Slurm step has {tasks} tasks, but WORLD_SIZE=1: every task would train alone and "
             "overwrite the other tasks' files. Unset RANK and WORLD_SIZE, start one task with srun --ntasks=1, or set "
             "HPCACCEL_ALONE=1 if each task should train alone"
         )
@@ -169,8 +169,8 @@ def _from_slurm(env: Mapping[str, str]) -> RankEnvironment:
     given = env.get("WORLD_SIZE")
     if given and given != str(world):
         raise RankEnvironmentError(
-            f"WORLD_SIZE={given}, but this Slurm step has {world} tasks. Unset WORLD_SIZE, or start {given} tasks: "
-            f"srun --ntasks={given}"
+            f"WORLD_SIZE={given}, but this Slurm step has {world} task{'s' * (world > 1)}. Unset WORLD_SIZE, or start "
+            f"the step with srun --ntasks={given}"
         )
     layout = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE") or str(world)
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "127.0.0.1"
@@ -180,7 +180,7 @@ def _from_slurm(env: Mapping[str, str]) -> RankEnvironment:
         raise RankEnvironmentError(f"the variables of this Slurm step cannot be parsed: {error}") from None
     if node >= len(per_node):
         raise RankEnvironmentError(
-            f"SLURM_NODEID={node}, but the step's task layout {layout!r} has {len(per_node)} nodes"
+            f"SLURM_NODEID={node} must be less than the number of nodes in the step's task layout {layout!r}"
         )
     step = [env.get(name) or "0" for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")]
     port, ports = _ports(env, *map(int, step))
@@ -239,7 +239,7 @@ def _read_mpi(env: Mapping[str, str]) -> _MpiRank | None:
 
 
 def _started_inside_step(env: Mapping[str, str], mpi: _MpiRank | None) -> bool:
-    """Whether mpirun started the ranks inside a step of one task per node. Under srun both launchers' values agree."""
+    """Whether mpirun started the ranks inside a Slurm step. If srun started them, both launchers' values agree."""
     if mpi is None or mpi.size == 1:
         return False
     return (str(mpi.rank), str(mpi.size)) != (env.get("SLURM_PROCID"), _tasks(env))
@@ -270,7 +270,7 @@ def _from_mpi(env: Mapping[str, str], mpi: _MpiRank) -> RankEnvironment:
 
 
 def _hash(job: str) -> int:
-    """A number derived from a job's name, the same in all processes."""
+    """A number derived from a job's id, the same in all processes."""
     return sum(number * 131 + ord(letter) * 7919 ** (number % 3) for number, letter in enumerate(job))
 
 
@@ -280,7 +280,7 @@ def _first_node(env: Mapping[str, str], rank: int, world: int, local_world: int)
     if nodes := env.get("SLURM_JOB_NODELIST"):
         return hostlist.expand(nodes)[0]
     raise RankEnvironmentError(
-        f"rank {rank} of {world}: only {local_world} of the ranks run on this node, and MASTER_ADDR is not set. "
+        f"rank {rank} of {world}: this node has only {local_world} of the ranks, and MASTER_ADDR is not set. "
         "Set it to the host name of rank 0's node, e.g. mpirun -x MASTER_ADDR=$(hostname)"
     )
 
@@ -290,7 +290,7 @@ def _number(env: Mapping[str, str], name: str, *, least: int = 0, default: int |
     if not text:
         if default is not None:
             return default
-        raise RankEnvironmentError(f"{name} is not set, but others of its launcher are: use srun, torchrun or mpirun")
+        raise RankEnvironmentError(f"{name} is not set, but related variables are: use srun, torchrun or mpirun")
     try:
         value = int(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Rendezvous of the ranks: a store at rank 0, kept for the life of the process, in which all ranks check in.
+"""Rendezvous of the ranks: a store, usually at rank 0, kept for the life of the process, in which all ranks check in.
 
 If the port is given (torchrun, hpcaccel's supervisor, MASTER_PORT), the store listens there. Otherwise no port is
 certain to be free, so the store takes any free port and ``port_discovery`` publishes it. Rank 0 may start minutes after
@@ -133,7 +133,7 @@ def _check_in(store: Any, env: RankEnvironment, timeout: timedelta) -> Any:
         # In torchrun's own store a rank registers again after a restart.
         if shared.add(f"claimed/{env.rank}", 1) > 1 and not is_set("TORCHELASTIC_USE_AGENT_STORE"):
             raise RankEnvironmentError(
-                f"two processes have rank {env.rank} of {env.world_size} at {env.master_addr}:{env.master_port}. "
+                f"two processes have rank {env.rank} of {env.world_size} at {env.master_addr}. "
                 "Were the ranks started twice, or is RANK set to the same value for all of them?"
             )
         interface = GlooInterface(env, shared)
@@ -146,8 +146,8 @@ def _check_in(store: Any, env: RankEnvironment, timeout: timedelta) -> Any:
         interface.select()
     except dist.DistError as error:
         raise RankEnvironmentError(
-            f"rank {env.rank} of {env.world_size} could not meet the other ranks at "
-            f"{env.master_addr}:{env.master_port} (timeout: {timeout.total_seconds():.0f} s): {_first_line(error)}. "
+            f"rank {env.rank} of {env.world_size} could not meet the other ranks at {env.master_addr} "
+            f"(timeout: {timeout.total_seconds():.0f} s): {_first_line(error)}. "
             "Rank 0's error message lists the missing ranks"
         ) from error
     finally:
@@ -226,7 +226,7 @@ def address_is_loopback(address: str) -> bool:
 
 
 def own_address_towards(host: str) -> str | None:
-    """This node's address on the route to ``host``; None if there is no route. Sends nothing."""
+    """This node's address on the route to ``host``; None if there is no route or no such host. Sends nothing to it."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, ANY_PORT, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as connected:

@@ -15,7 +15,7 @@ __all__ = ["RankSplit", "refuse_unsplittable", "split"]
 
 @dataclass(frozen=True)
 class RankSplit:
-    """The distribution of ``length`` items to ``ranks``: the first ``length % ranks`` ranks get one item more."""
+    """The distribution of ``length`` items among ``ranks``: the first ``length % ranks`` ranks get one item more."""
 
     length: int
     ranks: int
@@ -37,13 +37,13 @@ class RankSplit:
 
 
 def split(value: Any, *, rank: int, ranks: int, apply_padding: bool) -> tuple[Any, RankSplit]:
-    """This rank's part of ``value``, of the same kind.
+    """This rank's part of ``value`` (of a dataset without ``select``: a ``Subset``), and the split.
 
     Padding repeats the last item, so that all parts have the same length; without it a part may be empty. ``value``
     is not modified.
 
     Raises:
-        RuntimeMisuse: the value is not a sequence, or the values of a dict differ in length.
+        RuntimeMisuse: ``value`` cannot be split; see ``refuse_unsplittable``.
     """
     plan = RankSplit(_length(value), ranks, apply_padding)
     start, stop = plan.start(rank), plan.start(rank) + plan.real(rank)
@@ -55,7 +55,8 @@ def refuse_unsplittable(value: Any) -> None:
     """Check that ``value`` can be split.
 
     Raises:
-        RuntimeMisuse: ``value`` is not a sequence, or the values of a dict differ in length.
+        RuntimeMisuse: ``value`` is neither a list, tuple, tensor or dataset with a length, nor a dict of these with
+            equal lengths.
     """
     _length(value)
 

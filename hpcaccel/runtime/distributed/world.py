@@ -32,6 +32,7 @@ class World:
 
     Raises:
         RankEnvironmentError: the environment describes no valid group of ranks, or the rendezvous failed.
+        RuntimeMisuse: the backend is not available.
     """
 
     _current: World | None = None
@@ -67,7 +68,7 @@ class World:
         init_method: str | None = None,
         timeout: timedelta | None = None,
     ) -> World:
-        """The world of this process; if there is none, it is created from the arguments."""
+        """The world of this process; if there is none, it is created from the arguments. See ``refuse_changes``."""
         if cls.existing() is None:
             cpu = cpu or rank_env.is_set("ACCELERATE_USE_CPU") or rank_env.is_set("HPCACCEL_USE_CPU")
             timeout = timeout or timedelta(seconds=process_group.TIMEOUT_SECONDS)
@@ -85,7 +86,7 @@ class World:
         return cls._current
 
     def refuse_changes(self, *, cpu: bool, backend: str | None = None, timeout: timedelta | None = None) -> None:
-        """Warn about a backend or timeout that differs from the existing group's.
+        """Warn about a backend or timeout that differs from those of the existing group of several ranks.
 
         Raises:
             RuntimeMisuse: ``cpu`` is set, but the existing group's device is not the CPU.
@@ -104,7 +105,7 @@ class World:
 
     @property
     def backend(self) -> str | None:
-        """The backend for tensors on the device; None for a single process."""
+        """The backend for tensors on the device; None without a default group."""
         if not dist.is_initialized():
             return None
         names = dict(part.partition(":")[::2] for part in dist.get_backend_config().split(",") if ":" in part)
@@ -119,7 +120,7 @@ class World:
 
     @property
     def debug(self) -> bool:
-        """Whether the ranks compare shapes before every collective, including collectives of GPU tensors."""
+        """Whether the ranks compare every call of a collective, even those with only GPU tensors."""
         return self._debug if self.group.exchange is None else self.group.exchange.debug
 
     @debug.setter
@@ -130,11 +131,11 @@ class World:
 
     @property
     def store(self) -> Any:
-        """The rendezvous store, with a key prefix of this generation; None for a single process."""
+        """The default group's store, with a key prefix of this world; None for a single process."""
         return self.group.store
 
     def form_group_of_one(self) -> None:
-        """Create the default group of a single process, which sharding needs."""
+        """Create the default group of a single process, which sharding needs, if there is none."""
         if not dist.is_initialized():
             process_group.initialise_alone(self.device, self.timeout)
 

@@ -21,6 +21,9 @@ def options_of(wish: Any, *, setting: bool = False) -> dict[str, Any] | None:
     Args:
         wish: a ``TorchDynamoPlugin``, the name of a backend, or None.
         setting: whether the spec enables compilation.
+
+    Raises:
+        RuntimeMisuse: torch has no such backend.
     """
     if wish is None:
         return {"regional": False} if setting else None
@@ -43,7 +46,8 @@ def options_of(wish: Any, *, setting: bool = False) -> dict[str, Any] | None:
 
 
 def _check(backend: str) -> None:
-    """
+    """Check that torch has this backend.
+
     Raises:
         RuntimeMisuse: torch has no such backend.
     """
@@ -67,7 +71,7 @@ def compile_whole(model: nn.Module, options: dict[str, Any]) -> nn.Module:
 
 
 def compile_blocks(model: nn.Module, options: dict[str, Any]) -> bool:
-    """Compile the repeated blocks in place: one compilation serves all of them. Returns False if there are none."""
+    """Compile the repeated blocks in place; equal blocks can share a compilation. Returns False if there are none."""
     found = repeated_blocks(model)
     arguments = {name: value for name, value in options.items() if name != "regional"}
     for block in found:
@@ -93,7 +97,9 @@ def strip(model: nn.Module) -> tuple[nn.Module, Any]:
 
 
 def hold_signals() -> None:
-    """From now on, block the stop signals during every compilation by torch.
+    """From now on, block those stop signals that have handlers during each compilation by torch.
+
+    Without effect if torch's compiler is not imported yet.
 
     Compilers are separate processes, and a signal sent to all processes of a job would kill them: the training would
     fail instead of stopping, or continue with code that does not use SIMD instructions. The compilers inherit the

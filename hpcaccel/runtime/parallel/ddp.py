@@ -34,7 +34,7 @@ class PreparedDDP(DistributedDataParallel):
             self.require_forward_param_sync = flag
 
     def will_sync_module_buffers(self) -> bool:
-        """Broadcast rank 0's buffers only before a training step."""
+        """Whether to broadcast rank 0's buffers: only before a training step."""
         wanted: bool = super().will_sync_module_buffers()  # type: ignore[no-untyped-call]
         return wanted and self.training and torch.is_grad_enabled()
 
@@ -58,7 +58,7 @@ def wrap(model: nn.Module, group: RankGroup, settings: Settings, handler: Any = 
         handler: a ``DistributedDataParallelKwargs``, or None.
 
     Raises:
-        RuntimeMisuse: the comm hook is unknown, or this hardware does not support it.
+        RuntimeMisuse: the comm hook or its wrapper is unknown, or torch rejects them.
     """
     if group.world_size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
         return model

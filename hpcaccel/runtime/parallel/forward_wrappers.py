@@ -72,8 +72,8 @@ def recompute(blocks: Iterable[nn.Module]) -> None:
     found = list(blocks)
     if not found:
         raise RuntimeMisuse(
-            "activation checkpointing found no repeated blocks in the model. List the classes of its blocks in "
-            "fsdp.wrap, or call torch.utils.checkpoint in the model itself"
+            "activation checkpointing found no blocks in the model. List the classes of its blocks in fsdp.wrap, or "
+            "call torch.utils.checkpoint in the model itself"
         )
     for block in found:
         take_off(block, RecomputedForward)

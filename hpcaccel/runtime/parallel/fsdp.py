@@ -1,7 +1,7 @@
 """Sharding of a model over the ranks with torch's ``fully_shard`` (FSDP2), block by block.
 
 All ranks start from rank 0's parameters and buffers, because scripts may seed per rank. They are broadcast one block at
-a time, so a GPU never needs memory for the whole model.
+a time, so that a GPU does not need memory for the whole model.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _OF_FULLY_SHARD = "__composable_api_state_key"
 def shard(model: nn.Module, group: RankGroup, mesh: DeviceMesh, choices: FsdpChoices, *, done: Tensors) -> None:
     """Shard a model in place over ``mesh`` (one dimension, or replicas times shards).
 
-    Parameters on the meta device get memory for their shards, and no values yet.
+    Parameters that rank 0 has on the meta device get memory for their shards, but no values yet.
 
     Args:
         done: tensors that are already equal on all ranks. The tensors that are broadcast here are added.
@@ -91,7 +91,8 @@ def shard(model: nn.Module, group: RankGroup, mesh: DeviceMesh, choices: FsdpCho
 
 
 def share_all(model: nn.Module, group: RankGroup, *, done: Tensors) -> None:
-    """Broadcast rank 0's parameters and buffers to all ranks' devices, except tensors without values on rank 0."""
+    """Broadcast rank 0's parameters and buffers to all ranks' devices, except those in ``done`` and those on rank 0's
+    meta device."""
     _share(model, group, empty=_empty_on_main(model, group), done=done)
 
 

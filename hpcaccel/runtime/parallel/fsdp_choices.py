@@ -48,7 +48,7 @@ _OF_FSDP1 = {
 
 
 class FsdpChoices(NamedTuple):
-    """How one model is sharded. A dtype of None stands for the parameters' own dtype."""
+    """How one model is sharded. The dtypes are those of torch's ``MixedPrecisionPolicy``."""
 
     find_blocks: Callable[[nn.Module], list[nn.Module]]
     reshard_after_forward: bool | int | None
@@ -114,7 +114,8 @@ def _warn_of_fsdp1(plugin: Any) -> None:
 
 
 def _reshard(plugin: Any) -> bool | int | None:
-    """
+    """FSDP2's ``reshard_after_forward``; None: the plugin does not set it.
+
     Raises:
         RuntimeMisuse: the strategy does not shard, or does not exist.
     """
@@ -131,7 +132,7 @@ def _reshard(plugin: Any) -> bool | int | None:
             raise RuntimeMisuse('FullyShardedDataParallelPlugin: use strategy="ddp" instead of NO_SHARD')
         raise RuntimeMisuse(
             f"FullyShardedDataParallelPlugin: unknown sharding strategy {value!r} "
-            f"(allowed: {', '.join(_RESHARD)}, true, false)"
+            f"(allowed: {', '.join(_RESHARD)}, true, false, an integer)"
         )
     return _RESHARD[name]
 

@@ -57,7 +57,7 @@ class ShardedModels:
         self._modules: list[Any] = []
 
     def add(self, model: nn.Module) -> None:
-        """Add the backward hook to every tensor that the sharded modules of ``model`` return from now on."""
+        """Register the backward hook on the tensors that the sharded modules of ``model`` return from now on."""
         fsdp: Any = sys.modules.get("torch.distributed.fsdp")
         for module in model.modules() if fsdp is not None else ():
             if isinstance(module, fsdp.FSDPModule):
@@ -84,8 +84,8 @@ class ShardedModels:
         if names:
             shown = ", ".join(map(str, names[:3])) + (", …" if len(names) > 3 else "")
             raise RuntimeMisuse(
-                f"{len(names)} sharded parameters ({shown}) have gradients that were not reduced across the ranks, and "
-                f"the optimizer step would not update these parameters. {self.cause() or _OTHER_CAUSE}"
+                f"the gradients of {len(names)} sharded parameter{'s' * (len(names) > 1)} ({shown}) were not reduced "
+                f"across the ranks, so the optimizer step would not use them. {self.cause() or _OTHER_CAUSE}"
             )
 
     def cause(self) -> str | None:

@@ -89,7 +89,7 @@ def give_memory(
     """Allocate memory on ``device`` for a model's tensors on the meta device; other tensors are unchanged. Tied
     parameters remain tied, and sharded parameters remain the same objects.
 
-    Parameters are NaN until they are loaded. Non-persistent buffers are computed by their module's
+    Floating-point parameters are NaN until they are loaded. Non-persistent buffers are computed by their module's
     ``reset_parameters``.
 
     Args:
@@ -99,7 +99,7 @@ def give_memory(
             values. If false, the caller sets all values at once.
 
     Raises:
-        RuntimeMisuse: the module of a non-persistent buffer has no ``reset_parameters``.
+        RuntimeMisuse: ``expect`` is set, and the module of a non-persistent buffer has no ``reset_parameters``.
     """
     empty = {name for name, parameter in model.named_parameters() if parameter.is_meta and id(parameter) not in but}
     owners = [
@@ -171,7 +171,8 @@ def has_values(model: nn.Module) -> None:
 
 
 def _look(model: nn.Module, _inputs: Any) -> None:
-    """
+    """Forward pre-hook that checks once that all parameters have values.
+
     Raises:
         RuntimeMisuse: some parameters have no values.
     """

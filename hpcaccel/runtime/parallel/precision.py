@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
-"""Autocast's dtype by precision. With fp8 it applies to everything except the linear layers."""
+"""Autocast's dtype by precision. With fp8 it applies to everything except the fp8 linear layers."""
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -73,7 +73,7 @@ def wrap_forward(
 
 
 def unwrap_forward(model: nn.Module) -> None:
-    """Restore the model's own forward."""
+    """Remove ``Autocasted`` from the model's forward."""
     take_off(model, Autocasted)
 
 
@@ -125,7 +125,7 @@ def refuse_fp8(device: torch.device, handler: Any = None) -> None:
         handler: an ``AORecipeKwargs``, or None.
 
     Raises:
-        RuntimeMisuse: the hardware or torchao is missing, or the handler is for another backend.
+        RuntimeMisuse: the device does not support fp8, torchao is not installed, or the handler is for another backend.
     """
     if handler is not None and type(handler).__name__ != "AORecipeKwargs":
         raise RuntimeMisuse(

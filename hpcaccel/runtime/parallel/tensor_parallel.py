@@ -39,7 +39,8 @@ def find_plan(model: nn.Module, given: Any) -> dict[str, Any]:
 
 
 def _style(style: Any, name: str) -> Any:
-    """
+    """``style``, or the torch style that it names.
+
     Raises:
         RuntimeMisuse: ``style`` is neither a torch style nor the name of one.
     """
@@ -89,7 +90,8 @@ def _refuse_uneven(parameters: Mapping[str, torch.Tensor], mesh: DeviceMesh) -> 
             if placement.is_shard() and parameter.shape[placement.dim] % mesh.size():
                 raise RuntimeMisuse(
                     f"dimension {placement.dim} of {name} has size {parameter.shape[placement.dim]}, which is not "
-                    f"divisible by the {mesh.size()} tensor-parallel ranks"
+                    f"divisible by the {mesh.size()} tensor-parallel ranks. Change their number, or remove the module "
+                    "from tp_plan"
                 )
 
 

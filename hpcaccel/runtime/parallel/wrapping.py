@@ -23,7 +23,7 @@ def blocks(model: nn.Module, names: Sequence[str] = ()) -> list[nn.Module]:
     present = {type(module).__name__ for module in model.modules()}
     if missing := sorted(set(names) - present):
         raise RuntimeMisuse(
-            f"fsdp.wrap names {', '.join(missing)}, which the model does not contain "
+            f"fsdp.wrap or transformer_cls_names_to_wrap lists {', '.join(missing)}, which the model does not contain "
             f"(has: {', '.join(sorted(present))})"
         )
     found = [module for module in model.modules() if type(module).__name__ in names and module is not model]

@@ -3,8 +3,8 @@
 For the first ``PATIENCE_SECONDS`` a waiting rank reads and writes nothing. After that it publishes its status (the call
 it waits in, the number of calls made) in the ranks' store and polls the status of the other ranks. Two ranks that wait
 for each other in different calls are deadlocked, and a rank that has left the program makes no more calls: in both
-cases the waiting rank raises an error at once. In all other cases the collective's timeout applies. The first rank that
-aborts stores the reason, and the other waiting ranks abort with it.
+cases the waiting rank raises an error at once. Otherwise the collective's timeout applies. The first rank that aborts
+stores the reason, and the other waiting ranks abort with it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class CollectiveWatchdog:
 
         Raises:
             RuntimeMisuse: some ranks cannot take part any more, or have not taken part within the limit.
-            RankFailed: another rank has failed.
+            RankFailed: another rank has failed, or the connection to it was lost.
         """
         limit = self.timeout_seconds if limit is None else limit
         try:
@@ -116,7 +116,7 @@ class CollectiveWatchdog:
         self._publish({"departure": reason})
 
     def publish_failure(self, reason: str) -> None:
-        """Publish that this rank fails."""
+        """Publish that this rank has failed."""
         self.publish_departure(f"has failed {reason}")
         try:
             self._store.set(_FAILED_KEY, str(self.rank))

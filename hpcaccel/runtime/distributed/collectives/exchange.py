@@ -1,6 +1,6 @@
-"""Exchange of the message that starts every collective call of a script: call identity, and the ranks' data or objects.
+"""Exchange of the message that starts a collective call of a script: call identity, and the ranks' data or objects.
 
-All calls start with one all-gather of fixed size. If ranks make different calls, or the same call with different
+An exchange starts with one all-gather of fixed size. If ranks make different calls, or the same call with different
 shapes, all ranks raise an error at once instead of hanging or mixing their data. Up to ``INLINE_BYTES`` of data are
 part of that message; more data takes a second collective.
 """
@@ -45,7 +45,7 @@ class RankMessages:
         self.values = [header[2] for header in headers]
         self.sizes = [header[3] for header in headers]
         self.table = table
-        """(ranks, bytes) uint8, with as many columns as the longest message has bytes."""
+        """(ranks, bytes) uint8, as wide as the longest data; only ``first_rank``'s row if the data was broadcast."""
         self._first_rank = first_rank
 
     def data(self, rank: int) -> torch.Tensor:
@@ -60,7 +60,7 @@ class Exchange:
         self.group = group
         self.watchdog = watchdog
         self.debug = os.environ.get("HPCACCEL_DEBUG", os.environ.get("ACCELERATE_DEBUG_MODE", "")).lower() in _YES
-        """Whether calls with only GPU tensors are compared, too."""
+        """Whether all calls with only GPU tensors are compared, not just the first ones."""
         self.device_calls = 0
         """Number of calls so far with only GPU tensors."""
         self._mine = torch.zeros(MESSAGE_WORDS, dtype=torch.int64)
@@ -135,12 +135,12 @@ class Exchange:
         self.watchdog.wait(work, what, number=self.watchdog.entered["calls"], limit=limit)
 
     def objects_from_all(self, value: Any, *, what: str) -> list[Any]:
-        """Every rank's Python object, by rank. Raises as ``call`` does."""
+        """Every rank's Python object, by rank. Raises the errors of ``call``."""
         messages = self.call(what, data=_pickled(value))
         return [_unpickled(messages.data(rank)) for rank in range(self.watchdog.world_size)]
 
     def object_from(self, source: int, value: Any, *, what: str, form: str = "") -> Any:
-        """Rank ``source``'s Python object, on every rank. Raises as ``call`` does."""
+        """Rank ``source``'s Python object, on every rank. Raises the errors of ``call``."""
         is_source = self.watchdog.rank == source
         messages = self.call(what, form=form, data=_pickled(value) if is_source else None, source=source)
         return value if is_source else _unpickled(messages.data(source))

@@ -2,7 +2,7 @@
 
 CPU tensors use ``RankGroup.calls`` (gloo), GPU tensors the default group. The ranks compare their calls before they use
 the data: always for CPU tensors; for GPU tensors only in debug mode or in the first ``CHECKED_CALLS`` calls, because
-the comparison costs more than the collective itself. The first calls are enough to detect a call under
+the comparison costs more than the collective itself. The first calls usually reveal a call under
 ``if is_main_process``.
 """
 
@@ -28,7 +28,7 @@ CHECKED_CALLS = 16
 """Number of calls with GPU tensors that the ranks compare outside of debug mode."""
 REDUCTIONS = ("sum", "mean", "max", "none")
 _SUMMED_AS = {torch.bfloat16: torch.float32, torch.int16: torch.int32}
-"""Types that gloo cannot sum, with the type that is summed instead."""
+"""Types of CPU tensors that are reduced as another type: gloo rounds bfloat16 sums at each step, and lacks int16."""
 
 
 def gather(value: Any, group: RankGroup) -> Any:
@@ -89,8 +89,8 @@ def _stacked(tensor: torch.Tensor, world_size: int) -> tuple[int, ...]:
 def reduce(value: Any, group: RankGroup, *, reduction: str = "sum", scale: float = 1.0) -> Any:
     """The element-wise sum, mean or maximum of all ranks' tensors times ``scale``, on every rank.
 
-    The mean of integers is a float. ``none`` returns this rank's own tensors. Small tensors are summed in rank order,
-    so the result does not depend on the number of nodes.
+    The mean of integers is a float. ``none`` returns this rank's own tensors. Small CPU tensors are summed in rank
+    order, so the result does not depend on the number of nodes.
 
     Raises:
         NotATensor: a leaf is not a tensor.
@@ -197,8 +197,8 @@ def _overwrite(tensor: torch.Tensor, found: torch.Tensor) -> None:
 
 
 def gather_object(value: Any, group: RankGroup) -> Any:
-    """Concatenate all ranks' lists, in rank order, on every rank. A tensor contributes its rows, any other value is one
-    item. A single process gets its own value back."""
+    """Concatenate all ranks' lists, tuples or sets in rank order, on every rank. A tensor contributes its rows, any
+    other value is one item. A single process gets its own value back."""
     if group.exchange is None:
         return value
     return [item for part in group.exchange.objects_from_all(value, what="gather_object") for item in _items(part)]
@@ -214,7 +214,7 @@ def broadcast_object_list(values: list[Any], group: RankGroup, *, from_process: 
     """Overwrite the items of a list with those of rank ``from_process``, and return the same list.
 
     Raises:
-        RuntimeMisuse: ``from_process`` is not a rank, or the lists differ in length.
+        RuntimeMisuse: ``from_process`` is not a rank; the lists differ in length, or some ranks do not take part.
     """
     _require_rank(from_process, group)
     if group.exchange is not None:

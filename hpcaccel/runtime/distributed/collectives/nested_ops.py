@@ -68,7 +68,7 @@ def initialize_tensors(data_structure: Any) -> Any:
 
 
 def find_batch_size(data: Any) -> int:
-    """The length along dimension 0 of the first tensor.
+    """The length along dimension 0 of the first leaf, which must be a tensor.
 
     Raises:
         ValueError: a container is empty.

@@ -113,7 +113,7 @@ def tensor_kind(tensor: torch.Tensor) -> str:
 
 
 def form_of(value: Any, leaf: Callable[[torch.Tensor], str] = tensor_form) -> str:
-    """Text that describes nested containers with each tensor's type and shape; of other values only the type."""
+    """Nested containers as text: each tensor's type and shape, and the type of other values."""
     if isinstance(value, torch.Tensor):
         return leaf(value)
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Padding of tensors to equal lengths across ranks, and the gather that removes padded samples."""
+"""Padding of tensors to equal lengths across ranks, and the gather that removes repeated samples."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def _contains_tensor(value: Any) -> bool:
 
 
 def _cut(value: Any, samples: int | None, valid: int | None) -> Any:
-    """``value`` without the padding, if it has one entry per sample."""
+    """``value`` without repeated samples, if it has one entry per sample."""
     has_entries = isinstance(value, list | tuple) or (isinstance(value, torch.Tensor) and value.ndim > 0)
     return value[:valid] if valid is not None and has_entries and len(value) == samples else value
 
