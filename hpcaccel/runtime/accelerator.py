@@ -27,8 +27,9 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
 
     Arguments override the spec of the run, which overrides the defaults. A second Accelerator in the same process
     shares the ranks, device, precision, strategy and prepared objects of the first, until ``end_training`` or
-    ``destroy_process_group``; the configuration of its loaders, its gradient accumulation and its handlers are
-    separate. After the end, ``prepare`` starts a new training with the same settings.
+    ``destroy_process_group``; the configuration of its loaders, its gradient accumulation, and its settings for
+    autocast, DDP, profiling and compilation are separate. After the end, ``prepare`` starts a new training with the
+    same settings.
 
     Args:
         device_placement: whether ``prepare`` moves models and batches to the device.
@@ -37,9 +38,9 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
         gradient_accumulation_steps: micro-batches per optimizer step.
         cpu: do not use GPUs.
         dataloader_config: a ``DataLoaderConfiguration`` for prepared loaders.
-        fsdp_plugin: a ``FullyShardedDataParallelPlugin``; sets ``strategy`` to ``fsdp``.
+        fsdp_plugin: a ``FullyShardedDataParallelPlugin``; ``strategy`` then defaults to ``fsdp``.
         torch_tp_plugin: a ``TorchTensorParallelPlugin``.
-        rng_types: random generators that are set to rank 0's state at each iteration of a prepared loader.
+        rng_types: random generators that are set to rank 0's state at the start of each epoch of a prepared loader.
         log_with: trackers, by name or as objects; they do nothing before ``init_trackers``.
         project_dir: directory of checkpoints and metrics if there is no run directory.
         project_config: a ``ProjectConfiguration``.
@@ -50,23 +51,23 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
         parallelism_config: a ``ParallelismConfig``: replicas, shards, tensor parallel.
         strategy: ``ddp``, or ``fsdp`` to shard the model over the ranks.
         seed: seed of Python, numpy and torch on every rank.
-        deterministic: use deterministic algorithms: the same bits in every run and, with prepared loaders, after every
-            resume.
+        deterministic: use deterministic algorithms, on which bit-identical runs and resumes depend.
         even_batches: repeat samples at the end of an epoch so that all ranks have the same number of batches.
-        dispatch_batches: rank 0 reads the data and sends each rank its part; default: for iterable datasets only.
+        dispatch_batches: rank 0 reads the data and sends each rank its part; default: only for iterable datasets whose
+            batches are moved to the device.
         step_scheduler_per_process: step prepared schedulers once per process at each optimizer step, as in Accelerate;
-            False: once.
+            False, or with ``split_batches``: once.
         fp32_outputs: convert outputs of prepared models to fp32, so that losses are computed in fp32.
         tp_plan: tensor-parallel style by module name.
         debug: check shapes on all ranks before each collective.
 
     Raises:
         RankEnvironmentError: the environment describes no usable group of ranks, or the ranks do not find each other.
-        RuntimeMisuse: there is an unknown keyword, or a value that is not allowed.
+        RuntimeMisuse: a keyword is unknown; a value is not allowed, or differs from the first Accelerator's.
     """
 
     deepspeed_plugin: None = None
-    """Always None. Scripts of Accelerate check this attribute."""
+    """None. Accelerate scripts check this attribute."""
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ class Setup:
 
     Raises:
         RankEnvironmentError: the environment describes no usable group of ranks.
-        RuntimeMisuse: a value is not allowed, or differs from that of a setting that the process shares.
+        RuntimeMisuse: a value is not allowed, or differs from the value that the process's Accelerators share.
     """
 
     dataloader_config: DataLoaderConfiguration
@@ -138,10 +138,11 @@ class Setup:
 
 
 def _merged(shared: SimpleNamespace, given: SimpleNamespace) -> SimpleNamespace:
-    """The handlers of one Accelerator: shared handlers from the session, other handlers as given.
+    """The handlers of one Accelerator: shared handlers from the session, other handlers as given. It may have an FSDP
+    plugin of its own.
 
     Raises:
-        RuntimeMisuse: the script passes a handler of a shared kind that differs from the session's.
+        RuntimeMisuse: a shared handler for fp8, fp16 scaling or parallelism differs from the session's.
     """
     merged = dict(vars(given))
     for name, has in vars(shared).items():

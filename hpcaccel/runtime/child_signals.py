@@ -51,8 +51,8 @@ class _Shield:
     def __init__(self) -> None:
         largest = int(Path("/proc/sys/kernel/pid_max").read_text())
         self.marks = mmap.mmap(-1, largest + 1)
-        """A byte per pid: ``_READY`` once a child has installed its handlers, ``_TERMINATED`` after a later
-        ``terminate``. Untouched pages take no memory."""
+        """A byte per pid: ``_READY`` once a child is set up, ``_TERMINATED`` after a later ``terminate``. Untouched
+        pages take no memory."""
         self.earlier = {child.pid for child in multiprocessing.active_children()}
         """Pids of children that were started before and do not use this state."""
 
@@ -68,7 +68,7 @@ _wait = popen_fork.Popen.wait
 
 
 def shield_children(handler: Callable[..., Any]) -> None:
-    """Make children started from now on ignore ``SIGNALS``, unless sent by ``terminate()``.
+    """Make children that ``multiprocessing`` forks from now on ignore ``SIGNALS``, unless sent by ``terminate()``.
 
     Args:
         handler: the rank's own handler of the signals, installed in the main thread.
@@ -86,7 +86,7 @@ def shield_children(handler: Callable[..., Any]) -> None:
 
 
 def _restore_defaults() -> None:
-    """Restore the signals' defaults in every process forked from this one, as in a fork of a plain Python process."""
+    """Restore the signals' defaults in a forked process, unless a prepared loader or the script has blocked them."""
     global _born_with_defaults
     blocked = set(SIGNALS) & signal.pthread_sigmask(signal.SIG_BLOCK, ())
     if blocked and _shield is not None:

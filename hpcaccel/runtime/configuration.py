@@ -66,7 +66,8 @@ def refuse_unknown(unknown: Mapping[str, Any], known: list[str]) -> None:
     """Refuse unknown keywords.
 
     Raises:
-        RuntimeMisuse: there is an unknown keyword. The message contains its replacement, or the known keywords.
+        RuntimeMisuse: there is an unknown keyword, or one of ``ELSEWHERE`` that is not None. The message contains its
+            replacement, or the known keywords.
     """
     for name, value in unknown.items():
         if name in ELSEWHERE:
@@ -96,14 +97,14 @@ def handlers_by_name(kwargs_handlers: list[Any] | None, **plugins: Any) -> Simpl
 
 
 def settings_by_name(plugins: tuple[SimpleNamespace, Any, Any], **arguments: Any) -> dict[str, Any]:
-    """Settings by name; None: not given. A plugin overrides a plain argument that is None.
+    """Settings by name; None: not given. A plugin sets what the plain arguments leave open.
 
     Args:
         plugins: the handlers by name, the ``DataLoaderConfiguration`` and the ``GradientAccumulationPlugin``.
         arguments: plain arguments of the constructor.
 
     Raises:
-        RuntimeMisuse: an argument and a plugin have different values.
+        RuntimeMisuse: ``gradient_accumulation_steps`` is above 1 and differs from the plugin's ``num_steps``.
     """
     handlers, dataloader_config, accumulation_plugin = plugins
     given = {name: _text(value) for name, value in arguments.items()}
@@ -124,7 +125,7 @@ def settings_by_name(plugins: tuple[SimpleNamespace, Any, Any], **arguments: Any
 def _set_once(given: dict[str, Any], name: str, value: Any) -> None:
     """
     Raises:
-        RuntimeMisuse: ``given`` has another value of ``name``.
+        RuntimeMisuse: ``given`` has a value of ``name`` other than None, 1 and ``value``.
     """
     if given.get(name) not in (None, 1, value):
         raise RuntimeMisuse(f"{name}={given[name]!r} conflicts with {value!r} in a plugin: set it in one place")

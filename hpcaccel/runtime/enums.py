@@ -82,7 +82,7 @@ class LoggerType(NameEnum):
 
 
 class RNGType(NameEnum):
-    """Random generators that can be synchronised across ranks."""
+    """Kinds of random generators. hpcaccel supports TORCH, CUDA and GENERATOR."""
 
     TORCH = "torch"
     CUDA = "cuda"

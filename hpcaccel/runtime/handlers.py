@@ -1,6 +1,6 @@
 """Objects for ``Accelerator(...)``: handlers with options of torch's own classes, and plugins.
 
-Fields that also exist in Accelerate 1.15 have the same names and defaults.
+Fields that also exist in Accelerate 1.15 have the same names; some defaults differ.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 @dataclass
 class KwargsHandler:
-    """Options of one of torch's classes or functions, passed as ``Accelerator(kwargs_handlers=[...])``."""
+    """Base class of the handlers for ``Accelerator(kwargs_handlers=[...])``, and of some plugins."""
 
     def to_dict(self) -> dict[str, Any]:
         """Deep copies of all fields, by name."""
@@ -90,7 +90,8 @@ class GradScalerKwargs(KwargsHandler):
 
 @dataclass
 class InitProcessGroupKwargs(KwargsHandler):
-    """Options of ``torch.distributed.init_process_group``. A ``timeout`` of None means 30 minutes."""
+    """Options of ``torch.distributed.init_process_group``. A ``timeout`` of None means
+    ``runtime.timeout_seconds`` of the spec (default: 30 minutes)."""
 
     backend: str | None = None
     init_method: str | None = None
@@ -166,7 +167,7 @@ class DataLoaderConfiguration:
 
 @dataclass
 class ProjectConfiguration:
-    """Directories of checkpoints and logs for a script without a run directory."""
+    """Directories of a script's checkpoints and logs, and whether its checkpoints are numbered."""
 
     project_dir: str | None = None
     logging_dir: str | None = None

@@ -155,10 +155,10 @@ as in the plugin."""
 
 
 def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
-    """Parse ``yes``, ``no`` and their other spellings: 1 or 0, or a bool with ``to_bool``.
+    """Parse a boolean, such as ``yes`` or ``off``: 1 or 0, or a bool with ``to_bool``.
 
     Raises:
-        RuntimeMisuse: the text is none of these.
+        RuntimeMisuse: ``value`` is not in ``TRUE`` or ``FALSE``.
     """
     word = value.lower()
     if word not in TRUE + FALSE:
@@ -167,7 +167,11 @@ def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
 
 
 def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
-    """Value of the first of these variables that is a number of 0 or more; ``default`` if there is none."""
+    """Value of the first of these variables that is set to 0 or more; ``default`` if there is none.
+
+    Raises:
+        ValueError: a variable is not an integer.
+    """
     for key in env_keys:
         value = int(os.environ.get(key, -1))
         if value >= 0:
@@ -176,16 +180,16 @@ def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
 
 
 def parse_flag_from_env(key: str, default: bool = False) -> bool:
-    """Value of a variable that is yes or no.
+    """Value of a boolean variable.
 
     Raises:
-        RuntimeMisuse: the value is neither.
+        RuntimeMisuse: the value is not a boolean.
     """
     return bool(str_to_bool(os.environ.get(key, str(default))))
 
 
 def parse_choice_from_env(key: str, default: str = "no") -> str:
-    """Value of a variable, as text."""
+    """Value of a variable, as text; ``default`` if it is not set."""
     return os.environ.get(key, str(default))
 
 
@@ -207,7 +211,7 @@ def patch_environment(**kwargs: Any) -> Iterator[None]:
 
 @contextmanager
 def clear_environment() -> Iterator[None]:
-    """Remove all variables inside the ``with`` block; variables that are set in it are removed at its end."""
+    """Remove all variables inside the ``with`` block, and restore them at its end."""
     before = dict(os.environ)
     os.environ.clear()
     try:

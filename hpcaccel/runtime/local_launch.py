@@ -35,7 +35,8 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
     """Call ``function(*args)`` in ``num_processes`` ranks on this machine's CPU.
 
     Raises:
-        RunFailed: the function failed; the message has the traceback of the first rank that failed.
+        RunFailed: the function failed, or a rank exited early; the message has the traceback of the first rank in which
+            the function failed.
         RuntimeMisuse: this process already has an Accelerator or a process group.
     """
     _refuse_group("debug_launcher")
@@ -97,7 +98,7 @@ def notebook_launcher(
 ) -> None:
     """Call ``function(*args)`` in ``num_processes`` ranks on this node. With several nodes, call this on each of them.
 
-    The ranks are started as by torchrun. A single rank runs in this process.
+    The ranks are started as by torchrun. A single rank runs in this process, and raises the function's own errors.
 
     Args:
         num_processes: number of ranks on this node; default: the number of GPUs, or one.
@@ -107,8 +108,9 @@ def notebook_launcher(
             torchrun's options.
 
     Raises:
-        RunFailed: the function failed; the message has the traceback of the first rank that failed.
-        RuntimeMisuse: this process has used a GPU or already has an Accelerator; an argument is not allowed.
+        RunFailed: one of several ranks failed; the message has the traceback of the first one.
+        RuntimeMisuse: an argument is not allowed; or there are several ranks, and this process has used a GPU, or
+            already has an Accelerator or a process group.
     """
     count = _process_count(num_processes, mixed_precision, node_rank=node_rank, num_nodes=num_nodes)
     with patch_environment(accelerate_mixed_precision=mixed_precision.lower()):
@@ -240,7 +242,7 @@ _LAUNCHERS = (
 
 @contextmanager
 def _fork_allowed() -> Iterator[None]:
-    """Silence the warning of newer Pythons about a fork with threads: torch always has some."""
+    """Silence the warning of Python 3.12 and newer about a fork with threads, which torch starts."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
         yield

@@ -23,14 +23,15 @@ SHARDED_IN = "_hpcaccel_sharded_in"
 
 
 def prepare_model(setup: Setup, model: nn.Module, *, place: bool, evaluation_mode: bool = False) -> nn.Module:
-    """Apply precision, activation checkpointing, tensor parallel, DDP or FSDP2, and ``torch.compile``, in this order.
+    """Apply precision, activation checkpointing, tensor parallel, DDP or FSDP2, and ``torch.compile``.
 
     Args:
-        place: whether to move the model to this rank's device.
-        evaluation_mode: the model is not trained: apply precision and ``torch.compile`` only.
+        place: whether to move a model that is not sharded to this rank's device.
+        evaluation_mode: the model is not trained: neither wrap it in DDP nor shard it.
 
     Raises:
-        RuntimeMisuse: the model was prepared before, or it cannot be prepared (see ``_refuse``).
+        RuntimeMisuse: ``model`` is the original of a prepared model; it is on the meta device and is not sharded; or it
+            is refused by ``_refuse``.
     """
     session = setup.session
     if session.registry.has(model):
@@ -68,7 +69,8 @@ def _refuse(session: TrainingSession, model: nn.Module) -> None:
 
     Raises:
         RuntimeMisuse: the model is wrapped in DataParallel or FSDP1, or in DDP with ``strategy="fsdp"``; it is sharded
-            over a destroyed group; or there are several ranks and its layers are distributed over several devices.
+            over a destroyed group and cannot be sharded again; or there are several ranks and its layers are
+            distributed over several devices.
     """
     if isinstance(model, DataParallel):
         raise RuntimeMisuse(
@@ -116,7 +118,7 @@ def is_dispatched(model: nn.Module) -> bool:
 
 
 def _is_wrapped(model: nn.Module) -> bool:
-    """Whether the script has wrapped or sharded the model itself."""
+    """Whether the model is already wrapped in DDP or sharded with FSDP2."""
     module = sys.modules.get("torch.distributed.fsdp")
     return isinstance(model, DistributedDataParallel) or (module is not None and isinstance(model, module.FSDPModule))
 
@@ -148,7 +150,11 @@ def _refit(setup: Setup, model: nn.Module, *, blocks_too: bool) -> None:
 
 
 def _distribute(setup: Setup, model: nn.Module, *, place: bool, evaluation_mode: bool) -> nn.Module:
-    """Wrap the model in DDP or shard it, if several ranks train it."""
+    """Shard the model, or move it to the device and wrap it in DDP.
+
+    Raises:
+        RuntimeMisuse: the model is on the meta device and is not sharded.
+    """
     layout, group = setup.session.layout, setup.session.group
     if group.exchange is not None and not evaluation_mode:
         count = sum(1 for _ in model.parameters())

@@ -34,8 +34,8 @@ def prepare(setup: Setup, objects: Sequence[Any], *, device_placement: Sequence[
         The prepared objects, in the order of ``objects``.
 
     Raises:
-        RuntimeMisuse: ``device_placement`` has another length; an object was prepared before; an optimizer has no
-            parameter of a prepared model.
+        RuntimeMisuse: ``device_placement`` has another length; an object is the original of a prepared one; an
+            optimizer has no parameter of a prepared model.
     """
     places = _places(setup, objects, device_placement)
     ready: dict[int, Any] = {}
@@ -90,7 +90,7 @@ def _optimizer(setup: Setup, optimizer: Optimizer, place: bool) -> PreparedOptim
 
 
 def _refuse_whole_parameters(session: TrainingSession, optimizer: Optimizer) -> None:
-    """Refuse an optimizer without parameters of a prepared model: its tensors would never get a gradient."""
+    """If there are prepared models, refuse an optimizer without any of their parameters."""
     if not session.prepared.models:
         return
     known = {parameter for model in session.prepared.models for parameter in model.parameters()}

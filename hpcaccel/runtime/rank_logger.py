@@ -45,7 +45,8 @@ _logged_once: set[tuple[str, str]] = set()
 
 
 def get_logger(name: str, log_level: str | int | None = None) -> MultiProcessAdapter:
-    """The logger ``name``, which logs on rank 0 only unless a call passes ``main_process_only=False``.
+    """The logger ``name``, which logs on rank 0 only unless a call passes ``main_process_only=False`` or
+    ``in_order=True``.
 
     Args:
         log_level: level of this logger and of the root logger, as in Accelerate; default: the variable

@@ -20,7 +20,7 @@ __all__ = ["load_state", "numbered", "refuse_unknown", "save_state"]
 
 KIND_SAVE, KIND_LOAD = "save_state()", "load_state()"
 _HARMLESS = {"map_location", "weights_only"}
-"""Keywords of Accelerate whose effect hpcaccel always has."""
+"""Keywords of Accelerate that are accepted and have no effect."""
 
 
 def numbered(session: TrainingSession, configuration: Any) -> NumberedCheckpoints | None:
@@ -55,16 +55,17 @@ def refuse_unknown(call: str, given: dict[str, Any]) -> None:
 def save_state(session: TrainingSession, directory: Path | None, numbers: NumberedCheckpoints | None) -> Path:
     """Save all prepared and registered objects.
 
-    If all ranks have the same state, as under DDP, some ranks may be missing: rank 0 waits for them a short time and
-    saves without them. The checkpoint then lacks their random states, which a warning and the manifest record.
+    If the model is not sharded, ranks other than 0 may be missing: rank 0 waits for them for a short time and saves
+    without them. The checkpoint then lacks their random states, which a warning and the manifest record.
 
     Returns:
         The checkpoint's directory.
 
     Raises:
-        RuntimeMisuse: there is no directory; the numbered checkpoint exists; the model is sharded, and some ranks did
-            not call within the control timeout.
-        CheckpointError: on all ranks that called, if saving failed on any.
+        RuntimeMisuse: there is no directory; rank 0 did not call; the model is sharded, and some ranks did not call
+            within the control timeout.
+        CheckpointError: on all ranks that called, if saving failed on any, or the numbered checkpoint exists (if rank 0
+            saves alone, it raises RuntimeMisuse instead).
     """
     settings, loop = session.settings, session.loop
     place = directory if numbers is None else numbers.next

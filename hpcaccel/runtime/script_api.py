@@ -1,6 +1,6 @@
 """``hpcaccel.log`` and ``hpcaccel.should_stop``: for any Python program in a run, with or without torch.
 
-If the program has an Accelerator, these functions call its methods of the same names.
+If the program has an Accelerator, these functions do the same as its methods of the same names.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ POLL_SECONDS = 1.0
 def log(values: Mapping[str, Any], *, step: int | None = None) -> None:
     """Log values to the run's metrics on rank 0; on other ranks it does nothing.
 
-    Outside a run values are written to the file ``$HPCACCEL_METRICS``; without it nothing is written, with one warning.
+    Outside a run, a program without an Accelerator writes values to the file ``$HPCACCEL_METRICS``; if it is not set,
+    they are discarded, with one warning.
 
     Args:
         values: numbers, texts, arrays and tensors of one element, dicts of these.
-        step: default without an Accelerator: one more than the last step of this process, starting with 1. If a name
+        step: default without an Accelerator: one more than the largest step so far, starting with 1. If a name
             has several values at one step, the last value counts.
 
     Raises:
@@ -55,10 +56,11 @@ def log(values: Mapping[str, Any], *, step: int | None = None) -> None:
 
 
 def should_stop() -> bool:
-    """Whether this program should end for good now: its trial was pruned, or a user has requested the run to finish.
+    """Whether this program should end for good now: its trial was pruned, or a user has requested that the run finish
+    or be cancelled.
 
-    The run directory is read at most once a second. With several ranks, call it on one rank and broadcast the result:
-    ranks read at different times.
+    Without an Accelerator the run directory is read, at most once a second. With several ranks, call it on one rank and
+    broadcast the result: ranks read at different times.
     """
     session = _session()
     return _stop_poll.read() if session is None else bool(session.loop.should_stop())

@@ -29,7 +29,7 @@ _ALLOWED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of the spec's ``runtime`` and ``checkpoint`` sections that a rank uses."""
+    """Settings of a rank: from the spec's ``runtime`` and ``checkpoint`` sections, and from ``Accelerator(...)``."""
 
     strategy: str = "ddp"
     mixed_precision: str = "no"
@@ -68,9 +68,9 @@ class Settings:
     timeout_seconds: float = 1800.0
     """Timeout of the script's collectives and of gradient communication."""
     control_timeout_seconds: float = 60.0
-    """Timeout of hpcaccel's own collectives."""
+    """How long ranks wait for each other in saves and loads, and after one has run out of memory."""
     save_wait_seconds: float = 5.0
-    """How long rank 0 waits in ``save_state`` for the other ranks if the model is not sharded."""
+    """Maximum time that rank 0 waits in ``save_state`` for the other ranks if the model is not sharded."""
     every_steps: int | None = None
     every_minutes: float | None = None
     background: bool = True

@@ -38,8 +38,8 @@ class StopFlag:
         return True
 
     def ignore_signals(self) -> None:
-        """Ignore both signals from now on. At exit the interpreter restores default handlers, and a second SIGTERM
-        would turn a clean exit into 143."""
+        """Ignore both signals from now on, unless the script has replaced the handlers. At exit the interpreter
+        restores default handlers, and a second SIGTERM would turn a clean exit into 143."""
         if self._installed and threading.current_thread() is threading.main_thread():
             self._installed = False
             for number in SIGNALS:
@@ -67,7 +67,7 @@ def signals_held() -> Iterator[None]:
 class WorkerInit:
     """A ``worker_init_fn`` that ignores both signals, then calls the user's function.
 
-    The signals are sent to a whole process group, and a killed worker would fail a training that is about to save.
+    Slurm sends the signals to every process of a step, and a killed worker would fail a training that is about to save.
     """
 
     user_function: Callable[[int], Any] | None

@@ -161,7 +161,7 @@ class TrainingSession:
         """The gradient scaler of fp16; None for other precisions.
 
         Raises:
-            RuntimeMisuse: fp8 is set, but the device does not support it.
+            RuntimeMisuse: fp8 is set, but the device or the handler does not support it, or torchao is missing.
         """
         device, precision = self.group.device, self.settings.mixed_precision
         if precision == "fp8":
@@ -183,7 +183,7 @@ class TrainingSession:
 
     @property
     def distributed_type(self) -> DistributedType:
-        """NO, MULTI_CPU or MULTI_GPU; FSDP if models are sharded; or the value that the script has set."""
+        """NO, MULTI_CPU or MULTI_GPU; FSDP with ``strategy="fsdp"``; or the value that the script has set."""
         if self.distributed_type_override is not None:
             return self.distributed_type_override
         return DistributedType.FSDP if self.settings.strategy == "fsdp" else self.world.distributed_type
@@ -223,7 +223,7 @@ class TrainingSession:
         PreparedOptimizer.follow_in_copies(accumulation, self.scaling)
 
     def refuse_changes(self, given: dict[str, Any]) -> None:
-        """Refuse other values of settings that all Accelerators of a process share.
+        """Refuse other values of settings that all Accelerators share. ``debug`` may be enabled later.
 
         Raises:
             RuntimeMisuse: a shared setting has another value.

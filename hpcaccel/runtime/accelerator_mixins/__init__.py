@@ -18,7 +18,7 @@ class SessionMixin:
     """Access to the session that all Accelerators of a process share."""
 
     _setup: Setup
-    """Settings of this Accelerator."""
+    """Settings, handlers and gradient accumulation of this Accelerator."""
 
     @property
     def _session(self) -> TrainingSession:

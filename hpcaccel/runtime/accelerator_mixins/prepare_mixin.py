@@ -82,7 +82,7 @@ class PrepareMixin(SessionMixin):
     def unwrap_model(
         self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = False
     ) -> nn.Module:
-        """The model without DDP and ``torch.compile``. A sharded model stays sharded; a model that was not prepared is
+        """The model without DDP and ``torch.compile``. A sharded model stays sharded; a model without wrappers is
         returned unchanged.
 
         Args:
@@ -119,7 +119,8 @@ class PrepareMixin(SessionMixin):
 
         Args:
             joinables: prepared models under DDP.
-            even_batches: setting of prepared loaders inside the context; None: unchanged.
+            even_batches: setting of prepared loaders inside the context; None: unchanged. Ranks are joined
+                only if the setting is False.
         """
         from hpcaccel.runtime.training.gradient_sync import join_uneven_inputs
 

@@ -27,7 +27,7 @@ class ProcessMixin(SessionMixin, ProcessInfo):
 
     @property
     def distributed_type(self) -> DistributedType:
-        """NO, MULTI_CPU or MULTI_GPU; FSDP if models are sharded."""
+        """NO, MULTI_CPU or MULTI_GPU; FSDP with ``strategy="fsdp"``; or the value that the script has set."""
         return self._setup.session.distributed_type
 
     @property
@@ -51,7 +51,7 @@ class ProcessMixin(SessionMixin, ProcessInfo):
 
     @property
     def parallelism_config(self) -> Any:
-        """The constructor's ``parallelism_config``; None if it was not given."""
+        """The ``parallelism_config`` of this process's first Accelerator; None if it was not given."""
         return self._session.handlers.parallelism
 
     @property
@@ -107,7 +107,8 @@ class ProcessMixin(SessionMixin, ProcessInfo):
             tensor: tensors, in lists, tuples and dicts of any depth.
 
         Raises:
-            RuntimeMisuse: a leaf is not a tensor; shapes or types differ among the ranks; some ranks do not call.
+            RuntimeMisuse: with several ranks: a leaf is not a tensor; shapes or types differ, or some ranks do not call
+                (without ``debug`` only the first calls with GPU tensors are compared).
         """
         from hpcaccel.runtime.distributed.collectives.gathering import gather
 
@@ -115,13 +116,13 @@ class ProcessMixin(SessionMixin, ProcessInfo):
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """``gather``, without the samples that the loader in use has repeated to pad its last batch. Lists without
-        tensors are concatenated as objects; for other objects the result is a list with one per rank.
+        tensors are concatenated as objects; several ranks get other objects as a list with one per rank.
 
         Args:
             use_gather_object: gather tensors as objects, too, so that their shapes may differ.
 
         Raises:
-            RuntimeMisuse: as in ``gather``.
+            RuntimeMisuse: shapes or types of tensors differ among the ranks; some ranks do not call.
         """
         from hpcaccel.runtime.distributed.collectives.padding import gather_for_metrics
 
@@ -145,7 +146,7 @@ class ProcessMixin(SessionMixin, ProcessInfo):
         """Pad tensors, nested as in ``gather``, with ``pad_index`` along ``dim`` to the longest length of any rank.
 
         Raises:
-            RuntimeMisuse: as in ``gather``; lengths along other dimensions are not compared.
+            RuntimeMisuse: a leaf is not a tensor; types or numbers of dimensions differ; some ranks do not call.
         """
         from hpcaccel.runtime.distributed.collectives.padding import pad_across_processes
 

@@ -66,11 +66,14 @@ class SaveMixin(SessionMixin):
 
     def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
         """``torch.save`` on the main process, or on the first process of each node if the project configuration has
-        ``save_on_each_node``. The file is replaced atomically. If ``obj`` contains shards, they are gathered, and all
-        ranks must call.
+        ``save_on_each_node``. If ``obj`` contains shards, they are gathered, and all ranks must call.
+
+        Args:
+            f: a path, which is replaced atomically, or a file object.
+            safe_serialization: write a safetensors file instead; ``obj`` must be a dict of tensors by name.
 
         Raises:
-            RuntimeMisuse: ``obj`` contains shards, and some ranks did not call.
+            RuntimeMisuse: ``obj`` contains shards, and some ranks did not call; or it does not fit the format.
         """
         from hpcaccel.runtime.checkpointing import export_model
 
@@ -89,7 +92,7 @@ class SaveMixin(SessionMixin):
         rank 0 gathers one file after the other.
 
         Raises:
-            RuntimeMisuse: the model is sharded, and some ranks did not call; or the format cannot represent the model.
+            RuntimeMisuse: the model is sharded, and some ranks did not call; or it cannot be written in this format.
             CheckpointError: on all ranks, if a sharded model could not be written.
         """
         from hpcaccel.runtime.checkpointing.model_weight_files import save_model
@@ -117,8 +120,9 @@ class SaveMixin(SessionMixin):
         self._session.prepared.register(objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Call ``hook(models, weights, output_dir)`` on every rank before each save. Models that the hook removes from
-        either list are not saved by hpcaccel; files that it writes to ``output_dir`` are part of the checkpoint."""
+        """Call ``hook(models, weights, output_dir)`` on every rank that saves, before each save. Models that the hook
+        removes from either list are not saved by hpcaccel. ``output_dir`` is the directory that the script passed to
+        ``save_state``, else a directory whose files become part of the checkpoint."""
         from hpcaccel.runtime.checkpointing.prepared_objects import add_hook
 
         return add_hook(self._session.prepared.save_hooks, hook)
@@ -136,16 +140,16 @@ class SaveMixin(SessionMixin):
         """Save all prepared and registered objects now. All ranks call this.
 
         Args:
-            output_dir: a directory in which nothing is ever deleted; default: the next numbered directory if the
-                project configuration numbers checkpoints, else the run's checkpoint directory.
-            safe_serialization: ignored: checkpoints contain no pickles.
+            output_dir: a directory, in which older checkpoints are kept; default: the run's checkpoint directory. If
+                the project configuration numbers checkpoints, the next numbered directory is used instead.
+            safe_serialization: ignored: hpcaccel's checkpoint format has no pickles.
 
         Returns:
             The checkpoint's directory.
 
         Raises:
-            RuntimeMisuse: there is no directory; the model is sharded, and some ranks did not call.
-            CheckpointError: on all ranks, if saving failed on any rank.
+            RuntimeMisuse: there is no directory; rank 0 did not call; or some ranks did not, and the model is sharded.
+            CheckpointError: on all ranks that called, if saving failed on any.
         """
         from hpcaccel.runtime import save_state as saving
 

@@ -58,7 +58,7 @@ class TrackingMixin(SessionMixin):
     ) -> None:
         """Start the trackers of ``log_with`` on rank 0. Before this call they neither connect nor write files.
 
-        After a requeue the trackers continue their runs, unless ``init_kwargs`` select others.
+        After a requeue most trackers continue their runs (see their classes), unless ``init_kwargs`` select others.
 
         Args:
             project_name: name of the trackers' project, experiment or directory.
@@ -68,13 +68,14 @@ class TrackingMixin(SessionMixin):
         self._hub().start(project_name, config, init_kwargs or {})
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """The tracker of this name. On ranks other than 0, and without trackers, an object whose methods do nothing.
+        """The tracker of this name. On ranks other than 0, without trackers, and for a tracker that cannot be used: an
+        object whose methods do nothing.
 
         Args:
             unwrap: return the object of the tracker's package instead.
 
         Raises:
-            RuntimeMisuse: trackers have started, and none has this name.
+            RuntimeMisuse: trackers have started, and no selected tracker has this name.
         """
         return self._hub().get(name, unwrap=unwrap)
 
@@ -84,19 +85,20 @@ class TrackingMixin(SessionMixin):
         step: int | None = None,
         log_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write numbers to the run's metrics and to the trackers, on rank 0.
+        """Log values to the run's metrics and the trackers, on rank 0.
 
         Args:
             values: numbers, texts, tensors of one element, dicts of these; other objects go to trackers only.
-            step: default: the number of completed optimizer steps, or the current step between accumulation boundaries.
-                If a name has several values at one step, metrics and W&B store the last one, TensorBoard all.
+            step: default: the number of completed optimizer steps, or the current step between accumulation boundaries;
+                at least the largest step logged before. If a name has several values at one step, the last one counts
+                in the metrics and in W&B; TensorBoard shows all.
             log_kwargs: keywords by tracker: ``{"wandb": {"commit": False}}``.
         """
         log_values(self._session, values, step, log_kwargs or {}, self._setup.accumulation)
 
     def end_training(self) -> None:
-        """End the training: write its outcome, leave the process group, finish the trackers. This also happens at the
-        end of the program."""
+        """End the training: write its outcome, leave the process group, finish the trackers. At the normal end of a
+        program hpcaccel does the same, but only flushes the trackers."""
         from hpcaccel.runtime.distributed.world import World
         from hpcaccel.runtime.states.partial_state import PartialState
 

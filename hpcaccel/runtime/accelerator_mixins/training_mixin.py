@@ -59,7 +59,7 @@ class TrainingMixin(SessionMixin):
 
     @property
     def fp8_backend(self) -> str:
-        """The library that computes in fp8: ``AO``, ``TE``, ``MSAMP``, or ``NO``."""
+        """Library of the fp8 recipe: ``AO``, ``TE`` or ``MSAMP``; without one ``ACCELERATE_FP8_BACKEND``, or ``NO``."""
         recipe = self._session.handlers.fp8
         if recipe is None:
             return os.environ.get("ACCELERATE_FP8_BACKEND", "NO").upper()
@@ -71,11 +71,12 @@ class TrainingMixin(SessionMixin):
         return any(optimizer.step_was_skipped for optimizer in self._session.optimizers)
 
     def accumulate(self, *models: nn.Module) -> MicroBatch:
-        """Context of one micro-batch: gradients are reduced over the ranks only if an optimizer step follows."""
+        """Context of one micro-batch: gradients of ``models`` are reduced over the ranks if an optimizer step follows,
+        or with ``sync_each_batch``."""
         return self._setup.micro_batch(models)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Context in which gradients are not reduced over the ranks."""
+        """Context in which the model's gradients are not reduced over the ranks."""
         return gradient_sync.no_sync(model)
 
     def trigger_sync_in_backward(self, model: nn.Module) -> AbstractContextManager[None]:
@@ -120,7 +121,7 @@ class TrainingMixin(SessionMixin):
         return precision.autocast(session.group.device, session.settings.mixed_precision, handler)
 
     def clip_grad_norm_(self, parameters: clipping.Parameters, max_norm: float, norm_type: float = 2) -> torch.Tensor:
-        """Scale the gradients of ``parameters`` down to ``max_norm``.
+        """Scale the gradients of ``parameters`` so that their norm is at most ``max_norm``.
 
         Returns:
             The norm before scaling, over all ranks. Between accumulation boundaries gradients are unchanged, and the
@@ -129,11 +130,11 @@ class TrainingMixin(SessionMixin):
         return clipping.clip_norm(self._setup, parameters, max_norm=max_norm, norm_type=norm_type)
 
     def clip_grad_value_(self, parameters: clipping.Parameters, clip_value: float) -> None:
-        """Clamp gradients to ±``clip_value``."""
+        """Clamp gradients to ±``clip_value``, at accumulation boundaries."""
         clipping.clip_value(self._setup, parameters, limit=clip_value)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
-        """Under fp16, divide the gradients of prepared optimizers by the scale.
+        """Under fp16, divide the gradients of prepared optimizers by the scale, at accumulation boundaries.
 
         Args:
             optimizer: one prepared optimizer, a list of them, or None for all.

@@ -247,7 +247,7 @@ def check_cuda_fp8_capability() -> bool:
     """Whether this process's GPU computes in fp8: capability 8.9 or later.
 
     Raises:
-        RuntimeError: there is no GPU (raised by torch).
+        RuntimeError, AssertionError: there is no GPU, or torch is built without CUDA (raised by torch).
     """
     return torch.cuda.get_device_capability() >= (8, 9)
 

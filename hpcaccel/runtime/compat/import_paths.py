@@ -1,7 +1,7 @@
 """Import paths of Accelerate without files: modules created at run time, and ``__getattr__`` of modules with a file.
 
 ``hpcaccel.utils.operations``, ``hpcaccel.commands.launch`` and others are modules in ``sys.modules``, created when this
-module is imported. They look up names in their package; any other name raises an error with the reason.
+module is imported. They look up names in their package; other names of Accelerate raise an error with the reason.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def calculate_maximum_sizes(model: nn.Module) -> tuple[float, tuple[float, list[
     """Bytes of the model; bytes of its largest layer, with the names of all layers of that size.
 
     A layer is a module that cannot be split: it has no children, or its class is in the model's
-    ``_no_split_modules``.
+    ``_no_split_modules``. Tensors that belong directly to another module count as layers, too.
     """
     sizes = compute_module_sizes(model)
     whole = set(getattr(model, "_no_split_modules", None) or [])
@@ -180,12 +180,12 @@ def is_compiled_module(module: nn.Module) -> bool:
 
 
 def has_compiled_regions(module: nn.Module) -> bool:
-    """Whether a module inside this one was created by ``torch.compile``."""
+    """Whether this module, or a module inside it, was created by ``torch.compile``."""
     return bool(module._modules) and any(is_compiled_module(part) for part in module.modules())
 
 
 def model_has_dtensor(model: nn.Module) -> bool:
-    """Whether a parameter is sharded over ranks (a DTensor)."""
+    """Whether a parameter is a DTensor, as in a sharded model."""
     tensor = sys.modules.get("torch.distributed.tensor")
     return tensor is not None and any(isinstance(item, tensor.DTensor) for item in model.parameters())
 

@@ -41,7 +41,7 @@ def clear_device_cache(garbage_collection: bool = False) -> None:
 
 
 def release_memory(*objects: Any) -> list[None]:
-    """``a, b = release_memory(a, b)``: drop both objects, and release the memory that only they used."""
+    """Release unused memory, and return a None for each object: ``a, b = release_memory(a, b)`` drops both objects."""
     count = len(objects)
     del objects
     clear_device_cache(garbage_collection=True)
@@ -64,7 +64,7 @@ def find_executable_batch_size(
     with a smaller batch size. All ranks use the same batch size.
 
     After each call the ranks exchange its outcome, so that all ranks return with the same size, or no rank returns. A
-    rank that runs out of memory interrupts ranks that wait for it in ``gather`` and the other collectives of hpcaccel.
+    rank that runs out of memory interrupts ranks that wait for it in hpcaccel's collectives of CPU tensors and objects.
     It cannot interrupt ranks that wait in a collective of torch, such as a gradient all-reduce. If the script has
     prepared models, this is an error after the control timeout; use a smaller ``starting_batch_size``.
 
@@ -74,7 +74,7 @@ def find_executable_batch_size(
 
     Raises:
         TypeError: the caller has passed a batch size itself.
-        RuntimeError: a batch of one does not fit.
+        RuntimeError: no batch size fits, and the next one would be zero.
         RuntimeMisuse: other ranks do not return from the function, or do not call it.
     """
     if function is None:

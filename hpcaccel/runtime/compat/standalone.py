@@ -1,4 +1,4 @@
-"""The Accelerator's ``prepare``, ``save`` and ``unwrap_model`` as functions that work without an Accelerator."""
+"""Functions that work without an Accelerator: prepare a loader, save and load, unwrap or compile a model."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def prepare_data_loader(
         torch_device_mesh: ignored; the Accelerator has the mesh.
 
     Raises:
-        RuntimeMisuse: with ``dispatch_batches``, number or index are not this process's; or as in ``prepare``.
+        RuntimeMisuse: with ``dispatch_batches``, number or index is not this process's; or the data is already sharded.
     """
     session = TrainingSession.existing()
     group = World.current().group if session is None else session.group

@@ -1,4 +1,4 @@
-"""Seeds, deterministic algorithms and thread counts: the settings that make a resumed run bit-identical."""
+"""Seeds, deterministic algorithms and thread counts, on which bit-identical resumes depend."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def make_deterministic() -> None:
 
 
 def share_threads(local_world_size: int) -> None:
-    """Divide this node's cores among its ranks, unless OMP_NUM_THREADS is set."""
+    """Set torch's threads to this rank's share of the node's cores, unless OMP_NUM_THREADS is set."""
     if "OMP_NUM_THREADS" in os.environ:
         return
     given = os.environ.get("SLURM_CPUS_PER_TASK", "")

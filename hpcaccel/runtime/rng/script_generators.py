@@ -1,4 +1,6 @@
-"""The script's own random generators, found in its variables, datasets and models. Checkpoints do not contain them.
+"""The script's own random generators, found in its variables, datasets and models.
+
+Checkpoints contain only those of prepared loaders and registered objects.
 
 A generator that is not drawn from during the training does no harm (it may have split the dataset), so the states are
 compared with those at the beginning. Workers draw from copies, which are not accessible from here.
@@ -51,7 +53,7 @@ class ScriptGenerators:
         return bool(self._seen)
 
     def look(self, parts: Mapping[str, Any], known: Iterable[Any], *, begins: bool = False) -> Iterator[str]:
-        """Reasons why the checkpoint lacks random states of the training.
+        """Reasons why a checkpoint saved now is not bit-exact: generators of the script that it lacks.
 
         Args:
             parts: objects to search besides the script's variables, by name.
@@ -207,7 +209,7 @@ def _is_filled(cell: Any) -> bool:
 
 
 def _is_generator(value: Any) -> bool:
-    """Whether ``value`` is a random generator other than the global ones, which every checkpoint contains."""
+    """Whether ``value`` is a random generator with a state, other than the global ones, which checkpoints contain."""
     if _KINDS.isdisjoint(type(value).__mro__) or type(value) is random.SystemRandom:
         return False
     return not any(value is one for one in _GLOBAL)

@@ -29,7 +29,7 @@ class AcceleratorState(PartialState):
     """Settings of this process's Accelerator, and the properties of ``PartialState``.
 
     Raises:
-        RuntimeMisuse: no Accelerator has been created, or a given setting differs from the Accelerator's.
+        RuntimeMisuse: there was no Accelerator yet, or ``mixed_precision`` or ``cpu`` differs from the Accelerator's.
     """
 
     _last_session: ClassVar[Callable[[], TrainingSession | None]] = lambda: None
@@ -93,9 +93,9 @@ class AcceleratorState(PartialState):
 
     @property
     def distributed_type(self) -> DistributedType:
-        """NO, MULTI_CPU or MULTI_GPU; FSDP if models are sharded; or the value that the script has set.
+        """NO, MULTI_CPU or MULTI_GPU; FSDP with ``strategy="fsdp"``; or the value that the script has set.
 
-        Setting a value has no other effect.
+        A value that is set affects only this property and ``join_uneven_inputs``.
         """
         return self._session.distributed_type
 

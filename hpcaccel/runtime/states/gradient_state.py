@@ -117,7 +117,7 @@ class GradientState:
 
     @property
     def remainder(self) -> int:
-        """Number of samples of the active loader's last global batch that are not repeated; -1: unknown."""
+        """Number of samples in the active loader's last, incomplete global batch; 0: it is complete; -1: unknown."""
         return int(self.active_dataloader.remainder) if self.in_dataloader else -1
 
     @property

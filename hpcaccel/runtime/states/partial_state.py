@@ -17,7 +17,7 @@ __all__ = ["PartialState", "SharedState"]
 
 
 class SharedState:
-    """Descriptor of ``_shared_state``: a dict that is empty until the state exists, as scripts of Accelerate check."""
+    """Descriptor of ``_shared_state``: a dict that is empty until the state exists, as Accelerate scripts check."""
 
     def __get__(self, instance: Any, owner: Any) -> dict[str, Any]:
         found: dict[str, Any] = owner._shared_values()
@@ -34,7 +34,7 @@ class PartialState(ProcessInfo):
 
     Raises:
         RankEnvironmentError: the environment does not describe a valid group of ranks, or the rendezvous failed.
-        RuntimeMisuse: there is an unknown keyword.
+        RuntimeMisuse: a keyword is unknown; ``backend`` is not available; ``cpu`` is set, but the group uses GPUs.
     """
 
     _shared_state: ClassVar[SharedState] = SharedState()

@@ -20,7 +20,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class ProcessInfo:
-    """Base class of the Accelerator and the states. Its properties stay readable after the end of the training."""
+    """Base class of the Accelerator and ``PartialState``. Its properties stay readable after a training has ended."""
 
     @property
     def _world(self) -> World:
@@ -32,7 +32,7 @@ class ProcessInfo:
 
     @property
     def distributed_type(self) -> DistributedType:
-        """NO, MULTI_CPU or MULTI_GPU; FSDP if models are sharded."""
+        """NO, MULTI_CPU or MULTI_GPU; FSDP with ``strategy="fsdp"``; or the value that the script has set."""
         session = TrainingSession.existing()
         shared = session is not None and session.world is self._world
         return session.distributed_type if session is not None and shared else self._world.distributed_type
@@ -90,8 +90,8 @@ class ProcessInfo:
         itself.
 
         Args:
-            apply_padding: repeat the last item so that all parts have the same length; ``gather_for_metrics`` removes
-                repeated items.
+            apply_padding: repeat the last item so that all parts have the same length;
+                ``PartialState().gather_for_metrics`` removes repeated items.
 
         Raises:
             RuntimeMisuse: ``inputs`` cannot be split.

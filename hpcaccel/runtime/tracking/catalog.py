@@ -91,7 +91,8 @@ def sort_out(log_with: Any, logging_dir: Any = None) -> tuple[list[Wanted], dict
         The usable trackers, each once; and the reasons why other trackers are not usable, by name.
 
     Raises:
-        RuntimeMisuse: a name is unknown, an object is not a tracker, or a tracker needs a directory and there is none.
+        RuntimeMisuse: a name is unknown, an object is not a tracker, or (except with ``all``) a tracker needs a
+            directory and there is none.
     """
     items = [] if log_with is None else list(log_with) if isinstance(log_with, list | tuple | set) else [log_with]
     everything = any(isinstance(item, str) and str(item) == "all" for item in items)

@@ -101,8 +101,8 @@ class AimTracker(GeneralTracker):
 
 
 class DVCLiveTracker(GeneralTracker):
-    """Logs with DVCLive. All attempts of a run write to one directory: later attempts pass ``resume=True``, because
-    DVCLive otherwise empties the directory at each start.
+    """Logs with DVCLive. All attempts of a run write to one directory: they pass ``resume=True``, because DVCLive
+    otherwise empties the directory at each start.
 
     Args:
         run_name: ignored; DVCLive names experiments itself.

@@ -74,20 +74,20 @@ class GeneralTracker:
         """Log numbers, strings, or dicts of numbers by name."""
 
     def flush(self) -> None:
-        """Write buffered values; called about once a second, before each checkpoint, and at the program's end."""
+        """Write buffered values; called by ``log`` about once a second, before each checkpoint, and at the end."""
 
     def resumed(self, step: int) -> None:
         """Called after a checkpoint was loaded: values that were logged after ``step`` will be logged again."""
 
     def finish(self) -> None:
-        """Close the tracker; called by ``end_training``."""
+        """Close the tracker; called by ``end_training``, and by another ``init_trackers``."""
 
 
 _NEEDED = ("name", "requires_logging_directory", "tracker")
 
 
 class SilentTracker(GeneralTracker):
-    """Tracker of ranks other than 0: every attribute can be called with any arguments and does nothing."""
+    """Stands for a tracker that is not running on this rank: methods of any name take any arguments and do nothing."""
 
     def __init__(self, name: str) -> None:
         super().__init__(_blank=True)

@@ -1,7 +1,6 @@
 """Trackers for services: Comet, SwanLab, Trackio and Weights & Biases.
 
-All attempts of a run log to one run of the service. Each tracker was tested with its real package in offline mode
-(Trackio locally).
+Each tracker was tested with its real package in offline mode (Trackio locally).
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Tracking:
         self._started: list[GeneralTracker] = []
 
     def want(self, log_with: Any, logging_dir: str | None) -> None:
-        """Select the trackers of ``log_with`` that can be used, and warn about unusable trackers.
+        """Select the trackers of ``log_with`` that can be used, and warn on rank 0 about unusable trackers.
 
         Raises:
             RuntimeMisuse: see ``sort_out``.
@@ -78,13 +78,13 @@ class Tracking:
         atexit.register(self.flush)
 
     def get(self, name: str, *, unwrap: bool) -> Any:
-        """The started tracker ``name``; on ranks other than 0 a ``SilentTracker``.
+        """The started tracker ``name``; a ``SilentTracker`` if it is not running on this rank.
 
         Args:
             unwrap: return the package's object instead.
 
         Raises:
-            RuntimeMisuse: trackers have started, and none has this name.
+            RuntimeMisuse: trackers have started, and no selected tracker has this name.
         """
         for tracker in self._trackers:
             if tracker.name == name:

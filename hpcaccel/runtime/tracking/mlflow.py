@@ -23,7 +23,7 @@ RUN_TAG = "hpcaccel.run"
 PARAMETERS_AT_ONCE = 100
 """MLflow's maximum number of parameters in one request."""
 PARAMETER_CHARACTERS = 6000
-"""MLflow's maximum length of a parameter's value (500 before 2.x; older servers return an error)."""
+"""MLflow's maximum length of a parameter's value. Older servers accept less and return an error."""
 
 
 class MLflowTracker(GeneralTracker):
