@@ -18,7 +18,7 @@ from hpcaccel.sweeps.pruning import Rule, rule_of
 __all__ = ["FEWEST", "Importances", "Rung", "curve", "importances", "rungs"]
 
 MOST_POINTS = 300
-"""Maximum number of points kept per curve: a plot cannot show more."""
+"""Curves with more points are thinned: a plot cannot show more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Rung:
     reached: int
     """Number of trials that reached this step."""
     ended: int
-    """Number of trials that were pruned at this step."""
+    """Number of pruned trials for which this was the last rung."""
 
 
 def curve(sweep: SweepDir, trial: TrialRecord, metric: str) -> list[tuple[int, float]]:
@@ -71,7 +71,8 @@ FEWEST = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Importances:
-    """Share of each parameter in the differences between trials, largest first; empty with too few trials."""
+    """Share of each parameter in the differences between trials, largest first; empty if too few
+    trials have a value, or if all have the same."""
 
     shares: Mapping[str, float] = field(default_factory=dict)
     step: int | None = None

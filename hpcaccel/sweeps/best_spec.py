@@ -29,9 +29,9 @@ class BestTrial:
     """The value of each metric: the mean over ``seeds`` trials of the same point."""
     params: dict[str, object]
     spec: JobSpec
-    """The trial's spec, including its seed. A run of it starts at step 0."""
+    """The trial's spec, including its seed, but without the checkpoint that a continued trial started from."""
     went_on_from: int | None = None
-    """Number of the trial whose checkpoint this trial started from; None: it started at step 0."""
+    """Number of the ended trial that this trial continued; None if it continued none."""
     seeds: int = 1
     """Number of trials over which the values are averaged."""
 
@@ -46,7 +46,7 @@ class BestTrial:
         several = f" (mean of {self.seeds} seeds)" if self.seeds > 1 else ""
         lines = [f"Trial {self.trial} of sweep {self.sweep.run_id}: {values}{several}", *self._about_code()]
         if self.went_on_from is not None:
-            lines.append(f"It started from a checkpoint of trial {self.went_on_from}; this spec starts at step 0.")
+            lines.append(f"It continued trial {self.went_on_from}; a run of this spec starts anew.")
         return "".join(f"# {line}\n" for line in lines) + to_yaml(self.spec)
 
     def _about_code(self) -> list[str]:
@@ -67,7 +67,7 @@ def choose(sweep: SweepDir, *, trial: int | None = None, metric: str | None = No
     Raises:
         UserError: no trial is complete, there is no such trial or metric, or there are several metrics and none was
             selected.
-        RunDirectoryError: the selected trial never started.
+        RunDirectoryError: the selected trial never started, or ``sweep`` is not the directory of a sweep.
     """
     study = Study(sweep).read()
     if metric is not None and metric not in study.goal.metrics:
@@ -88,7 +88,8 @@ def choose(sweep: SweepDir, *, trial: int | None = None, metric: str | None = No
 def _alone(sweep: SweepDir, study: Study, number: int) -> Point:
     known = {trial.number: trial for trial in study.trials}
     if number not in known:
-        raise UserError(f"sweep {sweep.run_id} has no trial {number} (it has {len(known)} trials, counted from 0)")
+        newest = f"its newest is {max(known)}" if known else "it has none yet"
+        raise UserError(f"sweep {sweep.run_id} has no trial {number} ({newest})")
     record = known[number]
     values = tuple(record.values or ())
     return Point(params=record.params, values=values, trials=[record], complete=0, is_whole=False)

@@ -155,18 +155,18 @@ class Budget:
 
 
 def typical(costs: Sequence[float]) -> float:
-    """Expected cost of the next trial: the mean over ended trials, pruned ones included; 0 if there are none."""
+    """Expected cost of the next trial: the mean of ``costs`` (of complete and pruned trials); 0 if there are none."""
     return sum(costs) / len(costs) if costs else 0.0
 
 
 def too_small(budget: Budget, *, sweep: str, trial: int, used: float, step: int | None, total: int | None) -> str:
-    """Message for a budget that was used up before any trial ended.
+    """Message for a budget that was used up before any trial was complete or pruned.
 
     Args:
         sweep: the sweep's id.
         trial: number of the trial that advanced furthest.
         used: GPU-seconds of that trial.
-        step: the last optimizer step of that trial; None if unknown.
+        step: the largest step that the trial logged; None if unknown.
         total: the trial's total number of steps; None if unknown.
     """
     text = f"max_gpu_hours is {budget.max_gpu_hours:g}, which is too little for one trial: "
@@ -186,7 +186,7 @@ def raise_it(budget: Budget, *, sweep: str, spent: float) -> str:
     hours = 2 * max(budget.max_gpu_hours or 0.0, spent / 3600)
     shown = f"{hours:.2g}" if hours < 10 else f"{hours:.0f}"
     return (
-        "To continue the started trials, raise the budget to this value or more: "
+        "To continue, raise the budget to this value or more: "
         f"`hpcaccel sweep resume {sweep} sweep.max_gpu_hours={shown}`"
     )
 
@@ -218,15 +218,15 @@ class Allowance:
         self._warning_seconds = float(launch.warning_seconds or 0)
         self._resumable = launch.cooperative
         self._startup: list[float] = []
-        """Seconds to the first step of each trial that has ended in this allocation."""
+        """Seconds to the first step of each trial that has ended under this tuner."""
         self._any_ended = False
         self._too_small = ""
-        """Message if the budget was used up before any trial ended."""
+        """Message if the budget was used up before any trial was complete or pruned."""
 
     # -- the budget -----------------------------------------------------------------------------------------------
 
     def spent(self) -> float:
-        """GPU-seconds of all workers, at most ``READ_SECONDS`` old."""
+        """GPU-seconds of all workers, from accounts that were read at most ``READ_SECONDS`` ago."""
         if time.monotonic() - self._read_at > READ_SECONDS:
             self._read_at = time.monotonic()
             self.account.read()
@@ -277,7 +277,7 @@ class Allowance:
     # -- the time -------------------------------------------------------------------------------------------------
 
     def learn(self, trial: RunningTrial) -> None:
-        """Record the start-up time of a trial that has ended in this allocation, for estimates of later ones."""
+        """Record the start-up time of a trial that has ended, for estimates of later ones."""
         self._any_ended = True
         if (seconds := trial.seconds_to_first_step()) is not None:
             self._startup.append(seconds)
@@ -286,7 +286,7 @@ class Allowance:
         """Whether the allocation ends too soon for another trial.
 
         A trial that saves at a stop loses only its start-up, so twice that time must be left. A trial that cannot be
-        continued needs its full run time. The first trial of an allocation always starts.
+        continued, or whose start-up time is unknown, needs its full run time. False until a trial has ended here.
         """
         if self._end_time is None or not self._any_ended:
             return False

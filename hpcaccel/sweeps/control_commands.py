@@ -1,7 +1,7 @@
 """Control of a sweep: resumes it with new workers, and limits how many of its workers run at a time.
 
-Stop and cancel work as for an array of runs (``hpcaccel.submission.runs.control``): a request is written to each
-worker's control folder, and queued tasks are cancelled.
+Stop and cancel are in ``hpcaccel.submission.runs.control``: a request is written to the sweep's control folder, which
+all workers read, and queued tasks are cancelled.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def resume(
 ) -> WorkerArrays:
     """Submit new workers for a sweep that has none; its trials continue from their checkpoints.
 
-    If an earlier resume was killed after submitting workers, those workers are returned.
+    If an earlier resume with the same spec was killed after submitting workers, those workers are returned.
 
     Args:
         changes: overrides such as ``sweep.max_trials=200``, see ``CHANGEABLE``.
@@ -62,6 +62,7 @@ def resume(
         SpecError: the spec is not valid, or differs in keys that may not change.
         UserError: all trials are finished, or the budget is used up.
         RunDirectoryError: the sweep's directory cannot be written.
+        ClusterError, SlurmCommandError: Slurm rejected the workers, or did not respond.
     """
     was_cut_off = is_open(sweep)
     if was_cut_off:
@@ -84,14 +85,16 @@ def start_workers(sweep: SweepDir, spec: SweepSpec, *, count: int, slurm: Slurm 
     No other worker may be running or queued.
 
     Raises:
+        RunBusy: an earlier start that was interrupted has workers in the queue.
         RunDirectoryError: the sweep's directory cannot be written.
+        ClusterError, SlurmCommandError: Slurm rejected the workers, or did not respond.
     """
     try:
         return _start_workers(sweep, spec, count=count, slurm=slurm)
     except OSError as error:
         raise RunDirectoryError(
-            f"cannot write to the sweep's directory {sweep.path}: {error.strerror or error}. The sweep is unchanged. "
-            "Make the directory writable, then repeat the command"
+            f"cannot write to the sweep's directory {sweep.path}: {error.strerror or error}. No worker was "
+            "started. Free some space or make the directory writable, then repeat the command"
         ) from error
 
 
@@ -132,10 +135,10 @@ def refuse_living(now: RunStatus) -> None:
 
 
 def throttle(sweep: SweepDir, most: int, *, slurm: Slurm | None = None) -> None:
-    """Let at most ``most`` workers run at a time. Running workers continue until they are requeued.
+    """Let at most ``most`` workers run at a time. Workers that are running are not stopped.
 
     Raises:
-        UserError: the sweep runs on the local backend, has ended, or consists of more than ``most`` arrays.
+        UserError: the sweep runs on the local backend, has ended, or its workers are in more than ``most`` arrays.
     """
     record = read_record(sweep)
     if record.backend == "local":
@@ -229,7 +232,7 @@ def _refuse_finished(sweep: SweepDir, spec: SweepSpec, now: RunStatus) -> None:
     is_done = most is not None and drawn >= most // spec.sweep.repeat and not stopped_by_budget(trials)
     if now.state == "completed" and is_done and all(trial.is_finished for trial in trials):
         raise UserError(
-            f"sweep {sweep.run_id} has completed all of its {len(trials)} trials: there is nothing to continue. "
+            f"all trials of sweep {sweep.run_id} ({len(trials)}) have ended: there is nothing to continue. "
             f"For more trials: `hpcaccel sweep resume {sweep.run_id} sweep.max_trials={2 * len(trials)}`"
         )
 

@@ -85,7 +85,7 @@ def read_definition(sweep: SweepDir) -> Definition:
     """Read ``sweep.json``.
 
     Raises:
-        RunDirectoryError: ``sweep`` is not the directory of a sweep.
+        RunDirectoryError: ``sweep`` is not the directory of a sweep, or an incompatible version wrote it.
     """
     from hpcaccel.spec.sweep.sweep_fields import SweepSpec
 
@@ -123,7 +123,7 @@ def chooser_command() -> list[str]:
 
 
 def sweep_hash(spec: SweepSpec) -> str:
-    """SHA-256 of the resolved spec: specs with the same values have the same hash."""
+    """SHA-256 of the resolved spec with all defaults, in hex."""
     text = json.dumps(spec.model_dump(mode="json"), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -176,7 +176,7 @@ def resolved_yaml(spec: SweepSpec) -> str:
 def check_packages(method: str) -> None:
     """Check, without importing them, that the packages of a search method are installed in this Python.
 
-    The workers use the same Python.
+    The workers' tuners run in the same Python.
 
     Raises:
         UserError: a package is missing.
@@ -186,8 +186,8 @@ def check_packages(method: str) -> None:
     if missing:
         extra = "hpcaccel[sweep,train]" if "torch" in missing else "hpcaccel[sweep]"
         raise UserError(
-            f"sweep.method {method} needs {' and '.join(missing)}, which is not installed for {sys.executable}: "
-            f"pip install '{extra}'"
+            f"sweep.method {method} needs packages that are not installed for {sys.executable} "
+            f"({', '.join(missing)}): pip install '{extra}'"
         )
 
 
@@ -237,7 +237,7 @@ def _fill(place: RunDir, definition: Definition, job: JobSpec, number: int) -> N
     part = share(job, definition.spec.sweep.pack)
     atomic_write(place.spec_yaml, f"# Trial {number}: the resolved spec.\n{to_yaml(part)}", sync=False)
     document = json.dumps(definition.document_of(job), indent=1, ensure_ascii=False)
-    atomic_write(place.spec, document + "\n")  # last: a trial with this file counts as written
+    atomic_write(place.spec, document + "\n")  # a trial with this file counts as written
 
 
 def _publish(place: RunDir, trial: RunDir) -> None:

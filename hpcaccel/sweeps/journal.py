@@ -48,7 +48,7 @@ class Journal(BaseJournalBackend):
         self.__init__(**state)  # type: ignore[misc]
 
     def note(self, kind: str, **fields: Any) -> None:
-        """Append a line of hpcaccel, which Optuna does not see.
+        """Append a line of hpcaccel, which is hidden from Optuna.
 
         Raises:
             RunDirectoryError: see ``JournalFile.append``.
@@ -56,7 +56,7 @@ class Journal(BaseJournalBackend):
         self.file.append([{"hpcaccel": kind, **fields}])
 
     def sync(self) -> None:
-        """Flush everything to the disk. Operations that finish a trial are flushed without this call."""
+        """Flush this process's operations to the disk. Those that finish a trial are flushed without this call."""
         self.file.sync()
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:

@@ -3,7 +3,7 @@
 A line counts when all its bytes and its own newline are on the disk. Readers take no lock and write nothing. Lines
 appended with ``sync`` survive a power cut. Any writer may be killed at any moment.
 
-The lock is a file created by link(2), which is exclusive on every shared file system. It is a second name of the
+The lock is a file created by link(2), which is exclusive on shared file systems, too. It is a second name of the
 process's *claim*, a small file that names the process, so that a waiting process can read who holds the lock. Kernel
 locks (fcntl) end with their holder, but some mounts confine them to one node without an error (NFS with ``nolock``,
 Lustre with ``localflock``, BeeGFS by default). A lock is never broken: if its holder is dead, or holds it for too long,
@@ -109,7 +109,7 @@ class LockClaim:
 
 
 def owner_of(lock: Path) -> dict[str, Any] | None:
-    """The claim of the lock's holder; None if the lock is free, empty if the file cannot be parsed.
+    """The claim of the lock's holder; None if the lock is free, empty if the file cannot be read or parsed.
 
     The file is opened, because stat(2) alone may return what an NFS client has cached.
     """
@@ -205,7 +205,7 @@ class JournalFile:
             raise self._refused(error) from error
 
     def sync(self) -> None:
-        """Flush everything appended so far to the disk, so that it survives a power cut.
+        """Flush the lines that this process has appended to the disk, so that they survive a power cut.
 
         Raises:
             RunDirectoryError: see ``append``.

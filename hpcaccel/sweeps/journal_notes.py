@@ -1,7 +1,7 @@
-"""hpcaccel's own data in a sweep's journal: user attributes of trials, and lines that Optuna does not see.
+"""hpcaccel's own data in a sweep's journal: user attributes of trials, and lines that are hidden from Optuna.
 
-Most trials are drawn: the search method chose their point. The others were created for the point of an existing trial:
-trials with further seeds, and trials queued by commands.
+The search method chose the point of a drawn trial. The other trials were created for the point of an existing trial:
+trials with further seeds, and trials that continue an ended one.
 
 Workers own trials through claims, which are lines with an epoch. A worker writes a ``claim`` with the epoch after the
 newest one and reads which claim of that epoch came first: all workers read the same order, so exactly one owns the
@@ -50,7 +50,7 @@ SETTINGS = "set"
 # -- user attributes: how a trial ended -------------------------------------------------------------------------------
 
 GPU_SECONDS, STEPS, ATTEMPTS = "gpu_seconds", "steps", "attempts"
-"""Cost of the trial, its last step and its number of attempts, written when it ends."""
+"""Cost of the trial, the largest step that it logged and its number of attempts, written when it ends."""
 
 VALUE_STEP = "value_step"
 """The step of the first metric's final value."""
@@ -84,7 +84,7 @@ def is_surplus(user_attrs: Mapping[str, Any]) -> bool:
 
 
 def is_extended(user_attrs: Mapping[str, Any]) -> bool:
-    """Whether the trial was created by ``sweep extend``, or continues such a trial. These trials are not pruned."""
+    """Whether the trial was created by ``sweep extend``, or continues such a trial. The pruner does not stop it."""
     return user_attrs.get(ORIGIN) == "extend"
 
 

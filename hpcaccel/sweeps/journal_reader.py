@@ -43,7 +43,7 @@ class TrialRecord:
     values: list[float] | None = None
     """One value per metric, in the sweep's order."""
     intermediate: dict[int, float] = field(default_factory=dict)
-    """The metric by step, at the steps where the pruner compares trials."""
+    """The metric by step, as reported to the pruner; without a report, a pruned trial has its last value."""
     user_attrs: dict[str, Any] = field(default_factory=dict)
     system_attrs: dict[str, Any] = field(default_factory=dict)
     """Optuna's own attributes, for instance the sampler's."""
@@ -228,7 +228,7 @@ def _bad_tail(data: bytes) -> int:
 
 @contextmanager
 def _without_collecting() -> Iterator[None]:
-    """Disable garbage collection: no garbage is created, and scanning all records takes long."""
+    """Disable garbage collection: reading creates no reference cycles, and scanning all records takes long."""
     enabled = gc.isenabled()
     gc.disable()
     try:

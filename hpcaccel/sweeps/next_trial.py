@@ -31,15 +31,14 @@ __all__ = ["ForeignWriters", "Impossible", "Nothing", "TrialQueue"]
 LOOK_SECONDS = 60.0
 """Minimum interval between queries to Slurm about workers without a recent heartbeat."""
 ASK_SECONDS, ASK_SECONDS_EACH = 15.0, 5.0
-"""Interval between queries about all workers: a constant, and a part per worker. After a kill the last heartbeat
-remains recent for minutes, while Slurm reports the end at once. All workers together send at most one query in five
-seconds."""
+"""Interval between queries about all workers: the larger of a constant and a time per worker, so that many workers do
+not overload Slurm. After a kill the last heartbeat remains recent for minutes, while Slurm reports the end at once."""
 UNCLAIMED_SECONDS = 60.0
 """If a running trial has no claim for this long, its worker was killed between starting and claiming it."""
 BUSY_SECONDS = 20.0
-"""Time after which a trial that another process was still writing is tried again."""
+"""Time after which a trial that another process was still running is tried again."""
 MOST_SECONDS = 600.0
-"""Maximum time for which an otherwise idle worker waits for trials that other processes still write."""
+"""Maximum time for which an otherwise idle worker waits for trials that other processes are still running."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +63,7 @@ class TrialQueue:
     Args:
         worker: the worker's index.
         token: identifies this tuner process; an earlier tuner of the same worker may still be running.
-        study: returns the study. It is called only for new trials, because loading Optuna and a large study takes a
-            while.
+        study: returns the study. It is called only when needed, because loading Optuna and a large study takes a while.
         account: usage of the whole sweep, which the caller keeps up to date.
     """
 
@@ -109,7 +107,7 @@ class TrialQueue:
     # -- claims ---------------------------------------------------------------------------------------------------
 
     def claim(self, number: int) -> bool:
-        """Claim a trial for this worker; False if another worker was first."""
+        """Claim a trial for this worker; False if another tuner was first."""
         self._notes.read()
         epoch = self._notes.epoch(number) + 1
         mine = {"trial": number, "worker": self.worker, "epoch": epoch, "token": self._token}
@@ -129,15 +127,18 @@ class TrialQueue:
     # -- trials that have begun -----------------------------------------------------------------------------------
 
     def begun(self, running: Collection[int]) -> int | None:
-        """Claim a trial that has begun, belongs to this worker or to a dead one, and is not among ``running``, the
-        trials that now run in this worker."""
+        """Claim a trial that has begun: one of this worker, else one of a dead worker; None if there is none.
+
+        Args:
+            running: the trials that are running in this worker, which are left out.
+        """
         if self.restarts:
             return self.restarts.pop()
         found = self._unfinished(running)
         return self.orphan(running) if found is None else found
 
     def _unfinished(self, running: Collection[int]) -> int | None:
-        """Claim a trial that an earlier start of this worker has left unfinished."""
+        """Claim a trial that an earlier start of this worker has left unfinished; None if there is none."""
         self._notes.read()
         for trial in self._resumable(running):
             if self._notes.owner(trial.number) == self.worker and self.claim(trial.number):
@@ -145,7 +146,7 @@ class TrialQueue:
         return None
 
     def orphan(self, running: Collection[int], *, at_once: bool = False) -> int | None:
-        """Claim a trial of a dead worker.
+        """Claim a trial of a dead worker, or one whose worker died before claiming it; None if there is none.
 
         Args:
             at_once: query Slurm now about all workers, however recent the last query is.
@@ -192,7 +193,7 @@ class TrialQueue:
     # -- new trials -----------------------------------------------------------------------------------------------
 
     def new(self) -> int | Impossible | Nothing:
-        """Claim a trial that has not begun, and write its directory."""
+        """Claim a trial that has not begun and write its directory. Returns its number, or why it cannot start."""
         while not isinstance(asked := self._ask(), Nothing):
             if self.claim(asked.number):
                 return self._written(asked)
@@ -205,7 +206,7 @@ class TrialQueue:
         return Nothing(why=asked.why) if isinstance(asked, NoMore) else asked
 
     def write(self, number: int) -> int | Impossible:
-        """Write the directory of a trial that has begun, if an earlier worker has not written it."""
+        """Write a trial's directory if it does not exist."""
         if self.sweep.trial(number).spec.exists():
             return number
         return self._written(self._study().again(number))
@@ -221,7 +222,7 @@ class TrialQueue:
         return asked.number
 
     def draw_ahead(self) -> None:
-        """Draw a point and write its directory, unless one is waiting already."""
+        """Draw a trial, write its directory and enqueue it, unless a waiting trial already has a directory."""
         self._notes.read()
         waiting = [trial for trial in self._record.trials if trial.state == "waiting"]
         if self._used_up or any(self.sweep.trial(trial.number).spec.exists() for trial in waiting):
@@ -240,7 +241,7 @@ def _was_dropped(trial: TrialRecord) -> bool:
 
 
 class ForeignWriters:
-    """Trials of this worker that another process still writes: the process was considered dead, or is still exiting.
+    """Trials of this worker that another process is still running: it was considered dead, or is still exiting.
 
     Args:
         is_wanted: called with a trial's number; returns whether this worker still has to run that trial.
@@ -269,7 +270,7 @@ class ForeignWriters:
         return min([latest, *self._at.values()])
 
     def is_worth_waiting(self) -> bool:
-        """Whether trials are still being written by other processes and the waiting time is not over."""
+        """Whether other processes are still running trials of this worker and the waiting time is not over."""
         self.not_yet()
         return bool(self._at) and time.monotonic() - self._since < MOST_SECONDS
 

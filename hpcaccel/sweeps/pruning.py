@@ -1,6 +1,6 @@
 """Pruning rules: compare trials at rungs and stop the worse ones.
 
-A trial is compared when it first logs its metric at or after a rung, a step known in advance; only these values are
+A trial is compared when it first logs its metric at or after a rung, a step known in advance, so that few values are
 written to the journal. The rule is applied to all values at that moment, without waiting for other trials: a trial
 continues at once or is stopped for good.
 
@@ -84,7 +84,7 @@ class Rule(ABC):
         return False
 
     def _last_rung(self, trial: Curve) -> int | None:
-        """The highest rung that the trial has reached."""
+        """The highest rung that the trial has reached; None if it has reached none."""
         return max(itertools.takewhile(lambda rung: rung <= trial.step, self.rungs(trial.number)), default=None)
 
     def _cost(self, value: float) -> float:
@@ -132,7 +132,8 @@ class _Asha(Rule):
         kept = (len(costs) + 1) // self.factor
         if better < kept:
             return ""
-        return f"at step {rung} it was ranked {better + 1} of {len(costs) + 1}, and only the best {kept} continue"
+        best = "one continues" if kept == 1 else f"{kept} continue"
+        return f"at step {rung} it was ranked {better + 1} of {len(costs) + 1}, and only the best {best}"
 
     def _deciding(self, others: Sequence[Curve]) -> float:
         """The lowest rung that is used, computed from the longest complete trial; infinity without one."""

@@ -56,7 +56,7 @@ class Goal:
 
 @dataclass(slots=True, kw_only=True)
 class Point:
-    """A point of the search space and its trials: up to ``repeat`` of them."""
+    """A point of the search space, with its trials."""
 
     params: dict[str, Any]
     values: tuple[float, ...]
@@ -71,7 +71,7 @@ class Point:
     ended_early: list[TrialRecord] = field(default_factory=list, repr=False)
     """Pruned trials that have a value."""
     on_front: bool = False
-    """Whether no other point is better in one metric and at least as good in all others."""
+    """Whether the point is on the Pareto front. Points with some seeds complete count only if none has all."""
 
     @property
     def trial(self) -> TrialRecord:
@@ -90,8 +90,8 @@ def counts(trials: Iterable[TrialRecord]) -> dict[State, int]:
 def ranking(trials: Iterable[TrialRecord], goal: Goal) -> list[Point]:
     """All points that have a value, best first.
 
-    Points with all seeds complete come before those with some, and these before pruned ones, which are ordered by their
-    last step. With several metrics the Pareto front comes first; the first metric orders the other points.
+    Points with all seeds complete come before those with some, and these before pruned ones, of which those that ran
+    longest come first. With several metrics the Pareto front comes first; the first metric orders the other points.
     """
     points = [_point(group, goal) for group in _by_point(trials, goal)]
     points.sort(key=lambda point: _order(point, goal))
@@ -109,7 +109,7 @@ def best(trials: Iterable[TrialRecord], goal: Goal) -> Point | None:
 
 
 def pareto_front(trials: Iterable[TrialRecord], goal: Goal) -> list[Point]:
-    """The points that no other point dominates, ordered by the first metric."""
+    """The points with ``on_front``, ordered by the first metric."""
     return [point for point in ranking(_complete(trials), goal) if point.on_front]
 
 

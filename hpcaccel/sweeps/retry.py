@@ -1,7 +1,7 @@
 """Continues ended trials: failed ones, those stopped by the budget, and the best ones with new settings.
 
 An ended trial is final in Optuna. Its continuation is a new trial with the same point and seed, enqueued in the journal
-for the next worker; it starts from the newest checkpoint of the ended trial.
+for the next worker; it starts from the newest checkpoint of the ended trial, if there is one.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _with_something_left(points: Sequence[Point], settings: Sequence[str]) -> li
 
 
 def _have(trial: TrialRecord, settings: Sequence[str]) -> bool:
-    """Whether the trial's last settings, which the command that queued it added, are ``settings``."""
+    """Whether the trial was queued with ``settings``, which are then the last of its settings."""
     return _settings_of(trial, ())[-len(settings) :] == list(settings)
 
 
@@ -185,7 +185,7 @@ def queue_again(
     sweep: SweepDir, study: SweepStudy, trial: TrialRecord, *, origin: str, settings: Sequence[str] = ()
 ) -> ContinuedTrial:
     """Queue the continuation of one trial, with the trial's settings and further ``settings``. The trial's checkpoint
-    is pinned until the continuation has ended.
+    is pinned; see ``unpin_source``.
 
     Raises:
         RunDirectoryError: the checkpoint cannot be pinned.

@@ -89,7 +89,7 @@ class SpentCompute:
 
 
 class RunningTrial:
-    """A trial that runs in this worker.
+    """A trial that is running in this worker.
 
     Args:
         number: the trial's number.
@@ -104,7 +104,7 @@ class RunningTrial:
         self.follower = TrialMetrics(run, metrics)
         self.began = time.time()
         self.stop_reason = ""
-        """Why the tuner requested the trial to stop early; empty without such a request."""
+        """Why a tuner requested the trial to stop early; empty without such a request."""
         self.over_budget = False
         """Whether the stop was requested because of the sweep's budget rather than the trial's metric."""
         self.reported = 0

@@ -4,7 +4,7 @@ A point does not depend on the worker that draws it. Drawn trials are counted in
 all workers: the first ones get the enqueued points, later ones the points of the grid, the Sobol sequence and so on at
 that index. Two workers therefore never use the same index, and a worker that replaces a dead one uses the dead one's
 index again. TPE, GP and CMA-ES also depend on the results so far. No state of a method is stored, except the attributes
-that Optuna's CMA-ES writes to its trials.
+that Optuna's samplers write to their trials.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TrialSampler(BaseSampler):
         self.space = Space(spec.sweep.parameters)
         self.listed = self.space.count is not None and self.space.count <= MAX_LISTED
         self.first = _first_points(spec, self.space)
-        """Points to try first, some of them partial."""
+        """The spec's own point and the enqueued points; some may be partial."""
         self._plan: Iterator[Point] | None = None
         self._planned: list[Point] = []
         if self.sweep.method == "grid" or (self.sweep.method == "random" and self.listed):
@@ -171,7 +171,7 @@ class TrialSampler(BaseSampler):
         return int.from_bytes(digest[:4], "big")
 
     def _in_turn(self) -> Iterator[Point]:
-        """All points of the grid: first those that match an entry of ``first``, then the rest, in order or shuffled."""
+        """All points: first one that matches each entry of ``first``, then the rest, in order or shuffled."""
         early: list[Point] = []
         for wanted in filter(None, self.first):
             found = next((point for point in self._all() if _agrees(point, wanted) and point not in early), None)
@@ -190,7 +190,7 @@ class TrialSampler(BaseSampler):
 
 
 def _first_points(spec: SweepSpec, space: Space) -> list[Point]:
-    """The spec's own values and the enqueued points, without duplicates and values outside of the space."""
+    """The spec's own values and the enqueued points, without duplicates and without values outside the space."""
     found: list[Point] = []
     for point in [own_point(spec), *spec.sweep.enqueue]:
         fits = {name: value for name, value in point.items() if contains(space.parameters[name], value)}

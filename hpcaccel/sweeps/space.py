@@ -1,6 +1,7 @@
 """The search space in Optuna: a distribution for each parameter, and the conversion of points in both directions.
 
-Optuna stores numbers, text, booleans and null; other choices are stored as JSON.
+Optuna stores numbers, text, booleans and null. If a parameter has other choices, or equal ones (1, true), all of its
+choices are stored as JSON.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Space:
         return all(name in point or not applies(parameter, point) for name, parameter in self.parameters.items())
 
     def near(self, name: str, value: Any) -> Any:
-        """The nearest allowed value of a parameter. Corrects rounding errors."""
+        """A parameter's value without rounding errors: one of its values or, for a continuous range, a float."""
         parameter = self.parameters[name]
         every = values(parameter)
         if every is None:

@@ -133,7 +133,7 @@ def trials_at_most(spec: SweepSpec) -> int | None:
 
 
 def workers_needed(spec: SweepSpec) -> int:
-    """``sweep.workers``, or fewer if there are fewer trials."""
+    """``sweep.workers``, or fewer if the sweep has too few trials for them."""
     most = trials_at_most(spec)
     if most is None:
         return spec.sweep.workers
@@ -153,7 +153,7 @@ def start_sweep(plan: PreparedSweep, *, once: Once | Always | None = None) -> tu
         The sweep's directory, and its workers' jobs.
 
     Raises:
-        ClusterError: Slurm rejected all workers.
+        ClusterError: Slurm rejected the workers.
         RunDirectoryError: the directory cannot be written.
         SlurmCommandError: Slurm did not respond.
     """

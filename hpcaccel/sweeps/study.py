@@ -96,7 +96,7 @@ class SweepStudy:
     # -- new trials -----------------------------------------------------------------------------------------------
 
     def ask(self) -> AskedTrial | NoMore:
-        """The next trial: a queued one (a retry, or a point with another seed), else one of a new point."""
+        """The next trial: a waiting one (drawn ahead, a retry, or another seed of a point), else one of a new point."""
         while True:
             trials = self.trials()
             if not any(trial.state == TrialState.WAITING for trial in trials) and (why := self._ends(trials)):
@@ -251,7 +251,7 @@ class SweepStudy:
         """Record a trial as pruned.
 
         Args:
-            last: the trial's last step and value, used if no value was reported.
+            last: the trial's last step and value, recorded if no value was reported and there is a single metric.
         """
         trial = self.trials()[number]
         if last is not None and trial.last_step is None and len(self.study.directions) == 1:

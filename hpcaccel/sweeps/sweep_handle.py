@@ -1,7 +1,7 @@
 """``hpcaccel.sweep``, and ``Sweep``, the handle to a started sweep.
 
-Reading a sweep needs neither pydantic nor Optuna, whose imports take longer than reading ten thousand trials: methods
-that start or control a sweep import them.
+Reading a sweep does not need Optuna, whose import takes longer than reading ten thousand trials: methods that start or
+control a sweep import it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def sweep(
 
     Raises:
         SpecError: the spec is not valid.
-        ClusterError: there is no Slurm on this machine, or it rejected all workers.
+        UserError: a package of the search method is not installed.
+        ClusterError: there is no Slurm on this machine, or it rejected the workers.
         RunDirectoryError: the directory cannot be written.
         SlurmCommandError: Slurm did not respond.
     """
@@ -145,7 +146,7 @@ class Sweep:
             metric: with several metrics, the one to rank by.
 
         Raises:
-            UserError: no trial is complete yet, or there are several metrics and none was selected.
+            UserError, RunDirectoryError: see :func:`hpcaccel.sweeps.best_spec.choose`.
         """
         from hpcaccel.sweeps.best_spec import choose
 
@@ -195,7 +196,7 @@ class Sweep:
         return control_commands.resume(self.dir, changes=changes, file=file, slurm=self._slurm)
 
     def retry_failed(self) -> tuple[list[ContinuedTrial], WorkerArrays | None]:
-        """Queue the failed trials again; new workers start if there are none."""
+        """Queue the failed trials again; new workers start if none is active."""
         from hpcaccel.sweeps import control_commands, retry
 
         control_commands.refuse_spent(self.dir, self.spec)
@@ -203,7 +204,7 @@ class Sweep:
 
     def extend(self, top: int, *, settings: Sequence[str] = ()) -> tuple[list[ContinuedTrial], WorkerArrays | None]:
         """Queue the trials of the best ``top`` points to continue, with ``settings`` such as ``args.epochs=20``; new
-        workers start if there are none."""
+        workers start if none is active."""
         from hpcaccel.sweeps import control_commands, retry
 
         control_commands.refuse_spent(self.dir, self.spec)

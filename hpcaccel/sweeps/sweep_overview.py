@@ -1,6 +1,6 @@
 """State of a sweep as shown by ``sweep status``, also as JSON.
 
-Neither Optuna nor pydantic is imported, so that ten thousand trials are read in a fraction of a second.
+Optuna is not imported, so that ten thousand trials are read in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class SweepOverview:
     """Estimated time until ``max_trials`` or the budget is reached; None if it cannot be estimated."""
     failures: list[FailureCount] = field(default_factory=list)
     asked: float | None = None
-    """When Slurm was queried about the workers; None if no query was needed."""
+    """Time of the oldest query to Slurm about a worker; None if no query was needed."""
     note: str = ""
     """Why the state may be outdated; empty if it is current."""
 
@@ -129,7 +129,7 @@ class SweepOverview:
 
     @property
     def exit_code(self) -> int:
-        """0 completed, 85 paused, 130 cancelled, 1 any other end."""
+        """0 if completed, 85 if paused, 130 if cancelled, else 1."""
         return {"completed": 0, "paused": EXIT_CONTINUED, "cancelled": 130}.get(self.state, 1)
 
     def to_json(self) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def _seconds_left(
     gpu_seconds: float,
     now: float,
 ) -> float | None:
-    """Estimated time left, from the worker time per ended trial so far."""
+    """Estimated time left, from the worker time per ended trial and the use of the budget so far."""
     at_work = sum(worker.state in ("running", "starting") for worker in status.tasks)
     ended = sum(trial.is_finished for trial in trials if FROM not in trial.user_attrs)
     held = sum(stay.seconds(now) for stays in account.held.values() for stay in stays)

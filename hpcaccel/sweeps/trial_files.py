@@ -1,4 +1,4 @@
-"""Files of a sweep's trials: checkpoints are pinned while another trial starts from them; others are removed.
+"""Files of a sweep's trials: pins checkpoints that another trial starts from, and removes files no longer needed.
 
 Several workers may clean up at once. A checkpoint is renamed before it is removed, and only one worker can rename it.
 Pinned checkpoints are kept. Removing files takes time, so it is deferred until the next trial runs and the GPUs are
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def source_of(sweep: SweepDir, marks: Mapping[str, Any]) -> Path | None:
-    """The checkpoint from which a trial with the user attributes ``marks`` starts; None: it starts at step 0."""
+    """The checkpoint from which a trial with the user attributes ``marks`` starts; None if there is none."""
     if FROM not in marks:
         return None
     noted = marks.get(CHECKPOINT)
@@ -46,7 +46,7 @@ def source_of(sweep: SweepDir, marks: Mapping[str, Any]) -> Path | None:
 
 
 def pin_source(sweep: SweepDir, trial: TrialRecord) -> Path | None:
-    """Pin the checkpoint that a continuation of ``trial`` starts from, until the continuation has ended.
+    """Pin the checkpoint that a continuation of ``trial`` starts from; ``unpin_source`` removes the pin.
 
     This is the newest checkpoint of ``trial`` or, if it has saved none, the one that ``trial`` itself started from.
     Other pins of the checkpoint are kept. Returns None if there is no checkpoint.
@@ -117,8 +117,8 @@ class CheckpointCleanup:
         fold(self.sweep.trial(number))
 
     def after_interrupted(self, number: int) -> None:
-        """Clean up after a trial that failed or was stopped by the budget. The newest checkpoint is kept for
-        ``sweep retry-failed`` and ``extend``, and the last attempt's files are kept for the user."""
+        """Clean up after a trial that failed or was stopped by the budget. The newest checkpoint is kept for a
+        continuation, and the last attempt's files are kept for the user."""
         drop_checkpoints(self.sweep.trial(number), all_but_newest=True)
         fold(self.sweep.trial(number), signs_of_life=True)
 
@@ -258,7 +258,7 @@ class DeferredCleanup:
             try:
                 self._tasks.popleft()()
             except OSError as error:
-                problems.append(f"clean-up after a trial failed: {error}")
+                problems.append(f"cannot remove files of an ended trial: {error}")
         return problems
 
     def _clean_up(self, trial: TrialRecord) -> None:

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 MOST_INTERRUPTIONS = 3
-"""A trial that is interrupted more often than this in one allocation has failed; the usual cause is lack of memory."""
+"""A trial that is interrupted more often than this under one tuner has failed; the usual cause is lack of memory."""
 FIRST_WITHOUT_METRIC = 3
 """Number of trials after which a sweep stops, if none of them has logged the metric."""
 FIRST_FAILED = 5
@@ -46,7 +46,7 @@ class TrialOutcome:
 
 
 class EndCounts:
-    """Counts failures and interruptions of each trial in this allocation, and decides its outcome by these counts.
+    """Counts failures and interruptions of each trial since the tuner started, and decides its outcome by these counts.
 
     Args:
         retries: ``sweep.retries``.
@@ -93,10 +93,10 @@ def decide_trial(
     Args:
         values: the last value of each metric; None if one was not logged.
         never_logged: message about the metrics that were not logged.
-        stop_reason: why the tuner requested the trial to stop; empty if it did not.
+        stop_reason: why a tuner requested the trial to stop; empty if none did.
         over_budget: whether the trial was stopped because the sweep's budget was used up.
         failures: number of the trial's failures, including this one.
-        interruptions: number of the trial's interruptions in this allocation, including this one.
+        interruptions: number of the trial's interruptions since the tuner started, including this one.
         stopping: whether the worker is releasing its allocation.
     """
     if ended.reason == "pruned":

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Tuner", "main"]
 
 LOOK_SECONDS = 0.5
-"""Interval at which running trials are checked; messages of the worker are read at once."""
+"""Interval at which running trials are checked; messages from the worker are read at once."""
 PAUSE_SECONDS = 30.0
 """Interval between searches for a trial to fill an empty slot; a trial that ends causes a search at once."""
 
@@ -144,13 +144,16 @@ class Tuner:
             self.queue.draw_ahead()
 
     def _waits(self, end: Nothing) -> bool:
-        """Whether another process will soon release a trial of this worker."""
+        """Whether to wait because another process may soon release a trial of this worker."""
         return self.queue.foreign.is_worth_waiting() and not end.then and not self._refuses_any()
 
     # -- starting trials ------------------------------------------------------------------------------------------
 
     def _fill(self) -> Nothing | None:
-        """Start trials until all slots are in use. Returns why a slot remains empty, if one does."""
+        """Start trials in all free slots.
+
+        Returns why a slot stays empty; None if none does, or if it is too soon to search again.
+        """
         if (self.running or self.queue.foreign) and time.monotonic() < self._fill_again_at:
             return None
         while len(self.running) < self.slots and not self.stopping:
@@ -239,7 +242,7 @@ class Tuner:
         outcome = self._counts.decide(trial, ended, failures=spent.failures, stopping=self.stopping)
         self.notes.read()
         if self.record.trials[number].is_finished or not self.queue.is_ours(number):
-            self._log(f"trial {number}: now belongs to worker {self.notes.owner(number)}")
+            self._log(f"trial {number}: another tuner has claimed or recorded it (worker {self.notes.owner(number)})")
             self.queue.left.add(number)
         elif outcome.state == "again":
             self._log(f"trial {number}: restarts ({outcome.why})")

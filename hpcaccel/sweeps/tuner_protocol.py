@@ -31,12 +31,12 @@ class Hello:
     slots: int = 1
     gpus: int = 0
     running: dict[str, int] = field(default_factory=dict)
-    """Trials already running, by slot: started by an earlier tuner that has died."""
+    """Numbers of the trials already running, by slot: an earlier tuner, which has died, started them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A trial's ranks have exited, and its supervisor has recorded the reason."""
+    """A trial has ended: the reason, and the supervisor's decision."""
 
     trial: int
     reason: str

@@ -62,7 +62,7 @@ class WorkerArrays:
             The id of the first array.
 
         Raises:
-            ClusterError: Slurm rejects all workers.
+            ClusterError: Slurm rejects the workers for a reason other than a job limit, or its limit allows none.
         """
         assert isinstance(run, SweepDir)
         try:

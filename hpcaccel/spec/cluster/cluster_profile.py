@@ -42,7 +42,7 @@ def _login(value: Any) -> str:
 def _node(value: Any) -> str:
     text = str(value) if isinstance(value, str | PlainScalar) else ""
     if not _NODES.fullmatch(text):
-        raise ValueError("is not a node name, nor a node list such as n[01-03]")
+        raise ValueError("is neither a node name nor a node list such as n[01-03]")
     return text
 
 
@@ -96,9 +96,8 @@ class ClusterProfile(Section):
             found.append(Conflict("host", "cannot be combined with backend: local, which runs jobs on this machine"))
         for key in ("runs_dir", "hpcaccel", "templates"):
             if values.get(key) is not None and not str(values[key]).startswith(("/", "~/", "${env:")):
-                found.append(
-                    Conflict(key, f"{str(values[key])!r} is a path on the login node: it must start with / or ~/")
-                )
+                advice = "is a path on the login node: it must start with /, ~/ or ${env:NAME}"
+                found.append(Conflict(key, f"{str(values[key])!r} {advice}"))
         return found
 
     @property
@@ -137,7 +136,7 @@ def profiles_directory() -> Path:
 
 
 def profile_names() -> list[str]:
-    """The names that ``--cluster`` accepts, ``local`` included."""
+    """The names of all profiles, ``local`` included."""
     return sorted({"local", *(path.stem for path in _files())})
 
 

@@ -70,8 +70,8 @@ def _key(key: Any, parents: str) -> str:
 
 
 def argument_value(value: Any, key: str) -> Argument:
-    """Validate one value of ``args``; ``key`` is its name in messages. Numbers are not converted to text yet, so that
-    all are formatted in the same way."""
+    """Validate one value of ``args``; ``key`` is its name in messages. Numbers stay numbers, except infinite ones,
+    NaN and those of ``_keep_spelling``, so that all are formatted in the same way later."""
     if isinstance(value, Mapping):
         return {name: item for own, item in value.items() for name, item in [_entry(own, item, f"{key}.")]}
     if isinstance(value, list | tuple):
@@ -118,7 +118,7 @@ def _keep_spelling(plain: PlainScalar) -> Argument:
 
 
 def _item(value: Any, where: str) -> str:
-    """One argument of a plain list as text; numbers keep their spelling."""
+    """One argument of a plain list as text; numbers from YAML keep their spelling."""
     if isinstance(value, PlainScalar):
         return value.text
     if isinstance(value, bool):

@@ -23,7 +23,7 @@ _OWNED = re.compile(  # what users may set is documented in docs/design.md, "How
 
 
 class EnvironmentSection(Section):
-    """Modules, Python environments, setup lines and variables, in the order in which the job applies them."""
+    """Modules, Python environments, setup lines and variables of a job."""
 
     rivals: ClassVar[tuple[tuple[str, ...], ...]] = (("conda", "venv"), ("venv", "python"))
 
@@ -34,8 +34,9 @@ class EnvironmentSection(Section):
     )
     python: PathText | None = Field(
         default=None,
-        description="The Python interpreter of the ranks: a path, or a name on PATH. Default: the one of conda or "
-        "venv, otherwise the one that runs hpcaccel (if it has no torch: the first on PATH after modules and setup).",
+        description="The Python interpreter of the ranks: a path, or a name on PATH. Default: python3 of the "
+        "container; else the one of conda or venv; else the one that runs hpcaccel, or, if that has no torch and "
+        "modules or setup is set, the first on PATH after these.",
     )
     setup: list[Word] = text_list(
         "Shell lines that run once per job, before the ranks start. If a line fails, the job stops and reports it."
@@ -134,7 +135,9 @@ def _mount(value: Any) -> str:
     if len(parts) == 2 and parts[1] in ("ro", "rw"):
         parts = [parts[0], parts[0], parts[1]]
     if len(parts) not in (2, 3) or not all(parts) or parts[2:] not in ([], ["ro"], ["rw"]):
-        raise ValueError("is not a valid mount: write SRC:DST, SRC:DST:ro, or one path that is the same on both sides")
+        raise ValueError(
+            "is not a valid mount: write SRC:DST or SRC (the same path in the container), optionally with :ro or :rw"
+        )
     if not parts[1].startswith("/"):
         raise ValueError(f"has the target {parts[1]!r}: the path in the container must be absolute")
     return ":".join(parts if parts[2:] != ["rw"] else parts[:2])

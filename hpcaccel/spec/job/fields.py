@@ -199,7 +199,7 @@ Variable = Annotated[
 """The name of an environment variable."""
 
 PathText = Annotated[str, BeforeValidator(_path), WithJsonSchema({"type": "string", "minLength": 1})]
-"""A path. Loading a file makes it absolute, relative to the directory of the file."""
+"""A path. Loading makes most paths absolute, relative to the directory of the file (see ``loading.expand``)."""
 
 CommaList = Annotated[
     str,

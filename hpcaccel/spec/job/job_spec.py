@@ -71,7 +71,7 @@ def parse_dependency(text: str) -> Dependency:
 def _dependency(value: Any) -> str:
     text = value.text if isinstance(value, PlainScalar) else value
     if not isinstance(text, str | int) or isinstance(text, bool):
-        raise ValueError("must be the name of a run")
+        raise ValueError("must be a run: NAME, or KIND:NAME such as afterany:NAME")
     return str(parse_dependency(str(text)))
 
 
@@ -174,7 +174,7 @@ class JobSpec(Section):
         "sweep": "is for `hpcaccel sweep start`, which runs many trials of this file: use that command, or remove the "
         "section",
         "extends": "is allowed only at the top level of a spec file",
-        "jobs": "is supported only by `hpcaccel submit`, `validate` and `render`, at the top level of a spec file",
+        "jobs": "works only with `hpcaccel submit`, `validate`, `render` and `plan`, at the top level of a spec file",
     }
 
     name: Annotated[
@@ -289,7 +289,10 @@ class JobSpec(Section):
 
     @property
     def stop_mode(self) -> Literal["cooperative", "signals"]:
-        """How the ranks are stopped: ``runtime.stop``, by default ``signals`` for commands, else ``cooperative``."""
+        """How the ranks are stopped: ``runtime.stop``, by default ``signals`` for commands, else ``cooperative``.
+
+        The submission uses ``signals`` also for other programs that do not use hpcaccel.
+        """
         return self.runtime.stop or ("signals" if self.entrypoint.kind == "command" else "cooperative")
 
     @property

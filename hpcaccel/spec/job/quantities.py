@@ -1,4 +1,4 @@
-"""Memory, times, node counts and GPUs in all forms that sbatch accepts, each converted to a canonical form.
+"""Memory, times, node counts and GPUs in the forms that sbatch accepts, each converted to a canonical form.
 
 Every ``canonical_…`` function takes the user's text, returns text that sbatch accepts, is idempotent, and raises
 ValueError with a message that continues "<key> <value> …". ``time_seconds``, ``memory_megabytes``, ``node_range``,
@@ -167,7 +167,7 @@ def gpu_count(canonical: str) -> int:
 
 
 def canonical_gres(text: str) -> str:
-    """A gres list such as ``gpu:a100:2,shard:1``: every resource as name[:type]:count, with the count written out."""
+    """A gres list such as ``gpu:a100:2,shard:1``: every resource as name[:type]:count; or ``none``."""
     if text.lower() == "none":
         return "none"
     return ",".join(_resource(part.strip().removeprefix("gres:")) for part in text.split(","))

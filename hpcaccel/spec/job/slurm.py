@@ -72,7 +72,7 @@ def _extra_value(key: Any, value: Any) -> str | bool:
 
 
 class Resources(Section):
-    """Nodes of one type. Keys are sbatch's long option names with '_' for '-'."""
+    """Resources of the ranks or of a component. Keys are sbatch's long option names with '_' for '-'."""
 
     moved: ClassVar[dict[str, str]] = {name.replace("-", "_"): advice for name, advice in OWNED_FLAGS.items()} | {
         "het": HETEROGENEOUS,
@@ -209,9 +209,8 @@ class Resources(Section):
 
 
 def requests_gpus(key: str, value: Any) -> bool:
-    """Whether a setting (``gpus_per_node``, ``gpus_per_task`` or ``gres``), validated or not, requests GPUs.
-
-    Only one of the three may request GPUs.
+    """Whether a setting (``gpus_per_node``, ``gpus_per_task`` or ``gres``), validated or not, is a request for GPUs,
+    including one for 0 GPUs. Only one of the three may be.
     """
     if value is None:
         return False

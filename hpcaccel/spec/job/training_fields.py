@@ -119,7 +119,7 @@ def _resume(value: Any) -> Any:
 
 
 class CheckpointSection(Section):
-    """When to save, what to keep, and what to start from. A job that receives a stop request always saves."""
+    """When to save, what to keep, and what to start from. Ranks that stop to continue later save, too."""
 
     every_steps: Count | None = Field(
         default=500, description="Number of optimizer steps between saves; null: no saves by step count."

@@ -30,7 +30,7 @@ _SHORT = 90
 
 
 def to_json(spec: JobSpec) -> str:
-    """One line of JSON with all defaults written out: equal specs give equal text.
+    """One line of JSON with all defaults written out.
 
     Keys keep the order of the model and of the user's mappings, because the order of arguments is significant.
     """
@@ -57,15 +57,16 @@ def spec_hash(spec: JobSpec) -> str:
 
 
 def to_yaml(spec: JobSpec) -> str:
-    """The spec as readable YAML, without settings that are empty.
+    """The spec as readable YAML, without settings that are empty by default and still are.
 
-    Loading it gives the same spec, except for values that begin with a literal ``~/``, which a file cannot express.
+    Loading it gives the same spec, except for a function as the entrypoint and values that begin with a literal ``~/``,
+    which a file cannot express.
     """
     return _dumped(_shown(spec))
 
 
 def sweep_to_yaml(spec: SweepSpec) -> str:
-    """The sweep as readable YAML, like ``to_yaml`` for a job. Loading it gives the same sweep."""
+    """The sweep as readable YAML; see ``to_yaml``."""
     from hpcaccel.spec.sweep.sweep_fields import SweepFile  # slow to import: it builds the sweep models
 
     section = _written(spec.sweep.model_dump(mode="json"), SweepFile.model_fields["sweep"])

@@ -41,7 +41,7 @@ _PATHS_WITH_SLASH: set[KeyPath] = {
     ("environment", "conda"),
     ("environment", "python"),
 }
-"""Paths if they contain a slash, otherwise names that are looked up on PATH or by conda."""
+"""Paths if they contain a slash or begin with ``~``, otherwise names that are looked up on PATH or by conda."""
 _RESUME: KeyPath = ("checkpoint", "resume")
 _IMAGE: KeyPath = ("container", "image")
 _STAGED: KeyPath = ("stage", "sources")

@@ -37,7 +37,7 @@ def read_layers(path: Path, shown: str, problems: list[Problem], chain: tuple[Pa
         chain: the files that extend this one, the outermost first.
 
     Raises:
-        SpecError: this file, or one that it extends, cannot be read.
+        SpecError: this file, or one that it extends, cannot be read, or they extend each other in a cycle.
     """
     document = read_document(path, shown)
     problems += document.problems
@@ -230,6 +230,8 @@ def _at(values: Any, path: KeyPath) -> Any:
 
 def check_program(spec: JobSpec, layer: Layer, source: str, *, base: Path) -> None:
     """Check that scripts and programs given as paths exist, so that the error appears before the job is queued.
+
+    Programs on another machine are not checked.
 
     Args:
         base: the directory of the file.

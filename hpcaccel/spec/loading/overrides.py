@@ -1,7 +1,8 @@
 """Command-line overrides: ``key.sub=value`` replaces one setting of the file.
 
-The leading section may be omitted if the key is unique: ``nodes=4`` is ``slurm.nodes``, ``args.lr=1e-3`` is
-``entrypoint.args.lr``. The value is a plain scalar, or a list, mapping or quoted text in YAML syntax.
+The leading section, except ``container`` and ``stage``, may be omitted if the key is unique: ``nodes=4`` is
+``slurm.nodes``, ``args.lr=1e-3`` is ``entrypoint.args.lr``. The value is a plain scalar, or a list, mapping or quoted
+text in YAML syntax.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def setting_path(dotted: str, layer: Layer, model: type[JobSpec] = JobSpec) -> K
     """The full path of a setting in ``layer``, whether or not it is set there; the leading section may be omitted.
 
     Raises:
-        SpecError: no such key, or a key below a list.
+        SpecError: no such key, an ambiguous one, or a key below a list.
     """
     path = _levels(full_path(dotted, model), layer)
     _check_levels(path, layer)
@@ -200,7 +201,7 @@ def grid(axes: Sequence[str]) -> list[list[str]]:
     A comma inside brackets or quotes does not separate.
 
     Raises:
-        SpecError: an axis has no ``=``, an empty value, or a key that another axis has.
+        SpecError: an axis has no ``=``, an empty value, an unknown key, or one that another axis has.
     """
     return [list(combination) for combination in itertools.product(*_choices(axes))]
 

@@ -50,7 +50,7 @@ def conflicts(model: type[Section], layer: Layer, source: str, path: KeyPath = (
 
 
 def report(problems: Sequence[Problem]) -> list[str]:
-    """The problems as message lines without duplicates, sorted by file and line number."""
+    """The problems as message lines without duplicates: file by file, sorted by line number."""
     sources = list(dict.fromkeys(problem.place.source for problem in problems))
     ordered = sorted(problems, key=lambda problem: (sources.index(problem.place.source), problem.place.line or 0))
     return list(dict.fromkeys(map(str, ordered)))
@@ -153,7 +153,7 @@ def _dotted(path: KeyPath) -> str:
 
 
 def _shown(value: Any) -> str:
-    """The value for a message: shortened, and empty if it is not a scalar."""
+    """The value for a message: shortened if it is long; empty for a list or a mapping."""
     if isinstance(value, PlainScalar):
         return value.text
     if value is None:

@@ -128,7 +128,7 @@ def _override(text: str, name: str, names: Sequence[str]) -> str | None:
 
 
 def _in_order(specs: Sequence[JobSpec], place: SourceLocation) -> list[JobSpec]:
-    """Sort the jobs so that each comes after its dependencies, otherwise in the order of the file."""
+    """Sort the jobs so that each comes after its dependencies."""
     left = {spec.name: spec for spec in specs}
     waits = {
         spec.name: {parse_dependency(text).run for text in spec.after} & left.keys() for spec in specs

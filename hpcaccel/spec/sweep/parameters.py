@@ -158,7 +158,7 @@ class Parameter(Section):
 
 
 def _range_conflicts(values: Mapping[str, Any]) -> list[Conflict]:
-    """Conflicts of ``log`` and ``step`` with a valid range. The values are unvalidated and can have any type."""
+    """Conflicts of ``log`` and ``step``, validated or not, with the range; none if the range is not valid."""
     kind = "int" if values.get("int") is not None else "float"
     bounds, log, step = values.get(kind), _number(values.get("log")), _number(values.get("step"))
     if not (isinstance(bounds, tuple) and len(bounds) == 2):

@@ -274,7 +274,7 @@ def notes(spec: SweepSpec) -> list[str]:
         )
     if sweep.repeat > 1 and spec.job.entrypoint.kind == "command":
         found.append(
-            "repeated trials differ only in runtime.seed, which a command sees only if it uses hpcaccel.Accelerator"
+            "repeated trials differ only in runtime.seed, which affects a command only if it uses hpcaccel.Accelerator"
         )
     return found
 

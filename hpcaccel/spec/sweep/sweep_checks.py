@@ -176,8 +176,8 @@ def _tried(
     base: Path,
     report: Report,
 ) -> Parameter:
-    """Validate each value of a parameter in the job spec. Returns the parameter with its choices as the spec stores
-    them."""
+    """Validate each choice of a parameter, or both ends of its range, in the job spec. Returns the parameter with its
+    choices as the spec stores them."""
     given = {other: allowed[0] for other, allowed in _all_conditions(name, parameters).items()}
     ground = put(layer, [(paths[other], value) for other, value in given.items()])
     if parameter.choice is None:
@@ -268,7 +268,8 @@ def _kept(parameter: Parameter, value: Any) -> Any:
 
 def _allowed(parameter: Parameter) -> str:
     if parameter.choice is not None:
-        return f" (allowed: {', '.join(map(_text, parameter.choice[:20]))})"
+        more = ", …" if len(parameter.choice) > 20 else ""
+        return f" (allowed: {', '.join(map(_text, parameter.choice[:20]))}{more})"
     low, high = parameter.range()
     steps = f", in steps of {format_number(parameter.step)}" if parameter.step else ""
     return f" ({parameter.kind} from {format_number(low)} to {format_number(high)}{steps})"

@@ -213,7 +213,7 @@ class SweepFile(JobSpec):
 
 
 class SweepSpec(Section):
-    """A job and its sweep. ``load_sweep`` has checked that they fit together."""
+    """A job and its sweep. ``load_sweep`` and ``sweep_from_values`` check that they fit together."""
 
     job: JobSpec = Field(description="The spec of every trial, except for the parameters.")
     sweep: SweepSection = Field(description="The sweep.")

@@ -30,7 +30,7 @@ def load_sweep(
     profile: ClusterProfile | None = None,
     check_files: bool = True,
 ) -> SweepSpec:
-    """Load a spec file with a section ``sweep``. The arguments are those of ``load_spec``.
+    """Load a spec file with a section ``sweep``. See ``load_spec`` for the arguments.
 
     Overrides can also set keys of the section: ``sweep.max_trials=10``, or ``max_trials=10``.
 
