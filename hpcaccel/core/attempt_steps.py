@@ -63,10 +63,9 @@ class AttemptSteps:
     """First and last step of one attempt, as recorded in its files."""
 
     from_step: int | None = None
-    """The step that the attempt resumed from (0 at the start of the training); None if its training loop never began,
-    or the program does not record steps."""
+    """The step that the attempt resumed from (0 at the start of the training); None if unknown."""
     last_step: int | None = None
-    """The last optimizer step known to be complete."""
+    """The last step known to be complete."""
     last_time: float | None = None
     """Approximate end of the last step, in seconds since the epoch."""
     first_logged: int | None = None
@@ -97,7 +96,7 @@ def read_steps(
 
     Args:
         logged: the steps for which the attempt's program logged values.
-        end: the attempt's end line in the ledger, used if the files do not contain a step.
+        end: the attempt's end line in the ledger; its steps supplement those in the files.
     """
     progress, timing, outcome = (
         _read(Progress, run.progress(attempt)),
@@ -130,7 +129,7 @@ def read_steps(
 
 
 def complete_timing(run: RunDir, attempt: int) -> None:
-    """Set the last step in the ``timing.json`` of a killed attempt: rank 0 writes the file only every few seconds.
+    """Update the last step in the ``timing.json`` of a killed attempt: rank 0 writes the file only now and then.
 
     Raises:
         OSError: the file cannot be written.
@@ -166,7 +165,7 @@ def _by_heartbeat(
 
 def read_counter(run: RunDir, attempt: int) -> tuple[int, float] | None:
     """Step and time in rank 0's step counter, valid even if the rank was killed right after the step; None if there is
-    no counter."""
+    no counter, or it was torn by a kill."""
     for _ in range(LOOKS):
         try:
             *first, step, when = STEP_COUNTER.unpack(run.step_counter(attempt).read_bytes())

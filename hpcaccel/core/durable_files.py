@@ -1,6 +1,6 @@
 """Files that survive a kill: JSON replaced atomically, JSON lines appended whole.
 
-A JSON file is written under a temporary name, synced and renamed, so that a reader sees the old content or the new. A
+A JSON file is written under a temporary name and renamed, so that a reader sees the old content or the new. A
 JSON-lines file grows by whole lines: a torn last line does not affect the other lines.
 """
 

@@ -85,7 +85,7 @@ def rate(per_second: float) -> str:
 
 
 def step_of(step: int | None, total: int | None) -> str:
-    """``120/400``; ``120`` if the total is unknown, ``-`` before the first step."""
+    """``120/400``; ``120`` if the total is unknown, ``-`` if the step is unknown."""
     if step is None:
         return "-"
     return f"{step}/{total}" if total is not None else str(step)

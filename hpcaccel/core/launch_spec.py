@@ -128,7 +128,7 @@ class LaunchSpec:
     stage: LaunchStage | None = None
     resilience: RestartPolicy = field(default_factory=RestartPolicy)
     beside: bool = False
-    """Other steps run in the same allocation, so a short step must use ``--overlap``. Set by the batch step."""
+    """Other trials run in the same allocation, so a short step must use ``--overlap``. Set by a trial's supervisor."""
 
     @property
     def callable(self) -> bool:
@@ -176,7 +176,7 @@ def launch_of(document: Mapping[str, Any], *, source: Path) -> LaunchSpec:
 
 
 def _read(kind: type[R], value: Mapping[str, Any]) -> R:
-    """Build ``kind``, ignoring keys without a field in this version. Raises KeyError for a missing field."""
+    """Build ``kind``, ignoring keys without a field in this version. Raises KeyError for a missing required field."""
     known = fields(kind)  # type: ignore[arg-type]
     for one in known:
         if one.default is MISSING and one.default_factory is MISSING and one.name not in value:

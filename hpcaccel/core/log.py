@@ -60,8 +60,8 @@ class NodeHandler(logging.Handler):
 def configure(*, to_stderr: bool = False) -> None:
     """Configure the loggers ``hpcaccel.*`` of this process as described in this module.
 
-    A level that the program has set on the logger ``hpcaccel`` stays, unless ``HPCACCEL_LOG_LEVEL`` is set. Other
-    loggers and their handlers do not change, and messages still propagate to the root logger.
+    A level that the program has set on the logger ``hpcaccel`` stays, unless ``HPCACCEL_LOG_LEVEL`` is a level.
+    Other loggers and their handlers do not change, and messages still propagate to the root logger.
     """
     tree = logging.getLogger(_TREE)
     for handler in _handlers():
@@ -92,8 +92,8 @@ def set_mask(mask: Callable[[str], str]) -> None:
 
 
 def log_always(logger: logging.Logger, message: str) -> None:
-    """Log at level INFO regardless of the configured levels: for lines that programs parse, such as an attempt's
-    first line."""
+    """Log at level INFO regardless of the loggers' levels: for lines that programs parse, such as an attempt's first
+    line."""
     logger.handle(logger.makeRecord(logger.name, logging.INFO, __file__, 0, message, (), None))
 
 

@@ -1,8 +1,8 @@
 """Reader of a run's metrics: lines that rank 0 logged through hpcaccel, and lines of ``$HPCACCEL_METRICS``.
 
-Programs in any language append one JSON object per line to ``$HPCACCEL_METRICS``: ``{"step": 3, "loss": 0.5}``. Lines
-without a step are numbered from 1. ``time`` is in seconds since the epoch. Non-numeric values, and lines without any
-number, are skipped. Files are read incrementally and may contain arbitrary bytes.
+Programs in any language append one JSON object per line to ``$HPCACCEL_METRICS``: ``{"step": 3, "loss": 0.5}``. Without
+a step, a line gets the largest step before it plus 1. ``time`` is in seconds since the epoch. Non-numeric values, and
+lines without any number, are skipped. Files are read incrementally and may contain arbitrary bytes.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Logged:
         given = inner if isinstance(inner, dict) else {k: v for k, v in line.items() if k not in _KEYS}
         values = _numbers(given, self._remember)
         if not values:
-            raise ValueError("no metric is a number")
+            raise ValueError(f"no metric is a number: {_short(given)}")
         theirs.last_step = max(step, theirs.last_step)
         when = _number(line.get("time"))
         if when is None or not math.isfinite(when):

@@ -54,7 +54,7 @@ def show_note_when_slow(sentence: str) -> Iterator[None]:
 
 
 def show_progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:
-    """Yield ``items`` and show every ``SILENT_SECONDS`` how many of ``total`` are done: ``12 of 800 {what}``."""
+    """Yield ``items`` and show, at most every ``SILENT_SECONDS``, how many are done: ``12 of 800 {what}``."""
     show = SHOW_NOTE.get()
     shown_at = time.monotonic()
     for count, item in enumerate(items):

@@ -11,7 +11,7 @@ __all__ = ["Beat", "Outcome", "Progress", "Save", "Timing"]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Result of an attempt, written by rank 0 before it exits. It takes precedence over any exit code."""
+    """Result of an attempt, written by rank 0 before it exits."""
 
     version: int = 1
     reason: Reason
@@ -110,15 +110,15 @@ class Beat:
     calls: int = 0
     """Number of collectives called through hpcaccel."""
     step_seconds: float | None = None
-    """Seconds per step over the last minutes; None if there was no step."""
+    """Seconds per step over the last heartbeats; None until two of them had different steps."""
     waits_in: str | None = None
-    """The collective in which the rank has waited for other ranks for more than some seconds, if known."""
+    """The collective in which the rank has been waiting for other ranks for more than a few seconds, if known."""
     waits: bool = False
-    """Whether the main thread waits for other ranks or a device."""
+    """Whether the main thread is waiting for other ranks or a device."""
     site: str = ""
     """``file:line`` of the script where the main thread is."""
     stack: int = 0
-    """Hash of the main thread's stack; it changes when the thread moves."""
+    """Hash of the main thread's stack: if it is unchanged, the thread has made no progress."""
     thread: str = ""
     """Name of the main thread in a stack dump."""
     left: str | None = None

@@ -105,10 +105,10 @@ class AttemptEnd:
     exit_code: int | None = None
     seconds: float = 0.0
     resumed_step: int | None = None
-    """The step that the attempt resumed from (0 at the start of the training); None if its training loop never began,
-    or the program does not record steps. Earlier releases wrote 0 for None."""
+    """The step that the attempt resumed from (0 at the start of the training); None if unknown. Earlier releases wrote
+    0 for None."""
     last_step: int | None = None
-    """The last optimizer step known to be complete."""
+    """The last step known to be complete."""
     first_logged: int | None = None
     """The first step with a logged value in this attempt."""
     checkpoint: str | None = None
@@ -140,7 +140,7 @@ class ExcludedNode:
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """The process that may write to a run directory."""
+    """The process that owns a run directory: its supervisor or, for a worker's folder, the sweep worker."""
 
     version: int = 1
     job_id: str
@@ -154,7 +154,7 @@ class Lease:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """Origin and jobs of a run. ``job_ids`` lists all Slurm jobs of the run, newest last."""
+    """Origin and jobs of a run. ``job_ids`` lists its jobs, newest last, without waiting jobs of its chain."""
 
     version: int = 1
     run_id: str
@@ -190,7 +190,7 @@ class Hang:
     why: str
     """One sentence for the user."""
     culprit_rank: int | None = None
-    """The rank that all other ranks wait for; None if no single rank is to blame."""
+    """The rank that all other ranks are waiting for; None if no single rank is to blame."""
     node: str | None = None
     time: float = 0.0
 

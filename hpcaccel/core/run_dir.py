@@ -1,7 +1,4 @@
-"""Names and paths of the files in a run directory, the contract between the login node, the batch step and the ranks.
-
-Every path of a run is defined here and nowhere else; ``durable_files`` reads and writes the files.
-"""
+"""Names and paths of the files in a run directory, the contract between login node, batch step and ranks."""
 
 from __future__ import annotations
 
@@ -172,7 +169,7 @@ class RunDir:
 
     @property
     def journal(self) -> Path:
-        """Only in the parent folder of an array (one line per task, with its overrides) or of a sweep (its study)."""
+        """Only in the directory of an array (one line per task, with its overrides) or of a sweep (its study)."""
         return self.path / "journal.jsonl"
 
     @property
@@ -202,7 +199,7 @@ class RunDir:
         return self.attempt(attempt) / "step"
 
     def timing(self, attempt: int) -> Path:
-        """How this attempt's time was spent (``Timing``); written by rank 0 every few seconds."""
+        """How this attempt's time was spent (``Timing``); updated by rank 0 during the attempt."""
         return self.attempt(attempt) / "timing.json"
 
     def saves(self, attempt: int) -> Path:
@@ -214,7 +211,7 @@ class RunDir:
         return self.control / f"signal-{attempt}"
 
     def abort_reason(self, attempt: int) -> Path:
-        """Why the ranks stopped working together; written by the rank that detected the problem."""
+        """Why a rank aborted a collective; written by that rank, for ranks that only get a connection error."""
         return self.attempt(attempt) / "last_word.txt"
 
     def heartbeats(self, attempt: int) -> Path:
@@ -222,7 +219,7 @@ class RunDir:
         return self.attempt(attempt) / "heartbeats"
 
     def stacks(self, attempt: int) -> Path:
-        """Folder in which each rank dumps the stacks of its threads: on request (file ``asked``) or during a hang."""
+        """Folder in which each rank dumps the stacks of its threads: on request or during a hang."""
         return self.attempt(attempt) / "stacks"
 
     def hang(self, attempt: int) -> Path:

@@ -1,6 +1,6 @@
-"""The ledger of a run, ``attempts.jsonl``: one line when an attempt starts and one when it ends.
+"""Reader of a run's ledger, ``attempts.jsonl``: one line when an attempt starts and one when it ends.
 
-This module is its only reader. ``hpcaccel.node.ledger`` is its only writer while the run has a supervisor.
+``hpcaccel.node.ledger`` writes the file.
 """
 
 from __future__ import annotations

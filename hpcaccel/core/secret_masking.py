@@ -19,7 +19,7 @@ SHORTEST_LINE = 8
 
 
 class Mask:
-    """Replaces all secret values in a text.
+    """Replaces secret values in a text by ``***``.
 
     Args:
         values: the secrets.

@@ -1,7 +1,8 @@
 """Requests in the run directory's ``control/``: to stop, and to dump stacks.
 
-Commands write them as files; the supervisor polls the folder and renames each file once the request is honoured. The
-folder is always listed, and single names are never looked up: NFS may cache for a while that a name does not exist.
+They are files, written by commands and by a sweep for its trials. The supervisor polls the folder and renames a file
+once its request is honoured. The folder is always listed, and single names are never looked up: NFS may cache for a
+while that a name does not exist.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ LOG = logging.getLogger(__name__)
 _HONOURED = "honoured-"
 """Prefix that is added to the file name of an honoured request."""
 _USERS = "stop-"
-"""File name prefix of a user's request to stop."""
+"""File name prefix of a request from a user or from a sweep's tuner."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StopRequest:
-    """A request to stop the ranks: in ``control/`` from users, in ``attempts/<n>/stop.json`` from the supervisor."""
+    """A request to stop the ranks: in ``control/`` to the supervisor, in ``attempts/<n>/stop.json`` to the ranks."""
 
     version: int = 1
     reason: Reason
     then: Literal["requeue", "pause", "finish", "cancel"]
     """requeue: save, exit and continue later; pause: save and exit; finish: leave the loop and run the code after it;
-    cancel: exit, and never continue."""
+    cancel: exit, and end the run."""
     time: float
     deadline: float | None = None
     """When the processes will be killed (seconds since the epoch); None if unknown."""
@@ -84,10 +85,10 @@ def leave_request(run: RunDir, request: StopRequest, *, name: str | None = None)
 
 
 def open_requests(run: RunDir, *, of_users: bool = False) -> list[tuple[str, StopRequest]]:
-    """Requests to stop that are not honoured yet, with their file names, oldest first.
+    """Requests to stop that have not been honoured yet, with their file names, oldest first.
 
     Args:
-        of_users: only requests of users, not those of a sweep worker to its trials.
+        of_users: without the requests of a sweep worker to its trials.
     """
     found = []
     for name in sorted(_names(run)):
@@ -150,11 +151,11 @@ def leave_stacks_request(run: RunDir) -> None:
     try:
         atomic_write(path, "", sync=False)
     except OSError as error:
-        raise RunDirectoryError(f"cannot write the request to {run.control}: {error.strerror}") from None
+        raise RunDirectoryError(f"cannot write the request for stacks to {run.control}: {error.strerror}") from None
 
 
 def stacks_requests(run: RunDir) -> list[str]:
-    """File names of requests for stacks that are not honoured yet."""
+    """File names of requests for stack dumps that have not been honoured yet."""
     return [name for name in _names(run) if name.startswith("stacks-")]
 
 

@@ -1,7 +1,7 @@
-"""Access to Slurm: the only code that runs its programs, and parsers for their output.
+"""Slurm's queries and commands as Python methods, and parsers for their output.
 
-The names below are imported on first use: ranks and supervisors start from a cold shared file system and need only the
-parser of host lists.
+The names below are imported on first use: ranks start from a cold shared file system and need only the parser of host
+lists.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 There are three kinds of failure:
 
-- ``ClusterError``: there is no Slurm on this machine, or Slurm rejected the request. The user can fix it.
-- ``None``, ``False`` or a missing key: Slurm has no record of the job, or no longer has one.
+- ``ClusterError``: there is no Slurm on this machine, or Slurm rejected a job or denied access. The user can fix it.
+- ``None``, ``False`` or a missing key: usually, Slurm has no record of the job, or no longer has one.
 - ``SlurmCommandError``: everything else, usually a controller that does not respond. A retry may succeed.
 """
 
@@ -45,7 +45,8 @@ class Slurm(Queries):
     def holding(self, descriptor: int) -> Slurm:
         """A copy of this object whose commands inherit the file ``descriptor``.
 
-        A lock on the file is held until the commands have exited, even if this process is killed.
+        A lock on the file is held until the commands have exited, even if this process is killed. Without effect if
+        commands do not run on this machine.
         """
         if not self.is_here:
             return self
@@ -70,7 +71,8 @@ class Slurm(Queries):
         Raises:
             ClusterError: there is no sbatch, or Slurm rejected the job; the message contains Slurm's error.
             SlurmUnreachable: no controller could be reached.
-            SlurmCommandError: the controller did not respond. It may still have accepted the job.
+            SlurmCommandError: the controller did not respond, or sbatch printed no job id. The job may still have been
+                accepted.
         """
         command = ["sbatch", "--parsable", *args, str(script), *words]
         base = os.environ if env is None else env
@@ -90,7 +92,7 @@ class Slurm(Queries):
 
         Raises:
             ClusterError: there is no sbatch.
-            SlurmCommandError: the controller did not respond.
+            SlurmCommandError: the controller did not respond, or sbatch printed no estimate.
         """
         command = ["sbatch", "--test-only", *args, str(script)]
         text = script.read_text(encoding="utf-8")

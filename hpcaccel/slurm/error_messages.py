@@ -75,12 +75,12 @@ def _partition_hint(stderr: str, partition_names: Callable[[], Sequence[str]]) -
 
 
 def is_unknown_job(stderr: str) -> bool:
-    """Whether the job is unknown to Slurm."""
+    """Whether the job is unknown to Slurm, according to its error."""
     return "Invalid job id" in stderr or "Invalid job array specification" in stderr
 
 
 def is_over(stderr: str) -> bool:
-    """Whether the job has ended or is unknown."""
+    """Whether the job has ended or is unknown, according to Slurm's error."""
     return is_unknown_job(stderr) or "already completing or completed" in stderr
 
 
@@ -106,5 +106,5 @@ def is_unreachable(stderr: str) -> bool:
 
 
 def has_no_accounting(stderr: str) -> bool:
-    """Whether the cluster runs without accounting."""
+    """Whether the cluster runs without accounting, according to an error of sacct or sacctmgr."""
     return "accounting storage is disabled" in stderr or "not running a supported accounting_storage" in stderr

@@ -101,7 +101,7 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def array_indices(text: str) -> list[int]:
-    """The pending indices of an array: ``1-5%2`` → [1, 2, 3, 4, 5], ``0,2-8:2`` → [0, 2, 4, 6, 8].
+    """The indices in an array's list: ``1-5%2`` → [1, 2, 3, 4, 5], ``0,2-8:2`` → [0, 2, 4, 6, 8].
 
     Raises:
         ValueError: the text does not have this form. Slurm truncates very long lists with ``...``.

@@ -82,7 +82,7 @@ def record_dependent(run: RunDir, *, dependent: RunDir, job_id: str) -> None:
 
 
 def update_dependents(slurm: Slurm, run: RunDir) -> list[str]:
-    """Make the jobs that depend on ``run`` wait for all of its current jobs.
+    """Update the dependency of each job that depends on ``run``, so that it waits for the run's current jobs.
 
     Returns:
         A message for each job that could not be updated.
@@ -100,7 +100,8 @@ def update_dependents(slurm: Slurm, run: RunDir) -> list[str]:
                 slurm.depend(line["job_id"], text)
         except (ClusterError, SlurmCommandError) as error:
             problems.append(
-                f"job {line['job_id']} depends on this run, but cannot be made to wait for its new job: {error}"
+                f"job {line['job_id']} depends on this run and may start too early, because its dependency could not "
+                f"be updated: {error}"
             )
     return problems
 

@@ -1,6 +1,6 @@
 """Run Slurm's programs, with a suitable environment and a time limit.
 
-A command is a list of arguments and never goes through a shell. Slurm reads defaults and filters for every command from
+A command is a list of arguments, not a line for a shell. Slurm reads defaults and filters for every command from
 environment variables, and sets about a hundred more inside a job. Queries must give the same output for every user, and
 a job submitted from inside another job must not inherit its size and layout. Both kinds of variables are removed here.
 """
@@ -106,7 +106,7 @@ def address(job_id: str) -> str:
         ValueError: ``job_id`` is not a job id. Slurm might read it as an option.
     """
     if not _ADDRESS.fullmatch(job_id):
-        raise ValueError(f"{job_id!r} is not a job ID: use a number, or <array>_<task> such as 46_3")
+        raise ValueError(f"{job_id!r} is not a job ID: use a number, <array>_<task> (46_3) or <job>+<component> (18+1)")
     return job_id
 
 
@@ -125,7 +125,7 @@ _INPUT_NAMES = {
     "nodes": "NUM_NODES",
     "output": "OUTPUT",
 }
-"""sbatch options whose SBATCH_ variable has another name than the option."""
+"""Names of SBATCH_ variables, without the prefix, by sbatch option. Other variables have the option's name."""
 
 
 def query_environment(base: Mapping[str, str]) -> dict[str, str]:
@@ -138,7 +138,7 @@ def submission_environment(base: Mapping[str, str], *, script: str) -> dict[str,
     """Environment for sbatch, without variables of a surrounding job and SBATCH_ variables that override the script.
 
     Outside a job, defaults of the site or the user (SBATCH_ACCOUNT in a profile) stay for options that the script does
-    not set.
+    not set, except SBATCH_ARRAY_INX.
 
     Args:
         script: the text of the batch script.
@@ -156,7 +156,7 @@ def submission_environment(base: Mapping[str, str], *, script: str) -> dict[str,
 
 
 def script_options(script: str) -> set[str]:
-    """Long options in the #SBATCH lines of a batch script."""
+    """The first long option of each #SBATCH line of a batch script."""
     return set(re.findall(r"(?m)^#SBATCH\s+--([a-z0-9-]+)", script))
 
 

@@ -24,7 +24,7 @@ def unmountable(mounts: Iterable[str]) -> str | None:
     for mount in mounts:
         if found := _SHELL_SIGNS.search(mount):
             return (
-                f"pyxis cannot mount {mount.split(':')[0]!r}: it passes the path to a shell without quoting, and the "
-                f"path contains {found[0]}"
+                f"pyxis cannot mount {mount!r}: it does not escape paths in its shell script, and the path contains "
+                f"{found[0]}"
             )
     return None

@@ -96,7 +96,7 @@ class Queries(Programs):
     def workers_of_script(self, script: Path) -> dict[int, str]:
         """Array tasks (``46_3``) of a sweep's script, by worker index.
 
-        ``%o`` ends with the script's argument, which is the worker index of the array's task 0.
+        ``%o`` ends with the script's argument, if it has one: the worker index of the array's task 0 (default: 0).
         """
         command = ["squeue", "--me", "--array", "--noheader", "--states=all", "--format=%F|%K|%o"]
         found: dict[int, str] = {}
@@ -154,7 +154,7 @@ class Queries(Programs):
         )
 
     def failed_nodes(self, nodes: Sequence[str]) -> list[str]:
-        """The nodes among ``nodes`` that are down or do not respond."""
+        """The nodes among ``nodes`` that are down, failing or not responding."""
         command = ["sinfo", "--exact", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N|%T"]
         return site_parsing.failed_nodes(self._output(command))
 

@@ -1,12 +1,12 @@
 """Cache of the queue: one squeue for all jobs of the user, shared between all of the user's processes.
 
 A result is valid for a minute (``HPCACCEL_QUEUE_SECONDS``). When it expires, one of the processes that need it runs
-squeue, and the others wait for the new result. After a change to the queue, only later results are valid.
+squeue, and the others wait for the new result. After hpcaccel has changed the queue, only later results are valid.
 
 A job that squeue does not list is not necessarily gone: squeue may have failed, or the controller has just started. For
-such jobs sacct runs once, then scontrol for each job without an end in the accounting. A job is gone only if the
-accounting records its end, or if the controller has no record of it and it was last seen more than ``MinJobAge`` ago:
-the time for which Slurm keeps an ended job, see slurm.conf(5). In all other cases its state is unknown.
+such jobs sacct runs once, then scontrol for jobs without an end in the accounting. If the controller has no record of
+the job, it is gone only if it was last seen more than ``MinJobAge`` ago: the time for which Slurm keeps an ended job,
+see slurm.conf(5). Else its state is unknown.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["SECONDS_VARIABLE", "CachedJob", "CachedJobs", "Queue"]
 SECONDS_VARIABLE = "HPCACCEL_QUEUE_SECONDS"
 DEFAULT_SECONDS = 60.0
 PAUSE_SECONDS = 2.0
-"""Shortest time between two runs of squeue, however often the queue changes."""
+"""Shortest time between two runs of squeue, however often the queue changes; less if results are valid for less."""
 QUERY_TIMEOUT_SECONDS = 20.0
 """Time limit of one command."""
 PATIENCE_SECONDS = 10.0
@@ -67,7 +67,8 @@ class Queue:
 
     Args:
         slurm: runs the queries. If it is not this machine's own Slurm, nothing is shared with other processes.
-        seconds: how long a result is valid. Default: ``HPCACCEL_QUEUE_SECONDS``, or a minute.
+        seconds: how long a result is valid. Default: ``HPCACCEL_QUEUE_SECONDS``, or a minute; for another machine's
+            Slurm, 0.
         files: the shared files. Default: those in the user's state folder.
 
     Raises:
@@ -93,7 +94,7 @@ class Queue:
 
         Args:
             after: seconds since the epoch; only results of queries after this time are used. Default: the last change
-                by a command of this user. 0.0: any valid result (for frequent calls).
+                that hpcaccel made for this user. 0.0: any valid result (for frequent calls).
             submitted: latest possible submission time of each job. A job does not count as gone before ``MinJobAge``
                 has passed since then.
         """
@@ -224,7 +225,7 @@ def _cached_job(cache: CachedQueue, job_id: str, submitted: float, note: str) ->
         return CachedJob(words="Slurm reports a job state that hpcaccel does not recognise", at=cache.asked)
     seen = cache.seen.get(job_id)
     last = "" if seen is None or seen.at <= submitted else f"; last seen {seen.state.value} at {_clock(seen.at)}"
-    why = note or (found.reason if found is not None else "") or "Slurm has not been queried since it was submitted"
+    why = note or (found.reason if found is not None else "") or "Slurm has not been queried since the submission"
     return CachedJob(words=why + last)
 
 

@@ -1,6 +1,6 @@
 """Contents of the queue cache: jobs from squeue, jobs that squeue does not list, and the file that stores both.
 
-A file that is unreadable, damaged or of another version counts as empty: everything can be queried again.
+A file that is damaged or of another version counts as empty: everything can be queried again.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ class CacheFile:
         self._signature: tuple[int, int] | None = None
 
     def read(self) -> CachedQueue:
-        """The newest contents; empty if unreadable. Returns the same object while the file is unchanged."""
+        """The newest contents; those of the last read if the file cannot be opened, empty if it is damaged. Returns the
+        same object while the file is unchanged."""
         if self._path is None:
             return self._last
         try:

@@ -27,13 +27,13 @@ from hpcaccel.core.user_state import state_home
 __all__ = ["QueueCacheFiles", "cluster_key", "note_change", "query_turn", "shared_files"]
 
 _IDENTIFYING = ("clustername", "controlmachine", "slurmctldhost", "slurmctldport", "statesavelocation")
-"""Keys of slurm.conf(5) that differ between clusters. SlurmctldHost was called ControlMachine before 18.08."""
+"""Keys of slurm.conf(5) whose values differ between clusters. SlurmctldHost was called ControlMachine before 18.08."""
 _USUAL_PATHS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
 """Usual paths of slurm.conf. slurmd writes the second one on a node without its own file ("configless")."""
 LOOK_SECONDS = 0.2
 """Interval at which a waiting process tries the lock."""
 STUCK_SECONDS = 150.0
-"""Age after which a held lock is ignored: no query takes this long, so its holder is probably suspended (Ctrl-Z)."""
+"""Age after which a held lock is ignored: queries rarely take so long, and its holder may be suspended (Ctrl-Z)."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class QueueCacheFiles:
 
     @property
     def change(self) -> Path:
-        """Time of the last change to the queue by a command of this user; older results are outdated."""
+        """Time of the last change that hpcaccel made to the queue for this user; older results are outdated."""
         return self.folder / f"{self.key}.changed"
 
     def changed(self) -> float:
@@ -100,7 +100,7 @@ def query_turn(lock: Path, *, has_result: Callable[[], bool], patience_seconds: 
         patience_seconds: longest wait for the lock.
 
     Yields:
-        True while this process holds the lock; False if another one has stored a result, or the wait timed out.
+        True if this process is to query Slurm; False if another one has stored a result, or the wait timed out.
     """
     try:
         fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -151,7 +151,7 @@ def partitions(text: str) -> list[PartitionInfo]:
 
 
 def failed_nodes(text: str) -> list[str]:
-    """Nodes that are down or do not respond (``down*``, ``idle*``), from ``sinfo --noheader --Node --format=%N|%T``."""
+    """Nodes that are down, failing or not responding (``idle*``), from ``sinfo --noheader --Node --format=%N|%T``."""
     cells = (line.partition("|") for line in text.splitlines())
     failed = (name for name, _, state in cells if state.lower().startswith(("down", "fail")) or state.endswith("*"))
     return list(dict.fromkeys(name.strip() for name in failed))

@@ -21,7 +21,7 @@ __all__ = [
 
 
 class JobState(str, Enum):
-    """Every state that squeue, sacct and scontrol print, and UNKNOWN for states of newer releases."""
+    """The states that squeue, sacct and scontrol print, and UNKNOWN for any other."""
 
     PENDING = "PENDING"
     EXPEDITING = "EXPEDITING"
@@ -58,12 +58,12 @@ class JobState(str, Enum):
 
     @property
     def is_pending(self) -> bool:
-        """Whether the job is in the queue, held jobs included. sacct reports REQUEUED for a job that is requeued."""
+        """Whether the job is in the queue, held jobs included. sacct reports REQUEUED for a job that was requeued."""
         return self in _PENDING
 
     @property
     def is_running(self) -> bool:
-        """Whether the job has nodes. SUSPENDED and STOPPED jobs count, because they continue later."""
+        """Whether the job has nodes and is not ending. SUSPENDED and STOPPED jobs count: they continue later."""
         return self in _RUNNING
 
     @property

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 PACE_WINDOW = 50
-"""Number of logged lines from which the pace of a run is computed."""
+"""Maximum number of logged lines from which the pace of a run is computed."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Metrics:
     last: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Step and value written last, for each name."""
     last_step: dict[int, int] = field(default_factory=dict)
-    """The last step of each attempt."""
+    """The step logged last in each attempt."""
     logged: dict[int, LoggedSteps] = field(default_factory=dict)
     """The first and the largest step of each attempt."""
     recent: deque[Line] = field(default_factory=lambda: deque(maxlen=PACE_WINDOW))
@@ -99,8 +99,7 @@ class Attempt:
 
     @property
     def resumed_step(self) -> int | None:
-        """The step that the attempt resumed from, 0 at the start of the training; None if its training loop is not
-        known to have started."""
+        """The step that the attempt resumed from (0 at the start of the training); None if unknown."""
         return self.steps.from_step
 
 
@@ -130,7 +129,7 @@ def read_progress(run: RunDir, attempt: int) -> Progress | None:
 
 
 def total_steps(attempts: Sequence[Attempt]) -> int | None:
-    """Total number of steps, from the newest attempt that reports it."""
+    """Total number of steps, from the newest attempt with a progress record; None if unknown."""
     return next((a.progress.total_steps for a in reversed(attempts) if a.progress is not None), None)
 
 

@@ -108,7 +108,7 @@ def _state(one: CheckpointRow) -> Styled:
 
 @dataclass(frozen=True)
 class CheckpointPart:
-    """The tensors of one object, such as ``models.0`` or ``optimizers.0``."""
+    """Number and total size of the tensors of one object, such as ``models.0`` or ``optimizers.0``."""
 
     name: str
     tensors: int
@@ -134,8 +134,12 @@ def _part_of(key: str) -> str:
 
 def print_checkpoint(one: CheckpointRow, contents: Contents, *, stream: TextIO | None = None) -> None:
     facts = [(label, clean(value)) for label, value in _facts(one)]
-    facts += [(clean(part.name), f"{size(part.bytes)} in {part.tensors} tensors") for part in parts(contents)]
+    facts += [(clean(part.name), _size_in(part.bytes, part.tensors, "tensor")) for part in parts(contents)]
     print_facts(facts, console=console_for(stream))
+
+
+def _size_in(count: int, number: int, noun: str) -> str:
+    return f"{size(count)} in {number} {noun}{'' if number == 1 else 's'}"
 
 
 def _guarantee(manifest: dict[str, Any]) -> str:
@@ -154,7 +158,7 @@ def _facts(one: CheckpointRow) -> list[tuple[str, str]]:
         ("ranks", str(found.get("world_size", "-"))),
         ("written by", ", ".join(versions)),
         ("processor", str(found.get("processor", "-"))),
-        ("size", f"{size(found.get('bytes', 0))} in {len(found.get('files', ()))} files"),
+        ("size", _size_in(found.get("bytes", 0), len(found.get("files", ())), "file")),
     ]
     if one.pinned:
         rows.append(("pinned", "yes, never deleted"))

@@ -18,7 +18,7 @@ PARTS: dict[str, str] = {
     "training": "steps that contribute to the result, at their median time",
     "slow": "time of these steps above the median, including evaluation between steps",
     "stall": "training was blocked by saves",
-    "lost": "steps that had to be repeated",
+    "lost": "steps that were lost, at their median time",
     "queue": "waiting for nodes",
     "launch": "setup and start of the processes",
     "imports": "imports, until Accelerator() is created",
@@ -78,7 +78,7 @@ def split(span: AttemptSpan, *, kept: int | None) -> AttemptWork:
     """Split the time of one attempt.
 
     Args:
-        kept: last step that was not repeated later; None: no step was repeated.
+        kept: last step that was not lost; None: no step was lost.
     """
     parts = _Parts(span.start.time, max(span.start.time, span.ended))
     times = span.timing

@@ -103,7 +103,8 @@ def interval_lines(interval: Interval) -> Iterator[str]:
         return
     every = precise_duration(interval.suggested_seconds)
     share = percent(interval.cost(interval.suggested_seconds))
-    yield f"checkpoint interval: every {interval.suggested_steps} steps ({every}) costs least, {share} of the time"
+    steps = _steps(interval.suggested_steps or 1)
+    yield f"checkpoint interval: every {steps} ({every}) costs least, {share} of the time"
     often = "interruption" if interval.interruptions == 1 else "interruptions"
     yield (
         f"  based on {numbers}; {interval.interruptions} {often}, one per "
@@ -113,13 +114,17 @@ def interval_lines(interval: Interval) -> Iterator[str]:
         yield f"  {_present(interval)}"
 
 
+def _steps(count: int) -> str:
+    return "step" if count <= 1 else f"{count} steps"
+
+
 def _present(interval: Interval) -> str:
     if interval.present_seconds is None:
-        return "this run saves only at the end: set checkpoint.every_steps"
-    steps = round(interval.present_seconds / interval.step_seconds)
+        return "this run saves only when it stops or ends: set checkpoint.every_steps"
+    steps = _steps(round(interval.present_seconds / interval.step_seconds))
     share = percent(min(1.0, interval.cost(interval.present_seconds)))
     often = "far too often" if interval.present_seconds < (interval.suggested_seconds or 0) else "far too rarely"
     return (
-        f"this run saves {often}, every {steps} steps, which costs {share} of the time: set checkpoint.every_steps "
+        f"this run saves {often}, every {steps}, which costs {share} of the time: set checkpoint.every_steps "
         f"to {interval.suggested_steps}"
     )

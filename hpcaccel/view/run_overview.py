@@ -47,9 +47,9 @@ class Overview:
     checkpoint: str | None
     checkpoint_step: int | None
     slow_ranks: list[dict[str, Any]] = field(default_factory=list)
-    """Slow ranks of the newest attempt: rank, node, and ratio to the median of all ranks."""
+    """Slow ranks of the newest attempt: rank, node, and ratio of the rank's own time to the median of all ranks."""
     ettr: float | None = None
-    """Share of all time spent in training; None with fewer than two attempts."""
+    """Share of all time, except pauses, spent in training; None with fewer than two attempts."""
     goodput: float | None = None
     """Share of the time with nodes spent in training."""
     error_class: str = ""

@@ -62,9 +62,9 @@ class StackGroup:
     ranks: tuple[int, ...]
     nodes: tuple[str, ...]
     calls: tuple[str, ...]
-    """Calls, innermost first; empty for ranks without a dump."""
+    """Calls, innermost first; empty if the main thread runs no Python code."""
     waits: bool
-    """Whether the ranks are waiting for each other or for their device."""
+    """Whether the ranks are waiting for other ranks or for their device, judging by their innermost calls."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

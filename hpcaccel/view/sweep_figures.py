@@ -59,7 +59,7 @@ def draw_history(axes: Axes, data: SweepData) -> None:
 
 
 def draw_curves(axes: Axes, data: SweepData) -> None:
-    """Draw the metric of each trial by step."""
+    """Draw the metric by step for the trials in ``data.lines``."""
     for trial in data.trials:
         points = data.curves.get(trial.number)
         if not points or trial.number not in data.lines or (data.best is not None and trial.number == data.best.number):
@@ -121,7 +121,7 @@ def draw_importances(axes: Axes, data: SweepData) -> None:
 
 
 def draw_front(axes: Axes, data: SweepData) -> None:
-    """Draw two metrics against each other."""
+    """Draw the first two metrics of each complete trial, and the Pareto front."""
     complete = data.with_value("complete")
     costs = {trial.number: data.goal.cost(trial.values or ()) for trial in complete}
     front = [trial for trial in complete if not any(_beats(other, costs[trial.number]) for other in costs.values())]
@@ -167,7 +167,7 @@ PANELS = (
     ),
     Panel(
         title="Front",
-        about="The first two metrics of each trial, and the Pareto front.",
+        about="The first two metrics of each complete trial, and the Pareto front.",
         draw=draw_front,
         wanted=lambda data: len(data.goal.metrics) > 1,
     ),
@@ -190,7 +190,7 @@ def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def _value_axis(axes: Axes, data: SweepData) -> None:
-    """Label the value axis, with a logarithmic scale if the values differ by more than a factor of 20."""
+    """Label the value axis, with a logarithmic scale for positive values that differ by more than a factor of 20."""
     axes.set_ylabel(data.metric)
     values = [value_of(trial) for trial in data.with_value("complete", "pruned")]
     if values and min(values) > 0 and max(values) > 20 * min(values):

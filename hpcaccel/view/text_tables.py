@@ -1,6 +1,6 @@
 """Draws tables that fit the terminal: columns are shortened or left out in a given order; names are never cut.
 
-If the output is not a terminal, nothing is left out or wrapped, and no line ends in blanks.
+Without a terminal (see ``has_a_terminal``), nothing is left out or wrapped. No line ends in blanks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WORD = re.compile(r"\s*\S+|\s+$")
 
 
 class Styled(NamedTuple):
-    """A cell in a colour."""
+    """A cell with a style of rich, such as a colour."""
 
     text: str
     style: str

@@ -45,7 +45,7 @@ class Interval:
 
     saves: int
     save_cost_seconds: float
-    """Mean time for which a save blocks training."""
+    """Mean time for which a periodic save blocks training; of all saves if none was periodic."""
     interruptions: int
     """Attempts that failed, were lost, or lost steps."""
     seconds_between_interruptions: float | None
@@ -55,7 +55,7 @@ class Interval:
     """√(2 · save cost · time between interruptions)"""
     suggested_steps: int | None
     present_seconds: float | None
-    """The interval in the spec; None: the run saves only when it ends."""
+    """The interval in the spec; None: the run saves only when it stops or ends."""
 
     @property
     def far_off(self) -> bool:
@@ -79,13 +79,13 @@ class TimeReport:
     name: str
     state: str
     seconds: dict[str, float]
-    """All time since the submission, by part."""
+    """All time since the submission, by part; for an array, the sum of its tasks."""
     steps: int
     """Number of steps that were not lost."""
     steps_lost: int
     attempts: list[AttemptReport] = field(default_factory=list)
     interval: Interval | None = None
-    """None if no step time or no save was recorded."""
+    """None if no step time or no save was recorded, and for an array."""
     tasks: list[TimeReport] = field(default_factory=list)
 
     @property

@@ -47,7 +47,7 @@ class Snapshot:
 
 
 class BackgroundQuery:
-    """A status query whose result is cached for some seconds.
+    """A status query whose result is reused for a few seconds.
 
     Args:
         query: reads the state of the run from the scheduler and the run directory.
@@ -191,7 +191,7 @@ def state_line(snapshot: Snapshot) -> str:
 
 def facts(snapshot: Snapshot) -> list[str]:
     """Texts for a progress line, in this order: ``step 120/400``, ``loss 2.413``, ``12.3k tokens/s``, ``1m 20s left``.
-    Unknown ones are left out."""
+    Unknown ones are left out, and only the first ``_SHOWN_VALUES`` values are shown."""
     found = [] if snapshot.step is None else [f"step {step_of(snapshot.step, snapshot.total_steps)}"]
     names = [name for name in _SHOWN_FIRST if name in snapshot.values]
     names += [name for name in snapshot.values if name not in names]

@@ -117,7 +117,7 @@ def test_job_newer_than_cached_result_is_queried(slurm: Any, files: QueueCacheFi
     slurm.jobs["3"] = JobInfo(job_id="3", state=JobState.PENDING)
     new = {"3": clock.time()}
     waiting = one(queue, "3", submitted=new, after=0.0)
-    assert (waiting.state, waiting.words) == (JobState.UNKNOWN, "Slurm has not been queried since it was submitted")
+    assert (waiting.state, waiting.words) == (JobState.UNKNOWN, "Slurm has not been queried since the submission")
     assert one(queue, "3", submitted=new).state is JobState.PENDING
     assert slurm.calls == ["queue", "queue"]
 

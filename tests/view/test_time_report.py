@@ -239,10 +239,10 @@ def interval(**facts: Any) -> Interval:
         ({"suggested_seconds": None, "seconds_between_interruptions": None}, "this run was never interrupted"),
         ({"present_seconds": 12.0}, "far too often, every 24 steps"),
         ({"present_seconds": 1200.0}, "far too rarely, every 2400 steps"),
-        ({"present_seconds": None}, "this run saves only at the end"),
+        ({"present_seconds": None}, "this run saves only when it stops or ends"),
         ({}, "every 240 steps (2m 00s) costs least, 3.3 % of the time"),
     ],
 )
 def test_interval_lines_suggest_how_often_to_save(facts: dict[str, Any], words: str) -> None:
     assert words in "\n".join(interval_lines(interval(**facts)))
-    assert interval(**facts).far_off is ("far too" in words or "only at the end" in words)
+    assert interval(**facts).far_off is ("far too" in words or "stops or ends" in words)
