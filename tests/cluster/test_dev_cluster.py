@@ -128,7 +128,7 @@ def test_up_restarts_a_cluster_whose_daemons_were_all_killed(new_root: Path) -> 
             if name != "sleep":  # the job's own process stays alive: `up` has to find it
                 os.kill(pid, signal.SIGKILL)
     assert program("status", "--root", str(new_root), check=False).returncode == 1
-    assert "what a crash left" in program("up", "--root", str(new_root), "--nodes", "1").stderr
+    assert "cleaning up after a crash" in program("up", "--root", str(new_root), "--nodes", "1").stderr
     assert not _runs(before["sleep"][0])
     second = Cluster.at(new_root)
     assert second.run("srun", "hostname").stdout.split() == second.nodes

@@ -92,7 +92,7 @@ def test_ranks_are_found_in_srun_and_torchrun_steps_of_a_batch_job(
     whole = cases.found("whole")
     assert len(whole) == 2, said
     for rank in whole:
-        assert "this Slurm task sees 2 GPUs and would use one of them" in rank["error"]
+        assert "this Slurm task sees 2 GPUs but would use only one of them" in rank["error"]
         assert "launcher: torchrun" in rank["error"]
 
     torchrun = cases.places("torchrun")  # which node is the first is torchrun's choice

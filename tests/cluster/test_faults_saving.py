@@ -59,7 +59,8 @@ def test_rank_killed_during_a_save_leaves_only_complete_checkpoints(
 
 def test_ten_crashes_with_keep_one_always_leave_a_checkpoint(scenario: Scenario, assert_exact: Exact) -> None:
     dice = random.Random(0)
-    scenario.train("--pause", "0.2", "--always", checkpoint={"every_steps": 2, "keep": 1}, resilience=EVER)
+    sections = {"checkpoint": {"every_steps": 2, "keep": 1}, "slurm": {"time": 60}, "resilience": EVER}
+    scenario.train("--pause", "0.2", "--always", **sections)
     saved = 0
     for number in range(10):
         saved = scenario.wait_for_checkpoint(after=saved)
